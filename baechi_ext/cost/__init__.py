@@ -1,0 +1,6 @@
+"""What ops and transfers cost: profiles, and the line through a link's samples."""
+
+from baechi_ext.cost.communication import LinkFit, fit_link
+from baechi_ext.cost.profile import OpProfile, Profile, attach_costs
+
+__all__ = ["LinkFit", "OpProfile", "Profile", "attach_costs", "fit_link"]

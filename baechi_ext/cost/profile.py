@@ -1,0 +1,129 @@
+"""Profile: measured costs per op, with the raw samples; `attach_costs` puts them on a graph."""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from baechi_ext.errors import MismatchError, ProfileError
+from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
+from baechi_ext.ir.numbers import as_bytes, as_number
+from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.ir.plan import require_same_graph
+
+
+@dataclass(frozen=True, slots=True)
+class OpProfile:
+    """What one op was seen to take. `samples_us` are the timed repeats, warm-up left out."""
+
+    samples_us: tuple[float, ...]
+    output_bytes: int | float = 0
+    temporary_bytes: int | float = 0
+    persistent_bytes: int | float = 0
+
+    @property
+    def min_us(self) -> float:
+        return min(self.samples_us)
+
+    @property
+    def median_us(self) -> float:
+        return statistics.median(self.samples_us)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The costs of every op of one graph, keyed by op id, and how they were measured."""
+
+    graph_fingerprint: str
+    op_digests: Mapping[str, str]
+    clock: str
+    """"thread_cpu" (CPU time of the op's thread) or "cuda_event"."""
+    warmup: int
+    ops: Mapping[str, OpProfile]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "graph_fingerprint": self.graph_fingerprint,
+            "clock": self.clock,
+            "warmup": self.warmup,
+            "metadata": dict(self.metadata),
+            "op_digests": dict(self.op_digests),
+            "ops": {
+                id_: {
+                    "compute_us": p.min_us,
+                    "median_us": p.median_us,
+                    "samples_us": list(p.samples_us),
+                    "output_bytes": p.output_bytes,
+                    "temporary_bytes": p.temporary_bytes,
+                    "persistent_bytes": p.persistent_bytes,
+                }
+                for id_, p in self.ops.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any], graph: OpGraph) -> "Profile":
+        """The profile in a parsed profile file. Raises ProfileError, or MismatchError where it is of another graph than `graph`."""
+        ops = value.get("ops")
+        if not isinstance(ops, dict):
+            raise ProfileError('the profile has no object "ops"')
+        require_same_graph(graph, value, "profile", set(ops))
+        return cls(
+            graph_fingerprint=graph.fingerprint,
+            op_digests=dict(zip(graph.index, graph.op_digests, strict=True)),
+            clock=str(value.get("clock", "")),
+            warmup=int(as_number(value.get("warmup", 0), "warmup", ProfileError)),
+            ops={op.id: _op_from_json(op.id, ops[op.id]) for op in graph.ops},
+            metadata=value.get("metadata") or {},
+        )
+
+    def save(self, path: str | Path) -> None:
+        write_json(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path, graph: OpGraph) -> "Profile":
+        """Raises FileError, ProfileError or MismatchError."""
+        value = read_json(path, "profile")
+        try:
+            return cls.from_json(value, graph)
+        except (ProfileError, MismatchError) as e:
+            raise type(e)(f"{path}: {e}") from e
+
+
+def _op_from_json(id_: str, value: Any) -> OpProfile:
+    if not isinstance(value, dict):
+        raise ProfileError(f"the profile of op {id_!r} is {value!r}; expected an object")
+    samples = value.get("samples_us")
+    if not isinstance(samples, list) or not samples:
+        raise ProfileError(f'the profile of op {id_!r} has no "samples_us"; profile again')
+    sizes = {
+        name: as_bytes(value.get(name, 0), f"{name} of op {id_!r}", ProfileError)
+        for name in ("output_bytes", "temporary_bytes", "persistent_bytes")
+    }
+    return OpProfile(tuple(as_number(s, f"a sample of op {id_!r}", ProfileError) for s in samples), **sizes)
+
+
+def attach_costs(graph: OpGraph, profile: Profile) -> OpGraph:
+    """The graph with each op's time (the minimum of its samples) and bytes from `profile`.
+
+    The minimum: on a shared machine other programs only ever add to a sample, and it repeats best from run to run.
+    Raises ProfileError where an op has no profile.
+    """
+    ops = []
+    for op in graph.ops:
+        costs = profile.ops.get(op.id)
+        if costs is None:
+            raise ProfileError(f"the profile has no op {op.id!r}; profile this graph again")
+        ops.append(
+            replace(
+                op,
+                compute_us=costs.min_us,
+                output_bytes=costs.output_bytes,
+                temporary_bytes=costs.temporary_bytes,
+                persistent_bytes=costs.persistent_bytes,
+            )
+        )
+    return graph.replace_ops(ops)

@@ -1,0 +1,31 @@
+"""Grouping: a coarse graph and the way back. A grouper returns one; a placer places the coarse graph; `expand` undoes it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from baechi_ext.ir.op_graph import OpGraph
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """`members[g]` are the fine op positions of coarse op `g`, in topological order; each fine op stands in exactly one."""
+
+    fine: OpGraph
+    coarse: OpGraph
+    members: tuple[tuple[int, ...], ...]
+
+    def expand(self, values: Sequence[T]) -> tuple[T, ...]:
+        """One value per coarse op (a device, a priority) -> one per fine op: each member takes its group's."""
+        expanded: list[T | None] = [None] * len(self.fine)
+        for value, group in zip(values, self.members, strict=True):
+            for v in group:
+                expanded[v] = value
+        return tuple(expanded)  # type: ignore[arg-type] - every fine op stands in a group
+
+
+def identity(graph: OpGraph) -> Grouping:
+    """Every op its own group."""
+    return Grouping(graph, graph, tuple((v,) for v in range(len(graph))))

@@ -1,0 +1,162 @@
+"""Cluster: the devices, what they hold and how fast they are, and the links between them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from baechi_ext.errors import ClusterError
+from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
+from baechi_ext.ir.numbers import as_bytes, as_number
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    name: str
+    memory_bytes: int | float | None = None
+    """None: unlimited."""
+    speed: float = 1.0
+    """An op takes compute_us / speed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What moving a tensor costs. The first two take time on the link, the others on the sending and receiving device."""
+
+    us_per_byte: float = 0.0
+    latency_us: float = 0.0
+    send_us: float = 0.0
+    send_us_per_byte: float = 0.0
+    receive_us: float = 0.0
+    receive_us_per_byte: float = 0.0
+
+    def transfer_us(self, size: float) -> float:
+        return self.latency_us + size * self.us_per_byte
+
+    def sending_us(self, size: float) -> float:
+        return self.send_us + size * self.send_us_per_byte
+
+    def receiving_us(self, size: float) -> float:
+        return self.receive_us + size * self.receive_us_per_byte
+
+    def to_json(self) -> dict[str, float]:
+        costs = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {k: v for k, v in costs.items() if v or k in ("us_per_byte", "latency_us")}
+
+    @classmethod
+    def from_json(cls, value: Any, what: str) -> "Link":
+        if not isinstance(value, dict):
+            raise ClusterError(f"{what} is {value!r}; expected an object")
+        for key in ("us_per_byte", "latency_us"):
+            if value.get(key) is None:
+                raise ClusterError(f'{what} has no "{key}"')
+        return cls(**{f.name: as_number(value.get(f.name, 0.0), f"{f.name} of {what}", ClusterError) for f in fields(cls)})
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Devices and directed links. `link(i, j)` is the link from device i to device j.
+
+    Raises ClusterError where there is no device, a name stands twice, a speed is not positive, or a pair names an unknown device.
+    """
+
+    devices: tuple[Device, ...]
+    default: Link = Link()
+    pairs: Mapping[tuple[str, str], Link] = field(default_factory=dict)
+    parallel_transfers: bool = False
+    """False: each device has one outgoing and one incoming copy channel."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pairs", MappingProxyType(dict(self.pairs)))
+        if not self.devices:
+            raise ClusterError("the cluster has no device; give it at least one")
+        names = [d.name for d in self.devices]
+        for i, device in enumerate(self.devices):
+            if device.name in names[:i]:
+                raise ClusterError(f"device name {device.name!r} stands twice; give every device its own name")
+            if not device.speed > 0:
+                raise ClusterError(f"device {device.name!r} has speed {device.speed!r}; expected a positive number")
+        for pair in self.pairs:
+            for end in pair:
+                if end not in names:
+                    raise ClusterError(f"link {pair[0]!r} -> {pair[1]!r}: {end!r} is not a device; the devices are {', '.join(names)}")
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    def link(self, source: int, target: int) -> Link:
+        return self.pairs.get((self.devices[source].name, self.devices[target].name), self.default)
+
+    def link_table(self) -> tuple[tuple[Link, ...], ...]:
+        """`table[i][j]` is the link from device i to device j: for loops that ask often."""
+        return tuple(tuple(self.link(i, j) for j in range(len(self))) for i in range(len(self)))
+
+    @classmethod
+    def uniform(
+        cls,
+        num_devices: int,
+        *,
+        memory_bytes: int | float | None = None,
+        link: Link = Link(),  # noqa: B008 - frozen
+        parallel_transfers: bool = False,
+        prefix: str = "device",
+    ) -> "Cluster":
+        """`num_devices` equal devices named prefix:0, prefix:1, ... with equal links."""
+        if num_devices < 1:
+            raise ClusterError(f"the number of devices is {num_devices}; expected at least 1")
+        devices = tuple(Device(f"{prefix}:{i}", memory_bytes) for i in range(num_devices))
+        return cls(devices, link, parallel_transfers=parallel_transfers)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "devices": [{"name": d.name, "memory_bytes": d.memory_bytes, "speed": d.speed} for d in self.devices],
+            "links": {
+                "default": self.default.to_json(),
+                "pairs": [{"source": s, "target": d, **link.to_json()} for (s, d), link in self.pairs.items()],
+            },
+            "parallel_transfers": self.parallel_transfers,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Cluster":
+        """Raises ClusterError."""
+        if not isinstance(value, dict) or not isinstance(value.get("devices"), list):
+            raise ClusterError('a cluster needs a list "devices"')
+        links = value.get("links", {})
+        if not isinstance(links, dict) or "default" not in links or not isinstance(links.get("pairs", []), list):
+            raise ClusterError('a cluster needs "links" with a "default" link and, if it likes, a list "pairs"')
+        pairs = {}
+        for i, pair in enumerate(links.get("pairs", [])):
+            if not isinstance(pair, dict) or "source" not in pair or "target" not in pair:
+                raise ClusterError(f"link pair {i} is {pair!r}; expected an object with source and target")
+            ends = str(pair["source"]), str(pair["target"])
+            pairs[ends] = Link.from_json(pair, f"link {ends[0]!r} -> {ends[1]!r}")
+        parallel = value.get("parallel_transfers", False)
+        if not isinstance(parallel, bool):
+            raise ClusterError(f'"parallel_transfers" is {parallel!r}; expected true or false')
+        devices = tuple(_device_from_json(d, i) for i, d in enumerate(value["devices"]))
+        return cls(devices, Link.from_json(links["default"], "the default link"), pairs, parallel)
+
+    def save(self, path: str | Path) -> None:
+        write_json(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Cluster":
+        """Raises FileError or ClusterError."""
+        try:
+            return cls.from_json(read_json(path, "cluster"))
+        except ClusterError as e:
+            raise ClusterError(f"{path}: {e}") from e
+
+
+def _device_from_json(value: Any, position: int) -> Device:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise ClusterError(f'device {position} is {value!r}; expected an object with a string "name"')
+    name, memory = value["name"], value.get("memory_bytes")
+    return Device(
+        name=name,
+        memory_bytes=None if memory is None else as_bytes(memory, f"memory_bytes of device {name!r}", ClusterError),
+        speed=as_number(value.get("speed", 1.0), f"speed of device {name!r}", ClusterError),
+    )

@@ -1,0 +1,28 @@
+"""Checks on the numbers that come in from files and flags."""
+
+import math
+from typing import Any
+
+
+def as_number(value: Any, what: str, error: type[Exception], *, minimum: float = 0.0) -> float:
+    """`value` as a finite float of at least `minimum`; otherwise raises `error` with a message that opens with `what`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise error(f"{what} is {value!r}; expected a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise error(f"{what} is {value!r}; expected a finite number")
+    if number < minimum:
+        raise error(f"{what} is {value!r}; expected at least {minimum:g}")
+    return number
+
+
+def as_bytes(value: Any, what: str, error: type[Exception]) -> int | float:
+    """`value` as a non-negative number of bytes, an int where it is whole; otherwise raises `error`.
+
+    Fractions are allowed because published graphs are often rescaled.
+    """
+    number = as_number(value, what, error)
+    return value if isinstance(value, int) else int(number) if number.is_integer() else number

@@ -1,0 +1,323 @@
+"""OpGraph: the operators of one training step, their costs, and the tensors between them."""
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from baechi_ext.errors import GraphError
+from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
+from baechi_ext.ir.numbers import as_bytes, as_number
+
+PHASES = ("forward", "backward", "update")
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator. Ops with the same `colocation` string run on the same device."""
+
+    id: str
+    op: str = ""
+    """What it computes, e.g. "aten.convolution"."""
+    phase: str = "forward"
+    """forward, backward or update."""
+    compute_us: float = 0.0
+    """Time on a device of speed 1."""
+    persistent_bytes: int | float = 0
+    """Held for the whole step: parameters, buffers, optimizer state."""
+    output_bytes: int | float = 0
+    """All outputs; what exceeds the op's tensors is held only while it runs."""
+    temporary_bytes: int | float = 0
+    """Held only while it runs."""
+    colocation: str | None = None
+    expert: int | None = None
+    """A device index, taken modulo the number of devices."""
+    forward_op: str | None = None
+    """For a backward or update op, the forward op it belongs to (where known)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One output of one op, and the ops that read it (indices into `OpGraph.ops`)."""
+
+    producer: int
+    name: str
+    bytes: int | float
+    readers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OpGraph:
+    """A directed acyclic graph of ops. Build it with `from_edges` or `from_json`; both validate.
+
+    The tables below are derived: `inputs[v]` and `outputs[v]` are tuples of indices into `tensors`, in file order.
+    """
+
+    ops: tuple[Op, ...]
+    tensors: tuple[Tensor, ...]
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+    name: str = ""
+    framework: str = ""
+    given_fingerprint: str | None = None
+
+    @classmethod
+    def from_edges(
+        cls,
+        ops: Sequence[Op],
+        edges: Iterable[tuple[str, str, int | float, str]],
+        *,
+        name: str = "",
+        framework: str = "",
+        given_fingerprint: str | None = None,
+    ) -> "OpGraph":
+        """The graph of `ops` and `(source id, target id, bytes, tensor name)` edges, one per tensor and reader.
+
+        Raises GraphError on a duplicate id, an unknown node, two sizes for one tensor, or a cycle.
+        """
+        index: dict[str, int] = {}
+        for position, op in enumerate(ops):
+            if op.id in index:
+                raise GraphError(
+                    f"op id {op.id!r} stands twice, at positions {index[op.id]} and {position}; "
+                    f"give every op its own id (ids are compared as strings)"
+                )
+            index[op.id] = position
+        number: dict[tuple[int, str], int] = {}
+        sizes: list[int | float] = []
+        readers: list[dict[int, None]] = []
+        inputs: list[list[int]] = [[] for _ in ops]
+        outputs: list[list[int]] = [[] for _ in ops]
+        for source, target, size, tensor in edges:
+            for end, role in ((source, "source"), (target, "target")):
+                if end not in index:
+                    raise GraphError(f"edge {source!r} -> {target!r}: its {role} {end!r} is not an op; add the op or drop the edge")
+            s, d = index[source], index[target]
+            t = number.get((s, tensor))
+            if t is None:
+                t = number[s, tensor] = len(sizes)
+                sizes.append(size)
+                readers.append({})
+                outputs[s].append(t)
+            elif sizes[t] != size:
+                raise GraphError(
+                    f"tensor {tensor!r} of op {source!r} has two sizes, {sizes[t]} and {size} bytes (edge to {target!r}); "
+                    f"give its edges the same bytes or different tensor names"
+                )
+            if d not in readers[t]:
+                readers[t][d] = None
+                inputs[d].append(t)
+        names = [""] * len(sizes)
+        producers = [0] * len(sizes)
+        for (s, tensor), t in number.items():
+            names[t], producers[t] = tensor, s
+        graph = cls(
+            ops=tuple(ops),
+            tensors=tuple(Tensor(producers[t], names[t], sizes[t], tuple(readers[t])) for t in range(len(sizes))),
+            inputs=tuple(map(tuple, inputs)),
+            outputs=tuple(map(tuple, outputs)),
+            name=name,
+            framework=framework,
+            given_fingerprint=given_fingerprint,
+        )
+        if len(graph.order) != len(graph.ops):
+            cycle = graph._find_cycle()
+            shown = " -> ".join(repr(graph.ops[v].id) for v in cycle[:8]) + (" -> ..." if len(cycle) > 8 else f" -> {graph.ops[cycle[0]].id!r}")
+            raise GraphError(f"the graph has a cycle of {len(cycle)} ops: {shown}; remove one of its edges")
+        return graph
+
+    def __len__(self) -> int:
+        return len(self.ops)
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Op id -> position in `ops`."""
+        return {op.id: v for v, op in enumerate(self.ops)}
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """Op positions in topological order (Kahn's algorithm, first in first out, sources in file order)."""
+        missing = [len(i) for i in self.inputs]
+        queue = deque(v for v, k in enumerate(missing) if k == 0)
+        order: list[int] = []
+        while queue:
+            v = queue.popleft()
+            order.append(v)
+            for t in self.outputs[v]:
+                for w in self.tensors[t].readers:
+                    missing[w] -= 1
+                    if missing[w] == 0:
+                        queue.append(w)
+        return tuple(order)
+
+    @cached_property
+    def predecessors(self) -> tuple[tuple[int, ...], ...]:
+        """For each op, the distinct ops it reads from, in file order."""
+        return tuple(tuple(dict.fromkeys(self.tensors[t].producer for t in i)) for i in self.inputs)
+
+    @cached_property
+    def successors(self) -> tuple[tuple[int, ...], ...]:
+        """For each op, the distinct ops that read from it."""
+        return tuple(tuple(dict.fromkeys(w for t in o for w in self.tensors[t].readers)) for o in self.outputs)
+
+    @cached_property
+    def groups(self) -> dict[str, tuple[int, ...]]:
+        """Colocation string -> positions of its ops, in file order."""
+        groups: dict[str, list[int]] = {}
+        for v, op in enumerate(self.ops):
+            if op.colocation is not None:
+                groups.setdefault(op.colocation, []).append(v)
+        return {name: tuple(members) for name, members in groups.items()}
+
+    @cached_property
+    def op_digests(self) -> tuple[str, ...]:
+        """A short digest per op over its id, op, phase, colocation and in-edges with tensor and bytes; costs are left out."""
+        digests = []
+        for v, op in enumerate(self.ops):
+            edges = [(self.ops[self.tensors[t].producer].id, self.tensors[t].name, self.tensors[t].bytes) for t in self.inputs[v]]
+            text = json.dumps([op.id, op.op, op.phase, op.colocation, edges], ensure_ascii=True)
+            digests.append(hashlib.sha256(text.encode()).hexdigest()[:12])
+        return tuple(digests)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The one its file gave, else SHA-256 over the ops' digests in file order."""
+        return self.given_fingerprint or hashlib.sha256(" ".join(self.op_digests).encode()).hexdigest()
+
+    def total_compute_us(self) -> float:
+        return sum(op.compute_us for op in self.ops)
+
+    def replace_ops(self, ops: Sequence[Op]) -> "OpGraph":
+        """The same graph with other costs or colocation on the same op ids."""
+        if [op.id for op in ops] != [op.id for op in self.ops]:
+            raise GraphError("replace_ops needs the same op ids in the same order")
+        same = all(a.colocation == b.colocation and a.op == b.op and a.phase == b.phase for a, b in zip(ops, self.ops, strict=True))
+        return replace(self, ops=tuple(ops), given_fingerprint=self.given_fingerprint if same else None)
+
+    def _find_cycle(self) -> list[int]:
+        """The ops of one cycle in edge direction; every op left over by Kahn's algorithm has a leftover predecessor."""
+        done = set(self.order)
+        v = next(v for v in range(len(self.ops)) if v not in done)
+        seen: dict[int, int] = {}
+        path: list[int] = []
+        while v not in seen:
+            seen[v] = len(path)
+            path.append(v)
+            v = next(p for p in self.predecessors[v] if p not in done)
+        return path[seen[v] :][::-1]
+
+    def to_json(self) -> dict[str, Any]:
+        """networkx node-link JSON (DESIGN.md, "Graph file")."""
+        nodes = []
+        for op in self.ops:
+            node = {
+                "id": op.id,
+                "op": op.op,
+                "phase": op.phase,
+                "compute_us": op.compute_us,
+                "persistent_bytes": op.persistent_bytes,
+                "output_bytes": op.output_bytes,
+                "temporary_bytes": op.temporary_bytes,
+                "colocation": op.colocation,
+                "expert": op.expert,
+            }
+            if op.forward_op is not None:
+                node["forward_op"] = op.forward_op
+            nodes.append(node)
+        edges = []
+        for v, op in enumerate(self.ops):
+            for t in self.inputs[v]:
+                tensor = self.tensors[t]
+                edges.append({"source": self.ops[tensor.producer].id, "target": op.id, "bytes": tensor.bytes, "tensor": tensor.name})
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "directed": True,
+            "multigraph": True,
+            "graph": {"name": self.name, "framework": self.framework, "fingerprint": self.fingerprint},
+            "nodes": nodes,
+            "edges": edges,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "OpGraph":
+        """The graph in a parsed graph file.
+
+        Raises GraphError where a field is missing or wrong, or the graph breaks a rule.
+        """
+        if value.get("directed") is False:
+            raise GraphError('the graph file says "directed": false; operator graphs are directed')
+        attributes = value.get("graph", {})
+        if not isinstance(attributes, dict):
+            raise GraphError(f'"graph" is {attributes!r}; expected an object')
+        for key in ("nodes", "edges"):
+            if not isinstance(value.get(key), list):
+                raise GraphError(f'the graph file has no list "{key}"; expected networkx node-link JSON with "nodes" and "edges"')
+        fingerprint = attributes.get("fingerprint")
+        return cls.from_edges(
+            [_op_from_json(node, position) for position, node in enumerate(value["nodes"])],
+            [_edge_from_json(edge, position) for position, edge in enumerate(value["edges"])],
+            name=str(attributes.get("name") or ""),
+            framework=str(attributes.get("framework") or ""),
+            given_fingerprint=fingerprint if isinstance(fingerprint, str) and fingerprint else None,
+        )
+
+    def save(self, path: str | Path) -> None:
+        write_json(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "OpGraph":
+        """Raises FileError or GraphError."""
+        try:
+            return cls.from_json(read_json(path, "graph"))
+        except GraphError as e:
+            raise GraphError(f"{path}: {e}") from e
+
+
+def _id_from_json(value: Any, what: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise GraphError(f"{what} is {value!r}; expected a string or an integer")
+    return str(value)
+
+
+def _op_from_json(node: Any, position: int) -> Op:
+    if not isinstance(node, dict):
+        raise GraphError(f"node {position} is {node!r}; expected an object")
+    if "id" not in node:
+        raise GraphError(f'node {position} has no "id"')
+    id_ = _id_from_json(node["id"], f"the id of node {position}")
+    if node.get("compute_us") is None:
+        raise GraphError(f'op {id_!r} has no "compute_us"; every op needs its time in microseconds (0 if it takes none)')
+    phase = node.get("phase") or "forward"
+    if phase not in PHASES:
+        raise GraphError(f"op {id_!r} has phase {phase!r}; expected one of {', '.join(PHASES)}")
+    colocation, expert, forward_op = node.get("colocation"), node.get("expert"), node.get("forward_op")
+    if expert is not None and (isinstance(expert, bool) or not isinstance(expert, int)):
+        raise GraphError(f'op {id_!r} has "expert": {expert!r}; expected a device index or null')
+    return Op(
+        id=id_,
+        op=str(node.get("op") or ""),
+        phase=phase,
+        compute_us=as_number(node["compute_us"], f"compute_us of op {id_!r}", GraphError),
+        persistent_bytes=as_bytes(node.get("persistent_bytes") or 0, f"persistent_bytes of op {id_!r}", GraphError),
+        output_bytes=as_bytes(node.get("output_bytes") or 0, f"output_bytes of op {id_!r}", GraphError),
+        temporary_bytes=as_bytes(node.get("temporary_bytes") or 0, f"temporary_bytes of op {id_!r}", GraphError),
+        colocation=None if colocation is None else _id_from_json(colocation, f"colocation of op {id_!r}"),
+        expert=expert,
+        forward_op=None if forward_op is None else _id_from_json(forward_op, f"forward_op of op {id_!r}"),
+    )
+
+
+def _edge_from_json(edge: Any, position: int) -> tuple[str, str, int | float, str]:
+    if not isinstance(edge, dict):
+        raise GraphError(f"edge {position} is {edge!r}; expected an object")
+    for key in ("source", "target", "bytes"):
+        if edge.get(key) is None:
+            raise GraphError(f'edge {position} ({edge.get("source")!r} -> {edge.get("target")!r}) has no "{key}"')
+    source = _id_from_json(edge["source"], f"the source of edge {position}")
+    target = _id_from_json(edge["target"], f"the target of edge {position}")
+    size = as_bytes(edge["bytes"], f"bytes of edge {source!r} -> {target!r}", GraphError)
+    return source, target, size, str(edge.get("tensor") or "")

@@ -1,0 +1,151 @@
+"""Plan: a device for every op, the order to run them in, and what that is predicted to take."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from baechi_ext.errors import ClusterError, MismatchError, PlanError
+from baechi_ext.ir.cluster import Cluster
+from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
+from baechi_ext.ir.numbers import as_number
+from baechi_ext.ir.op_graph import OpGraph
+
+STATUSES = ("optimal", "feasible")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`placement[v]` and `priority[v]` belong to `graph.ops[v]`; files key them by op id."""
+
+    graph_fingerprint: str
+    op_digests: Mapping[str, str]
+    method: str
+    status: str
+    cluster: Cluster
+    placement: tuple[int, ...]
+    priority: tuple[float, ...] | None
+    predicted_step_us: float
+    lower_bound_us: float
+    peak_memory_bytes: tuple[int | float, ...]
+    placement_seconds: float
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan file (DESIGN.md). Placement and priority are written in the graph's order, so the digests name the ops."""
+        ids = list(self.op_digests)
+        value: dict[str, Any] = {
+            "schema_version": SCHEMA_VERSION,
+            "graph_fingerprint": self.graph_fingerprint,
+            "method": self.method,
+            "status": self.status,
+            "cluster": self.cluster.to_json(),
+            "placement": dict(zip(ids, self.placement, strict=True)),
+            "predicted_step_us": self.predicted_step_us,
+            "lower_bound_us": self.lower_bound_us,
+            "peak_memory_bytes": list(self.peak_memory_bytes),
+            "placement_seconds": self.placement_seconds,
+            "options": dict(self.options),
+            "seed": self.seed,
+            "versions": dict(self.versions),
+            "op_digests": dict(self.op_digests),
+        }
+        if self.priority is not None:
+            value["priority"] = dict(zip(ids, self.priority, strict=True))
+        return value
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any], graph: OpGraph, cluster: Cluster | None = None) -> "Plan":
+        """The plan in a parsed plan file, for `graph`; `cluster` overrides the plan's own.
+
+        Raises PlanError where it breaks a rule, MismatchError where it belongs to another graph.
+        """
+        placement = value.get("placement")
+        if not isinstance(placement, dict):
+            raise PlanError('the plan has no object "placement"')
+        require_same_graph(graph, value, "plan", set(placement))
+        if cluster is None:
+            try:
+                cluster = Cluster.from_json(value.get("cluster"))
+            except ClusterError as e:
+                raise PlanError(f"the plan's cluster: {e}") from e
+        status = value.get("status", "feasible")
+        if status not in STATUSES:
+            raise PlanError(f"the plan's status is {status!r}; expected one of {', '.join(STATUSES)}")
+        priority = value.get("priority")
+        if priority is not None and not isinstance(priority, dict):
+            raise PlanError('the plan\'s "priority" is not an object')
+        return cls(
+            graph_fingerprint=graph.fingerprint,
+            op_digests=dict(zip(graph.index, graph.op_digests, strict=True)),
+            method=str(value.get("method", "")),
+            status=status,
+            cluster=cluster,
+            placement=tuple(_device_of(op.id, placement, cluster) for op in graph.ops),
+            priority=tuple(_priority_of(op.id, priority) for op in graph.ops) if priority else None,
+            predicted_step_us=as_number(value.get("predicted_step_us", 0.0), "predicted_step_us", PlanError),
+            lower_bound_us=as_number(value.get("lower_bound_us", 0.0), "lower_bound_us", PlanError),
+            peak_memory_bytes=tuple(value.get("peak_memory_bytes") or ()),
+            placement_seconds=as_number(value.get("placement_seconds", 0.0), "placement_seconds", PlanError),
+            options=value.get("options") or {},
+            seed=int(as_number(value.get("seed", 0), "seed", PlanError)),
+            versions=value.get("versions") or {},
+        )
+
+    def save(self, path: str | Path) -> None:
+        write_json(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path, graph: OpGraph, cluster: Cluster | None = None) -> "Plan":
+        """Raises FileError, PlanError or MismatchError."""
+        value = read_json(path, "plan")
+        try:
+            return cls.from_json(value, graph, cluster)
+        except (PlanError, MismatchError) as e:
+            raise type(e)(f"{path}: {e}") from e
+
+
+def require_same_graph(graph: OpGraph, value: Mapping[str, Any], kind: str, ids: set[str]) -> None:
+    """Raises MismatchError, naming the first op that differs, where a parsed profile or plan belongs to another graph.
+
+    `ids` are the ops the file speaks of: a plan written by another program may carry no digests.
+    """
+    redo = f"make a new {kind} for this graph"
+    digests = value.get("op_digests")
+    if isinstance(digests, dict):
+        for op, digest in zip(graph.ops, graph.op_digests, strict=True):
+            if op.id not in digests:
+                raise MismatchError(f"the {kind} is of another graph: the first op that differs is {op.id!r}, which it lacks; {redo}")
+            if digests[op.id] != digest:
+                raise MismatchError(
+                    f"the {kind} is of another graph: the first op that differs is {op.id!r} (its type, phase, colocation or inputs changed); {redo}"
+                )
+    for op in graph.ops:
+        if op.id not in ids:
+            raise MismatchError(f"the {kind} is of another graph: the first op that differs is {op.id!r}, which it lacks; {redo}")
+    if len(ids) > len(graph.ops):
+        extra = next(i for i in ids if i not in graph.index) if digests is None else next(i for i in digests if i not in graph.index)
+        raise MismatchError(f"the {kind} is of another graph: the first op that differs is {extra!r}, which the graph lacks; {redo}")
+    fingerprint = value.get("graph_fingerprint")
+    if not isinstance(digests, dict) and fingerprint and fingerprint != graph.fingerprint:
+        raise MismatchError(
+            f"the {kind} is of another graph: its fingerprint is {str(fingerprint)[:12]}..., the graph's {graph.fingerprint[:12]}... "
+            f"(it carries no digests per op, so the op can't be named); {redo}"
+        )
+
+
+def _device_of(op_id: str, placement: Mapping[str, Any], cluster: Cluster) -> int:
+    device = placement[op_id]
+    if isinstance(device, bool) or not isinstance(device, int) or not 0 <= device < len(cluster):
+        raise PlanError(f"op {op_id!r} is placed on device {device!r}; expected 0 to {len(cluster) - 1}")
+    return device
+
+
+def _priority_of(op_id: str, priority: Mapping[str, Any]) -> float:
+    if op_id not in priority:
+        raise PlanError(f"op {op_id!r} has no priority; give every op one, or none at all")
+    value = priority[op_id]
+    as_number(value, f"priority of op {op_id!r}", PlanError, minimum=float("-inf"))
+    return value

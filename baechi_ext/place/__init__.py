@@ -1,0 +1,1 @@
+"""Placers: one algorithm, one file, one signature `(graph, cluster, options) -> PlanResult`; registry.py names them all."""

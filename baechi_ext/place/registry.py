@@ -1,0 +1,27 @@
+"""All placement methods by name; the order is the order of menus. Modules are loaded when a method is asked for."""
+
+from importlib import import_module
+
+from baechi_ext.errors import OptionError
+from baechi_ext.ir.cluster import Cluster
+from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.place.common import PlaceOptions, PlanResult
+
+METHODS: dict[str, tuple[str, str]] = {
+    "single": ("baechi_ext.place.baselines:single", "everything on the one device that is fastest and holds it"),
+    "contiguous": ("baechi_ext.place.baselines:contiguous", "topological chunks of equal time"),
+    "m_topo": ("baechi_ext.place.m_topo:m_topo", "topological chunks of equal memory (Baechi)"),
+    "m_etf": ("baechi_ext.place.m_etf:m_etf", "earliest task first under memory limits (Baechi)"),
+    "m_sct": ("baechi_ext.place.m_sct:m_sct", "small communication times: m_etf guided by a favourite-child LP (Baechi)"),
+}
+
+
+def place(method: str, graph: OpGraph, cluster: Cluster, options: PlaceOptions = PlaceOptions()) -> PlanResult:  # noqa: B008 - frozen
+    """The plan of `method` (a key of METHODS) for a costed graph.
+
+    Raises OptionError for an unknown method, InfeasibleError where no valid plan was found.
+    """
+    if method not in METHODS:
+        raise OptionError(f"unknown placement method {method!r}; choose one of {', '.join(METHODS)}")
+    module, function = METHODS[method][0].split(":")
+    return getattr(import_module(module), function)(graph, cluster, options)

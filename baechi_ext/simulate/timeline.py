@@ -1,0 +1,129 @@
+"""Timeline: when every op and transfer of a simulated step starts and ends, and what the devices hold meanwhile."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from baechi_ext.ir.cluster import Cluster
+from baechi_ext.ir.op_graph import OpGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One tensor on its way to one device."""
+
+    tensor: int
+    source: int
+    target: int
+    request_us: float
+    start_us: float
+    end_us: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One simulated step. `start_us[v]` and `end_us[v]` belong to `graph.ops[v]`, the other lists to the devices."""
+
+    graph: OpGraph
+    cluster: Cluster
+    placement: tuple[int, ...]
+    makespan_us: float
+    start_us: tuple[float, ...]
+    end_us: tuple[float, ...]
+    started: tuple[int, ...]
+    """Op positions in the order the simulator started them: a topological order, also among ops of no duration."""
+    busy_us: tuple[float, ...]
+    transfers: tuple[Transfer, ...]
+
+    @cached_property
+    def peak_memory_bytes(self) -> tuple[int | float, ...]:
+        """The most each device holds at one instant; what ends at an instant is freed before what starts is taken."""
+        return peak_memory_bytes(self)
+
+    @property
+    def bytes_moved(self) -> int | float:
+        return sum(self.graph.tensors[t.tensor].bytes for t in self.transfers)
+
+    def device_order(self) -> tuple[tuple[int, ...], ...]:
+        """For each device, its ops in the order of their starts: the runtime's static order."""
+        order: list[list[int]] = [[] for _ in self.busy_us]
+        for v in self.started:
+            order[self.placement[v]].append(v)
+        return tuple(map(tuple, order))
+
+    def critical_path(self) -> tuple[int, ...]:
+        """A chain of ops that ends with the step, each held up by the one before it (as producer or as user of its device)."""
+        if not self.started:
+            return ()
+        arrival = {(t.tensor, t.target): t.end_us for t in self.transfers}
+        before: dict[int, int | None] = {}
+        for order in self.device_order():
+            before.update(zip(order, (None, *order), strict=False))
+        rank = {v: i for i, v in enumerate(self.started)}
+        v: int | None = max(self.started, key=lambda w: (self.end_us[w], rank[w]))
+        path = []
+        while v is not None:
+            path.append(v)
+            d = self.placement[v]
+            causes = [
+                (arrival.get((t, d), self.end_us[self.graph.tensors[t].producer]), rank[self.graph.tensors[t].producer])
+                for t in self.graph.inputs[v]
+            ]
+            previous = before[v]
+            if previous is not None:
+                causes.append((self.end_us[previous], rank[previous]))
+            v = self.started[max(causes)[1]] if causes else None
+        return tuple(reversed(path))
+
+    def to_json(self) -> dict[str, Any]:
+        """What `baechi simulate --json` prints, violations apart."""
+        return {
+            "makespan_us": self.makespan_us,
+            "busy_us": list(self.busy_us),
+            "peak_memory_bytes": list(self.peak_memory_bytes),
+            "transfers": len(self.transfers),
+            "bytes_moved": self.bytes_moved,
+        }
+
+
+def peak_memory_bytes(timeline: Timeline) -> tuple[int | float, ...]:
+    """Peak bytes per device of a timeline (docs/simulator.md, "Memory")."""
+    graph, start, end = timeline.graph, timeline.start_us, timeline.end_us
+    changes: list[list[tuple[float, int, int | float]]] = [[] for _ in timeline.busy_us]
+    base: list[int | float] = [0] * len(changes)
+
+    def live(device: int, since: float, until: float, size: int | float) -> None:
+        if size and until > since:
+            changes[device].append((since, 1, size))
+            changes[device].append((until, 0, -size))
+
+    sent_until: dict[int, float] = {}
+    for transfer in timeline.transfers:
+        tensor = graph.tensors[transfer.tensor]
+        here = max(end[w] for w in tensor.readers if timeline.placement[w] == transfer.target)
+        live(transfer.target, transfer.start_us, here, tensor.bytes)
+        sent_until[transfer.tensor] = max(transfer.end_us, sent_until.get(transfer.tensor, 0.0))
+    for v, op in enumerate(graph.ops):
+        device = timeline.placement[v]
+        base[device] += op.persistent_bytes
+        beyond = op.output_bytes
+        for t in graph.outputs[v]:
+            tensor = graph.tensors[t]
+            beyond -= tensor.bytes
+            until = max(end[v], sent_until.get(t, 0.0))
+            for w in tensor.readers:
+                if timeline.placement[w] == device and end[w] > until:
+                    until = end[w]
+            live(device, start[v], until, tensor.bytes)
+        live(device, start[v], end[v], op.temporary_bytes + max(0, beyond))
+    return tuple(_peak(b, c) for b, c in zip(base, changes, strict=True))
+
+
+def _peak(base: int | float, changes: Sequence[tuple[float, int, int | float]]) -> int | float:
+    now = top = base
+    for _, _, size in sorted(changes):
+        now += size
+        if now > top:
+            top = now
+    return top
