@@ -1,0 +1,382 @@
+"""Capture of a PyTorch training step as one operator graph: AOTAutograd's joint forward+backward graph, then one update op per parameter.
+
+What becomes an op: every aten call that computes something. Views and tuple elements are not ops: they are made on the reading
+device from the storage they look at, so a tensor of the graph is a storage, sent once and counted once. Parameters and buffers are
+not tensors either: their readers, gradient and update share one colocation group and use them in place.
+
+The private parts of torch used here were tried with torch 2.13.
+"""
+
+import contextlib
+import operator
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from baechi_ext.errors import CaptureError, MissingBackendError
+from baechi_ext.ir.op_graph import Op, OpGraph
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx
+
+INPUT, UPDATE = "input", "update"
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOptions:
+    optimizer: str = "sgd"
+    optimizer_slots: int = 0
+    """State tensors the optimizer keeps per parameter: 0 plain SGD, 1 momentum, 2 Adam."""
+    colocate_grads_with_ops: bool = False
+    relaxed_random: bool = False
+    """Free seeded ops (dropout) of their common device and order; they then draw other numbers than the unplaced step."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundOp:
+    """How to run one op. Exactly one of `node`, `input_index` and `parameters` is set."""
+
+    node: "fx.Node | None" = None
+    """An aten call."""
+    input_index: int | None = None
+    """A plain input of the step; a negative index is the tangent of the loss (ones)."""
+    parameters: tuple[str, ...] = ()
+    """An update: the names of one parameter, several where it is tied."""
+    gradients: "tuple[fx.Node, ...]" = ()
+    """An update: the gradient node of each name."""
+    views: "tuple[fx.Node, ...]" = ()
+    """Views the op reads, each after what it looks at; made on the op's device when first needed there."""
+
+
+@dataclass(frozen=True)
+class Binding:
+    """`ops[v]` belongs to `graph.ops[v]`."""
+
+    ops: tuple[BoundOp, ...]
+    home: "Mapping[fx.Node, tuple[int, str]]"
+    """A node that owns its storage -> (its op, the tensor's name in the graph)."""
+    state_nodes: "Mapping[fx.Node, str]"
+    """Placeholder -> parameter or buffer name."""
+    constants: "Mapping[fx.Node, torch.Tensor]"
+    buffer_writes: "Mapping[int, tuple[tuple[str, fx.Node], ...]]"
+    """Op -> the buffers whose new value it computes."""
+    loss: "fx.Node"
+    loss_op: int
+    seeded_ops: tuple[int, ...]
+    state_names: Mapping[str, str]
+    """Every parameter or buffer name -> the first name of the same one (differs for tied weights)."""
+
+
+def capture_joint(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]", options: CaptureOptions, name: str = "") -> tuple[OpGraph, Binding]:
+    """The costless op graph of one training step of `module`, which must return the loss, and the binding to run it.
+
+    The module is left as it is: no parameter, buffer or random state changes. Raises CaptureError with the framework's reason,
+    MissingBackendError without torch.
+    """
+    graph_module = _export(module, inputs)
+    nodes = _Nodes.of(graph_module)
+    return _Builder(module, nodes, options).build(name)
+
+
+def _export(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> "fx.GraphModule":
+    try:
+        import torch
+        from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+    except ImportError as e:
+        raise MissingBackendError(f"capturing a PyTorch step needs torch 2.11 or newer ({e}); install baechi[torch]") from e
+    rng = torch.get_rng_state()
+    try:
+        with contextlib.ExitStack() as stack, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            joint = aot_export_joint_with_descriptors(stack, module, tuple(inputs))
+            return joint.graph_module
+    except Exception as e:  # noqa: BLE001 - whatever the user's forward raises while traced
+        reason = str(e).strip().splitlines() or [type(e).__name__]
+        raise CaptureError(
+            f"the training step of {type(module).__name__} cannot be captured as one graph: {type(e).__name__}: {reason[0]}; "
+            "remove data-dependent Python (.item(), .numpy(), branches on tensor values) from forward"
+        ) from e
+    finally:
+        torch.set_rng_state(rng)
+
+
+def _is_view(node: "fx.Node") -> bool:
+    """Whether the node only looks at its first argument's storage."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return False
+    if schema.name == "aten::_unsafe_view":
+        return True
+    return bool(schema.returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+
+
+@dataclass(frozen=True)
+class _Nodes:
+    """The joint graph, told apart: placeholders by what they stand for, outputs by what they mean."""
+
+    module: "fx.GraphModule"
+    state: "dict[fx.Node, str]"
+    plain: "dict[fx.Node, int]"
+    calls: "list[fx.Node]"
+    constants: "dict[fx.Node, torch.Tensor]"
+    loss: "fx.Node"
+    gradients: "dict[str, fx.Node]"
+    buffer_values: "dict[str, fx.Node]"
+
+    @classmethod
+    def of(cls, module: "fx.GraphModule") -> "_Nodes":
+        from torch._functorch._aot_autograd import descriptors as d
+
+        _drop_detached(module)
+        state, plain, constants, calls = {}, {}, {}, []
+        gradients, buffer_values, losses, tangents = {}, {}, [], 0
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                match node.meta["desc"]:
+                    case d.ParamAOTInput(target=target) | d.BufferAOTInput(target=target):
+                        state[node] = target
+                    case d.PlainAOTInput(idx=idx):
+                        plain[node] = idx
+                    case d.TangentAOTInput():
+                        tangents += 1
+                        plain[node] = -tangents
+                    case other:
+                        raise CaptureError(f"the step takes an input of an unknown kind, {other!r}; pass plain tensors")
+            elif node.op == "get_attr":
+                constants[node] = getattr(module, node.target)
+            elif node.op == "call_function":
+                calls.append(node)
+            elif node.op == "output":
+                for value, desc in zip(node.args[0], node.meta["desc"], strict=True):
+                    match desc:
+                        case d.InputMutationAOTOutput(mutated_input=d.BufferAOTInput(target=target)):
+                            buffer_values[target] = value
+                        case d.InputMutationAOTOutput():
+                            raise CaptureError("the step changes one of its inputs in place; copy the input first (x = x.clone())")
+                        case d.PlainAOTOutput():
+                            losses.append(value)
+                        case d.GradAOTOutput(grad_of=d.ParamAOTInput(target=target)) if value is not None:
+                            gradients[target] = value
+        if len(losses) != 1 or losses[0].meta["val"].numel() != 1:
+            raise CaptureError(f"the step must return one scalar loss; it returns {len(losses)} tensors; wrap the model with its loss")
+        return cls(module, state, plain, calls, constants, losses[0], gradients, buffer_values)
+
+
+def _drop_detached(module: "fx.GraphModule") -> None:
+    """Replaces detach and alias, which compute nothing, by their argument and drops what nobody reads."""
+    import torch
+
+    silent = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and node.target in silent:
+            node.replace_all_uses_with(node.args[0])
+    module.graph.eliminate_dead_code()
+
+
+class _Groups:
+    """Union-find over op positions and parameter or buffer names; a group is called after its first name."""
+
+    def __init__(self) -> None:
+        self._parent: dict[Any, Any] = {}
+
+    def find(self, x: Any) -> Any:
+        self._parent.setdefault(x, x)
+        while self._parent[x] != x:
+            self._parent[x] = self._parent[self._parent[x]]
+            x = self._parent[x]
+        return x
+
+    def join(self, a: Any, b: Any) -> None:
+        self._parent[self.find(a)] = self.find(b)
+
+    def labels(self, ops: Sequence[Op]) -> list[str | None]:
+        members: dict[Any, list[int]] = {}
+        names: dict[Any, list[str]] = {}
+        for x in self._parent:
+            (names if isinstance(x, str) else members).setdefault(self.find(x), []).append(x)
+        labels: list[str | None] = [None] * len(ops)
+        for root, positions in members.items():
+            shared = names.get(root, [])
+            if not shared and len(positions) == 1:
+                continue
+            label = min(shared, key=lambda n: (len(n), n)) if shared else ops[min(positions)].id
+            for v in positions:
+                labels[v] = label
+        return labels
+
+
+class _Builder:
+    """Turns the nodes into ops, edges and colocation groups."""
+
+    def __init__(self, module: "torch.nn.Module", nodes: _Nodes, options: CaptureOptions) -> None:
+        self.nodes = nodes
+        self.options = options
+        self.state = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+        first: dict[int, str] = {}
+        self.state_names = {name: first.setdefault(id(value), name) for name, value in self.state.items()}
+        self.groups = _Groups()
+        self.ops: list[Op] = []
+        self.bound: list[BoundOp] = []
+        self.edges: list[tuple[str, str, int, str]] = []
+        self.home: dict[fx.Node, tuple[int, str]] = {}
+        self.tensor_bytes: dict[tuple[int, str], int] = {}
+        self.charged: set[str] = set()
+        self.seeded: list[int] = []
+        self.forward_of_seq: dict[int, int] = {}
+
+    def build(self, name: str) -> tuple[OpGraph, Binding]:
+        for node, index in self.nodes.plain.items():
+            if any(True for _ in node.users):
+                self._add_input(node, index)
+        for node in self.nodes.calls:
+            if node.target is not operator.getitem and not _is_view(node):
+                self._add_call(node)
+        for parameter in dict.fromkeys(self.state_names[p] for p in self.nodes.gradients):
+            self._add_update(parameter)
+        writes = self._bind_buffer_writes()
+        self._order_seeded_ops()
+        labels = self.groups.labels(self.ops)
+        ops = [replace(op, colocation=label) for op, label in zip(self.ops, labels, strict=True)]
+        graph = OpGraph.from_edges(ops, self.edges, name=name, framework="torch")
+        binding = Binding(
+            ops=tuple(self.bound),
+            home=self.home,
+            state_nodes={n: self.state_names[s] for n, s in self.nodes.state.items()},
+            constants=self.nodes.constants,
+            buffer_writes=writes,
+            loss=self.nodes.loss,
+            loss_op=self._base(self.nodes.loss)[0],
+            seeded_ops=tuple(self.seeded),
+            state_names=self.state_names,
+        )
+        return graph, binding
+
+    def _add(self, op: Op, bound: BoundOp) -> int:
+        self.ops.append(op)
+        self.bound.append(bound)
+        return len(self.ops) - 1
+
+    def _add_input(self, node: "fx.Node", index: int) -> None:
+        size = _bytes(node.meta["val"])
+        id_ = f"input_{index}" if index >= 0 else f"tangent_{-index - 1}"
+        v = self._add(Op(id_, INPUT, output_bytes=size), BoundOp(input_index=index))
+        self._own(node, v, "0")
+
+    def _own(self, node: "fx.Node", v: int, element: str) -> None:
+        tensor = f"{self.ops[v].id}:{element}"
+        self.home[node] = (v, tensor)
+        self.tensor_bytes[v, tensor] = _bytes(node.meta["val"])
+
+    def _add_call(self, node: "fx.Node") -> None:
+        import torch
+
+        phase = "backward" if node.meta.get("autograd_backward") or node.meta.get("partitioner_tag") == "is_backward" else "forward"
+        seq = node.meta.get("seq_nr")
+        forward = None
+        if seq is not None and phase == "forward":
+            self.forward_of_seq.setdefault(seq, len(self.ops))
+        elif seq is not None:
+            forward = self.forward_of_seq.get(seq)
+        value = node.meta["val"]
+        elements = list(value) if isinstance(value, (tuple, list)) else [value]
+        op = Op(
+            id=node.name,
+            op=str(node.target).removesuffix(".default"),
+            phase=phase,
+            output_bytes=sum(_bytes(e) for e in elements),
+            persistent_bytes=0,
+            forward_op=None if forward is None else self.ops[forward].id,
+        )
+        v = self._add(op, BoundOp(node=node, views=self._views(node.all_input_nodes)))
+        if isinstance(value, (tuple, list)):
+            for user in node.users:
+                if user.target is operator.getitem:
+                    self._own(user, v, str(user.args[1]))
+        else:
+            self._own(node, v, "0")
+        for read in node.all_input_nodes:
+            self._read(read, v)
+        if self.options.colocate_grads_with_ops and forward is not None:
+            self.groups.join(v, forward)
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            self.seeded.append(v)
+
+    def _add_update(self, parameter: str) -> None:
+        names = tuple(p for p in self.nodes.gradients if self.state_names[p] == parameter)
+        gradients = tuple(self.nodes.gradients[p] for p in names)
+        size = _bytes(self.state[parameter])
+        reader = next((op.id for v, op in enumerate(self.ops) if op.phase == "forward" and self._reads_state(v, parameter)), None)
+        op = Op(
+            id=f"update.{parameter}",
+            op=f"optimizer.{self.options.optimizer}",
+            phase=UPDATE,
+            persistent_bytes=size * self.options.optimizer_slots,
+            forward_op=reader,
+        )
+        v = self._add(op, BoundOp(parameters=names, gradients=gradients, views=self._views(gradients)))
+        self.groups.join(v, parameter)
+        for gradient in gradients:
+            self._read(gradient, v)
+
+    def _reads_state(self, v: int, parameter: str) -> bool:
+        node = self.bound[v].node
+        return node is not None and any(self._base(n) == parameter for n in node.all_input_nodes)
+
+    def _base(self, node: "fx.Node") -> "tuple[int, str] | str | None":
+        """What owns the storage a node looks at: a tensor (op, name), a parameter or buffer name, or None for a constant."""
+        while node not in self.home:
+            if node in self.nodes.state:
+                return self.state_names[self.nodes.state[node]]
+            if node in self.nodes.constants:
+                return None
+            node = node.args[0]
+        return self.home[node]
+
+    def _views(self, nodes: "Sequence[fx.Node]") -> "tuple[fx.Node, ...]":
+        """The views among `nodes` and what they look through, each after its argument."""
+        found: dict[fx.Node, None] = {}
+
+        def visit(node: "fx.Node") -> None:
+            if node in self.home or node.op != "call_function" or node in found:
+                return
+            visit(node.args[0])
+            found[node] = None
+
+        for node in nodes:
+            visit(node)
+        return tuple(found)
+
+    def _read(self, node: "fx.Node", v: int) -> None:
+        base = self._base(node)
+        if isinstance(base, str):
+            self.groups.join(v, base)
+            if base not in self.charged:
+                self.charged.add(base)
+                op = self.ops[v]
+                self.ops[v] = replace(op, persistent_bytes=op.persistent_bytes + _bytes(self.state[base]))
+        elif base is not None:
+            producer, tensor = base
+            self.edges.append((self.ops[producer].id, self.ops[v].id, self.tensor_bytes[base], tensor))
+
+    def _bind_buffer_writes(self) -> "dict[int, tuple[tuple[str, fx.Node], ...]]":
+        writes: dict[int, list[tuple[str, fx.Node]]] = {}
+        for name, node in self.nodes.buffer_values.items():
+            base = self._base(node)
+            if not isinstance(base, tuple):
+                raise CaptureError(f"the new value of buffer {name!r} is no computed tensor; assign buffers from computed values")
+            self.groups.join(base[0], self.state_names[name])
+            writes.setdefault(base[0], []).append((self.state_names[name], node))
+        return {v: tuple(w) for v, w in writes.items()}
+
+    def _order_seeded_ops(self) -> None:
+        if self.options.relaxed_random:
+            return
+        for a, b in zip(self.seeded, self.seeded[1:], strict=False):
+            self.groups.join(a, b)
+            self.edges.append((self.ops[a].id, self.ops[b].id, 0, "random order"))
+
+
+def _bytes(value: Any) -> int:
+    return value.numel() * value.element_size() if value is not None and hasattr(value, "numel") else 0

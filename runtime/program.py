@@ -1,0 +1,81 @@
+"""Static device programs, cut from one simulated timeline: what each device runs, sends, receives and frees, in which order.
+
+All programs follow one global order, the order of starts in the timeline, which is topological; so whatever a device waits for has
+been started before by a device that does not wait for it, and no set of programs can block itself.
+"""
+
+from dataclasses import dataclass
+
+from baechi_ext.simulate import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    op: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    tensor: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    tensor: int
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    tensor: int
+
+
+Instruction = Run | Send | Receive | Free
+DeviceProgram = tuple[Instruction, ...]
+
+
+def cut(timeline: Timeline) -> tuple[DeviceProgram, ...]:
+    """One program per device. A tensor is sent right after its op, most urgent reader first, received before its first reader
+    there, and freed after its last use on each device."""
+    graph, placement = timeline.graph, timeline.placement
+    rank = {v: i for i, v in enumerate(timeline.started)}
+    programs: list[list[Instruction]] = [[] for _ in timeline.cluster.devices]
+    held: list[set[int]] = [set() for _ in programs]
+    uses = [_local_uses(timeline, device) for device in range(len(programs))]
+
+    def use(tensor: int, device: int) -> None:
+        uses[device][tensor] -= 1
+        if uses[device][tensor] == 0:
+            programs[device].append(Free(tensor))
+
+    for v in timeline.started:
+        device = placement[v]
+        program = programs[device]
+        for t in graph.inputs[v]:
+            source = placement[graph.tensors[t].producer]
+            if source != device and t not in held[device]:
+                held[device].add(t)
+                program.append(Receive(t, source))
+        program.append(Run(v))
+        for t in graph.inputs[v]:
+            use(t, device)
+        sends = []
+        for t in graph.outputs[v]:
+            first: dict[int, int] = {}
+            for w in graph.tensors[t].readers:
+                first[placement[w]] = min(rank[w], first.get(placement[w], rank[w]))
+            sends += [(r, t, target) for target, r in first.items() if target != device]
+        program.extend(Send(t, target) for _, t, target in sorted(sends))
+        program.extend(Free(t) for t in graph.outputs[v] if t not in uses[device])
+    return tuple(map(tuple, programs))
+
+
+def _local_uses(timeline: Timeline, device: int) -> dict[int, int]:
+    """Tensor -> how many ops on `device` read it; tensors without a reader there are left out."""
+    counts: dict[int, int] = {}
+    for v, d in enumerate(timeline.placement):
+        if d == device:
+            for t in timeline.graph.inputs[v]:
+                counts[t] = counts.get(t, 0) + 1
+    return counts

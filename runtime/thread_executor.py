@@ -1,0 +1,178 @@
+"""The thread executor: one thread per device in this process, each running its static program; tensors are handed over through mailboxes."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from baechi_ext.capture.torch_joint import Binding
+from baechi_ext.errors import BaechiError, ExecutionError
+from baechi_ext.simulate import Timeline
+from runtime.mailbox import Mailboxes
+from runtime.program import cut
+from runtime.step import TrainingStep
+from runtime.torch_devices import TorchDevice
+from runtime.torch_ops import LoweredProgram, Lowering, StepContext
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """One step: wall time from the first device's start to the last one's end, and what each device worked meanwhile."""
+
+    wall_us: float
+    busy_us: tuple[float, ...]
+
+
+class _Worker:
+    """A device's thread. Tasks are run in order; each answer is (value, exception)."""
+
+    def __init__(self, device: TorchDevice) -> None:
+        self.device = device
+        self.tasks: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._loop, name=f"baechi {device.name}", daemon=True)
+        self.thread.start()
+
+    def _loop(self) -> None:
+        try:
+            self.device.enter()
+            broken = None
+        except Exception as e:  # noqa: BLE001 - reported with the first task
+            broken = e
+        while (task := self.tasks.get()) is not None:
+            try:
+                if broken is not None:
+                    raise broken
+                self.answers.put((task(), None))
+            except BaseException as e:  # noqa: BLE001 - handed to the caller's thread
+                self.answers.put((None, e))
+            del task
+
+
+class PlacedStep:
+    """One plan's programs, loaded into an executor. `run` does one training step."""
+
+    def __init__(self, executor: "ThreadExecutor", programs: Sequence[LoweredProgram], mailboxes: Mailboxes) -> None:
+        self._executor = executor
+        self._mailboxes = mailboxes
+        self.programs = tuple(programs)
+        self._actions = [p.actions() for p in programs]
+        self._loss: torch.Tensor | None = None
+
+    def run(self) -> tuple[torch.Tensor, StepTimes]:
+        """The loss and the times of one step.
+
+        Raises ExecutionError where an op fails or a device does not answer in time; the step can't be run again then.
+        """
+        begin = time.perf_counter_ns()
+        busy = self._executor.run_all([self._task(i) for i in range(len(self.programs))], on_failure=self._mailboxes.abort)
+        wall_us = (time.perf_counter_ns() - begin) / 1000
+        if self._loss is None:
+            raise ExecutionError("the step has no loss; no device ran the op that computes it")
+        loss, self._loss = self._loss, None
+        return loss, StepTimes(wall_us, tuple(busy))
+
+    def _task(self, index: int) -> Callable[[], float]:
+        program, actions, device = self.programs[index], self._actions[index], self._executor.devices[index]
+
+        def task() -> float:
+            slots: list[Any] = [None] * program.num_slots
+            try:
+                with torch.no_grad():
+                    stop = device.clock()
+                    for action in actions:
+                        action(slots)
+                    device.synchronize()
+                    busy = stop()
+            except BaseException:
+                self._mailboxes.abort()
+                raise
+            if program.loss_slot is not None:
+                self._loss = slots[program.loss_slot]
+            return busy
+
+        return task
+
+
+class ThreadExecutor:
+    """Threads for `devices`. Use it as a context manager: leaving it ends the threads."""
+
+    def __init__(self, devices: Sequence[TorchDevice], timeout_seconds: float = 300.0) -> None:
+        self.devices = tuple(devices)
+        self.timeout_seconds = timeout_seconds
+        self._workers = [_Worker(d) for d in devices]
+        self._broken = False
+
+    def __enter__(self) -> "ThreadExecutor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the threads; one that hangs in an op is left to end with the process."""
+        for worker in self._workers:
+            worker.tasks.put(None)
+        for worker in self._workers:
+            worker.thread.join(timeout=1.0 if self._broken else self.timeout_seconds)
+
+    def load(
+        self, timeline: Timeline, binding: Binding, step: TrainingStep, gradients: dict[str, torch.Tensor] | None = None
+    ) -> PlacedStep:
+        """The step of `step` placed as the timeline says, with fresh optimizers. With `gradients` given, each step leaves its gradients there."""
+        if len(timeline.cluster) > len(self.devices):
+            raise ExecutionError(f"the plan is for {len(timeline.cluster)} devices, the executor has {len(self.devices)}")
+        mailboxes = Mailboxes(self.timeout_seconds)
+        optimizers = {name: step.optimizer.make([p]) for name, p in step.module.named_parameters() if p.requires_grad}
+        context = StepContext(timeline.graph, binding, step, mailboxes, optimizers, gradients)
+        programs = [Lowering(context, self.devices[i], i).lower(program) for i, program in enumerate(cut(timeline))]
+        return PlacedStep(self, programs, mailboxes)
+
+    def call(self, device: int, function: Callable[[], T]) -> T:
+        """Runs a function in a device's thread and returns its value; raises what it raises."""
+        self._workers[device].tasks.put(function)
+        value, error = self._answer(device)
+        if error is not None:
+            raise error
+        return value
+
+    def run_all(self, tasks: Sequence[Callable[[], T]], on_failure: Callable[[], None]) -> list[T]:
+        """Runs one task per device at the same time. After a failure the others are told to stop; the first cause is raised."""
+        for worker, task in zip(self._workers, tasks, strict=False):
+            worker.tasks.put(task)
+        answers = []
+        for index in range(len(tasks)):
+            try:
+                answers.append(self._answer(index))
+            except ExecutionError as e:
+                on_failure()
+                answers.append((None, e))
+        errors = [(i, e) for i, (_, e) in enumerate(answers) if e is not None]
+        if errors:
+            raise _first_cause(self.devices, errors)
+        return [value for value, _ in answers]
+
+    def _answer(self, index: int) -> tuple[Any, BaseException | None]:
+        try:
+            return self._workers[index].answers.get(timeout=self.timeout_seconds)
+        except queue.Empty:
+            self._broken = True
+            raise ExecutionError(
+                f"device {self.devices[index].name} did not answer within {self.timeout_seconds:g} s; raise --timeout if a step takes that long"
+            ) from None
+
+
+def _first_cause(devices: Sequence[TorchDevice], errors: Sequence[tuple[int, BaseException]]) -> BaseException:
+    """Of several devices' errors the one that is no mere consequence; an op's own error is wrapped with its device's name."""
+    index, error = next(((i, e) for i, e in errors if not isinstance(e, ExecutionError)), errors[0])
+    if isinstance(error, (BaechiError, KeyboardInterrupt, SystemExit)):
+        return error
+    wrapped = ExecutionError(f"device {devices[index].name} failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,0 +1,130 @@
+"""Where a device program runs: a CPU core, or a CUDA device with its streams. One object per device, used by its own thread."""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from baechi_ext.errors import MissingBackendError
+
+
+class TorchDevice(Protocol):
+    """What the executor needs of a device."""
+
+    name: str
+    torch_device: torch.device
+    clock_name: str
+
+    def enter(self) -> None:
+        """Prepares the calling thread: core or stream, one intra-op thread."""
+
+    def pack(self, value: torch.Tensor) -> Any:
+        """What to hand to another device for a tensor just computed here."""
+
+    def unpack(self, packed: Any) -> torch.Tensor:
+        """The tensor here, from what another device packed."""
+
+    def synchronize(self) -> None:
+        """Returns when all work given to the device is done."""
+
+    def clock(self) -> Callable[[], float]:
+        """Starts a clock; calling the result stops it: the microseconds the device worked."""
+
+
+class CpuDevice:
+    """One core, one intra-op thread. Tensors are handed over by reference."""
+
+    clock_name = "thread_cpu"
+
+    def __init__(self, index: int) -> None:
+        cores = available_cores()
+        self.name = f"cpu:{index}"
+        self.core = cores[index % len(cores)]
+        self.torch_device = torch.device("cpu")
+
+    def enter(self) -> None:
+        torch.set_num_threads(1)
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {self.core})
+
+    def pack(self, value: torch.Tensor) -> torch.Tensor:
+        return value
+
+    def unpack(self, packed: torch.Tensor) -> torch.Tensor:
+        return packed
+
+    def synchronize(self) -> None:
+        """Ops return when they are done."""
+
+    def clock(self) -> Callable[[], float]:
+        start = time.thread_time_ns()
+        return lambda: (time.thread_time_ns() - start) / 1000
+
+
+class CudaDevice:
+    """One CUDA device: a compute stream, and a copy stream for what comes in from other devices."""
+
+    clock_name = "cuda_event"
+
+    def __init__(self, index: int) -> None:
+        self.name = f"cuda:{index}"
+        self.torch_device = torch.device("cuda", index)
+        self.compute = torch.cuda.Stream(self.torch_device)
+        self.copy = torch.cuda.Stream(self.torch_device)
+
+    def enter(self) -> None:
+        torch.set_num_threads(1)
+        torch.cuda.set_device(self.torch_device)
+        torch.cuda.set_stream(self.compute)
+
+    def pack(self, value: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
+        ready = torch.cuda.Event()
+        ready.record(self.compute)
+        return value, ready
+
+    def unpack(self, packed: tuple[torch.Tensor, torch.cuda.Event]) -> torch.Tensor:
+        value, ready = packed
+        self.copy.wait_event(ready)
+        with torch.cuda.stream(self.copy):
+            here = torch.empty_like(value, device=self.torch_device)
+            here.copy_(value, non_blocking=True)
+            value.record_stream(self.copy)
+        self.compute.wait_stream(self.copy)
+        here.record_stream(self.compute)
+        return here
+
+    def synchronize(self) -> None:
+        self.compute.synchronize()
+        self.copy.synchronize()
+
+    def clock(self) -> Callable[[], float]:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record(self.compute)
+
+        def stop() -> float:
+            end.record(self.compute)
+            end.synchronize()
+            return start.elapsed_time(end) * 1000
+
+        return stop
+
+
+def available_cores() -> list[int]:
+    """The cores this process may use, in order."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def cpu_devices(count: int) -> list[TorchDevice]:
+    return [CpuDevice(i) for i in range(count)]
+
+
+def cuda_devices(count: int) -> list[TorchDevice]:
+    """Raises MissingBackendError where there are fewer."""
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count > found:
+        raise MissingBackendError(
+            f"--num_gpus={count} asks for {count} CUDA devices and this machine has {found}; use --num_devices={count} for CPU workers"
+        )
+    return [CudaDevice(i) for i in range(count)]

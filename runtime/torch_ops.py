@@ -1,0 +1,317 @@
+"""Lowering: device programs of a captured PyTorch step -> lists of closures over a device's slots, as fast as Python calls aten.
+
+A slot holds one tensor or view while it lives. Each closure does one instruction; `segments` say which belong to which op, so that
+profiling and accounting see op by op what the step runs.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+
+from baechi_ext.capture.torch_joint import Binding, BoundOp
+from baechi_ext.errors import ExecutionError
+from baechi_ext.ir.op_graph import OpGraph
+from runtime.mailbox import Mailboxes
+from runtime.program import DeviceProgram, Free, Receive, Run, Send
+from runtime.step import TrainingStep
+from runtime.torch_devices import TorchDevice
+
+Slots = list[Any]
+Action = Callable[[Slots], None]
+Key = tuple[int, str] | fx.Node
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What one op does on its device: receive and view its inputs, compute, send, free."""
+
+    op: int
+    before: tuple[Action, ...]
+    compute: Action
+    after: tuple[Action, ...]
+    output_slots: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LoweredProgram:
+    """A device's program, ready to run on `[None] * num_slots`."""
+
+    segments: tuple[Segment, ...]
+    epilogue: tuple[Action, ...]
+    """Buffer writes, after the last op: no op may read a new value where it means the old one."""
+    num_slots: int
+    loss_slot: int | None
+    slot_of: Mapping[Key, int] = field(default_factory=dict)
+
+    def actions(self) -> tuple[Action, ...]:
+        listed: list[Action] = []
+        for segment in self.segments:
+            listed += [*segment.before, segment.compute, *segment.after]
+        return (*listed, *self.epilogue)
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """What all devices of one placed step share."""
+
+    graph: OpGraph
+    binding: Binding
+    step: TrainingStep
+    mailboxes: Mailboxes
+    optimizers: dict[str, torch.optim.Optimizer]
+    """One per parameter, so that an update can run as soon as its gradient is there; kept from plan to plan."""
+    gradients: dict[str, torch.Tensor] | None = None
+    """Where given, every gradient is kept in it; otherwise a gradient lives until its update."""
+
+
+class Lowering:
+    """Lowers one device's program."""
+
+    def __init__(self, context: StepContext, device: TorchDevice, index: int) -> None:
+        self.context = context
+        self.device = device
+        self.index = index
+        self.state = context.step.state()
+        self.slot_of: dict[Key, int] = {}
+
+    def lower(self, program: DeviceProgram) -> LoweredProgram:
+        context = self.context
+        bound = context.binding.ops
+        last_use = self._last_view_uses(program)
+        made: set[fx.Node] = set()
+        segments: list[Segment] = []
+        before: list[Action] = []
+        for instruction in program:
+            match instruction:
+                case Receive(tensor=t):
+                    before.append(self._receive(t))
+                case Run(op=v):
+                    for view in bound[v].views:
+                        if view not in made:
+                            made.add(view)
+                            before.append(self._call(view))
+                    compute, outputs = self._compute(v)
+                    frees = self._free([view for view in bound[v].views if last_use.get(view) == v])
+                    segments.append(Segment(v, tuple(before), compute, frees, outputs))
+                    before = []
+                case Send(tensor=t, target=target):
+                    segments[-1] = _append(segments[-1], (self._send(t, target),))
+                case Free(tensor=t) if self._tensor_key(t) not in self._kept:
+                    segments[-1] = _append(segments[-1], self._free([self._tensor_key(t)]))
+        loss = self._slot(context.binding.loss) if any(s.op == context.binding.loss_op for s in segments) else None
+        epilogue = [w for s in segments for w in self._buffer_writes(s.op)]
+        return LoweredProgram(tuple(segments), tuple(epilogue), len(self.slot_of), loss, dict(self.slot_of))
+
+    def _last_view_uses(self, program: DeviceProgram) -> dict[fx.Node, int]:
+        """View -> the last op of the program that needs it; views that outlive the ops are left out."""
+        last: dict[fx.Node, int] = {}
+        for instruction in program:
+            if isinstance(instruction, Run):
+                views = self.context.binding.ops[instruction.op].views
+                last.update(dict.fromkeys((view for view in views if view not in self._kept), instruction.op))
+        return last
+
+    @cached_property
+    def _kept(self) -> set[Key]:
+        """What is needed after the last op: the loss and the new values of buffers."""
+        binding = self.context.binding
+        nodes = [binding.loss, *(node for writes in binding.buffer_writes.values() for _, node in writes)]
+        return {binding.home.get(node, node) for node in nodes}
+
+    def _tensor_key(self, tensor: int) -> tuple[int, str]:
+        t = self.context.graph.tensors[tensor]
+        return t.producer, t.name
+
+    def _slot(self, node: fx.Node) -> int:
+        return self._slot_of_key(self.context.binding.home.get(node, node))
+
+    def _slot_of_key(self, key: Key) -> int:
+        return self.slot_of.setdefault(key, len(self.slot_of))
+
+    def _receive(self, tensor: int) -> Action:
+        slot, take = self._slot_of_key(self._tensor_key(tensor)), self.context.mailboxes.taker(tensor, self.index)
+        unpack = self.device.unpack
+
+        def receive(slots: Slots) -> None:
+            slots[slot] = unpack(take())
+
+        return receive
+
+    def _send(self, tensor: int, target: int) -> Action:
+        slot, give = self._slot_of_key(self._tensor_key(tensor)), self.context.mailboxes.giver(tensor, target)
+        pack = self.device.pack
+
+        def send(slots: Slots) -> None:
+            give(pack(slots[slot]))
+
+        return send
+
+    def _free(self, keys: Sequence[Key]) -> tuple[Action, ...]:
+        freed = tuple(self._slot_of_key(k) for k in keys)
+        if not freed:
+            return ()
+
+        def free(slots: Slots) -> None:
+            for slot in freed:
+                slots[slot] = None
+
+        return (free,)
+
+    def _compute(self, v: int) -> tuple[Action, tuple[int, ...]]:
+        """The op's closure and the slots it fills."""
+        bound = self.context.binding.ops[v]
+        if bound.input_index is not None:
+            return self._input(v, bound.input_index)
+        if bound.parameters:
+            return self._update(bound), ()
+        if bound.node is None:
+            raise ExecutionError(f"op {self.context.graph.ops[v].id!r} is bound to nothing that can run")
+        elements = {
+            int(name.rsplit(":", 1)[1]): self._slot_of_key(key)
+            for key in self._keys_of.get(v, ())
+            for name in (key[1],)
+        }
+        if isinstance(bound.node.meta["val"], (tuple, list)):
+            return self._call(bound.node, elements), tuple(elements.values())
+        return self._call(bound.node), (self._slot(bound.node),)
+
+    @cached_property
+    def _keys_of(self) -> dict[int, list[tuple[int, str]]]:
+        keys: dict[int, list[tuple[int, str]]] = {}
+        for key in dict.fromkeys(self.context.binding.home.values()):
+            keys.setdefault(key[0], []).append(key)
+        return keys
+
+    def _input(self, v: int, index: int) -> tuple[Action, tuple[int, ...]]:
+        slot = self._slot_of_key(self._keys_of[v][0])
+        step, device = self.context.step, self.device.torch_device
+        if index < 0:
+            ones = torch.ones((), device=device)
+
+            def tangent(slots: Slots) -> None:
+                slots[slot] = ones
+
+            return tangent, ()
+
+        def read(slots: Slots) -> None:
+            slots[slot] = step.inputs[index].to(device, non_blocking=True)
+
+        return read, (slot,)
+
+    def _update(self, bound: BoundOp) -> Action:
+        """Adds up the gradients of a parameter's names, and steps its optimizer."""
+        name = self.context.binding.state_names[bound.parameters[0]]
+        parameter, optimizer, kept = self.state[name], self.context.optimizers[name], self.context.gradients
+        first, *rest = [self._slot(g) for g in bound.gradients]
+
+        def update(slots: Slots) -> None:
+            gradient = slots[first]
+            for slot in rest:
+                gradient = gradient + slots[slot]
+            parameter.grad = gradient
+            optimizer.step()
+            parameter.grad = None
+            if kept is not None:
+                kept[name] = gradient
+
+        return update
+
+    def _buffer_writes(self, v: int) -> list[Action]:
+        return [self._write(self.state[name], self._slot(node)) for name, node in self.context.binding.buffer_writes.get(v, ())]
+
+    @staticmethod
+    def _write(buffer: torch.Tensor, slot: int) -> Action:
+        def write(slots: Slots) -> None:
+            buffer.copy_(slots[slot])
+
+        return write
+
+    def _call(self, node: fx.Node, elements: Mapping[int, int] | None = None) -> Action:
+        """Calls the node's target on its arguments; fills the node's slot, or the slots of the elements that are read."""
+        target, arguments = node.target, _Arguments(node, self)
+        args, kwargs = arguments.args, arguments.kwargs
+        if elements is not None:
+            wanted = tuple(elements.items())
+
+            def call_tuple(slots: Slots) -> None:
+                value = target(*args(slots), **kwargs(slots))
+                for element, slot in wanted:
+                    slots[slot] = value[element]
+
+            return call_tuple
+        slot = self._slot(node)
+        if arguments.constant_kwargs is not None and not arguments.constant_kwargs:
+
+            def call_plain(slots: Slots) -> None:
+                slots[slot] = target(*args(slots))
+
+            return call_plain
+
+        def call(slots: Slots) -> None:
+            slots[slot] = target(*args(slots), **kwargs(slots))
+
+        return call
+
+    def constant(self, node: fx.Node) -> torch.Tensor | None:
+        """What a node stands for before the step runs: a parameter, a buffer, or a constant of the graph."""
+        binding = self.context.binding
+        if node in binding.state_nodes:
+            return self.state[binding.state_nodes[node]]
+        if node in binding.constants:
+            return binding.constants[node].to(self.device.torch_device)
+        return None
+
+
+class _Arguments:
+    """A node's arguments as functions of the slots: constants are put in once, slots are filled in at each call."""
+
+    def __init__(self, node: fx.Node, lowering: Lowering) -> None:
+        self._lowering = lowering
+        device = lowering.device.torch_device
+        self._args = [self._prepare(a) for a in node.args]
+        self._kwargs = {k: self._prepare(device if isinstance(a, torch.device) else a) for k, a in node.kwargs.items()}
+        self.constant_kwargs = None if any(f for _, f in self._kwargs.values()) else {k: c for k, (c, _) in self._kwargs.items()}
+
+    def _prepare(self, argument: Any) -> tuple[Any, Callable[[Slots], Any] | None]:
+        """(constant, None) or (None, function of the slots)."""
+        if isinstance(argument, fx.Node):
+            constant = self._lowering.constant(argument)
+            if constant is not None:
+                return constant, None
+            return None, operator.itemgetter(self._lowering._slot(argument))
+        if isinstance(argument, (list, tuple)):
+            parts = [self._prepare(a) for a in argument]
+            if all(f is None for _, f in parts):
+                return type(argument)(c for c, _ in parts), None
+            return None, lambda slots: [c if f is None else f(slots) for c, f in parts]
+        return argument, None
+
+    @property
+    def args(self) -> Callable[[Slots], list[Any]]:
+        template = [c for c, _ in self._args]
+        fills = [(i, f) for i, (_, f) in enumerate(self._args) if f is not None]
+
+        def fill(slots: Slots) -> list[Any]:
+            filled = template.copy()
+            for i, f in fills:
+                filled[i] = f(slots)
+            return filled
+
+        return fill
+
+    @property
+    def kwargs(self) -> Callable[[Slots], dict[str, Any]]:
+        constant = self.constant_kwargs
+        if constant is not None:
+            return lambda slots: constant
+        items = list(self._kwargs.items())
+        return lambda slots: {k: c if f is None else f(slots) for k, (c, f) in items}
+
+
+def _append(segment: Segment, actions: tuple[Action, ...]) -> Segment:
+    return replace(segment, after=segment.after + actions)
