@@ -1,7 +1,9 @@
 """The training step that is captured, placed and timed: forward, loss, backward, optimizer."""
 
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +18,19 @@ class OptimizerSpec:
     name: str
     learning_rate: float
     slots: int
-    _make: Callable[[Sequence[Tensor], float], torch.optim.Optimizer]
+    _make: Callable[..., torch.optim.Optimizer]
 
-    def make(self, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
-        return self._make(parameters, self.learning_rate)
+    def make(self, parameters: Sequence[Tensor], **options: bool) -> torch.optim.Optimizer:
+        """A torch.optim optimizer of `parameters`; `options` go to its constructor (foreach, fused)."""
+        return self._make(parameters, lr=self.learning_rate, **options)
 
 
-OPTIMIZERS: dict[str, tuple[int, Callable[[Sequence[Tensor], float], torch.optim.Optimizer]]] = {
-    "sgd": (0, lambda p, lr: torch.optim.SGD(p, lr=lr)),
-    "momentum": (1, lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9)),
-    "rmsprop": (1, lambda p, lr: torch.optim.RMSprop(p, lr=lr)),
-    "adam": (2, lambda p, lr: torch.optim.Adam(p, lr=lr)),
-    "adamw": (2, lambda p, lr: torch.optim.AdamW(p, lr=lr)),
+OPTIMIZERS: dict[str, tuple[int, Callable[..., torch.optim.Optimizer]]] = {
+    "sgd": (0, torch.optim.SGD),
+    "momentum": (1, partial(torch.optim.SGD, momentum=0.9)),
+    "rmsprop": (1, torch.optim.RMSprop),
+    "adam": (2, torch.optim.Adam),
+    "adamw": (2, torch.optim.AdamW),
 }
 
 
@@ -68,6 +71,10 @@ class TrainingStep:
         """Copies of the state, on the host."""
         return {name: value.detach().to("cpu", copy=True) for name, value in self.state().items()}
 
+    def replica(self, device: torch.device | str) -> "TrainingStep":
+        """The same step with parameters, buffers and inputs of its own on `device`."""
+        return replace(self, module=copy.deepcopy(self.module).to(device), inputs=tuple(i.to(device) for i in self.inputs))
+
     def restore(self, snapshot: dict[str, Tensor]) -> None:
         with torch.no_grad():
             for name, value in self.state().items():
@@ -75,11 +82,11 @@ class TrainingStep:
 
 
 class EagerStep:
-    """The unplaced step, as a user writes it, with an optimizer of its own."""
+    """The unplaced step on one device, as a user writes it, with an optimizer of its own; a replica where the device is not the host."""
 
-    def __init__(self, step: TrainingStep) -> None:
-        self.step = step
-        self.optimizer = step.optimizer.make([p for p in step.module.parameters() if p.requires_grad])
+    def __init__(self, step: TrainingStep, device: torch.device) -> None:
+        self.step = step if device.type == "cpu" else step.replica(device)
+        self.optimizer = step.optimizer.make([p for p in self.step.module.parameters() if p.requires_grad])
 
     def run(self) -> Tensor:
         """One step; the loss. Gradients stay on the parameters until the next step."""

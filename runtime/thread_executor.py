@@ -58,9 +58,11 @@ class _Worker:
 class PlacedStep:
     """One plan's programs, loaded into an executor. `run` does one training step."""
 
-    def __init__(self, executor: "ThreadExecutor", programs: Sequence[LoweredProgram], mailboxes: Mailboxes) -> None:
+    def __init__(self, executor: "ThreadExecutor", programs: Sequence[LoweredProgram], context: StepContext) -> None:
         self._executor = executor
-        self._mailboxes = mailboxes
+        self.abort = context.mailboxes.abort
+        self.step = context.step
+        self.optimizers = context.optimizers
         self.programs = tuple(programs)
         self._actions = [p.actions() for p in programs]
         self._loss: torch.Tensor | None = None
@@ -71,12 +73,16 @@ class PlacedStep:
         Raises ExecutionError where an op fails or a device does not answer in time; the step can't be run again then.
         """
         begin = time.perf_counter_ns()
-        busy = self._executor.run_all([self._task(i) for i in range(len(self.programs))], on_failure=self._mailboxes.abort)
+        busy = self._executor.run_all([self._task(i) for i in range(len(self.programs))], on_failure=self.abort)
         wall_us = (time.perf_counter_ns() - begin) / 1000
         if self._loss is None:
             raise ExecutionError("the step has no loss; no device ran the op that computes it")
         loss, self._loss = self._loss, None
         return loss, StepTimes(wall_us, tuple(busy))
+
+    def state_storages(self) -> set[int]:
+        """Where the storages of parameters and buffers begin: they are resident, whoever looks at them."""
+        return {value.untyped_storage().data_ptr() for value in self.step.state().values()}
 
     def _task(self, index: int) -> Callable[[], float]:
         program, actions, device = self.programs[index], self._actions[index], self._executor.devices[index]
@@ -85,17 +91,17 @@ class PlacedStep:
             slots: list[Any] = [None] * program.num_slots
             try:
                 with torch.no_grad():
-                    stop = device.clock()
+                    start = device.mark()
                     for action in actions:
                         action(slots)
+                    end = device.mark()
                     device.synchronize()
-                    busy = stop()
             except BaseException:
-                self._mailboxes.abort()
+                self.abort()
                 raise
             if program.loss_slot is not None:
                 self._loss = slots[program.loss_slot]
-            return busy
+            return device.elapsed_us(start, end)
 
         return task
 
@@ -125,14 +131,27 @@ class ThreadExecutor:
     def load(
         self, timeline: Timeline, binding: Binding, step: TrainingStep, gradients: dict[str, torch.Tensor] | None = None
     ) -> PlacedStep:
-        """The step of `step` placed as the timeline says, with fresh optimizers. With `gradients` given, each step leaves its gradients there."""
+        """The step of `step` placed as the timeline says, with fresh optimizers; with `gradients` given, each run leaves its gradients there.
+
+        CPU devices work on the step's own parameters and buffers; other devices on a replica, each tensor where its readers run.
+        """
         if len(timeline.cluster) > len(self.devices):
             raise ExecutionError(f"the plan is for {len(timeline.cluster)} devices, the executor has {len(self.devices)}")
+        if any(d.torch_device.type != "cpu" for d in self.devices):
+            step = self._scattered(timeline, binding, step)
         mailboxes = Mailboxes(self.timeout_seconds)
-        optimizers = {name: step.optimizer.make([p]) for name, p in step.module.named_parameters() if p.requires_grad}
+        # Said outright, foreach=False spares each of hundreds of small optimizers torch's own search for the best variant (0.1 ms a step).
+        optimizers = {n: step.optimizer.make([p], foreach=False) for n, p in step.module.named_parameters() if p.requires_grad}
         context = StepContext(timeline.graph, binding, step, mailboxes, optimizers, gradients)
         programs = [Lowering(context, self.devices[i], i).lower(program) for i, program in enumerate(cut(timeline))]
-        return PlacedStep(self, programs, mailboxes)
+        return PlacedStep(self, programs, context)
+
+    def _scattered(self, timeline: Timeline, binding: Binding, step: TrainingStep) -> TrainingStep:
+        replica = step.replica("cpu")
+        for name, value in replica.state().items():
+            if name in binding.state_reader:
+                value.data = value.data.to(self.devices[timeline.placement[binding.state_reader[name]]].torch_device)
+        return replica
 
     def call(self, device: int, function: Callable[[], T]) -> T:
         """Runs a function in a device's thread and returns its value; raises what it raises."""

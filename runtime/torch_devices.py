@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -29,8 +28,17 @@ class TorchDevice(Protocol):
     def synchronize(self) -> None:
         """Returns when all work given to the device is done."""
 
-    def clock(self) -> Callable[[], float]:
-        """Starts a clock; calling the result stops it: the microseconds the device worked."""
+    def mark(self) -> Any:
+        """A point on the device's clock: thread CPU time, or a CUDA event behind the work given so far."""
+
+    def elapsed_us(self, start: Any, end: Any) -> float:
+        """Microseconds between two marks, after `synchronize`."""
+
+    def peak_bytes(self) -> int | None:
+        """What the device's allocator says was held at most since `reset_peak`; None where it does not say."""
+
+    def reset_peak(self) -> None:
+        """Starts a new measurement of `peak_bytes`."""
 
 
 class CpuDevice:
@@ -58,9 +66,17 @@ class CpuDevice:
     def synchronize(self) -> None:
         """Ops return when they are done."""
 
-    def clock(self) -> Callable[[], float]:
-        start = time.thread_time_ns()
-        return lambda: (time.thread_time_ns() - start) / 1000
+    def mark(self) -> int:
+        return time.thread_time_ns()
+
+    def elapsed_us(self, start: int, end: int) -> float:
+        return (end - start) / 1000
+
+    def peak_bytes(self) -> None:
+        """torch keeps no statistics for host memory."""
+
+    def reset_peak(self) -> None:
+        """See `peak_bytes`."""
 
 
 class CudaDevice:
@@ -99,16 +115,19 @@ class CudaDevice:
         self.compute.synchronize()
         self.copy.synchronize()
 
-    def clock(self) -> Callable[[], float]:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record(self.compute)
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self.compute)
+        return event
 
-        def stop() -> float:
-            end.record(self.compute)
-            end.synchronize()
-            return start.elapsed_time(end) * 1000
+    def elapsed_us(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        return start.elapsed_time(end) * 1000
 
-        return stop
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self.torch_device)
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
 
 
 def available_cores() -> list[int]:

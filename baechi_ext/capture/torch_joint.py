@@ -65,19 +65,21 @@ class Binding:
     loss: "fx.Node"
     loss_op: int
     seeded_ops: tuple[int, ...]
+    state_reader: Mapping[str, int]
+    """Parameter or buffer -> the first op that reads it; all its readers run on one device, where it lives."""
     state_names: Mapping[str, str]
     """Every parameter or buffer name -> the first name of the same one (differs for tied weights)."""
 
 
-def capture_joint(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]", options: CaptureOptions, name: str = "") -> tuple[OpGraph, Binding]:
+def capture_joint(
+    module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]", options: CaptureOptions, name: str = ""
+) -> tuple[OpGraph, Binding]:
     """The costless op graph of one training step of `module`, which must return the loss, and the binding to run it.
 
     The module is left as it is: no parameter, buffer or random state changes. Raises CaptureError with the framework's reason,
     MissingBackendError without torch.
     """
-    graph_module = _export(module, inputs)
-    nodes = _Nodes.of(graph_module)
-    return _Builder(module, nodes, options).build(name)
+    return _Builder(module, _Nodes.of(_export(module, inputs)), options).build(name)
 
 
 def _export(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> "fx.GraphModule":
@@ -116,7 +118,6 @@ def _is_view(node: "fx.Node") -> bool:
 class _Nodes:
     """The joint graph, told apart: placeholders by what they stand for, outputs by what they mean."""
 
-    module: "fx.GraphModule"
     state: "dict[fx.Node, str]"
     plain: "dict[fx.Node, int]"
     calls: "list[fx.Node]"
@@ -160,8 +161,8 @@ class _Nodes:
                         case d.GradAOTOutput(grad_of=d.ParamAOTInput(target=target)) if value is not None:
                             gradients[target] = value
         if len(losses) != 1 or losses[0].meta["val"].numel() != 1:
-            raise CaptureError(f"the step must return one scalar loss; it returns {len(losses)} tensors; wrap the model with its loss")
-        return cls(module, state, plain, calls, constants, losses[0], gradients, buffer_values)
+            raise CaptureError(f"the step returns {len(losses)} tensors instead of one scalar loss; wrap the model with its loss")
+        return cls(state, plain, calls, constants, losses[0], gradients, buffer_values)
 
 
 def _drop_detached(module: "fx.GraphModule") -> None:
@@ -222,13 +223,13 @@ class _Builder:
         self.edges: list[tuple[str, str, int, str]] = []
         self.home: dict[fx.Node, tuple[int, str]] = {}
         self.tensor_bytes: dict[tuple[int, str], int] = {}
-        self.charged: set[str] = set()
+        self.state_reader: dict[str, int] = {}
         self.seeded: list[int] = []
         self.forward_of_seq: dict[int, int] = {}
 
     def build(self, name: str) -> tuple[OpGraph, Binding]:
         for node, index in self.nodes.plain.items():
-            if any(True for _ in node.users):
+            if node.users:
                 self._add_input(node, index)
         for node in self.nodes.calls:
             if node.target is not operator.getitem and not _is_view(node):
@@ -249,6 +250,7 @@ class _Builder:
             loss=self.nodes.loss,
             loss_op=self._base(self.nodes.loss)[0],
             seeded_ops=tuple(self.seeded),
+            state_reader=self.state_reader,
             state_names=self.state_names,
         )
         return graph, binding
@@ -272,7 +274,8 @@ class _Builder:
     def _add_call(self, node: "fx.Node") -> None:
         import torch
 
-        phase = "backward" if node.meta.get("autograd_backward") or node.meta.get("partitioner_tag") == "is_backward" else "forward"
+        backward = node.meta.get("autograd_backward") or node.meta.get("partitioner_tag") == "is_backward"
+        phase = "backward" if backward else "forward"
         seq = node.meta.get("seq_nr")
         forward = None
         if seq is not None and phase == "forward":
@@ -352,8 +355,8 @@ class _Builder:
         base = self._base(node)
         if isinstance(base, str):
             self.groups.join(v, base)
-            if base not in self.charged:
-                self.charged.add(base)
+            if base not in self.state_reader:
+                self.state_reader[base] = v
                 op = self.ops[v]
                 self.ops[v] = replace(op, persistent_bytes=op.persistent_bytes + _bytes(self.state[base]))
         elif base is not None:

@@ -1,0 +1,165 @@
+"""The `baechi` command: one sub-command a stage. Here are arguments and exit codes; the stages are in the modules it calls.
+
+Exit codes: 0 done, 1 a library error, 2 a usage error, 130 interrupted, 141 nobody reads the output. Every error is one
+`error:` line on stderr. Results go to stdout, progress to stderr.
+"""
+
+import argparse
+import contextlib
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import baechi_ext
+from baechi_ext.errors import BaechiError, InfeasibleError, OptionError
+from baechi_ext.ir import Cluster, OpGraph, Plan
+from baechi_ext.ir.check import memory_violations, placement_violations
+from baechi_ext.ir.files import require_writable
+from baechi_ext.simulate import lower_bound_us, simulate
+from runtime import flags, pipeline, tables
+from runtime.progress import progress
+
+
+@dataclass(frozen=True)
+class Command:
+    """A sub-command: `run` takes the parsed arguments and returns the exit code; library errors may escape it."""
+
+    name: str
+    help: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def _place_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("graph", metavar="GRAPH", help="a graph file; see docs/files.md")
+    flags.add_placing_flags(parser)
+    flags.add_cluster_flags(parser)
+    flags.add_output_flags(parser, out="write the plan to this file")
+
+
+def _place(args: argparse.Namespace) -> int:
+    request, cluster = flags.request_of(args), flags.cluster_of(args)
+    if args.out is not None:
+        require_writable(args.out)
+    graph = OpGraph.load(args.graph)
+    try:
+        with progress(f"placing {len(graph)} ops on {len(cluster)} devices with {request.method}"):
+            result = pipeline.plan(graph, cluster, request)
+    except InfeasibleError as e:
+        if args.json:
+            print_json({"status": e.status, "error": str(e)})
+        raise
+    if args.out is not None:
+        result.plan.save(args.out)
+    if args.json:
+        timeline = result.timeline
+        print_json({**result.plan.to_json(), "busy_us": timeline.busy_us, "transfers": len(timeline.transfers)})
+    else:
+        facts = {
+            "method": f"{result.plan.method} ({result.status}, {result.placement_seconds:.3g} s)",
+            "plan": args.out or "not written (no --out)",
+        }
+        tables.print_timeline(result.timeline, result.lower_bound_us, facts)
+    return 0
+
+
+def _simulate_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("graph", metavar="GRAPH", help="a graph file; see docs/files.md")
+    parser.add_argument("plan", metavar="PLAN", help="a plan file of this graph; its cluster is used unless flags override it")
+    flags.add_cluster_flags(parser)
+    flags.add_output_flags(parser)
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    graph = OpGraph.load(args.graph)
+    plan = Plan.load(args.plan, graph, Cluster.load(args.cluster) if args.cluster is not None else None)
+    plan = plan.on(flags.cluster_of(args, plan.cluster))
+    with progress(f"simulating {len(graph)} ops on {len(plan.cluster)} devices"):
+        timeline = simulate(graph, plan.cluster, plan.placement, plan.priority)
+        bound = lower_bound_us(graph, plan.cluster)
+        peak = timeline.peak_memory_bytes
+    violations = placement_violations(graph, plan.cluster, plan.placement) + memory_violations(plan.cluster, peak)
+    if args.json:
+        print_json({**timeline.to_json(), "lower_bound_us": bound, "violations": violations})
+    else:
+        tables.print_timeline(timeline, bound, {"violations": "; ".join(violations) or "none"})
+    return 0
+
+
+COMMANDS = (
+    Command("place", "decide which device runs which op of a graph, and write the plan", _place_flags, _place),
+    Command("simulate", "say what a plan is worth: step time, busy time, memory, broken rules", _simulate_flags, _simulate),
+)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """Prints `value` on stdout."""
+    print(json.dumps(value, indent=1, allow_nan=False))
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with usage errors of one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(f"{message}; see {self.prog} --help")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = _Parser(prog="baechi", description="Automatic device placement for training deep networks.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=baechi_ext.__version__)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        sub = commands.add_parser(command.name, help=command.help, description=command.help, allow_abbrev=False)
+        command.add_flags(sub)
+        sub.set_defaults(run=command.run)
+    return parser
+
+
+def with_underscores(argv: Sequence[str]) -> list[str]:
+    """`argv` with the flags' own spelling: --num-devices=2 becomes --num_devices=2; what follows a lone -- stays."""
+    end = list(argv).index("--") if "--" in argv else len(argv)
+    return [_with_underscores(a) if i < end and a.startswith("--") else a for i, a in enumerate(argv)]
+
+
+def _with_underscores(flag: str) -> str:
+    name, equals, value = flag.partition("=")
+    return "--" + name[2:].replace("-", "_") + equals + value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line (default: this process's own) and returns its exit code."""
+    try:
+        args = make_parser().parse_args(with_underscores(sys.argv[1:] if argv is None else argv))
+        code = args.run(args)
+        sys.stdout.flush()
+        return code
+    except OptionError as e:
+        return _fail(str(e), 2)
+    except BaechiError as e:
+        return _fail(str(e), 1)
+    except BrokenPipeError:
+        _drop_stdout()
+        return 141
+    except OSError as e:
+        if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or e.filename is not None:
+            raise
+        _drop_stdout()
+        return _fail(f"cannot write the result to stdout: {e.strerror or e}; choose another place for it", 1)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+
+
+def _drop_stdout() -> None:
+    """What is left in the buffer would complain again when python ends."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fail(message: str, code: int) -> int:
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    return code

@@ -1,0 +1,190 @@
+"""The flags that sub-commands share, and the values they become: a Cluster and a PlanRequest."""
+
+import argparse
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from baechi_ext.errors import OptionError
+from baechi_ext.group.registry import GROUPERS, PLACER_TYPES
+from baechi_ext.ir.cluster import Cluster, Device, Link
+from baechi_ext.ir.numbers import as_number
+from baechi_ext.place.common import PlaceOptions
+from baechi_ext.place.registry import METHODS
+from runtime.pipeline import PlanRequest
+
+DEFAULT_LINK = Link(us_per_byte=0.0001754, latency_us=134.0)
+"""Baechi's own defaults."""
+_UNITS = {"": 1, "B": 1}
+_UNITS |= {f"{prefix}B": 1000**i for i, prefix in enumerate("KMGT", 1)}
+_UNITS |= {f"{prefix}IB": 1024**i for i, prefix in enumerate("KMGT", 1)}
+_DEFAULTS = PlanRequest()
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)")
+
+
+def add_cluster_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags `cluster_of` reads."""
+    group = parser.add_argument_group("cluster")
+    group.add_argument("--cluster", metavar="FILE", help="a cluster file; see docs/files.md")
+    group.add_argument("--num_devices", "--num_gpus", type=number_of_devices, metavar="N", help="so many equal devices, no file")
+    group.add_argument("--device_memory", type=size_in_bytes, metavar="SIZE", help="of every device: 16GiB, 800MB, or bytes")
+    group.add_argument("--memory_fraction", type=fraction, metavar="F", help="the part of each device's memory a plan may use")
+    group.add_argument(
+        "--comm_cost_coeffs",
+        type=link_of_coefficients,
+        metavar="A,B",
+        help="sending n bytes takes A*n + B microseconds on every link (0.0001754,134 where nothing else is given)",
+    )
+
+
+def cluster_of(args: argparse.Namespace, base: Cluster | None = None) -> Cluster:
+    """The cluster that the flags describe; what they leave out comes from `base` (a plan's cluster).
+
+    Raises OptionError where they contradict each other or describe no cluster, ClusterError or FileError for a bad file.
+    """
+    if args.cluster is not None and args.num_devices is not None:
+        raise OptionError("--cluster and --num_devices exclude each other; give one of them")
+    cluster = base if args.cluster is None else Cluster.load(args.cluster)
+    if args.num_devices is not None:
+        cluster = Cluster.uniform(args.num_devices, link=DEFAULT_LINK if base is None else base.default)
+    if cluster is None:
+        raise OptionError("no devices are given; add --num_devices=N or --cluster=FILE")
+    if args.comm_cost_coeffs is not None:
+        cluster = replace(cluster, default=args.comm_cost_coeffs, pairs={})
+    if args.device_memory is not None:
+        cluster = replace(cluster, devices=tuple(replace(d, memory_bytes=args.device_memory) for d in cluster.devices))
+    if args.memory_fraction is not None:
+        if all(d.memory_bytes is None for d in cluster.devices):
+            raise OptionError("--memory_fraction needs devices of limited memory; add --device_memory=SIZE")
+        cluster = replace(cluster, devices=tuple(_use_part(d, args.memory_fraction) for d in cluster.devices))
+    return cluster
+
+
+def _use_part(device: Device, part: float) -> Device:
+    return device if device.memory_bytes is None else replace(device, memory_bytes=int(device.memory_bytes * part))
+
+
+def add_placing_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags `request_of` reads."""
+    group = parser.add_argument_group("placing")
+    _add_choice(group, "--placement_method", METHODS, _DEFAULTS.method)
+    _add_choice(group, "--grouper", GROUPERS, _DEFAULTS.grouper)
+    _add_choice(group, "--placer_type", PLACER_TYPES, _DEFAULTS.placer_type)
+    group.add_argument("--only_forward", action="store_true", help="place the forward ops; each backward op goes with its own")
+    group.add_argument(
+        "--sct_threshold",
+        type=from_zero_to_one,
+        default=_DEFAULTS.options.sct_threshold,
+        metavar="F",
+        help="m_sct: up to this LP value a successor counts as the favourite child (default %(default)s)",
+    )
+    group.add_argument(
+        "--seed", type=whole, default=_DEFAULTS.options.seed, metavar="N", help="for methods that draw lots (default %(default)s)"
+    )
+    group.add_argument(
+        "--time_limit",
+        type=positive,
+        default=_DEFAULTS.options.time_limit_seconds,
+        metavar="SECONDS",
+        help="for solvers and searches (default %(default)s)",
+    )
+
+
+def request_of(args: argparse.Namespace) -> PlanRequest:
+    """What the placing flags ask for."""
+    return PlanRequest(
+        method=args.placement_method,
+        grouper=args.grouper,
+        placer_type=args.placer_type,
+        only_forward=args.only_forward,
+        options=PlaceOptions(seed=args.seed, sct_threshold=args.sct_threshold, time_limit_seconds=args.time_limit),
+    )
+
+
+def add_output_flags(parser: argparse.ArgumentParser, out: str | None = None) -> None:
+    """--json, and --out where the command writes a file (`out` says which)."""
+    group = parser.add_argument_group("output")
+    if out is not None:
+        group.add_argument("--out", metavar="FILE", help=out)
+    group.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _add_choice(group: argparse._ArgumentGroup, flag: str, table: Mapping[str, tuple[str, str]], default: str) -> None:
+    lines = "; ".join(f"{name}: {entry[-1]}" for name, entry in table.items()).replace("%", "%%")
+    group.add_argument(flag, type=one_of(table), default=default, metavar="NAME", help=f"{lines} (default {default})")
+
+
+def one_of(names: Mapping[str, object]) -> Callable[[str], str]:
+    """A flag type that takes one of `names` and lists them where it gets another."""
+
+    def choose(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"unknown value {text!r}; choose one of {', '.join(names)}")
+        return text
+
+    return choose
+
+
+def whole(text: str) -> int:
+    """Flag type: a whole number of at least 0."""
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 999999999")
+    return int(text)
+
+
+def number_of_devices(text: str) -> int:
+    """Flag type: a whole number from 1 to 1024."""
+    if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= 1024:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 1024")
+    return int(text)
+
+
+def size_in_bytes(text: str) -> int:
+    """Flag type: bytes, written plainly or with a unit: KB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers of 1024)."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[2].upper() not in _UNITS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write it like 16GiB, 800MB or 1000000 (bytes)")
+    number = int(match[1]) if "." not in match[1] else float(match[1])
+    return int(number * _UNITS[match[2].upper()])
+
+
+def fraction(text: str) -> float:
+    """Flag type: a number above 0 and up to 1."""
+    value = _number(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and up to 1")
+    return value
+
+
+def from_zero_to_one(text: str) -> float:
+    """Flag type: a number from 0 to 1."""
+    value = _number(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+    return value
+
+
+def positive(text: str) -> float:
+    """Flag type: a number above 0."""
+    value = _number(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+def link_of_coefficients(text: str) -> Link:
+    """Flag type: `a,b`, both at least 0; a transfer of n bytes takes a * n + b microseconds."""
+    parts = text.split(",")
+    if len(parts) != 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not two numbers a,b (microseconds per byte, microseconds)")
+    slope, latency = map(_number, parts)
+    if slope < 0 or latency < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} has a negative coefficient; expected at least 0")
+    return Link(us_per_byte=slope, latency_us=latency)
+
+
+def _number(text: str) -> float:
+    try:
+        return as_number(float(text), "it", ValueError, minimum=float("-inf"))
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number") from e

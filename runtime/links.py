@@ -1,0 +1,74 @@
+"""Probing links: what handing a tensor from one device of the executor to another takes, and the line through it."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from baechi_ext.cost import LinkFit, fit_link
+from runtime.mailbox import Mailboxes
+from runtime.thread_executor import ThreadExecutor
+
+PROBE_BYTES = tuple(4 * 4**i for i in range(12))
+"""4 bytes to 16 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkProbe:
+    """One-way times in microseconds per tensor size, warm-up left out, and the line through their medians."""
+
+    samples_us: dict[int, tuple[float, ...]]
+    fit: LinkFit
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "us_per_byte": self.fit.us_per_byte,
+            "latency_us": self.fit.latency_us,
+            "r_squared": self.fit.r_squared,
+            "samples_us": {str(size): list(samples) for size, samples in self.samples_us.items()},
+        }
+
+
+def probe_link(executor: ThreadExecutor, source: int = 0, target: int = 1, repeats: int = 30, warmup: int = 5) -> LinkProbe:
+    """The link between two devices of the executor, measured by sending tensors there and back: half a round trip each.
+
+    The receiver waits asleep, as a device does that has nothing else to run. Raises ExecutionError where a device does not answer.
+    """
+    samples = {}
+    for size in PROBE_BYTES:
+        rounds = _round_trips_us(executor, source, target, size, warmup + repeats)
+        samples[size] = tuple(us / 2 for us in rounds[warmup:])
+    return LinkProbe(samples, fit_link([(size, statistics.median(s)) for size, s in samples.items()]))
+
+
+def _round_trips_us(executor: ThreadExecutor, source: int, target: int, size: int, count: int) -> list[float]:
+    boxes = Mailboxes(executor.timeout_seconds)
+    there, back = (0, target), (0, source)
+    tensor = executor.call(source, partial(torch.zeros, size // 4, device=executor.devices[source].torch_device))
+    near, far = executor.devices[source], executor.devices[target]
+
+    def ping(give: Callable[[Any], None], take: Callable[[], Any]) -> list[float]:
+        times = []
+        for _ in range(count):
+            begin = time.perf_counter_ns()
+            give(near.pack(tensor))
+            near.unpack(take())
+            near.synchronize()
+            times.append((time.perf_counter_ns() - begin) / 1000)
+        return times
+
+    def pong(give: Callable[[Any], None], take: Callable[[], Any]) -> list[float]:
+        for _ in range(count):
+            value = far.unpack(take())
+            far.synchronize()
+            give(far.pack(value))
+        return []
+
+    tasks: list[Callable[[], list[float]]] = [list for _ in executor.devices]
+    tasks[source] = partial(ping, boxes.giver(*there), boxes.taker(*back))
+    tasks[target] = partial(pong, boxes.giver(*back), boxes.taker(*there))
+    return executor.run_all(tasks, on_failure=boxes.abort)[source]

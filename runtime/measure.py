@@ -1,0 +1,192 @@
+"""Measuring real steps: eager, one-device and placed, interleaved, so that what else the machine does falls on all alike."""
+
+import gc
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.step import EagerStep, TrainingStep
+from runtime.thread_executor import PlacedStep, ThreadExecutor
+
+NOISY_LOAD = 0.10
+"""Others taking more than this share of the cores spoil a measurement."""
+NOISY_SPREAD = 0.15
+"""So does a 95% interval of the median ratio wider than this share of the ratio."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Raw wall times of one variant, in the order they were taken; statistics are computed."""
+
+    us: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.us)
+
+    @property
+    def min(self) -> float:
+        return min(self.us)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"median": self.median, "min": self.min, "samples": list(self.us)}
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times faster: the median of the ratios of paired samples, and an interval that holds the true median in 95 of 100 cases."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, slow: Samples, fast: Samples) -> "Ratio":
+        ratios = sorted(a / b for a, b in zip(slow.us, fast.us, strict=True))
+        rank = _sign_test_rank(len(ratios))
+        return cls(statistics.median(ratios), ratios[rank], ratios[-1 - rank])
+
+    @property
+    def spread(self) -> float:
+        """Width of the interval over the median."""
+        return (self.high - self.low) / self.median
+
+    def to_json(self) -> dict[str, float]:
+        return {"median": self.median, "low": self.low, "high": self.high}
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+def _sign_test_rank(n: int) -> int:
+    """The largest k for which the k-th smallest and k-th largest (from 0) of n values enclose the median with 95% confidence.
+
+    0 where n is too small for that: the whole range.
+    """
+    below, k = 0.0, 0
+    while k <= n // 2:
+        below += math.comb(n, k) / 2**n
+        if 2 * below > 0.05:
+            break
+        k += 1
+    return max(0, k - 1)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Interleaved steps: `samples` by variant ("eager", "single", "placed", ...), the placed step's busy times, and the noise meanwhile."""
+
+    samples: Mapping[str, Samples]
+    busy_us: tuple[float, ...]
+    """Per device, the median over the placed steps."""
+    load_of_others: float | None
+    """CPU time of other processes over (cores x wall time); None where the system does not tell."""
+    oversubscribed: bool
+    """More CPU devices than cores: devices take turns and no step time means anything."""
+
+    def ratio(self, slow: str, fast: str = "placed") -> Ratio:
+        return Ratio.of(self.samples[slow], self.samples[fast])
+
+    def doubts(self) -> list[str]:
+        """Why the run is too noisy to conclude from, one reason each; empty where it is not."""
+        found = []
+        if self.oversubscribed:
+            found.append("there are more CPU devices than cores, so devices take turns")
+        if self.load_of_others is not None and self.load_of_others > NOISY_LOAD:
+            found.append(f"other processes took {self.load_of_others:.0%} of the cores (more than {NOISY_LOAD:.0%})")
+        spread = self.ratio("single").spread
+        if spread > NOISY_SPREAD:
+            found.append(f"the ratio's interval is {spread:.0%} wide (more than {NOISY_SPREAD:.0%})")
+        if len(self.samples["placed"].us) < 6:
+            found.append("fewer than 6 steps were measured")
+        return found
+
+
+def measure(
+    executor: ThreadExecutor,
+    step: TrainingStep,
+    placed: Mapping[str, PlacedStep],
+    *,
+    num_steps: int,
+    warmup: int = 2,
+    on_step: Callable[[int], None] = lambda i: None,
+) -> Measurement:
+    """Times `num_steps` rounds of one eager step (on device 0) and one of every placed step ("placed" must be among them).
+
+    Parameters, buffers and random state go on from round to round, as in training, and are put back at the end.
+    """
+    eager = EagerStep(step, executor.devices[0].torch_device)
+    saved = step.snapshot()
+    taken: dict[str, list[float]] = {"eager": [], **{name: [] for name in placed}}
+    busy: list[Sequence[float]] = []
+    gc.collect()
+    gc.disable()
+    try:
+        load = _LoadOfOthers()
+        for i in range(warmup + num_steps):
+            on_step(i)
+            if i == warmup:
+                load = _LoadOfOthers()
+            times = {"eager": executor.call(0, lambda: _eager_us(executor, eager))}
+            for name, variant in placed.items():
+                _, step_times = variant.run()
+                times[name] = step_times.wall_us
+                if name == "placed" and i >= warmup:
+                    busy.append(step_times.busy_us)
+            if i >= warmup:
+                for name, us in times.items():
+                    taken[name].append(us)
+        share = load.share()
+    finally:
+        gc.enable()
+        eager.optimizer.zero_grad(set_to_none=True)
+        step.restore(saved)
+    return Measurement(
+        samples={name: Samples(tuple(us)) for name, us in taken.items()},
+        busy_us=tuple(statistics.median(column) for column in zip(*busy, strict=True)),
+        load_of_others=share,
+        oversubscribed=_oversubscribed(executor),
+    )
+
+
+def _eager_us(executor: ThreadExecutor, eager: EagerStep) -> float:
+    begin = time.perf_counter_ns()
+    eager.run()
+    executor.devices[0].synchronize()
+    return (time.perf_counter_ns() - begin) / 1000
+
+
+def _oversubscribed(executor: ThreadExecutor) -> bool:
+    cores = [getattr(d, "core", None) for d in executor.devices]
+    return None not in cores and len(set(cores)) < len(cores)
+
+
+class _LoadOfOthers:
+    """The share of the machine's CPU time that other processes take, from its making to `share()`; steal by other guests included."""
+
+    def __init__(self) -> None:
+        self._start = self._now()
+
+    @staticmethod
+    def _now() -> tuple[float, float, float] | None:
+        """(seconds all cores were busy, seconds this process used, seconds on the clock)."""
+        try:
+            fields = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:]
+        except OSError:
+            return None
+        ticks = [int(f) for f in fields[:8]]
+        busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+        own = os.times()
+        return busy, own.user + own.system, time.monotonic()
+
+    def share(self) -> float | None:
+        end = self._now()
+        if self._start is None or end is None:
+            return None
+        busy, own, wall = (b - a for a, b in zip(self._start, end, strict=True))
+        return max(0.0, busy - own) / max(wall * (os.cpu_count() or 1), 1e-9)

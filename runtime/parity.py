@@ -1,0 +1,109 @@
+"""Parity: the placed step must compute what the unplaced step computes: loss, every gradient, every buffer, every updated parameter."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baechi_ext.capture.torch_joint import Binding
+from baechi_ext.errors import ParityError
+from baechi_ext.simulate import Timeline
+from runtime.step import EagerStep, TrainingStep
+from runtime.thread_executor import ThreadExecutor
+
+TOLERANCE = {"cpu": 1e-6, "cuda": 1e-4}
+"""Largest relative difference. On CPU devices 0 is expected; CUDA kernels may add in another order from run to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """The largest differences over all compared tensors; relative to the largest magnitude in the unplaced step's tensor."""
+
+    passed: bool
+    max_abs_diff: float
+    max_rel_diff: float
+    worst: str
+    compared: int
+    tolerance: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "passed": self.passed,
+            "max_abs_diff": self.max_abs_diff,
+            "max_rel_diff": self.max_rel_diff,
+            "worst": self.worst,
+            "compared": self.compared,
+            "tolerance": self.tolerance,
+        }
+
+
+def check_parity(executor: ThreadExecutor, timeline: Timeline, binding: Binding, step: TrainingStep) -> Parity:
+    """Runs one unplaced and one placed step from the same state and seed and compares them. The state is put back.
+
+    Raises ExecutionError where the placed step fails.
+    """
+    saved, rng = step.snapshot(), torch.get_rng_state()
+    try:
+        expected = executor.call(0, lambda: _eager_results(step, executor.devices[0].torch_device))
+        step.restore(saved)
+        gradients: dict[str, Tensor] = {}
+        placed = executor.load(timeline, binding, step, gradients)
+        torch.manual_seed(step.seed)
+        loss, _ = placed.run()
+        actual = _results(loss, gradients, placed.step)
+    finally:
+        step.restore(saved)
+        torch.set_rng_state(rng)
+    return compare(expected, actual, TOLERANCE[executor.devices[0].torch_device.type])
+
+
+def require_parity(parity: Parity) -> None:
+    """Raises ParityError, naming the worst tensor, where the check did not pass."""
+    if not parity.passed:
+        raise ParityError(
+            f"the placed step differs from the unplaced one: {parity.worst} by {parity.max_rel_diff:.3g} relative "
+            f"(allowed {parity.tolerance:g}); look for randomness outside torch in the model, or drop --relaxed_random"
+        )
+
+
+def _eager_results(step: TrainingStep, device: torch.device) -> dict[str, Tensor]:
+    eager = EagerStep(step, device)
+    torch.manual_seed(step.seed)
+    loss = eager.run()
+    gradients = {n: p.grad for n, p in eager.step.module.named_parameters() if p.grad is not None}
+    results = _results(loss, gradients, eager.step)
+    eager.optimizer.zero_grad(set_to_none=True)
+    return results
+
+
+def _results(loss: Tensor, gradients: Mapping[str, Tensor], step: TrainingStep) -> dict[str, Tensor]:
+    named = {"loss": loss}
+    named |= {f"gradient of {name}": g for name, g in gradients.items()}
+    named |= {f"new value of {name}": value for name, value in step.state().items()}
+    return {name: value.detach().to("cpu", copy=True) for name, value in named.items()}
+
+
+def compare(expected: Mapping[str, Tensor], actual: Mapping[str, Tensor], tolerance: float) -> Parity:
+    """Compares tensors by name; a name or shape that only one side has, and a NaN, differ infinitely."""
+    worst, max_abs, max_rel = "", 0.0, 0.0
+    for name in sorted(expected.keys() | actual.keys()):
+        a, b = expected.get(name), actual.get(name)
+        if a is None or b is None or a.shape != b.shape:
+            absolute = relative = float("inf")
+        else:
+            absolute, relative = _difference(a, b)
+        if relative > max_rel or not worst:
+            worst, max_rel = name, max(relative, max_rel)
+        max_abs = max(max_abs, absolute)
+    return Parity(max_rel <= tolerance, max_abs, max_rel, worst, len(expected), tolerance)
+
+
+def _difference(a: Tensor, b: Tensor) -> tuple[float, float]:
+    if a.numel() == 0 or torch.equal(a, b):
+        return 0.0, 0.0
+    absolute = (a.double() - b.double()).abs().max().item()
+    if absolute != absolute:
+        return float("inf"), float("inf")
+    return absolute, absolute / max(a.double().abs().max().item(), 1e-30)

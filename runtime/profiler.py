@@ -1,0 +1,156 @@
+"""Profiling: what every op of a captured step takes where it will run. The one-device program itself is timed, op by op."""
+
+import gc
+import platform
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from baechi_ext.capture.torch_joint import Binding
+from baechi_ext.cost.profile import OpProfile, Profile
+from baechi_ext.ir.cluster import Cluster
+from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.simulate import Timeline, simulate
+from runtime.progress import progress
+from runtime.step import TrainingStep
+from runtime.thread_executor import PlacedStep, ThreadExecutor
+from runtime.torch_devices import TorchDevice
+
+@dataclass(frozen=True, slots=True)
+class ProfileOptions:
+    warmup: int = 2
+    repeats: int = 8
+
+
+def one_device_timeline(graph: OpGraph) -> Timeline:
+    """The whole step on one device, in the captured order."""
+    rank = [0] * len(graph)
+    for position, v in enumerate(graph.order):
+        rank[v] = position
+    captured = list(range(len(graph)))
+    in_file_order = all(graph.tensors[t].producer < v for v in captured for t in graph.inputs[v])
+    return simulate(graph, Cluster.uniform(1), [0] * len(graph), captured if in_file_order else rank)
+
+
+def profile_step(
+    executor: ThreadExecutor, graph: OpGraph, binding: Binding, step: TrainingStep, options: ProfileOptions
+) -> Profile:
+    """The profile of every op on the executor's device 0. Parameters, buffers and random state are put back afterwards.
+
+    Times are of the device's own clock (thread CPU time, CUDA events), from an op's first instruction to its last free, so that
+    they add up to the step; on a CPU device the Python that starts an op is part of it, as it is in the step.
+    """
+    device = executor.devices[0]
+    saved, rng = step.snapshot(), torch.get_rng_state()
+    try:
+        placed = executor.load(one_device_timeline(graph), binding, step)
+        samples: list[list[float]] = [[] for _ in range(len(graph))]
+        gc.collect()
+        gc.disable()
+        for repeat in range(options.warmup + options.repeats):
+            with progress(f"profiling {len(graph)} ops, pass {repeat + 1} of {options.warmup + options.repeats}"):
+                times = executor.call(0, lambda: _timed_pass(placed, device))
+            if repeat >= options.warmup:
+                for v, us in times.items():
+                    samples[v].append(us)
+        with progress("measuring temporary memory"):
+            temporary = temporary_bytes(executor, placed)
+    finally:
+        gc.enable()
+        step.restore(saved)
+        torch.set_rng_state(rng)
+    return Profile(
+        graph_fingerprint=graph.fingerprint,
+        op_digests=dict(zip(graph.index, graph.op_digests, strict=True)),
+        clock=device.clock_name,
+        warmup=options.warmup,
+        ops={
+            op.id: OpProfile(tuple(samples[v]), op.output_bytes, temporary[v], op.persistent_bytes) for v, op in enumerate(graph.ops)
+        },
+        metadata={
+            "device": device.name,
+            "processor": platform.processor() or platform.machine(),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    )
+
+
+def _timed_pass(placed: PlacedStep, device: TorchDevice) -> dict[int, float]:
+    """Op -> microseconds of one step of a one-device program."""
+    program = placed.programs[0]
+    slots: list[Any] = [None] * program.num_slots
+    marks = [device.mark()]
+    with torch.no_grad():
+        for segment in program.segments:
+            for action in segment.before:
+                action(slots)
+            segment.compute(slots)
+            for action in segment.after:
+                action(slots)
+            marks.append(device.mark())
+        for action in program.epilogue:
+            action(slots)
+    device.synchronize()
+    spent = (device.elapsed_us(a, b) for a, b in zip(marks, marks[1:], strict=False))
+    return {segment.op: us for segment, us in zip(program.segments, spent, strict=True)}
+
+
+def temporary_bytes(executor: ThreadExecutor, placed: PlacedStep) -> list[int]:
+    """For each op, the bytes it allocated and freed again while it computed, at most at one time, beyond its outputs."""
+    if executor.devices[0].peak_bytes() is not None:
+        return executor.call(0, lambda: _temporary_by_allocator(placed, executor.devices[0]))
+    return _temporary_by_profiler(placed)
+
+
+def _temporary_by_allocator(placed: PlacedStep, device: TorchDevice) -> list[int]:
+    program = placed.programs[0]
+    slots: list[Any] = [None] * program.num_slots
+    found = [0] * len(program.segments)
+    with torch.no_grad():
+        for segment in program.segments:
+            for action in segment.before:
+                action(slots)
+            device.reset_peak()
+            segment.compute(slots)
+            device.synchronize()
+            now = torch.cuda.memory_allocated(device.torch_device)
+            found[segment.op] = max(0, (device.peak_bytes() or 0) - now)
+            for action in segment.after:
+                action(slots)
+    return found
+
+
+def _temporary_by_profiler(placed: PlacedStep) -> list[int]:
+    """From the allocator events of torch's profiler; in this thread, because the profiler belongs to the thread that first used it."""
+    program = placed.programs[0]
+    slots: list[Any] = [None] * program.num_slots
+    found = [0] * len(program.segments)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+            for segment in program.segments:
+                for action in segment.before:
+                    action(slots)
+                with torch.profiler.record_function(f"op {segment.op}"):
+                    segment.compute(slots)
+                for action in segment.after:
+                    action(slots)
+    finally:
+        torch.set_num_threads(threads)
+    events = profiler.profiler.kineto_results.events()
+    spans = sorted((e.start_ns(), e.start_ns() + e.duration_ns(), int(e.name()[3:])) for e in events if e.name().startswith("op "))
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    position = 0
+    for start, end, op in spans:
+        now = top = 0
+        while position < len(changes) and changes[position][0] <= end:
+            at, size = changes[position]
+            position += 1
+            if at >= start:
+                now += size
+                top = max(top, now)
+        found[op] = max(0, top - max(now, 0))
+    return found

@@ -1,0 +1,150 @@
+"""StepReport: what a placed step was predicted to take and what it took, for people and as JSON."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from baechi_ext.ir.files import SCHEMA_VERSION
+from baechi_ext.place.common import PlanResult
+from baechi_ext.simulate import Timeline
+from runtime.links import LinkProbe
+from runtime.measure import Measurement
+from runtime.parity import Parity
+from runtime.tables import as_size, as_time
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """Everything `baechi train` found out about one step."""
+
+    model: str
+    executor: str
+    result: PlanResult
+    single: Timeline
+    """The prediction for one device."""
+    parity: Parity
+    measurement: Measurement
+    measured_peak_bytes: tuple[int, ...]
+    probe: LinkProbe | None
+    notes: tuple[str, ...]
+    versions: dict[str, str]
+
+    @property
+    def conclusive(self) -> bool:
+        return not self.measurement.doubts()
+
+    def to_json(self) -> dict[str, Any]:
+        """What `train --json` prints (DESIGN.md)."""
+        measured, timeline = self.measurement, self.result.timeline
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "model": self.model,
+            "method": self.result.plan.method,
+            "executor": self.executor,
+            "num_devices": len(timeline.cluster),
+            "status": self.result.status,
+            "parity": self.parity.to_json(),
+            "predicted_step_us": {"single": self.single.makespan_us, "placed": timeline.makespan_us},
+            "measured_step_us": {name: samples.to_json() for name, samples in measured.samples.items()},
+            "speedup": measured.ratio("single").median,
+            "speedup_interval": measured.ratio("single").to_json(),
+            "speedup_over_eager": measured.ratio("eager").to_json(),
+            "overhead_of_one_device_program": measured.ratio("single", "eager").to_json(),
+            "predicted_speedup": self.single.makespan_us / timeline.makespan_us if timeline.makespan_us else 1.0,
+            "busy_us": {"predicted": list(timeline.busy_us), "measured": list(measured.busy_us)},
+            "peak_memory_bytes": {"predicted": list(timeline.peak_memory_bytes), "measured": list(self.measured_peak_bytes)},
+            "lower_bound_us": self.result.lower_bound_us,
+            "placement_seconds": self.result.placement_seconds,
+            "transfers": len(timeline.transfers),
+            "bytes_moved": timeline.bytes_moved,
+            "link_probe": None if self.probe is None else self.probe.to_json(),
+            "load_of_others": measured.load_of_others,
+            "conclusive": self.conclusive,
+            "doubts": measured.doubts(),
+            "notes": list(self.notes),
+            "versions": self.versions,
+        }
+
+    def print(self) -> None:
+        """Prints the tables and the verdict on stdout."""
+        console = Console(file=sys.stdout, highlight=False)
+        console.print(self._steps())
+        console.print()
+        console.print(self._devices())
+        console.print()
+        for line in self._verdict():
+            console.print(Text(line), soft_wrap=True)
+
+    def _steps(self) -> Table:
+        measured, timeline = self.measurement, self.result.timeline
+        table = _table("step", "predicted", "measured", "min to max", "eager / it", "95% interval")
+        predictions = {"single": self.single.makespan_us, "placed": timeline.makespan_us}
+        titles = {"eager": "eager, one device", "single": "our program, one device", "placed": f"{self.result.plan.method}, placed"}
+        for name, samples in measured.samples.items():
+            ratio = measured.ratio("eager", name)
+            table.add_row(
+                Text(titles.get(name, name)),
+                as_time(predictions[name]) if name in predictions else "-",
+                as_time(samples.median),
+                f"{as_time(samples.min)} to {as_time(max(samples.us))}",
+                f"{ratio.median:.2f}",
+                f"{ratio.low:.2f} to {ratio.high:.2f}",
+            )
+        return table
+
+    def _devices(self) -> Table:
+        timeline, measured = self.result.timeline, self.measurement
+        table = _table("device", "ops", "busy predicted", "busy measured", "peak predicted", "peak measured", "limit")
+        step = measured.samples["placed"].median
+        for i, (device, order) in enumerate(zip(timeline.cluster.devices, timeline.device_order(), strict=True)):
+            table.add_row(
+                Text(device.name),
+                str(len(order)),
+                _share(timeline.busy_us[i], timeline.makespan_us),
+                _share(measured.busy_us[i], step),
+                as_size(timeline.peak_memory_bytes[i]),
+                as_size(self.measured_peak_bytes[i]),
+                "-" if device.memory_bytes is None else as_size(device.memory_bytes),
+            )
+        return table
+
+    def _verdict(self) -> Sequence[str]:
+        timeline, measured = self.result.timeline, self.measurement
+        ratio, error = measured.ratio("single"), timeline.makespan_us / measured.samples["placed"].median - 1
+        load = "unknown" if measured.load_of_others is None else f"{measured.load_of_others:.1%} of the cores"
+        bound = self.result.lower_bound_us
+        lines = [
+            f"speed-up       {ratio} over one device, predicted {self.single.makespan_us / max(timeline.makespan_us, 1e-9):.2f}; "
+            f"the predicted step is {error:+.1%} off the measured one",
+            f"lower bound    {as_time(bound)}; the plan is predicted {timeline.makespan_us / bound - 1:.1%} above it ({self.result.status})"
+            if bound
+            else "lower bound    none",
+            f"moved          {len(timeline.transfers)} tensors, {as_size(timeline.bytes_moved)} a step",
+            f"parity         {self.parity.compared} tensors, largest difference {self.parity.max_abs_diff:.3g} "
+            f"({self.parity.max_rel_diff:.3g} relative, allowed {self.parity.tolerance:g})",
+            f"others' load   {load} while measuring",
+            *(f"note           {note}" for note in self.notes),
+        ]
+        doubts = measured.doubts()
+        if doubts:
+            lines.append(f"inconclusive   {'; '.join(doubts)}: run again on a quiet machine, or with more --num_steps")
+        elif ratio.low <= 1.0:
+            lines.append("verdict        splitting does not pay here: one device is as fast")
+        return lines
+
+
+def _table(first: str, *columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole > 0 else "-"

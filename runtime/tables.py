@@ -1,0 +1,56 @@
+"""Short tables for people; programs read --json."""
+
+import sys
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from baechi_ext.simulate import Timeline
+
+
+def print_timeline(timeline: Timeline, lower_bound_us: float, facts: Mapping[str, str]) -> None:
+    """Prints on stdout what a simulated step takes, how far that is from its lower bound, and what each device does and holds."""
+    console = Console(file=sys.stdout, highlight=False)
+    step = timeline.makespan_us
+    gap = f"{step / lower_bound_us - 1:.1%}" if lower_bound_us > 0 else "0.0%"
+    lines = {
+        "predicted step": as_time(step),
+        "lower bound": f"{as_time(lower_bound_us)} (the step is {gap} above it)",
+        "transfers": f"{len(timeline.transfers)} ({as_size(timeline.bytes_moved)})",
+        **facts,
+    }
+    width = max(map(len, lines))
+    for name, value in lines.items():
+        console.print(Text(f"{name:<{width}}  {value}"), soft_wrap=True)
+    console.print(_devices(timeline))
+
+
+def _devices(timeline: Timeline) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("device")
+    for name in ("ops", "busy", "peak memory", "limit"):
+        table.add_column(name, justify="right")
+    rows = zip(timeline.cluster.devices, timeline.device_order(), timeline.busy_us, timeline.peak_memory_bytes, strict=True)
+    for device, order, busy, peak in rows:
+        share = f"{busy / timeline.makespan_us:.0%}" if timeline.makespan_us > 0 else "-"
+        limit = "-" if device.memory_bytes is None else as_size(device.memory_bytes)
+        table.add_row(Text(device.name), str(len(order)), share, as_size(peak), limit)
+    return table
+
+
+def as_time(us: float) -> str:
+    """Microseconds with the unit a person would choose."""
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if us >= size:
+            return f"{us / size:.4g} {unit}"
+    return f"{us:.4g} us"
+
+
+def as_size(size: float) -> str:
+    """Bytes with the unit a person would choose."""
+    for unit, power in (("TiB", 4), ("GiB", 3), ("MiB", 2), ("KiB", 1)):
+        if size >= 1024**power:
+            return f"{size / 1024**power:.4g} {unit}"
+    return f"{size:.4g} B"

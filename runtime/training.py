@@ -1,0 +1,179 @@
+"""The order of the stages of the main job, `baechi train`: capture, profile, place, simulate, apply, check, measure, report."""
+
+import os
+import platform
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+import baechi_ext
+from baechi_ext.capture.torch_joint import Binding, CaptureOptions, capture_joint
+from baechi_ext.cost import Profile, attach_costs
+from baechi_ext.errors import ClusterError, FileError
+from baechi_ext.ir import Cluster, Device, Link, OpGraph
+from baechi_ext.ir.files import write_json
+from baechi_ext.place.common import PlanResult
+from runtime import pipeline
+from runtime.accounting import measured_peak_bytes
+from runtime.links import LinkProbe, probe_link
+from runtime.measure import measure
+from runtime.models.registry import ModelOptions, make_step
+from runtime.parity import check_parity, require_parity
+from runtime.profiler import ProfileOptions, one_device_timeline, profile_step
+from runtime.progress import progress
+from runtime.report import StepReport
+from runtime.step import TrainingStep, optimizer_spec
+from runtime.thread_executor import ThreadExecutor
+from runtime.torch_devices import TorchDevice, cpu_devices, cuda_devices
+
+
+@dataclass(frozen=True, slots=True)
+class TrainRequest:
+    """One run of the main job. None: the default, or what a probe finds."""
+
+    model: str
+    plan: pipeline.PlanRequest
+    model_options: ModelOptions = field(default_factory=ModelOptions)
+    optimizer: str = "sgd"
+    learning_rate: float = 0.01
+    colocate_grads_with_ops: bool = False
+    relaxed_random: bool = False
+    num_devices: int = 2
+    cuda: bool = False
+    cluster: Cluster | None = None
+    device_memory: int | None = None
+    memory_fraction: float = 1.0
+    link: Link | None = None
+    cost_path: str | None = None
+    """Where costs are read from, or written to with `costgen`."""
+    costgen: bool = False
+    num_steps: int = 12
+    timeout_seconds: float = 300.0
+    out: str | None = None
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A real step, its costed graph, and what runs it."""
+
+    step: TrainingStep
+    graph: OpGraph
+    binding: Binding
+    profile: Profile
+
+
+def train(request: TrainRequest) -> StepReport | Profile:
+    """The report of a measured, placed step; with `costgen` the profile, written to `cost_path`.
+
+    Raises what the stages raise: CaptureError, ProfileError, MismatchError, InfeasibleError, ParityError, ExecutionError,
+    MissingBackendError where there are too few CUDA devices.
+    """
+    devices = (cuda_devices if request.cuda else cpu_devices)(request.num_devices)
+    with ThreadExecutor(devices, request.timeout_seconds) as executor:
+        captured = capture_and_profile(request, executor)
+        if request.costgen:
+            captured.profile.save(request.cost_path or "cost.json")
+            return captured.profile
+        cluster, probe = find_cluster(request, executor)
+        with progress(f"placing {len(captured.graph)} ops on {len(cluster)} devices with {request.plan.method}"):
+            result = pipeline.plan(captured.graph, cluster, request.plan)
+        report = run_plan(request, executor, captured, (result, probe))
+    if request.out is not None:
+        keep(Path(request.out), captured, report)
+    require_parity(report.parity)
+    return report
+
+
+def capture_and_profile(request: TrainRequest, executor: ThreadExecutor) -> Captured:
+    """The model's step, captured, with costs read from `cost_path` or measured on device 0."""
+    optimizer = optimizer_spec(request.optimizer, request.learning_rate)
+    with progress(f"building {request.model}"):
+        step = make_step(request.model, request.model_options, optimizer)
+    options = CaptureOptions(optimizer.name, optimizer.slots, request.colocate_grads_with_ops, request.relaxed_random)
+    with progress(f"capturing the training step of {request.model}"):
+        graph, binding = capture_joint(step.module, step.inputs, options, request.model)
+    if request.cost_path is not None and not request.costgen:
+        profile = Profile.load(request.cost_path, graph)
+    else:
+        profile = profile_step(executor, graph, binding, step, ProfileOptions())
+    return Captured(step, attach_costs(graph, profile), binding, profile)
+
+
+def find_cluster(request: TrainRequest, executor: ThreadExecutor) -> tuple[Cluster, LinkProbe | None]:
+    """The devices as the placer sees them, and the link probe where one was needed.
+
+    Raises ClusterError where a given cluster has another number of devices than the executor.
+    """
+    cluster, probe = request.cluster, None
+    if cluster is not None and len(cluster) != len(executor.devices):
+        raise ClusterError(
+            f"the cluster file has {len(cluster)} devices and the run {len(executor.devices)}; give --num_devices={len(cluster)}"
+        )
+    if cluster is None:
+        link = request.link or Link()
+        if request.link is None and len(executor.devices) > 1:
+            with progress("probing the link between two devices"):
+                probe = probe_link(executor)
+            link = probe.fit.to_link()
+        memory = [device_memory_bytes(d, len(executor.devices)) for d in executor.devices]
+        devices = tuple(Device(d.name, m) for d, m in zip(executor.devices, memory, strict=True))
+        # CPU devices hand tensors over by reference, which no copy channel slows down.
+        cluster = Cluster(devices, link, parallel_transfers=not request.cuda)
+    limited = []
+    for device in cluster.devices:
+        size = request.device_memory or device.memory_bytes
+        limited.append(replace(device, memory_bytes=None if size is None else int(size * request.memory_fraction)))
+    return replace(cluster, devices=tuple(limited)), probe
+
+
+def device_memory_bytes(device: TorchDevice, num_devices: int) -> int:
+    """A CUDA device's own memory; of the machine's memory an equal part for each CPU device."""
+    if device.torch_device.type == "cuda":
+        return torch.cuda.get_device_properties(device.torch_device).total_memory
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // num_devices
+
+
+def run_plan(
+    request: TrainRequest, executor: ThreadExecutor, captured: Captured, placed: tuple[PlanResult, LinkProbe | None]
+) -> StepReport:
+    """Parity, accounting and interleaved timing of a plan on the executor."""
+    result, probe = placed
+    step, binding, timeline = captured.step, captured.binding, result.timeline
+    with progress("checking parity with the unplaced step"):
+        parity = check_parity(executor, timeline, binding, step)
+    with progress("accounting memory"):
+        peak = measured_peak_bytes(executor, timeline, binding, step)
+    single = one_device_timeline(captured.graph)
+    variants = {"single": executor.load(single, binding, step), "placed": executor.load(timeline, binding, step)}
+    with progress(f"measuring {request.num_steps} steps of each variant"):
+        measurement = measure(executor, step, variants, num_steps=request.num_steps)
+    notes = []
+    if request.relaxed_random and binding.seeded_ops:
+        notes.append(f"--relaxed_random: {len(binding.seeded_ops)} seeded ops draw numbers in no fixed order")
+    if probe is not None:
+        notes.append(f"probed link: {probe.fit}")
+    return StepReport(
+        model=request.model,
+        executor="cuda streams" if request.cuda else "thread",
+        result=result,
+        single=single,
+        parity=parity,
+        measurement=measurement,
+        measured_peak_bytes=peak,
+        probe=probe,
+        notes=tuple(notes),
+        versions={"baechi": baechi_ext.__version__, "python": platform.python_version(), "torch": torch.__version__},
+    )
+
+
+def keep(folder: Path, captured: Captured, report: StepReport) -> None:
+    """Writes graph.json, profile.json, plan.json and report.json. Raises FileError where the folder can't be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise FileError(f"cannot make the folder {str(folder)!r}: {e.strerror}; choose another --out") from e
+    captured.graph.save(folder / "graph.json")
+    captured.profile.save(folder / "profile.json")
+    report.result.plan.save(folder / "plan.json")
+    write_json(folder / "report.json", report.to_json())
