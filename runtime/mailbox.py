@@ -47,7 +47,9 @@ class Mailboxes:
 
         def take() -> Any:
             if not acquire(timeout=timeout):
-                raise ExecutionError(f"device {target} waited {timeout:g} s for tensor {tensor} in vain; raise --timeout if ops take that long")
+                raise ExecutionError(
+                    f"device {target} waited {timeout:g} s in vain for tensor {tensor}; raise --timeout if ops take that long"
+                )
             if self._aborted:
                 raise ExecutionError("another device failed")
             value, box.value = box.value, None

@@ -17,6 +17,7 @@ from runtime.step import TrainingStep
 from runtime.thread_executor import PlacedStep, ThreadExecutor
 from runtime.torch_devices import TorchDevice
 
+
 @dataclass(frozen=True, slots=True)
 class ProfileOptions:
     warmup: int = 2

@@ -73,6 +73,8 @@ class StepReport:
     def print(self) -> None:
         """Prints the tables and the verdict on stdout."""
         console = Console(file=sys.stdout, highlight=False)
+        if not console.is_terminal:
+            console = Console(file=sys.stdout, highlight=False, width=160)
         console.print(self._steps())
         console.print()
         console.print(self._devices())
@@ -140,9 +142,9 @@ class StepReport:
 
 def _table(first: str, *columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first)
+    table.add_column(first, no_wrap=True)
     for column in columns:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     return table
 
 

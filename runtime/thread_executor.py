@@ -1,4 +1,4 @@
-"""The thread executor: one thread per device in this process, each running its static program; tensors are handed over through mailboxes."""
+"""The thread executor: one thread per device in this process, each running its static program; mailboxes hand tensors over."""
 
 import queue
 import threading
@@ -131,7 +131,7 @@ class ThreadExecutor:
     def load(
         self, timeline: Timeline, binding: Binding, step: TrainingStep, gradients: dict[str, torch.Tensor] | None = None
     ) -> PlacedStep:
-        """The step of `step` placed as the timeline says, with fresh optimizers; with `gradients` given, each run leaves its gradients there.
+        """`step` placed as the timeline says, with fresh optimizers; with `gradients` given, each run leaves its gradients there.
 
         CPU devices work on the step's own parameters and buffers; other devices on a replica, each tensor where its readers run.
         """
@@ -183,7 +183,8 @@ class ThreadExecutor:
         except queue.Empty:
             self._broken = True
             raise ExecutionError(
-                f"device {self.devices[index].name} did not answer within {self.timeout_seconds:g} s; raise --timeout if a step takes that long"
+                f"device {self.devices[index].name} did not answer within {self.timeout_seconds:g} s; "
+                "raise --timeout if a step takes that long"
             ) from None
 
 
@@ -192,6 +193,7 @@ def _first_cause(devices: Sequence[TorchDevice], errors: Sequence[tuple[int, Bas
     index, error = next(((i, e) for i, e in errors if not isinstance(e, ExecutionError)), errors[0])
     if isinstance(error, (BaechiError, KeyboardInterrupt, SystemExit)):
         return error
-    wrapped = ExecutionError(f"device {devices[index].name} failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+    reason = (str(error).splitlines() or [""])[0]
+    wrapped = ExecutionError(f"device {devices[index].name} failed: {type(error).__name__}: {reason}")
     wrapped.__cause__ = error
     return wrapped

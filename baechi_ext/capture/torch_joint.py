@@ -223,7 +223,7 @@ class _Builder:
         self.edges: list[tuple[str, str, int, str]] = []
         self.home: dict[fx.Node, tuple[int, str]] = {}
         self.tensor_bytes: dict[tuple[int, str], int] = {}
-        self.state_reader: dict[str, int] = {}
+        self.state_readers: dict[str, list[int]] = {}
         self.seeded: list[int] = []
         self.forward_of_seq: dict[int, int] = {}
 
@@ -250,7 +250,7 @@ class _Builder:
             loss=self.nodes.loss,
             loss_op=self._base(self.nodes.loss)[0],
             seeded_ops=tuple(self.seeded),
-            state_reader=self.state_reader,
+            state_reader={name: readers[0] for name, readers in self.state_readers.items()},
             state_names=self.state_names,
         )
         return graph, binding
@@ -310,22 +310,28 @@ class _Builder:
         names = tuple(p for p in self.nodes.gradients if self.state_names[p] == parameter)
         gradients = tuple(self.nodes.gradients[p] for p in names)
         size = _bytes(self.state[parameter])
-        reader = next((op.id for v, op in enumerate(self.ops) if op.phase == "forward" and self._reads_state(v, parameter)), None)
+        readers = self.state_readers.get(parameter, [])
         op = Op(
             id=f"update.{parameter}",
             op=f"optimizer.{self.options.optimizer}",
             phase=UPDATE,
             persistent_bytes=size * self.options.optimizer_slots,
-            forward_op=reader,
+            forward_op=next((self.ops[r].id for r in readers if self.ops[r].phase == "forward"), None),
         )
         v = self._add(op, BoundOp(parameters=names, gradients=gradients, views=self._views(gradients)))
         self.groups.join(v, parameter)
         for gradient in gradients:
             self._read(gradient, v)
+            base = self._base(gradient)
+            if isinstance(base, tuple):
+                self.groups.join(v, base[0])
+        # The update overwrites the parameter in place, so whoever reads the old value goes first.
+        for reader in dict.fromkeys(readers):
+            self._order(reader, v)
 
-    def _reads_state(self, v: int, parameter: str) -> bool:
-        node = self.bound[v].node
-        return node is not None and any(self._base(n) == parameter for n in node.all_input_nodes)
+    def _order(self, first: int, second: int) -> None:
+        """An edge that moves nothing; its ends share a colocation group, so it never crosses devices."""
+        self.edges.append((self.ops[first].id, self.ops[second].id, 0, "order"))
 
     def _base(self, node: "fx.Node") -> "tuple[int, str] | str | None":
         """What owns the storage a node looks at: a tensor (op, name), a parameter or buffer name, or None for a constant."""
@@ -355,8 +361,9 @@ class _Builder:
         base = self._base(node)
         if isinstance(base, str):
             self.groups.join(v, base)
-            if base not in self.state_reader:
-                self.state_reader[base] = v
+            readers = self.state_readers.setdefault(base, [])
+            readers.append(v)
+            if len(readers) == 1:
                 op = self.ops[v]
                 self.ops[v] = replace(op, persistent_bytes=op.persistent_bytes + _bytes(self.state[base]))
         elif base is not None:
@@ -378,7 +385,7 @@ class _Builder:
             return
         for a, b in zip(self.seeded, self.seeded[1:], strict=False):
             self.groups.join(a, b)
-            self.edges.append((self.ops[a].id, self.ops[b].id, 0, "random order"))
+            self._order(a, b)
 
 
 def _bytes(value: Any) -> int:

@@ -1,0 +1,66 @@
+"""Small real training steps for the tests of capture and runtime."""
+
+import random
+
+import torch
+from torch import Tensor, nn
+
+from baechi_ext.capture.torch_joint import Binding, CaptureOptions, capture_joint
+from baechi_ext.ir import Cluster, OpGraph
+from baechi_ext.simulate import Timeline, simulate
+from runtime.step import TrainingStep, WithLoss, optimizer_spec
+
+
+class Branches(nn.Module):
+    """Two convolutional branches with BatchNorm, joined; dropout; a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3))
+        self.right = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3))
+        self.last = nn.Linear(8 * 36, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.cat([self.left(x), self.right(x)], dim=1).flatten(1))
+
+
+class Tied(nn.Module):
+    """An embedding whose weight is also the output layer's; views, chunks and a mean between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.mix = nn.Linear(8, 16)
+        self.norm = nn.LayerNorm(8)
+        self.out = nn.Linear(8, 11, bias=False)
+        self.out.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        a, b = self.mix(self.embedding(tokens)).chunk(2, dim=-1)
+        return self.out(self.norm(torch.sigmoid(a) * b).mean(dim=1))
+
+
+def make_step(name: str, optimizer: str = "sgd") -> TrainingStep:
+    """The step "branches" or "tied" with weights and inputs from a fixed seed."""
+    torch.manual_seed(7)
+    if name == "branches":
+        model, inputs = Branches(), (torch.randn(4, 3, 8, 8), torch.randint(5, (4,)))
+    else:
+        model, inputs = Tied(), (torch.randint(11, (6, 4)), torch.randint(11, (6,)))
+    return TrainingStep(name, WithLoss(model), inputs, optimizer_spec(optimizer, 0.05), seed=3)
+
+
+def capture(step: TrainingStep, **options: bool) -> tuple[OpGraph, Binding]:
+    spec = step.optimizer
+    return capture_joint(step.module, step.inputs, CaptureOptions(spec.name, spec.slots, **options), step.name)
+
+
+def scattered(graph: OpGraph, num_devices: int, seed: int) -> Timeline:
+    """A random legal placement in a random legal order: every op that may run elsewhere does, sooner or later."""
+    draw = random.Random(seed)
+    home: dict[str, int] = {}
+    placement = [
+        draw.randrange(num_devices) if op.colocation is None else home.setdefault(op.colocation, draw.randrange(num_devices))
+        for op in graph.ops
+    ]
+    return simulate(graph, Cluster.uniform(num_devices), placement, [draw.random() for _ in graph.ops])
