@@ -12,7 +12,7 @@ from baechi_ext.capture.torch_joint import Binding, CaptureOptions, capture_join
 from baechi_ext.cost import Profile, attach_costs
 from baechi_ext.errors import ClusterError, FileError
 from baechi_ext.ir import Cluster, Device, Link, OpGraph
-from baechi_ext.ir.files import write_json
+from baechi_ext.ir.files import require_writable, write_json
 from baechi_ext.place.common import PlanResult
 from runtime import pipeline
 from runtime.accounting import measured_peak_bytes
@@ -52,6 +52,11 @@ class TrainRequest:
     timeout_seconds: float = 300.0
     out: str | None = None
 
+    @property
+    def costs_file(self) -> str:
+        """Where `costgen` writes."""
+        return self.cost_path or "cost.json"
+
 
 @dataclass(frozen=True)
 class Captured:
@@ -69,11 +74,13 @@ def train(request: TrainRequest) -> StepReport | Profile:
     Raises what the stages raise: CaptureError, ProfileError, MismatchError, InfeasibleError, ParityError, ExecutionError,
     MissingBackendError where there are too few CUDA devices.
     """
+    if request.costgen:
+        require_writable(request.costs_file)
     devices = (cuda_devices if request.cuda else cpu_devices)(request.num_devices)
     with ThreadExecutor(devices, request.timeout_seconds) as executor:
         captured = capture_and_profile(request, executor)
         if request.costgen:
-            captured.profile.save(request.cost_path or "cost.json")
+            captured.profile.save(request.costs_file)
             return captured.profile
         cluster, probe = find_cluster(request, executor)
         with progress(f"placing {len(captured.graph)} ops on {len(cluster)} devices with {request.plan.method}"):

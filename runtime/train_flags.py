@@ -1,0 +1,106 @@
+"""The flags of `baechi train`, and the TrainRequest they become. Reading them loads no framework; making the request does."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from baechi_ext.errors import OptionError
+from baechi_ext.ir import Cluster
+from runtime import flags
+from runtime.models.registry import MODELS, ModelOptions
+
+if TYPE_CHECKING:
+    from runtime.training import TrainRequest
+
+OPTIMIZERS = ("sgd", "momentum", "rmsprop", "adam", "adamw")
+DEFAULT_DEVICES = 2
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """All flags of the sub-command."""
+    _add_step_flags(parser)
+    flags.add_placing_flags(parser)
+    _add_device_flags(parser)
+    _add_cost_flags(parser)
+    _add_run_flags(parser)
+
+
+def _add_step_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("training step")
+    names = "; ".join(f"{name}: {model.help}" for name, model in MODELS.items())
+    group.add_argument("--model_name", type=flags.one_of(MODELS), default="inception_v3", metavar="NAME", help=f"{names} (default %(default)s)")
+    group.add_argument("--batch_size", type=flags.at_least_one, metavar="N", help="the model's own default where not given")
+    group.add_argument("--image_size", type=flags.at_least_one, metavar="PIXELS", help="the model's own default where not given")
+    optimizers = dict.fromkeys(OPTIMIZERS)
+    group.add_argument(
+        "--optimizer", type=flags.one_of(optimizers), default="sgd", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default %(default)s)"
+    )
+    group.add_argument("--learning_rate", type=flags.positive, default=0.01, metavar="F", help="default %(default)s")
+    group.add_argument("--colocate_grads_with_ops", action="store_true", help="each backward op runs where its forward op runs")
+    group.add_argument("--relaxed_random", action="store_true", help="let dropout run anywhere, in any order; parity with the unplaced step is lost")
+
+
+def _add_device_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("devices")
+    group.add_argument("--num_devices", type=flags.number_of_devices, metavar="N", help=f"CPU workers (default {DEFAULT_DEVICES})")
+    group.add_argument("--num_gpus", type=flags.number_of_devices, metavar="N", help="CUDA devices; --num_devices wins where both are given")
+    group.add_argument(
+        "--workers", type=flags.one_of({"thread": None}), default="thread", metavar="KIND", help="thread: a thread per device in this process"
+    )
+    group.add_argument("--cluster", metavar="FILE", help="a cluster file instead of the machine's own memory and a probed link")
+    group.add_argument("--device_memory", type=flags.size_in_bytes, metavar="SIZE", help="of every device: 16GiB, 800MB, or bytes")
+    group.add_argument(
+        "--memory_fraction", type=flags.fraction, default=1.0, metavar="F", help="the part of each device's memory a plan may use (default 1)"
+    )
+    group.add_argument(
+        "--comm_cost_coeffs",
+        type=flags.link_of_coefficients,
+        metavar="A,B",
+        help="sending n bytes takes A*n + B microseconds; without it the link is probed",
+    )
+
+
+def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("costs")
+    group.add_argument("--costgen", action="store_true", help="only profile, and write the costs to --cost_path")
+    group.add_argument("--cost_path", metavar="FILE", help="read costs from this file instead of profiling (with --costgen: write them; cost.json)")
+
+
+def _add_run_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("run")
+    group.add_argument("--num_steps", type=flags.at_least_one, default=12, metavar="N", help="measured steps of each variant (default %(default)s)")
+    group.add_argument(
+        "--timeout", type=flags.positive, default=300.0, metavar="SECONDS", help="for a device to answer (default %(default)g)"
+    )
+    group.add_argument("--out", metavar="DIR", help="keep graph, profile, plan and report there as JSON")
+    group.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def request_of(args: argparse.Namespace) -> "TrainRequest":
+    """The request the flags ask for. Raises OptionError where they contradict each other, FileError or ClusterError for a bad file."""
+    cluster = None if args.cluster is None else Cluster.load(args.cluster)
+    if cluster is not None and args.comm_cost_coeffs is not None:
+        raise OptionError("--cluster and --comm_cost_coeffs exclude each other; give one of them")
+    from runtime.training import TrainRequest
+
+    cuda = args.num_devices is None and args.num_gpus is not None
+    given = args.num_gpus if cuda else args.num_devices
+    return TrainRequest(
+        model=args.model_name,
+        plan=flags.request_of(args),
+        model_options=ModelOptions(args.batch_size, args.image_size, args.seed),
+        optimizer=args.optimizer,
+        learning_rate=args.learning_rate,
+        colocate_grads_with_ops=args.colocate_grads_with_ops,
+        relaxed_random=args.relaxed_random,
+        num_devices=given or (len(cluster) if cluster is not None else DEFAULT_DEVICES),
+        cuda=cuda,
+        cluster=cluster,
+        device_memory=args.device_memory,
+        memory_fraction=args.memory_fraction,
+        link=args.comm_cost_coeffs,
+        cost_path=args.cost_path,
+        costgen=args.costgen,
+        num_steps=args.num_steps,
+        timeout_seconds=args.timeout,
+        out=args.out,
+    )

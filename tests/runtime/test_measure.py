@@ -1,0 +1,109 @@
+"""Measuring: statistics with known answers, honest doubts, and a real interleaved run."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from baechi_ext.ir import Cluster
+from baechi_ext.simulate import simulate
+from runtime.accounting import measured_peak_bytes
+from runtime.links import PROBE_BYTES, probe_link
+from runtime.measure import Measurement, Ratio, Samples, measure
+from runtime.thread_executor import ThreadExecutor
+from runtime.torch_devices import CpuDevice, cpu_devices
+from tests.torch_steps import capture, make_step, scattered
+
+
+def test_a_ratio_is_of_pairs() -> None:
+    ratio = Ratio.of(Samples((2.0, 4.0, 9.0)), Samples((1.0, 2.0, 3.0)))
+    assert (ratio.median, ratio.low, ratio.high) == (2.0, 2.0, 3.0)
+
+
+@pytest.mark.parametrize(("n", "rank"), [(1, 0), (5, 0), (6, 0), (8, 0), (9, 1), (12, 2), (20, 5)])
+def test_the_interval_is_the_sign_tests(n: int, rank: int) -> None:
+    """Ranks from a table of the 95% confidence interval of the median (n 6: 1st to 6th; 9: 2nd to 8th; 12: 3rd to 10th; 20: 6th to 15th)."""
+    ratio = Ratio.of(Samples(tuple(float(i + 1) for i in range(n))), Samples((1.0,) * n))
+    assert (ratio.low, ratio.high) == (1.0 + rank, float(n - rank))
+
+
+def quiet(placed: tuple[float, ...], **changes: object) -> Measurement:
+    fields = {
+        "samples": {"single": Samples((2.0,) * len(placed)), "placed": Samples(placed)},
+        "busy_us": (1.0, 1.0),
+        "load_of_others": 0.01,
+        "oversubscribed": False,
+    }
+    return Measurement(**{**fields, **changes})
+
+
+def test_a_quiet_run_has_no_doubts() -> None:
+    assert quiet((1.0,) * 8).doubts() == []
+
+
+@pytest.mark.parametrize(
+    ("measurement", "reason"),
+    [
+        (quiet((1.0,) * 8, load_of_others=0.4), "other processes took 40% of the cores"),
+        (quiet((1.0, 2.0) * 4), "the ratio's interval is"),
+        (quiet((1.0,) * 3), "fewer than 6 steps"),
+        (quiet((1.0,) * 8, oversubscribed=True), "more CPU devices than cores"),
+    ],
+)
+def test_a_noisy_run_says_so(measurement: Measurement, reason: str) -> None:
+    assert len(measurement.doubts()) == 1
+    assert reason in measurement.doubts()[0]
+
+
+def test_a_real_measurement() -> None:
+    step = make_step("branches")
+    graph, binding = capture(step)
+    before = step.snapshot()
+    rounds = []
+    with ThreadExecutor(cpu_devices(2), timeout_seconds=60) as executor:
+        variants = {"single": executor.load(scattered(graph, 1, 0), binding, step), "placed": executor.load(scattered(graph, 2, 0), binding, step)}
+        result = measure(executor, step, variants, num_steps=4, warmup=1, on_step=rounds.append)
+    assert rounds == [0, 1, 2, 3, 4]
+    assert {name: len(s.us) for name, s in result.samples.items()} == {"eager": 4, "single": 4, "placed": 4}
+    assert all(us > 0 for s in result.samples.values() for us in s.us)
+    assert len(result.busy_us) == 2
+    assert all(0 < busy <= 4 * max(result.samples["placed"].us) for busy in result.busy_us)
+    assert result.load_of_others is None or result.load_of_others >= 0
+    assert all(torch.equal(value, before[name]) for name, value in step.state().items())
+
+
+def test_oversubscription_is_noticed() -> None:
+    step = make_step("tied")
+    graph, binding = capture(step)
+    devices = [CpuDevice(0), CpuDevice(0)]
+    with ThreadExecutor(devices, timeout_seconds=60) as executor:
+        placed = executor.load(scattered(graph, 2, 0), binding, step)
+        result = measure(executor, step, {"single": placed, "placed": placed}, num_steps=1, warmup=0)
+    assert result.oversubscribed
+
+
+def test_counted_memory_agrees_with_the_simulator() -> None:
+    """One device, no profiled temporaries: both count the same tensors over the same order of ops."""
+    for name in ("branches", "tied"):
+        step = make_step(name, "momentum")
+        graph, binding = capture(step)
+        timeline = scattered(graph, 1, 4)
+        with ThreadExecutor(cpu_devices(1), timeout_seconds=60) as executor:
+            (measured,) = measured_peak_bytes(executor, timeline, binding, step)
+        resident = sum(op.persistent_bytes for op in graph.ops)
+        assert measured > resident > 0
+        costed = graph.replace_ops([replace(op, compute_us=1.0) for op in graph.ops])
+        rank = {v: i for i, v in enumerate(timeline.started)}
+        order = [rank[v] for v in range(len(graph))]
+        (predicted,) = simulate(costed, Cluster.uniform(1), [0] * len(graph), order).peak_memory_bytes
+        assert measured == pytest.approx(predicted, rel=0.05)
+
+
+def test_a_probed_link() -> None:
+    with ThreadExecutor(cpu_devices(2), timeout_seconds=60) as executor:
+        probe = probe_link(executor, repeats=5, warmup=1)
+    assert tuple(probe.samples_us) == PROBE_BYTES
+    assert all(len(s) == 5 and min(s) > 0 for s in probe.samples_us.values())
+    link = probe.fit.to_link()
+    assert link.latency_us + link.us_per_byte > 0
+    assert probe.to_json()["latency_us"] == link.latency_us
