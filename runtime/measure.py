@@ -79,11 +79,11 @@ def _sign_test_rank(n: int) -> int:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Interleaved steps: `samples` by variant ("eager", "single", "placed", ...), the placed step's busy times, and the noise meanwhile."""
+    """Interleaved steps: `samples` by variant ("eager", "single", "placed", ...), how busy the devices were, and the noise meanwhile."""
 
     samples: Mapping[str, Samples]
-    busy_us: tuple[float, ...]
-    """Per device, the median over the placed steps."""
+    busy_us: Mapping[str, tuple[float, ...]]
+    """Variant -> per device, the median over its steps."""
     load_of_others: float | None
     """CPU time of other processes over (cores x wall time); None where the system does not tell."""
     oversubscribed: bool
@@ -116,14 +116,14 @@ def measure(
     warmup: int = 2,
     on_step: Callable[[int], None] = lambda i: None,
 ) -> Measurement:
-    """Times `num_steps` rounds of one eager step (on device 0) and one of every placed step ("placed" must be among them).
+    """Times `num_steps` rounds of one eager step (on device 0) and one of every placed step.
 
     Parameters, buffers and random state go on from round to round, as in training, and are put back at the end.
     """
     eager = EagerStep(step, executor.devices[0].torch_device)
     saved = step.snapshot()
     taken: dict[str, list[float]] = {"eager": [], **{name: [] for name in placed}}
-    busy: list[Sequence[float]] = []
+    busy: dict[str, list[Sequence[float]]] = {name: [] for name in placed}
     gc.collect()
     gc.disable()
     try:
@@ -136,8 +136,8 @@ def measure(
             for name, variant in placed.items():
                 _, step_times = variant.run()
                 times[name] = step_times.wall_us
-                if name == "placed" and i >= warmup:
-                    busy.append(step_times.busy_us)
+                if i >= warmup:
+                    busy[name].append(step_times.busy_us)
             if i >= warmup:
                 for name, us in times.items():
                     taken[name].append(us)
@@ -148,7 +148,7 @@ def measure(
         step.restore(saved)
     return Measurement(
         samples={name: Samples(tuple(us)) for name, us in taken.items()},
-        busy_us=tuple(statistics.median(column) for column in zip(*busy, strict=True)),
+        busy_us={name: tuple(statistics.median(column) for column in zip(*rows, strict=True)) for name, rows in busy.items()},
         load_of_others=share,
         oversubscribed=_oversubscribed(executor),
     )

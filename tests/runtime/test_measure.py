@@ -30,7 +30,7 @@ def test_the_interval_is_the_sign_tests(n: int, rank: int) -> None:
 def quiet(placed: tuple[float, ...], **changes: object) -> Measurement:
     fields = {
         "samples": {"single": Samples((2.0,) * len(placed)), "placed": Samples(placed)},
-        "busy_us": (1.0, 1.0),
+        "busy_us": {"placed": (1.0, 1.0)},
         "load_of_others": 0.01,
         "oversubscribed": False,
     }
@@ -66,8 +66,8 @@ def test_a_real_measurement() -> None:
     assert rounds == [0, 1, 2, 3, 4]
     assert {name: len(s.us) for name, s in result.samples.items()} == {"eager": 4, "single": 4, "placed": 4}
     assert all(us > 0 for s in result.samples.values() for us in s.us)
-    assert len(result.busy_us) == 2
-    assert all(0 < busy <= 4 * max(result.samples["placed"].us) for busy in result.busy_us)
+    assert {name: len(busy) for name, busy in result.busy_us.items()} == {"single": 1, "placed": 2}
+    assert all(0 < busy <= 4 * max(result.samples["placed"].us) for busy in result.busy_us["placed"])
     assert result.load_of_others is None or result.load_of_others >= 0
     assert all(torch.equal(value, before[name]) for name, value in step.state().items())
 

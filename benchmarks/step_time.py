@@ -1,0 +1,137 @@
+"""Real step times of every method's plan, interleaved with plain eager and the one-device program.
+
+    python -m benchmarks.step_time --model_name=wide_towers --num_devices=2 [--num_steps=30] [--out=benchmarks/results/NAME.json]
+
+Prints a table: predicted and measured step, the ratio to plain eager on one core with its 95% interval, what the prediction is off,
+bytes moved, and the CPU time that other processes took meanwhile. The JSON keeps every raw sample.
+"""
+
+import argparse
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from baechi_ext.ir.files import write_json
+from baechi_ext.place.common import PlaceOptions, PlanResult
+from runtime import pipeline
+from runtime.measure import Measurement, measure
+from runtime.models.registry import MODELS, ModelOptions
+from runtime.parity import check_parity, require_parity
+from runtime.profiler import one_device_timeline
+from runtime.tables import as_size, as_time
+from runtime.thread_executor import ThreadExecutor
+from runtime.torch_devices import cpu_devices
+from runtime.training import TrainRequest, capture_and_profile, find_cluster
+
+SIZES = {"inception_v3": ModelOptions(8, 149), "wide_towers": ModelOptions()}
+METHODS = ("contiguous", "m_topo", "m_etf", "m_sct")
+
+
+def processor() -> str:
+    """The CPU's name as Linux gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Everything measured, as JSON."""
+    request = TrainRequest(args.model_name, pipeline.PlanRequest(), SIZES[args.model_name], num_devices=args.num_devices)
+    with ThreadExecutor(cpu_devices(args.num_devices)) as executor:
+        captured = capture_and_profile(request, executor)
+        cluster, probe = find_cluster(request, executor)
+        single = one_device_timeline(captured.graph)
+        variants = {"single": executor.load(single, captured.binding, captured.step)}
+        plans: dict[str, PlanResult] = {}
+        for method in args.methods:
+            plan_request = pipeline.PlanRequest(method, args.grouper, args.placer_type, options=PlaceOptions(seed=0))
+            plans[method] = pipeline.plan(captured.graph, cluster, plan_request)
+            require_parity(check_parity(executor, plans[method].timeline, captured.binding, captured.step))
+            variants[method] = executor.load(plans[method].timeline, captured.binding, captured.step)
+        measurement = measure(executor, captured.step, variants, num_steps=args.num_steps, warmup=3)
+    return {
+        "command": "python -m benchmarks.step_time " + " ".join(sys.argv[1:]),
+        "date": time.strftime("%Y-%m-%d"),
+        "hardware": {"processor": processor(), "cores": len(executor.devices)},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "link": None if probe is None else probe.to_json(),
+        "load_of_others": measurement.load_of_others,
+        "rows": rows(measurement, plans, single.makespan_us),
+    }
+
+
+def rows(measurement: Measurement, plans: dict[str, PlanResult], single_us: float) -> list[dict[str, Any]]:
+    """One row per variant."""
+    table = []
+    for name, samples in measurement.samples.items():
+        plan = plans.get(name)
+        predicted = single_us if name == "single" else plan.predicted_step_us if plan is not None else None
+        table.append(
+            {
+                "variant": name,
+                "predicted_us": predicted,
+                "measured_us": samples.to_json(),
+                "times_eager": measurement.ratio("eager", name).to_json(),
+                "prediction_error": None if predicted is None else predicted / samples.median - 1,
+                "transfers": 0 if plan is None else len(plan.timeline.transfers),
+                "bytes_moved": 0 if plan is None else plan.timeline.bytes_moved,
+                "lower_bound_us": None if plan is None else plan.lower_bound_us,
+                "placement_seconds": None if plan is None else plan.placement_seconds,
+                "busy_us": list(measurement.busy_us.get(name, ())),
+            }
+        )
+    return table
+
+
+def show(result: dict[str, Any]) -> None:
+    console = Console(width=170, highlight=False)
+    table = Table(box=None, pad_edge=False)
+    columns = ("variant", "predicted", "measured", "min to max", "x eager", "95% interval", "prediction", "moved", "bound", "placing")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "variant" else "right", no_wrap=True)
+    for row in result["rows"]:
+        measured, ratio = row["measured_us"], row["times_eager"]
+        table.add_row(
+            row["variant"],
+            "-" if row["predicted_us"] is None else as_time(row["predicted_us"]),
+            as_time(measured["median"]),
+            f"{as_time(measured['min'])} to {as_time(max(measured['samples']))}",
+            f"{ratio['median']:.2f}",
+            f"{ratio['low']:.2f} to {ratio['high']:.2f}",
+            "-" if row["prediction_error"] is None else f"{row['prediction_error']:+.1%}",
+            as_size(row["bytes_moved"]),
+            "-" if row["lower_bound_us"] is None else as_time(row["lower_bound_us"]),
+            "-" if row["placement_seconds"] is None else f"{row['placement_seconds']:.2f} s",
+        )
+    console.print(table)
+    load = result["load_of_others"]
+    console.print(f"load of others while measuring: {'unknown' if load is None else f'{load:.1%}'} of the cores")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model_name", choices=tuple(MODELS), default="wide_towers")
+    parser.add_argument("--num_devices", type=int, default=2)
+    parser.add_argument("--num_steps", type=int, default=30)
+    parser.add_argument("--methods", type=lambda text: text.split(","), default=list(METHODS))
+    parser.add_argument("--grouper", default="tf")
+    parser.add_argument("--placer_type", default="default")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args(argv)
+    result = run(args)
+    show(result)
+    if args.out is not None:
+        write_json(args.out, result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""`baechi train` as a user calls it: a real run in a process of its own, its files, and its errors."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from baechi_ext.ir import OpGraph, Plan
+from runtime.cli import main
+from runtime.train_flags import OPTIMIZERS
+
+SMALL = ["--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--num_steps=2"]
+KEYS = {
+    "model",
+    "method",
+    "executor",
+    "num_devices",
+    "parity",
+    "predicted_step_us",
+    "measured_step_us",
+    "speedup",
+    "peak_memory_bytes",
+    "lower_bound_us",
+    "load_of_others",
+    "conclusive",
+}
+
+
+def baechi(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    return subprocess.run(
+        [sys.executable, "-m", "runtime", *args], capture_output=True, text=True, timeout=240, cwd=cwd or root, env=environment
+    )
+
+
+def test_a_run_reports_and_keeps_its_files(tmp_path: Path) -> None:
+    done = baechi("train", *SMALL, "--placement_method=m_etf", "--json", f"--out={tmp_path / 'run'}")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert set(report) >= KEYS
+    assert (report["model"], report["method"], report["executor"], report["num_devices"]) == ("wide_towers", "m_etf", "thread", 2)
+    assert report["parity"] == {**report["parity"], "passed": True, "max_abs_diff": 0.0, "max_rel_diff": 0.0}
+    for variant in ("single", "placed"):
+        assert report["predicted_step_us"][variant] > 0
+        measured = report["measured_step_us"][variant]
+        assert 0 < measured["min"] <= measured["median"]
+        assert len(measured["samples"]) == 2
+    assert 0 < report["lower_bound_us"] <= report["predicted_step_us"]["placed"]
+    assert len(report["peak_memory_bytes"]["predicted"]) == len(report["peak_memory_bytes"]["measured"]) == 2
+    assert report["conclusive"] is False  # two steps prove nothing, and it says so
+    assert any("fewer than 6 steps" in doubt for doubt in report["doubts"])
+    graph = OpGraph.load(tmp_path / "run" / "graph.json")
+    plan = Plan.load(tmp_path / "run" / "plan.json", graph)
+    assert plan.predicted_step_us == report["predicted_step_us"]["placed"]
+    assert json.loads((tmp_path / "run" / "report.json").read_text()) == report
+    assert (tmp_path / "run" / "profile.json").exists()
+    simulated = baechi("simulate", str(tmp_path / "run" / "graph.json"), str(tmp_path / "run" / "plan.json"), "--json")
+    assert json.loads(simulated.stdout)["makespan_us"] == pytest.approx(plan.predicted_step_us)
+
+
+def test_costgen_writes_costs_that_a_later_run_reads_and_another_graph_refuses(tmp_path: Path) -> None:
+    cost = tmp_path / "cost.pkl"
+    done = baechi("train", *SMALL, "--costgen", f"--cost_path={cost}")
+    assert done.returncode == 0, done.stderr
+    assert "ops written to" in done.stdout
+    assert json.loads(cost.read_text())["clock"] == "thread_cpu"
+    again = baechi("train", *SMALL, f"--cost_path={cost}", "--num_devices=1", "--placement_method=single")
+    assert again.returncode == 0, again.stderr
+    assert "profiling" not in again.stderr
+    assert "parity" in again.stdout
+    other = baechi("train", *SMALL[:2], "--batch_size=3", f"--cost_path={cost}")
+    assert other.returncode == 1
+    assert other.stdout == ""
+    assert "the profile is of another graph: the first op that differs is" in errors_of(other.stderr)
+
+
+def errors_of(stderr: str) -> str:
+    lines = [line for line in stderr.splitlines() if line.startswith("error:")]
+    assert len(lines) == 1, stderr
+    assert "Traceback" not in stderr
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--model_name=vgg"], 2, "choose one of inception_v3, wide_towers"),
+        (["--optimizer=lion"], 2, "choose one of sgd, momentum, rmsprop, adam, adamw"),
+        (["--workers=fork"], 2, "choose one of thread"),
+        (["--placement_method=best"], 2, "choose one of single, contiguous, m_topo, m_etf, m_sct"),
+        (["--num_devices=0"], 2, "'0' is not a whole number from 1"),
+        (["--image_size=1"], 2, "--image_size=1 is too small for wide_towers"),
+        (["--cost_path=/nowhere/cost.json"], 1, "cannot read profile file '/nowhere/cost.json'"),
+        (["--costgen", "--cost_path=/nowhere/cost.json"], 1, "cannot write '/nowhere/cost.json'"),
+        (["--cluster=/nowhere/cluster.json"], 1, "cannot read cluster file '/nowhere/cluster.json'"),
+        (["--comm_cost_coeffs=1"], 2, "is not two numbers a,b"),
+        (["--num_gpus=99"], 1, "--num_gpus=99 asks for 99 CUDA devices and this machine has"),
+        (["--device_memory=1KiB"], 1, "1024"),
+    ],
+)
+def test_bad_input(flags: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *SMALL, *flags]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in errors_of(captured.err)
+
+
+def test_num_devices_wins_over_num_gpus() -> None:
+    from runtime.cli import make_parser
+    from runtime.train_flags import request_of
+
+    request = request_of(make_parser().parse_args(["train", "--num_gpus=4", "--num_devices=3"]))
+    assert (request.num_devices, request.cuda) == (3, False)
+    assert request_of(make_parser().parse_args(["train", "--num_gpus=4"])).cuda
+
+
+def test_the_flags_list_the_runtimes_optimizers() -> None:
+    from runtime.step import OPTIMIZERS as REAL
+
+    assert tuple(REAL) == OPTIMIZERS

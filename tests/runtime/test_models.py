@@ -1,0 +1,96 @@
+"""The built-in models, for real: their size, parity of every method's plan on 1, 2 and 4 devices, and twenty equal losses."""
+
+import pytest
+import torch
+
+from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
+from baechi_ext.cost import attach_costs
+from baechi_ext.errors import OptionError
+from baechi_ext.ir import Cluster, Link
+from runtime import pipeline
+from runtime.models.registry import MODELS, ModelOptions, make_step
+from runtime.parity import check_parity
+from runtime.profiler import ProfileOptions, profile_step
+from runtime.step import EagerStep, TrainingStep, optimizer_spec
+from runtime.thread_executor import ThreadExecutor
+from runtime.torch_devices import cpu_devices
+
+SMALL = {"inception_v3": ModelOptions(batch_size=2, image_size=75), "wide_towers": ModelOptions(batch_size=2, image_size=16)}
+METHODS = {1: ("single",), 2: ("m_sct", "m_etf", "m_topo", "contiguous"), 4: ("m_sct",)}
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def captured(request):
+    """(step, costed graph, binding) of a model at a small size, profiled for real."""
+    step = make_step(request.param, SMALL[request.param], optimizer_spec("momentum", 0.01))
+    graph, binding = capture_joint(step.module, step.inputs, CaptureOptions("momentum", 1), request.param)
+    with ThreadExecutor(cpu_devices(1), timeout_seconds=120) as executor:
+        profile = profile_step(executor, graph, binding, step, ProfileOptions(warmup=1, repeats=2))
+    return step, attach_costs(graph, profile), binding
+
+
+def plan(graph, method: str, num_devices: int):
+    cluster = Cluster.uniform(num_devices, link=Link(0.0, 30.0), parallel_transfers=True)
+    return pipeline.plan(graph, cluster, pipeline.PlanRequest(method=method))
+
+
+def test_parameters() -> None:
+    inception = make_step("inception_v3", ModelOptions(), optimizer_spec("sgd", 0.1))
+    assert sum(p.numel() for p in inception.module.parameters()) == 23_834_568
+    assert [tuple(i.shape) for i in inception.inputs] == [(32, 3, 299, 299), (32,)]
+    towers = make_step("wide_towers", ModelOptions(), optimizer_spec("sgd", 0.1))
+    tower = (3 * 9 + 1) * 96 + 4 * (96 * 9 + 1) * 96 + 5 * 2 * 96
+    assert sum(p.numel() for p in towers.module.parameters()) == 4 * tower + (4 * 96 + 1) * 10
+    assert [tuple(i.shape) for i in towers.inputs] == [(8, 3, 64, 64), (8,)]
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 4])
+def test_parity(captured, num_devices: int) -> None:
+    step, graph, binding = captured
+    with ThreadExecutor(cpu_devices(num_devices), timeout_seconds=120) as executor:
+        for method in METHODS[num_devices]:
+            result = plan(graph, method, num_devices)
+            if num_devices > 1:
+                assert len(set(result.plan.placement)) > 1, f"{method} uses one device"
+            parity = check_parity(executor, result.timeline, binding, step)
+            assert (parity.passed, parity.max_abs_diff) == (True, 0.0), (method, parity)
+
+
+def test_twenty_losses_are_equal(captured) -> None:
+    step, graph, binding = captured
+    saved = step.snapshot()
+    curves = {"placed": losses(captured, True), "eager": losses(captured, False)}
+    assert curves["placed"] == curves["eager"]
+    assert len(set(curves["eager"])) >= 8
+    assert curves["eager"][-1] < curves["eager"][0]
+    assert all(torch.equal(v, saved[n]) for n, v in step.state().items())
+
+
+def losses(captured: tuple, placed: bool) -> list[float]:
+    step, graph, binding = captured
+    saved = step.snapshot()
+    with ThreadExecutor(cpu_devices(2), timeout_seconds=120) as executor:
+        eager = EagerStep(step, torch.device("cpu"))
+        loaded = executor.load(plan(graph, "m_sct", 2).timeline, binding, step)
+        torch.manual_seed(5)
+        curve = [(loaded.run()[0] if placed else executor.call(0, eager.run)).item() for _ in range(20)]
+    step.restore(saved)
+    eager.optimizer.zero_grad()
+    return curve
+
+
+def test_wrong_models_and_sizes_say_what_is_right() -> None:
+    spec = optimizer_spec("sgd", 0.1)
+    with pytest.raises(OptionError, match="unknown model 'vgg'; choose one of inception_v3, wide_towers"):
+        make_step("vgg", ModelOptions(), spec)
+    with pytest.raises(OptionError, match="--image_size=74 is too small for inception_v3; it takes 75 pixels or more"):
+        make_step("inception_v3", ModelOptions(image_size=74), spec)
+    with pytest.raises(OptionError, match="unknown optimizer 'lion'; choose one of sgd, momentum"):
+        optimizer_spec("lion", 0.1)
+
+
+def test_same_seed_same_step() -> None:
+    a, b = (make_step("wide_towers", SMALL["wide_towers"], optimizer_spec("sgd", 0.1)) for _ in range(2))
+    assert isinstance(a, TrainingStep)
+    assert all(torch.equal(x, y) for x, y in zip(a.inputs, b.inputs, strict=True))
+    assert all(torch.equal(v, b.state()[n]) for n, v in a.state().items())
