@@ -69,9 +69,10 @@ def _do(actions: Sequence[Callable[[list[Any]], None]], slots: list[Any]) -> Non
 def _storage_bytes(slots: Sequence[Any], left_out: set[int]) -> int:
     storages = {}
     for value in slots:
-        if value is not None:
-            storage = value.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if tensor is not None:
+                storage = tensor.untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
     return sum(size for pointer, size in storages.items() if pointer not in left_out)
 
 

@@ -20,7 +20,7 @@ from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.ir.check import memory_violations, placement_violations
 from baechi_ext.ir.files import require_writable
 from baechi_ext.simulate import lower_bound_us, simulate
-from runtime import flags, pipeline, tables
+from runtime import flags, pipeline, tables, train_flags
 from runtime.progress import progress
 
 
@@ -90,8 +90,23 @@ def _simulate(args: argparse.Namespace) -> int:
     return 0
 
 
+def _train(args: argparse.Namespace) -> int:
+    request = train_flags.request_of(args)
+    from runtime.training import train
+
+    outcome = train(request)
+    if args.costgen:
+        print_json(outcome.to_json()) if args.json else print(f"costs of {len(outcome.ops)} ops written to {request.costs_file}")
+    elif args.json:
+        print_json(outcome.to_json())
+    else:
+        outcome.print()
+    return 0
+
+
 COMMANDS = (
     Command("place", "decide which device runs which op of a graph, and write the plan", _place_flags, _place),
+    Command("train", "place a real training step, run it on several devices, and time it", train_flags.add_flags, _train),
     Command("simulate", "say what a plan is worth: step time, busy time, memory, broken rules", _simulate_flags, _simulate),
 )
 

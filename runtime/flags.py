@@ -132,6 +132,13 @@ def whole(text: str) -> int:
     return int(text)
 
 
+def at_least_one(text: str) -> int:
+    """Flag type: a whole number of at least 1."""
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
 def number_of_devices(text: str) -> int:
     """Flag type: a whole number from 1 to 1024."""
     if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= 1024:

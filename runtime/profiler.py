@@ -49,12 +49,12 @@ def profile_step(
         samples: list[list[float]] = [[] for _ in range(len(graph))]
         gc.collect()
         gc.disable()
-        for repeat in range(options.warmup + options.repeats):
-            with progress(f"profiling {len(graph)} ops, pass {repeat + 1} of {options.warmup + options.repeats}"):
+        with progress(f"profiling {len(graph)} ops, {options.warmup + options.repeats} passes"):
+            for repeat in range(options.warmup + options.repeats):
                 times = executor.call(0, lambda: _timed_pass(placed, device))
-            if repeat >= options.warmup:
-                for v, us in times.items():
-                    samples[v].append(us)
+                if repeat >= options.warmup:
+                    for v, us in times.items():
+                        samples[v].append(us)
         with progress("measuring temporary memory"):
             temporary = temporary_bytes(executor, placed)
     finally:

@@ -66,18 +66,24 @@ class Profile:
 
     @classmethod
     def from_json(cls, value: dict[str, Any], graph: OpGraph) -> "Profile":
-        """The profile in a parsed profile file. Raises ProfileError, or MismatchError where it is of another graph than `graph`."""
+        """The profile in a parsed profile file.
+
+        Raises ProfileError where it breaks a rule, MismatchError where it is of another graph than `graph`.
+        """
         ops = value.get("ops")
         if not isinstance(ops, dict):
             raise ProfileError('the profile has no object "ops"')
-        require_same_graph(graph, value, "profile", set(ops))
+        require_same_graph(graph, value, "profile", ops)
+        metadata = value.get("metadata")
+        if metadata is not None and not isinstance(metadata, dict):
+            raise ProfileError(f'the profile\'s "metadata" is {metadata!r}; expected an object')
         return cls(
             graph_fingerprint=graph.fingerprint,
             op_digests=dict(zip(graph.index, graph.op_digests, strict=True)),
             clock=str(value.get("clock", "")),
             warmup=int(as_number(value.get("warmup", 0), "warmup", ProfileError)),
             ops={op.id: _op_from_json(op.id, ops[op.id]) for op in graph.ops},
-            metadata=value.get("metadata") or {},
+            metadata=metadata or {},
         )
 
     def save(self, path: str | Path) -> None:

@@ -1,1 +1,1 @@
-"""Groupers: which ops are placed as one. Each returns a Grouping: the coarse graph and `expand()`."""
+"""Which ops share a device, and which are placed as one: `registry.group` returns a Grouping, a coarse graph and `expand()`."""

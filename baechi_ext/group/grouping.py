@@ -29,3 +29,14 @@ class Grouping:
 def identity(graph: OpGraph) -> Grouping:
     """Every op its own group."""
     return Grouping(graph, graph, tuple((v,) for v in range(len(graph))))
+
+
+def compose(first: Grouping, second: Grouping) -> Grouping:
+    """From the fine graph of `first` to the coarse graph of `second`, which grouped the coarse ops of `first` further.
+
+    The fine graph of `second` may carry other colocation strings than the coarse graph of `first`: only the positions of
+    their ops have to agree.
+    """
+    rank = {v: i for i, v in enumerate(first.fine.order)}
+    members = tuple(tuple(sorted((v for g in group for v in first.members[g]), key=rank.__getitem__)) for group in second.members)
+    return Grouping(first.fine, second.coarse, members)

@@ -80,7 +80,9 @@ class Cluster:
         for pair in self.pairs:
             for end in pair:
                 if end not in names:
-                    raise ClusterError(f"link {pair[0]!r} -> {pair[1]!r}: {end!r} is not a device; the devices are {', '.join(names)}")
+                    raise ClusterError(
+                        f"link {pair[0]!r} -> {pair[1]!r}: {end!r} is not a device; the devices are {', '.join(names)}"
+                    )
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -132,6 +134,8 @@ class Cluster:
             if not isinstance(pair, dict) or "source" not in pair or "target" not in pair:
                 raise ClusterError(f"link pair {i} is {pair!r}; expected an object with source and target")
             ends = str(pair["source"]), str(pair["target"])
+            if ends in pairs:
+                raise ClusterError(f"link {ends[0]!r} -> {ends[1]!r} stands twice; keep one")
             pairs[ends] = Link.from_json(pair, f"link {ends[0]!r} -> {ends[1]!r}")
         parallel = value.get("parallel_transfers", False)
         if not isinstance(parallel, bool):

@@ -1,5 +1,6 @@
 """Reading and writing the project's JSON files: strict on the way in, atomic on the way out."""
 
+import errno
 import json
 import os
 import tempfile
@@ -39,25 +40,56 @@ def read_json(path: str | Path, kind: str) -> dict[str, Any]:
     return value
 
 
+def _encode(value: dict[str, Any]) -> bytes:
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, as JSON allows in an escape, has no UTF-8 form: write it escaped again
+        return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
+
+
 def write_json(path: str | Path, value: dict[str, Any]) -> None:
     """Writes `value` beside `path` and renames it into place, so that a reader never sees half a file.
 
     Raises FileError where the folder is missing or not writable; nothing is left behind then.
     """
-    path = Path(path)
-    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    text = _encode(value)
     temporary = None
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as f:
+        if _is_special(path):
+            Path(path).write_bytes(text)
+            return
+        target = Path(os.path.realpath(path))
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".tmp")
+        with os.fdopen(handle, "wb") as f:
             f.write(text)
             f.flush()
             os.fsync(f.fileno())
         os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        os.replace(temporary, target)
     except BaseException as e:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
         if isinstance(e, OSError):
-            raise FileError(f"cannot write {str(path)!r}: {e.strerror}; choose a folder that exists and is writable") from e
+            raise _cannot_write(path, e.strerror) from e
         raise
+
+
+def require_writable(path: str | Path) -> None:
+    """For before a long computation: raises the FileError that `write_json` would raise for this path, where it can tell."""
+    folder = Path(os.path.realpath(path)).parent
+    if Path(path).is_dir():
+        raise _cannot_write(path, os.strerror(errno.EISDIR))
+    if not _is_special(path) and not folder.is_dir():
+        raise _cannot_write(path, os.strerror(errno.ENOENT))
+    if not os.access(path if _is_special(path) else folder, os.W_OK):
+        raise _cannot_write(path, os.strerror(errno.EACCES))
+
+
+def _is_special(path: str | Path) -> bool:
+    """A pipe or a device can be written to, but not replaced; of a folder the system says itself that it is one."""
+    return os.path.exists(path) and not os.path.isfile(path)
+
+
+def _cannot_write(path: str | Path, why: str) -> FileError:
+    return FileError(f"cannot write {str(path)!r}: {why}; choose a file in a folder that exists and is writable")

@@ -79,14 +79,7 @@ class OpGraph:
 
         Raises GraphError on a duplicate id, an unknown node, two sizes for one tensor, or a cycle.
         """
-        index: dict[str, int] = {}
-        for position, op in enumerate(ops):
-            if op.id in index:
-                raise GraphError(
-                    f"op id {op.id!r} stands twice, at positions {index[op.id]} and {position}; "
-                    f"give every op its own id (ids are compared as strings)"
-                )
-            index[op.id] = position
+        index = _positions(ops)
         number: dict[tuple[int, str], int] = {}
         sizes: list[int | float] = []
         readers: list[dict[int, None]] = []
@@ -95,12 +88,14 @@ class OpGraph:
         for source, target, size, tensor in edges:
             for end, role in ((source, "source"), (target, "target")):
                 if end not in index:
-                    raise GraphError(f"edge {source!r} -> {target!r}: its {role} {end!r} is not an op; add the op or drop the edge")
+                    raise GraphError(
+                        f"edge {source!r} -> {target!r}: its {role} {end!r} is not an op; add the op or drop the edge"
+                    )
             s, d = index[source], index[target]
             t = number.get((s, tensor))
             if t is None:
                 t = number[s, tensor] = len(sizes)
-                sizes.append(size)
+                sizes.append(int(size) if float(size).is_integer() else size)
                 readers.append({})
                 outputs[s].append(t)
             elif sizes[t] != size:
@@ -126,7 +121,7 @@ class OpGraph:
         )
         if len(graph.order) != len(graph.ops):
             cycle = graph._find_cycle()
-            shown = " -> ".join(repr(graph.ops[v].id) for v in cycle[:8]) + (" -> ..." if len(cycle) > 8 else f" -> {graph.ops[cycle[0]].id!r}")
+            shown = " -> ".join([repr(graph.ops[v].id) for v in (*cycle, cycle[0])][:9]) + (" -> ..." if len(cycle) > 8 else "")
             raise GraphError(f"the graph has a cycle of {len(cycle)} ops: {shown}; remove one of its edges")
         return graph
 
@@ -195,7 +190,9 @@ class OpGraph:
         """The same graph with other costs or colocation on the same op ids."""
         if [op.id for op in ops] != [op.id for op in self.ops]:
             raise GraphError("replace_ops needs the same op ids in the same order")
-        same = all(a.colocation == b.colocation and a.op == b.op and a.phase == b.phase for a, b in zip(ops, self.ops, strict=True))
+        same = all(
+            (a.colocation, a.op, a.phase) == (b.colocation, b.op, b.phase) for a, b in zip(ops, self.ops, strict=True)
+        )
         return replace(self, ops=tuple(ops), given_fingerprint=self.given_fingerprint if same else None)
 
     def _find_cycle(self) -> list[int]:
@@ -232,7 +229,8 @@ class OpGraph:
         for v, op in enumerate(self.ops):
             for t in self.inputs[v]:
                 tensor = self.tensors[t]
-                edges.append({"source": self.ops[tensor.producer].id, "target": op.id, "bytes": tensor.bytes, "tensor": tensor.name})
+                source = self.ops[tensor.producer].id
+                edges.append({"source": source, "target": op.id, "bytes": tensor.bytes, "tensor": tensor.name})
         return {
             "schema_version": SCHEMA_VERSION,
             "directed": True,
@@ -277,6 +275,18 @@ class OpGraph:
             raise GraphError(f"{path}: {e}") from e
 
 
+def _positions(ops: Sequence[Op]) -> dict[str, int]:
+    index: dict[str, int] = {}
+    for position, op in enumerate(ops):
+        if op.id in index:
+            raise GraphError(
+                f"op id {op.id!r} stands twice, at positions {index[op.id]} and {position}; "
+                f"give every op its own id (ids are compared as strings)"
+            )
+        index[op.id] = position
+    return index
+
+
 def _id_from_json(value: Any, what: str) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise GraphError(f"{what} is {value!r}; expected a string or an integer")
@@ -302,13 +312,16 @@ def _op_from_json(node: Any, position: int) -> Op:
         op=str(node.get("op") or ""),
         phase=phase,
         compute_us=as_number(node["compute_us"], f"compute_us of op {id_!r}", GraphError),
-        persistent_bytes=as_bytes(node.get("persistent_bytes") or 0, f"persistent_bytes of op {id_!r}", GraphError),
-        output_bytes=as_bytes(node.get("output_bytes") or 0, f"output_bytes of op {id_!r}", GraphError),
-        temporary_bytes=as_bytes(node.get("temporary_bytes") or 0, f"temporary_bytes of op {id_!r}", GraphError),
+        **{key: _bytes_from_json(node, key, id_) for key in ("persistent_bytes", "output_bytes", "temporary_bytes")},
         colocation=None if colocation is None else _id_from_json(colocation, f"colocation of op {id_!r}"),
         expert=expert,
         forward_op=None if forward_op is None else _id_from_json(forward_op, f"forward_op of op {id_!r}"),
     )
+
+
+def _bytes_from_json(node: dict[str, Any], key: str, id_: str) -> int | float:
+    size = node.get(key)
+    return 0 if size is None else as_bytes(size, f"{key} of op {id_!r}", GraphError)
 
 
 def _edge_from_json(edge: Any, position: int) -> tuple[str, str, int | float, str]:
@@ -320,4 +333,5 @@ def _edge_from_json(edge: Any, position: int) -> tuple[str, str, int | float, st
     source = _id_from_json(edge["source"], f"the source of edge {position}")
     target = _id_from_json(edge["target"], f"the target of edge {position}")
     size = as_bytes(edge["bytes"], f"bytes of edge {source!r} -> {target!r}", GraphError)
-    return source, target, size, str(edge.get("tensor") or "")
+    tensor = edge.get("tensor")
+    return source, target, size, "" if tensor is None else _id_from_json(tensor, f"the tensor of edge {source!r} -> {target!r}")

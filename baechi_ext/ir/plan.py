@@ -1,14 +1,14 @@
 """Plan: a device for every op, the order to run them in, and what that is predicted to take."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from baechi_ext.errors import ClusterError, MismatchError, PlanError
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
-from baechi_ext.ir.numbers import as_number
+from baechi_ext.ir.numbers import as_bytes, as_number
 from baechi_ext.ir.op_graph import OpGraph
 
 STATUSES = ("optimal", "feasible")
@@ -65,7 +65,7 @@ class Plan:
         placement = value.get("placement")
         if not isinstance(placement, dict):
             raise PlanError('the plan has no object "placement"')
-        require_same_graph(graph, value, "plan", set(placement))
+        require_same_graph(graph, value, "plan", placement)
         if cluster is None:
             try:
                 cluster = Cluster.from_json(value.get("cluster"))
@@ -83,16 +83,22 @@ class Plan:
             method=str(value.get("method", "")),
             status=status,
             cluster=cluster,
-            placement=tuple(_device_of(op.id, placement, cluster) for op in graph.ops),
+            placement=tuple(_checked_device(op.id, placement[op.id], cluster) for op in graph.ops),
             priority=tuple(_priority_of(op.id, priority) for op in graph.ops) if priority else None,
             predicted_step_us=as_number(value.get("predicted_step_us", 0.0), "predicted_step_us", PlanError),
             lower_bound_us=as_number(value.get("lower_bound_us", 0.0), "lower_bound_us", PlanError),
-            peak_memory_bytes=tuple(value.get("peak_memory_bytes") or ()),
+            peak_memory_bytes=_peaks_of(value.get("peak_memory_bytes")),
             placement_seconds=as_number(value.get("placement_seconds", 0.0), "placement_seconds", PlanError),
-            options=value.get("options") or {},
+            options=_object_of(value, "options"),
             seed=int(as_number(value.get("seed", 0), "seed", PlanError)),
-            versions=value.get("versions") or {},
+            versions=_object_of(value, "versions"),
         )
+
+    def on(self, cluster: Cluster) -> "Plan":
+        """The same placement and priorities on another cluster. Raises PlanError where that lacks the device of an op."""
+        for op_id, device in zip(self.op_digests, self.placement, strict=True):
+            _checked_device(op_id, device, cluster)
+        return replace(self, cluster=cluster)
 
     def save(self, path: str | Path) -> None:
         write_json(path, self.to_json())
@@ -107,40 +113,53 @@ class Plan:
             raise type(e)(f"{path}: {e}") from e
 
 
-def require_same_graph(graph: OpGraph, value: Mapping[str, Any], kind: str, ids: set[str]) -> None:
+def require_same_graph(graph: OpGraph, value: Mapping[str, Any], kind: str, ids: Collection[str]) -> None:
     """Raises MismatchError, naming the first op that differs, where a parsed profile or plan belongs to another graph.
 
     `ids` are the ops the file speaks of: a plan written by another program may carry no digests.
     """
-    redo = f"make a new {kind} for this graph"
+    differs, redo = f"the {kind} is of another graph: the first op that differs is", f"make a new {kind} for this graph"
     digests = value.get("op_digests")
-    if isinstance(digests, dict):
+    if digests is not None and not isinstance(digests, dict):
+        raise MismatchError(f'the {kind}\'s "op_digests" is {type(digests).__name__}, expected an object; {redo}')
+    if digests is not None:
         for op, digest in zip(graph.ops, graph.op_digests, strict=True):
             if op.id not in digests:
-                raise MismatchError(f"the {kind} is of another graph: the first op that differs is {op.id!r}, which it lacks; {redo}")
+                raise MismatchError(f"{differs} {op.id!r}, which it lacks; {redo}")
             if digests[op.id] != digest:
-                raise MismatchError(
-                    f"the {kind} is of another graph: the first op that differs is {op.id!r} (its type, phase, colocation or inputs changed); {redo}"
-                )
+                raise MismatchError(f"{differs} {op.id!r} (its type, phase, colocation or inputs changed); {redo}")
     for op in graph.ops:
         if op.id not in ids:
-            raise MismatchError(f"the {kind} is of another graph: the first op that differs is {op.id!r}, which it lacks; {redo}")
-    if len(ids) > len(graph.ops):
-        extra = next(i for i in ids if i not in graph.index) if digests is None else next(i for i in digests if i not in graph.index)
-        raise MismatchError(f"the {kind} is of another graph: the first op that differs is {extra!r}, which the graph lacks; {redo}")
+            raise MismatchError(f"{differs} {op.id!r}, which it lacks; {redo}")
+    extra = next((i for i in (*(digests or ()), *ids) if i not in graph.index), None)
+    if extra is not None:
+        raise MismatchError(f"{differs} {extra!r}, which the graph lacks; {redo}")
     fingerprint = value.get("graph_fingerprint")
-    if not isinstance(digests, dict) and fingerprint and fingerprint != graph.fingerprint:
+    if digests is None and fingerprint and fingerprint != graph.fingerprint:
         raise MismatchError(
-            f"the {kind} is of another graph: its fingerprint is {str(fingerprint)[:12]}..., the graph's {graph.fingerprint[:12]}... "
+            f"the {kind} is of another graph: its fingerprint is {str(fingerprint)[:12]}..., "
+            f"the graph's {graph.fingerprint[:12]}... "
             f"(it carries no digests per op, so the op can't be named); {redo}"
         )
 
 
-def _device_of(op_id: str, placement: Mapping[str, Any], cluster: Cluster) -> int:
-    device = placement[op_id]
+def _checked_device(op_id: str, device: Any, cluster: Cluster) -> int:
     if isinstance(device, bool) or not isinstance(device, int) or not 0 <= device < len(cluster):
         raise PlanError(f"op {op_id!r} is placed on device {device!r}; expected 0 to {len(cluster) - 1}")
     return device
+
+
+def _peaks_of(value: Any) -> tuple[int | float, ...]:
+    if value is not None and not isinstance(value, list):
+        raise PlanError(f'the plan\'s "peak_memory_bytes" is {value!r}; expected a list')
+    return tuple(as_bytes(peak, "an entry of peak_memory_bytes", PlanError) for peak in value or ())
+
+
+def _object_of(value: Mapping[str, Any], key: str) -> dict[str, Any]:
+    found = value.get(key)
+    if found is not None and not isinstance(found, dict):
+        raise PlanError(f'the plan\'s "{key}" is {found!r}; expected an object')
+    return found or {}
 
 
 def _priority_of(op_id: str, priority: Mapping[str, Any]) -> float:

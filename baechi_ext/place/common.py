@@ -2,9 +2,8 @@
 
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import baechi_ext
 from baechi_ext.errors import InfeasibleError
@@ -12,7 +11,14 @@ from baechi_ext.ir.check import memory_violations, verify_placement
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import Plan
+from baechi_ext.place.feasibility import NEXT_STEPS, require_feasible
+from baechi_ext.place.repair import placements_by_bytes, repair
+from baechi_ext.place.trial import Priority, Trial, draining_order, longest_path_order, longest_placed_path_order, try_orders
 from baechi_ext.simulate import Simulator, Timeline, lower_bound_us
+
+_ROUNDING = 1e-9
+_SHORTLIST = 2
+_REPAIRED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +54,129 @@ class PlanResult:
     @property
     def placement_seconds(self) -> float:
         return self.plan.placement_seconds
+
+
+@dataclass(frozen=True)
+class Task:
+    """One call of a placer: what it was given, since when it runs, and the simulator that judges what it finds."""
+
+    method: str
+    options: PlaceOptions
+    simulator: Simulator
+    started_seconds: float
+
+    @property
+    def graph(self) -> OpGraph:
+        return self.simulator.graph
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.simulator.cluster
+
+    def elapsed_seconds(self) -> float:
+        return time.perf_counter() - self.started_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A placement and the orders its placer suggests for it: priorities, the most promising first."""
+
+    placement: Sequence[int]
+    priorities: tuple[Priority, ...] = ()
+
+
+def begin(method: str, graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> Task:
+    """The task of a placer that was just called; its clock runs.
+
+    Raises InfeasibleError, status "infeasible", where no plan can exist.
+    """
+    started = time.perf_counter()
+    require_feasible(graph, cluster)
+    return Task(method, options, Simulator(graph, cluster), started)
+
+
+def conclude(task: Task, proposals: Iterable[Proposal], *, repairs: bool = True) -> PlanResult:
+    """The plan of the best proposal: the fastest in the simulator whose memory fits.
+
+    Each is simulated without priorities and with the first order it suggests; the best few with all their orders, with the
+    longest path to the end first, and with the same path of the placed graph, transfers included. Unless `repairs` is False,
+    proposals that do not fit but are faster than those that do are repaired, and where none fits placements by bytes alone, too.
+
+    Raises InfeasibleError, status "unknown", where that finds no valid plan, PlanError where a proposal splits a group.
+    """
+    simulator = task.simulator
+    chosen: dict[tuple[int, ...], Proposal] = {}
+    for proposal in proposals:
+        verify_placement(task.graph, task.cluster, proposal.placement, task.method)
+        chosen.setdefault(tuple(proposal.placement), proposal)
+    first = [(try_orders(simulator, p.placement, (None, *p.priorities[:1])), p.priorities[1:]) for p in chosen.values()]
+    trials = [_with_all_orders(task, trial, priorities) for trial, priorities in _shortlist(first)]
+    best = min(trials, key=lambda trial: trial.key)
+    if repairs and not all(trial.valid for trial in trials):
+        best = _repaired(task, trials)
+    if not best.valid:
+        raise InfeasibleError(_why_not(task, best), status="unknown")
+    return finish(task, best)
+
+
+def finish(task: Task, trial: Trial) -> PlanResult:
+    """The plan of a valid trial."""
+    graph, timeline = task.graph, trial.timeline
+    bound = lower_bound_us(graph, task.cluster)
+    plan = Plan(
+        graph_fingerprint=graph.fingerprint,
+        op_digests=dict(zip(graph.index, graph.op_digests, strict=True)),
+        method=task.method,
+        status="optimal" if timeline.makespan_us <= bound * (1 + _ROUNDING) else "feasible",
+        cluster=task.cluster,
+        placement=trial.placement,
+        priority=trial.priority,
+        predicted_step_us=timeline.makespan_us,
+        lower_bound_us=bound,
+        peak_memory_bytes=timeline.peak_memory_bytes,
+        placement_seconds=task.elapsed_seconds(),
+        options=asdict(task.options),
+        seed=task.options.seed,
+        versions={"baechi": baechi_ext.__version__, "python": platform.python_version()},
+    )
+    return PlanResult(plan, timeline)
+
+
+def _shortlist(first: Sequence[tuple[Trial, tuple[Priority, ...]]]) -> list[tuple[Trial, tuple[Priority, ...]]]:
+    """The best few, and the fastest few whether they fit or not."""
+    best = sorted(range(len(first)), key=lambda i: first[i][0].key)[:_SHORTLIST]
+    fastest = sorted(range(len(first)), key=lambda i: first[i][0].timeline.makespan_us)[:_SHORTLIST]
+    return [first[i] for i in dict.fromkeys((*best, *fastest))]
+
+
+def _with_all_orders(task: Task, trial: Trial, priorities: Sequence[Priority]) -> Trial:
+    """The trial, or a better one of the same placement in another order."""
+    placed_path = longest_placed_path_order(task.graph, task.cluster, trial.placement)
+    orders = [*priorities, placed_path, longest_path_order(task.simulator)]
+    best = min([trial, try_orders(task.simulator, trial.placement, orders)], key=lambda t: t.key)
+    if best.valid:
+        return best
+    return min([best, try_orders(task.simulator, trial.placement, [draining_order(task.simulator)])], key=lambda t: t.key)
+
+
+def _repaired(task: Task, trials: Sequence[Trial]) -> Trial:
+    """The best trial once those that do not fit but are faster are repaired; where none can be, the first placement by bytes."""
+    simulator, seed = task.simulator, task.options.seed
+    best = min(trials, key=lambda trial: trial.key)
+    amiss = [trial for trial in trials if not trial.valid]
+    amiss.sort(key=lambda trial: trial.timeline.makespan_us if best.valid else sum(trial.excess_bytes))
+    for trial in amiss[:_REPAIRED]:
+        if not best.valid or trial.timeline.makespan_us < best.timeline.makespan_us:
+            repaired = repair(simulator, trial, seed)
+            best = min([best, _with_all_orders(task, repaired, ()) if repaired.valid else repaired], key=lambda t: t.key)
+    for placement in placements_by_bytes(task.graph, task.cluster):
+        if best.valid:
+            break
+        start = try_orders(simulator, placement, [draining_order(simulator)])
+        best = min([best, repair(simulator, start, seed)], key=lambda trial: trial.key)
+    return _with_all_orders(task, best, ())
+
+
+def _why_not(task: Task, best: Trial) -> str:
+    found = "; ".join(memory_violations(task.cluster, best.timeline.peak_memory_bytes))
+    return f"{task.method} found no plan that fits, not proven impossible; in the nearest one {found}; {NEXT_STEPS}"

@@ -9,7 +9,9 @@ CLASSES = 1000
 class ConvNorm(nn.Sequential):
     """Convolution without bias, BatchNorm (eps 0.001), ReLU."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int | tuple[int, int], stride: int = 1, padding: int | tuple[int, int] = 0) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int | tuple[int, int], stride: int = 1, padding: int | tuple[int, int] = 0
+    ) -> None:
         super().__init__(
             nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=False),
             nn.BatchNorm2d(outputs, eps=0.001),

@@ -1,0 +1,27 @@
+# make train | test | lint: each sets up .venv first, and again only where setup.py, pyproject.toml or constraints.txt changed.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+
+.PHONY: train test lint
+
+train: $(STAMP)
+	$(BIN)/baechi train --model_name=inception_v3 --image_size=149 --batch_size=8 --placement_method=m_sct --num_devices=2
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+$(STAMP): setup.py pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON); install Python 3.11 to 3.13, e.g. apt install python3 python3-venv" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { echo "error: $(PYTHON) is \
+	$$($(PYTHON) -V); Python 3.11 to 3.13 is needed: apt install python3.11 python3.11-venv, then make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments: \
+	apt install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[torch,dev]'
+	@touch $@

@@ -1,0 +1,76 @@
+"""Colocation groups as labels on the ops, how they merge, and the `tf` grouper, which takes them as they are."""
+
+from dataclasses import replace
+
+from baechi_ext.ir.op_graph import OpGraph
+
+
+class Labels:
+    """The colocation groups of a graph as disjoint sets that can be joined; an op without a colocation string starts alone.
+
+    `find(v)` is the op position that stands for the group of op `v`.
+    """
+
+    def __init__(self, graph: OpGraph) -> None:
+        self.graph = graph
+        self._parent = list(range(len(graph)))
+        self._size = [1] * len(graph)
+        for members in graph.groups.values():
+            for v in members[1:]:
+                self.join(members[0], v)
+
+    def find(self, v: int) -> int:
+        parent = self._parent
+        while parent[v] != v:
+            parent[v] = parent[parent[v]]
+            v = parent[v]
+        return v
+
+    def join(self, v: int, w: int) -> int:
+        """Makes one group of those of `v` and `w`; returns what stands for it, which is one of the two that did before."""
+        v, w = self.find(v), self.find(w)
+        if v == w:
+            return v
+        if self._size[v] < self._size[w]:
+            v, w = w, v
+        self._parent[w] = v
+        self._size[v] += self._size[w]
+        return v
+
+    def relabelled(self) -> OpGraph:
+        """The graph with these groups as colocation strings; ops alone without a string stay without one.
+
+        A group is named by the shortest, then lexicographically first, of its ops' strings (the rule of Baechi's TensorFlow
+        grouper), or of its ops' ids where none has a string.
+        """
+        members: dict[int, list[int]] = {}
+        for v in range(len(self.graph)):
+            members.setdefault(self.find(v), []).append(v)
+        ops = self.graph.ops
+        strings = {r: {ops[v].colocation for v in group} - {None} for r, group in members.items()}
+        taken = {name for names in strings.values() for name in names}
+        labels: dict[int, str] = {}
+        for r, group in members.items():
+            if strings[r]:
+                labels[r] = min(strings[r], key=_shortest_first)
+            elif len(group) > 1:
+                label = min((ops[v].id for v in group), key=_shortest_first)
+                while label in taken:  # an id may equal the string of another group
+                    label += "'"
+                taken.add(label)
+                labels[r] = label
+        return with_colocation(self.graph, [labels.get(self.find(v)) for v in range(len(self.graph))])
+
+
+def with_colocation(graph: OpGraph, labels: list[str | None]) -> OpGraph:
+    """The same graph with other colocation strings."""
+    return graph.replace_ops([replace(op, colocation=label) for op, label in zip(graph.ops, labels, strict=True)])
+
+
+def tf(graph: OpGraph, max_share: float = 1.0) -> OpGraph:
+    """`graph` as it is: its colocation strings are the groups. `max_share` bounds merges, and this merges nothing."""
+    return graph
+
+
+def _shortest_first(name: str) -> tuple[int, str]:
+    return len(name), name

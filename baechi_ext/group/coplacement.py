@@ -1,0 +1,55 @@
+"""The `coplace` grouper: an op whose result goes to one op only runs where that one runs (Baechi, SoCC 2020)."""
+
+from baechi_ext.errors import OptionError
+from baechi_ext.group.colocation import Labels
+from baechi_ext.ir.op_graph import OpGraph
+
+DEFAULT_MAX_SHARE = 1 / 32
+"""A quarter of a device's fair share on 8 devices. List scheduling loads no device by more than one group beyond its fair
+share, so groups of a quarter of that share still leave a placement within 25% of perfect balance."""
+
+
+def coplace(graph: OpGraph, max_share: float = DEFAULT_MAX_SHARE) -> OpGraph:
+    """`graph` relabelled: each op with exactly one distinct successor joins its successor's colocation group.
+
+    Baechi's rule merges whatever it finds, and a graph with long chains ends up in groups that no placement can balance. Here
+    two groups stay apart where both take time and together more than `max_share` of the graph's compute time, and likewise
+    for persistent bytes. The largest tensors are joined first, so the ones left for a link to carry are small. `max_share` = 1
+    is Baechi's rule. One pass is stable: groups only grow, so what was refused once would be refused again.
+
+    Raises OptionError where `max_share` is not positive.
+    """
+    if not max_share > 0:
+        raise OptionError(f"max_share is {max_share!r}; expected a positive share, e.g. 0.03")
+    labels = Labels(graph)
+    compute = _Load(labels, [op.compute_us for op in graph.ops], max_share)
+    memory = _Load(labels, [op.persistent_bytes for op in graph.ops], max_share)
+    for v, w in _single_successors(graph):
+        a, b = labels.find(v), labels.find(w)
+        if a != b and compute.may_join(a, b) and memory.may_join(a, b):
+            root = labels.join(a, b)
+            compute.join(a, b, root)
+            memory.join(a, b, root)
+    return labels.relabelled()
+
+
+class _Load:
+    """What each group carries of one cost, and whether two groups would carry too much together."""
+
+    def __init__(self, labels: Labels, costs: list[float], max_share: float) -> None:
+        self.limit = sum(costs) * max_share if max_share < 1 else float("inf")
+        self.of = [0.0] * len(costs)
+        for v, cost in enumerate(costs):
+            self.of[labels.find(v)] += cost
+
+    def may_join(self, a: int, b: int) -> bool:
+        return not self.of[a] or not self.of[b] or self.of[a] + self.of[b] <= self.limit
+
+    def join(self, a: int, b: int, root: int) -> None:
+        self.of[root] = self.of[a] + self.of[b]
+
+
+def _single_successors(graph: OpGraph) -> list[tuple[int, int]]:
+    """(op, its only successor) of the ops that have only one, the most bytes first, then in topological order."""
+    pairs = [(v, graph.successors[v][0]) for v in graph.order if len(graph.successors[v]) == 1]
+    return sorted(pairs, key=lambda pair: -sum(graph.tensors[t].bytes for t in graph.outputs[pair[0]]))

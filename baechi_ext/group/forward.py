@@ -1,0 +1,104 @@
+"""`--only_forward` (Baechi): only forward ops are placed; every backward and update op goes where its forward op goes."""
+
+from collections import deque
+
+from baechi_ext.errors import GraphError
+from baechi_ext.group.colocation import Labels
+from baechi_ext.group.contraction import contract, crossing_tensors
+from baechi_ext.group.grouping import Grouping
+from baechi_ext.ir.op_graph import OpGraph
+
+
+def forward_of(graph: OpGraph) -> tuple[int, ...]:
+    """For each op, the position of the forward op it follows; a forward op follows itself.
+
+    Another op follows its `forward_op`. Where that is null it follows, in this order, the first forward op of its colocation
+    group, or what the group's first op with a `forward_op` follows; what its nearest predecessor that follows something does
+    (backward and update ops before forward ops, then in input order); what the nearest op in either direction does. An op
+    that is connected to none of these follows itself.
+
+    Raises GraphError where a `forward_op` is not a forward op of the graph.
+    """
+    follows = [_named_forward_op(graph, v) for v in range(len(graph))]
+    _follow_group(graph, follows)
+    _follow_predecessor(graph, follows)
+    _follow_neighbour(graph, follows)
+    return tuple(v if f is None else f for v, f in enumerate(follows))
+
+
+def follow_forward(graph: OpGraph) -> OpGraph:
+    """`graph` relabelled: each op joins the colocation group of the forward op it follows; raises as `forward_of` does."""
+    return _joined(graph, forward_of(graph))
+
+
+def forward_nodes(graph: OpGraph) -> Grouping:
+    """One coarse op per forward op, under its id, with the time and bytes of all that follow it, as in `contract`.
+
+    Coarse edges are the tensors between ops that follow different forward ops, all counted in the forward direction, from the
+    earlier forward op to the later one in topological order: a gradient on its way back adds to the cost of the edge it comes
+    back along, and the coarse graph has no cycle. Such a tensor counts once per earlier op that reads it, so a cut costs at
+    least what it costs in the fine graph. Colocation strings are those of `follow_forward`. Activations kept for the backward
+    pass count as long as the coarse consumer runs, not until the step's end: memory is judged on the expanded plan.
+
+    Raises GraphError as `forward_of` does.
+    """
+    follows = forward_of(graph)
+    rank = {v: i for i, v in enumerate(graph.order)}
+    edges = [
+        (source, target, size, name) if rank[source] < rank[target] else (target, source, size, name)
+        for source, target, size, name in crossing_tensors(graph, follows)
+    ]
+    coarse = contract(_joined(graph, follows), follows, edges)
+    return Grouping(graph, coarse.coarse, coarse.members)
+
+
+def _joined(graph: OpGraph, follows: tuple[int, ...]) -> OpGraph:
+    labels = Labels(graph)
+    for v, f in enumerate(follows):
+        labels.join(f, v)
+    return labels.relabelled()
+
+
+def _named_forward_op(graph: OpGraph, v: int) -> int | None:
+    op = graph.ops[v]
+    if op.phase == "forward":
+        return v
+    if op.forward_op is None:
+        return None
+    f = graph.index.get(op.forward_op)
+    if f is None or graph.ops[f].phase != "forward":
+        found = "is not in the graph" if f is None else f"has phase {graph.ops[f].phase!r}"
+        raise GraphError(f"op {op.id!r} names {op.forward_op!r} as its forward op, which {found}; name a forward op or none")
+    return f
+
+
+def _follow_group(graph: OpGraph, follows: list[int | None]) -> None:
+    leaders: dict[str, int] = {}
+    for forward in (True, False):
+        for v in graph.order:
+            op, f = graph.ops[v], follows[v]
+            if op.colocation is not None and f is not None and (op.phase == "forward") is forward:
+                leaders.setdefault(op.colocation, f)
+    for v, op in enumerate(graph.ops):
+        if follows[v] is None and op.colocation is not None:
+            follows[v] = leaders.get(op.colocation)
+
+
+def _follow_predecessor(graph: OpGraph, follows: list[int | None]) -> None:
+    distance = [0] * len(graph)
+    for v in graph.order:
+        if follows[v] is None:
+            known = [p for p in graph.predecessors[v] if follows[p] is not None]
+            if known:
+                nearest = min(known, key=lambda p: (distance[p], graph.ops[p].phase == "forward"))
+                follows[v], distance[v] = follows[nearest], distance[nearest] + 1
+
+
+def _follow_neighbour(graph: OpGraph, follows: list[int | None]) -> None:
+    queue = deque(v for v in graph.order if follows[v] is not None)
+    while queue:
+        v = queue.popleft()
+        for w in (*graph.successors[v], *graph.predecessors[v]):
+            if follows[w] is None:
+                follows[w] = follows[v]
+                queue.append(w)

@@ -1,0 +1,69 @@
+"""The `fusion` placer type: ops of one colocation group that run in a row become one coarse op (Baechi, SoCC 2020)."""
+
+from collections import deque
+
+from baechi_ext.group.contraction import contract, first_members
+from baechi_ext.group.grouping import Grouping
+from baechi_ext.ir.op_graph import OpGraph
+
+
+def fusion(graph: OpGraph) -> Grouping:
+    """The coarse graph after contracting, while there is one, an edge (u, v) inside a colocation group where u has no other
+    successor or v no other predecessor.
+
+    Either condition means that no second path leads from u to v, so contracting cannot close a cycle. Degrees are those of
+    the graph contracted so far. Ops without a colocation string stay as they are. Deterministic; the smaller end of an edge
+    is folded into the larger, so the work is near-linear in the number of edges.
+    """
+    state = _Contraction(graph)
+    dirty = deque(graph.order)
+    while dirty:
+        v = dirty.popleft()
+        if state.part[v] == v:
+            dirty.extend(state.fold_around(v))
+    return contract(graph, first_members(graph, [state.find(v) for v in range(len(graph))]))
+
+
+class _Contraction:
+    """A graph being contracted: `part[v]` is v itself where v still stands for a part, else a step on the way to that op."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self.label = [op.colocation for op in graph.ops]
+        self.part = list(range(len(graph)))
+        self.after = [dict.fromkeys(s) for s in graph.successors]
+        self.before = [dict.fromkeys(p) for p in graph.predecessors]
+
+    def find(self, v: int) -> int:
+        while self.part[v] != v:
+            self.part[v] = self.part[self.part[v]]
+            v = self.part[v]
+        return v
+
+    def fold_around(self, v: int) -> list[int]:
+        """Contracts the edge to the only successor or from the only predecessor of `v`, if the group allows it.
+
+        Returns the parts that may be contracted further for that: the new one and those that lost a neighbour.
+        """
+        for neighbours in (self.after[v], self.before[v]):
+            if len(neighbours) == 1:
+                w = next(iter(neighbours))
+                if self.label[v] is not None and self.label[v] == self.label[w]:
+                    return self._fold(v, w)
+        return []
+
+    def _fold(self, v: int, w: int) -> list[int]:
+        if len(self.after[v]) + len(self.before[v]) < len(self.after[w]) + len(self.before[w]):
+            v, w = w, v
+        self.part[w] = v
+        dirty = [v]
+        for ahead, back in ((self.after, self.before), (self.before, self.after)):
+            for x in ahead[w]:
+                if x != v:
+                    if x in ahead[v]:
+                        dirty.append(x)
+                    ahead[v][x] = None
+                    back[x][v] = None
+                    del back[x][w]
+            ahead[v].pop(w, None)
+        self.after[w], self.before[w] = {}, {}
+        return dirty

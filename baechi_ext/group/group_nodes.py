@@ -1,0 +1,113 @@
+"""The `colocation` placer type: one coarse op per colocation group, or as few as a graph without cycles allows."""
+
+import heapq
+
+import networkx as nx
+
+from baechi_ext.group.contraction import contract, first_members
+from baechi_ext.group.fusion import fusion
+from baechi_ext.group.grouping import Grouping
+from baechi_ext.ir.op_graph import PHASES, OpGraph
+
+
+def colocation(graph: OpGraph) -> Grouping:
+    """The coarse graph with each colocation group in as few coarse ops as the method finds; all carry the group's string.
+
+    Ops of a training graph that read one parameter share a group (a forward op, its backward op, the parameter's update), so
+    one op per group would close a cycle through the loss. The method looks for a topological order of the ops in which each
+    group stands in few unbroken runs: contracting the runs of a topological order cannot close a cycle. It takes a group
+    whose remaining ops can all run now; where there is none it must break one up, and takes all that can run now of a group
+    whose remaining forward ops (else backward ops) can all run now, else of any. A group that lies on no cycle of the graph
+    with one op per group is never broken up. Ties go to the first op in topological order. The work is near-linear.
+
+    The search starts from the `fusion` of the graph: two ops contracted there can always share a run at no cost, since one of
+    them has no reason to run apart from the other, so there are never more coarse ops than `fusion` leaves.
+    """
+    fused = fusion(graph)
+    part = [0] * len(graph)
+    for run in _Runs(fused.coarse).runs():
+        for g in run:
+            for v in fused.members[g]:
+                part[v] = run[0]
+    return contract(graph, first_members(graph, part))
+
+
+class _Runs:
+    """The search: which ops can run now, group by group. An op without a colocation string is a group of its own."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self.graph = graph
+        self.rank = {v: i for i, v in enumerate(graph.order)}
+        self.group = list(range(len(graph)))
+        for members in graph.groups.values():
+            for v in members:
+                self.group[v] = members[0]
+        self.phase = [PHASES.index(op.phase) for op in graph.ops]
+        self.left = {g: [0] * len(PHASES) for g in self.group}
+        for v, g in enumerate(self.group):
+            self.left[g][self.phase[v]] += 1
+        self.on_cycle = self._groups_on_cycles()
+        self.can_run: dict[int, list[int]] = {g: [] for g in self.left}
+        self.can_run_by_phase = {g: [0] * len(PHASES) for g in self.left}
+        self.first: dict[int, int] = {}
+        self.missing = [len(p) for p in graph.predecessors]
+        self.queue: list[tuple[int, int, int]] = []
+
+    def runs(self) -> list[list[int]]:
+        """All ops, in runs of one group each, in a topological order."""
+        for v in self.graph.order:
+            if not self.graph.predecessors[v]:
+                self._admit(v)
+        runs = []
+        while self.queue:
+            entry = heapq.heappop(self.queue)
+            g = entry[-1]
+            if self.can_run[g] and entry == self._entry(g):  # else an entry that a later one replaced
+                runs.append(self._run(g))
+        return runs
+
+    def _groups_on_cycles(self) -> set[int]:
+        graph = nx.DiGraph()
+        for v, successors in enumerate(self.graph.successors):
+            graph.add_edges_from((self.group[v], self.group[w]) for w in successors)
+        return {g for component in nx.strongly_connected_components(graph) if len(component) > 1 for g in component}
+
+    def _entry(self, g: int) -> tuple[int, int, int]:
+        """What decides when group `g` gets its turn: whether all or the first phase of what is left of it can run now."""
+        left, now = self.left[g], self.can_run_by_phase[g]
+        if left == now:
+            urgency = 0
+        else:
+            first = next(p for p, count in enumerate(left) if count)
+            urgency = 1 if left[first] == now[first] else 2
+        return urgency, self.first[g], g
+
+    def _admit(self, v: int) -> None:
+        """Notes that op `v` can run now, and with it those ops of its group that then only wait for ops of the group."""
+        g = self.group[v]
+        ready = [v]
+        while ready:
+            u = ready.pop()
+            self.can_run[g].append(u)
+            self.first[g] = min(self.rank[u], self.first.get(g, self.rank[u]))
+            self.can_run_by_phase[g][self.phase[u]] += 1
+            for w in self.graph.successors[u]:
+                if self.group[w] == g:
+                    self.missing[w] -= 1
+                    if not self.missing[w]:
+                        ready.append(w)
+        if g in self.on_cycle or self.left[g] == self.can_run_by_phase[g]:
+            heapq.heappush(self.queue, self._entry(g))
+
+    def _run(self, g: int) -> list[int]:
+        run, self.can_run[g] = self.can_run[g], []
+        del self.first[g]
+        self.left[g] = [left - now for left, now in zip(self.left[g], self.can_run_by_phase[g], strict=True)]
+        self.can_run_by_phase[g] = [0] * len(PHASES)
+        for v in run:
+            for w in self.graph.successors[v]:
+                if self.group[w] != g:
+                    self.missing[w] -= 1
+                    if not self.missing[w]:
+                        self._admit(w)
+        return run

@@ -1,0 +1,49 @@
+"""All groupers and placer types by name; the order is the order of menus. Modules are loaded when one is asked for."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+from baechi_ext.errors import OptionError
+from baechi_ext.group.forward import forward_nodes
+from baechi_ext.group.grouping import Grouping, compose, identity
+from baechi_ext.ir.op_graph import OpGraph
+
+GROUPERS: dict[str, tuple[str, str]] = {
+    "tf": ("baechi_ext.group.colocation:tf", "the graph's own colocation groups"),
+    "coplace": ("baechi_ext.group.coplacement:coplace", "an op with one successor joins its group (Baechi), within balance"),
+}
+"""Name -> (function, help). `grouper(graph, max_share)` returns the graph relabelled; no merge passes that share of its costs."""
+
+PLACER_TYPES: dict[str, tuple[str, str]] = {
+    "default": ("baechi_ext.group.grouping:identity", "every op by itself, groups as constraints"),
+    "colocation": ("baechi_ext.group.group_nodes:colocation", "one node per group, as far as no cycle closes"),
+    "fusion": ("baechi_ext.group.fusion:fusion", "ops of a group that run in a row as one (Baechi)"),
+}
+"""Name -> (function, help). `placer_type(graph)` returns the Grouping of a labelled graph."""
+
+
+def group(
+    graph: OpGraph, *, grouper: str = "tf", placer_type: str = "default", only_forward: bool = False, num_devices: int = 8
+) -> Grouping:
+    """The Grouping of `graph`: place its coarse graph, whose colocation strings bind, and `expand` the placement.
+
+    `only_forward` first makes one op of each forward op and all that follows it; `grouper` then says which coarse ops share a
+    device, and `placer_type` which of those become one. A group that a grouper merges stays below a quarter of the fair share
+    of one of `num_devices` devices.
+
+    Raises OptionError for an unknown name or a `num_devices` below 1, GraphError where `only_forward` meets a `forward_op`
+    that is not a forward op.
+    """
+    label = _load(GROUPERS, grouper, "grouper")
+    contract = _load(PLACER_TYPES, placer_type, "placer type")
+    if num_devices < 1:
+        raise OptionError(f"the number of devices is {num_devices}; expected at least 1")
+    base = forward_nodes(graph) if only_forward else identity(graph)
+    return compose(base, contract(label(base.coarse, 1 / (4 * num_devices))))
+
+
+def _load(table: Mapping[str, tuple[str, str]], name: str, what: str) -> Callable:
+    if name not in table:
+        raise OptionError(f"unknown {what} {name!r}; choose one of {', '.join(table)}")
+    module, function = table[name][0].split(":")
+    return getattr(import_module(module), function)

@@ -1,0 +1,56 @@
+"""Proofs that no plan can hold a graph in memory, made before a placer starts."""
+
+from collections.abc import Sequence
+
+from baechi_ext.errors import InfeasibleError
+from baechi_ext.ir.cluster import Cluster
+from baechi_ext.ir.op_graph import OpGraph
+
+NEXT_STEPS = "use more devices, devices with more memory (--device_memory), or a smaller batch"
+_INSTANT_US = 1e-3
+"""Late in a long step a shorter op may start and end at the same floating-point time, and an instant's bytes are not charged."""
+
+
+def require_feasible(graph: OpGraph, cluster: Cluster) -> None:
+    """Raises InfeasibleError, status "infeasible", where one op, one colocation group or the whole graph provably fits nowhere.
+
+    Says nothing about graphs that merely pack badly.
+    """
+    limits = [d.memory_bytes for d in cluster.devices]
+    known = [limit for limit in limits if limit is not None]
+    if len(known) < len(limits) or not graph.ops:
+        return
+    largest, total = max(known), sum(known)
+    if len(known) == 1:
+        where = f"its one device {cluster.devices[0].name!r} has"
+        _require(minimal_bytes(graph, range(len(graph))), largest, "the graph needs", where)
+    for name, members in graph.groups.items():
+        _require(minimal_bytes(graph, members), largest, f"colocation group {name!r} needs", "the largest device has")
+    for v, op in enumerate(graph.ops):
+        if op.colocation is None:
+            _require(minimal_bytes(graph, (v,)), largest, f"op {op.id!r} needs", "the largest device has")
+    persistent = sum(op.persistent_bytes for op in graph.ops)
+    _require(persistent, total, "all persistent bytes together need", f"the {len(cluster)} devices together have")
+
+
+def _require(needed: float, available: float, what: str, where: str) -> None:
+    if needed > available:
+        raise InfeasibleError(f"no plan can exist: {what} at least {needed:.0f} bytes, {where} {available:.0f}; {NEXT_STEPS}")
+
+
+def minimal_bytes(graph: OpGraph, members: Sequence[int]) -> float:
+    """What a device holds at the least at one instant if it runs `members`, in bytes.
+
+    Their persistent bytes, and while the neediest of them runs its inputs, outputs and temporaries.
+    """
+    return sum(graph.ops[v].persistent_bytes for v in members) + max(live_bytes(graph, v) for v in members)
+
+
+def live_bytes(graph: OpGraph, v: int) -> float:
+    """Bytes that the device of op v holds while v runs, persistent ones left out; 0 for an op that takes no time."""
+    op = graph.ops[v]
+    if op.compute_us < _INSTANT_US:
+        return 0
+    outputs = sum(graph.tensors[t].bytes for t in graph.outputs[v])
+    inputs = sum(graph.tensors[t].bytes for t in graph.inputs[v])
+    return inputs + max(outputs, op.output_bytes) + op.temporary_bytes

@@ -1,0 +1,198 @@
+"""Repair of a placement that exceeds memory limits: whole colocation groups and single ops move to where they fit.
+
+Every step is judged by the simulator, and is kept only where it lowers the bytes over the limits. Guided steps come first: from
+the device that exceeds most, the units whose move costs the least transfer and load per byte that it frees at the instant of
+the peak. Where those fail, random moves and exchanges (seeded) follow. The number of simulations is bounded by the graph's size,
+never by a clock, so that the same input gives the same plan.
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from baechi_ext.ir.cluster import Cluster
+from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.place.chunks import chunks, depth_first_order, held_bytes, spread, units
+from baechi_ext.place.trial import Trial, draining_order, try_orders
+from baechi_ext.simulate import Simulator, Timeline
+
+_SIMULATED_OPS = 200_000
+_FEWEST_STEPS, _MOST_STEPS = 16, 600
+_SINGLE_MOVES = 12
+_PATIENCE = 60
+"""Random steps without success after which a repair gives up."""
+
+
+def repair(simulator: Simulator, start: Trial, seed: int) -> Trial:
+    """The best trial found from `start`: valid, or else with the fewest bytes over the limits."""
+    return _Repair(simulator, start, seed).run()
+
+
+class _Repair:
+    """The state of one repair: the best trial so far and the steps left."""
+
+    def __init__(self, simulator: Simulator, start: Trial, seed: int) -> None:
+        self.simulator = simulator
+        self.graph = simulator.graph
+        self.best = start
+        self.random = random.Random(seed)
+        self.links = simulator.cluster.link_table()
+        self.units = units(self.graph)
+        self.orders = (draining_order(simulator),)
+        self.steps = min(_MOST_STEPS, max(_FEWEST_STEPS, _SIMULATED_OPS // max(1, len(self.graph))))
+
+    def run(self) -> Trial:
+        if len(self.simulator.cluster) == 1:
+            return self.best
+        while not self.best.valid and self.steps > 0 and self._guided_step():
+            pass
+        patience = _PATIENCE
+        while not self.best.valid and self.steps > 0 and patience > 0:
+            patience = _PATIENCE if self._try(self._random_step()) else patience - 1
+        return self.best
+
+    def _try(self, moves: Sequence[tuple[int, int]]) -> bool:
+        """Whether moving each (unit, device) lowers the bytes over the limits; if so, it is done."""
+        self.steps -= 1
+        placement = list(self.best.placement)
+        for u, d in moves:
+            for v in self.units[u]:
+                placement[v] = d
+        trial = try_orders(self.simulator, placement, self.orders)
+        if sum(trial.excess_bytes) < sum(self.best.excess_bytes):
+            self.best = trial
+            return True
+        return False
+
+    def _guided_step(self) -> bool:
+        """Frees the device that exceeds most: by many units at once, else by one of the best few; False where none helps."""
+        excess = self.best.excess_bytes
+        source = max(range(len(excess)), key=lambda d: (excess[d], -d))
+        room = self._room()
+        moves = sorted(self._moves(source), key=lambda move: (move[3] > room[move[2]], *move))
+        batch: dict[int, int] = {}
+        freed = 0.0
+        for _, u, d, size in moves:
+            if u not in batch and size <= room[d] and freed < excess[source]:
+                batch[u] = d
+                room[d] -= size
+                freed += size
+        if len(batch) > 1 and self._try(list(batch.items())):
+            return True
+        return any(self.steps > 0 and self._try([(u, d)]) for _, u, d, _ in moves[:_SINGLE_MOVES])
+
+    def _moves(self, source: int) -> Iterator[tuple[float, int, int, float]]:
+        """(cost per byte, unit, device, bytes) for every unit that would free memory on `source`."""
+        held = held_at_peak(self.best.timeline, source)
+        excess = self.best.excess_bytes[source]
+        compute = [op.compute_us for op in self.graph.ops]
+        busy = self.best.timeline.busy_us
+        for u, unit in enumerate(self.units):
+            if self.best.placement[unit[0]] != source:
+                continue
+            size = sum(held.get(v, 0.0) for v in unit)
+            if size <= 0:
+                continue
+            work_us = sum(compute[v] for v in unit)
+            for d in range(len(busy)):
+                if d != source:
+                    later_us = max(0.0, busy[d] + work_us - busy[source])
+                    cost_us = max(0.0, self._extra_transfer_us(unit, source, d)) + later_us
+                    yield (cost_us + 1.0) / min(size, excess), u, d, size
+
+    def _extra_transfer_us(self, unit: Sequence[int], source: int, target: int) -> float:
+        """Transfer time that moving `unit` adds, each edge on its own; negative where its neighbours are at the target."""
+        graph, placement, links = self.graph, self.best.placement, self.links
+        members = set(unit)
+        total = 0.0
+        for v in unit:
+            edges = [(t, graph.tensors[t].producer) for t in graph.inputs[v]]
+            edges += [(t, w) for t in graph.outputs[v] for w in graph.tensors[t].readers]
+            for t, other in edges:
+                if other not in members:
+                    size, at = graph.tensors[t].bytes, placement[other]
+                    total += links[at][target].transfer_us(size) if at != target else 0.0
+                    total -= links[at][source].transfer_us(size) if at != source else 0.0
+        return total
+
+    def _room(self) -> list[float]:
+        peaks = self.best.timeline.peak_memory_bytes
+        limits = [d.memory_bytes for d in self.simulator.cluster.devices]
+        return [float("inf") if limit is None else limit - peak for limit, peak in zip(limits, peaks, strict=True)]
+
+    def _random_step(self) -> list[tuple[int, int]]:
+        """A unit of an overfull device moves; in every other step a unit of the target comes back for it."""
+        placement, excess = self.best.placement, self.best.excess_bytes
+        over = [u for u, unit in enumerate(self.units) if excess[placement[unit[0]]] > 0]
+        u = self.random.choice(over)
+        source = placement[self.units[u][0]]
+        target = self.random.choice([d for d in range(len(excess)) if d != source])
+        there = [w for w, unit in enumerate(self.units) if placement[unit[0]] == target]
+        if there and self.random.random() < 0.5:
+            return [(u, target), (self.random.choice(there), source)]
+        return [(u, target)]
+
+
+def held_at_peak(timeline: Timeline, device: int) -> dict[int, float]:
+    """For each op, the bytes on `device` that its move elsewhere would free at the instant of that device's peak.
+
+    Persistent bytes and live outputs count for the op, a received copy for the op there that reads it last.
+    """
+    graph, start, end, placement = timeline.graph, timeline.start_us, timeline.end_us, timeline.placement
+    pieces: list[tuple[float, float, float, int]] = []
+    sent_until: dict[int, float] = defaultdict(float)
+    for transfer in timeline.transfers:
+        sent_until[transfer.tensor] = max(sent_until[transfer.tensor], transfer.end_us)
+        if transfer.target == device:
+            tensor = graph.tensors[transfer.tensor]
+            last = max((w for w in tensor.readers if placement[w] == device), key=lambda w: (end[w], w))
+            pieces.append((transfer.start_us, end[last], tensor.bytes, last))
+    held: dict[int, float] = defaultdict(float)
+    for v, op in enumerate(graph.ops):
+        if placement[v] != device:
+            continue
+        held[v] += op.persistent_bytes
+        beyond = op.output_bytes - sum(graph.tensors[t].bytes for t in graph.outputs[v])
+        pieces.append((start[v], end[v], op.temporary_bytes + max(0.0, beyond), v))
+        for t in graph.outputs[v]:
+            tensor = graph.tensors[t]
+            until = max([end[v], sent_until[t], *(end[w] for w in tensor.readers if placement[w] == device)])
+            pieces.append((start[v], until, tensor.bytes, v))
+    peak_us = _peak_instant_us(pieces)
+    for since, until, size, v in pieces:
+        if since <= peak_us < until:
+            held[v] += size
+    return dict(held)
+
+
+def _peak_instant_us(pieces: Sequence[tuple[float, float, float, int]]) -> float:
+    lasting = [(since, until, size) for since, until, size, _ in pieces if until > since]
+    changes = sorted([(since, 1, size) for since, _, size in lasting] + [(until, 0, -size) for _, until, size in lasting])
+    now = most = 0.0
+    instant = 0.0
+    for at, _, size in changes:
+        now += size
+        if now > most:
+            most, instant = now, at
+    return instant
+
+
+def placements_by_bytes(graph: OpGraph, cluster: Cluster) -> Iterator[tuple[int, ...]]:
+    """Placements made to fit, at any cost in time: chunks of bytes in two topological orders, then the largest unit first."""
+    known = [d.memory_bytes for d in cluster.devices if d.memory_bytes is not None]
+    largest = max(known, default=1) or 1
+    rooms = [largest if d.memory_bytes is None else d.memory_bytes for d in cluster.devices]
+    shares = rooms if any(rooms) else [1.0] * len(rooms)
+    for order in (graph.order, depth_first_order(graph)):
+        ordered = units(graph, order)
+        sizes = [held_bytes(graph, unit) for unit in ordered]
+        yield spread(graph, ordered, chunks(sizes, shares, sizes, [float("inf")] * len(rooms)))
+    sizes_of = {unit: held_bytes(graph, unit) for unit in units(graph)}
+    largest_first = sorted(sizes_of, key=lambda unit: (-sizes_of[unit], unit))
+    left = list(rooms)
+    devices = []
+    for unit in largest_first:
+        d = max(range(len(left)), key=lambda d: (left[d], -d))
+        left[d] -= sizes_of[unit]
+        devices.append(d)
+    yield spread(graph, largest_first, devices)

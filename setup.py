@@ -1,0 +1,35 @@
+"""What the project needs, as ranges; constraints.txt pins what `make` installs and the tests run with."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+RANGES = {
+    "core": ["networkx>=3.6,<4", "pulp>=3.3,<4", "highspy>=1.8,<2", "rich>=13.9,<16"],
+    "torch": ["torch>=2.8,<3"],
+    "tensorflow": ["tensorflow>=2.18,<3"],
+    "nvidia": ["nvidia-ml-py>=12.535"],
+    "dev": ["pytest>=8.3,<10", "hypothesis>=6.120,<7", "ruff>=0.15,<1"],
+}
+
+
+def read_version() -> str:
+    """`__version__` of baechi_ext, read as text: its dependencies need not be there yet."""
+    text = (Path(__file__).parent / "baechi_ext" / "__init__.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
+    if not found:
+        raise RuntimeError('baechi_ext/__init__.py has no line __version__ = "..."')
+    return found[1]
+
+
+setup(
+    name="baechi-ext",
+    version=read_version(),
+    description="Automatic device placement for training deep networks",
+    python_requires=">=3.11,<3.14",
+    packages=find_packages(include=["baechi_ext", "baechi_ext.*", "runtime", "runtime.*"]),
+    install_requires=RANGES["core"],
+    extras_require={name: needs for name, needs in RANGES.items() if name != "core"},
+    entry_points={"console_scripts": ["baechi = runtime.cli:main"]},
+)

@@ -1,0 +1,218 @@
+"""What a user gets for bad input: one `error:` line that says what to do next, an exit code, no traceback, no file."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import cli
+from tests.cli.files import GRAPH, ROOT, a_graph, write
+
+Run = Callable[..., tuple[int, str, str]]
+PLACE = ("--placement_method=m_etf", "--num_devices=2")
+
+
+def check_error(result: tuple[int, str, str], code: int) -> str:
+    """The message of the one error line of a failed run."""
+    assert result[0] == code
+    assert result[1] == ""
+    assert result[2].count("\n") == 1
+    assert result[2].startswith("error: ")
+    assert "Traceback" not in result[2]
+    return result[2].removeprefix("error: ").rstrip("\n")
+
+
+BAD_GRAPHS: list[tuple[dict[str, Any] | str, str]] = [
+    (a_graph(edges=[("a", "b", 4), ("b", "c", 4), ("c", "a", 4)]), "the graph has a cycle of 3 ops"),
+    (a_graph(edges=[("a", "x", 4)]), "edge 'a' -> 'x': its target 'x' is not an op; add the op or drop the edge"),
+    (a_graph(a={"id": "b"}), "op id 'b' stands twice, at positions 0 and 1; give every op its own id"),
+    (a_graph(edges=[("a", "b", 4), ("a", "c", 5)]), "tensor '' of op 'a' has two sizes, 4 and 5 bytes (edge to 'c'); give"),
+    (a_graph(a={"compute_us": None}), "op 'a' has no \"compute_us\"; every op needs its time"),
+    (a_graph(a={"compute_us": -3}), "compute_us of op 'a' is -3; expected at least 0"),
+    (json.dumps(a_graph()).replace("10", "NaN", 1), "is not valid JSON: NaN is not a number"),
+    (json.dumps(a_graph())[:-30], "is not valid JSON"),
+    ("a poem", "is not valid JSON"),
+    ("", "is not valid JSON"),
+    ("[]", "holds a JSON list, expected an object"),
+    ({**a_graph(), "schema_version": 9}, "has schema_version 9; this program reads 1"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), BAD_GRAPHS, ids=[m for _, m in BAD_GRAPHS])
+def test_a_bad_graph(run: Run, tmp_path: Path, content: dict[str, Any] | str, message: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    said = check_error(run("place", path, *PLACE, "--out", tmp_path / "plan.json"), 1)
+    assert message in said
+    assert "bad.json" in said
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_bad_graph_in_a_process_of_its_own(tmp_path: Path) -> None:
+    path = write(tmp_path / "bad.json", a_graph(a={"compute_us": -3}))
+    command = [sys.executable, "-m", "runtime", "place", str(path), *PLACE, "--out", str(tmp_path / "plan.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    said = check_error((done.returncode, done.stdout, done.stderr), 1)
+    assert "compute_us of op 'a' is -3" in said
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_missing_file(run: Run, tmp_path: Path) -> None:
+    said = check_error(run("place", tmp_path / "no.json", *PLACE), 1)
+    assert "cannot read graph file" in said
+    assert "No such file or directory; check the path" in said
+
+
+def test_a_folder_as_a_file(run: Run, tmp_path: Path) -> None:
+    assert "Is a directory" in check_error(run("place", tmp_path, *PLACE), 1)
+
+
+@pytest.mark.parametrize("out", ["no/such/folder/plan.json", "."])
+def test_an_unwritable_out(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graph: Path, out: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    said = check_error(run("place", graph, *PLACE, "--out", out), 1)
+    assert f"cannot write '{out}'" in said
+    assert "choose a file in a folder that exists and is writable" in said
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_an_unwritable_out_is_told_before_the_work(run: Run, monkeypatch: pytest.MonkeyPatch, graph: Path) -> None:
+    monkeypatch.setattr(cli.pipeline, "plan", None)  # whoever calls it now gets a TypeError
+    assert "No such file or directory" in check_error(run("place", graph, *PLACE, "--out", "no/such/plan.json"), 1)
+
+
+# A model that does not fit
+
+
+@pytest.mark.parametrize("method", ["single", "contiguous", "m_topo", "m_etf", "m_sct"])
+def test_a_colocation_group_that_fits_nowhere(run: Run, tmp_path: Path, method: str) -> None:
+    heavy = {"persistent_bytes": 600, "colocation": "embedding"}
+    path = write(tmp_path / "g.json", a_graph(a=heavy, c=heavy))
+    flags = (f"--placement_method={method}", "--num_devices=3", "--device_memory=1000", "--out", tmp_path / "p.json")
+    code, out, err = run("place", path, *flags, "--json")
+    assert code == 1
+    said = json.loads(out)
+    assert said["status"] == "infeasible"
+    assert err == f"error: {said['error']}\n"
+    assert "colocation group 'embedding' needs at least 12" in said["error"]
+    assert "the largest device has 1000" in said["error"]
+    assert "--device_memory" in said["error"]
+    assert not (tmp_path / "p.json").exists()
+
+
+def test_one_device_that_is_too_small(run: Run, graph: Path) -> None:
+    said = check_error(run("place", graph, "--num_devices=1", "--device_memory=20"), 1)
+    assert "'device:0' has 20" in said
+    assert "at least 3" in said
+
+
+def test_a_graph_that_fits_by_no_method_but_is_not_proven_to_fit_by_none(run: Run, tmp_path: Path) -> None:
+    # Three ops of 60 on two devices of 100: each device holds one, and all together 180 fit into 200.
+    path = write(tmp_path / "g.json", a_graph(**{v: {"persistent_bytes": 60} for v in "abc"}, edges=[]))
+    code, out, err = run("place", path, "--num_devices=2", "--device_memory=100", "--json")
+    assert (code, json.loads(out)["status"]) == (1, "unknown")
+    assert "found no plan that fits" in err
+    assert "needs 120 bytes and has 100" in err
+
+
+# Plans of other graphs
+
+
+def test_a_plan_of_another_graph(run: Run, tmp_path: Path, graph: Path, plan: Path) -> None:
+    other = write(tmp_path / "other.json", a_graph(b={"op": "something else"}))
+    said = check_error(run("simulate", other, plan), 1)
+    assert "the plan is of another graph: the first op that differs is 'b'" in said
+    assert "make a new plan for this graph" in said
+
+
+def test_a_cut_off_plan(run: Run, tmp_path: Path, graph: Path, plan: Path) -> None:
+    cut = tmp_path / "cut.json"
+    cut.write_text(plan.read_text()[:-40])
+    assert "plan file" in check_error(run("simulate", graph, cut), 1)
+
+
+def test_a_plan_with_too_few_devices(run: Run, graph: Path, plan: Path) -> None:
+    said = check_error(run("simulate", graph, plan, "--num_devices=1"), 1)
+    assert "is placed on device 1; expected 0 to 0" in said
+
+
+def test_a_bad_cluster_file(run: Run, tmp_path: Path, graph: Path) -> None:
+    path = write(tmp_path / "c.json", {"devices": []})
+    assert 'c.json: a cluster needs "links"' in check_error(run("place", graph, "--cluster", path), 1)
+
+
+# Wrong usage
+
+WRONG_USAGE = [
+    ((), "the following arguments are required: COMMAND; see baechi --help"),
+    (("plaice",), "invalid choice: 'plaice' (choose from "),
+    (("place",), "the following arguments are required: GRAPH; see baechi place --help"),
+    (("place", GRAPH), "no devices are given; add --num_devices=N or --cluster=FILE"),
+    (("place", GRAPH, "--frobnicate"), "unrecognized arguments: --frobnicate"),
+    (("place", GRAPH, "--num_dev=2"), "unrecognized arguments: --num_dev=2"),
+    (("place", GRAPH, "--out"), "argument --out: expected one argument"),
+    (("place", GRAPH, "--num_devices=2", "--cluster=c.json"), "--cluster and --num_devices exclude each other; give one of them"),
+    (("place", GRAPH, "--num_devices=2", "--memory_fraction=0.5"), "--memory_fraction needs devices of limited memory"),
+    (("place", GRAPH, "--num_devices=0"), "argument --num_devices/--num_gpus: '0' is not a whole number from 1 to 1024"),
+    (("place", GRAPH, "--num_devices=two"), "'two' is not a whole number from 1 to 1024"),
+    (("place", GRAPH, "--device_memory=16Gib/s"), "'16Gib/s' is not a size; write it like 16GiB, 800MB or 1000000 (bytes)"),
+    (("place", GRAPH, "--device_memory=-5"), "'-5' is not a size"),
+    (("place", GRAPH, "--device_memory=12G"), "'12G' is not a size"),
+    (("place", GRAPH, "--memory_fraction=0"), "'0' is not a number above 0 and up to 1"),
+    (("place", GRAPH, "--memory_fraction=nan"), "'nan' is not a finite number"),
+    (("place", GRAPH, "--comm_cost_coeffs=1"), "'1' is not two numbers a,b"),
+    (("place", GRAPH, "--comm_cost_coeffs=1,x"), "'x' is not a finite number"),
+    (("place", GRAPH, "--comm_cost_coeffs=1,-2"), "'1,-2' has a negative coefficient; expected at least 0"),
+    (("place", GRAPH, "--placement_method=best"), "unknown value 'best'; choose one of single, contiguous, m_topo, m_etf, m_sct"),
+    (("place", GRAPH, "--grouper=best"), "unknown value 'best'; choose one of tf, coplace"),
+    (("place", GRAPH, "--placer_type=best"), "unknown value 'best'; choose one of default, colocation, fusion"),
+    (("place", GRAPH, "--sct_threshold=2"), "'2' is not a number from 0 to 1"),
+    (("place", GRAPH, "--seed=-1"), "'-1' is not a whole number from 0 to"),
+    (("place", GRAPH, "--time_limit=0"), "'0' is not a number above 0"),
+    (("simulate", GRAPH), "the following arguments are required: PLAN"),
+]
+
+
+@pytest.mark.parametrize(("argv", "message"), WRONG_USAGE, ids=[m for _, m in WRONG_USAGE])
+def test_wrong_usage(run: Run, argv: tuple[str, ...], message: str) -> None:
+    assert message in check_error(run(*argv), 2)
+
+
+def test_a_usage_error_in_a_process_of_its_own() -> None:
+    done = subprocess.run([sys.executable, "-m", "runtime", "place", "x", "--nonsense"], cwd=ROOT, capture_output=True, text=True)
+    assert "unrecognized arguments: --nonsense" in check_error((done.returncode, done.stdout, done.stderr), 2)
+
+
+# What stops a run from outside
+
+
+def test_ctrl_c(run: Run, monkeypatch: pytest.MonkeyPatch, graph: Path, tmp_path: Path) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.pipeline, "plan", interrupted)
+    assert check_error(run("place", graph, *PLACE, "--out", tmp_path / "plan.json"), 130) == "interrupted"
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_a_reader_that_goes_away(graph: Path, plan: Path) -> None:
+    command = [sys.executable, "-m", "runtime", "simulate", str(graph), str(plan), "--json"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait() == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_stdout(graph: Path, plan: Path) -> None:
+    command = [sys.executable, "-m", "runtime", "simulate", str(graph), str(plan), "--json"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.stderr == "error: cannot write the result to stdout: No space left on device; choose another place for it\n"
+    assert done.returncode == 1

@@ -1,0 +1,97 @@
+"""`baechi simulate`: what a plan is worth, also a broken one, also on other devices."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.files import a_graph, write
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def simulated(run: Run, *argv: object) -> dict[str, Any]:
+    code, out, err = run("simulate", *argv, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_json(run: Run, graph: Path, plan: Path) -> None:
+    # a 0-10 and b 10-20 on x; a's 4 bytes take 10-14 to y, where c runs 14-24.
+    value = simulated(run, graph, plan)
+    assert value.pop("lower_bound_us") == pytest.approx(20)
+    assert value == {
+        "makespan_us": 24,
+        "busy_us": [20, 10],
+        "peak_memory_bytes": [24, 14],
+        "transfers": 1,
+        "bytes_moved": 4,
+        "violations": [],
+    }
+
+
+def test_the_table(run: Run, graph: Path, plan: Path) -> None:
+    code, out, _ = run("simulate", graph, plan)
+    assert code == 0
+    assert [" ".join(line.split()) for line in out.splitlines()] == [
+        "predicted step 24 us",
+        "lower bound 20 us (the step is 20.0% above it)",
+        "transfers 1 (4 B)",
+        "violations none",
+        "device ops busy peak memory limit",
+        "x 2 83% 24 B 100 B",
+        "y 1 42% 14 B 100 B",
+    ]
+
+
+def test_other_costs_are_no_other_graph(run: Run, tmp_path: Path, plan: Path) -> None:
+    slower = write(tmp_path / "slower.json", a_graph(c={"compute_us": 50}))
+    assert simulated(run, slower, plan)["makespan_us"] == 64
+
+
+def test_a_priority_in_the_file_counts(run: Run, graph: Path, plan: Path, tmp_path: Path) -> None:
+    value = json.loads(plan.read_text())
+    value["placement"] = {"a": 0, "b": 0, "c": 0}
+    for order, last in (({"a": 0, "b": 1, "c": 2}, [20, 30]), ({"a": 0, "b": 2, "c": 1}, [30, 20])):
+        path = write(tmp_path / "p.json", {**value, "priority": order})
+        assert simulated(run, graph, path)["makespan_us"] == max(last)
+
+
+def test_broken_rules_are_listed_and_the_plan_is_simulated(run: Run, tmp_path: Path, plan: Path) -> None:
+    heavy = write(tmp_path / "heavy.json", a_graph(b={"persistent_bytes": 95}))
+    value = simulated(run, heavy, plan)
+    assert value["makespan_us"] == 24
+    assert value["violations"] == ["device 'x' needs 109 bytes and has 100"]
+    code, out, _ = run("simulate", heavy, plan)
+    assert code == 0
+    assert "violations      device 'x' needs 109 bytes and has 100" in out
+
+
+def test_a_split_group_is_listed(run: Run, tmp_path: Path, plan: Path) -> None:
+    split = write(tmp_path / "split.json", a_graph(a={"colocation": "g"}, c={"colocation": "g"}))
+    value = json.loads(plan.read_text())
+    del value["op_digests"]  # colocation is part of an op's digest; another program writes none
+    path = write(tmp_path / "foreign.json", value)
+    assert simulated(run, split, path)["violations"] == ["colocation group 'g' is split over devices 0, 1"]
+
+
+# Other devices
+
+
+def test_links_and_memory_can_be_overridden(run: Run, graph: Path, plan: Path) -> None:
+    assert simulated(run, graph, plan, "--comm_cost_coeffs=2,5")["makespan_us"] == 33
+    assert simulated(run, graph, plan, "--device_memory=20")["violations"] == ["device 'x' needs 24 bytes and has 20"]
+    assert simulated(run, graph, plan, "--memory_fraction=0.2")["violations"] == ["device 'x' needs 24 bytes and has 20"]
+    assert len(simulated(run, graph, plan, "--num_devices=3")["busy_us"]) == 3
+    assert simulated(run, graph, plan, "--num_devices=3")["makespan_us"] == 24  # the plan's own default link
+
+
+def test_a_cluster_file_replaces_the_plans_cluster(run: Run, graph: Path, plan: Path, tmp_path: Path) -> None:
+    slow = {"devices": [{"name": "p", "speed": 0.5}, {"name": "q"}], "links": {"default": {"us_per_byte": 0, "latency_us": 0}}}
+    assert simulated(run, graph, plan, "--cluster", write(tmp_path / "c.json", slow))["makespan_us"] == 40
+    value = json.loads(plan.read_text())
+    del value["cluster"]
+    bare = write(tmp_path / "bare.json", value)
+    assert simulated(run, graph, bare, "--cluster", tmp_path / "c.json")["makespan_us"] == 40

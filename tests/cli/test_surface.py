@@ -1,0 +1,110 @@
+"""The surface of the command line: its flags are frozen here, so that none changes unnoticed. And how it says what it does."""
+
+import argparse
+import io
+import sys
+import time
+
+import pytest
+
+import baechi_ext
+from runtime import tables
+from runtime.cli import COMMANDS, make_parser, with_underscores
+from runtime.progress import progress
+
+CLUSTER = {"--cluster", "--num_devices", "--num_gpus", "--device_memory", "--memory_fraction", "--comm_cost_coeffs"}
+PLACING = {"--placement_method", "--grouper", "--placer_type", "--only_forward", "--sct_threshold", "--seed", "--time_limit"}
+STEP = {"--model_name", "--batch_size", "--image_size", "--optimizer", "--learning_rate", "--num_steps", "--timeout", "--workers"}
+COSTS = {"--costgen", "--cost_path", "--colocate_grads_with_ops", "--relaxed_random"}
+FLAGS = {
+    "place": CLUSTER | PLACING | {"--out", "--json"},
+    "train": CLUSTER | PLACING | STEP | COSTS | {"--out", "--json"},
+    "simulate": CLUSTER | {"--json"},
+}
+
+
+def test_commands_are_frozen() -> None:
+    assert {command.name for command in COMMANDS} == set(FLAGS)
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_flags_are_frozen(name: str) -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    next(c for c in COMMANDS if c.name == name).add_flags(parser)
+    assert {s for action in parser._actions for s in action.option_strings} == FLAGS[name]
+
+
+def test_every_command_and_flag_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in COMMANDS:
+        with pytest.raises(SystemExit, match="0"):
+            make_parser().parse_args([command.name, "--help"])
+        parser = argparse.ArgumentParser(add_help=False)
+        command.add_flags(parser)
+        assert all(action.help for action in parser._actions)
+    assert "--placement_method" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        make_parser().parse_args(["--version"])
+    assert capsys.readouterr().out == f"{baechi_ext.__version__}\n"
+
+
+def test_underscores() -> None:
+    line = ["place", "a-b.json", "--num-devices=2", "--out", "x-y", "--cluster=c-d.json", "-h", "--", "--as-it-is"]
+    assert with_underscores(line) == [
+        "place", "a-b.json", "--num_devices=2", "--out", "x-y", "--cluster=c-d.json", "-h", "--", "--as-it-is",
+    ]  # fmt: skip
+
+
+# Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_is_quick_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with progress("placing"):
+        pass
+    assert sys.stderr.getvalue() == ""
+
+
+def test_what_takes_long_says_so_in_one_plain_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with progress("placing [bold]x", delay_seconds=0.01):
+        time.sleep(0.1)
+    assert sys.stderr.getvalue() == "placing [bold]x ...\n"
+
+
+@pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
+def test_a_terminal_sees_a_spinner(monkeypatch: pytest.MonkeyPatch, no_color: str, coloured: bool) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", no_color)
+    with progress("placing", delay_seconds=0.01):
+        time.sleep(0.2)
+    shown = sys.stderr.getvalue()
+    assert "placing ..." in shown
+    assert ("\x1b[32m" in shown) is coloured  # the spinner's colour
+    assert shown.endswith("\x1b[?25h") or "\x1b[?25h" in shown  # the cursor is back
+
+
+def test_an_error_ends_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with pytest.raises(ZeroDivisionError), progress("placing", delay_seconds=0.05):
+        raise ZeroDivisionError
+    time.sleep(0.1)
+    assert sys.stderr.getvalue() == ""
+
+
+@pytest.mark.parametrize(("us", "text"), [(0, "0 us"), (1.23456, "1.235 us"), (1500, "1.5 ms"), (2.5e6, "2.5 s")])
+def test_times(us: float, text: str) -> None:
+    assert tables.as_time(us) == text
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**34, "16 GiB"), (2**41, "2 TiB")])
+def test_sizes(size: float, text: str) -> None:
+    assert tables.as_size(size) == text

@@ -1,0 +1,104 @@
+"""Profiles: their file, their graph, and how their costs get onto it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baechi_ext.cost import OpProfile, Profile, attach_costs
+from baechi_ext.errors import FileError, MismatchError, ProfileError
+from baechi_ext.ir import OpGraph
+from tests.build import graph_of
+
+GRAPH = graph_of({"a": 0, "b": 0}, ("a", "b", 4))
+
+
+def a_profile(graph: OpGraph = GRAPH) -> Profile:
+    return Profile(
+        graph_fingerprint=graph.fingerprint,
+        op_digests=dict(zip(graph.index, graph.op_digests, strict=True)),
+        clock="thread_cpu",
+        warmup=2,
+        ops={"a": OpProfile((3.0, 1.5, 9.0), 4, 2, 64), "b": OpProfile((7.0,))},
+        metadata={"torch": "2", "threads": 1},
+    )
+
+
+def a_file(**fields: Any) -> dict[str, Any]:
+    return {**json.loads(json.dumps(a_profile().to_json())), **fields}
+
+
+def with_op(**fields: Any) -> dict[str, Any]:
+    value = a_file()
+    return {**value, "ops": {**value["ops"], "b": {**value["ops"]["b"], **fields}}}
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    a_profile().save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json", GRAPH) == a_profile()
+
+
+def test_the_file_tells_minimum_median_and_every_sample() -> None:
+    assert a_file()["ops"]["a"] == {
+        "compute_us": 1.5,
+        "median_us": 3.0,
+        "samples_us": [3.0, 1.5, 9.0],
+        "output_bytes": 4,
+        "temporary_bytes": 2,
+        "persistent_bytes": 64,
+    }
+
+
+def test_costs_get_onto_the_graph_and_nothing_else_changes() -> None:
+    costed = attach_costs(GRAPH, a_profile())
+    assert [op.compute_us for op in costed.ops] == [1.5, 7.0]
+    assert (costed.ops[0].output_bytes, costed.ops[0].temporary_bytes, costed.ops[0].persistent_bytes) == (4, 2, 64)
+    assert costed.tensors == GRAPH.tensors
+    assert costed.fingerprint == GRAPH.fingerprint
+    assert [op.compute_us for op in GRAPH.ops] == [0, 0]
+
+
+def test_an_op_without_a_profile() -> None:
+    profile = replace(a_profile(), ops={"a": OpProfile((1.0,))})
+    with pytest.raises(ProfileError, match="the profile has no op 'b'; profile this graph again"):
+        attach_costs(GRAPH, profile)
+
+
+REFUSED = [
+    (a_file(ops=[]), 'the profile has no object "ops"'),
+    (a_file(warmup=-1), "warmup is -1; expected at least 0"),
+    (a_file(metadata=[1]), r'"metadata" is \[1\]; expected an object'),
+    (a_file(ops={"a": {"samples_us": [1]}, "b": 5}), "the profile of op 'b' is 5; expected an object"),
+    (with_op(samples_us=[]), "the profile of op 'b' has no \"samples_us\"; profile again"),
+    (with_op(samples_us=3), "the profile of op 'b' has no \"samples_us\""),
+    (with_op(samples_us=[1, -2]), "a sample of op 'b' is -2; expected at least 0"),
+    (with_op(output_bytes="x"), "output_bytes of op 'b' is 'x'; expected a number"),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), REFUSED, ids=[m for _, m in REFUSED])
+def test_a_broken_rule_is_named(value: dict[str, Any], message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
+        Profile.from_json(value, GRAPH)
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        (graph_of({"a": 0, "b": 0}, ("a", "b", 8)), "the profile is of another graph: the first op that differs is 'b' "),
+        (graph_of({"x": 0, "b": 0}), "the first op that differs is 'x', which it lacks; make a new profile for this graph"),
+        (graph_of({"a": 0}), "the first op that differs is 'b', which the graph lacks"),
+    ],
+)
+def test_another_graphs_profile_is_refused(tmp_path: Path, graph: OpGraph, message: str) -> None:
+    a_profile().save(tmp_path / "p.json")
+    with pytest.raises(MismatchError, match=message):
+        Profile.load(tmp_path / "p.json", graph)
+
+
+def test_load_of_a_cut_off_file(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text(json.dumps(a_file())[:-20])
+    with pytest.raises(FileError, match="profile file .* is not valid JSON"):
+        Profile.load(tmp_path / "p.json", GRAPH)

@@ -1,0 +1,155 @@
+"""JSON files: strict on the way in, whole or not there on the way out."""
+
+import errno
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baechi_ext.errors import FileError
+from baechi_ext.ir.files import read_json, require_writable, write_json
+
+UNREADABLE = [
+    (b"", "is not valid JSON: .*; it may be truncated: write it again"),
+    (b'{"nodes": [', "is not valid JSON: .*; it may be truncated"),
+    (b"not json", "is not valid JSON"),
+    (b'{"a": NaN}', "is not valid JSON: NaN is not a number"),
+    (b'{"a": -Infinity}', "is not valid JSON: -Infinity is not a number"),
+    (b'{"a": 1' + b"0" * 5000 + b"}", "is not valid JSON"),
+    (b"[" * 100_000, "is not valid JSON"),
+    (b"\xff\xfe{}", r"is not UTF-8 text \(byte 0\); expected JSON"),
+    (b"[1, 2]", "holds a JSON list, expected an object"),
+    (b"null", "holds a JSON NoneType, expected an object"),
+    (b'{"schema_version": 2}', "has schema_version 2; this program reads 1"),
+    (b'{"schema_version": "1"}', "has schema_version '1'; this program reads 1"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), UNREADABLE, ids=[m for _, m in UNREADABLE])
+def test_what_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(FileError, match=message) as caught:
+        read_json(path, "graph")
+    assert str(caught.value).startswith(f"graph file {str(path)!r}")
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"cannot read plan file '.*no\.json': No such file or directory; check the path"):
+        read_json(tmp_path / "no.json", "plan")
+
+
+def test_a_folder_in_place_of_a_file(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="cannot read plan file .*: Is a directory"):
+        read_json(tmp_path, "plan")
+
+
+def test_a_file_without_schema_version_is_of_this_one(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"a": 1}')
+    assert read_json(tmp_path / "x.json", "graph") == {"a": 1}
+
+
+@pytest.mark.parametrize("value", [{"ä": "日本", "n": [1, 2.5, None, True]}, {"half": "\ud83d"}, {}])
+def test_what_is_written_is_read_back(tmp_path: Path, value: dict[str, Any]) -> None:
+    write_json(tmp_path / "x.json", value)
+    assert read_json(tmp_path / "x.json", "graph") == value
+    assert stat.S_IMODE((tmp_path / "x.json").stat().st_mode) == 0o644
+    assert list(tmp_path.iterdir()) == [tmp_path / "x.json"]
+
+
+def test_text_is_written_as_text(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"ä": 1})
+    assert "ä" in (tmp_path / "x.json").read_text(encoding="utf-8")
+
+
+def test_nan_is_never_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "x.json", {"a": float("nan")})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("call", ["replace", "fsync"])
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    write_json(tmp_path / "x.json", {"old": 1})
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(FileError, match=r"cannot write '.*x\.json': No space left on device; choose a file in a folder"):
+        write_json(tmp_path / "x.json", {"new": 2})
+    assert list(tmp_path.iterdir()) == [tmp_path / "x.json"]
+    assert json.loads((tmp_path / "x.json").read_text()) == {"old": 1}
+
+
+def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_json(tmp_path / "x.json", {})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("write", [lambda path: write_json(path, {}), require_writable], ids=["write", "ask before"])
+class TestWhereNothingCanBeWritten:
+    def test_a_missing_folder(self, tmp_path: Path, write: Callable[[Path], None]) -> None:
+        with pytest.raises(FileError, match="cannot write .*: No such file or directory; choose a file in a folder that exists"):
+            write(tmp_path / "no" / "x.json")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_folder_is_not_overwritten(self, tmp_path: Path, write: Callable[[Path], None]) -> None:
+        with pytest.raises(FileError, match="cannot write .*: Is a directory"):
+            write(tmp_path)
+
+    def test_a_folder_without_write_permission(
+        self, tmp_path: Path, write: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if os.geteuid() == 0:  # root may write everywhere: say what the system would say to others
+            monkeypatch.setattr(os, "access", lambda *_: False)
+            monkeypatch.setattr(tempfile, "mkstemp", denied)
+        tmp_path.chmod(0o500)
+        with pytest.raises(FileError, match="cannot write .*: Permission denied; choose a file in a folder"):
+            write(tmp_path / "x.json")
+
+
+def denied(*_: object, **__: object) -> None:
+    raise PermissionError(errno.EACCES, "Permission denied")
+
+
+def test_asking_before_leaves_nothing(tmp_path: Path) -> None:
+    require_writable(tmp_path / "x.json")
+    require_writable("/dev/null")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_is_written_to_and_not_replaced() -> None:
+    write_json("/dev/null", {"a": 1})
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    require_writable(pipe)
+    write_json(pipe, {"a": 1})
+    assert json.loads(os.read(reader, 100)) == {"a": 1}
+    os.close(reader)
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link.json").symlink_to(tmp_path / "folder" / "x.json")
+    write_json(tmp_path / "link.json", {"a": 1})
+    assert (tmp_path / "link.json").is_symlink()
+    assert read_json(tmp_path / "folder" / "x.json", "graph") == {"a": 1}

@@ -1,0 +1,31 @@
+"""Habits of the value types: frozen, and units in the names of their fields."""
+
+import dataclasses
+from typing import get_type_hints
+
+import pytest
+
+from baechi_ext.cost import LinkFit, OpProfile
+from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph, Plan, Tensor
+from baechi_ext.simulate import Timeline, Transfer
+
+VALUES = [Op, Tensor, OpGraph, Device, Link, Cluster, Plan, OpProfile, LinkFit, Transfer, Timeline]
+UNITS = ("_us", "_bytes", "_us_per_byte", "_seconds")
+NO_UNIT = {"bytes", "us_per_byte", "speed", "r_squared", "seed", "producer", "tensor", "source", "target", "expert"}
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_values_are_frozen(value: type) -> None:
+    assert value.__dataclass_params__.frozen
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_numbers_carry_their_unit(value: type) -> None:
+    hints = get_type_hints(value)
+    numbers = [
+        f.name
+        for f in dataclasses.fields(value)
+        if {int, float} & set(getattr(hints[f.name], "__args__", (hints[f.name],))) and f.name not in NO_UNIT
+    ]
+    tables = {"inputs", "outputs", "readers", "placement", "priority", "started"}
+    assert [name for name in numbers if not name.endswith(UNITS) and name not in tables] == []

@@ -1,0 +1,126 @@
+"""Who may import whom, and what importing the library may load."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LIBRARY = {
+    "errors": set(),
+    "ir": {"errors"},
+    "capture": {"errors", "ir"},
+    "cost": {"errors", "ir"},
+    "simulate": {"errors", "ir", "capture", "cost"},
+    "group": {"errors", "ir", "capture", "cost"},
+    "place": {"errors", "ir", "capture", "cost", "group", "simulate"},
+    "shard": {"errors", "ir", "capture", "cost", "group", "simulate"},
+}
+"""What each part of baechi_ext may import besides itself."""
+DRIVERS = {"cli", "__main__", "flags", "pipeline", "train_flags", "training"}
+"""Modules of runtime that drive its stages; no stage imports them."""
+FRAMEWORKS = {"torch", "tensorflow", "torchvision", "jax"}
+
+
+def modules(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def imports(path: Path, *, top_level: bool = False) -> Iterator[str]:
+    """Dotted names of all modules that a file imports; with `top_level`, of those that importing it loads."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in _outside_functions(tree) if top_level else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import in line {node.lineno}"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or _is_type_checking(child):
+            continue
+        yield child
+        yield from _outside_functions(child)
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def test_the_walker_sees_what_is_loaded(tmp_path: Path) -> None:
+    code = "import a\ndef f():\n    import b\nclass C:\n    from c import d\ntry:\n    import e.f\nfinally:\n    pass\n"
+    (tmp_path / "x.py").write_text(code)
+    assert set(imports(tmp_path / "x.py")) == {"a", "b", "c.d", "e.f"}
+    assert set(imports(tmp_path / "x.py", top_level=True)) == {"a", "c.d", "e.f"}
+
+
+@pytest.mark.parametrize("path", modules("baechi_ext"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_library_imports_downwards(path: Path) -> None:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    own = parts[1]
+    if own == "__init__":
+        allowed: set[str] = {"errors"}
+        found = imports(path, top_level=True)
+    else:
+        assert own in LIBRARY, f"baechi_ext/{own} has no place in the import direction"
+        allowed = LIBRARY[own] | {own, "__version__"}
+        found = imports(path)
+    for name in found:
+        head, *rest = name.split(".")
+        assert head not in {"runtime", "benchmarks", "tests"}, f"{path} imports {name}"
+        if head == "baechi_ext" and rest:
+            assert rest[0] in allowed, f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", modules("baechi_ext/place"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_placers_never_import_each_other(path: Path) -> None:
+    from baechi_ext.place.registry import METHODS
+
+    placers = {entry[0].split(":")[0] for entry in METHODS.values()}
+    own = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for name in imports(path):
+        others = {p for p in placers if p != own and not own.startswith(p.rpartition(".")[0] + ".placeto")}
+        assert not any(name == p or name.startswith(p + ".") for p in others), f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", modules("runtime"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_runtime_stages_do_not_import_what_drives_them(path: Path) -> None:
+    own = path.relative_to(ROOT / "runtime").with_suffix("").parts[0]
+    for name in imports(path):
+        head, *rest = name.split(".")
+        assert head not in {"benchmarks", "tests"}, f"{path} imports {name}"
+        if head == "runtime" and rest and own not in DRIVERS:
+            assert rest[0] not in DRIVERS, f"{path} imports {name}"
+
+
+def test_the_library_names_no_framework_when_it_is_imported() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in modules("baechi_ext")
+        for name in imports(path, top_level=True)
+        if name.split(".")[0] in FRAMEWORKS
+    ]
+    assert found == []
+
+
+def loaded_by(statement: str) -> set[str]:
+    code = f"import sys\n{statement}\nsys.stdout.write(' '.join({{m.split('.')[0] for m in sys.modules}}))"
+    return set(subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_importing_every_module_of_the_library_loads_no_framework() -> None:
+    names = [".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for p in modules("baechi_ext")]
+    loaded = loaded_by(f"import importlib\nfor name in {names!r}: importlib.import_module(name)")
+    assert "baechi_ext" in loaded
+    assert loaded & FRAMEWORKS == set()
+
+
+def test_the_command_line_loads_no_framework_and_no_solver() -> None:
+    loaded = loaded_by("import runtime.cli")
+    assert "runtime" in loaded
+    assert loaded & (FRAMEWORKS | {"pulp", "highspy", "ortools"}) == set()
