@@ -91,8 +91,10 @@ def _simulate(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
+    with progress("loading torch"):
+        from runtime.training import train
+
     request = train_flags.request_of(args)
-    from runtime.training import train
 
     outcome = train(request)
     if args.costgen:

@@ -34,9 +34,7 @@ def one_device_timeline(graph: OpGraph) -> Timeline:
     return simulate(graph, Cluster.uniform(1), [0] * len(graph), captured if in_file_order else rank)
 
 
-def profile_step(
-    executor: ThreadExecutor, graph: OpGraph, binding: Binding, step: TrainingStep, options: ProfileOptions
-) -> Profile:
+def profile_step(executor: ThreadExecutor, graph: OpGraph, binding: Binding, step: TrainingStep, options: ProfileOptions) -> Profile:
     """The profile of every op on the executor's device 0. Parameters, buffers and random state are put back afterwards.
 
     Times are of the device's own clock (thread CPU time, CUDA events), from an op's first instruction to its last free, so that
@@ -66,9 +64,7 @@ def profile_step(
         op_digests=dict(zip(graph.index, graph.op_digests, strict=True)),
         clock=device.clock_name,
         warmup=options.warmup,
-        ops={
-            op.id: OpProfile(tuple(samples[v]), op.output_bytes, temporary[v], op.persistent_bytes) for v, op in enumerate(graph.ops)
-        },
+        ops={op.id: OpProfile(tuple(samples[v]), op.output_bytes, temporary[v], op.persistent_bytes) for v, op in enumerate(graph.ops)},
         metadata={
             "device": device.name,
             "processor": platform.processor() or platform.machine(),

@@ -126,7 +126,7 @@ class ThreadExecutor:
         for worker in self._workers:
             worker.tasks.put(None)
         for worker in self._workers:
-            worker.thread.join(timeout=1.0 if self._broken else self.timeout_seconds)
+            worker.thread.join(timeout=1.0 if self._broken else 10.0)
 
     def load(
         self, timeline: Timeline, binding: Binding, step: TrainingStep, gradients: dict[str, torch.Tensor] | None = None
@@ -165,13 +165,17 @@ class ThreadExecutor:
         """Runs one task per device at the same time. After a failure the others are told to stop; the first cause is raised."""
         for worker, task in zip(self._workers, tasks, strict=False):
             worker.tasks.put(task)
-        answers = []
+        answers: list[tuple[Any, BaseException | None]] = []
         for index in range(len(tasks)):
             try:
                 answers.append(self._answer(index))
             except ExecutionError as e:
                 on_failure()
                 answers.append((None, e))
+            except BaseException:  # Ctrl-C while waiting: nobody will read the answers that are still to come
+                self._broken = True
+                on_failure()
+                raise
         errors = [(i, e) for i, (_, e) in enumerate(answers) if e is not None]
         if errors:
             raise _first_cause(self.devices, errors)

@@ -171,11 +171,7 @@ class Lowering:
             return self._update(bound), ()
         if bound.node is None:
             raise ExecutionError(f"op {self.context.graph.ops[v].id!r} is bound to nothing that can run")
-        elements = {
-            int(name.rsplit(":", 1)[1]): self._slot_of_key(key)
-            for key in self._keys_of.get(v, ())
-            for name in (key[1],)
-        }
+        elements = {int(name.rsplit(":", 1)[1]): self._slot_of_key(key) for key in self._keys_of.get(v, ()) for name in (key[1],)}
         if isinstance(bound.node.meta["val"], (tuple, list)):
             return self._call(bound.node, elements), tuple(elements.values())
         return self._call(bound.node), (self._slot(bound.node),)

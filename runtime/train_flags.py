@@ -27,7 +27,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def _add_step_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training step")
     names = "; ".join(f"{name}: {model.help}" for name, model in MODELS.items())
-    group.add_argument("--model_name", type=flags.one_of(MODELS), default="inception_v3", metavar="NAME", help=f"{names} (default %(default)s)")
+    group.add_argument(
+        "--model_name", type=flags.one_of(MODELS), default="inception_v3", metavar="NAME", help=f"{names} (default %(default)s)"
+    )
     group.add_argument("--batch_size", type=flags.at_least_one, metavar="N", help="the model's own default where not given")
     group.add_argument("--image_size", type=flags.at_least_one, metavar="PIXELS", help="the model's own default where not given")
     optimizers = dict.fromkeys(OPTIMIZERS)
@@ -36,20 +38,32 @@ def _add_step_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--learning_rate", type=flags.positive, default=0.01, metavar="F", help="default %(default)s")
     group.add_argument("--colocate_grads_with_ops", action="store_true", help="each backward op runs where its forward op runs")
-    group.add_argument("--relaxed_random", action="store_true", help="let dropout run anywhere, in any order; parity with the unplaced step is lost")
+    group.add_argument(
+        "--relaxed_random", action="store_true", help="let dropout run anywhere, in any order; parity with the unplaced step is lost"
+    )
 
 
 def _add_device_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("devices")
     group.add_argument("--num_devices", type=flags.number_of_devices, metavar="N", help=f"CPU workers (default {DEFAULT_DEVICES})")
-    group.add_argument("--num_gpus", type=flags.number_of_devices, metavar="N", help="CUDA devices; --num_devices wins where both are given")
     group.add_argument(
-        "--workers", type=flags.one_of({"thread": None}), default="thread", metavar="KIND", help="thread: a thread per device in this process"
+        "--num_gpus", type=flags.number_of_devices, metavar="N", help="CUDA devices; --num_devices wins where both are given"
+    )
+    group.add_argument(
+        "--workers",
+        type=flags.one_of({"thread": None}),
+        default="thread",
+        metavar="KIND",
+        help="thread: a thread per device in this process",
     )
     group.add_argument("--cluster", metavar="FILE", help="a cluster file instead of the machine's own memory and a probed link")
     group.add_argument("--device_memory", type=flags.size_in_bytes, metavar="SIZE", help="of every device: 16GiB, 800MB, or bytes")
     group.add_argument(
-        "--memory_fraction", type=flags.fraction, default=1.0, metavar="F", help="the part of each device's memory a plan may use (default 1)"
+        "--memory_fraction",
+        type=flags.fraction,
+        default=1.0,
+        metavar="F",
+        help="the part of each device's memory a plan may use (default 1)",
     )
     group.add_argument(
         "--comm_cost_coeffs",
@@ -62,12 +76,16 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
 def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("costs")
     group.add_argument("--costgen", action="store_true", help="only profile, and write the costs to --cost_path")
-    group.add_argument("--cost_path", metavar="FILE", help="read costs from this file instead of profiling (with --costgen: write them; cost.json)")
+    group.add_argument(
+        "--cost_path", metavar="FILE", help="read costs from this file instead of profiling (with --costgen: write them; cost.json)"
+    )
 
 
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("run")
-    group.add_argument("--num_steps", type=flags.at_least_one, default=12, metavar="N", help="measured steps of each variant (default %(default)s)")
+    group.add_argument(
+        "--num_steps", type=flags.at_least_one, default=12, metavar="N", help="measured steps of each variant (default %(default)s)"
+    )
     group.add_argument(
         "--timeout", type=flags.positive, default=300.0, metavar="SECONDS", help="for a device to answer (default %(default)g)"
     )

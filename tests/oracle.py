@@ -207,7 +207,7 @@ def orders(graph: OpGraph) -> Iterator[tuple[float, ...]]:
 
 
 def optimum(graph: OpGraph, cluster: Cluster, *, with_orders: bool = False) -> Optimum:
-    """The fastest valid plan of all placements, without priorities or, if asked for, in every order too (8 ops x 3 devices at most)."""
+    """The fastest valid plan of all placements, without priorities and, if asked for, in every order; for a handful of ops."""
     best = Optimum(float("inf"), None)
     priorities = [None, *orders(graph)] if with_orders else [None]
     for placement in placements(graph, len(cluster.devices)):

@@ -157,7 +157,8 @@ def solve(lp: FavouriteChildModel, time_limit_seconds: float) -> dict[Pair, floa
         found = pulp.LpSolution.get(lp.problem.sol_status, str(lp.problem.sol_status))
         raise SolverError(
             f"{solver.name} did not solve the favourite-child LP ({size}) within {time_limit_seconds:g} s "
-            f"(it says {found!r}, not {pulp.LpSolution[pulp.LpSolutionOptimal]!r}); raise the time limit, group the graph first, or use m_etf"
+            f"(it says {found!r}, not {pulp.LpSolution[pulp.LpSolutionOptimal]!r}); "
+            f"raise the time limit, group the graph first, or use m_etf"
         )
     return {pair: float(variable.varValue) for pair, variable in lp.x.items()}
 

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -122,3 +124,24 @@ def test_the_flags_list_the_runtimes_optimizers() -> None:
     from runtime.step import OPTIMIZERS as REAL
 
     assert tuple(REAL) == OPTIMIZERS
+
+
+def test_ctrl_c_ends_a_run_at_once() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "runtime", "train", *SMALL[:3], "--num_steps=100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    try:
+        for line in process.stderr:
+            if line.startswith("measuring"):
+                break
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (130, "")
+    assert errors_of(err) == "error: interrupted"

@@ -8,8 +8,7 @@ from baechi_ext.errors import GraphError
 from baechi_ext.group.contraction import contract, crossing_tensors, first_members
 from baechi_ext.group.grouping import Grouping, compose, identity
 from baechi_ext.ir.op_graph import Op, OpGraph
-
-from .training_graphs import PROPERTY, any_graphs, small, training_graphs
+from tests.group.training_graphs import PROPERTY, any_graphs, small, training_graphs
 
 
 @st.composite

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from baechi_ext.errors import GraphError
 from baechi_ext.group.forward import follow_forward, forward_nodes, forward_of
 from baechi_ext.ir.op_graph import Op, OpGraph
-
-from .training_graphs import PROPERTY, any_graphs, chain, names, training_graphs
+from tests.group.training_graphs import PROPERTY, any_graphs, chain, names, training_graphs
 
 
 def graph_of(edges: str, *ops: Op) -> OpGraph:

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baechi_ext.group.fusion import fusion
-
-from .training_graphs import PROPERTY, any_graphs, chain, names, small, training_graphs
+from tests.group.training_graphs import PROPERTY, any_graphs, chain, names, small, training_graphs
 
 
 def fused(edges: str, labels: dict[str, str]) -> list[list[str]]:

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from baechi_ext.group.fusion import fusion
 from baechi_ext.group.group_nodes import colocation
 from baechi_ext.ir.op_graph import Op, OpGraph
-
-from .training_graphs import PROPERTY, any_graphs, chain, names, small, training_graphs
+from tests.group.training_graphs import PROPERTY, any_graphs, chain, names, small, training_graphs
 
 GRAPHS = st.one_of(training_graphs(), any_graphs())
 

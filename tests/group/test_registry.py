@@ -16,8 +16,7 @@ from baechi_ext.ir.check import placement_violations
 from baechi_ext.ir.cluster import Cluster, Link
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.simulate import lower_bound_us, simulate
-
-from .training_graphs import PROPERTY, any_graphs, chain, names, small, training_graphs
+from tests.group.training_graphs import PROPERTY, any_graphs, chain, names, small, training_graphs
 
 CLUSTER = Cluster.uniform(3, link=Link(us_per_byte=0.5, latency_us=1.0))
 CONTRACT = settings(PROPERTY, max_examples=40)

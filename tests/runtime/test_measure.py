@@ -61,7 +61,10 @@ def test_a_real_measurement() -> None:
     before = step.snapshot()
     rounds = []
     with ThreadExecutor(cpu_devices(2), timeout_seconds=60) as executor:
-        variants = {"single": executor.load(scattered(graph, 1, 0), binding, step), "placed": executor.load(scattered(graph, 2, 0), binding, step)}
+        variants = {
+            "single": executor.load(scattered(graph, 1, 0), binding, step),
+            "placed": executor.load(scattered(graph, 2, 0), binding, step),
+        }
         result = measure(executor, step, variants, num_steps=4, warmup=1, on_step=rounds.append)
     assert rounds == [0, 1, 2, 3, 4]
     assert {name: len(s.us) for name, s in result.samples.items()} == {"eager": 4, "single": 4, "placed": 4}

@@ -9,7 +9,9 @@ from runtime.program import Free, Receive, Run, Send, cut
 
 
 def test_a_chain_over_two_devices() -> None:
-    graph = OpGraph.from_edges([Op("a", compute_us=1), Op("b", compute_us=1), Op("c", compute_us=1)], [("a", "b", 4, "x"), ("b", "c", 4, "y")])
+    graph = OpGraph.from_edges(
+        [Op("a", compute_us=1), Op("b", compute_us=1), Op("c", compute_us=1)], [("a", "b", 4, "x"), ("b", "c", 4, "y")]
+    )
     first, second = cut(simulate(graph, Cluster.uniform(2), [0, 1, 1]))
     assert first == (Run(0), Send(0, 1), Free(0))
     assert second == (Receive(0, 0), Run(1), Free(0), Run(2), Free(1))
@@ -28,12 +30,7 @@ def test_a_tensor_is_sent_once_to_a_device_and_the_urgent_reader_first() -> None
 def placed_graphs(draw: st.DrawFn) -> tuple[OpGraph, int, list[int], list[int]]:
     n, k = draw(st.integers(1, 12)), draw(st.integers(1, 4))
     ops = [Op(f"o{i}", compute_us=draw(st.integers(0, 3))) for i in range(n)]
-    edges = [
-        (f"o{a}", f"o{b}", 4, draw(st.sampled_from(["x", "y"])))
-        for b in range(n)
-        for a in range(b)
-        if draw(st.integers(0, 3)) == 0
-    ]
+    edges = [(f"o{a}", f"o{b}", 4, draw(st.sampled_from(["x", "y"]))) for b in range(n) for a in range(b) if draw(st.integers(0, 3)) == 0]
     placement = [draw(st.integers(0, k - 1)) for _ in range(n)]
     return OpGraph.from_edges(ops, edges), k, placement, [draw(st.integers(0, 3)) for _ in range(n)]
 

@@ -1,0 +1,114 @@
+"""The list scheduler's rules, each on the smallest graph that shows it."""
+
+from hypothesis import given
+
+from baechi_ext.ir import Cluster, Device, Link, OpGraph
+from baechi_ext.place.list_scheduler import list_schedule, schedules
+from tests import oracle
+from tests.build import cluster_of, graph_of
+from tests.simulate.strategies import clusters, graphs
+
+
+def test_started_ranks_are_the_priority() -> None:
+    graph = graph_of({"last": 1, "first": 1}, ("first", "last", 0))
+    schedule = list_schedule(graph, cluster_of(1))
+    assert schedule.started == (1, 0)
+    assert schedule.priority == (1.0, 0.0)
+
+
+def test_longest_path_starts_first() -> None:
+    graph = graph_of({"short": 5, "long": 4, "after": 3}, ("long", "after", 0))
+    assert list_schedule(graph, cluster_of(1)).started == (1, 0, 2)
+
+
+def test_first_of_a_group_takes_all_members() -> None:
+    graph = graph_of({"a": 5, "b": 4, "a2": 1, "b2": 1}, colocation={"a": "A", "a2": "A", "b": "B", "b2": "B"})
+    a, b, a2, b2 = list_schedule(graph, cluster_of(2)).placement
+    assert (a, b) == (a2, b2)
+    assert a != b
+
+
+def test_persistent_bytes_of_a_whole_group_are_reserved_at_once() -> None:
+    """Once a is on device 0, its mate's 9 bytes leave no room for c there, though the mate has not run."""
+    graph = graph_of(
+        {"a": 9, "b": 8, "c": 1, "mate": 1},
+        ("b", "mate", 0),
+        persistent_bytes={"a": 1, "b": 1, "c": 2, "mate": 9},
+        colocation={"a": "g", "mate": "g"},
+    )
+    assert list_schedule(graph, cluster_of(2, memory_bytes=11)).placement == (0, 1, 1, 0)
+
+
+def test_received_copies_need_room() -> None:
+    """The 6 bytes that b would receive on device 1 do not fit there beside its 5, so it waits for device 0."""
+    graph = graph_of({"a": 2, "c": 10, "b": 2}, ("a", "b", 6), ("a", "c", 6), persistent_bytes={"b": 5})
+    roomy, tight = (Cluster((Device("0", 20), Device("1", limit)), Link(0.1)) for limit in (20, 10))
+    assert list_schedule(graph, roomy).placement == (0, 0, 1)
+    assert list_schedule(graph, tight).placement == (0, 0, 0)
+
+
+def test_op_that_fits_nowhere_is_placed_where_it_exceeds_least() -> None:
+    graph = graph_of({"a": 1, "b": 1}, persistent_bytes={"a": 50, "b": 1})
+    cluster = Cluster((Device("small", 10), Device("large", 40)))
+    assert list_schedule(graph, cluster).placement[0] == 1
+
+
+def test_reluctance_keeps_an_op_by_its_input() -> None:
+    """Both readers of a are ready at 1; device 1 can have one at 4. The reluctant device 1 does not want it before 1 + 3 x 6."""
+    graph = graph_of({"a": 1, "b": 5, "c": 5}, ("a", "b", 3), ("a", "c", 3))
+    assert sorted(list_schedule(graph, cluster_of(2)).placement) == [0, 0, 1]
+    assert list_schedule(graph, cluster_of(2), reluctance=5).placement == (0, 0, 0)
+
+
+def test_channel_contention_delays_the_second_copy() -> None:
+    """Over one outgoing channel the second transfer ends at 9, when device 0 has been free since 6; without contention at 5."""
+    graph = graph_of({"a": 1, "b": 5, "c": 5, "d": 5}, ("a", "b", 4), ("a", "c", 4), ("a", "d", 4))
+    placements = [
+        list_schedule(graph, cluster_of(3, parallel_transfers=parallel)).placement for parallel in (False, True)
+    ]
+    assert [len(set(placement)) for placement in placements] == [2, 3]
+
+
+def test_slow_device_leaves_work_to_a_fast_one() -> None:
+    graph = graph_of({"a": 10, "b": 10}, ("a", "b", 0))
+    assert list_schedule(graph, cluster_of(2, speeds=(0.1, 1.0))).placement == (1, 1)
+
+
+def test_slow_device_helps_where_it_ends_earlier() -> None:
+    graph = graph_of({f"o{i}": 10 for i in range(6)})
+    placement = list_schedule(graph, cluster_of(2, speeds=(1.0, 0.5))).placement
+    assert (placement.count(0), placement.count(1)) == (4, 2)
+
+
+AWAKE = graph_of({"a": 1, "b": 1, "f": 10, "u": 10}, ("a", "f", 20), ("b", "f", 2), ("a", "u", 20))
+"""At 1, device 0 has run a and device 1 has run b; b's tensor is at device 0 at 3, a's at device 1 at 21."""
+
+
+def test_awake_device_waits_for_its_favourite_child() -> None:
+    assert list_schedule(AWAKE, cluster_of(2)).started == (0, 1, 3, 2)
+    assert list_schedule(AWAKE, cluster_of(2), favourite_child=(2, None, None, None)).started == (0, 1, 2, 3)
+
+
+def test_awake_device_runs_urgent_ops_meanwhile() -> None:
+    """An op without inputs could start anywhere: waiting saves it nothing."""
+    graph = graph_of({"a": 2, "b": 2, "f": 10, "v": 1}, ("a", "f", 20), ("b", "f", 2))
+    assert list_schedule(graph, cluster_of(2), favourite_child=(2, None, None, None)).started == (0, 1, 3, 2)
+
+
+def test_schedules_from_both_ends_and_alone() -> None:
+    graph = graph_of({"a": 1, "b": 2, "c": 3}, ("a", "b", 0), ("a", "c", 0))
+    found = schedules(graph, cluster_of(2, speeds=(1.0, 2.0)))
+    assert len(found) == 7
+    assert found[-1].placement == (1, 1, 1)
+    assert [s.placement for s in schedules(graph, cluster_of(1))] == [(0, 0, 0)]
+
+
+@given(graph=graphs(), cluster=clusters())
+def test_schedules_are_complete_and_topological(graph: OpGraph, cluster: Cluster) -> None:
+    topological = set(oracle.orders(graph)) if len(graph) <= 5 else None
+    for schedule in schedules(graph, cluster):
+        assert sorted(schedule.started) == list(range(len(graph)))
+        assert oracle.violations(graph, cluster, schedule.placement, schedule.priority) == []
+        rank = schedule.priority
+        assert all(rank[t.producer] < rank[w] for t in graph.tensors for w in t.readers)
+        assert topological is None or rank in topological

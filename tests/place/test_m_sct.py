@@ -1,0 +1,69 @@
+"""m_sct: what its favourite children gain, and when it needs no solver."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from baechi_ext.errors import SolverError
+from baechi_ext.ir import Cluster, Link
+from baechi_ext.place import sct_lp
+from baechi_ext.place.common import PlaceOptions
+from baechi_ext.place.registry import place
+from tests.build import cluster_of, graph_of
+from tests.place.test_list_scheduler import AWAKE
+from tests.place.training import branchy_blocks, towers
+
+FAST = Link(us_per_byte=1e-4, latency_us=30)
+
+
+def test_small_communication_times_optimum() -> None:
+    """a's children: one follows on its device at 4, the other crosses (2) and ends at 10; the joining op then needs a transfer."""
+    graph = graph_of({"a": 4, "b": 4, "c": 4, "d": 4}, ("a", "b", 2), ("a", "c", 2), ("b", "d", 2), ("c", "d", 2))
+    assert place("m_sct", graph, cluster_of(2)).predicted_step_us == 14
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_training_steps_come_near_the_bound(seed: int) -> None:
+    for graph, k in ((towers(4, 12, seed), 2), (branchy_blocks(8, 4, seed), 4)):
+        result = place("m_sct", graph, Cluster.uniform(k, link=FAST))
+        assert result.predicted_step_us <= 1.15 * result.lower_bound_us
+
+
+def test_one_device_needs_no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise SolverError("called")
+
+    monkeypatch.setattr(sct_lp, "solve", refuse)
+    assert place("m_sct", AWAKE, cluster_of(1)).status == "optimal"
+    with pytest.raises(SolverError, match="called"):
+        place("m_sct", AWAKE, cluster_of(2))
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.1, 0.5, 1.0])
+def test_every_threshold_gives_a_plan(threshold: float) -> None:
+    options = PlaceOptions(sct_threshold=threshold)
+    result = place("m_sct", branchy_blocks(2, 3, 0), Cluster.uniform(3, link=FAST), options)
+    assert result.plan.options["sct_threshold"] == threshold
+    assert result.predicted_step_us < 1.5 * result.lower_bound_us
+
+
+def test_too_little_time_is_a_solver_error() -> None:
+    with pytest.raises(SolverError, match=r"within 1e-09 s .*raise the time limit"):
+        place("m_sct", branchy_blocks(20, 4, 0), Cluster.uniform(2, link=FAST), PlaceOptions(time_limit_seconds=1e-9))
+
+
+@pytest.mark.parametrize("has_highs", [True, False])
+def test_solvers_write_nothing(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, has_highs: bool) -> None:
+    """Checked at the file descriptors: the solvers are not Python."""
+    import pulp
+
+    monkeypatch.setattr(pulp.HiGHS, "available", lambda self: has_highs)
+    place("m_sct", branchy_blocks(4, 4, 0), Cluster.uniform(2, link=FAST))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_solvers_leave_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    place("m_sct", AWAKE, cluster_of(2))
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,45 @@
+"""m_topo: equal memory in topological order."""
+
+from baechi_ext.ir import Cluster, Device
+from baechi_ext.place.m_topo import fill, memory_cap_bytes, op_bytes
+from baechi_ext.place.registry import place
+from tests.build import cluster_of, graph_of
+
+
+def test_bytes_of_an_op_are_all_it_allocates() -> None:
+    graph = graph_of(
+        {"a": 1, "b": 1}, ("a", "b", 4), persistent_bytes={"a": 1}, temporary_bytes={"a": 2}, output_bytes={"a": 3, "b": 5}
+    )
+    assert [op_bytes(graph, v) for v in range(2)] == [1 + 2 + 4, 5]
+
+
+def test_cap_is_the_share_and_the_largest_op() -> None:
+    graph = graph_of({"a": 1, "b": 1, "c": 1}, persistent_bytes={"a": 1, "b": 5, "c": 1})
+    assert memory_cap_bytes(graph, 2) == 3 + 5
+
+
+def test_fills_one_device_after_the_other() -> None:
+    """Seven ops of 2 bytes on three devices: cap 4 + 2."""
+    graph = graph_of({f"o{i}": 1 for i in range(7)}, persistent_bytes={f"o{i}": 2 for i in range(7)})
+    assert fill(graph, cluster_of(3)) == (0, 0, 0, 1, 1, 1, 2)
+    assert place("m_topo", graph, cluster_of(3)).plan.placement == (0, 0, 0, 1, 1, 1, 2)
+
+
+def test_first_of_a_group_takes_all_members() -> None:
+    graph = graph_of(
+        {"a": 1, "b": 1, "c": 1, "a2": 1}, persistent_bytes={"a": 2, "b": 2, "c": 2, "a2": 2}, colocation={"a": "g", "a2": "g"}
+    )
+    assert fill(graph, cluster_of(2)) == (0, 0, 1, 0)
+
+
+def test_never_goes_back() -> None:
+    """After the large op has closed device 0, the small one that would fit there follows it."""
+    graph = graph_of({"a": 1, "b": 1, "c": 1, "d": 1}, persistent_bytes={"a": 4, "b": 5, "c": 1, "d": 0})
+    cluster = Cluster((Device("0", 8), Device("1", 8)))
+    assert fill(graph, cluster) == (0, 1, 1, 1)
+
+
+def test_what_is_left_over_goes_where_most_room_is() -> None:
+    """5 + 5 + 5 bytes on devices of 6 and 9: the third op exceeds both limits, the second device's by less."""
+    graph = graph_of({"a": 1, "b": 1, "c": 1}, persistent_bytes={"a": 5, "b": 5, "c": 5})
+    assert fill(graph, Cluster((Device("0", 6), Device("1", 9)))) == (0, 1, 1)

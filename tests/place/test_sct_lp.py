@@ -1,0 +1,150 @@
+"""The favourite-child LP: known answers, the matching, solver statuses, and that its docstring names its functions."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baechi_ext.errors import SolverError
+from baechi_ext.ir import Cluster, Link
+from baechi_ext.place import sct_lp
+from tests.build import cluster_of, graph_of
+from tests.place.training import branchy_blocks
+
+
+def solved(graph, cluster):  # type: ignore[no-untyped-def]
+    costs = sct_lp.pair_costs_us(graph, cluster)
+    lp = sct_lp.model(graph, cluster, costs)
+    return sct_lp.solve(lp, 10), lp.problem
+
+
+def test_chain_saves_every_transfer() -> None:
+    graph = graph_of({"a": 2, "b": 3, "c": 4}, ("a", "b", 5), ("b", "c", 5))
+    values, problem = solved(graph, cluster_of(2))
+    assert values == pytest.approx({(0, 1): 0, (1, 2): 0})
+    assert problem.variablesDict()["w"].varValue == pytest.approx(9)
+    assert sct_lp.favourite_children(graph, cluster_of(2), 0.1, 10) == (1, 2, None)
+
+
+def test_fork_prefers_the_child_with_the_longer_path() -> None:
+    """a-b-d is the longer path: with b as favourite w = 1 + 8 + 0 = 9, and c, paying 4, ends at 1 + 4 + 3 = 8."""
+    graph = graph_of({"a": 1, "b": 8, "c": 3}, ("a", "b", 4), ("a", "c", 4))
+    values, problem = solved(graph, cluster_of(2))
+    assert values == pytest.approx({(0, 1): 0, (0, 2): 1})
+    assert problem.variablesDict()["w"].varValue == pytest.approx(9)
+
+
+def test_join_has_one_favourite_parent() -> None:
+    graph = graph_of({"a": 8, "b": 1, "c": 1}, ("a", "c", 4), ("b", "c", 4))
+    assert solved(graph, cluster_of(2))[0] == pytest.approx({(0, 2): 0, (1, 2): 1})
+    assert sct_lp.favourite_children(graph, cluster_of(2), 0.1, 10) == (2, None, None)
+
+
+def test_equal_children_share_the_saving() -> None:
+    """Both children cannot be the favourite: x = 1/2 each is the relaxed optimum, and a threshold below it takes neither."""
+    graph = graph_of({"a": 1, "b": 5, "c": 5}, ("a", "b", 4), ("a", "c", 4))
+    values, problem = solved(graph, cluster_of(2))
+    assert values == pytest.approx({(0, 1): 0.5, (0, 2): 0.5})
+    assert problem.variablesDict()["w"].varValue == pytest.approx(8)
+    assert sct_lp.favourite_children(graph, cluster_of(2), 0.1, 10) == (None, None, None)
+    assert sct_lp.favourite_children(graph, cluster_of(2), 0.5, 10) == (1, None, None)
+
+
+def test_off_the_critical_path_the_dear_transfer_is_saved() -> None:
+    """Whether c or d follows b does not change w: the second part of the objective decides."""
+    graph = graph_of({"a": 100, "b": 1, "c": 1, "d": 1}, ("b", "c", 2, "x"), ("b", "d", 9, "y"))
+    assert sct_lp.favourite_children(graph, cluster_of(2), 0.0, 10) == (None, 3, None, None)
+
+
+def test_costs_of_pairs() -> None:
+    """Tensors of one pair are added up, links averaged; a colocation group pays nothing."""
+    graph = graph_of(
+        {"a": 1, "b": 1, "c": 1},
+        ("a", "b", 10, "x"),
+        ("a", "b", 20, "y"),
+        ("a", "c", 10, "x"),
+        colocation={"a": "g", "c": "g"},
+    )
+    cluster = Cluster(Cluster.uniform(2).devices, Link(1, 2), {("device:0", "device:1"): Link(3, 4)})
+    assert sct_lp.pair_costs_us(graph, cluster) == {(0, 1): 30 * 2 + 2 * 3, (0, 2): 0}
+
+
+def test_free_transfers_need_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sct_lp, "model", None)
+    graph = graph_of({"a": 1, "b": 1}, ("a", "b", 0))
+    assert sct_lp.favourite_children(graph, cluster_of(2), 0.1, 10) == (None, None)
+
+
+VALUES = st.dictionaries(
+    st.tuples(st.integers(0, 7), st.integers(0, 7)).filter(lambda pair: pair[0] != pair[1]),
+    st.sampled_from([0.0, 1e-9, 0.1, 0.3, 0.5, 1.0]),
+)
+
+
+@given(values=VALUES, threshold=st.sampled_from([0.0, 0.1, 0.5, 1.0]), data=st.data())
+def test_matching_is_a_maximal_matching(values: dict[sct_lp.Pair, float], threshold: float, data: st.DataObject) -> None:
+    costs = {pair: data.draw(st.integers(1, 3), label=str(pair)) for pair in values}
+    child = sct_lp.matching(8, values, costs, threshold)
+    chosen = {(i, j) for i, j in enumerate(child) if j is not None}
+    assert len({j for _, j in chosen}) == len(chosen)
+    assert all(values[pair] <= threshold + 1e-6 for pair in chosen)
+    parents, children = {i for i, _ in chosen}, {j for _, j in chosen}
+    for (i, j), value in values.items():
+        assert value > threshold + 1e-6 or i in parents or j in children
+
+
+def test_matching_takes_the_smallest_value_then_the_dearest_transfer() -> None:
+    values = {(0, 2): 0.1, (1, 2): 0.0, (3, 4): 0.0, (3, 5): 0.0}
+    costs = {(0, 2): 9, (1, 2): 1, (3, 4): 1, (3, 5): 2}
+    assert sct_lp.matching(6, values, costs, 0.1) == (None, 2, None, 5, None, None)
+
+
+@pytest.mark.parametrize("has_highs", [True, False])
+def test_both_solvers_find_the_same_optimum(monkeypatch: pytest.MonkeyPatch, has_highs: bool) -> None:
+    import pulp
+
+    monkeypatch.setattr(pulp.HiGHS, "available", lambda self: has_highs)
+    graph = graph_of({"a": 1, "b": 8, "c": 3}, ("a", "b", 4), ("a", "c", 4))
+    assert solved(graph, cluster_of(2))[0] == pytest.approx({(0, 1): 0, (0, 2): 1})
+
+
+@pytest.mark.parametrize("has_highs", [True, False])
+def test_a_time_limit_is_not_taken_for_an_optimum(monkeypatch: pytest.MonkeyPatch, has_highs: bool) -> None:
+    """PuLP's own `status` says Optimal here."""
+    import pulp
+
+    monkeypatch.setattr(pulp.HiGHS, "available", lambda self: has_highs)
+    graph, cluster = branchy_blocks(20, 4, 0), Cluster.uniform(2, link=Link(1e-4, 30))
+    lp = sct_lp.model(graph, cluster, sct_lp.pair_costs_us(graph, cluster))
+    with pytest.raises(SolverError, match=r"did not solve .* within 1e-09 s .* use m_etf"):
+        sct_lp.solve(lp, 1e-9)
+
+
+@pytest.mark.parametrize("status", ["LpSolutionInfeasible", "LpSolutionUnbounded", "LpSolutionNoSolutionFound"])
+def test_every_other_status_is_an_error(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
+    import pulp
+
+    def stop(self: pulp.LpProblem, solver: object) -> None:
+        self.sol_status = getattr(pulp, status)
+
+    monkeypatch.setattr(pulp.LpProblem, "solve", stop)
+    with pytest.raises(SolverError, match="did not solve"):
+        solved(graph_of({"a": 1, "b": 1}, ("a", "b", 1)), cluster_of(2))
+
+
+def test_a_failing_solver_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pulp
+
+    def fail(self: pulp.LpProblem, solver: object) -> None:
+        raise pulp.PulpSolverError("no licence")
+
+    monkeypatch.setattr(pulp.LpProblem, "solve", fail)
+    with pytest.raises(SolverError, match="failed on the favourite-child LP .*no licence"):
+        solved(graph_of({"a": 1, "b": 1}, ("a", "b", 1)), cluster_of(2))
+
+
+def test_every_function_the_docstring_names_exists() -> None:
+    names = re.findall(r"-> (\w+)$", sct_lp.__doc__ or "", re.MULTILINE)
+    assert len(names) == 6
+    assert all(callable(getattr(sct_lp, name)) for name in names)
