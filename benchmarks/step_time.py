@@ -7,19 +7,17 @@ bytes moved, and the CPU time that other processes took meanwhile. The JSON keep
 """
 
 import argparse
-import platform
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from baechi_ext.ir.files import write_json
 from baechi_ext.place.common import PlaceOptions, PlanResult
+from benchmarks.machine import machine
 from runtime import pipeline
 from runtime.measure import Measurement, measure
 from runtime.models.registry import MODELS, ModelOptions
@@ -32,15 +30,6 @@ from runtime.training import TrainRequest, capture_and_profile, find_cluster
 
 SIZES = {"inception_v3": ModelOptions(8, 149), "wide_towers": ModelOptions()}
 METHODS = ("contiguous", "m_topo", "m_etf", "m_sct")
-
-
-def processor() -> str:
-    """The CPU's name as Linux gives it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -60,9 +49,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         measurement = measure(executor, captured.step, variants, num_steps=args.num_steps, warmup=3)
     return {
         "command": "python -m benchmarks.step_time " + " ".join(sys.argv[1:]),
-        "date": time.strftime("%Y-%m-%d"),
-        "hardware": {"processor": processor(), "cores": len(executor.devices)},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        **machine(),
         "link": None if probe is None else probe.to_json(),
         "load_of_others": measurement.load_of_others,
         "rows": rows(measurement, plans, single.makespan_us),
