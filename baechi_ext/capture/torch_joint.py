@@ -220,6 +220,8 @@ class _Builder:
         self.groups = _Groups()
         self.ops: list[Op] = []
         self.bound: list[BoundOp] = []
+        self.ancestors: list[int] = []
+        """Per op, a bit set of the ops before it; complete once its last in-edge is there, as ops are added in topological order."""
         self.edges: list[tuple[str, str, int, str]] = []
         self.home: dict[fx.Node, tuple[int, str]] = {}
         self.tensor_bytes: dict[tuple[int, str], int] = {}
@@ -258,6 +260,7 @@ class _Builder:
     def _add(self, op: Op, bound: BoundOp) -> int:
         self.ops.append(op)
         self.bound.append(bound)
+        self.ancestors.append(0)
         return len(self.ops) - 1
 
     def _add_input(self, node: "fx.Node", index: int) -> None:
@@ -327,11 +330,16 @@ class _Builder:
                 self.groups.join(v, base[0])
         # The update overwrites the parameter in place, so whoever reads the old value goes first.
         for reader in dict.fromkeys(readers):
-            self._order(reader, v)
+            if not self.ancestors[v] >> reader & 1:
+                self._order(reader, v)
 
     def _order(self, first: int, second: int) -> None:
         """An edge that moves nothing; its ends share a colocation group, so it never crosses devices."""
-        self.edges.append((self.ops[first].id, self.ops[second].id, 0, "order"))
+        self._edge(first, second, 0, "order")
+
+    def _edge(self, source: int, target: int, size: int, tensor: str) -> None:
+        self.edges.append((self.ops[source].id, self.ops[target].id, size, tensor))
+        self.ancestors[target] |= self.ancestors[source] | 1 << source
 
     def _base(self, node: "fx.Node") -> "tuple[int, str] | str | None":
         """What owns the storage a node looks at: a tensor (op, name), a parameter or buffer name, or None for a constant."""
@@ -368,7 +376,7 @@ class _Builder:
                 self.ops[v] = replace(op, persistent_bytes=op.persistent_bytes + _bytes(self.state[base]))
         elif base is not None:
             producer, tensor = base
-            self.edges.append((self.ops[producer].id, self.ops[v].id, self.tensor_bytes[base], tensor))
+            self._edge(producer, v, self.tensor_bytes[base], tensor)
 
     def _bind_buffer_writes(self) -> "dict[int, tuple[tuple[str, fx.Node], ...]]":
         writes: dict[int, list[tuple[str, fx.Node]]] = {}
