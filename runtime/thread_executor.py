@@ -12,6 +12,7 @@ import torch
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.errors import BaechiError, ExecutionError
 from baechi_ext.simulate import Timeline
+from runtime.host_memory import keep_freed_memory
 from runtime.mailbox import Mailboxes
 from runtime.program import cut
 from runtime.step import TrainingStep
@@ -110,6 +111,7 @@ class ThreadExecutor:
     """Threads for `devices`. Use it as a context manager: leaving it ends the threads."""
 
     def __init__(self, devices: Sequence[TorchDevice], timeout_seconds: float = 300.0) -> None:
+        keep_freed_memory()
         self.devices = tuple(devices)
         self.timeout_seconds = timeout_seconds
         self._workers = [_Worker(d) for d in devices]
