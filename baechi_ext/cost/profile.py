@@ -9,7 +9,7 @@ from typing import Any
 from baechi_ext.errors import MismatchError, ProfileError
 from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
 from baechi_ext.ir.numbers import as_bytes, as_number
-from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.ir.op_graph import Op, OpGraph
 from baechi_ext.ir.plan import require_same_graph
 
 
@@ -86,6 +86,14 @@ class Profile:
             metadata=metadata or {},
         )
 
+    def typical_over_least(self) -> float:
+        """The time of the median pass over all ops, over the sum of their least times; 1 where the ops have different numbers of samples."""
+        columns = [p.samples_us for p in self.ops.values()]
+        least = sum(p.min_us for p in self.ops.values())
+        if least <= 0 or len({len(c) for c in columns}) != 1:
+            return 1.0
+        return statistics.median(sum(one_pass) for one_pass in zip(*columns, strict=True)) / least
+
     def save(self, path: str | Path) -> None:
         write_json(path, self.to_json())
 
@@ -113,23 +121,24 @@ def _op_from_json(id_: str, value: Any) -> OpProfile:
 
 
 def attach_costs(graph: OpGraph, profile: Profile) -> OpGraph:
-    """The graph with each op's time (the minimum of its samples) and bytes from `profile`.
+    """The graph with each op's time and bytes from `profile`.
 
-    The minimum: on a shared machine other programs only ever add to a sample, and it repeats best from run to run.
+    An op's time is the minimum of its samples, which repeats best from run to run because other programs only ever add to a
+    sample, times `typical_over_least`: no pass has every op at its best, and a step is a pass.
     Raises ProfileError where an op has no profile.
     """
-    ops = []
-    for op in graph.ops:
-        costs = profile.ops.get(op.id)
-        if costs is None:
-            raise ProfileError(f"the profile has no op {op.id!r}; profile this graph again")
-        ops.append(
-            replace(
-                op,
-                compute_us=costs.min_us,
-                output_bytes=costs.output_bytes,
-                temporary_bytes=costs.temporary_bytes,
-                persistent_bytes=costs.persistent_bytes,
-            )
-        )
-    return graph.replace_ops(ops)
+    missing = next((op.id for op in graph.ops if op.id not in profile.ops), None)
+    if missing is not None:
+        raise ProfileError(f"the profile has no op {missing!r}; profile this graph again")
+    scale = profile.typical_over_least()
+    return graph.replace_ops([_with_costs(op, profile.ops[op.id], scale) for op in graph.ops])
+
+
+def _with_costs(op: Op, costs: OpProfile, scale: float) -> Op:
+    return replace(
+        op,
+        compute_us=costs.min_us * scale,
+        output_bytes=costs.output_bytes,
+        temporary_bytes=costs.temporary_bytes,
+        persistent_bytes=costs.persistent_bytes,
+    )

@@ -9,7 +9,7 @@ import pytest
 
 from baechi_ext.cost import OpProfile, Profile, attach_costs
 from baechi_ext.errors import FileError, MismatchError, ProfileError
-from baechi_ext.ir import OpGraph
+from baechi_ext.ir import Op, OpGraph
 from tests.build import graph_of
 
 GRAPH = graph_of({"a": 0, "b": 0}, ("a", "b", 4))
@@ -102,3 +102,20 @@ def test_load_of_a_cut_off_file(tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text(json.dumps(a_file())[:-20])
     with pytest.raises(FileError, match="profile file .* is not valid JSON"):
         Profile.load(tmp_path / "p.json", GRAPH)
+
+
+def test_costs_are_the_least_times_scaled_to_a_typical_pass() -> None:
+    """Passes take 30, 24 and 60 us, the least times add up to 20: the median pass is 1.5 times that."""
+    graph = OpGraph.from_edges([Op("a"), Op("b")], [("a", "b", 4, "a:0")])
+    ops = {"a": OpProfile((20.0, 10.0, 50.0)), "b": OpProfile((10.0, 14.0, 10.0))}
+    profile = Profile(graph.fingerprint, dict(zip(graph.index, graph.op_digests, strict=True)), "thread_cpu", 0, ops)
+    assert profile.typical_over_least() == 1.5
+    assert [op.compute_us for op in attach_costs(graph, profile).ops] == [15.0, 15.0]
+
+
+def test_samples_of_different_numbers_are_not_scaled() -> None:
+    graph = OpGraph.from_edges([Op("a"), Op("b")], [("a", "b", 4, "a:0")])
+    ops = {"a": OpProfile((20.0, 10.0)), "b": OpProfile((10.0,))}
+    profile = Profile(graph.fingerprint, dict(zip(graph.index, graph.op_digests, strict=True)), "thread_cpu", 0, ops)
+    assert profile.typical_over_least() == 1.0
+    assert [op.compute_us for op in attach_costs(graph, profile).ops] == [10.0, 10.0]
