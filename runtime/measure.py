@@ -113,7 +113,7 @@ def measure(
     placed: Mapping[str, PlacedStep],
     *,
     num_steps: int,
-    warmup: int = 2,
+    warmup: int = 4,
     on_step: Callable[[int], None] = lambda i: None,
 ) -> Measurement:
     """Times `num_steps` rounds of one eager step (on device 0) and one of every placed step.

@@ -48,11 +48,10 @@ def check_parity(executor: ThreadExecutor, timeline: Timeline, binding: Binding,
     try:
         expected = executor.call(0, lambda: _eager_results(step, executor.devices[0].torch_device))
         step.restore(saved)
-        gradients: dict[str, Tensor] = {}
-        placed = executor.load(timeline, binding, step, gradients)
+        placed = executor.load(timeline, binding, step, keep_gradients=True)
         torch.manual_seed(step.seed)
         loss, _ = placed.run()
-        actual = _results(loss, gradients, placed.step)
+        actual = _results(loss, *placed.gather())
     finally:
         step.restore(saved)
         torch.set_rng_state(rng)
@@ -73,15 +72,15 @@ def _eager_results(step: TrainingStep, device: torch.device) -> dict[str, Tensor
     torch.manual_seed(step.seed)
     loss = eager.run()
     gradients = {n: p.grad for n, p in eager.step.module.named_parameters() if p.grad is not None}
-    results = _results(loss, gradients, eager.step)
+    results = _results(loss, gradients, eager.step.state())
     eager.optimizer.zero_grad(set_to_none=True)
     return results
 
 
-def _results(loss: Tensor, gradients: Mapping[str, Tensor], step: TrainingStep) -> dict[str, Tensor]:
+def _results(loss: Tensor, gradients: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     named = {"loss": loss}
     named |= {f"gradient of {name}": g for name, g in gradients.items()}
-    named |= {f"new value of {name}": value for name, value in step.state().items()}
+    named |= {f"new value of {name}": value for name, value in state.items()}
     return {name: value.detach().to("cpu", copy=True) for name, value in named.items()}
 
 

@@ -64,6 +64,7 @@ class PlacedStep:
         self.abort = context.mailboxes.abort
         self.step = context.step
         self.optimizers = context.optimizers
+        self._gradients = context.gradients
         self.programs = tuple(programs)
         self._actions = [p.actions() for p in programs]
         self._loss: torch.Tensor | None = None
@@ -80,6 +81,10 @@ class PlacedStep:
             raise ExecutionError("the step has no loss; no device ran the op that computes it")
         loss, self._loss = self._loss, None
         return loss, StepTimes(wall_us, tuple(busy))
+
+    def gather(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The last step's gradients (where `load` was told to keep them), and the parameters and buffers as they are now, by name."""
+        return dict(self._gradients or {}), self.step.state()
 
     def state_storages(self) -> set[int]:
         """Where the storages of parameters and buffers begin: they are resident, whoever looks at them."""
@@ -130,10 +135,8 @@ class ThreadExecutor:
         for worker in self._workers:
             worker.thread.join(timeout=1.0 if self._broken else 10.0)
 
-    def load(
-        self, timeline: Timeline, binding: Binding, step: TrainingStep, gradients: dict[str, torch.Tensor] | None = None
-    ) -> PlacedStep:
-        """`step` placed as the timeline says, with fresh optimizers; with `gradients` given, each run leaves its gradients there.
+    def load(self, timeline: Timeline, binding: Binding, step: TrainingStep, *, keep_gradients: bool = False) -> PlacedStep:
+        """`step` placed as the timeline says, with fresh optimizers; `keep_gradients` keeps each run's gradients for `gather`.
 
         CPU devices work on the step's own parameters and buffers; other devices on a replica, each tensor where its readers run.
         """
@@ -144,7 +147,7 @@ class ThreadExecutor:
         mailboxes = Mailboxes(self.timeout_seconds)
         # Said outright, foreach=False spares each of hundreds of small optimizers torch's own search for the best variant (0.1 ms a step).
         optimizers = {n: step.optimizer.make([p], foreach=False) for n, p in step.module.named_parameters() if p.requires_grad}
-        context = StepContext(timeline.graph, binding, step, mailboxes, optimizers, gradients)
+        context = StepContext(timeline.graph, binding, step, mailboxes, optimizers, {} if keep_gradients else None)
         programs = [Lowering(context, self.devices[i], i).lower(program) for i, program in enumerate(cut(timeline))]
         return PlacedStep(self, programs, context)
 

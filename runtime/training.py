@@ -48,7 +48,7 @@ class TrainRequest:
     cost_path: str | None = None
     """Where costs are read from, or written to with `costgen`."""
     costgen: bool = False
-    num_steps: int = 12
+    num_steps: int = 15
     timeout_seconds: float = 300.0
     out: str | None = None
 
