@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 RANGES = {
-    "core": ["networkx>=3.6,<4", "pulp>=3.3,<4", "highspy>=1.8,<2", "rich>=13.9,<16"],
+    "core": ["networkx>=3.6,<4", "pulp>=3.3.2,<4", "highspy>=1.8,<2", "rich>=13.9,<16"],
     "torch": ["torch>=2.8,<3"],
     "tensorflow": ["tensorflow>=2.18,<3"],
     "nvidia": ["nvidia-ml-py>=12.535"],

@@ -4,7 +4,7 @@ Host memory is one for all threads, so a CPU device's share can't be read from t
 counts itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,53 +12,74 @@ import torch
 
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.simulate import Timeline
+from runtime.executor import Executor
 from runtime.step import TrainingStep
-from runtime.thread_executor import PlacedStep, ThreadExecutor
+from runtime.thread_executor import PlacedStep
+from runtime.torch_ops import LoweredProgram
 
 
-def measured_peak_bytes(executor: ThreadExecutor, timeline: Timeline, binding: Binding, step: TrainingStep) -> tuple[int, ...]:
-    """Peak bytes per device of one real step: parameters, buffers and optimizer state of the ops there, live tensors, received copies,
-    and the profiled temporaries of the op that runs. The step's state is put back.
+def measured_peak_bytes(executor: Executor, timeline: Timeline, binding: Binding, step: TrainingStep) -> tuple[int, ...]:
+    """Peak bytes per device of one real step: parameters, buffers and optimizer state of the ops there, live tensors, received
+    copies, and the profiled temporaries of the op that runs. The step's state is put back.
     """
     saved, rng = step.snapshot(), torch.get_rng_state()
     try:
         placed = executor.load(timeline, binding, step)
-        allocators = [d.peak_bytes() is not None for d in executor.devices]
-        if all(allocators):
-            return _by_allocator(executor, placed)
-        live = executor.run_all([partial(_live_peak, placed, timeline, i) for i in range(len(placed.programs))], placed.abort)
-        resident = _resident_bytes(placed, timeline, binding)
+        if isinstance(placed, PlacedStep):
+            return _of_threads(executor, placed, timeline, binding)
+        return placed.peak_bytes()
     finally:
         step.restore(saved)
         torch.set_rng_state(rng)
-    return tuple(a + b for a, b in zip(live, resident, strict=True))
 
 
-def _by_allocator(executor: ThreadExecutor, placed: PlacedStep) -> tuple[int, ...]:
-    for device in executor.devices:
-        device.reset_peak()
-    placed.run()
-    return tuple(int(d.peak_bytes() or 0) for d in executor.devices)
+def _of_threads(executor: Executor, placed: PlacedStep, timeline: Timeline, binding: Binding) -> tuple[int, ...]:
+    if all(d.peak_bytes() is not None for d in executor.devices):
+        for device in executor.devices:
+            device.reset_peak()
+        placed.run()
+        return tuple(int(d.peak_bytes() or 0) for d in executor.devices)
+    state = placed.step.state()
+    storages = {value.untyped_storage().data_ptr() for value in state.values()}
+    tasks = [partial(_live_peak, placed, program, timeline, storages) for program in placed.programs]
+    live = executor.run_all(tasks, placed.abort)
+    owned: list[list[str]] = [[] for _ in placed.programs]
+    for name, reader in binding.state_reader.items():
+        owned[timeline.placement[reader]].append(name)
+    return tuple(a + resident_bytes(names, state, placed.optimizers) for a, names in zip(live, owned, strict=True))
 
 
-def _live_peak(placed: PlacedStep, timeline: Timeline, index: int) -> int:
-    """The most bytes of distinct storages in a device's slots right after any op computed, with that op's temporaries."""
-    program = placed.programs[index]
-    state = placed.state_storages()
-    slots: list[Any] = [None] * program.num_slots
-    peak = 0
+def _live_peak(placed: PlacedStep, program: LoweredProgram, timeline: Timeline, storages: set[int]) -> int:
     try:
-        with torch.no_grad():
-            for segment in program.segments:
-                _do(segment.before, slots)
-                segment.compute(slots)
-                peak = max(peak, _storage_bytes(slots, state) + int(timeline.graph.ops[segment.op].temporary_bytes))
-                _do(segment.after, slots)
-            _do(program.epilogue, slots)
+        return live_peak_bytes(program, timeline, storages)
     except BaseException:
         placed.abort()
         raise
+
+
+def live_peak_bytes(program: LoweredProgram, timeline: Timeline, state_storages: set[int]) -> int:
+    """Runs a device's program; the most bytes of distinct storages in its slots right after any op computed, with that op's
+    temporaries. Storages of parameters and buffers are left out."""
+    slots: list[Any] = [None] * program.num_slots
+    peak = 0
+    with torch.no_grad():
+        for segment in program.segments:
+            _do(segment.before, slots)
+            segment.compute(slots)
+            peak = max(peak, _storage_bytes(slots, state_storages) + int(timeline.graph.ops[segment.op].temporary_bytes))
+            _do(segment.after, slots)
+        _do(program.epilogue, slots)
     return peak
+
+
+def resident_bytes(names: Sequence[str], state: Mapping[str, torch.Tensor], optimizers: Mapping[str, torch.optim.Optimizer]) -> int:
+    """Bytes of the named parameters and buffers, and of what their optimizers keep for them."""
+    total = sum(_bytes(state[name]) for name in names)
+    for name in names:
+        if name in optimizers:
+            values = (value for slots in optimizers[name].state.values() for value in slots.values())
+            total += sum(_bytes(v) for v in values if isinstance(v, torch.Tensor) and v.dim() > 0)
+    return total
 
 
 def _do(actions: Sequence[Callable[[list[Any]], None]], slots: list[Any]) -> None:
@@ -74,19 +95,6 @@ def _storage_bytes(slots: Sequence[Any], left_out: set[int]) -> int:
                 storage = tensor.untyped_storage()
                 storages[storage.data_ptr()] = storage.nbytes()
     return sum(size for pointer, size in storages.items() if pointer not in left_out)
-
-
-def _resident_bytes(placed: PlacedStep, timeline: Timeline, binding: Binding) -> list[int]:
-    """Parameters, buffers and optimizer state per device, each on the device of its colocation group."""
-    totals = [0] * len(placed.programs)
-    state = placed.step.state()
-    for name, reader in binding.state_reader.items():
-        device = timeline.placement[reader]
-        totals[device] += _bytes(state[name])
-        if name in placed.optimizers:
-            values = (value for slots in placed.optimizers[name].state.values() for value in slots.values())
-            totals[device] += sum(_bytes(v) for v in values if isinstance(v, torch.Tensor) and v.dim() > 0)
-    return totals
 
 
 def _bytes(value: torch.Tensor) -> int:

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -16,7 +16,6 @@ from torch import fx
 from baechi_ext.capture.torch_joint import Binding, BoundOp
 from baechi_ext.errors import ExecutionError
 from baechi_ext.ir.op_graph import OpGraph
-from runtime.mailbox import Mailboxes
 from runtime.program import DeviceProgram, Free, Receive, Run, Send
 from runtime.step import TrainingStep
 from runtime.torch_devices import TorchDevice
@@ -55,6 +54,19 @@ class LoweredProgram:
         return (*listed, *self.epilogue)
 
 
+class Exchange(Protocol):
+    """How tensors get from device to device: Mailboxes between threads, Channels between processes."""
+
+    def giver(self, tensor: int, target: int) -> Callable[[Any], None]:
+        """A function that sends a value of `tensor` to device `target`."""
+
+    def taker(self, tensor: int, target: int) -> Callable[[], Any]:
+        """A function that waits for `tensor` at device `target`."""
+
+    def abort(self) -> None:
+        """Ends all waits with an error, where that is possible."""
+
+
 @dataclass(frozen=True)
 class StepContext:
     """What all devices of one placed step share."""
@@ -62,11 +74,13 @@ class StepContext:
     graph: OpGraph
     binding: Binding
     step: TrainingStep
-    mailboxes: Mailboxes
+    mailboxes: Exchange
     optimizers: dict[str, torch.optim.Optimizer]
     """One per parameter, so that an update can run as soon as its gradient is there; kept from plan to plan."""
     gradients: dict[str, torch.Tensor] | None = None
     """Where given, every gradient is kept in it; otherwise a gradient lives until its update."""
+    posts: Mapping[int, tuple[Callable[[Slots], None], ...]] = field(default_factory=dict)
+    """Op -> what to do before it, e.g. to announce that tensors may come in."""
 
 
 class Lowering:
@@ -91,6 +105,7 @@ class Lowering:
                 case Receive(tensor=t):
                     before.append(self._receive(t))
                 case Run(op=v):
+                    before = [*context.posts.get(v, ()), *before]
                     for view in bound[v].views:
                         if view not in made:
                             made.add(view)

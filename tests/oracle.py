@@ -6,6 +6,7 @@ any placer, and reads only the fields of OpGraph and Cluster.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
 
 from baechi_ext.ir import Cluster, OpGraph
@@ -40,7 +41,7 @@ def simulate(graph: OpGraph, cluster: Cluster, placement: Sequence[int], priorit
 class _Reference:
     def __init__(self, graph: OpGraph, cluster: Cluster, placement: Sequence[int], priority: Sequence[float] | None) -> None:
         self.graph, self.cluster, self.placement, self.priority = graph, cluster, placement, priority
-        self.tail = [longest_path_us(graph, v) for v in range(len(graph.ops))]
+        self.tail = longest_paths_us(graph)
         self.step = Step([-1.0] * len(graph.ops), [-1.0] * len(graph.ops))
         self.running: dict[int, int] = {}
         self.flying: dict[tuple[int, int], float] = {}
@@ -135,10 +136,14 @@ class _Reference:
         return duration
 
 
-def longest_path_us(graph: OpGraph, v: int) -> float:
-    """The longest compute-only path from the start of op v to the end."""
-    after = [longest_path_us(graph, w) for t in graph.outputs[v] for w in graph.tensors[t].readers]
-    return graph.ops[v].compute_us + max(after, default=0.0)
+def longest_paths_us(graph: OpGraph) -> list[float]:
+    """For each op, the longest compute-only path from its start to the end."""
+
+    @cache
+    def path(v: int) -> float:
+        return graph.ops[v].compute_us + max((path(w) for t in graph.outputs[v] for w in graph.tensors[t].readers), default=0.0)
+
+    return [path(v) for v in range(len(graph.ops))]
 
 
 def peak_bytes(graph: OpGraph, cluster: Cluster, placement: Sequence[int], step: Step) -> list[float]:

@@ -156,10 +156,15 @@ class _ListScheduler:
         now = 0.0
         events = self.events
         while True:
+            ended = []
             while events and events[0][0] <= now:
                 _, kind, v = heapq.heappop(events)
                 if kind == _OP_ENDS:
                     self._end(v)
+                    ended.append(v)
+            if self.favourite_child is not None:
+                for v in ended:
+                    self._stay_awake(v, self.favourite_child[v])
             self._dispatch(now)
             if not events and not self._force(now):
                 if len(self.started) < len(self.device) and self.compares_speeds:
@@ -402,8 +407,6 @@ class _ListScheduler:
                 self.missing[w] -= 1
                 if self.missing[w] == 0:
                     self._release(w)
-        if self.favourite_child is not None:
-            self._stay_awake(v, d)
 
     def _unpark(self, d: int) -> None:
         parked = self.parked[d]
@@ -413,9 +416,9 @@ class _ListScheduler:
             if not self.begun[v] and self.device[v] == _UNPLACED:
                 heapq.heappush(self.waiting[d], (self._eligible_us(v, d), self.ranks[v], v))
 
-    def _stay_awake(self, v: int, d: int) -> None:
-        """After v, device d stays awake for v's favourite child if that is ready, open, and starts nowhere earlier."""
-        child = self.favourite_child[v]
+    def _stay_awake(self, v: int, child: int | None) -> None:
+        """The device of v, which just ended, stays awake for a favourite child that is ready and can start nowhere earlier."""
+        d = self.device[v]
         if child is None or self.missing[child] or self.begun[child] or self.device[child] not in (_UNPLACED, d):
             return
         here = max(self._data_ready(child, d)[0], self.free_us[d])

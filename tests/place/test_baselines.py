@@ -45,7 +45,9 @@ def test_contiguous_keeps_groups_with_their_first_op() -> None:
 
 def test_contiguous_ends_a_chunk_where_a_device_is_full() -> None:
     graph = graph_of(
-        {"a": 1, "b": 1, "c": 1, "d": 9}, ("a", "b", 0), ("b", "c", 0), ("c", "d", 0), persistent_bytes={"a": 5, "b": 5, "c": 5, "d": 5}
+        {"a": 1, "b": 1, "c": 1, "d": 9},
+        *(("a", "b", 0), ("b", "c", 0), ("c", "d", 0)),
+        persistent_bytes=dict.fromkeys("abcd", 5),
     )
     assert place("contiguous", graph, cluster_of(2)).plan.placement == (0, 0, 0, 1)
     assert place("contiguous", graph, cluster_of(2, memory_bytes=10)).plan.placement == (0, 0, 1, 1)

@@ -18,7 +18,7 @@ FAST = Link(us_per_byte=1e-4, latency_us=30)
 
 
 def test_small_communication_times_optimum() -> None:
-    """a's children: one follows on its device at 4, the other crosses (2) and ends at 10; the joining op then needs a transfer."""
+    """One child of a follows on its device at 4; the other crosses, 4-6, and ends at 10; d follows it there, 10-14."""
     graph = graph_of({"a": 4, "b": 4, "c": 4, "d": 4}, ("a", "b", 2), ("a", "c", 2), ("b", "d", 2), ("c", "d", 2))
     assert place("m_sct", graph, cluster_of(2)).predicted_step_us == 14
 

@@ -1,0 +1,121 @@
+"""Channels: tensors between worker processes over torch.distributed, tagged by the tensor's number in the graph.
+
+A gloo send is a rendezvous even for a few bytes: it ends when the receiver has posted the same tag. So sends never block (they are
+waited for at the end of the step, or dropped when seen done), and a receive is posted before the op that runs when the tensor is
+predicted to leave its sender: not at the step's start, where its buffer would be held all step long. Every blocking wait is then for a
+tensor whose op stands earlier in the one global order, and nothing can wait in a circle.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from baechi_ext.capture.torch_joint import Binding
+from baechi_ext.errors import ExecutionError
+from baechi_ext.simulate import Timeline
+
+
+class Channels:
+    """One worker's ends of all transfers of one placed step."""
+
+    def __init__(self, timeline: Timeline, binding: Binding, rank: int, timeout_seconds: float) -> None:
+        self._rank = rank
+        self._timeout_seconds = timeout_seconds
+        self._ids = [op.id for op in timeline.graph.ops]
+        self._tensors = timeline.graph.tensors
+        self._placement = timeline.placement
+        nodes = {key: node for node, key in binding.home.items()}
+        self._meta = {t: nodes[tensor.producer, tensor.name].meta["val"] for t, tensor in self._named(nodes)}
+        self._coming: dict[int, tuple[torch.Tensor, dist.Work]] = {}
+        self._going: list[tuple[torch.Tensor, dist.Work]] = []
+        self.posts = self._post_actions(timeline)
+
+    def _named(self, nodes: dict[tuple[int, str], Any]) -> list[tuple[int, Any]]:
+        return [(t, tensor) for t, tensor in enumerate(self._tensors) if (tensor.producer, tensor.name) in nodes]
+
+    def _post_actions(self, timeline: Timeline) -> dict[int, tuple[Callable[[Any], None], ...]]:
+        """Op -> the receives to post before it: the last op here that starts no later than the transfer does."""
+        here = timeline.device_order()[self._rank]
+        posts: dict[int, list[Callable[[Any], None]]] = {}
+        for transfer in sorted(timeline.transfers, key=lambda x: (x.start_us, x.tensor)):
+            if transfer.target == self._rank:
+                position = 0
+                readers = set(timeline.graph.tensors[transfer.tensor].readers)
+                for i, v in enumerate(here):
+                    if timeline.start_us[v] > transfer.start_us:
+                        break
+                    position = i
+                    if v in readers:
+                        break
+                posts.setdefault(here[position], []).append(self._poster(transfer.tensor, transfer.source))
+        return {v: tuple(actions) for v, actions in posts.items()}
+
+    def _poster(self, tensor: int, source: int) -> Callable[[Any], None]:
+        meta = self._meta[tensor]
+
+        def post(_: Any) -> None:
+            buffer = torch.empty_strided(meta.size(), meta.stride(), dtype=meta.dtype)
+            work = dist.irecv(_flat(buffer), source, tag=tensor)
+            if work is None:
+                raise ExecutionError(f"device {self._rank} cannot receive from itself; the plan is broken")
+            self._coming[tensor] = buffer, work
+            self._going = [item for item in self._going if not item[1].is_completed()]
+
+        return post
+
+    def giver(self, tensor: int, target: int) -> Callable[[Any], None]:
+        """See `Exchange`."""
+        stride = self._meta[tensor].stride()
+
+        def give(value: torch.Tensor) -> None:
+            if value.stride() != stride:
+                value = torch.empty_strided(value.size(), stride, dtype=value.dtype).copy_(value)
+            work = dist.isend(_flat(value), target, tag=tensor)
+            if work is not None:
+                self._going.append((value, work))
+
+        return give
+
+    def taker(self, tensor: int, target: int) -> Callable[[], torch.Tensor]:
+        """See `Exchange`."""
+        timeout = timedelta(seconds=self._timeout_seconds)
+        name, source = self._ids[self._tensors[tensor].producer], self._placement[self._tensors[tensor].producer]
+
+        def take() -> torch.Tensor:
+            buffer, work = self._coming.pop(tensor)
+            try:
+                work.wait(timeout)
+            except RuntimeError as e:
+                raise ExecutionError(
+                    f"device {target} waited in vain for the output of op {name!r} from device {source} ({_reason(e)}); "
+                    "see whether that worker still runs, or raise --timeout"
+                ) from e
+            return buffer
+
+        return take
+
+    def finish(self) -> None:
+        """Waits until all that was sent has arrived."""
+        for _, work in self._going:
+            try:
+                work.wait(timedelta(seconds=self._timeout_seconds))
+            except RuntimeError as e:
+                raise ExecutionError(
+                    f"device {self._rank} could not send a tensor ({_reason(e)}); see whether all workers still run"
+                ) from e
+        self._going.clear()
+
+    def abort(self) -> None:
+        """A worker that fails ends, which ends the waits of the others; nothing to do here."""
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's storage as one row; tensors that own their storage are dense."""
+    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def _reason(error: RuntimeError) -> str:
+    return str(error).splitlines()[0][-120:]

@@ -1,0 +1,39 @@
+"""What the stages need of an executor, whether its devices are threads (ThreadExecutor) or processes (ProcessExecutor)."""
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import torch
+
+from baechi_ext.capture.torch_joint import Binding
+from baechi_ext.simulate import Timeline
+from runtime.step import TrainingStep
+from runtime.thread_executor import StepTimes
+from runtime.torch_devices import TorchDevice
+
+T = TypeVar("T")
+
+
+class LoadedStep(Protocol):
+    """One plan, loaded; `run` does one training step."""
+
+    step: TrainingStep
+
+    def run(self) -> tuple[torch.Tensor, StepTimes]:
+        """The loss and the times of one step."""
+
+    def gather(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The last step's gradients, where they were kept, and the parameters and buffers as they are now, by name."""
+
+
+class Executor(Protocol):
+    """Devices that run placed steps. Device 0 also runs functions: profiling, and the unplaced step."""
+
+    devices: tuple[TorchDevice, ...]
+    timeout_seconds: float
+
+    def call(self, device: int, function: Callable[[], T]) -> T:
+        """Runs a function on a device and returns its value."""
+
+    def load(self, timeline: Timeline, binding: Binding, step: TrainingStep, *, keep_gradients: bool = False) -> LoadedStep:
+        """The step, placed as the timeline says."""

@@ -1,0 +1,250 @@
+"""The process executor: one process per device, each with memory of its own, running the same static programs as the threads do.
+
+Rank 0 drives: it captures, profiles, places, measures, and is device 0. The others capture the same step and follow its commands.
+"""
+
+import base64
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from baechi_ext.capture.torch_joint import Binding
+from baechi_ext.errors import ExecutionError
+from baechi_ext.ir import Cluster, OpGraph
+from baechi_ext.simulate import Timeline, simulate
+from runtime.accounting import live_peak_bytes, resident_bytes
+from runtime.channels import Channels
+from runtime.program import cut
+from runtime.step import TrainingStep
+from runtime.thread_executor import PlacedStep, StepTimes, ThreadExecutor
+from runtime.torch_devices import TorchDevice
+from runtime.torch_ops import Lowering, StepContext
+from runtime.worker_group import WorkerGroup
+
+T = TypeVar("T")
+_GRADIENT = "gradient of "
+_GATHER = 1 << 24
+"""Tags from here on are for gathering; a tensor's number is far below."""
+
+
+class LocalShare:
+    """One rank's part of a placed step."""
+
+    def __init__(self, group: WorkerGroup, device: TorchDevice, timeline: Timeline, binding: Binding, step: TrainingStep) -> None:
+        self.group = group
+        self.device = device
+        self.timeline = timeline
+        self.binding = binding
+        self.step = step
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.gradients: dict[str, torch.Tensor] | None = None
+
+    def load(self, *, keep_gradients: bool) -> None:
+        """Lowers this rank's program, with optimizers for the parameters that live here."""
+        rank = self.group.rank
+        self.channels = Channels(self.timeline, self.binding, rank, self.group.timeout_seconds)
+        state = self.step.state()
+        self.owned = [n for n, reader in self.binding.state_reader.items() if self.timeline.placement[reader] == rank]
+        parameters = {n: state[n] for n in self.owned if state[n].requires_grad}
+        self.optimizers = {n: self.step.optimizer.make([p], foreach=False) for n, p in parameters.items()}
+        self.gradients = {} if keep_gradients else None
+        context = StepContext(
+            self.timeline.graph, self.binding, self.step, self.channels, self.optimizers, self.gradients, self.channels.posts
+        )
+        self.program = Lowering(context, self.device, rank).lower(cut(self.timeline)[rank])
+        self.actions = self.program.actions()
+
+    def run(self) -> tuple[torch.Tensor | None, float]:
+        """The loss, on the rank that computes it, and the CPU time this process took, its transfers included."""
+        slots: list[Any] = [None] * self.program.num_slots
+        start = time.process_time_ns()
+        with torch.no_grad():
+            for action in self.actions:
+                action(slots)
+            self.channels.finish()
+        busy_us = (time.process_time_ns() - start) / 1000
+        return (None if self.program.loss_slot is None else slots[self.program.loss_slot]), busy_us
+
+    def account(self) -> int:
+        """Peak bytes here during one step."""
+        peak = live_peak_bytes(self.program, self.timeline, {v.untyped_storage().data_ptr() for v in self.step.state().values()})
+        self.channels.finish()
+        return peak + resident_bytes(self.owned, self.step.state(), self.optimizers)
+
+    def drop_the_rest(self) -> None:
+        """Frees the parameters and buffers that live on other ranks: a device holds what is its own."""
+        for name, value in self.step.state().items():
+            if name not in self.owned:
+                value.data = torch.empty(0, dtype=value.dtype)
+
+    def named(self) -> list[tuple[str, torch.Tensor]]:
+        """What lives here, gradients first, in the order of `names_of`."""
+        state, gradients = self.step.state(), self.gradients or {}
+        values = {n: gradients[n.removeprefix(_GRADIENT)] if n.startswith(_GRADIENT) else state[n].detach() for n in self.names_of(None)}
+        return list(values.items())
+
+    def names_of(self, rank: int | None) -> list[str]:
+        """What lives on a rank (None: this one), in an order all ranks find alike."""
+        rank = self.group.rank if rank is None else rank
+        owned = [n for n, reader in self.binding.state_reader.items() if self.timeline.placement[reader] == rank]
+        updated = {self.binding.state_names[b.parameters[0]] for b in self.binding.ops if b.parameters}
+        gradients = [_GRADIENT + n for n in owned if n in updated] if self.gradients is not None else []
+        return gradients + owned
+
+
+class ProcessStep:
+    """One plan on all ranks; rank 0's handle."""
+
+    def __init__(self, executor: "ProcessExecutor", share: LocalShare) -> None:
+        self._executor = executor
+        self._share = share
+        self.step = share.step
+        seeded = share.binding.seeded_ops
+        self._seeded_rank = share.timeline.placement[seeded[0]] if seeded else 0
+
+    def run(self) -> tuple[torch.Tensor, StepTimes]:
+        """See PlacedStep.run; the busy time of a device is its process's CPU time.
+
+        Where seeded ops run on another rank, the random state goes there and comes back, so that all steps draw from one sequence.
+        """
+        group = self._executor.group
+        state = _encoded(torch.get_rng_state()) if self._seeded_rank else None
+        begin = time.perf_counter_ns()
+        group.command({"do": "run", "random_state": state, "seeded_rank": self._seeded_rank})
+        loss, busy = self._executor.call(0, self._share.run)
+        others = group.answers()
+        wall_us = (time.perf_counter_ns() - begin) / 1000
+        if self._seeded_rank:
+            torch.set_rng_state(_decoded(others[self._seeded_rank - 1]["random_state"]))
+        if loss is None:
+            loss = torch.tensor(next(a["loss"] for a in others if a["loss"] is not None))
+        return loss, StepTimes(wall_us, (busy, *(a["busy_us"] for a in others)))
+
+    def gather(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """See PlacedStep.gather; each tensor comes from the rank it lives on."""
+        self._executor.group.command({"do": "gather"})
+        found = dict(self._share.named())
+        everything = self._share.step.state()
+        for rank in range(1, self._executor.group.size):
+            for number, name in enumerate(self._share.names_of(rank)):
+                like = everything[name.removeprefix(_GRADIENT)]
+                buffer = torch.empty(like.shape, dtype=like.dtype)
+                dist.recv(buffer, rank, tag=_GATHER + number)
+                found[name] = buffer
+        self._executor.group.answers()
+        gradients = {name.removeprefix(_GRADIENT): value for name, value in found.items() if name.startswith(_GRADIENT)}
+        return gradients, {name: found.get(name, value) for name, value in everything.items()}
+
+    def peak_bytes(self) -> tuple[int, ...]:
+        """Peak bytes of every device during one step; see runtime.accounting."""
+        self._executor.group.command({"do": "account"})
+        own = self._executor.call(0, self._share.account)
+        return own, *(a["peak_bytes"] for a in self._executor.group.answers())
+
+
+class ProcessExecutor:
+    """Rank 0's view of all workers; the same face as ThreadExecutor. Leaving it ends the other ranks' work."""
+
+    def __init__(self, group: WorkerGroup, devices: Sequence[TorchDevice]) -> None:
+        self.group = group
+        self.devices = tuple(devices)
+        self.timeout_seconds = group.timeout_seconds
+        self._local = ThreadExecutor(self.devices[:1], group.timeout_seconds)
+
+    def __enter__(self) -> "ProcessExecutor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.group.command({"do": "stop"})
+        self._local.close()
+
+    def call(self, device: int, function: Callable[[], T]) -> T:
+        """Runs a function on device 0, which is this process."""
+        if device != 0:
+            raise ExecutionError(f"device {device} is another process; only device 0 runs functions of this one")
+        return self._local.call(0, function)
+
+    def load(self, timeline: Timeline, binding: Binding, step: TrainingStep, *, keep_gradients: bool = False) -> ProcessStep | PlacedStep:
+        """See ThreadExecutor.load. A timeline of one device is this process's alone; otherwise every rank loads its share."""
+        if len(timeline.cluster) == 1:
+            return self._local.load(timeline, binding, step, keep_gradients=keep_gradients)
+        plan = {"cluster": timeline.cluster.to_json(), "placement": timeline.placement, "started": timeline.started}
+        self.group.command({"do": "load", "plan": plan, "keep_gradients": keep_gradients, "graph": costs_of(timeline.graph)})
+        share = LocalShare(self.group, self.devices[0], timeline, binding, step)
+        share.load(keep_gradients=keep_gradients)
+        self.group.answers()
+        return ProcessStep(self, share)
+
+
+def follow(group: WorkerGroup, device: TorchDevice, graph: OpGraph, binding: Binding, make_step: Callable[[], TrainingStep]) -> None:
+    """What ranks other than 0 do: obey until told to stop. An error is answered, then raised: a group with a failed rank is over."""
+    device.enter()
+    share: LocalShare | None = None
+    while (command := group.next_command())["do"] != "stop":
+        try:
+            if command["do"] == "load":
+                share = _load(group, device, (graph, binding), make_step(), command)
+                answer: dict[str, Any] = {}
+            elif share is None:
+                raise ExecutionError(f"told to {command['do']} before any plan was loaded")
+            else:
+                answer = _obey(share, command)
+        except Exception as e:
+            group.answer({"error": f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"})
+            raise
+        group.answer(answer)
+
+
+def _load(
+    group: WorkerGroup, device: TorchDevice, captured: tuple[OpGraph, Binding], step: TrainingStep, command: dict[str, Any]
+) -> LocalShare:
+    graph, binding = captured
+    plan = command["plan"]
+    rank_of = {v: i for i, v in enumerate(plan["started"])}
+    costed = with_costs(graph, command["graph"])
+    timeline = simulate(costed, Cluster.from_json(plan["cluster"]), plan["placement"], [rank_of[v] for v in range(len(graph))])
+    if list(timeline.started) != plan["started"]:
+        raise ExecutionError("this worker simulates the plan in another order than rank 0; are all workers of one version?")
+    share = LocalShare(group, device, timeline, binding, step)
+    share.load(keep_gradients=command["keep_gradients"])
+    share.drop_the_rest()
+    return share
+
+
+def _obey(share: LocalShare, command: dict[str, Any]) -> dict[str, Any]:
+    group = share.group
+    if command["do"] == "run":
+        mine = command["seeded_rank"] == group.rank
+        if mine:
+            torch.set_rng_state(_decoded(command["random_state"]))
+        loss, busy_us = share.run()
+        state = _encoded(torch.get_rng_state()) if mine else None
+        return {"loss": None if loss is None else loss.item(), "busy_us": busy_us, "random_state": state}
+    if command["do"] == "gather":
+        for number, (_, value) in enumerate(share.named()):
+            dist.send(value.contiguous(), 0, tag=_GATHER + number)
+        return {}
+    if command["do"] == "account":
+        return {"peak_bytes": share.account()}
+    raise ExecutionError(f"unknown command {command['do']!r}; are all workers of one version?")
+
+
+def costs_of(graph: OpGraph) -> list[list[float]]:
+    """What `with_costs` puts onto the same graph elsewhere."""
+    return [[op.compute_us, op.temporary_bytes] for op in graph.ops]
+
+
+def with_costs(graph: OpGraph, costs: Sequence[Sequence[float]]) -> OpGraph:
+    return graph.replace_ops([replace(op, compute_us=us, temporary_bytes=t) for op, (us, t) in zip(graph.ops, costs, strict=True)])
+
+
+def _encoded(state: torch.Tensor) -> str:
+    return base64.b64encode(bytes(state.tolist())).decode("ascii")
+
+
+def _decoded(text: str) -> torch.Tensor:
+    return torch.tensor(list(base64.b64decode(text)), dtype=torch.uint8)

@@ -1,0 +1,96 @@
+"""A group of worker processes, one per device: how they find each other and what they say. Tensors go over torch.distributed, everything
+else as JSON through its key-value store, so nothing that is received is ever executed.
+
+The environment is torchrun's (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), whoever started the workers.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from baechi_ext.errors import ExecutionError
+
+COMMAND, ANSWER = "command", "answer"
+
+
+def is_worker(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process was started as one of a group."""
+    return "RANK" in environment and "WORLD_SIZE" in environment
+
+
+@dataclass
+class WorkerGroup:
+    """This process's place in the group. Use as a context manager; leaving it takes the process group down."""
+
+    rank: int
+    size: int
+    store: dist.Store
+    timeout_seconds: float
+    said: int = 0
+    """Commands given so far (rank 0) or heard so far (others)."""
+
+    @classmethod
+    def join(cls, timeout_seconds: float) -> "WorkerGroup":
+        """Waits until all workers are there. Raises ExecutionError where they are not in time, or the address is taken."""
+        timeout = timedelta(seconds=timeout_seconds)
+        try:
+            store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
+            store.set_timeout(timeout)
+            dist.init_process_group("gloo", store=dist.PrefixStore("gloo", store), rank=rank, world_size=size, timeout=timeout)
+        except (RuntimeError, ValueError) as e:
+            address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            raise ExecutionError(
+                f"the workers could not meet at {address} within {timeout_seconds:g} s: {str(e).splitlines()[0]}; "
+                "see whether the port is free and every worker was started"
+            ) from e
+        return cls(rank, size, dist.PrefixStore("baechi", store), timeout_seconds)
+
+    def __enter__(self) -> "WorkerGroup":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        dist.destroy_process_group()
+
+    def command(self, value: dict[str, Any]) -> None:
+        """Rank 0: gives all others a command."""
+        self.said += 1
+        self.store.set(f"{COMMAND} {self.said}", json.dumps(value))
+
+    def next_command(self) -> dict[str, Any]:
+        """Others: waits for rank 0's next command, as long as it takes: rank 0 profiles and places meanwhile."""
+        self.said += 1
+        key = f"{COMMAND} {self.said}"
+        self.store.wait([key], timedelta(days=1))
+        return json.loads(self.store.get(key))
+
+    def answer(self, value: dict[str, Any]) -> None:
+        """Others: answers the last command."""
+        self.store.set(f"{ANSWER} {self.said} {self.rank}", json.dumps(value))
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Rank 0: what each other rank answered to the last command, in their order.
+
+        Raises ExecutionError where one failed, saying why, or does not answer in time.
+        """
+        found = []
+        for rank in range(1, self.size):
+            key = f"{ANSWER} {self.said} {rank}"
+            try:
+                self.store.wait([key], timedelta(seconds=self.timeout_seconds))
+            except RuntimeError as e:
+                raise ExecutionError(
+                    f"the worker of device {rank} did not answer within {self.timeout_seconds:g} s; "
+                    "see whether it still runs, or raise --timeout"
+                ) from e
+            value = json.loads(self.store.get(key))
+            self.store.delete_key(key)
+            if "error" in value:
+                raise ExecutionError(f"the worker of device {rank} failed: {value['error']}")
+            found.append(value)
+        return found
