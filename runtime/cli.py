@@ -20,7 +20,7 @@ from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.ir.check import memory_violations, placement_violations
 from baechi_ext.ir.files import require_writable
 from baechi_ext.simulate import lower_bound_us, simulate
-from runtime import flags, pipeline, tables, train_flags
+from runtime import baechi_flags, flags, pipeline, tables, train_flags
 from runtime.progress import progress
 
 
@@ -93,10 +93,18 @@ def _simulate(args: argparse.Namespace) -> int:
 def _train(args: argparse.Namespace) -> int:
     with progress("loading torch"):
         from runtime.training import train
+        from runtime.worker_group import is_worker
 
     request = train_flags.request_of(args)
+    if request.workers == "process" and not is_worker():
+        from runtime.launch import run_workers
+
+        run_workers(["train", *args.command_line[1:]], request.num_devices, request.timeout_seconds)
+        return 0
 
     outcome = train(request)
+    if outcome is None:
+        return 0
     if args.costgen:
         print_json(outcome.to_json()) if args.json else print(f"costs of {len(outcome.ops)} ops written to {request.costs_file}")
     elif args.json:
@@ -151,7 +159,10 @@ def _with_underscores(flag: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line (default: this process's own) and returns its exit code."""
     try:
-        args = make_parser().parse_args(with_underscores(sys.argv[1:] if argv is None else argv))
+        spelled = with_underscores(sys.argv[1:] if argv is None else argv)
+        spelled = baechi_flags.with_plain_switches(spelled)
+        args = make_parser().parse_args(spelled)
+        args.command_line = spelled
         code = args.run(args)
         sys.stdout.flush()
         return code

@@ -7,6 +7,7 @@ import torch
 
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.simulate import Timeline
+from runtime.links import LinkProbe
 from runtime.step import TrainingStep
 from runtime.thread_executor import StepTimes
 from runtime.torch_devices import TorchDevice
@@ -34,6 +35,9 @@ class Executor(Protocol):
 
     def call(self, device: int, function: Callable[[], T]) -> T:
         """Runs a function on a device and returns its value."""
+
+    def probe_link(self) -> LinkProbe:
+        """The link between the first two devices."""
 
     def load(self, timeline: Timeline, binding: Binding, step: TrainingStep, *, keep_gradients: bool = False) -> LoadedStep:
         """The step, placed as the timeline says."""

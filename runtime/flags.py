@@ -68,6 +68,7 @@ def add_placing_flags(parser: argparse.ArgumentParser) -> None:
     """The flags `request_of` reads."""
     group = parser.add_argument_group("placing")
     _add_choice(group, "--placement_method", METHODS, _DEFAULTS.method)
+    group.add_argument("--expert_file", metavar="FILE", help="expert: a JSON object of op or colocation names -> device; see docs/files.md")
     _add_choice(group, "--grouper", GROUPERS, _DEFAULTS.grouper)
     _add_choice(group, "--placer_type", PLACER_TYPES, _DEFAULTS.placer_type)
     group.add_argument("--only_forward", action="store_true", help="place the forward ops; each backward op goes with its own")
@@ -91,12 +92,15 @@ def add_placing_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def request_of(args: argparse.Namespace) -> PlanRequest:
-    """What the placing flags ask for."""
+    """What the placing flags ask for. Raises OptionError where they contradict each other."""
+    if args.expert_file is not None and args.placement_method != "expert":
+        raise OptionError("--expert_file is only for --placement_method=expert; drop it or choose that method")
     return PlanRequest(
         method=args.placement_method,
         grouper=args.grouper,
         placer_type=args.placer_type,
         only_forward=args.only_forward,
+        expert_file=args.expert_file,
         options=PlaceOptions(seed=args.seed, sct_threshold=args.sct_threshold, time_limit_seconds=args.time_limit),
     )
 

@@ -5,13 +5,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from baechi_ext.cost import LinkFit, fit_link
+from baechi_ext.ir import Link
 from runtime.mailbox import Mailboxes
-from runtime.thread_executor import ThreadExecutor
+
+if TYPE_CHECKING:
+    from runtime.thread_executor import ThreadExecutor
 
 PROBE_BYTES = tuple(4 * 4**i for i in range(12))
 """4 bytes to 16 MiB."""
@@ -23,17 +26,37 @@ class LinkProbe:
 
     samples_us: dict[int, tuple[float, ...]]
     fit: LinkFit
+    send: LinkFit | None = None
+    """What sending takes from the sending device, where it takes anything; part of the one-way time."""
+    receive: LinkFit | None = None
+
+    def to_link(self) -> Link:
+        """The link as the simulator means it: what the devices spend is charged to them, the rest of the one-way time to the link."""
+        if self.send is None or self.receive is None:
+            return self.fit.to_link()
+        return Link(
+            us_per_byte=max(0.0, self.fit.us_per_byte - self.send.us_per_byte - self.receive.us_per_byte),
+            latency_us=max(0.0, self.fit.latency_us - self.send.latency_us - self.receive.latency_us),
+            send_us=self.send.latency_us,
+            send_us_per_byte=self.send.us_per_byte,
+            receive_us=self.receive.latency_us,
+            receive_us_per_byte=self.receive.us_per_byte,
+        )
+
+    def __str__(self) -> str:
+        if self.send is None or self.receive is None:
+            return str(self.fit)
+        return f"{self.fit}, of which sending takes {self.send} and receiving {self.receive} from the devices"
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "us_per_byte": self.fit.us_per_byte,
-            "latency_us": self.fit.latency_us,
-            "r_squared": self.fit.r_squared,
+            **self.to_link().to_json(),
+            "one_way": {"us_per_byte": self.fit.us_per_byte, "latency_us": self.fit.latency_us, "r_squared": self.fit.r_squared},
             "samples_us": {str(size): list(samples) for size, samples in self.samples_us.items()},
         }
 
 
-def probe_link(executor: ThreadExecutor, source: int = 0, target: int = 1, repeats: int = 30, warmup: int = 5) -> LinkProbe:
+def probe_link(executor: "ThreadExecutor", source: int = 0, target: int = 1, repeats: int = 30, warmup: int = 5) -> LinkProbe:
     """The link between two devices of the executor, measured by sending tensors there and back: half a round trip each.
 
     The receiver waits asleep, as a device does that has nothing else to run. Raises ExecutionError where a device does not answer.
@@ -45,7 +68,7 @@ def probe_link(executor: ThreadExecutor, source: int = 0, target: int = 1, repea
     return LinkProbe(samples, fit_link([(size, statistics.median(s)) for size, s in samples.items()]))
 
 
-def _round_trips_us(executor: ThreadExecutor, source: int, target: int, size: int, count: int) -> list[float]:
+def _round_trips_us(executor: "ThreadExecutor", source: int, target: int, size: int, count: int) -> list[float]:
     boxes = Mailboxes(executor.timeout_seconds)
     there, back = (0, target), (0, source)
     tensor = executor.call(source, partial(torch.zeros, size // 4, device=executor.devices[source].torch_device))

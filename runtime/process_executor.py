@@ -16,8 +16,12 @@ from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.errors import ExecutionError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.simulate import Timeline, simulate
+from runtime import process_probe
 from runtime.accounting import live_peak_bytes, resident_bytes
 from runtime.channels import Channels
+from runtime.host_memory import keep_freed_memory
+from runtime.links import LinkProbe
+from runtime.memory_limit import MemoryLimit
 from runtime.program import cut
 from runtime.step import TrainingStep
 from runtime.thread_executor import PlacedStep, StepTimes, ThreadExecutor
@@ -56,15 +60,17 @@ class LocalShare:
             self.timeline.graph, self.binding, self.step, self.channels, self.optimizers, self.gradients, self.channels.posts
         )
         self.program = Lowering(context, self.device, rank).lower(cut(self.timeline)[rank])
-        self.actions = self.program.actions()
+        if self.group.rank:
+            self._drop_the_rest()
+        memory = self.timeline.cluster.devices[rank].memory_bytes
+        resident = resident_bytes(self.owned, state, {})
+        self.limit = MemoryLimit(None if memory is None else int(memory) - resident)
 
     def run(self) -> tuple[torch.Tensor | None, float]:
         """The loss, on the rank that computes it, and the CPU time this process took, its transfers included."""
-        slots: list[Any] = [None] * self.program.num_slots
         start = time.process_time_ns()
-        with torch.no_grad():
-            for action in self.actions:
-                action(slots)
+        with self.limit:
+            slots = self.program.run()
             self.channels.finish()
         busy_us = (time.process_time_ns() - start) / 1000
         return (None if self.program.loss_slot is None else slots[self.program.loss_slot]), busy_us
@@ -75,7 +81,7 @@ class LocalShare:
         self.channels.finish()
         return peak + resident_bytes(self.owned, self.step.state(), self.optimizers)
 
-    def drop_the_rest(self) -> None:
+    def _drop_the_rest(self) -> None:
         """Frees the parameters and buffers that live on other ranks: a device holds what is its own."""
         for name, value in self.step.state().items():
             if name not in self.owned:
@@ -168,12 +174,22 @@ class ProcessExecutor:
             raise ExecutionError(f"device {device} is another process; only device 0 runs functions of this one")
         return self._local.call(0, function)
 
+    def probe_link(self) -> LinkProbe:
+        """The link between ranks 0 and 1."""
+        return process_probe.lead(self.group)
+
     def load(self, timeline: Timeline, binding: Binding, step: TrainingStep, *, keep_gradients: bool = False) -> ProcessStep | PlacedStep:
         """See ThreadExecutor.load. A timeline of one device is this process's alone; otherwise every rank loads its share."""
         if len(timeline.cluster) == 1:
             return self._local.load(timeline, binding, step, keep_gradients=keep_gradients)
-        plan = {"cluster": timeline.cluster.to_json(), "placement": timeline.placement, "started": timeline.started}
-        self.group.command({"do": "load", "plan": plan, "keep_gradients": keep_gradients, "graph": costs_of(timeline.graph)})
+        graph = timeline.graph
+        plan = {
+            "fingerprint": graph.fingerprint,
+            "cluster": timeline.cluster.to_json(),
+            "placement": timeline.placement,
+            "started": timeline.started,
+        }
+        self.group.command({"do": "load", "plan": plan, "keep_gradients": keep_gradients, "costs": costs_of(graph)})
         share = LocalShare(self.group, self.devices[0], timeline, binding, step)
         share.load(keep_gradients=keep_gradients)
         self.group.answers()
@@ -182,13 +198,15 @@ class ProcessExecutor:
 
 def follow(group: WorkerGroup, device: TorchDevice, graph: OpGraph, binding: Binding, make_step: Callable[[], TrainingStep]) -> None:
     """What ranks other than 0 do: obey until told to stop. An error is answered, then raised: a group with a failed rank is over."""
-    device.enter()
+    keep_freed_memory()
     share: LocalShare | None = None
     while (command := group.next_command())["do"] != "stop":
         try:
-            if command["do"] == "load":
+            if command["do"] == "probe":
+                answer: dict[str, Any] = {"receives": process_probe.answer(group.rank)}
+            elif command["do"] == "load":
                 share = _load(group, device, (graph, binding), make_step(), command)
-                answer: dict[str, Any] = {}
+                answer = {}
             elif share is None:
                 raise ExecutionError(f"told to {command['do']} before any plan was loaded")
             else:
@@ -204,14 +222,15 @@ def _load(
 ) -> LocalShare:
     graph, binding = captured
     plan = command["plan"]
+    if plan["fingerprint"] != graph.fingerprint:
+        raise ExecutionError("this worker captured another graph than rank 0; start all workers with the same flags and versions")
     rank_of = {v: i for i, v in enumerate(plan["started"])}
-    costed = with_costs(graph, command["graph"])
+    costed = with_costs(graph, command["costs"])
     timeline = simulate(costed, Cluster.from_json(plan["cluster"]), plan["placement"], [rank_of[v] for v in range(len(graph))])
     if list(timeline.started) != plan["started"]:
         raise ExecutionError("this worker simulates the plan in another order than rank 0; are all workers of one version?")
     share = LocalShare(group, device, timeline, binding, step)
     share.load(keep_gradients=command["keep_gradients"])
-    share.drop_the_rest()
     return share
 
 

@@ -52,6 +52,11 @@ class WithLoss(nn.Module):
     def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
         return nn.functional.cross_entropy(self.model(inputs), labels)
 
+    def expert_device(self, parameter: str) -> int | None:
+        """The model's own hint where an expert would put a parameter's ops, if it gives any."""
+        hint = getattr(self.model, "expert_device", None)
+        return None if hint is None else hint(parameter.removeprefix("model."))
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:

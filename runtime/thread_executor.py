@@ -13,11 +13,12 @@ from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.errors import BaechiError, ExecutionError
 from baechi_ext.simulate import Timeline
 from runtime.host_memory import keep_freed_memory
+from runtime.links import LinkProbe, probe_link
 from runtime.mailbox import Mailboxes
 from runtime.program import cut
 from runtime.step import TrainingStep
 from runtime.torch_devices import TorchDevice
-from runtime.torch_ops import LoweredProgram, Lowering, StepContext
+from runtime.torch_ops import LoweredProgram, Lowering, OpError, StepContext
 
 T = TypeVar("T")
 
@@ -56,6 +57,10 @@ class _Worker:
             del task
 
 
+class OpFailure(ExecutionError):
+    """An op raised; the other devices' errors are its echo."""
+
+
 class PlacedStep:
     """One plan's programs, loaded into an executor. `run` does one training step."""
 
@@ -66,7 +71,7 @@ class PlacedStep:
         self.optimizers = context.optimizers
         self._gradients = context.gradients
         self.programs = tuple(programs)
-        self._actions = [p.actions() for p in programs]
+        self._graph = context.graph
         self._loss: torch.Tensor | None = None
 
     def run(self) -> tuple[torch.Tensor, StepTimes]:
@@ -91,17 +96,17 @@ class PlacedStep:
         return {value.untyped_storage().data_ptr() for value in self.step.state().values()}
 
     def _task(self, index: int) -> Callable[[], float]:
-        program, actions, device = self.programs[index], self._actions[index], self._executor.devices[index]
+        program, device = self.programs[index], self._executor.devices[index]
 
         def task() -> float:
-            slots: list[Any] = [None] * program.num_slots
             try:
-                with torch.no_grad():
-                    start = device.mark()
-                    for action in actions:
-                        action(slots)
-                    end = device.mark()
-                    device.synchronize()
+                start = device.mark()
+                slots = program.run()
+                end = device.mark()
+                device.synchronize()
+            except OpError as e:
+                self.abort()
+                raise OpFailure(e.explain(device.name, self._graph)) from e.cause
             except BaseException:
                 self.abort()
                 raise
@@ -166,6 +171,10 @@ class ThreadExecutor:
             raise error
         return value
 
+    def probe_link(self) -> LinkProbe:
+        """The link between devices 0 and 1."""
+        return probe_link(self)
+
     def run_all(self, tasks: Sequence[Callable[[], T]], on_failure: Callable[[], None]) -> list[T]:
         """Runs one task per device at the same time. After a failure the others are told to stop; the first cause is raised."""
         for worker, task in zip(self._workers, tasks, strict=False):
@@ -199,7 +208,7 @@ class ThreadExecutor:
 
 def _first_cause(devices: Sequence[TorchDevice], errors: Sequence[tuple[int, BaseException]]) -> BaseException:
     """Of several devices' errors the one that is no mere consequence; an op's own error is wrapped with its device's name."""
-    index, error = next(((i, e) for i, e in errors if not isinstance(e, ExecutionError)), errors[0])
+    index, error = min(errors, key=lambda item: isinstance(item[1], ExecutionError) and not isinstance(item[1], OpFailure))
     if isinstance(error, (BaechiError, KeyboardInterrupt, SystemExit)):
         return error
     reason = (str(error).splitlines() or [""])[0]

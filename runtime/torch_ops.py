@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from baechi_ext.capture.torch_joint import Binding, BoundOp
-from baechi_ext.errors import ExecutionError
+from baechi_ext.errors import BaechiError, ExecutionError
 from baechi_ext.ir.op_graph import OpGraph
 from runtime.program import DeviceProgram, Free, Receive, Run, Send
 from runtime.step import TrainingStep
@@ -36,6 +36,23 @@ class Segment:
     output_slots: tuple[int, ...]
 
 
+class OpError(Exception):
+    """An instruction of an op (None: of the writing back of buffers) raised `cause`."""
+
+    def __init__(self, op: int | None, cause: Exception) -> None:
+        super().__init__(op, cause)
+        self.op = op
+        self.cause = cause
+
+    def explain(self, device: str, graph: OpGraph) -> str:
+        """One line: device, op, and what happened."""
+        where = "writing back buffers" if self.op is None else f"op {graph.ops[self.op].id!r}"
+        reason = (str(self.cause).splitlines() or [""])[0]
+        if "can't allocate memory" in str(self.cause) or isinstance(self.cause, MemoryError):
+            return f"device {device} ran out of memory in {where}: {reason}; give it more, use more devices, or a smaller batch"
+        return f"device {device} failed in {where}: {type(self.cause).__name__}: {reason}"
+
+
 @dataclass(frozen=True)
 class LoweredProgram:
     """A device's program, ready to run on `[None] * num_slots`."""
@@ -47,11 +64,32 @@ class LoweredProgram:
     loss_slot: int | None
     slot_of: Mapping[Key, int] = field(default_factory=dict)
 
+    @cached_property
     def actions(self) -> tuple[Action, ...]:
-        listed: list[Action] = []
-        for segment in self.segments:
-            listed += [*segment.before, segment.compute, *segment.after]
-        return (*listed, *self.epilogue)
+        """All instructions in order."""
+        return tuple(action for _, action in self._actions_of_ops) + self.epilogue
+
+    @cached_property
+    def _actions_of_ops(self) -> tuple[tuple[int, Action], ...]:
+        return tuple((s.op, action) for s in self.segments for action in (*s.before, s.compute, *s.after))
+
+    def run(self) -> Slots:
+        """One step of this program; the slots hold what is left: the loss and the new values of buffers.
+
+        Raises OpError, naming the op, for whatever an instruction raises; the project's own errors pass.
+        """
+        slots: Slots = [None] * self.num_slots
+        position = 0
+        try:
+            with torch.no_grad():
+                for position, action in enumerate(self.actions):  # noqa: B007 - read where an instruction fails
+                    action(slots)
+        except BaechiError:
+            raise
+        except Exception as e:
+            op = self._actions_of_ops[position][0] if position < len(self._actions_of_ops) else None
+            raise OpError(op, e) from e
+        return slots
 
 
 class Exchange(Protocol):

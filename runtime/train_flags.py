@@ -1,11 +1,12 @@
 """The flags of `baechi train`, and the TrainRequest they become. Reading them loads no framework; making the request does."""
 
 import argparse
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster
-from runtime import flags
+from runtime import baechi_flags, flags
 from runtime.models.registry import MODELS, ModelOptions
 
 if TYPE_CHECKING:
@@ -13,15 +14,20 @@ if TYPE_CHECKING:
 
 OPTIMIZERS = ("sgd", "momentum", "rmsprop", "adam", "adamw")
 DEFAULT_DEVICES = 2
+WORKERS = {"thread": None, "process": None}
+RNN_UNIT_TYPES = ("lstm", "gru")
+ENCODER_TYPES = ("gnmt", "bi", "uni")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """All flags of the sub-command."""
     _add_step_flags(parser)
+    _add_model_flags(parser)
     flags.add_placing_flags(parser)
     _add_device_flags(parser)
     _add_cost_flags(parser)
     _add_run_flags(parser)
+    baechi_flags.add_flags(parser)
 
 
 def _add_step_flags(parser: argparse.ArgumentParser) -> None:
@@ -30,8 +36,6 @@ def _add_step_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--model_name", type=flags.one_of(MODELS), default="inception_v3", metavar="NAME", help=f"{names} (default %(default)s)"
     )
-    group.add_argument("--batch_size", type=flags.at_least_one, metavar="N", help="the model's own default where not given")
-    group.add_argument("--image_size", type=flags.at_least_one, metavar="PIXELS", help="the model's own default where not given")
     optimizers = dict.fromkeys(OPTIMIZERS)
     group.add_argument(
         "--optimizer", type=flags.one_of(optimizers), default="sgd", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default %(default)s)"
@@ -43,6 +47,38 @@ def _add_step_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """The fields of ModelOptions; a flag that is not given leaves the model its own default."""
+    group = parser.add_argument_group("model", "Where a flag is not given, the model's own default counts.")
+    sizes = {
+        "batch_size": ("N", ""),
+        "image_size": ("PIXELS", "height and width; "),
+        "vocab_size": ("N", "words of either language; "),
+        "max_seq_length": ("N", "words of every sentence; "),
+        "rnn_units": ("N", "width of all layers; "),
+        "num_layers": ("N", "of the encoder, and of the decoder; "),
+        "rnn_chunk": ("N", "time steps per op; "),
+        "nasnet_cells": ("N", "normal cells between reductions; "),
+        "nasnet_filters": ("N", "of the first cells; "),
+    }
+    for name, (metavar, what) in sizes.items():
+        group.add_argument(f"--{name}", type=flags.at_least_one, metavar=metavar, help=what + _takers(name))
+    for name, values in {"rnn_unit_type": RNN_UNIT_TYPES, "encoder_type": ENCODER_TYPES}.items():
+        choose = flags.one_of(dict.fromkeys(values))
+        group.add_argument(f"--{name}", type=choose, metavar="NAME", help=f"{', '.join(values)}; " + _takers(name))
+    group.add_argument("--residual", action="store_true", default=None, help="add a layer's input to its output; " + _takers("residual"))
+    group.add_argument("--large", action="store_true", default=None, help="the network for ImageNet; " + _takers("large"))
+
+
+def _takers(name: str) -> str:
+    return f"for {', '.join(model for model, entry in MODELS.items() if name in entry.takes)}"
+
+
+def _model_options(args: argparse.Namespace, num_devices: int) -> ModelOptions:
+    given = {f.name: getattr(args, f.name) for f in fields(ModelOptions) if f.name != "num_devices"}
+    return ModelOptions(**given, num_devices=num_devices)
+
+
 def _add_device_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("devices")
     group.add_argument("--num_devices", type=flags.number_of_devices, metavar="N", help=f"CPU workers (default {DEFAULT_DEVICES})")
@@ -51,10 +87,10 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--workers",
-        type=flags.one_of({"thread": None}),
+        type=flags.one_of(WORKERS),
         default="thread",
         metavar="KIND",
-        help="thread: a thread per device in this process",
+        help="thread: a thread per device in this process; process: a process per device, with memory of its own (default thread)",
     )
     group.add_argument("--cluster", metavar="FILE", help="a cluster file instead of the machine's own memory and a probed link")
     group.add_argument("--device_memory", type=flags.size_in_bytes, metavar="SIZE", help="of every device: 16GiB, 800MB, or bytes")
@@ -84,7 +120,7 @@ def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("run")
     group.add_argument(
-        "--num_steps", type=flags.at_least_one, default=12, metavar="N", help="measured steps of each variant (default %(default)s)"
+        "--num_steps", type=flags.at_least_one, default=15, metavar="N", help="measured steps of each variant (default %(default)s)"
     )
     group.add_argument(
         "--timeout", type=flags.positive, default=300.0, metavar="SECONDS", help="for a device to answer (default %(default)g)"
@@ -102,23 +138,28 @@ def request_of(args: argparse.Namespace) -> "TrainRequest":
 
     cuda = args.num_devices is None and args.num_gpus is not None
     given = args.num_gpus if cuda else args.num_devices
+    num_devices = given or (len(cluster) if cluster is not None else DEFAULT_DEVICES)
     return TrainRequest(
         model=args.model_name,
         plan=flags.request_of(args),
-        model_options=ModelOptions(args.batch_size, args.image_size, args.seed),
+        model_options=_model_options(args, num_devices),
         optimizer=args.optimizer,
         learning_rate=args.learning_rate,
         colocate_grads_with_ops=args.colocate_grads_with_ops,
         relaxed_random=args.relaxed_random,
-        num_devices=given or (len(cluster) if cluster is not None else DEFAULT_DEVICES),
+        num_devices=num_devices,
         cuda=cuda,
+        workers=args.workers,
         cluster=cluster,
         device_memory=args.device_memory,
-        memory_fraction=args.memory_fraction,
+        memory_fraction=args.memory_fraction * args.placer_memory_fraction,
         link=args.comm_cost_coeffs,
+        comm_cost_factor=args.comm_cost_factor,
+        cost_factor=args.cost_factor,
         cost_path=args.cost_path,
         costgen=args.costgen,
         num_steps=args.num_steps,
         timeout_seconds=args.timeout,
         out=args.out,
+        log_device_placement=args.log_device_placement,
     )

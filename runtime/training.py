@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -9,23 +10,26 @@ import torch
 
 import baechi_ext
 from baechi_ext.capture.torch_joint import Binding, CaptureOptions, capture_joint
-from baechi_ext.cost import Profile, attach_costs
-from baechi_ext.errors import ClusterError, FileError
+from baechi_ext.cost import Profile, attach_costs, scale_links, vary_costs
+from baechi_ext.errors import ClusterError, ExecutionError, FileError
 from baechi_ext.ir import Cluster, Device, Link, OpGraph
 from baechi_ext.ir.files import require_writable, write_json
 from baechi_ext.place.common import PlanResult
 from runtime import pipeline
 from runtime.accounting import measured_peak_bytes
-from runtime.links import LinkProbe, probe_link
+from runtime.executor import Executor
+from runtime.links import LinkProbe
 from runtime.measure import measure
 from runtime.models.registry import ModelOptions, make_step
 from runtime.parity import check_parity, require_parity
+from runtime.process_executor import ProcessExecutor, follow
 from runtime.profiler import ProfileOptions, one_device_timeline, profile_step
 from runtime.progress import progress
 from runtime.report import StepReport
 from runtime.step import TrainingStep, optimizer_spec
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import TorchDevice, cpu_devices, cuda_devices
+from runtime.worker_group import WorkerGroup, worker_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +45,22 @@ class TrainRequest:
     relaxed_random: bool = False
     num_devices: int = 2
     cuda: bool = False
+    workers: str = "thread"
+    """thread: this process runs all devices; process: it is one of a group of workers (runtime.worker_group)."""
     cluster: Cluster | None = None
     device_memory: int | None = None
     memory_fraction: float = 1.0
     link: Link | None = None
+    comm_cost_factor: float = 1.0
+    cost_factor: float = 1.0
+    """Above 1: plan with costs that are wrong by up to that factor."""
     cost_path: str | None = None
     """Where costs are read from, or written to with `costgen`."""
     costgen: bool = False
     num_steps: int = 15
     timeout_seconds: float = 300.0
     out: str | None = None
+    log_device_placement: bool = False
 
     @property
     def costs_file(self) -> str:
@@ -68,38 +78,77 @@ class Captured:
     profile: Profile
 
 
-def train(request: TrainRequest) -> StepReport | Profile:
-    """The report of a measured, placed step; with `costgen` the profile, written to `cost_path`.
+def train(request: TrainRequest) -> StepReport | Profile | None:
+    """The report of a measured, placed step; with `costgen` the profile, written to `cost_path`. None in a worker process that
+    does not report (ranks other than 0).
 
     Raises what the stages raise: CaptureError, ProfileError, MismatchError, InfeasibleError, ParityError, ExecutionError,
     MissingBackendError where there are too few CUDA devices.
     """
     if request.costgen:
         require_writable(request.costs_file)
+    if request.workers == "process":
+        return _as_worker(request)
     devices = (cuda_devices if request.cuda else cpu_devices)(request.num_devices)
     with ThreadExecutor(devices, request.timeout_seconds) as executor:
-        captured = capture_and_profile(request, executor)
-        if request.costgen:
-            captured.profile.save(request.costs_file)
-            return captured.profile
-        cluster, probe = find_cluster(request, executor)
-        with progress(f"placing {len(captured.graph)} ops on {len(cluster)} devices with {request.plan.method}"):
-            result = pipeline.plan(captured.graph, cluster, request.plan)
-        report = run_plan(request, executor, captured, (result, probe))
+        return _drive(request, executor)
+
+
+def _as_worker(request: TrainRequest) -> StepReport | Profile | None:
+    """Rank 0 drives; the others do as they are told, and return None."""
+    rank, size = worker_place()
+    if size != request.num_devices:
+        raise ExecutionError(f"{size} workers were started for --num_devices={request.num_devices}; start one worker per device")
+    devices = cpu_devices(size)
+    # Before torch.distributed starts threads of its own: they are to share the device's core, as their work is the device's.
+    devices[rank].enter()
+    with WorkerGroup.join(request.timeout_seconds) as group:
+        if group.rank == 0:
+            with ProcessExecutor(group, devices) as executor:
+                return _drive(request, executor)
+        step, graph, binding = capture(request)
+        follow(group, devices[rank], graph, binding, lambda: build_step(request))
+    return None
+
+
+def _drive(request: TrainRequest, executor: Executor) -> StepReport | Profile:
+    captured = capture_and_profile(request, executor)
+    if request.costgen:
+        captured.profile.save(request.costs_file)
+        return captured.profile
+    cluster, probe = find_cluster(request, executor)
+    captured, cluster = with_cost_factors(request, captured, cluster)
+    with progress(f"placing {len(captured.graph)} ops on {len(cluster)} devices with {request.plan.method}"):
+        result = pipeline.plan(captured.graph, cluster, request.plan)
+    if request.log_device_placement:
+        placed = zip(captured.graph.ops, result.plan.placement, strict=True)
+        sys.stderr.write("".join(f"{op.id} -> {cluster.devices[d].name}\n" for op, d in placed))
+    report = run_plan(request, executor, captured, (result, probe))
     if request.out is not None:
         keep(Path(request.out), captured, report)
     require_parity(report.parity)
     return report
 
 
-def capture_and_profile(request: TrainRequest, executor: ThreadExecutor) -> Captured:
-    """The model's step, captured, with costs read from `cost_path` or measured on device 0."""
-    optimizer = optimizer_spec(request.optimizer, request.learning_rate)
+def build_step(request: TrainRequest) -> TrainingStep:
+    """The model's step with fresh weights: the same ones for the same request."""
+    return make_step(request.model, request.model_options, optimizer_spec(request.optimizer, request.learning_rate))
+
+
+def capture(request: TrainRequest) -> tuple[TrainingStep, OpGraph, Binding]:
+    """The model's step, its graph without costs, and what runs it."""
     with progress(f"building {request.model}"):
-        step = make_step(request.model, request.model_options, optimizer)
-    options = CaptureOptions(optimizer.name, optimizer.slots, request.colocate_grads_with_ops, request.relaxed_random)
+        step = build_step(request)
+    spec = step.optimizer
+    options = CaptureOptions(spec.name, spec.slots, request.colocate_grads_with_ops, request.relaxed_random)
     with progress(f"capturing the training step of {request.model}"):
         graph, binding = capture_joint(step.module, step.inputs, options, request.model)
+    return step, graph, binding
+
+
+def capture_and_profile(request: TrainRequest, executor: Executor) -> Captured:
+    """The model's step, captured, with costs read from `cost_path` or measured on device 0."""
+    step, graph, binding = capture(request)
     if request.cost_path is not None and not request.costgen:
         profile = Profile.load(request.cost_path, graph)
     else:
@@ -107,7 +156,7 @@ def capture_and_profile(request: TrainRequest, executor: ThreadExecutor) -> Capt
     return Captured(step, attach_costs(graph, profile), binding, profile)
 
 
-def find_cluster(request: TrainRequest, executor: ThreadExecutor) -> tuple[Cluster, LinkProbe | None]:
+def find_cluster(request: TrainRequest, executor: Executor) -> tuple[Cluster, LinkProbe | None]:
     """The devices as the placer sees them, and the link probe where one was needed.
 
     Raises ClusterError where a given cluster has another number of devices than the executor.
@@ -121,17 +170,27 @@ def find_cluster(request: TrainRequest, executor: ThreadExecutor) -> tuple[Clust
         link = request.link or Link()
         if request.link is None and len(executor.devices) > 1:
             with progress("probing the link between two devices"):
-                probe = probe_link(executor)
-            link = probe.fit.to_link()
+                probe = executor.probe_link()
+            link = probe.to_link()
         memory = [device_memory_bytes(d, len(executor.devices)) for d in executor.devices]
         devices = tuple(Device(d.name, m) for d, m in zip(executor.devices, memory, strict=True))
-        # CPU devices hand tensors over by reference, which no copy channel slows down.
-        cluster = Cluster(devices, link, parallel_transfers=not request.cuda)
+        # Threads on CPU devices hand tensors over by reference, which no copy channel slows down.
+        by_reference = request.workers == "thread" and not request.cuda
+        cluster = Cluster(devices, link, parallel_transfers=by_reference)
     limited = []
     for device in cluster.devices:
         size = request.device_memory or device.memory_bytes
         limited.append(replace(device, memory_bytes=None if size is None else int(size * request.memory_fraction)))
     return replace(cluster, devices=tuple(limited)), probe
+
+
+def with_cost_factors(request: TrainRequest, captured: Captured, cluster: Cluster) -> tuple[Captured, Cluster]:
+    """Costs as the placer is to see them; the devices themselves stay as fast as they are."""
+    cluster = scale_links(cluster, request.comm_cost_factor)
+    if request.cost_factor == 1:
+        return captured, cluster
+    graph, cluster = vary_costs(captured.graph, cluster, request.cost_factor, request.plan.options.seed)
+    return replace(captured, graph=graph), cluster
 
 
 def device_memory_bytes(device: TorchDevice, num_devices: int) -> int:
@@ -142,7 +201,7 @@ def device_memory_bytes(device: TorchDevice, num_devices: int) -> int:
 
 
 def run_plan(
-    request: TrainRequest, executor: ThreadExecutor, captured: Captured, placed: tuple[PlanResult, LinkProbe | None]
+    request: TrainRequest, executor: Executor, captured: Captured, placed: tuple[PlanResult, LinkProbe | None]
 ) -> StepReport:
     """Parity, accounting and interleaved timing of a plan on the executor."""
     result, probe = placed
@@ -158,11 +217,15 @@ def run_plan(
     notes = []
     if request.relaxed_random and binding.seeded_ops:
         notes.append(f"--relaxed_random: {len(binding.seeded_ops)} seeded ops draw numbers in no fixed order")
+    if request.comm_cost_factor != 1:
+        notes.append(f"--comm_cost_factor: planned and predicted with {request.comm_cost_factor:g} times the links' costs")
+    if request.cost_factor != 1:
+        notes.append(f"--cost_factor: planned and predicted with costs off by up to {request.cost_factor:g} times, on purpose")
     if probe is not None:
-        notes.append(f"probed link: {probe.fit}")
+        notes.append(f"probed link: {probe}")
     return StepReport(
         model=request.model,
-        executor="cuda streams" if request.cuda else "thread",
+        executor="cuda streams" if request.cuda else request.workers,
         result=result,
         single=single,
         parity=parity,

@@ -24,6 +24,14 @@ def is_worker(environment: Mapping[str, str] = os.environ) -> bool:
     return "RANK" in environment and "WORLD_SIZE" in environment
 
 
+def worker_place(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """(rank, number of workers). Raises ExecutionError where this process is no worker."""
+    try:
+        return int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    except (KeyError, ValueError) as e:
+        raise ExecutionError(f"this process is no worker ({e} is not set); start it with torchrun or --workers=process") from e
+
+
 @dataclass
 class WorkerGroup:
     """This process's place in the group. Use as a context manager; leaving it takes the process group down."""

@@ -1,8 +1,8 @@
 """The built-in models by name; `make_step` builds the training step of one with fresh weights and synthetic inputs."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from baechi_ext.errors import MissingBackendError, OptionError
 
@@ -12,33 +12,59 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """None: the model's own default."""
+    """What a caller may choose of a model; a model takes only some. None: the model's own default."""
 
     batch_size: int | None = None
     image_size: int | None = None
     seed: int = 0
+    """Weights and inputs are drawn from it."""
+    num_devices: int = 1
+    """How many the step is built for: it changes no computation, only where experts would put it."""
+    vocab_size: int | None = None
+    max_seq_length: int | None = None
+    rnn_units: int | None = None
+    rnn_unit_type: str | None = None
+    num_layers: int | None = None
+    encoder_type: str | None = None
+    residual: bool | None = None
+    rnn_chunk: int | None = None
+    nasnet_cells: int | None = None
+    nasnet_filters: int | None = None
+    large: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ImageModel:
-    """An image classifier: its class, and the defaults of its inputs."""
+class Model:
+    """Where a model is built: a module with a dataclass `Options` and `build(Options) -> (torch module, input tensors)`."""
 
     module: str
-    name: str
-    classes: int
-    batch_size: int
-    image_size: int
-    smallest_image: int
+    takes: tuple[str, ...]
+    """The fields of its `Options`."""
     help: str
+    has_loss: bool = False
+    """Whether it returns its loss; otherwise it returns logits, and the loss is their cross-entropy with the last input."""
 
 
-MODELS: dict[str, ImageModel] = {
-    "inception_v3": ImageModel("runtime.models.torch.inception_v3", "InceptionV3", 1000, 32, 299, 75, "Inception-V3, 23.8 M parameters"),
-    "wide_towers": ImageModel("runtime.models.torch.wide_towers", "WideTowers", 10, 8, 64, 2, "four independent convolutional towers"),
+_IMAGES = ("batch_size", "image_size")
+_RNN = ("vocab_size", "max_seq_length", "rnn_units", "rnn_unit_type", "num_layers", "encoder_type", "residual", "rnn_chunk")
+MODELS: dict[str, Model] = {
+    "inception_v3": Model("runtime.models.torch.inception_v3", _IMAGES, "Inception-V3, 23.8 M parameters"),
+    "gnmt_v2": Model(
+        "runtime.models.torch.gnmt_v2",
+        ("batch_size", *_RNN, "num_devices"),
+        "recurrent encoder and decoder with attention, 50 M parameters",
+        has_loss=True,
+    ),
+    "nasnet": Model(
+        "runtime.models.torch.nasnet",
+        (*_IMAGES, "nasnet_cells", "nasnet_filters", "large"),
+        "NASNet-A for CIFAR-10, 3.1 M parameters; with --large the one for ImageNet, 88.8 M",
+    ),
+    "wide_towers": Model("runtime.models.torch.wide_towers", _IMAGES, "four independent convolutional towers"),
 }
 
 
-def find_model(name: str) -> ImageModel:
+def find_model(name: str) -> Model:
     """Raises OptionError for an unknown name."""
     if name not in MODELS:
         raise OptionError(f"unknown model {name!r}; choose one of {', '.join(MODELS)}")
@@ -48,12 +74,10 @@ def find_model(name: str) -> ImageModel:
 def make_step(name: str, options: ModelOptions, optimizer: "OptimizerSpec") -> "TrainingStep":
     """The training step of model `name`; weights and inputs are drawn from `options.seed`.
 
-    Raises OptionError for an unknown name or an image the model cannot take, MissingBackendError without torch.
+    Raises OptionError for an unknown name or an option the model cannot take, MissingBackendError without torch.
     """
     model = find_model(name)
-    batch, size = options.batch_size or model.batch_size, options.image_size or model.image_size
-    if size < model.smallest_image:
-        raise OptionError(f"--image_size={size} is too small for {name}; it takes {model.smallest_image} pixels or more")
+    chosen = _chosen(name, model, options)
     try:
         import torch
     except ImportError as e:
@@ -61,6 +85,16 @@ def make_step(name: str, options: ModelOptions, optimizer: "OptimizerSpec") -> "
     from runtime.step import TrainingStep, WithLoss
 
     torch.manual_seed(options.seed)
-    module = WithLoss(getattr(import_module(model.module), model.name)())
-    inputs = torch.randn(batch, 3, size, size), torch.randint(model.classes, (batch,))
-    return TrainingStep(name, module, inputs, optimizer, options.seed)
+    code = import_module(model.module)
+    module, inputs = code.build(code.Options(**chosen))
+    return TrainingStep(name, module if model.has_loss else WithLoss(module), inputs, optimizer, options.seed)
+
+
+def _chosen(name: str, model: Model, options: ModelOptions) -> dict[str, Any]:
+    """The options that are given, for the model's own. Raises OptionError for one that is not for this model."""
+    given = {field: value for field, value in asdict(options).items() if value is not None and field != "seed"}
+    for field in given:
+        if field not in model.takes and field != "num_devices":
+            takers = ", ".join(other for other, m in MODELS.items() if field in m.takes)
+            raise OptionError(f"--{field} is not an option of {name}; it is one of {takers}")
+    return {field: value for field, value in given.items() if field in model.takes}

@@ -1,9 +1,20 @@
 """Inception-V3 without the auxiliary head (Szegedy et al., CVPR 2016, "Rethinking the Inception Architecture"): 23,834,568 parameters."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
-CLASSES = 1000
+from baechi_ext.errors import OptionError
+
+CLASSES, SMALLEST_IMAGE = 1000, 75
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    batch_size: int = 32
+    image_size: int = 299
+    """Height and width in pixels."""
 
 
 class ConvNorm(nn.Sequential):
@@ -120,3 +131,11 @@ class InceptionV3(nn.Sequential):
             nn.Dropout(dropout),
             nn.Linear(2048, classes),
         )
+
+
+def build(options: Options) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The model, random images and labels. Raises OptionError for images that are too small."""
+    size = options.image_size
+    if size < SMALLEST_IMAGE:
+        raise OptionError(f"--image_size={size} is too small for inception_v3; it takes {SMALLEST_IMAGE} pixels or more")
+    return InceptionV3(), (torch.randn(options.batch_size, 3, size, size), torch.randint(CLASSES, (options.batch_size,)))

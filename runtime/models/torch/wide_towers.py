@@ -1,9 +1,21 @@
 """wide_towers: four independent convolutional towers, joined at the end by one linear layer. The simplest model that is worth splitting."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
+from baechi_ext.errors import OptionError
+
 TOWERS, CHANNELS, LAYERS, CLASSES = 4, 96, 4, 10
+SMALLEST_IMAGE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    batch_size: int = 8
+    image_size: int = 64
+    """Height and width in pixels."""
 
 
 def _conv_norm(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
@@ -23,3 +35,16 @@ class WideTowers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.join(torch.cat([tower(x).mean(dim=(2, 3)) for tower in self.towers], dim=1))
+
+    def expert_device(self, parameter: str) -> int:
+        """Tower i on device i, taken modulo their number; what joins them on the last tower's."""
+        part, _, rest = parameter.partition(".")
+        return int(rest.partition(".")[0]) if part == "towers" else TOWERS - 1
+
+
+def build(options: Options) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The model, random images and labels. Raises OptionError for images that are too small."""
+    size = options.image_size
+    if size < SMALLEST_IMAGE:
+        raise OptionError(f"--image_size={size} is too small for wide_towers; it takes {SMALLEST_IMAGE} pixels or more")
+    return WideTowers(), (torch.randn(options.batch_size, 3, size, size), torch.randint(CLASSES, (options.batch_size,)))

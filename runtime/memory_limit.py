@@ -1,0 +1,48 @@
+"""A limit on a worker process's memory while it runs its share of a step, kept by the system: what goes beyond it fails to be allocated."""
+
+import contextlib
+import ctypes
+import platform
+from pathlib import Path
+
+try:
+    import resource
+except ImportError:  # not a Unix
+    resource = None  # type: ignore[assignment]
+
+SLACK_BYTES = 64 * 1024 * 1024
+"""What a step may take beyond its tensors: the kernels' own scratch memory, buffers of the transport, and fragmentation."""
+
+
+class MemoryLimit:
+    """As a context: this process may take so many bytes more than it had when the limit was made. None: no limit."""
+
+    def __init__(self, more_bytes: int | None) -> None:
+        self._limit = None
+        self._before: tuple[int, int] | None = None
+        data = _data_bytes()
+        if more_bytes is not None and data is not None and resource is not None:
+            self._limit = data + max(0, more_bytes) + SLACK_BYTES
+
+    def __enter__(self) -> None:
+        if self._limit is not None:
+            self._before = resource.getrlimit(resource.RLIMIT_DATA)
+            hard = self._before[1]
+            soft = self._limit if hard == resource.RLIM_INFINITY else min(self._limit, hard)
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, self._before)
+            self._before = None
+
+
+def _data_bytes() -> int | None:
+    """This process's private writable memory, after giving back what malloc holds free; None where the system does not tell."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmData:"):
+                return int(line.split()[1]) * 1024
+    return None
