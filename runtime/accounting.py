@@ -26,14 +26,15 @@ def measured_peak_bytes(executor: Executor, timeline: Timeline, binding: Binding
     try:
         placed = executor.load(timeline, binding, step)
         if isinstance(placed, PlacedStep):
-            return _of_threads(executor, placed, timeline, binding)
+            return _of_threads(placed, timeline, binding)
         return placed.peak_bytes()
     finally:
         step.restore(saved)
         torch.set_rng_state(rng)
 
 
-def _of_threads(executor: Executor, placed: PlacedStep, timeline: Timeline, binding: Binding) -> tuple[int, ...]:
+def _of_threads(placed: PlacedStep, timeline: Timeline, binding: Binding) -> tuple[int, ...]:
+    executor = placed.executor
     if all(d.peak_bytes() is not None for d in executor.devices):
         for device in executor.devices:
             device.reset_peak()

@@ -31,6 +31,7 @@ from runtime.worker_group import WorkerGroup
 
 T = TypeVar("T")
 _GRADIENT = "gradient of "
+_LONGER_SECONDS = 10.0
 _GATHER = 1 << 24
 """Tags from here on are for gathering; a tensor's number is far below."""
 
@@ -159,7 +160,8 @@ class ProcessExecutor:
         self.group = group
         self.devices = tuple(devices)
         self.timeout_seconds = group.timeout_seconds
-        self._local = ThreadExecutor(self.devices[:1], group.timeout_seconds)
+        # It outwaits the waits for other ranks inside it, whose errors say more.
+        self._local = ThreadExecutor(self.devices[:1], group.timeout_seconds + _LONGER_SECONDS)
 
     def __enter__(self) -> "ProcessExecutor":
         return self

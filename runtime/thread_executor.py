@@ -65,7 +65,7 @@ class PlacedStep:
     """One plan's programs, loaded into an executor. `run` does one training step."""
 
     def __init__(self, executor: "ThreadExecutor", programs: Sequence[LoweredProgram], context: StepContext) -> None:
-        self._executor = executor
+        self.executor = executor
         self.abort = context.mailboxes.abort
         self.step = context.step
         self.optimizers = context.optimizers
@@ -80,7 +80,7 @@ class PlacedStep:
         Raises ExecutionError where an op fails or a device does not answer in time; the step can't be run again then.
         """
         begin = time.perf_counter_ns()
-        busy = self._executor.run_all([self._task(i) for i in range(len(self.programs))], on_failure=self.abort)
+        busy = self.executor.run_all([self._task(i) for i in range(len(self.programs))], on_failure=self.abort)
         wall_us = (time.perf_counter_ns() - begin) / 1000
         if self._loss is None:
             raise ExecutionError("the step has no loss; no device ran the op that computes it")
@@ -96,7 +96,7 @@ class PlacedStep:
         return {value.untyped_storage().data_ptr() for value in self.step.state().values()}
 
     def _task(self, index: int) -> Callable[[], float]:
-        program, device = self.programs[index], self._executor.devices[index]
+        program, device = self.programs[index], self.executor.devices[index]
 
         def task() -> float:
             try:

@@ -49,6 +49,7 @@ _IMAGES = ("batch_size", "image_size")
 _RNN = ("vocab_size", "max_seq_length", "rnn_units", "rnn_unit_type", "num_layers", "encoder_type", "residual", "rnn_chunk")
 MODELS: dict[str, Model] = {
     "inception_v3": Model("runtime.models.torch.inception_v3", _IMAGES, "Inception-V3, 23.8 M parameters"),
+    "wide_towers": Model("runtime.models.torch.wide_towers", _IMAGES, "four independent convolutional towers"),
     "gnmt_v2": Model(
         "runtime.models.torch.gnmt_v2",
         ("batch_size", *_RNN, "num_devices"),
@@ -60,7 +61,6 @@ MODELS: dict[str, Model] = {
         (*_IMAGES, "nasnet_cells", "nasnet_filters", "large"),
         "NASNet-A for CIFAR-10, 3.1 M parameters; with --large the one for ImageNet, 88.8 M",
     ),
-    "wide_towers": Model("runtime.models.torch.wide_towers", _IMAGES, "four independent convolutional towers"),
 }
 
 

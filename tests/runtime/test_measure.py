@@ -107,6 +107,6 @@ def test_a_probed_link() -> None:
         probe = probe_link(executor, repeats=5, warmup=1)
     assert tuple(probe.samples_us) == PROBE_BYTES
     assert all(len(s) == 5 and min(s) > 0 for s in probe.samples_us.values())
-    link = probe.fit.to_link()
+    link = probe.to_link()
     assert link.latency_us + link.us_per_byte > 0
     assert probe.to_json()["latency_us"] == link.latency_us
