@@ -114,9 +114,32 @@ def _train(args: argparse.Namespace) -> int:
     return 0
 
 
+def _probe(args: argparse.Namespace) -> int:
+    for path in (args.out, args.samples):
+        if path is not None:
+            require_writable(path)
+    with progress("loading torch"):
+        from runtime.probe_links import probe_links
+        from runtime.worker_group import is_worker
+
+    request = train_flags.probe_request_of(args)
+    if request.workers == "process" and not is_worker():
+        from runtime.launch import run_workers
+
+        run_workers(["probe-links", *args.command_line[1:]], request.num_devices, request.timeout_seconds)
+        return 0
+    report = probe_links(request)
+    if report is not None and args.json:
+        print_json(report.to_json())
+    elif report is not None:
+        print("\n".join(report.lines()))
+    return 0
+
+
 COMMANDS = (
     Command("place", "decide which device runs which op of a graph, and write the plan", _place_flags, _place),
     Command("train", "place a real training step, run it on several devices, and time it", train_flags.add_flags, _train),
+    Command("probe-links", "measure what sending costs between every pair of devices", train_flags.add_probe_flags, _probe),
     Command("simulate", "say what a plan is worth: step time, busy time, memory, broken rules", _simulate_flags, _simulate),
 )
 

@@ -1,13 +1,13 @@
 """What the stages need of an executor, whether its devices are threads (ThreadExecutor) or processes (ProcessExecutor)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 import torch
 
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.simulate import Timeline
-from runtime.links import LinkProbe
+from runtime.links import PROBE_BYTES, LinkProbe
 from runtime.step import TrainingStep
 from runtime.thread_executor import StepTimes
 from runtime.torch_devices import TorchDevice
@@ -36,8 +36,11 @@ class Executor(Protocol):
     def call(self, device: int, function: Callable[[], T]) -> T:
         """Runs a function on a device and returns its value."""
 
-    def probe_link(self) -> LinkProbe:
-        """The link between the first two devices."""
+    def cpu_seconds(self) -> float:
+        """CPU time that all processes of this executor have used."""
+
+    def probe_link(self, source: int = 0, target: int = 1, sizes: Sequence[int] = PROBE_BYTES) -> LinkProbe:
+        """The link between two devices, from transfers of `sizes` bytes."""
 
     def load(self, timeline: Timeline, binding: Binding, step: TrainingStep, *, keep_gradients: bool = False) -> LoadedStep:
         """The step, placed as the timeline says."""

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 PROBE_BYTES = tuple(4 * 4**i for i in range(12))
 """4 bytes to 16 MiB."""
+_WARMUP, _REPEATS = 5, 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,14 @@ class LinkProbe:
     send: LinkFit | None = None
     """What sending takes from the sending device, where it takes anything; part of the one-way time."""
     receive: LinkFit | None = None
+
+    def medians(self) -> list[tuple[float, float]]:
+        """(bytes, median one-way microseconds)."""
+        return [(size, statistics.median(samples)) for size, samples in self.samples_us.items()]
+
+    def typical_error(self) -> float:
+        """The median over the sizes of how far the line is off, relative to the measured median."""
+        return statistics.median(abs(self.fit.latency_us + size * self.fit.us_per_byte - us) / us for size, us in self.medians())
 
     def to_link(self) -> Link:
         """The link as the simulator means it: what the devices spend is charged to them, the rest of the one-way time to the link."""
@@ -56,19 +65,20 @@ class LinkProbe:
         }
 
 
-def probe_link(executor: "ThreadExecutor", source: int = 0, target: int = 1, repeats: int = 30, warmup: int = 5) -> LinkProbe:
+def probe_link(executor: "ThreadExecutor", source: int, target: int, sizes: Sequence[int]) -> LinkProbe:
     """The link between two devices of the executor, measured by sending tensors there and back: half a round trip each.
 
     The receiver waits asleep, as a device does that has nothing else to run. Raises ExecutionError where a device does not answer.
     """
     samples = {}
-    for size in PROBE_BYTES:
-        rounds = _round_trips_us(executor, source, target, size, warmup + repeats)
-        samples[size] = tuple(us / 2 for us in rounds[warmup:])
+    for size in sizes:
+        rounds = _round_trips_us(executor, (source, target), size, _WARMUP + _REPEATS)
+        samples[size] = tuple(us / 2 for us in rounds[_WARMUP:])
     return LinkProbe(samples, fit_link([(size, statistics.median(s)) for size, s in samples.items()]))
 
 
-def _round_trips_us(executor: "ThreadExecutor", source: int, target: int, size: int, count: int) -> list[float]:
+def _round_trips_us(executor: "ThreadExecutor", ends: tuple[int, int], size: int, count: int) -> list[float]:
+    source, target = ends
     boxes = Mailboxes(executor.timeout_seconds)
     there, back = (0, target), (0, source)
     tensor = executor.call(source, partial(torch.zeros, size // 4, device=executor.devices[source].torch_device))

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runtime.executor import Executor, LoadedStep
 from runtime.step import EagerStep, TrainingStep
-from runtime.thread_executor import PlacedStep, ThreadExecutor
 
 NOISY_LOAD = 0.10
 """Others taking more than this share of the cores spoil a measurement."""
@@ -108,9 +108,9 @@ class Measurement:
 
 
 def measure(
-    executor: ThreadExecutor,
+    executor: Executor,
     step: TrainingStep,
-    placed: Mapping[str, PlacedStep],
+    placed: Mapping[str, LoadedStep],
     *,
     num_steps: int,
     warmup: int = 4,
@@ -127,11 +127,11 @@ def measure(
     gc.collect()
     gc.disable()
     try:
-        load = _LoadOfOthers()
+        load = _LoadOfOthers(executor.cpu_seconds)
         for i in range(warmup + num_steps):
             on_step(i)
             if i == warmup:
-                load = _LoadOfOthers()
+                load = _LoadOfOthers(executor.cpu_seconds)
             times = {"eager": executor.call(0, lambda: _eager_us(executor, eager))}
             for name, variant in placed.items():
                 _, step_times = variant.run()
@@ -154,35 +154,34 @@ def measure(
     )
 
 
-def _eager_us(executor: ThreadExecutor, eager: EagerStep) -> float:
+def _eager_us(executor: Executor, eager: EagerStep) -> float:
     begin = time.perf_counter_ns()
     eager.run()
     executor.devices[0].synchronize()
     return (time.perf_counter_ns() - begin) / 1000
 
 
-def _oversubscribed(executor: ThreadExecutor) -> bool:
+def _oversubscribed(executor: Executor) -> bool:
     cores = [getattr(d, "core", None) for d in executor.devices]
     return None not in cores and len(set(cores)) < len(cores)
 
 
 class _LoadOfOthers:
-    """The share of the machine's CPU time that other processes take, from its making to `share()`; steal by other guests included."""
+    """The share of the CPU time that goes to processes outside the run, from its making to `share()`; what other guests steal included."""
 
-    def __init__(self) -> None:
+    def __init__(self, own_seconds: Callable[[], float]) -> None:
+        self._own_seconds = own_seconds
         self._start = self._now()
 
-    @staticmethod
-    def _now() -> tuple[float, float, float] | None:
-        """(seconds all cores were busy, seconds this process used, seconds on the clock)."""
+    def _now(self) -> tuple[float, float, float] | None:
+        """(seconds all cores were busy, seconds this run used, seconds on the clock)."""
         try:
             fields = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:]
         except OSError:
             return None
         ticks = [int(f) for f in fields[:8]]
         busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
-        own = os.times()
-        return busy, own.user + own.system, time.monotonic()
+        return busy, self._own_seconds(), time.monotonic()
 
     def share(self) -> float | None:
         end = self._now()

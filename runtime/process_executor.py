@@ -4,6 +4,7 @@ Rank 0 drives: it captures, profiles, places, measures, and is device 0. The oth
 """
 
 import base64
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from runtime import process_probe
 from runtime.accounting import live_peak_bytes, resident_bytes
 from runtime.channels import Channels
 from runtime.host_memory import keep_freed_memory
-from runtime.links import LinkProbe
+from runtime.links import PROBE_BYTES, LinkProbe
 from runtime.memory_limit import MemoryLimit
 from runtime.program import cut
 from runtime.step import TrainingStep
@@ -176,9 +177,14 @@ class ProcessExecutor:
             raise ExecutionError(f"device {device} is another process; only device 0 runs functions of this one")
         return self._local.call(0, function)
 
-    def probe_link(self) -> LinkProbe:
-        """The link between ranks 0 and 1."""
-        return process_probe.lead(self.group)
+    def cpu_seconds(self) -> float:
+        """CPU time that all workers have used."""
+        self.group.command({"do": "time"})
+        return self._local.cpu_seconds() + sum(a["cpu_seconds"] for a in self.group.answers())
+
+    def probe_link(self, source: int = 0, target: int = 1, sizes: Sequence[int] = PROBE_BYTES) -> LinkProbe:
+        """The link between two ranks."""
+        return process_probe.probe_pair(self.group, source, target, sizes)
 
     def load(self, timeline: Timeline, binding: Binding, step: TrainingStep, *, keep_gradients: bool = False) -> ProcessStep | PlacedStep:
         """See ThreadExecutor.load. A timeline of one device is this process's alone; otherwise every rank loads its share."""
@@ -205,7 +211,9 @@ def follow(group: WorkerGroup, device: TorchDevice, graph: OpGraph, binding: Bin
     while (command := group.next_command())["do"] != "stop":
         try:
             if command["do"] == "probe":
-                answer: dict[str, Any] = {"receives": process_probe.answer(group.rank)}
+                answer: dict[str, Any] = {"part": process_probe.play(group.rank, command)}
+            elif command["do"] == "time":
+                answer = {"cpu_seconds": sum(os.times()[:2])}
             elif command["do"] == "load":
                 share = _load(group, device, (graph, binding), make_step(), command)
                 answer = {}
@@ -217,6 +225,17 @@ def follow(group: WorkerGroup, device: TorchDevice, graph: OpGraph, binding: Bin
             group.answer({"error": f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"})
             raise
         group.answer(answer)
+
+
+def follow_probes(group: WorkerGroup) -> None:
+    """What ranks other than 0 do where links are probed and nothing else."""
+    while (command := group.next_command())["do"] == "probe":
+        try:
+            part = process_probe.play(group.rank, command)
+        except Exception as e:
+            group.answer({"error": f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"})
+            raise
+        group.answer({"part": part})
 
 
 def _load(

@@ -1,5 +1,6 @@
 """The thread executor: one thread per device in this process, each running its static program; mailboxes hand tensors over."""
 
+import os
 import queue
 import threading
 import time
@@ -13,7 +14,7 @@ from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.errors import BaechiError, ExecutionError
 from baechi_ext.simulate import Timeline
 from runtime.host_memory import keep_freed_memory
-from runtime.links import LinkProbe, probe_link
+from runtime.links import PROBE_BYTES, LinkProbe, probe_link
 from runtime.mailbox import Mailboxes
 from runtime.program import cut
 from runtime.step import TrainingStep
@@ -171,9 +172,14 @@ class ThreadExecutor:
             raise error
         return value
 
-    def probe_link(self) -> LinkProbe:
-        """The link between devices 0 and 1."""
-        return probe_link(self)
+    def cpu_seconds(self) -> float:
+        """CPU time this process has used."""
+        used = os.times()
+        return used.user + used.system
+
+    def probe_link(self, source: int = 0, target: int = 1, sizes: Sequence[int] = PROBE_BYTES) -> LinkProbe:
+        """The link between two devices."""
+        return probe_link(self, source, target, sizes)
 
     def run_all(self, tasks: Sequence[Callable[[], T]], on_failure: Callable[[], None]) -> list[T]:
         """Runs one task per device at the same time. After a failure the others are told to stop; the first cause is raised."""

@@ -10,6 +10,7 @@ from runtime import baechi_flags, flags
 from runtime.models.registry import MODELS, ModelOptions
 
 if TYPE_CHECKING:
+    from runtime.probe_links import ProbeRequest
     from runtime.training import TrainRequest
 
 OPTIMIZERS = ("sgd", "momentum", "rmsprop", "adam", "adamw")
@@ -162,4 +163,44 @@ def request_of(args: argparse.Namespace) -> "TrainRequest":
         timeout_seconds=args.timeout,
         out=args.out,
         log_device_placement=args.log_device_placement,
+    )
+
+
+def add_probe_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `probe-links`."""
+    group = parser.add_argument_group("devices")
+    group.add_argument("--num_devices", type=flags.number_of_devices, metavar="N", help=f"CPU workers (default {DEFAULT_DEVICES})")
+    group.add_argument("--num_gpus", type=flags.number_of_devices, metavar="N", help="CUDA devices; --num_devices wins over it")
+    group.add_argument("--workers", type=flags.one_of(WORKERS), default="thread", metavar="KIND", help="thread or process (default thread)")
+    group = parser.add_argument_group("run")
+    group.add_argument(
+        "--max_exponent", type=_exponent, default=29, metavar="E", help="tensors of 2^0 to 2^E floats, or what memory allows (default 29)"
+    )
+    group.add_argument("--timeout", type=flags.positive, default=300.0, metavar="SECONDS", help="for a device to answer (default 300)")
+    group.add_argument("--out", metavar="FILE", help="write a cluster file, which --cluster reads")
+    group.add_argument("--samples", metavar="FILE", help="keep every sample as JSON")
+    group.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def _exponent(text: str) -> int:
+    """Flag type: 3 to 29; a line and its bend need a few sizes."""
+    value = flags.whole(text)
+    if not 3 <= value <= 29:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 3 to 29")
+    return value
+
+
+def probe_request_of(args: argparse.Namespace) -> "ProbeRequest":
+    """The request that the flags of `probe-links` ask for."""
+    from runtime.probe_links import ProbeRequest
+
+    cuda = args.num_devices is None and args.num_gpus is not None
+    return ProbeRequest(
+        num_devices=(args.num_gpus if cuda else args.num_devices) or DEFAULT_DEVICES,
+        cuda=cuda,
+        workers=args.workers,
+        max_exponent=args.max_exponent,
+        out=args.out,
+        samples=args.samples,
+        timeout_seconds=args.timeout,
     )

@@ -20,7 +20,7 @@ LIBRARY = {
     "shard": {"errors", "ir", "capture", "cost", "group", "simulate"},
 }
 """What each part of baechi_ext may import besides itself."""
-DRIVERS = {"cli", "__main__", "flags", "pipeline", "train_flags", "training"}
+DRIVERS = {"baechi_flags", "cli", "__main__", "flags", "pipeline", "train_flags", "training"}
 """Modules of runtime that drive its stages; no stage imports them."""
 FRAMEWORKS = {"torch", "tensorflow", "torchvision", "jax"}
 

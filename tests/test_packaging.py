@@ -1,8 +1,11 @@
 """What set-up installs: setup.py's ranges and constraints.txt's pins agree, and nothing more is needed or named."""
 
 import ast
+import shutil
+import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -44,7 +47,44 @@ def test_set_up_names_no_place_to_download_from() -> None:
         assert "find-links" not in text, name
 
 
-def test_continuous_integration_runs_the_whole_suite() -> None:
-    lines = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")]
-    assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "make lint", "make test"]
-    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+def in_ci(tmp_path: Path, **programs: str) -> tuple[int, list[str], str]:
+    """Exit code, output and errors of .ci/run where these shell scripts are all there is besides a shell; `make` says what it makes."""
+    for name in ("bash", "dirname", "id", "timeout"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    for name, text in {"make": 'echo "made $1"', **programs}.items():
+        (tmp_path / name).write_text(f"#!{shutil.which('bash')}\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    run = tmp_path / "checkout" / ".ci" / "run"
+    run.parent.mkdir(parents=True)
+    shutil.copy(ROOT / ".ci" / "run", run)
+    (tmp_path / "checkout" / "bazel-bin").mkdir()
+    (tmp_path / "checkout" / "bazel-bin" / "train").symlink_to(tmp_path / "bazel")
+    done = subprocess.run([run], env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    return done.returncode, done.stdout.splitlines(), done.stderr
+
+
+def test_continuous_integration_runs_the_whole_suite(tmp_path: Path) -> None:
+    code, lines, _ = in_ci(tmp_path, bazel='echo "bazel $@"')
+    assert code == 0
+    assert (lines[0], lines[-1]) == ("made lint", "made test")
+    assert "bazel build --noshow_progress :train" in lines
+    assert "bazel test --noshow_progress :framework_free_tests" in lines
+    assert lines[-2] == "bazel shutdown"
+
+
+def test_continuous_integration_goes_on_where_bazel_fails(tmp_path: Path) -> None:
+    code, lines, errors = in_ci(tmp_path, bazel='echo "bazel $@"; [ "$1" != test ]')
+    assert (code, lines[-1]) == (1, "made test")
+    assert errors.startswith("error: the Bazel build or its tests failed")
+
+
+@pytest.mark.parametrize("programs", [{}, {"apt-get": "exit 100"}])
+def test_continuous_integration_says_that_bazel_is_missing(tmp_path: Path, programs: dict[str, str]) -> None:
+    code, lines, _ = in_ci(tmp_path, **programs)
+    assert (code, lines[0], lines[-1]) == (0, "made lint", "made test")
+    assert lines[-2] == "no bazel: left out are the Bazel build and its tests, whose files `make test` runs too"
+
+
+def test_continuous_integration_fails_with_the_suite(tmp_path: Path) -> None:
+    code, lines, _ = in_ci(tmp_path, bazel="true", make='echo "made $1"; [ "$1" != test ]')
+    assert (code != 0, lines[-1]) == (True, "made test")

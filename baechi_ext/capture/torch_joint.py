@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.errors import CaptureError, MissingBackendError
+from baechi_ext.ir.expert import with_experts
 from baechi_ext.ir.op_graph import Op, OpGraph
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ def capture_joint(
     module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]", options: CaptureOptions, name: str = ""
 ) -> tuple[OpGraph, Binding]:
     """The costless op graph of one training step of `module`, which must return the loss, and the binding to run it.
+
+    Where the module has a method `expert_device(parameter name) -> device index or None`, the ops get expert hints from it.
 
     The module is left as it is: no parameter, buffer or random state changes. Raises CaptureError with the framework's reason,
     MissingBackendError without torch.
@@ -214,6 +217,7 @@ class _Builder:
     def __init__(self, module: "torch.nn.Module", nodes: _Nodes, options: CaptureOptions) -> None:
         self.nodes = nodes
         self.options = options
+        self.expert_device = getattr(module, "expert_device", None)
         self.state = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
         first: dict[int, str] = {}
         self.state_names = {name: first.setdefault(id(value), name) for name, value in self.state.items()}
@@ -243,6 +247,7 @@ class _Builder:
         labels = self.groups.labels(self.ops)
         ops = [replace(op, colocation=label) for op, label in zip(self.ops, labels, strict=True)]
         graph = OpGraph.from_edges(ops, self.edges, name=name, framework="torch")
+        graph = with_experts(graph, self._expert_hints()) if self.expert_device is not None else graph
         binding = Binding(
             ops=tuple(self.bound),
             home=self.home,
@@ -387,6 +392,15 @@ class _Builder:
             self.groups.join(base[0], self.state_names[name])
             writes.setdefault(base[0], []).append((self.state_names[name], node))
         return {v: tuple(w) for v, w in writes.items()}
+
+    def _expert_hints(self) -> list[int | None]:
+        """For each op, the module's hint for the first parameter it reads."""
+        hints: list[int | None] = [None] * len(self.ops)
+        for name, readers in self.state_readers.items():
+            device = self.expert_device(name)
+            for v in readers:
+                hints[v] = device if hints[v] is None else hints[v]
+        return hints
 
     def _order_seeded_ops(self) -> None:
         if self.options.relaxed_random:

@@ -48,6 +48,30 @@ def fit_link(samples: Sequence[tuple[float, float]]) -> LinkFit:
     return LinkFit(slope, latency, 1.0 - left / all_ if all_ > 0 else 1.0)
 
 
+def bend_bytes(samples: Sequence[tuple[float, float]]) -> float | None:
+    """The size from which another line fits, where two lines leave less than half of one line's relative squared error; else None.
+
+    `samples` as for `fit_link`, at least three sizes on each side of a bend.
+    """
+    ordered = sorted(samples)
+    one = _relative_error(ordered)
+    found, least = None, one / 2
+    for i in range(3, len(ordered) - 2):
+        two = _relative_error(ordered[:i]) + _relative_error(ordered[i:])
+        if two < least:
+            found, least = ordered[i][0], two
+    return found if one > _STRAIGHT * len(ordered) else None
+
+
+_STRAIGHT = 0.05**2
+"""A line that is off by less than this (squared, relative) a sample has no bend worth naming."""
+
+
+def _relative_error(samples: Sequence[tuple[float, float]]) -> float:
+    fit = fit_link(samples)
+    return sum(((us - fit.latency_us - size * fit.us_per_byte) / us) ** 2 for size, us in samples)
+
+
 def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
 

@@ -87,7 +87,7 @@ class Profile:
         )
 
     def typical_over_least(self) -> float:
-        """The time of the median pass over all ops, over the sum of their least times; 1 where the ops have different numbers of samples."""
+        """The time of the median pass over all ops, over the sum of their least times; 1 where their numbers of samples differ."""
         columns = [p.samples_us for p in self.ops.values()]
         least = sum(p.min_us for p in self.ops.values())
         if least <= 0 or len({len(c) for c in columns}) != 1:

@@ -13,6 +13,7 @@ METHODS: dict[str, tuple[str, str]] = {
     "m_topo": ("baechi_ext.place.m_topo:m_topo", "topological chunks of equal memory (Baechi)"),
     "m_etf": ("baechi_ext.place.m_etf:m_etf", "earliest task first under memory limits (Baechi)"),
     "m_sct": ("baechi_ext.place.m_sct:m_sct", "small communication times: m_etf guided by a favourite-child LP (Baechi)"),
+    "expert": ("baechi_ext.place.expert:expert", "where the model's author would put each layer, or --expert_file"),
 }
 
 

@@ -26,7 +26,7 @@ def towers() -> dict[str, Any]:
     for tower in range(3):
         chain = ["x", *(f"f{tower}.{i}" for i in range(4)), "loss"]
         back = ["loss", *(f"b{tower}.{i}" for i in reversed(range(4)))]
-        nodes += [{"id": v, "compute_us": 100, "colocation": v[1:], "persistent_bytes": 50} for v in chain[1:-1]]
+        nodes += [{"id": v, "compute_us": 100, "colocation": v[1:], "persistent_bytes": 50, "expert": tower} for v in chain[1:-1]]
         nodes += [
             {"id": v, "compute_us": 200, "colocation": v[1:], "phase": "backward", "forward_op": "f" + v[1:]} for v in back[1:]
         ]

@@ -13,12 +13,32 @@ from runtime.cli import COMMANDS, make_parser, with_underscores
 from runtime.progress import progress
 
 CLUSTER = {"--cluster", "--num_devices", "--num_gpus", "--device_memory", "--memory_fraction", "--comm_cost_coeffs"}
-PLACING = {"--placement_method", "--grouper", "--placer_type", "--only_forward", "--sct_threshold", "--seed", "--time_limit"}
+PLACING = {"--placement_method", "--expert_file", "--grouper", "--placer_type", "--only_forward"} | {
+    "--sct_threshold",
+    "--seed",
+    "--time_limit",
+}
 STEP = {"--model_name", "--batch_size", "--image_size", "--optimizer", "--learning_rate", "--num_steps", "--timeout", "--workers"}
+MODEL = {"--vocab_size", "--max_seq_length", "--rnn_units", "--rnn_unit_type", "--num_layers", "--encoder_type", "--residual"} | {
+    "--rnn_chunk",
+    "--nasnet_cells",
+    "--nasnet_filters",
+    "--large",
+}
 COSTS = {"--costgen", "--cost_path", "--colocate_grads_with_ops", "--relaxed_random"}
+BAECHI = {"--comm_cost_factor", "--cost_factor", "--placer_memory_fraction", "--data_format", "--logdir"} | {
+    "--log_device_placement",
+    "--log_placer_device_placement",
+}
+REFUSED = {f"--{name}" for name in (
+    "disable_nmt_colocation", "grappler", "grappler_time", "stats_path", "device_info_path", "log_colocation_graph", "only_important_ops",
+    "adjustment_method", "adjustment_with_memory_limit", "resolve_cycle", "consider_all_edges_in_grouping", "fusion_check_disjoint_paths",
+    "fusion_allow_cycle",
+)}  # fmt: skip
 FLAGS = {
     "place": CLUSTER | PLACING | {"--out", "--json"},
-    "train": CLUSTER | PLACING | STEP | COSTS | {"--out", "--json"},
+    "train": CLUSTER | PLACING | STEP | MODEL | COSTS | BAECHI | REFUSED | {"--out", "--json"},
+    "probe-links": {"--num_devices", "--num_gpus", "--workers", "--max_exponent", "--timeout", "--out", "--samples", "--json"},
     "simulate": CLUSTER | {"--json"},
 }
 

@@ -159,7 +159,7 @@ def test_no_proof_where_a_device_is_unlimited_or_an_op_takes_no_time() -> None:
 @pytest.mark.parametrize("method", [m for m in METHODS if m != "single"])
 def test_bad_packing_is_not_called_proven(method: str) -> None:
     """Three ops of 6 bytes into two devices of 10: the sum fits, the ops do not."""
-    graph = graph_of({f"o{i}": 1 for i in range(3)}, persistent_bytes={f"o{i}": 6 for i in range(3)})
+    graph = graph_of({f"o{i}": 1 for i in range(3)}, persistent_bytes={f"o{i}": 6 for i in range(3)}, expert={"o0": 0, "o1": 1, "o2": 2})
     with pytest.raises(InfeasibleError, match="needs 12 bytes and has 10"):
         place(method, graph, cluster_of(2, memory_bytes=10))
 

@@ -8,7 +8,7 @@ import torch
 from baechi_ext.ir import Cluster
 from baechi_ext.simulate import simulate
 from runtime.accounting import measured_peak_bytes
-from runtime.links import PROBE_BYTES, probe_link
+from runtime.links import PROBE_BYTES
 from runtime.measure import Measurement, Ratio, Samples, measure
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import CpuDevice, cpu_devices
@@ -104,9 +104,9 @@ def test_counted_memory_agrees_with_the_simulator() -> None:
 
 def test_a_probed_link() -> None:
     with ThreadExecutor(cpu_devices(2), timeout_seconds=60) as executor:
-        probe = probe_link(executor, repeats=5, warmup=1)
+        probe = executor.probe_link()
     assert tuple(probe.samples_us) == PROBE_BYTES
-    assert all(len(s) == 5 and min(s) > 0 for s in probe.samples_us.values())
+    assert all(len(s) == 30 and min(s) > 0 for s in probe.samples_us.values())
     link = probe.to_link()
     assert link.latency_us + link.us_per_byte > 0
     assert probe.to_json()["latency_us"] == link.latency_us

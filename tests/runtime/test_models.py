@@ -1,5 +1,8 @@
 """The built-in models, for real: their size, parity of every method's plan on 1, 2 and 4 devices, and twenty equal losses."""
 
+from dataclasses import fields
+from importlib import import_module
+
 import pytest
 import torch
 
@@ -15,8 +18,15 @@ from runtime.step import EagerStep, TrainingStep, optimizer_spec
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import cpu_devices
 
-SMALL = {"inception_v3": ModelOptions(batch_size=2, image_size=75), "wide_towers": ModelOptions(batch_size=2, image_size=16)}
+SMALL = {
+    "inception_v3": ModelOptions(batch_size=2, image_size=75),
+    "wide_towers": ModelOptions(batch_size=2, image_size=16),
+    "gnmt_v2": ModelOptions(batch_size=16, vocab_size=60, max_seq_length=8, rnn_units=64, rnn_chunk=4, num_layers=4, residual=True),
+    "nasnet": ModelOptions(batch_size=4, image_size=16, nasnet_cells=1, nasnet_filters=8),
+}
 METHODS = {1: ("single",), 2: ("m_sct", "m_etf", "m_topo", "contiguous"), 4: ("m_sct",)}
+EXPERTS = {"wide_towers", "gnmt_v2"}
+"""Models with hints where an expert would put their layers."""
 
 
 @pytest.fixture(scope="module", params=list(MODELS))
@@ -48,7 +58,7 @@ def test_parameters() -> None:
 def test_parity(captured, num_devices: int) -> None:
     step, graph, binding = captured
     with ThreadExecutor(cpu_devices(num_devices), timeout_seconds=120) as executor:
-        for method in METHODS[num_devices]:
+        for method in (*METHODS[num_devices], *(["expert"] if num_devices > 1 and step.name in EXPERTS else [])):
             result = plan(graph, method, num_devices)
             if num_devices > 1:
                 assert len(set(result.plan.placement)) > 1, f"{method} uses one device"
@@ -81,7 +91,7 @@ def losses(captured: tuple, placed: bool) -> list[float]:
 
 def test_wrong_models_and_sizes_say_what_is_right() -> None:
     spec = optimizer_spec("sgd", 0.1)
-    with pytest.raises(OptionError, match="unknown model 'vgg'; choose one of inception_v3, wide_towers"):
+    with pytest.raises(OptionError, match="unknown model 'vgg'; choose one of inception_v3, wide_towers, gnmt_v2, nasnet"):
         make_step("vgg", ModelOptions(), spec)
     with pytest.raises(OptionError, match="--image_size=74 is too small for inception_v3; it takes 75 pixels or more"):
         make_step("inception_v3", ModelOptions(image_size=74), spec)
@@ -89,8 +99,27 @@ def test_wrong_models_and_sizes_say_what_is_right() -> None:
         optimizer_spec("lion", 0.1)
 
 
-def test_same_seed_same_step() -> None:
-    a, b = (make_step("wide_towers", SMALL["wide_towers"], optimizer_spec("sgd", 0.1)) for _ in range(2))
+def test_an_option_of_another_model_is_refused() -> None:
+    for name, options, message in (
+        ("inception_v3", ModelOptions(vocab_size=9), "--vocab_size is not an option of inception_v3; it is one of gnmt_v2"),
+        ("gnmt_v2", ModelOptions(image_size=32), "--image_size is not an option of gnmt_v2; it is one of inception_v3, wide_towers, nasnet"),
+        ("wide_towers", ModelOptions(large=True), "--large is not an option of wide_towers; it is one of nasnet"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            make_step(name, options, optimizer_spec("sgd", 0.1))
+    assert make_step("wide_towers", ModelOptions(num_devices=4), optimizer_spec("sgd", 0.1)).name == "wide_towers"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_registry_lists_what_a_model_takes(name: str) -> None:
+    taken = {f.name for f in fields(import_module(MODELS[name].module).Options)}
+    assert taken == set(MODELS[name].takes)
+    assert taken <= {f.name for f in fields(ModelOptions)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_same_seed_same_step(name: str) -> None:
+    a, b = (make_step(name, SMALL[name], optimizer_spec("sgd", 0.1)) for _ in range(2))
     assert isinstance(a, TrainingStep)
     assert all(torch.equal(x, y) for x, y in zip(a.inputs, b.inputs, strict=True))
     assert all(torch.equal(v, b.state()[n]) for n, v in a.state().items())

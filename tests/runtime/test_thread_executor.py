@@ -74,7 +74,7 @@ def test_an_op_that_fails_stops_all_devices_and_names_one() -> None:
         placed = executor.load(scattered(graph, 2, 0), binding, step)
         step.inputs[1].fill_(99)  # no such class: the loss raises
         begin = time.monotonic()
-        with pytest.raises(ExecutionError, match=r"device cpu:[01] failed in op 'nll_loss_forward': IndexError: Target 99 is out of bounds"):
+        with pytest.raises(ExecutionError, match=r"device cpu:[01] failed in op 'nll_loss_forward': IndexError: Target 99 is out"):
             placed.run()
         assert time.monotonic() - begin < 30
         assert executor.call(0, lambda: 5) == 5

@@ -1,0 +1,115 @@
+"""`baechi probe-links`: the communication benchmark. Every directed pair of devices, tensors of 2^0 floats and more, a line per pair."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from baechi_ext.cost import bend_bytes
+from baechi_ext.errors import OptionError
+from baechi_ext.ir import Cluster, Device
+from baechi_ext.ir.files import write_json
+from runtime.executor import Executor
+from runtime.links import LinkProbe
+from runtime.process_executor import ProcessExecutor, follow_probes
+from runtime.progress import progress
+from runtime.tables import as_size
+from runtime.thread_executor import ThreadExecutor
+from runtime.torch_devices import cpu_devices, cuda_devices
+from runtime.worker_group import WorkerGroup, worker_place
+
+_FLOAT_BYTES = 4
+_COPIES = 6
+"""Buffers of one size that a pair holds at a time, with room to spare."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRequest:
+    num_devices: int = 2
+    cuda: bool = False
+    workers: str = "thread"
+    max_exponent: int = 29
+    """Tensors of up to 2^this floats, or what memory allows."""
+    out: str | None = None
+    samples: str | None = None
+    timeout_seconds: float = 300.0
+
+
+@dataclass(frozen=True)
+class LinkReport:
+    """The probes of all directed pairs, and the cluster they make."""
+
+    cluster: Cluster
+    probes: dict[tuple[int, int], LinkProbe]
+
+    def lines(self) -> list[str]:
+        """Per pair the cost function as Baechi prints it, how well it fits, and where it bends."""
+        found = []
+        for (source, target), probe in self.probes.items():
+            fit, sizes = probe.fit, sorted(probe.samples_us)
+            found.append(
+                f"{self.cluster.devices[source].name} -> {self.cluster.devices[target].name}, {as_size(sizes[0])} to {as_size(sizes[-1])}"
+            )
+            found.append(f"Communication cost function: {fit.us_per_byte:.6g} x + {fit.latency_us:.6g}")
+            bend = bend_bytes(probe.medians())
+            straight = "no bend" if bend is None else f"it bends at {as_size(bend)}"
+            found.append(f"  fit: r2 {fit.r_squared:.3f}, typically off by {probe.typical_error():.0%}; {straight}")
+            if probe.send is not None:
+                found.append(f"  of which the sender is busy {probe.send}, the receiver {probe.receive}")
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """The samples of every pair; `cluster` is what `--cluster` reads."""
+        pairs = [
+            {"source": self.cluster.devices[s].name, "target": self.cluster.devices[t].name, **probe.to_json()}
+            for (s, t), probe in self.probes.items()
+        ]
+        return {"schema_version": 1, "cluster": self.cluster.to_json(), "pairs": pairs}
+
+
+def probe_links(request: ProbeRequest) -> LinkReport | None:
+    """Probes every directed pair of devices and writes what the request names. None in a worker that does not report.
+
+    Raises OptionError for a single device, ExecutionError where a worker fails, MissingBackendError for too few CUDA devices.
+    """
+    if request.num_devices < 2:
+        raise OptionError("a link has two ends; give --num_devices=2 or more")
+    if request.workers == "process":
+        rank, size = worker_place()
+        devices = cpu_devices(size)
+        devices[rank].enter()
+        with WorkerGroup.join(request.timeout_seconds) as group:
+            if rank:
+                follow_probes(group)
+                return None
+            with ProcessExecutor(group, devices) as executor:
+                return _probe_all(request, executor)
+    made = (cuda_devices if request.cuda else cpu_devices)(request.num_devices)
+    with ThreadExecutor(made, request.timeout_seconds) as executor:
+        return _probe_all(request, executor)
+
+
+def _probe_all(request: ProbeRequest, executor: Executor) -> LinkReport:
+    sizes = sizes_bytes(request.max_exponent, len(executor.devices))
+    probes = {}
+    ranks = range(len(executor.devices))
+    for source, target in ((s, t) for s in ranks for t in ranks if s != t):
+        with progress(f"probing {executor.devices[source].name} -> {executor.devices[target].name}"):
+            probes[source, target] = executor.probe_link(source, target, sizes)
+    names = [d.name for d in executor.devices]
+    links = {(names[s], names[t]): probe.to_link() for (s, t), probe in probes.items()}
+    by_reference = request.workers == "thread" and not request.cuda
+    cluster = Cluster(tuple(Device(n) for n in names), next(iter(links.values())), links, parallel_transfers=by_reference)
+    report = LinkReport(cluster, probes)
+    if request.out is not None:
+        cluster.save(Path(request.out))
+    if request.samples is not None:
+        write_json(request.samples, report.to_json())
+    return report
+
+
+def sizes_bytes(max_exponent: int, num_devices: int) -> tuple[int, ...]:
+    """2^0 to 2^max_exponent floats, as far as the machine's free memory holds the copies that a pair keeps."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    fitting = [i for i in range(max_exponent + 1) if _FLOAT_BYTES * 2**i * _COPIES < free / num_devices * 2]
+    return tuple(_FLOAT_BYTES * 2**i for i in fitting)
