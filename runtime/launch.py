@@ -47,7 +47,7 @@ class Worker:
                 if line.startswith("error:"):
                     self.errors.append(line.rstrip("\n"))
                 elif self.rank == 0:
-                    sys.stderr.write(line)
+                    sys.stderr.write(line if line.endswith("\n") else line + "\n")  # cut off in mid-line when it died
                     sys.stderr.flush()
 
     def last_words(self) -> list[str]:

@@ -208,7 +208,8 @@ def test_the_suite_is_the_tests_without_a_framework() -> None:
 
 
 def test_the_programs_are_there() -> None:
-    assert {target.label for target in OURS.targets.values() if target.rule == "py_binary"} == {"//:train", "//:baechi"}
+    programs = {target.label for target in OURS.targets.values() if target.rule == "py_binary"}
+    assert programs == {"//:train", "//:baechi", "//:communication_benchmark"}
 
 
 # The reader

@@ -162,3 +162,39 @@ class TwoOutputs(nn.Module):
 def test_what_cannot_be_captured_says_why(module: nn.Module, inputs: tuple[Tensor, ...], message: str) -> None:
     with pytest.raises(CaptureError, match=message):
         capture_joint(module, inputs, CaptureOptions())
+
+
+class Hinted(nn.Module):
+    """Two linear layers, a tied embedding, and opinions on where some of them go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.low, self.high = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.out = nn.Linear(8, 11, bias=False)
+        self.out.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.high(torch.relu(self.low(self.embedding(tokens))))))
+
+    def expert_device(self, parameter: str) -> int | None:
+        return {"low": 1, "high": 2}.get(parameter.partition(".")[0])
+
+
+def test_expert_hints_come_from_the_module_and_spread() -> None:
+    inputs = torch.randint(11, (6,)), torch.randint(11, (6,))
+    graph, _ = capture_joint(WithLoss(Hinted()), inputs, CaptureOptions())
+    expert = {op.id: op.expert for op in graph.ops}
+    assert {expert[graph.ops[v].id] for v in graph.groups["model.low.bias"]} == {1}
+    assert {expert[graph.ops[v].id] for v in graph.groups["model.high.bias"]} == {2}
+    assert [expert[op.id] for op in named(graph, "aten.relu")] == [1]
+    assert [expert[op.id] for op in named(graph, "threshold_backward")] == [1]
+    assert [expert[op.id] for op in named(graph, "aten.tanh")] == [2, 2]
+    # The tied weight has no hint of its own: its first reader is the embedding, which no op comes before.
+    assert {expert[graph.ops[v].id] for v in graph.groups["model.embedding.weight"]} == {2}
+    assert None not in expert.values()
+
+
+def test_a_model_without_hints_gets_none() -> None:
+    graph, _ = capture(make_step("branches"))
+    assert {op.expert for op in graph.ops} == {None}

@@ -109,9 +109,10 @@ def test_every_flag_is_in_the_documentation() -> None:
 
 def test_the_documented_command_lines_are_taken() -> None:
     blocks = re.findall(r"```\n(.*?)```", TEXT, re.DOTALL)
-    assert len(blocks) == 2
-    for block in blocks:
-        program, *argv = shlex.split(block.replace("\\\n", " "))
-        assert program == "./bazel-bin/train"
+    programs = [shlex.split(block.replace("\\\n", " ")) for block in blocks]
+    assert [program for program, *_ in programs] == ["./bazel-bin/train", "./bazel-bin/communication_benchmark", "./bazel-bin/train"]
+    for _, *argv in (programs[0], programs[2]):
         args = parse(*argv)
         assert (args["model_name"], args["num_devices"], args["residual"], args["only_forward"]) == ("gnmt_v2", 4, True, True)
+    probe = make_parser().parse_args(["probe-links", *programs[1][1:]])
+    assert (probe.num_devices, probe.out) == (4, "/tmp/cluster.json")

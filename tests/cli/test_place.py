@@ -208,3 +208,22 @@ def test_in_a_process_of_its_own_without_torch(graph: Path, tmp_path: Path) -> N
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     check_plan(graph, out, 2)
+
+
+def test_an_expert_file_takes_the_place_of_the_graphs_hints(run: Run, big: Path, tmp_path: Path) -> None:
+    rules = write(tmp_path / "rules.json", {"f?.0": 2, "[0-9].*": 1, "loss": 0})
+    out = tmp_path / "plan.json"
+    assert run("place", big, "--placement_method=expert", f"--expert_file={rules}", "--num_devices=3", "--out", out)[0] == 0
+    plan = check_plan(big, out, 3)
+    placed = dict(zip(OpGraph.load(big).index, plan.placement, strict=True))
+    assert (placed["f0.0"], placed["b0.0"], placed["f0.1"], placed["loss"], placed["x"]) == (2, 2, 1, 0, 2)
+    assert plan.options["expert_file"] == str(rules)
+    code, _, said = run("place", big, f"--expert_file={rules}", "--num_devices=3")
+    assert (code, "--expert_file is only for --placement_method=expert" in said) == (2, True)
+
+
+def test_an_expert_without_hints(run: Run, graph: Path) -> None:
+    code, _, said = run("place", graph, "--placement_method=expert", "--num_devices=2")
+    assert (code, "error: the graph has no expert hints; give some with --expert_file=FILE" in said) == (2, True)
+    code, _, said = run("place", graph, "--placement_method=expert", "--expert_file=/nowhere.json", "--num_devices=2")
+    assert (code, "cannot read expert file '/nowhere.json'" in said) == (1, True)

@@ -96,6 +96,9 @@ def errors_of(stderr: str) -> str:
         (["--placement_method=best"], 2, "choose one of single, contiguous, m_topo, m_etf, m_sct"),
         (["--num_devices=0"], 2, "'0' is not a whole number from 1"),
         (["--image_size=1"], 2, "--image_size=1 is too small for wide_towers"),
+        (["--vocab_size=9"], 2, "--vocab_size is not an option of wide_towers; it is one of gnmt_v2"),
+        (["--rnn_unit_type=rnn"], 2, "choose one of lstm, gru"),
+        (["--encoder_type=bert"], 2, "choose one of gnmt, bi, uni"),
         (["--cost_path=/nowhere/cost.json"], 1, "cannot read profile file '/nowhere/cost.json'"),
         (["--costgen", "--cost_path=/nowhere/cost.json"], 1, "cannot write '/nowhere/cost.json'"),
         (["--cluster=/nowhere/cluster.json"], 1, "cannot read cluster file '/nowhere/cluster.json'"),
@@ -145,3 +148,39 @@ def test_ctrl_c_ends_a_run_at_once() -> None:
         process.kill()
     assert (process.returncode, out) == (130, "")
     assert errors_of(err) == "error: interrupted"
+
+
+GNMT = ["--model_name=gnmt_v2", "--vocab_size=40", "--max_seq_length=6", "--rnn_units=8", "--num_layers=2", "--residual", "--rnn_chunk=3"]
+
+
+def test_the_expert_places_gnmt(tmp_path: Path) -> None:
+    """In Baechi's own words: all flags of its example but the size, and its expert's placement, for real."""
+    flags = [*GNMT, "--batch_size=4", "--rnn_unit_type=gru", "--encoder_type=gnmt", "--num_steps=2", "--num_devices=3"]
+    done = baechi("train", *flags, "--placement_method=expert", "--json", f"--out={tmp_path / 'run'}")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["parity"]["passed"], report["parity"]["max_abs_diff"]) == (True, 0.0)
+    graph = OpGraph.load(tmp_path / "run" / "graph.json")
+    plan = Plan.load(tmp_path / "run" / "plan.json", graph)
+    where = {name: plan.placement[members[0]] for name, members in graph.groups.items()}
+    assert (where["encoder.forward_layers.0.weight"], where["encoder.layers.0.weight"], where["decoder.layers.1.weight"]) == (0, 1, 1)
+    assert where["projection.weight"] == 2  # with more devices than layers it has one of its own
+
+
+def test_the_models_flags_become_its_options() -> None:
+    from runtime.cli import make_parser
+    from runtime.models.registry import ModelOptions
+    from runtime.train_flags import request_of
+
+    given = [*GNMT, "--rnn_unit_type=gru", "--encoder_type=bi", "--batch_size=7", "--seed=3", "--num_gpus=5"]
+    expected = ModelOptions(7, None, 3, 5, 40, 6, 8, "gru", 2, "bi", True, 3)
+    assert request_of(make_parser().parse_args(["train", *given])).model_options == expected
+    assert request_of(make_parser().parse_args(["train"])).model_options == ModelOptions(num_devices=2)
+
+
+def test_the_flags_list_the_models_choices() -> None:
+    from runtime.models.torch import gnmt_v2, rnn
+    from runtime.train_flags import ENCODER_TYPES, RNN_UNIT_TYPES
+
+    assert gnmt_v2.ENCODER_TYPES == ENCODER_TYPES
+    assert tuple(rnn.UNIT_TYPES) == RNN_UNIT_TYPES

@@ -252,13 +252,12 @@ class _Kind:
 
 
 _KINDS = {"lstm": _Kind(_lstm, _lstm_backward, 4, 1), "gru": _Kind(_gru, _gru_backward, 3, 2)}
+UNIT_TYPES = tuple(_KINDS)
 
 
 @_lstm_backward.register_fake
 @_gru_backward.register_fake
-def _(
-    sizes: Sequence[int], state: Sequence[Tensor], weight: Tensor, saved: Sequence[Tensor], grads: Grads, reverse: bool
-) -> list[Tensor]:
+def _(sizes: Sequence[int], state: Sequence[Tensor], weight: Tensor, saved: Sequence[Tensor], grads: Grads, reverse: bool) -> list[Tensor]:
     y, _, gates = saved
     kind = _KINDS["lstm" if gates.shape[-1] == 4 * y.shape[-1] else "gru"]
     shapes = [gates.shape] * kind.copies + [(*gates.shape[:2], size) for size in sizes] + [h.shape for h in state]

@@ -1,0 +1,7 @@
+"""bazel-bin/communication_benchmark FLAGS is `baechi probe-links FLAGS`."""
+
+import sys
+
+from third_party.bazel.launch import launch
+
+launch("-m", "runtime.__main__", "probe-links", *sys.argv[1:])
