@@ -9,6 +9,7 @@ bytes moved, and the CPU time that other processes took meanwhile. The JSON keep
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,40 +20,44 @@ from baechi_ext.ir.files import write_json
 from baechi_ext.place.common import PlaceOptions, PlanResult
 from benchmarks.machine import machine
 from runtime import pipeline
+from runtime.accounting import measured_peak_bytes
+from runtime.executor import Executor
+from runtime.launch import run_workers
 from runtime.measure import Measurement, measure
 from runtime.models.registry import MODELS, ModelOptions
 from runtime.parity import check_parity, require_parity
 from runtime.profiler import one_device_timeline
 from runtime.tables import as_size, as_time
-from runtime.thread_executor import ThreadExecutor
-from runtime.torch_devices import cpu_devices
-from runtime.training import TrainRequest, capture_and_profile, find_cluster
+from runtime.training import TrainRequest, capture_and_profile, find_cluster, with_executor
+from runtime.worker_group import is_worker
 
 SIZES = {"inception_v3": ModelOptions(8, 149), "wide_towers": ModelOptions()}
 METHODS = ("contiguous", "m_topo", "m_etf", "m_sct")
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
+def run(args: argparse.Namespace, request: TrainRequest, executor: Executor) -> dict[str, Any]:
     """Everything measured, as JSON."""
-    request = TrainRequest(args.model_name, pipeline.PlanRequest(), SIZES[args.model_name], num_devices=args.num_devices)
-    with ThreadExecutor(cpu_devices(args.num_devices)) as executor:
-        captured = capture_and_profile(request, executor)
-        cluster, probe = find_cluster(request, executor)
-        single = one_device_timeline(captured.graph)
-        variants = {"single": executor.load(single, captured.binding, captured.step)}
-        plans: dict[str, PlanResult] = {}
-        for method in args.methods:
-            plan_request = pipeline.PlanRequest(method, args.grouper, args.placer_type, options=PlaceOptions(seed=0))
-            plans[method] = pipeline.plan(captured.graph, cluster, plan_request)
-            require_parity(check_parity(executor, plans[method].timeline, captured.binding, captured.step))
-            variants[method] = executor.load(plans[method].timeline, captured.binding, captured.step)
-        measurement = measure(executor, captured.step, variants, num_steps=args.num_steps, warmup=3)
+    captured = capture_and_profile(request, executor)
+    cluster, probe = find_cluster(request, executor)
+    single = one_device_timeline(captured.graph)
+    variants = {"single": executor.load(single, captured.binding, captured.step)}
+    plans: dict[str, PlanResult] = {}
+    peaks = {}
+    for method in args.methods:
+        plan_request = pipeline.PlanRequest(method, args.grouper, args.placer_type, options=PlaceOptions(seed=0))
+        plans[method] = pipeline.plan(captured.graph, cluster, plan_request)
+        timeline = plans[method].timeline
+        require_parity(check_parity(executor, timeline, captured.binding, captured.step))
+        peaks[method] = measured_peak_bytes(executor, timeline, captured.binding, captured.step)
+        variants[method] = executor.load(timeline, captured.binding, captured.step)
+    measurement = measure(executor, captured.step, variants, num_steps=args.num_steps)
     return {
         "command": "python -m benchmarks.step_time " + " ".join(sys.argv[1:]),
         **machine(),
         "link": None if probe is None else probe.to_json(),
         "load_of_others": measurement.load_of_others,
-        "rows": rows(measurement, plans, single.makespan_us),
+        "workers": args.workers,
+        "rows": [{**row, "peak_memory_bytes": list(peaks.get(row["variant"], ()))} for row in rows(measurement, plans, single.makespan_us)],
     }
 
 
@@ -82,7 +87,7 @@ def rows(measurement: Measurement, plans: dict[str, PlanResult], single_us: floa
 def show(result: dict[str, Any]) -> None:
     console = Console(width=170, highlight=False)
     table = Table(box=None, pad_edge=False)
-    columns = ("variant", "predicted", "measured", "min to max", "x eager", "95% interval", "prediction", "moved", "bound", "placing")
+    columns = ("variant", "predicted", "measured", "min to max", "x eager", "95% interval", "prediction", "moved", "peak memory", "bound")
     for column in columns:
         table.add_column(column, justify="left" if column == "variant" else "right", no_wrap=True)
     for row in result["rows"]:
@@ -96,8 +101,8 @@ def show(result: dict[str, Any]) -> None:
             f"{ratio['low']:.2f} to {ratio['high']:.2f}",
             "-" if row["prediction_error"] is None else f"{row['prediction_error']:+.1%}",
             as_size(row["bytes_moved"]),
+            " + ".join(map(as_size, row["peak_memory_bytes"])) or "-",
             "-" if row["lower_bound_us"] is None else as_time(row["lower_bound_us"]),
-            "-" if row["placement_seconds"] is None else f"{row['placement_seconds']:.2f} s",
         )
     console.print(table)
     load = result["load_of_others"]
@@ -110,11 +115,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--num_devices", type=int, default=2)
     parser.add_argument("--num_steps", type=int, default=30)
     parser.add_argument("--methods", type=lambda text: text.split(","), default=list(METHODS))
+    parser.add_argument("--workers", choices=("thread", "process"), default="thread")
     parser.add_argument("--grouper", default="tf")
     parser.add_argument("--placer_type", default="default")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(argv)
-    result = run(args)
+    if args.workers == "process" and not is_worker():
+        run_workers(sys.argv[1:] if argv is None else argv, args.num_devices, 300.0, "benchmarks.step_time")
+        return
+    request = TrainRequest(
+        args.model_name, pipeline.PlanRequest(), SIZES[args.model_name], num_devices=args.num_devices, workers=args.workers
+    )
+    result = with_executor(request, partial(run, args, request))
+    if result is None:
+        return
     show(result)
     if args.out is not None:
         write_json(args.out, result)

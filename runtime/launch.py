@@ -56,8 +56,8 @@ class Worker:
         return self.errors
 
 
-def run_workers(arguments: Sequence[str], count: int, timeout_seconds: float) -> None:
-    """Runs `python -m runtime ARGUMENTS` as `count` workers and waits for rank 0, whose stdout is this process's.
+def run_workers(arguments: Sequence[str], count: int, timeout_seconds: float, module: str = "runtime") -> None:
+    """Runs `python -m MODULE ARGUMENTS` as `count` workers and waits for rank 0, whose stdout is this process's.
 
     Raises ExecutionError where a worker fails or dies; all others are ended first.
     """
@@ -65,7 +65,7 @@ def run_workers(arguments: Sequence[str], count: int, timeout_seconds: float) ->
     workers: list[Worker] = []
     try:
         for rank in range(count):
-            workers.append(_start(arguments, rank, count, store.port))
+            workers.append(_start([module, *arguments], rank, count, store.port))
         _wait(workers)
     finally:
         _end(workers)
@@ -82,7 +82,7 @@ def _start(arguments: Sequence[str], rank: int, count: int, port: int) -> Worker
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "runtime", *arguments],
+        [sys.executable, "-m", *arguments],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=None if rank == 0 else subprocess.DEVNULL,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -107,8 +108,9 @@ class LocalShare:
 class ProcessStep:
     """One plan on all ranks; rank 0's handle."""
 
-    def __init__(self, executor: "ProcessExecutor", share: LocalShare) -> None:
+    def __init__(self, executor: "ProcessExecutor", share: LocalShare, number: int) -> None:
         self._executor = executor
+        self.number = number
         self._share = share
         self.step = share.step
         seeded = share.binding.seeded_ops
@@ -122,7 +124,7 @@ class ProcessStep:
         group = self._executor.group
         state = _encoded(torch.get_rng_state()) if self._seeded_rank else None
         begin = time.perf_counter_ns()
-        group.command({"do": "run", "random_state": state, "seeded_rank": self._seeded_rank})
+        group.command({"do": "run", "step": self.number, "random_state": state, "seeded_rank": self._seeded_rank})
         loss, busy = self._executor.call(0, self._share.run)
         others = group.answers()
         wall_us = (time.perf_counter_ns() - begin) / 1000
@@ -134,7 +136,7 @@ class ProcessStep:
 
     def gather(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """See PlacedStep.gather; each tensor comes from the rank it lives on."""
-        self._executor.group.command({"do": "gather"})
+        self._executor.group.command({"do": "gather", "step": self.number})
         found = dict(self._share.named())
         everything = self._share.step.state()
         for rank in range(1, self._executor.group.size):
@@ -149,7 +151,7 @@ class ProcessStep:
 
     def peak_bytes(self) -> tuple[int, ...]:
         """Peak bytes of every device during one step; see runtime.accounting."""
-        self._executor.group.command({"do": "account"})
+        self._executor.group.command({"do": "account", "step": self.number})
         own = self._executor.call(0, self._share.account)
         return own, *(a["peak_bytes"] for a in self._executor.group.answers())
 
@@ -161,6 +163,8 @@ class ProcessExecutor:
         self.group = group
         self.devices = tuple(devices)
         self.timeout_seconds = group.timeout_seconds
+        self._loaded = 0
+        self._live: WeakSet[ProcessStep] = WeakSet()
         # It outwaits the waits for other ranks inside it, whose errors say more.
         self._local = ThreadExecutor(self.devices[:1], group.timeout_seconds + _LONGER_SECONDS)
 
@@ -197,17 +201,22 @@ class ProcessExecutor:
             "placement": timeline.placement,
             "started": timeline.started,
         }
-        self.group.command({"do": "load", "plan": plan, "keep_gradients": keep_gradients, "costs": costs_of(graph)})
+        self._loaded += 1
+        live = [placed.number for placed in self._live]
+        command = {"plan": plan, "keep_gradients": keep_gradients, "costs": costs_of(graph)}
+        self.group.command({"do": "load", "step": self._loaded, "live": live, **command})
         share = LocalShare(self.group, self.devices[0], timeline, binding, step)
         share.load(keep_gradients=keep_gradients)
         self.group.answers()
-        return ProcessStep(self, share)
+        placed = ProcessStep(self, share, self._loaded)
+        self._live.add(placed)
+        return placed
 
 
 def follow(group: WorkerGroup, device: TorchDevice, graph: OpGraph, binding: Binding, make_step: Callable[[], TrainingStep]) -> None:
     """What ranks other than 0 do: obey until told to stop. An error is answered, then raised: a group with a failed rank is over."""
     keep_freed_memory()
-    share: LocalShare | None = None
+    shares: dict[int, LocalShare] = {}
     while (command := group.next_command())["do"] != "stop":
         try:
             if command["do"] == "probe":
@@ -215,12 +224,13 @@ def follow(group: WorkerGroup, device: TorchDevice, graph: OpGraph, binding: Bin
             elif command["do"] == "time":
                 answer = {"cpu_seconds": sum(os.times()[:2])}
             elif command["do"] == "load":
-                share = _load(group, device, (graph, binding), make_step(), command)
+                shares = {number: share for number, share in shares.items() if number in command["live"]}
+                shares[command["step"]] = _load(group, device, (graph, binding), make_step(), command)
                 answer = {}
-            elif share is None:
-                raise ExecutionError(f"told to {command['do']} before any plan was loaded")
+            elif command["step"] not in shares:
+                raise ExecutionError(f"told to {command['do']} a plan that is not loaded; are all workers of one version?")
             else:
-                answer = _obey(share, command)
+                answer = _obey(shares[command["step"]], command)
         except Exception as e:
             group.answer({"error": f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"})
             raise

@@ -3,8 +3,11 @@
 import os
 import platform
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -30,6 +33,8 @@ from runtime.step import TrainingStep, optimizer_spec
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import TorchDevice, cpu_devices, cuda_devices
 from runtime.worker_group import WorkerGroup, worker_place
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +92,16 @@ def train(request: TrainRequest) -> StepReport | Profile | None:
     """
     if request.costgen:
         require_writable(request.costs_file)
-    if request.workers == "process":
-        return _as_worker(request)
-    devices = (cuda_devices if request.cuda else cpu_devices)(request.num_devices)
-    with ThreadExecutor(devices, request.timeout_seconds) as executor:
-        return _drive(request, executor)
+    return with_executor(request, partial(_drive, request))
 
 
-def _as_worker(request: TrainRequest) -> StepReport | Profile | None:
-    """Rank 0 drives; the others do as they are told, and return None."""
+def with_executor(request: TrainRequest, drive: Callable[[Executor], T]) -> T | None:
+    """What `drive` returns for the executor of the request. In a worker group rank 0 drives; the others do as they are told and
+    return None."""
+    if request.workers == "thread":
+        devices = (cuda_devices if request.cuda else cpu_devices)(request.num_devices)
+        with ThreadExecutor(devices, request.timeout_seconds) as executor:
+            return drive(executor)
     rank, size = worker_place()
     if size != request.num_devices:
         raise ExecutionError(f"{size} workers were started for --num_devices={request.num_devices}; start one worker per device")
@@ -105,8 +111,8 @@ def _as_worker(request: TrainRequest) -> StepReport | Profile | None:
     with WorkerGroup.join(request.timeout_seconds) as group:
         if group.rank == 0:
             with ProcessExecutor(group, devices) as executor:
-                return _drive(request, executor)
-        step, graph, binding = capture(request)
+                return drive(executor)
+        _, graph, binding = capture(request)
         follow(group, devices[rank], graph, binding, lambda: build_step(request))
     return None
 
