@@ -31,7 +31,12 @@ from runtime.tables import as_size, as_time
 from runtime.training import TrainRequest, capture_and_profile, find_cluster, with_executor
 from runtime.worker_group import is_worker
 
-SIZES = {"inception_v3": ModelOptions(8, 149), "wide_towers": ModelOptions()}
+SIZES = {
+    "inception_v3": ModelOptions(8, 149),
+    "wide_towers": ModelOptions(),
+    "gnmt_v2": ModelOptions(16, num_devices=2, vocab_size=2000, max_seq_length=20, rnn_units=256, num_layers=4),
+    "nasnet": ModelOptions(8),
+}
 METHODS = ("contiguous", "m_topo", "m_etf", "m_sct")
 
 

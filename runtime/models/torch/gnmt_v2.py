@@ -82,26 +82,24 @@ class Encoder(nn.Module):
         self.layers = layers([2 if both and i == 0 else 1 for i in range(rest)])
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, list[State]]:
-        chunks: list[list[Tensor]] = [[x] for x in torch.split_copy(self.embedding(tokens), self.chunk)]
+        chunks = [[x] for x in torch.split_copy(self.embedding(tokens), self.chunk)]
         states: list[State] = []
-        ends = []
-        for direction in (self.forward_layers, self.backward_layers):
-            passed, last = chunks, []
-            for i, layer in enumerate(direction):
-                outputs, state = _through(layer, passed, (), residual=self.residual and i > 0)
-                passed = [[y] for y in outputs]
-                last.append(state)
-            ends.append((passed, last))
-        if self.backward_layers:
-            (forward, forward_states), (backward, backward_states) = ends
+        if self.forward_layers:
+            forward, ahead = self._through_all(self.forward_layers, chunks)
+            backward, behind = self._through_all(self.backward_layers, chunks)
             chunks = [f + b for f, b in zip(forward, backward, strict=True)]
-            pairs = zip(forward_states, backward_states, strict=True)
-            states = backward_states if self.layers else [state for pair in pairs for state in pair]
-        for i, layer in enumerate(self.layers):
+            states = behind if self.layers else [state for pair in zip(ahead, behind, strict=True) for state in pair]
+        chunks, above = self._through_all(self.layers, chunks)
+        return torch.cat([torch.cat(parts) for parts in zip(*chunks, strict=True)], dim=-1), states + above
+
+    def _through_all(self, layers: nn.ModuleList, chunks: list[list[Tensor]]) -> tuple[list[list[Tensor]], list[State]]:
+        """What comes out of a stack of layers, as inputs of the next one, and the last state of each."""
+        states = []
+        for i, layer in enumerate(layers):
             outputs, state = _through(layer, chunks, (), residual=self.residual and i > 0)
             chunks = [[y] for y in outputs]
             states.append(state)
-        return torch.cat([torch.cat(parts) for parts in zip(*chunks, strict=True)], dim=-1), states
+        return chunks, states
 
 
 class AdditiveAttention(nn.Module):
