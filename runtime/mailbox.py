@@ -36,7 +36,12 @@ class Mailboxes:
 
         def give(value: Any) -> None:
             box.value = value
-            release()
+            try:
+                release()
+            except RuntimeError:
+                if self._aborted:  # which opened the box
+                    raise ExecutionError("another device failed") from None
+                raise
 
         return give
 

@@ -4,6 +4,7 @@ Rank 0 drives: it captures, profiles, places, measures, and is device 0. The oth
 """
 
 import base64
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from baechi_ext.capture.torch_joint import Binding
-from baechi_ext.errors import ExecutionError
+from baechi_ext.errors import BaechiError, ExecutionError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.simulate import Timeline, simulate
 from runtime import process_probe
@@ -28,7 +29,7 @@ from runtime.program import cut
 from runtime.step import TrainingStep
 from runtime.thread_executor import PlacedStep, StepTimes, ThreadExecutor
 from runtime.torch_devices import TorchDevice
-from runtime.torch_ops import Lowering, StepContext
+from runtime.torch_ops import Lowering, OpError, StepContext
 from runtime.worker_group import WorkerGroup
 
 T = TypeVar("T")
@@ -73,7 +74,10 @@ class LocalShare:
         """The loss, on the rank that computes it, and the CPU time this process took, its transfers included."""
         start = time.process_time_ns()
         with self.limit:
-            slots = self.program.run()
+            try:
+                slots = self.program.run()
+            except OpError as e:
+                raise ExecutionError(e.explain(self.device.name, self.timeline.graph)) from e.cause
             self.channels.finish()
         busy_us = (time.process_time_ns() - start) / 1000
         return (None if self.program.loss_slot is None else slots[self.program.loss_slot]), busy_us
@@ -232,8 +236,7 @@ def follow(group: WorkerGroup, device: TorchDevice, graph: OpGraph, binding: Bin
             else:
                 answer = _obey(shares[command["step"]], command)
         except Exception as e:
-            group.answer({"error": f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"})
-            raise
+            raise _answered(group, e) from e
         group.answer(answer)
 
 
@@ -243,9 +246,17 @@ def follow_probes(group: WorkerGroup) -> None:
         try:
             part = process_probe.play(group.rank, command)
         except Exception as e:
-            group.answer({"error": f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"})
-            raise
+            raise _answered(group, e) from e
         group.answer({"part": part})
+
+
+def _answered(group: WorkerGroup, error: Exception) -> ExecutionError:
+    """Tells rank 0 of an error, as far as it can still be told; what to raise here."""
+    reason = (str(error).splitlines() or [""])[0]
+    text = reason if isinstance(error, BaechiError) else f"{type(error).__name__}: {reason}"
+    with contextlib.suppress(RuntimeError):  # rank 0 is gone
+        group.answer({"error": text})
+    return ExecutionError(text)
 
 
 def _load(

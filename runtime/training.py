@@ -14,7 +14,7 @@ import torch
 import baechi_ext
 from baechi_ext.capture.torch_joint import Binding, CaptureOptions, capture_joint
 from baechi_ext.cost import Profile, attach_costs, scale_links, vary_costs
-from baechi_ext.errors import ClusterError, ExecutionError, FileError
+from baechi_ext.errors import ClusterError, ExecutionError, FileError, MismatchError
 from baechi_ext.ir import Cluster, Device, Link, OpGraph
 from baechi_ext.ir.files import require_writable, write_json
 from baechi_ext.place.common import PlanResult
@@ -92,6 +92,8 @@ def train(request: TrainRequest) -> StepReport | Profile | None:
     """
     if request.costgen:
         require_writable(request.costs_file)
+    elif request.out is not None:
+        make_folder(Path(request.out))
     return with_executor(request, partial(_drive, request))
 
 
@@ -132,7 +134,6 @@ def _drive(request: TrainRequest, executor: Executor) -> StepReport | Profile:
     report = run_plan(request, executor, captured, (result, probe))
     if request.out is not None:
         keep(Path(request.out), captured, report)
-    require_parity(report.parity)
     return report
 
 
@@ -157,6 +158,11 @@ def capture_and_profile(request: TrainRequest, executor: Executor) -> Captured:
     step, graph, binding = capture(request)
     if request.cost_path is not None and not request.costgen:
         profile = Profile.load(request.cost_path, graph)
+        if profile.clock != executor.devices[0].clock_name:
+            raise MismatchError(
+                f"{request.cost_path}: the costs are of the clock {profile.clock!r}, this run's devices go by "
+                f"{executor.devices[0].clock_name!r}; profile these devices with --costgen"
+            )
     else:
         profile = profile_step(executor, graph, binding, step, ProfileOptions())
     return Captured(step, attach_costs(graph, profile), binding, profile)
@@ -214,6 +220,8 @@ def run_plan(
     step, binding, timeline = captured.step, captured.binding, result.timeline
     with progress("checking parity with the unplaced step"):
         parity = check_parity(executor, timeline, binding, step)
+    if not request.relaxed_random:
+        require_parity(parity)
     with progress("accounting memory"):
         peak = measured_peak_bytes(executor, timeline, binding, step)
     single = one_device_timeline(captured.graph)
@@ -222,7 +230,8 @@ def run_plan(
         measurement = measure(executor, step, variants, num_steps=request.num_steps)
     notes = []
     if request.relaxed_random and binding.seeded_ops:
-        notes.append(f"--relaxed_random: {len(binding.seeded_ops)} seeded ops draw numbers in no fixed order")
+        same = "all the same" if parity.passed else "so parity does not hold"
+        notes.append(f"--relaxed_random: {len(binding.seeded_ops)} seeded ops draw numbers in no fixed order, {same}")
     if request.comm_cost_factor != 1:
         notes.append(f"--comm_cost_factor: planned and predicted with {request.comm_cost_factor:g} times the links' costs")
     if request.cost_factor != 1:
@@ -243,12 +252,17 @@ def run_plan(
     )
 
 
-def keep(folder: Path, captured: Captured, report: StepReport) -> None:
-    """Writes graph.json, profile.json, plan.json and report.json. Raises FileError where the folder can't be made."""
+def make_folder(folder: Path) -> None:
+    """Before the work, not after it. Raises FileError where files can't be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise FileError(f"cannot make the folder {str(folder)!r}: {e.strerror}; choose another --out") from e
+    require_writable(folder / "report.json")
+
+
+def keep(folder: Path, captured: Captured, report: StepReport) -> None:
+    """Writes graph.json, profile.json, plan.json and report.json."""
     captured.graph.save(folder / "graph.json")
     captured.profile.save(folder / "profile.json")
     report.result.plan.save(folder / "plan.json")

@@ -1,5 +1,6 @@
 """Profile: measured costs per op, with the raw samples; `attach_costs` puts them on a graph."""
 
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -117,7 +118,15 @@ def _op_from_json(id_: str, value: Any) -> OpProfile:
         name: as_bytes(value.get(name, 0), f"{name} of op {id_!r}", ProfileError)
         for name in ("output_bytes", "temporary_bytes", "persistent_bytes")
     }
-    return OpProfile(tuple(as_number(s, f"a sample of op {id_!r}", ProfileError) for s in samples), **sizes)
+    profile = OpProfile(tuple(as_number(s, f"a sample of op {id_!r}", ProfileError) for s in samples), **sizes)
+    if value.get("compute_us") is None:
+        raise ProfileError(f'the profile of op {id_!r} has no "compute_us"; profile again')
+    compute_us = as_number(value["compute_us"], f"compute_us of op {id_!r}", ProfileError)
+    if not math.isclose(compute_us, profile.min_us, rel_tol=1e-9):
+        raise ProfileError(
+            f"compute_us of op {id_!r} is {compute_us:g} and the least of its samples {profile.min_us:g}; change both, or neither"
+        )
+    return profile
 
 
 def attach_costs(graph: OpGraph, profile: Profile) -> OpGraph:

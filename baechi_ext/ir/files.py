@@ -12,15 +12,11 @@ from baechi_ext.errors import FileError
 SCHEMA_VERSION = 1
 
 
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number")
-
-
 def read_json(path: str | Path, kind: str) -> dict[str, Any]:
     """The object in a JSON file; `kind` ("graph", "plan", ...) names it in messages.
 
-    Raises FileError where the file is missing, truncated, not JSON, not an object, or of a newer schema. NaN and
-    infinities are refused: every number in these files is finite.
+    Raises FileError where the file is missing, truncated, not JSON, not an object, or of a newer schema. Numbers are not
+    looked at: who reads a field refuses NaN there, and can say whose it is.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -29,7 +25,7 @@ def read_json(path: str | Path, kind: str) -> dict[str, Any]:
     except UnicodeDecodeError as e:
         raise FileError(f"{kind} file {str(path)!r} is not UTF-8 text (byte {e.start}); expected JSON") from e
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text)
     except (ValueError, RecursionError) as e:
         raise FileError(f"{kind} file {str(path)!r} is not valid JSON: {e}; it may be truncated: write it again") from e
     if not isinstance(value, dict):

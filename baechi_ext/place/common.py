@@ -11,7 +11,7 @@ from baechi_ext.ir.check import memory_violations, verify_placement
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import Plan
-from baechi_ext.place.feasibility import NEXT_STEPS, require_feasible
+from baechi_ext.place.feasibility import NEXT_STEPS, require_feasible, require_sane_costs
 from baechi_ext.place.repair import placements_by_bytes, repair
 from baechi_ext.place.trial import Priority, Trial, draining_order, longest_path_order, longest_placed_path_order, try_orders
 from baechi_ext.simulate import Simulator, Timeline, lower_bound_us
@@ -88,9 +88,10 @@ class Proposal:
 def begin(method: str, graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> Task:
     """The task of a placer that was just called; its clock runs.
 
-    Raises InfeasibleError, status "infeasible", where no plan can exist.
+    Raises InfeasibleError, status "infeasible", where no plan can exist; GraphError where costs are beyond all bounds.
     """
     started = time.perf_counter()
+    require_sane_costs(graph, cluster)
     require_feasible(graph, cluster)
     return Task(method, options, Simulator(graph, cluster), started)
 

@@ -2,13 +2,35 @@
 
 from collections.abc import Sequence
 
-from baechi_ext.errors import InfeasibleError
-from baechi_ext.ir.cluster import Cluster
+from baechi_ext.errors import GraphError, InfeasibleError
+from baechi_ext.ir.cluster import Cluster, Link
 from baechi_ext.ir.op_graph import OpGraph
 
 NEXT_STEPS = "use more devices, devices with more memory (--device_memory), or a smaller batch"
 _INSTANT_US = 1e-3
 """Late in a long step a shorter op may start and end at the same floating-point time, and an instant's bytes are not charged."""
+
+
+LONGEST_STEP_US = 1e14
+"""Three years. Beyond it, sums of costs lose the small ones, and solvers their footing."""
+
+
+def require_sane_costs(graph: OpGraph, cluster: Cluster) -> None:
+    """Raises GraphError where a step could take longer than any step does, up to overflow."""
+    links = {link for row in cluster.link_table() for link in row}
+    slowest = min(d.speed for d in cluster.devices)
+    compute = graph.total_compute_us() / slowest
+    transfers = sum(max(_moving_us(link, t.bytes) for link in links) for t in graph.tensors)
+    for what, us, mend in (
+        ("all ops on the slowest device", compute, "smaller compute_us or a larger speed"),
+        ("moving every tensor over the worst link", transfers, "smaller link coefficients or bytes"),
+    ):
+        if not us <= LONGEST_STEP_US:
+            raise GraphError(f"{what} would take {us:.3g} us, and {LONGEST_STEP_US:g} us is the most that can be planned; give {mend}")
+
+
+def _moving_us(link: Link, size: float) -> float:
+    return link.transfer_us(size) + link.sending_us(size) + link.receiving_us(size)
 
 
 def require_feasible(graph: OpGraph, cluster: Cluster) -> None:

@@ -150,7 +150,7 @@ def solve(lp: FavouriteChildModel, time_limit_seconds: float) -> dict[Pair, floa
     size = f"{len(lp.x)} transfers"
     try:
         lp.problem.solve(solver)
-    except (pulp.PulpSolverError, KeyError) as e:
+    except (pulp.PulpSolverError, LookupError, ValueError, ArithmeticError) as e:
         raise SolverError(f"{solver.name} failed on the favourite-child LP ({size}): {e}; use m_etf, or another solver") from e
     # PuLP's `status` says Optimal also where a limit stopped the solver; `sol_status` does not.
     if lp.problem.sol_status != pulp.LpSolutionOptimal:

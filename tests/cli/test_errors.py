@@ -33,7 +33,7 @@ BAD_GRAPHS: list[tuple[dict[str, Any] | str, str]] = [
     (a_graph(edges=[("a", "b", 4), ("a", "c", 5)]), "tensor '' of op 'a' has two sizes, 4 and 5 bytes (edge to 'c'); give"),
     (a_graph(a={"compute_us": None}), "op 'a' has no \"compute_us\"; every op needs its time"),
     (a_graph(a={"compute_us": -3}), "compute_us of op 'a' is -3; expected at least 0"),
-    (json.dumps(a_graph()).replace("10", "NaN", 1), "is not valid JSON: NaN is not a number"),
+    (json.dumps(a_graph()).replace("10", "NaN", 1), "compute_us of op 'a' is nan; expected a finite number"),
     (json.dumps(a_graph())[:-30], "is not valid JSON"),
     ("a poem", "is not valid JSON"),
     ("", "is not valid JSON"),

@@ -70,9 +70,12 @@ REFUSED = [
     (a_file(ops=[]), 'the profile has no object "ops"'),
     (a_file(warmup=-1), "warmup is -1; expected at least 0"),
     (a_file(metadata=[1]), r'"metadata" is \[1\]; expected an object'),
-    (a_file(ops={"a": {"samples_us": [1]}, "b": 5}), "the profile of op 'b' is 5; expected an object"),
+    (a_file(ops={"a": {"samples_us": [1], "compute_us": 1}, "b": 5}), "the profile of op 'b' is 5; expected an object"),
     (with_op(samples_us=[]), "the profile of op 'b' has no \"samples_us\"; profile again"),
     (with_op(samples_us=3), "the profile of op 'b' has no \"samples_us\""),
+    (with_op(compute_us=None), "the profile of op 'b' has no \"compute_us\"; profile again"),
+    (with_op(compute_us=-5), "compute_us of op 'b' is -5; expected at least 0"),
+    (with_op(compute_us=12345), "compute_us of op 'b' is 12345 and the least of its samples"),
     (with_op(samples_us=[1, -2]), "a sample of op 'b' is -2; expected at least 0"),
     (with_op(output_bytes="x"), "output_bytes of op 'b' is 'x'; expected a number"),
 ]

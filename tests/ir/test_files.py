@@ -18,8 +18,6 @@ UNREADABLE = [
     (b"", "is not valid JSON: .*; it may be truncated: write it again"),
     (b'{"nodes": [', "is not valid JSON: .*; it may be truncated"),
     (b"not json", "is not valid JSON"),
-    (b'{"a": NaN}', "is not valid JSON: NaN is not a number"),
-    (b'{"a": -Infinity}', "is not valid JSON: -Infinity is not a number"),
     (b'{"a": 1' + b"0" * 5000 + b"}", "is not valid JSON"),
     (b"[" * 100_000, "is not valid JSON"),
     (b"\xff\xfe{}", r"is not UTF-8 text \(byte 0\); expected JSON"),

@@ -2,8 +2,8 @@
 
 import pytest
 
-from baechi_ext.errors import InfeasibleError, OptionError, PlanError
-from baechi_ext.ir import Cluster, Device, Link
+from baechi_ext.errors import GraphError, InfeasibleError, OptionError, PlanError
+from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
 from baechi_ext.place.common import PlaceOptions, Proposal, begin, conclude
 from baechi_ext.place.feasibility import minimal_bytes, require_feasible
 from baechi_ext.place.registry import METHODS, place
@@ -167,3 +167,18 @@ def test_bad_packing_is_not_called_proven(method: str) -> None:
 def test_unknown_method_lists_the_known() -> None:
     with pytest.raises(OptionError, match="'best'; choose one of single, contiguous, m_topo, m_etf, m_sct"):
         place("best", TWO_GROUPS, cluster_of(1))
+
+
+@pytest.mark.parametrize(
+    ("compute_us", "link", "message"),
+    [
+        (1e14, Link(), "all ops on the slowest device would take 2e\\+14 us, and 1e\\+14 us is the most"),
+        (1.0, Link(1e308, 1e308), "moving every tensor over the worst link would take inf us"),
+        (1.0, Link(1e14, 0), "give smaller link coefficients or bytes"),
+    ],
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_costs_beyond_all_bounds_are_refused(method: str, compute_us: float, link: Link, message: str) -> None:
+    graph = OpGraph.from_edges([Op("a", compute_us=compute_us), Op("b", compute_us=compute_us)], [("a", "b", 8, "a:0")])
+    with pytest.raises(GraphError, match=message):
+        place(method, graph, Cluster.uniform(2, link=link))

@@ -9,6 +9,7 @@ import torch
 from baechi_ext.errors import ExecutionError
 from baechi_ext.ir import Cluster
 from baechi_ext.simulate import simulate
+from runtime.mailbox import Mailboxes
 from runtime.parity import check_parity, compare
 from runtime.step import EagerStep
 from runtime.thread_executor import ThreadExecutor
@@ -115,3 +116,13 @@ def test_parity_sees_a_difference() -> None:
     assert parity.max_rel_diff == pytest.approx(5e-5, rel=0.01)
     assert not compare(same, {"loss": torch.tensor(1.0)}, 1e-6).passed
     assert not compare(same, {**same, "loss": torch.tensor(float("nan"))}, 1e-6).passed
+
+
+def test_a_device_that_still_sends_when_another_failed_is_not_blamed() -> None:
+    boxes = Mailboxes(timeout_seconds=5)
+    give, take = boxes.giver(0, 1), boxes.taker(1, 1)
+    boxes.abort()
+    with pytest.raises(ExecutionError, match="another device failed"):
+        give("late")
+    with pytest.raises(ExecutionError, match="another device failed"):
+        take()

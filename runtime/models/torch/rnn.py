@@ -317,13 +317,19 @@ class Recurrent(nn.Module):
     def __init__(self, sizes: Sequence[int], units: int, unit_type: str = "lstm", *, reverse: bool = False) -> None:
         """`sizes` are the features of the inputs, which count as one input with all features side by side."""
         super().__init__()
-        self.sizes, self.reverse, self.kind = list(sizes), reverse, _KINDS[unit_type]
+        self.sizes, self.unit_type, self.reverse = list(sizes), unit_type, reverse
+        gates, biases = self.kind.gates, self.kind.copies
         bound = 1 / math.sqrt(units)
-        weight = torch.empty(sum(sizes) + units + self.kind.copies, self.kind.gates * units).uniform_(-bound, bound)
-        weight[-self.kind.copies :] = 0
+        weight = torch.empty(sum(sizes) + units + biases, gates * units).uniform_(-bound, bound)
+        weight[-biases:] = 0
         if unit_type == "lstm":
             weight[-1, 2 * units : 3 * units] = FORGET_BIAS
         self.weight = nn.Parameter(weight)
+
+    @property
+    def kind(self) -> _Kind:
+        """Looked up, not kept: a module is copied and pickled, an op is not."""
+        return _KINDS[self.unit_type]
 
     def forward(self, chunks: Sequence[Sequence[Tensor]], state: State = ()) -> tuple[list[Tensor], State]:
         """Chunks of inputs (steps, batch, size) -> the chunks' outputs (steps, batch, units), and the state after the last step.
