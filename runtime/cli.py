@@ -102,7 +102,12 @@ def _train(args: argparse.Namespace) -> int:
         run_workers(["train", *args.command_line[1:]], request.num_devices, request.timeout_seconds)
         return 0
 
-    outcome = train(request)
+    try:
+        outcome = train(request)
+    except InfeasibleError as e:
+        if args.json:
+            print_json({"status": e.status, "error": str(e)})
+        raise
     if outcome is None:
         return 0
     if args.costgen:

@@ -26,7 +26,8 @@ def add_cluster_flags(parser: argparse.ArgumentParser) -> None:
     """The flags `cluster_of` reads."""
     group = parser.add_argument_group("cluster")
     group.add_argument("--cluster", metavar="FILE", help="a cluster file; see docs/files.md")
-    group.add_argument("--num_devices", "--num_gpus", type=number_of_devices, metavar="N", help="so many equal devices, no file")
+    group.add_argument("--num_devices", type=number_of_devices, metavar="N", help="so many equal devices, no file")
+    group.add_argument("--num_gpus", type=number_of_devices, metavar="N", help="the same; --num_devices wins where both are given")
     group.add_argument("--device_memory", type=size_in_bytes, metavar="SIZE", help="of every device: 16GiB, 800MB, or bytes")
     group.add_argument("--memory_fraction", type=fraction, metavar="F", help="the part of each device's memory a plan may use")
     group.add_argument(
@@ -42,11 +43,12 @@ def cluster_of(args: argparse.Namespace, base: Cluster | None = None) -> Cluster
 
     Raises OptionError where they contradict each other or describe no cluster, ClusterError or FileError for a bad file.
     """
-    if args.cluster is not None and args.num_devices is not None:
+    num_devices = args.num_gpus if args.num_devices is None else args.num_devices
+    if args.cluster is not None and num_devices is not None:
         raise OptionError("--cluster and --num_devices exclude each other; give one of them")
     cluster = base if args.cluster is None else Cluster.load(args.cluster)
-    if args.num_devices is not None:
-        cluster = Cluster.uniform(args.num_devices, link=DEFAULT_LINK if base is None else base.default)
+    if num_devices is not None:
+        cluster = Cluster.uniform(num_devices, link=DEFAULT_LINK if base is None else base.default)
     if cluster is None:
         raise OptionError("no devices are given; add --num_devices=N or --cluster=FILE")
     if args.comm_cost_coeffs is not None:

@@ -14,6 +14,7 @@ from baechi_ext.group.registry import GROUPERS, PLACER_TYPES
 from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.place.registry import METHODS
 from baechi_ext.simulate import simulate
+from runtime.cli import main
 from tests.cli.files import ROOT, a_graph, write
 
 Run = Callable[..., tuple[int, str, str]]
@@ -227,3 +228,11 @@ def test_an_expert_without_hints(run: Run, graph: Path) -> None:
     assert (code, "error: the graph has no expert hints; give some with --expert_file=FILE" in said) == (2, True)
     code, _, said = run("place", graph, "--placement_method=expert", "--expert_file=/nowhere.json", "--num_devices=2")
     assert (code, "cannot read expert file '/nowhere.json'" in said) == (1, True)
+
+
+def test_num_devices_wins_over_num_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps({"nodes": [{"id": "a", "compute_us": 1}], "edges": []}))
+    for flags, count in ((["--num_devices=2", "--num_gpus=4"], 2), (["--num_gpus=4", "--num_devices=2"], 2), (["--num_gpus=4"], 4)):
+        assert main(["place", str(path), *flags, "--json"]) == 0
+        assert len(json.loads(capsys.readouterr().out)["cluster"]["devices"]) == count

@@ -114,6 +114,13 @@ def test_bad_input(flags: list[str], code: int, message: str, capsys: pytest.Cap
     assert message in errors_of(captured.err)
 
 
+def test_a_model_that_does_not_fit_is_said_in_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *SMALL, "--device_memory=1KiB", "--json"]) == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["status"] == "infeasible"
+    assert "1024" in errors_of(captured.err)
+
+
 def test_num_devices_wins_over_num_gpus() -> None:
     from runtime.cli import make_parser
     from runtime.train_flags import request_of
