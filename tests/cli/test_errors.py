@@ -158,7 +158,7 @@ WRONG_USAGE = [
     (("place", GRAPH, "--out"), "argument --out: expected one argument"),
     (("place", GRAPH, "--num_devices=2", "--cluster=c.json"), "--cluster and --num_devices exclude each other; give one of them"),
     (("place", GRAPH, "--num_devices=2", "--memory_fraction=0.5"), "--memory_fraction needs devices of limited memory"),
-    (("place", GRAPH, "--num_devices=0"), "argument --num_devices/--num_gpus: '0' is not a whole number from 1 to 1024"),
+    (("place", GRAPH, "--num_devices=0"), "argument --num_devices: '0' is not a whole number from 1 to 1024"),
     (("place", GRAPH, "--num_devices=two"), "'two' is not a whole number from 1 to 1024"),
     (("place", GRAPH, "--device_memory=16Gib/s"), "'16Gib/s' is not a size; write it like 16GiB, 800MB or 1000000 (bytes)"),
     (("place", GRAPH, "--device_memory=-5"), "'-5' is not a size"),
