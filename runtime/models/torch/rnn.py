@@ -328,7 +328,7 @@ class Recurrent(nn.Module):
 
     @property
     def kind(self) -> _Kind:
-        """Looked up, not kept: a module is copied and pickled, an op is not."""
+        """Looked up, not kept: a module is copied, an op is not."""
         return _KINDS[self.unit_type]
 
     def forward(self, chunks: Sequence[Sequence[Tensor]], state: State = ()) -> tuple[list[Tensor], State]:
