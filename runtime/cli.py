@@ -92,10 +92,10 @@ def _simulate(args: argparse.Namespace) -> int:
 
 def _train(args: argparse.Namespace) -> int:
     with progress("loading torch"):
+        request = train_flags.request_of(args)
         from runtime.training import train
         from runtime.worker_group import is_worker
 
-    request = train_flags.request_of(args)
     if request.workers == "process" and not is_worker():
         from runtime.launch import run_workers
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from baechi_ext.errors import OptionError
 from baechi_ext.group.registry import GROUPERS, PLACER_TYPES
 from baechi_ext.ir.cluster import Cluster, Device, Link
+from baechi_ext.ir.expert import ExpertFile
 from baechi_ext.ir.numbers import as_number
 from baechi_ext.place.common import PlaceOptions
 from baechi_ext.place.registry import METHODS
@@ -94,7 +95,7 @@ def add_placing_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def request_of(args: argparse.Namespace) -> PlanRequest:
-    """What the placing flags ask for. Raises OptionError where they contradict each other."""
+    """What the placing flags ask for. Raises OptionError where they contradict each other, FileError for a bad expert file."""
     if args.expert_file is not None and args.placement_method != "expert":
         raise OptionError("--expert_file is only for --placement_method=expert; drop it or choose that method")
     return PlanRequest(
@@ -102,7 +103,7 @@ def request_of(args: argparse.Namespace) -> PlanRequest:
         grouper=args.grouper,
         placer_type=args.placer_type,
         only_forward=args.only_forward,
-        expert_file=args.expert_file,
+        expert_file=None if args.expert_file is None else ExpertFile.load(args.expert_file),
         options=PlaceOptions(seed=args.seed, sct_threshold=args.sct_threshold, time_limit_seconds=args.time_limit),
     )
 

@@ -18,13 +18,15 @@ from typing import IO
 
 import torch.distributed as dist
 
-from baechi_ext.errors import ExecutionError
+from baechi_ext.errors import BaechiError, ExecutionError, OptionError
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 3.0
 _LAST_WORDS_SECONDS = 2.0
 """How long a dead worker's peers may take to be found dead too, so that the first cause is reported and not its echo."""
 _PR_SET_PDEATHSIG = 1
+_USAGE_ERROR = 2
+"""The exit code of a worker that finds the flags at fault; see runtime.cli."""
 
 
 @dataclass
@@ -59,7 +61,7 @@ class Worker:
 def run_workers(arguments: Sequence[str], count: int, timeout_seconds: float, module: str = "runtime") -> None:
     """Runs `python -m MODULE ARGUMENTS` as `count` workers and waits for rank 0, whose stdout is this process's.
 
-    Raises ExecutionError where a worker fails or dies; all others are ended first.
+    Raises ExecutionError where a worker fails or dies, OptionError where it finds the flags at fault; all others are ended first.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_seconds))
     workers: list[Worker] = []
@@ -101,29 +103,30 @@ def _die_with_parent() -> None:
 
 
 def _wait(workers: Sequence[Worker]) -> None:
-    """Returns when rank 0 is done; raises ExecutionError for the first worker that failed."""
+    """Returns when rank 0 is done; raises the cause where a worker failed."""
     while workers[0].process.poll() != 0:
         ended = [w for w in workers if w.process.poll() not in (None, 0)]
         if ended:
             time.sleep(_LAST_WORDS_SECONDS)
-            raise ExecutionError(_cause(workers))
+            raise _cause(workers)
         time.sleep(_POLL_SECONDS)
 
 
-def _cause(workers: Sequence[Worker]) -> str:
+def _cause(workers: Sequence[Worker]) -> BaechiError:
     """A worker killed by a signal is a cause; what the others say is an echo of it. Otherwise rank 0 says what happened."""
     for worker in workers:
         code = worker.process.poll()
         if code is not None and code < 0:
-            return (
+            return ExecutionError(
                 f"the worker of device {worker.rank} was killed by {signal.Signals(-code).name}; see whether the machine ran out of memory"
             )
     for worker in workers:
         said = worker.last_words() if worker.process.poll() not in (None, 0) else []
         if said:
-            return said[0].removeprefix("error:").strip()
+            kind = OptionError if worker.process.poll() == _USAGE_ERROR else ExecutionError
+            return kind(said[0].removeprefix("error:").strip())
     failed = next(w for w in workers if w.process.poll() not in (None, 0))
-    return f"the worker of device {failed.rank} ended with exit code {failed.process.poll()} and said nothing"
+    return ExecutionError(f"the worker of device {failed.rank} ended with exit code {failed.process.poll()} and said nothing")
 
 
 def _end(workers: Sequence[Worker]) -> None:

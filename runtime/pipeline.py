@@ -7,9 +7,10 @@ from baechi_ext.group.grouping import Grouping
 from baechi_ext.group.registry import group
 from baechi_ext.ir.check import verify_placement
 from baechi_ext.ir.cluster import Cluster
-from baechi_ext.ir.expert import apply_expert_file
+from baechi_ext.ir.expert import ExpertFile
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, Task, begin, conclude
+from baechi_ext.place.expert import require_hints
 from baechi_ext.place.registry import place
 
 
@@ -21,13 +22,25 @@ class PlanRequest:
     grouper: str = "tf"
     placer_type: str = "default"
     only_forward: bool = False
-    expert_file: str | None = None
+    expert_file: ExpertFile | None = None
     """Hints that take the place of the graph's own."""
     options: PlaceOptions = field(default_factory=PlaceOptions)
 
     def without_grouping(self) -> "PlanRequest":
         """The same request for the graph as it is: groups only bind."""
         return replace(self, grouper="tf", placer_type="default", only_forward=False)
+
+
+def hinted(graph: OpGraph, request: PlanRequest) -> OpGraph:
+    """The graph with the hints of the request's expert file, where it has one; costs are not needed.
+
+    Raises FileError where the file names what the graph has not, OptionError where the expert is to place a graph without hints.
+    """
+    if request.expert_file is not None:
+        graph = request.expert_file.apply(graph)
+    if request.method == "expert":
+        require_hints(graph)
+    return graph
 
 
 def plan(graph: OpGraph, cluster: Cluster, request: PlanRequest) -> PlanResult:
@@ -37,10 +50,9 @@ def plan(graph: OpGraph, cluster: Cluster, request: PlanRequest) -> PlanResult:
     what was done. The plan's `placement_seconds` cover all of it.
 
     Raises InfeasibleError (status "infeasible" where it is proven that no plan exists, "unknown" where none was found),
-    OptionError for an unknown name, FileError for a bad expert file, and what the grouper and the placer raise.
+    OptionError for an unknown name, and what `hinted`, the grouper and the placer raise.
     """
-    if request.expert_file is not None:
-        graph = apply_expert_file(graph, request.expert_file)
+    graph = hinted(graph, request)
     task = begin(request.method, graph, cluster, request.options)
     grouping = group(
         graph,
@@ -60,7 +72,7 @@ def plan(graph: OpGraph, cluster: Cluster, request: PlanRequest) -> PlanResult:
             result = place(request.method, graph, cluster, request.options)
     verify_placement(graph, cluster, result.plan.placement, f"place {request.method}")
     options = {"grouper": request.grouper, "placer_type": request.placer_type, "only_forward": request.only_forward}
-    options |= {} if request.expert_file is None else {"expert_file": request.expert_file}
+    options |= {} if request.expert_file is None else {"expert_file": request.expert_file.path}
     options |= result.plan.options
     return replace(result, plan=replace(result.plan, options=options, placement_seconds=task.elapsed_seconds()))
 

@@ -132,6 +132,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 def request_of(args: argparse.Namespace) -> "TrainRequest":
     """The request the flags ask for. Raises OptionError where they contradict each other, FileError or ClusterError for a bad file."""
+    plan = flags.request_of(args)
     cluster = None if args.cluster is None else Cluster.load(args.cluster)
     if cluster is not None and args.comm_cost_coeffs is not None:
         raise OptionError("--cluster and --comm_cost_coeffs exclude each other; give one of them")
@@ -142,7 +143,7 @@ def request_of(args: argparse.Namespace) -> "TrainRequest":
     num_devices = given or (len(cluster) if cluster is not None else DEFAULT_DEVICES)
     return TrainRequest(
         model=args.model_name,
-        plan=flags.request_of(args),
+        plan=plan,
         model_options=_model_options(args, num_devices),
         optimizer=args.optimizer,
         learning_rate=args.learning_rate,

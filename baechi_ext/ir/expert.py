@@ -2,8 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import translate
 from pathlib import Path
 
@@ -51,29 +51,41 @@ def _follow(graph: OpGraph, found: list[int | None], v: int, leaders: Iterable[i
         found[w] = hint
 
 
-def apply_expert_file(graph: OpGraph, path: str | Path) -> OpGraph:
-    """The graph with the hints of a file in place of its own: a JSON object of names -> device indices.
+@dataclass(frozen=True, slots=True)
+class ExpertFile:
+    """A file of hints, read but not yet put onto a graph: names -> device indices.
 
-    A name is an op's id or its colocation string, or a pattern of such with *, ? and [...]. An op's exact names count first (its
-    id before its colocation string), then the patterns in the file's order. Raises FileError for a bad file and for a name that
-    nothing in the graph has.
+    A name is an op's id or its colocation string, or a pattern of such with *, ? and [...].
     """
-    rules = read_json(path, "expert")
-    rules.pop("schema_version", None)
-    for name, device in rules.items():
-        if isinstance(device, bool) or not isinstance(device, int):
-            raise FileError(f"{path}: the device of {name!r} is {device!r}; expected its index, a whole number")
-    patterns = {name: re.compile(translate(name)) for name in rules if any(c in name for c in "*?[")}
-    unused = dict.fromkeys(rules)
-    hints: list[int | None] = []
-    for op in graph.ops:
-        own = [name for name in (op.id, op.colocation) if name is not None]
-        matching = [name for name in own if name in rules]
-        matching += [name for name, pattern in patterns.items() if any(map(pattern.match, own))]
-        hints.append(rules[matching[0]] if matching else None)
-        for name in matching:
-            unused.pop(name, None)
-    if unused:
-        shown = ", ".join(map(repr, list(unused)[:5]))
-        raise FileError(f"{path}: no op and no colocation group of the graph is called {shown}; take names from the graph file")
-    return with_experts(graph, hints)
+
+    path: str
+    rules: Mapping[str, int]
+
+    @classmethod
+    def load(cls, path: str | Path) -> "ExpertFile":
+        """Raises FileError for what is no JSON object of device indices."""
+        rules = read_json(path, "expert")
+        rules.pop("schema_version", None)
+        for name, device in rules.items():
+            if isinstance(device, bool) or not isinstance(device, int):
+                raise FileError(f"{path}: the device of {name!r} is {device!r}; expected its index, a whole number")
+        return cls(str(path), rules)
+
+    def apply(self, graph: OpGraph) -> OpGraph:
+        """The graph with these hints in place of its own. An op's exact names count first (its id before its colocation string),
+        then the patterns in the file's order. Raises FileError for a name that nothing in the graph has.
+        """
+        patterns = {name: re.compile(translate(name)) for name in self.rules if any(c in name for c in "*?[")}
+        unused = dict.fromkeys(self.rules)
+        hints: list[int | None] = []
+        for op in graph.ops:
+            own = [name for name in (op.id, op.colocation) if name is not None]
+            matching = [name for name in own if name in self.rules]
+            matching += [name for name, pattern in patterns.items() if any(map(pattern.match, own))]
+            hints.append(self.rules[matching[0]] if matching else None)
+            for name in matching:
+                unused.pop(name, None)
+        if unused:
+            shown = ", ".join(map(repr, list(unused)[:5]))
+            raise FileError(f"{self.path}: no op and no colocation group of the graph is called {shown}; take names from the graph file")
+        return with_experts(graph, hints)

@@ -7,6 +7,15 @@ from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, begin, conclude
 
 
+def require_hints(graph: OpGraph) -> None:
+    """Raises OptionError for a graph without any hint."""
+    if len(graph) and all(op.expert is None for op in graph.ops):
+        raise OptionError(
+            "the graph has no expert hints; give some with --expert_file=FILE, take a model that has them (gnmt_v2, wide_towers), or "
+            "choose another --placement_method"
+        )
+
+
 def expert(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult:
     """Each op on the device of its hint, modulo their number; ops without a hint follow their group and neighbours.
 
@@ -14,11 +23,7 @@ def expert(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResul
     is not repaired. Raises OptionError for a graph without any hint, InfeasibleError where memory does not suffice.
     """
     task = begin("expert", graph, cluster, options)
-    if len(graph) and all(op.expert is None for op in graph.ops):
-        raise OptionError(
-            "the graph has no expert hints; give some with --expert_file=FILE, take a model that has them (gnmt_v2), or choose another "
-            "--placement_method"
-        )
+    require_hints(graph)
     hinted = with_experts(graph, [op.expert for op in graph.ops])
     placement = [(op.expert or 0) % len(cluster) for op in hinted.ops]
     try:

@@ -121,6 +121,50 @@ def test_a_model_that_does_not_fit_is_said_in_json_too(capsys: pytest.CaptureFix
     assert "1024" in errors_of(captured.err)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "cannot read expert file"), ("a poem", "is not valid JSON"), ('{"a": "x"}', "the device of 'a' is 'x'; expected its index")],
+)
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_a_bad_expert_file_is_told_before_torch_is_loaded(tmp_path: Path, content: str | None, message: str, workers: str) -> None:
+    path = tmp_path / "expert.json"
+    if content is not None:
+        path.write_text(content)
+    flags = ["train", *SMALL, "--placement_method=expert", f"--expert_file={path}", f"--workers={workers}"]
+    code = f"import sys; from runtime.cli import main; code = main({flags!r}); sys.exit(77 if 'torch' in sys.modules else code)"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in errors_of(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("model", "names", "code", "message"),
+    [
+        ("inception_v3", None, 2, "the graph has no expert hints; give some with --expert_file=FILE"),
+        ("wide_towers", ["model.towers.*", "nowhere"], 1, "no op and no colocation group of the graph is called 'nowhere'; take names"),
+    ],
+)
+def test_missing_hints_are_told_before_the_profile(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    model: str,
+    names: list[str] | None,
+    code: int,
+    message: str,
+) -> None:
+    from runtime import training
+
+    monkeypatch.setattr(training, "profile_step", None)  # whoever calls it now gets a TypeError
+    flags = [f"--model_name={model}", "--image_size=75", "--batch_size=2", "--placement_method=expert"]
+    if names is not None:
+        (tmp_path / "expert.json").write_text(json.dumps(dict.fromkeys(names, 0)))
+        flags.append(f"--expert_file={tmp_path / 'expert.json'}")
+    assert main(["train", *flags]) == code
+    assert message in errors_of(capsys.readouterr().err)
+
+
 def test_num_devices_wins_over_num_gpus() -> None:
     from runtime.cli import make_parser
     from runtime.train_flags import request_of

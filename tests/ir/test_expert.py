@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from baechi_ext.errors import FileError
 from baechi_ext.ir import OpGraph
-from baechi_ext.ir.expert import apply_expert_file, with_experts
+from baechi_ext.ir.expert import ExpertFile, with_experts
 from tests.build import graph_of
 
 
@@ -111,7 +111,7 @@ LAYERS = graph_of(
 def test_names_and_patterns_in_a_file(tmp_path: Path, rules: dict[str, int], expected: tuple[int, ...]) -> None:
     """The file's hints take the place of the graph's own (the loss's 7)."""
     (tmp_path / "expert.json").write_text(json.dumps(rules))
-    assert tuple(op.expert for op in apply_expert_file(LAYERS, tmp_path / "expert.json").ops) == expected
+    assert tuple(op.expert for op in ExpertFile.load(tmp_path / "expert.json").apply(LAYERS).ops) == expected
 
 
 @pytest.mark.parametrize(
@@ -126,4 +126,4 @@ def test_names_and_patterns_in_a_file(tmp_path: Path, rules: dict[str, int], exp
 def test_bad_files(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "expert.json").write_text(content)
     with pytest.raises(FileError, match=message):
-        apply_expert_file(LAYERS, tmp_path / "expert.json")
+        ExpertFile.load(tmp_path / "expert.json").apply(LAYERS)

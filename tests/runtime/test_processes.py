@@ -149,6 +149,12 @@ def test_a_port_already_taken_is_named() -> None:
     assert f"could not meet at 127.0.0.1:{port}" in only_error(err)
 
 
+def test_what_only_a_worker_can_find_wrong_in_the_flags_is_a_usage_error() -> None:
+    code, out, err = finish(start(*SMALL, "--placement_method=m_etf", "--vocab_size=9"), timeout=60)
+    assert (code, out) == (2, "")
+    assert only_error(err).startswith("error: --vocab_size is not an option of wide_towers")
+
+
 def test_another_number_of_workers_than_devices_is_refused() -> None:
     process = start(*SMALL, "--num_devices=3", RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     code, _, err = finish(process, timeout=60)
