@@ -8,7 +8,16 @@ from torch import Tensor, nn
 from baechi_ext.capture.torch_joint import Binding, CaptureOptions, capture_joint
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.simulate import Timeline, simulate
+from runtime.models.registry import ModelOptions
 from runtime.step import TrainingStep, WithLoss, optimizer_spec
+
+SMALL_MODELS = {
+    "inception_v3": ModelOptions(batch_size=2, image_size=75),
+    "wide_towers": ModelOptions(batch_size=2, image_size=16),
+    "gnmt_v2": ModelOptions(batch_size=16, vocab_size=60, max_seq_length=8, rnn_units=64, rnn_chunk=4, num_layers=4, residual=True),
+    "nasnet": ModelOptions(batch_size=4, image_size=16, nasnet_cells=1, nasnet_filters=8),
+}
+"""The built-in models at sizes that keep their structure."""
 
 
 class Branches(nn.Module):

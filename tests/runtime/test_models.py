@@ -17,13 +17,8 @@ from runtime.profiler import ProfileOptions, profile_step
 from runtime.step import EagerStep, TrainingStep, optimizer_spec
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import cpu_devices
+from tests.torch_steps import SMALL_MODELS
 
-SMALL = {
-    "inception_v3": ModelOptions(batch_size=2, image_size=75),
-    "wide_towers": ModelOptions(batch_size=2, image_size=16),
-    "gnmt_v2": ModelOptions(batch_size=16, vocab_size=60, max_seq_length=8, rnn_units=64, rnn_chunk=4, num_layers=4, residual=True),
-    "nasnet": ModelOptions(batch_size=4, image_size=16, nasnet_cells=1, nasnet_filters=8),
-}
 METHODS = {1: ("single",), 2: ("m_sct", "m_etf", "m_topo", "contiguous"), 4: ("m_sct",)}
 EXPERTS = {"wide_towers", "gnmt_v2"}
 """Models with hints where an expert would put their layers."""
@@ -32,7 +27,7 @@ EXPERTS = {"wide_towers", "gnmt_v2"}
 @pytest.fixture(scope="module", params=list(MODELS))
 def captured(request):
     """(step, costed graph, binding) of a model at a small size, profiled for real."""
-    step = make_step(request.param, SMALL[request.param], optimizer_spec("momentum", 0.01))
+    step = make_step(request.param, SMALL_MODELS[request.param], optimizer_spec("momentum", 0.01))
     graph, binding = capture_joint(step.module, step.inputs, CaptureOptions("momentum", 1), request.param)
     with ThreadExecutor(cpu_devices(1), timeout_seconds=120) as executor:
         profile = profile_step(executor, graph, binding, step, ProfileOptions(warmup=1, repeats=2))
@@ -119,7 +114,7 @@ def test_the_registry_lists_what_a_model_takes(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_same_seed_same_step(name: str) -> None:
-    a, b = (make_step(name, SMALL[name], optimizer_spec("sgd", 0.1)) for _ in range(2))
+    a, b = (make_step(name, SMALL_MODELS[name], optimizer_spec("sgd", 0.1)) for _ in range(2))
     assert isinstance(a, TrainingStep)
     assert all(torch.equal(x, y) for x, y in zip(a.inputs, b.inputs, strict=True))
     assert all(torch.equal(v, b.state()[n]) for n, v in a.state().items())

@@ -1,0 +1,45 @@
+"""Every built-in model on 1, 2 and 4 real worker processes computes, bit for bit, what plain PyTorch computes, step after step."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.models_on_processes import STEPS
+from tests.torch_steps import SMALL_MODELS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4])
+def found(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What one group of workers found for all models; "num_devices" besides."""
+    command = [sys.executable, "-m", "tests.runtime.models_on_processes", str(request.param)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=540)
+    assert done.returncode == 0, done.stderr
+    return {**json.loads(done.stdout), "num_devices": request.param}
+
+
+@pytest.mark.parametrize("name", SMALL_MODELS)
+def test_parity(found: dict[str, Any], name: str) -> None:
+    """Loss, every gradient, buffer and updated parameter."""
+    model = found[name]
+    assert len(model["parity"]) == 2
+    for method, parity in model["parity"].items():
+        assert (parity["passed"], parity["max_abs_diff"]) == (True, 0.0), (method, parity)
+        assert parity["compared"] > len(model["trained_alike"])
+        assert model["devices"][method] == list(range(found["num_devices"]))
+
+
+@pytest.mark.parametrize("name", SMALL_MODELS)
+def test_twenty_steps(found: dict[str, Any], name: str) -> None:
+    model = found[name]
+    losses = model["losses"]["eager"]
+    assert model["losses"]["placed"] == losses
+    assert len(losses) == STEPS
+    assert len(set(losses)) >= 8
+    assert losses[-1] < losses[0]
+    assert [n for n, alike in model["trained_alike"].items() if not alike] == []
