@@ -18,6 +18,10 @@ from baechi_ext.errors import ExecutionError
 from baechi_ext.simulate import Timeline
 
 
+class LostPeerError(ExecutionError):
+    """A transfer failed because its other end is gone or late: an echo of what happened there."""
+
+
 class Channels:
     """One worker's ends of all transfers of one placed step."""
 
@@ -89,7 +93,7 @@ class Channels:
             try:
                 work.wait(timeout)
             except RuntimeError as e:
-                raise ExecutionError(
+                raise LostPeerError(
                     f"device {target} waited in vain for the output of op {name!r} from device {source} ({_reason(e)}); "
                     "see whether that worker still runs, or raise --timeout"
                 ) from e
@@ -103,7 +107,7 @@ class Channels:
             try:
                 work.wait(timedelta(seconds=self._timeout_seconds))
             except RuntimeError as e:
-                raise ExecutionError(
+                raise LostPeerError(
                     f"device {self._rank} could not send a tensor ({_reason(e)}); see whether all workers still run"
                 ) from e
         self._going.clear()

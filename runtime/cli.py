@@ -124,10 +124,10 @@ def _probe(args: argparse.Namespace) -> int:
         if path is not None:
             require_writable(path)
     with progress("loading torch"):
+        request = train_flags.probe_request_of(args)
         from runtime.probe_links import probe_links
         from runtime.worker_group import is_worker
 
-    request = train_flags.probe_request_of(args)
     if request.workers == "process" and not is_worker():
         from runtime.launch import run_workers
 

@@ -1,9 +1,11 @@
-"""Host memory that stays mapped: large tensors come and go hundreds of times a step, and giving their pages back to the system each time
-costs a few per cent of the step in page faults, most of all in threads that are not the main one."""
+"""Host memory: how much of it this process may use, and how to keep what is freed."""
 
+import contextlib
 import ctypes
+import os
 import platform
 from functools import cache
+from pathlib import Path, PurePosixPath
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _LARGEST_MMAP_THRESHOLD = 32 * 1024 * 1024
@@ -14,7 +16,9 @@ _LARGEST_MMAP_THRESHOLD = 32 * 1024 * 1024
 def keep_freed_memory() -> bool:
     """Tells this process's malloc to keep what is freed, in one heap for all threads. Whether that was possible (glibc alone can).
 
-    It holds for the whole process, so for an eager step in it as well: comparisons in one process stay fair.
+    Large tensors come and go hundreds of times a step, and giving their pages back to the system each time costs a few per cent of the
+    step in page faults, most of all in threads that are not the main one. It holds for the whole process, so for an eager step in it as
+    well: comparisons in one process stay fair.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -22,3 +26,30 @@ def keep_freed_memory() -> bool:
     settings = ((_M_TRIM_THRESHOLD, 2**31 - 1), (_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD), (_M_ARENA_MAX, 1))
     taken = [mallopt(name, value) == 1 for name, value in settings]
     return all(taken)
+
+
+def usable_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """The machine's memory, or the least that a control group (version 1 or 2) of this process or above it allows."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limits = [machine]
+    for file in _limit_files(proc, cgroups):
+        with contextlib.suppress(OSError, ValueError):  # no such group seen from here; "max"
+            limits.append(int(file.read_text(encoding="ascii")))
+    return min(limits)
+
+
+def _limit_files(proc: Path, cgroups: Path) -> list[Path]:
+    """Where limits may stand: one file for the process's group and each group above it."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return []
+    files: list[Path] = []
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        own = PurePosixPath(path.lstrip("/"))
+        if number == "0":
+            files += [root / group / "memory.max" for root in (cgroups, cgroups / "unified") for group in (own, *own.parents)]
+        elif "memory" in controllers.split(","):
+            files += [cgroups / "memory" / group / "memory.limit_in_bytes" for group in (own, *own.parents)]
+    return files

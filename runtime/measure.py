@@ -5,7 +5,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,8 @@ class Measurement:
     busy_us: Mapping[str, tuple[float, ...]]
     """Variant -> per device, the median over its steps."""
     load_of_others: float | None
-    """CPU time of other processes over (cores x wall time); None where the system does not tell."""
+    """CPU time of other processes on the cores that this run may use, over (those cores x wall time); None where the system does not
+    tell."""
     oversubscribed: bool
     """More CPU devices than cores: devices take turns and no step time means anything."""
 
@@ -127,11 +128,11 @@ def measure(
     gc.collect()
     gc.disable()
     try:
-        load = _LoadOfOthers(executor.cpu_seconds)
+        load = _LoadOfOthers(executor)
         for i in range(warmup + num_steps):
             on_step(i)
             if i == warmup:
-                load = _LoadOfOthers(executor.cpu_seconds)
+                load = _LoadOfOthers(executor)
             times = {"eager": executor.call(0, lambda: _eager_us(executor, eager))}
             for name, variant in placed.items():
                 _, step_times = variant.run()
@@ -167,20 +168,19 @@ def _oversubscribed(executor: Executor) -> bool:
 
 
 class _LoadOfOthers:
-    """The share of the CPU time that goes to processes outside the run, from its making to `share()`; what other guests steal included."""
+    """The share of the run's cores that goes to processes outside it, from its making to `share()`; what other guests steal included."""
 
-    def __init__(self, own_seconds: Callable[[], float]) -> None:
-        self._own_seconds = own_seconds
+    def __init__(self, executor: Executor) -> None:
+        self._own_seconds = executor.cpu_seconds
+        self._cores = executor.devices[0].cores
         self._start = self._now()
 
     def _now(self) -> tuple[float, float, float] | None:
-        """(seconds all cores were busy, seconds this run used, seconds on the clock)."""
+        """(seconds the cores were busy, seconds this run used, seconds on the clock)."""
         try:
-            fields = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:]
+            busy = busy_seconds(Path("/proc/stat").read_text(encoding="ascii"), self._cores)
         except OSError:
             return None
-        ticks = [int(f) for f in fields[:8]]
-        busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
         return busy, self._own_seconds(), time.monotonic()
 
     def share(self) -> float | None:
@@ -188,4 +188,11 @@ class _LoadOfOthers:
         if self._start is None or end is None:
             return None
         busy, own, wall = (b - a for a, b in zip(self._start, end, strict=True))
-        return max(0.0, busy - own) / max(wall * (os.cpu_count() or 1), 1e-9)
+        return max(0.0, busy - own) / max(wall * len(self._cores), 1e-9)
+
+
+def busy_seconds(stat: str, cores: Collection[int]) -> float:
+    """How long `cores` have been busy since the system started, by the text of /proc/stat."""
+    rows = {name: [int(f) for f in fields[:8]] for name, *fields in map(str.split, stat.splitlines()) if name.startswith("cpu")}
+    ticks = [rows[f"cpu{core}"] for core in cores if f"cpu{core}" in rows]
+    return sum(sum(t) - t[3] - t[4] for t in ticks) / os.sysconf("SC_CLK_TCK")

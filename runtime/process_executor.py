@@ -21,7 +21,7 @@ from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.simulate import Timeline, simulate
 from runtime import process_probe
 from runtime.accounting import live_peak_bytes, resident_bytes
-from runtime.channels import Channels
+from runtime.channels import Channels, LostPeerError
 from runtime.host_memory import keep_freed_memory
 from runtime.links import PROBE_BYTES, LinkProbe
 from runtime.memory_limit import MemoryLimit
@@ -66,9 +66,9 @@ class LocalShare:
         self.program = Lowering(context, self.device, rank).lower(cut(self.timeline)[rank])
         if self.group.rank:
             self._drop_the_rest()
-        memory = self.timeline.cluster.devices[rank].memory_bytes
-        resident = resident_bytes(self.owned, state, {})
-        self.limit = MemoryLimit(None if memory is None else int(memory) - resident)
+        self.memory_bytes = self.timeline.cluster.devices[rank].memory_bytes
+        resident = resident_bytes(self.owned, state, self.optimizers)
+        self.limit = MemoryLimit(None if self.memory_bytes is None else int(self.memory_bytes) - resident)
 
     def run(self) -> tuple[torch.Tensor | None, float]:
         """The loss, on the rank that computes it, and the CPU time this process took, its transfers included."""
@@ -77,7 +77,7 @@ class LocalShare:
             try:
                 slots = self.program.run()
             except OpError as e:
-                raise ExecutionError(e.explain(self.device.name, self.timeline.graph)) from e.cause
+                raise ExecutionError(e.explain(self.device.name, self.timeline.graph, self.memory_bytes)) from e.cause
             self.channels.finish()
         busy_us = (time.process_time_ns() - start) / 1000
         return (None if self.program.loss_slot is None else slots[self.program.loss_slot]), busy_us
@@ -129,7 +129,10 @@ class ProcessStep:
         state = _encoded(torch.get_rng_state()) if self._seeded_rank else None
         begin = time.perf_counter_ns()
         group.command({"do": "run", "step": self.number, "random_state": state, "seeded_rank": self._seeded_rank})
-        loss, busy = self._executor.call(0, self._share.run)
+        try:
+            loss, busy = self._executor.call(0, self._share.run)
+        except LostPeerError as e:
+            raise group.first_failure() or e from e
         others = group.answers()
         wall_us = (time.perf_counter_ns() - begin) / 1000
         if self._seeded_rank:
@@ -255,7 +258,7 @@ def _answered(group: WorkerGroup, error: Exception) -> ExecutionError:
     reason = (str(error).splitlines() or [""])[0]
     text = reason if isinstance(error, BaechiError) else f"{type(error).__name__}: {reason}"
     with contextlib.suppress(RuntimeError):  # rank 0 is gone
-        group.answer({"error": text})
+        group.answer({"error": text, "echo": isinstance(error, LostPeerError)})
     return ExecutionError(text)
 
 

@@ -29,6 +29,8 @@ OPTIMIZERS: dict[str, tuple[int, Callable[..., torch.optim.Optimizer]]] = {
     "sgd": (0, torch.optim.SGD),
     "momentum": (1, partial(torch.optim.SGD, momentum=0.9)),
     "rmsprop": (1, torch.optim.RMSprop),
+    "adagrad": (1, torch.optim.Adagrad),
+    "adadelta": (2, torch.optim.Adadelta),
     "adam": (2, torch.optim.Adam),
     "adamw": (2, torch.optim.AdamW),
 }

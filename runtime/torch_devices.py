@@ -15,6 +15,8 @@ class TorchDevice(Protocol):
     name: str
     torch_device: torch.device
     clock_name: str
+    cores: tuple[int, ...]
+    """The host's cores that this process may use, all devices of the run together."""
 
     def enter(self) -> None:
         """Prepares the calling thread: core or stream, one intra-op thread."""
@@ -47,9 +49,9 @@ class CpuDevice:
     clock_name = "thread_cpu"
 
     def __init__(self, index: int) -> None:
-        cores = available_cores()
+        self.cores = available_cores()
         self.name = f"cpu:{index}"
-        self.core = cores[index % len(cores)]
+        self.core = self.cores[index % len(self.cores)]
         self.torch_device = torch.device("cpu")
 
     def enter(self) -> None:
@@ -85,6 +87,7 @@ class CudaDevice:
     clock_name = "cuda_event"
 
     def __init__(self, index: int) -> None:
+        self.cores = available_cores()
         self.name = f"cuda:{index}"
         self.torch_device = torch.device("cuda", index)
         self.compute = torch.cuda.Stream(self.torch_device)
@@ -130,9 +133,9 @@ class CudaDevice:
         torch.cuda.reset_peak_memory_stats(self.torch_device)
 
 
-def available_cores() -> list[int]:
-    """The cores this process may use, in order."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+def available_cores() -> tuple[int, ...]:
+    """The cores this thread may use, in order: all of the process's until a device is entered."""
+    return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else tuple(range(os.cpu_count() or 1))
 
 
 def cpu_devices(count: int) -> list[TorchDevice]:

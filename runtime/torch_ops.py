@@ -36,6 +36,10 @@ class Segment:
     output_slots: tuple[int, ...]
 
 
+_OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "Cannot allocate memory")
+"""What torch, the C++ library, oneDNN and the system call it."""
+
+
 class OpError(Exception):
     """An instruction of an op (None: of the writing back of buffers) raised `cause`."""
 
@@ -44,12 +48,16 @@ class OpError(Exception):
         self.op = op
         self.cause = cause
 
-    def explain(self, device: str, graph: OpGraph) -> str:
-        """One line: device, op, and what happened."""
+    def explain(self, device: str, graph: OpGraph, limit_bytes: float | None = None) -> str:
+        """One line: device, op, and what happened; `limit_bytes` is what the device may hold, where that is kept."""
         where = "writing back buffers" if self.op is None else f"op {graph.ops[self.op].id!r}"
         reason = (str(self.cause).splitlines() or [""])[0]
-        if "can't allocate memory" in str(self.cause) or isinstance(self.cause, MemoryError):
-            return f"device {device} ran out of memory in {where}: {reason}; give it more, use more devices, or a smaller batch"
+        if isinstance(self.cause, (MemoryError, torch.OutOfMemoryError)) or any(words in str(self.cause) for words in _OUT_OF_MEMORY):
+            limit = "" if limit_bytes is None else f" (its limit is {limit_bytes:.0f} bytes, and the step takes more than its profile says)"
+            return (
+                f"device {device} ran out of memory in {where}{limit}: {reason}; raise --device_memory, profile again without --cost_path, "
+                "use more devices, or a smaller batch"
+            )
         return f"device {device} failed in {where}: {type(self.cause).__name__}: {reason}"
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from runtime.probe_links import ProbeRequest
     from runtime.training import TrainRequest
 
-OPTIMIZERS = ("sgd", "momentum", "rmsprop", "adam", "adamw")
+OPTIMIZERS = ("sgd", "momentum", "rmsprop", "adagrad", "adadelta", "adam", "adamw")
 DEFAULT_DEVICES = 2
 WORKERS = {"thread": None, "process": None}
 RNN_UNIT_TYPES = ("lstm", "gru")
@@ -37,15 +37,18 @@ def _add_step_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--model_name", type=flags.one_of(MODELS), default="inception_v3", metavar="NAME", help=f"{names} (default %(default)s)"
     )
-    optimizers = dict.fromkeys(OPTIMIZERS)
-    group.add_argument(
-        "--optimizer", type=flags.one_of(optimizers), default="sgd", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default %(default)s)"
-    )
+    group.add_argument("--optimizer", type=_optimizer, default="sgd", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default %(default)s)")
     group.add_argument("--learning_rate", type=flags.positive, default=0.01, metavar="F", help="default %(default)s")
     group.add_argument("--colocate_grads_with_ops", action="store_true", help="each backward op runs where its forward op runs")
     group.add_argument(
         "--relaxed_random", action="store_true", help="let dropout run anywhere, in any order; parity with the unplaced step is lost"
     )
+
+
+def _optimizer(text: str) -> str:
+    if text == "ftrl":
+        raise argparse.ArgumentTypeError("ftrl is TensorFlow's alone; choose adagrad, which scales each weight's steps in the same way")
+    return flags.one_of(dict.fromkeys(OPTIMIZERS))(text)
 
 
 def _add_model_flags(parser: argparse.ArgumentParser) -> None:
@@ -136,9 +139,9 @@ def request_of(args: argparse.Namespace) -> "TrainRequest":
     cluster = None if args.cluster is None else Cluster.load(args.cluster)
     if cluster is not None and args.comm_cost_coeffs is not None:
         raise OptionError("--cluster and --comm_cost_coeffs exclude each other; give one of them")
+    cuda = _wants_cuda(args)
     from runtime.training import TrainRequest
 
-    cuda = args.num_devices is None and args.num_gpus is not None
     given = args.num_gpus if cuda else args.num_devices
     num_devices = given or (len(cluster) if cluster is not None else DEFAULT_DEVICES)
     return TrainRequest(
@@ -167,6 +170,17 @@ def request_of(args: argparse.Namespace) -> "TrainRequest":
     )
 
 
+def _wants_cuda(args: argparse.Namespace) -> bool:
+    """Whether the devices are CUDA's. Raises OptionError where processes are to drive them."""
+    cuda = args.num_devices is None and args.num_gpus is not None
+    if cuda and args.workers == "process":
+        raise OptionError(
+            f"--workers=process runs CPU devices, over gloo; for {args.num_gpus} CUDA devices drop it (one process drives them all, a "
+            f"stream each), or give --num_devices={args.num_gpus} for CPU workers"
+        )
+    return cuda
+
+
 def add_probe_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `probe-links`."""
     group = parser.add_argument_group("devices")
@@ -193,9 +207,9 @@ def _exponent(text: str) -> int:
 
 def probe_request_of(args: argparse.Namespace) -> "ProbeRequest":
     """The request that the flags of `probe-links` ask for."""
+    cuda = _wants_cuda(args)
     from runtime.probe_links import ProbeRequest
 
-    cuda = args.num_devices is None and args.num_gpus is not None
     return ProbeRequest(
         num_devices=(args.num_gpus if cuda else args.num_devices) or DEFAULT_DEVICES,
         cuda=cuda,

@@ -1,6 +1,5 @@
 """The order of the stages of the main job, `baechi train`: capture, profile, place, simulate, apply, check, measure, report."""
 
-import os
 import platform
 import sys
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from baechi_ext.place.common import PlanResult
 from runtime import pipeline
 from runtime.accounting import measured_peak_bytes
 from runtime.executor import Executor
+from runtime.host_memory import usable_bytes
 from runtime.links import LinkProbe
 from runtime.measure import measure
 from runtime.models.registry import ModelOptions, make_step
@@ -208,10 +208,10 @@ def with_cost_factors(request: TrainRequest, captured: Captured, cluster: Cluste
 
 
 def device_memory_bytes(device: TorchDevice, num_devices: int) -> int:
-    """A CUDA device's own memory; of the machine's memory an equal part for each CPU device."""
+    """A CUDA device's own memory; of the memory that this process may use an equal part for each CPU device."""
     if device.torch_device.type == "cuda":
         return torch.cuda.get_device_properties(device.torch_device).total_memory
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // num_devices
+    return usable_bytes() // num_devices
 
 
 def run_plan(

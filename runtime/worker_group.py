@@ -6,6 +6,7 @@ The environment is torchrun's (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), whoe
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 from baechi_ext.errors import ExecutionError
 
 COMMAND, ANSWER = "command", "answer"
+_LAST_WORDS_SECONDS, _POLL_SECONDS = 1.0, 0.05
 
 
 def is_worker(environment: Mapping[str, str] = os.environ) -> bool:
@@ -79,7 +81,7 @@ class WorkerGroup:
 
     def answer(self, value: dict[str, Any]) -> None:
         """Others: answers the last command."""
-        self.store.set(f"{ANSWER} {self.said} {self.rank}", json.dumps(value))
+        self.store.set(self._answer_key(self.rank), json.dumps(value))
 
     def answers(self) -> list[dict[str, Any]]:
         """Rank 0: what each other rank answered to the last command, in their order.
@@ -88,17 +90,37 @@ class WorkerGroup:
         """
         found = []
         for rank in range(1, self.size):
-            key = f"{ANSWER} {self.said} {rank}"
             try:
-                self.store.wait([key], timedelta(seconds=self.timeout_seconds))
+                self.store.wait([self._answer_key(rank)], timedelta(seconds=self.timeout_seconds))
             except RuntimeError as e:
                 raise ExecutionError(
                     f"the worker of device {rank} did not answer within {self.timeout_seconds:g} s; "
                     "see whether it still runs, or raise --timeout"
                 ) from e
-            value = json.loads(self.store.get(key))
-            self.store.delete_key(key)
+            value = self._heard(rank)
             if "error" in value:
-                raise ExecutionError(f"the worker of device {rank} failed: {value['error']}")
+                raise self.first_failure() or ExecutionError(f"the worker of device {rank} failed: {value['error']}")
+            self.store.delete_key(self._answer_key(rank))
             found.append(value)
         return found
+
+    def first_failure(self) -> ExecutionError | None:
+        """Rank 0: the error that another rank answered to the last command; a cause rather than its echo on a rank that lost its peer.
+
+        A cause is waited for a little. None where no rank says that it failed.
+        """
+        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        while True:
+            keys = {rank: self._answer_key(rank) for rank in range(1, self.size)}
+            said = {rank: self._heard(rank) for rank, key in keys.items() if self.store.check([key])}
+            failed = sorted((value.get("echo", False), rank, value["error"]) for rank, value in said.items() if "error" in value)
+            if (failed and not failed[0][0]) or time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_SECONDS)
+        return ExecutionError(f"the worker of device {failed[0][1]} failed: {failed[0][2]}") if failed else None
+
+    def _answer_key(self, rank: int) -> str:
+        return f"{ANSWER} {self.said} {rank}"
+
+    def _heard(self, rank: int) -> dict[str, Any]:
+        return json.loads(self.store.get(self._answer_key(rank)))

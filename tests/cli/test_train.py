@@ -91,7 +91,8 @@ def errors_of(stderr: str) -> str:
     ("flags", "code", "message"),
     [
         (["--model_name=vgg"], 2, "choose one of inception_v3, wide_towers"),
-        (["--optimizer=lion"], 2, "choose one of sgd, momentum, rmsprop, adam, adamw"),
+        (["--optimizer=lion"], 2, "choose one of sgd, momentum, rmsprop, adagrad, adadelta, adam, adamw"),
+        (["--optimizer=ftrl"], 2, "ftrl is TensorFlow's alone; choose adagrad"),
         (["--workers=fork"], 2, "choose one of thread"),
         (["--placement_method=best"], 2, "choose one of single, contiguous, m_topo, m_etf, m_sct"),
         (["--num_devices=0"], 2, "'0' is not a whole number from 1"),
@@ -104,6 +105,7 @@ def errors_of(stderr: str) -> str:
         (["--cluster=/nowhere/cluster.json"], 1, "cannot read cluster file '/nowhere/cluster.json'"),
         (["--comm_cost_coeffs=1"], 2, "is not two numbers a,b"),
         (["--num_gpus=99"], 1, "--num_gpus=99 asks for 99 CUDA devices and this machine has"),
+        (["--workers=process", "--num_gpus=2"], 2, "--workers=process runs CPU devices, over gloo; for 2 CUDA devices drop it"),
         (["--device_memory=1KiB"], 1, "1024"),
     ],
 )

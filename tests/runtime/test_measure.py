@@ -1,6 +1,11 @@
 """Measuring: statistics with known answers, honest doubts, and a real interleaved run."""
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +14,9 @@ from baechi_ext.ir import Cluster
 from baechi_ext.simulate import simulate
 from runtime.accounting import measured_peak_bytes
 from runtime.links import PROBE_BYTES
-from runtime.measure import Measurement, Ratio, Samples, measure
+from runtime.measure import Measurement, Ratio, Samples, busy_seconds, measure
 from runtime.thread_executor import ThreadExecutor
-from runtime.torch_devices import CpuDevice, cpu_devices
+from runtime.torch_devices import CpuDevice, available_cores, cpu_devices
 from tests.torch_steps import capture, make_step, scattered
 
 
@@ -73,6 +78,31 @@ def test_a_real_measurement() -> None:
     assert all(0 < busy <= 4 * max(result.samples["placed"].us) for busy in result.busy_us["placed"])
     assert result.load_of_others is None or result.load_of_others >= 0
     assert all(torch.equal(value, before[name]) for name, value in step.state().items())
+
+
+STAT = """cpu  500 0 0 9000 0 0 0 0 0 0
+cpu0 100 0 0 4000 50 0 0 0 0 0
+cpu1 200 5 10 3000 0 1 2 7 0 0
+cpu10 200 0 0 2000 0 0 0 0 0 0
+intr 12345
+"""
+
+
+@pytest.mark.parametrize(("cores", "ticks"), [((0,), 100), ((1,), 225), ((0, 10), 300), ((2,), 0)])
+def test_only_the_runs_cores_count(cores: tuple[int, ...], ticks: int) -> None:
+    """Idle and waiting are not busy; stolen is. A core that the system does not list is idle."""
+    assert busy_seconds(STAT, cores) == pytest.approx(ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def test_the_load_is_of_the_cores_that_the_process_may_use() -> None:
+    """On one core of several the run itself is all there is, however busy the others are."""
+    code = (
+        "import os, json; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
+        "from runtime.torch_devices import cpu_devices; devices = cpu_devices(2); devices[1].enter();"
+        "print(json.dumps([list(d.cores) for d in devices]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [[min(available_cores())]] * 2
 
 
 def test_oversubscription_is_noticed() -> None:

@@ -11,13 +11,13 @@ from baechi_ext.ir import Cluster
 from baechi_ext.simulate import simulate
 from runtime.mailbox import Mailboxes
 from runtime.parity import check_parity, compare
-from runtime.step import EagerStep
+from runtime.step import OPTIMIZERS, EagerStep
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import cpu_devices
 from tests.torch_steps import capture, make_step, scattered
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", ["branches", "tied"])
 @pytest.mark.parametrize("num_devices", [1, 2, 4])
 def test_parity_of_random_placements(name: str, num_devices: int, optimizer: str) -> None:
@@ -32,11 +32,12 @@ def test_parity_of_random_placements(name: str, num_devices: int, optimizer: str
             assert all(torch.equal(value, before[n]) for n, value in step.state().items())
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", ["branches", "tied"])
-def test_twenty_steps_have_the_same_losses(name: str) -> None:
+def test_twenty_steps_have_the_same_losses(name: str, optimizer: str) -> None:
     curves = []
     for placed_run in (False, True):
-        step = make_step(name, "momentum")
+        step = make_step(name, optimizer)
         graph, binding = capture(step)
         with ThreadExecutor(cpu_devices(2), timeout_seconds=60) as executor:
             placed = executor.load(scattered(graph, 2, 5), binding, step)
@@ -46,6 +47,16 @@ def test_twenty_steps_have_the_same_losses(name: str) -> None:
             curves.append([run().item() for _ in range(20)])
     assert curves[0] == curves[1]
     assert curves[0][-1] < curves[0][0]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_what_an_optimizer_keeps_is_what_the_plan_counts(optimizer: str) -> None:
+    step = make_step("tied", optimizer)
+    eager = EagerStep(step, torch.device("cpu"))
+    eager.run()
+    for parameter, state in eager.optimizer.state.items():
+        kept = [value for value in state.values() if isinstance(value, torch.Tensor) and value.dim() > 0]
+        assert [value.shape for value in kept] == [parameter.shape] * step.optimizer.slots
 
 
 def test_gradients_are_not_left_on_parameters_and_values_are_freed() -> None:
