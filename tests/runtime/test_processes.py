@@ -4,60 +4,14 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.runtime.workers import finish, only_error, shared_memory, start, torchrun, wait_for_line, workers_of
+
 SMALL = ["train", "--model_name=wide_towers", "--image_size=16", "--batch_size=2", "--workers=process", "--num_steps=2"]
-
-
-def start(*flags: str, **environment: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "runtime", *flags],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish(process: subprocess.Popen, timeout: float = 240) -> tuple[int, str, str]:
-    try:
-        out, err = process.communicate(timeout=timeout)
-    finally:
-        process.kill()
-    return process.returncode, out, err
-
-
-def workers_of(parent: int) -> dict[int, int]:
-    """Rank -> process id of the live workers below a launcher."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (path / "stat").read_text().rsplit(")", 1)[1].split()
-            environment = (path / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        rank = next((int(e[5:]) for e in environment if e.startswith(b"RANK=")), None)
-        if rank is not None and int(fields[1]) == parent and fields[0] != "Z":
-            found[rank] = int(path.name)
-    return found
-
-
-def only_error(stderr: str) -> str:
-    lines = [line for line in stderr.splitlines() if line.startswith("error:")]
-    assert len(lines) == 1, stderr
-    assert "Traceback" not in stderr
-    return lines[0]
-
-
-def shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 4])
@@ -84,20 +38,11 @@ def test_dropout_draws_the_same_numbers_wherever_it_runs() -> None:
 
 
 def test_torchrun_starts_the_same_workers() -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "runtime", *SMALL, "--json"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    code, out, err = finish(process)
+    code, out, err = finish(torchrun(*SMALL, "--json"))
     assert code == 0, err
     report = json.loads(out)
     assert report["parity"]["max_abs_diff"] == 0.0
     assert report["executor"] == "process"
-
-
-def wait_for_line(process: subprocess.Popen, start_of_line: str) -> None:
-    for line in process.stderr:
-        if line.startswith(start_of_line):
-            return
-    raise AssertionError(f"{start_of_line!r} was never said")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -116,6 +61,7 @@ def test_a_worker_killed_in_mid_step_ends_all_with_its_name(rank: int) -> None:
 
 
 def test_a_worker_that_never_answers_is_named_after_the_time_out() -> None:
+    before = shared_memory()
     process = start(*SMALL[:-1], "--num_steps=100000", "--placement_method=m_etf", "--timeout=5")
     wait_for_line(process, "measuring")
     workers = workers_of(process.pid)
@@ -126,6 +72,51 @@ def test_a_worker_that_never_answers_is_named_after_the_time_out() -> None:
     assert "device 1" in only_error(err)
     assert time.monotonic() - begin < 40
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers.values())
+    assert shared_memory() == before
+
+
+ENDLESS = (*SMALL[:-1], "--num_steps=100000", "--placement_method=m_etf", "--timeout=5")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_torchrun_ends_all_where_a_worker_is_killed(rank: int) -> None:
+    before = shared_memory()
+    process = torchrun(*ENDLESS)
+    wait_for_line(process, "measuring")
+    workers = workers_of(process.pid)
+    assert set(workers) == {0, 1}
+    os.kill(workers[rank], signal.SIGKILL)
+    code, out, err = finish(process, timeout=90)
+    assert (code, out) == (1, "")
+    assert f"Signal 9 (SIGKILL) received by PID {workers[rank]}" in err
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers.values())
+    assert shared_memory() == before
+
+
+def test_torchrun_ends_all_where_a_worker_never_answers() -> None:
+    before = shared_memory()
+    process = torchrun(*ENDLESS)
+    wait_for_line(process, "measuring")
+    workers = workers_of(process.pid)
+    os.kill(workers[1], signal.SIGSTOP)
+    code, out, err = finish(process, timeout=90)
+    assert (code, out) == (1, "")
+    said = [line for line in err.splitlines() if line.startswith("error:")]
+    assert len(said) == 1
+    assert "device 1" in said[0]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers.values())
+    assert shared_memory() == before
+
+
+def test_torchrun_with_a_port_already_taken() -> None:
+    """torchrun itself finds it, before there are workers."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        options = ("--master-addr=127.0.0.1", f"--master-port={taken.getsockname()[1]}")
+        code, out, err = finish(torchrun(*SMALL, options=options), timeout=90)
+    assert (code, out) == (1, "")
+    assert "EADDRINUSE" in err
 
 
 def test_ctrl_c_ends_every_worker() -> None:

@@ -1,0 +1,67 @@
+"""A device's memory limit is kept while a placed step runs on worker processes: whoever takes more ends the run with one clear line."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
+from baechi_ext.cost import Profile, attach_costs
+from baechi_ext.errors import InfeasibleError
+from baechi_ext.ir import Cluster, OpGraph
+from baechi_ext.ir.expert import ExpertFile
+from runtime import pipeline
+from runtime.memory_limit import SLACK_BYTES
+from runtime.models.registry import ModelOptions, make_step
+from runtime.profiler import ProfileOptions, profile_step
+from runtime.step import optimizer_spec
+from runtime.thread_executor import ThreadExecutor
+from runtime.torch_devices import cpu_devices
+from tests.runtime.workers import command_line, finish, only_error, shared_memory, start
+
+WIDE = ModelOptions(batch_size=1, vocab_size=300_000, max_seq_length=2, rnn_units=64, num_layers=2, rnn_chunk=2)
+"""Three weights of 73 MiB, and little to compute. Adam needs another 146 MiB for a moment while it updates one."""
+FLAGS = [
+    *("train", "--model_name=gnmt_v2", "--optimizer=adam", "--workers=process", "--placement_method=expert"),
+    "--comm_cost_coeffs=0.001,100",
+    *(f"--{name}={getattr(WIDE, name)}" for name in ("batch_size", "vocab_size", "max_seq_length", "rnn_units", "num_layers", "rnn_chunk")),
+]
+
+
+@pytest.fixture(scope="module")
+def profiled() -> tuple[OpGraph, Profile]:
+    """The graph without costs, and its real profile."""
+    step = make_step("gnmt_v2", WIDE, optimizer_spec("adam", 0.01))
+    graph, binding = capture_joint(step.module, step.inputs, CaptureOptions("adam", 2), "gnmt_v2")
+    with ThreadExecutor(cpu_devices(1)) as executor:
+        return graph, profile_step(executor, graph, binding, step, ProfileOptions(warmup=0, repeats=1))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_step_that_takes_more_than_its_profile_said(profiled: tuple[OpGraph, Profile], tmp_path: Path, rank: int) -> None:
+    """The profile is made to say that no op needs temporary memory; a plan that fits exactly by it does not fit the real step."""
+    graph, profile = profiled
+    rules = tmp_path / "expert.json"
+    rules.write_text(json.dumps({"encoder.embedding.weight": 1 - rank, "*": rank}))
+    modest = replace(profile, ops={name: replace(op, temporary_bytes=0) for name, op in profile.ops.items()})
+    modest.save(tmp_path / "cost.json")
+    request = pipeline.PlanRequest(method="expert", expert_file=ExpertFile.load(rules))
+    limit = int(max(pipeline.plan(attach_costs(graph, modest), Cluster.uniform(2), request).plan.peak_memory_bytes)) + 1
+    exact = Cluster.uniform(2, memory_bytes=limit)
+    needed = max(op.temporary_bytes for op in profile.ops.values())
+    assert needed > 2 * SLACK_BYTES
+    with pytest.raises(InfeasibleError):
+        pipeline.plan(attach_costs(graph, profile), exact, request)
+
+    before = shared_memory()
+    flags = [f"--expert_file={rules}", f"--cost_path={tmp_path / 'cost.json'}", f"--device_memory={limit}"]
+    process = start(*FLAGS, *flags)
+    code, out, err = finish(process, timeout=300)
+    assert (code, out) == (1, "")
+    said = only_error(err)
+    assert f"device cpu:{rank} ran out of memory in op 'update." in said
+    assert f"(its limit is {limit} bytes, and the step takes more than its profile says)" in said
+    assert "raise --device_memory" in said
+    assert [pid for pid in Path("/proc").glob("[0-9]*") if str(rules) in command_line(pid)] == []
+    assert shared_memory() == before
