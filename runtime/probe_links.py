@@ -15,7 +15,7 @@ from runtime.process_executor import ProcessExecutor, follow_probes
 from runtime.progress import progress
 from runtime.tables import as_size
 from runtime.thread_executor import ThreadExecutor
-from runtime.torch_devices import cpu_devices, cuda_devices
+from runtime.torch_devices import cpu_devices, cuda_devices, memory_bytes
 from runtime.worker_group import WorkerGroup, worker_place
 
 _FLOAT_BYTES = 4
@@ -99,7 +99,8 @@ def _probe_all(request: ProbeRequest, executor: Executor) -> LinkReport:
     names = [d.name for d in executor.devices]
     links = {(names[s], names[t]): probe.to_link() for (s, t), probe in probes.items()}
     by_reference = request.workers == "thread" and not request.cuda
-    cluster = Cluster(tuple(Device(n) for n in names), next(iter(links.values())), links, parallel_transfers=by_reference)
+    devices = tuple(Device(n, size) for n, size in zip(names, memory_bytes(executor.devices), strict=True))
+    cluster = Cluster(devices, next(iter(links.values())), links, parallel_transfers=by_reference)
     report = LinkReport(cluster, probes)
     if request.out is not None:
         cluster.save(Path(request.out))

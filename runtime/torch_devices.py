@@ -2,11 +2,13 @@
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 
 from baechi_ext.errors import MissingBackendError
+from runtime.host_memory import usable_bytes
 
 
 class TorchDevice(Protocol):
@@ -150,3 +152,10 @@ def cuda_devices(count: int) -> list[TorchDevice]:
             f"--num_gpus={count} asks for {count} CUDA devices and this machine has {found}; use --num_devices={count} for CPU workers"
         )
     return [CudaDevice(i) for i in range(count)]
+
+
+def memory_bytes(devices: Sequence[TorchDevice]) -> list[int]:
+    """What each device may hold: a CUDA device its own memory, a CPU device an equal part of the memory that this process may use."""
+    share = usable_bytes() // len(devices)
+    of = torch.cuda.get_device_properties
+    return [of(d.torch_device).total_memory if d.torch_device.type == "cuda" else share for d in devices]

@@ -20,7 +20,6 @@ from baechi_ext.place.common import PlanResult
 from runtime import pipeline
 from runtime.accounting import measured_peak_bytes
 from runtime.executor import Executor
-from runtime.host_memory import usable_bytes
 from runtime.links import LinkProbe
 from runtime.measure import measure
 from runtime.models.registry import ModelOptions, make_step
@@ -31,7 +30,7 @@ from runtime.progress import progress
 from runtime.report import StepReport
 from runtime.step import TrainingStep, optimizer_spec
 from runtime.thread_executor import ThreadExecutor
-from runtime.torch_devices import TorchDevice, cpu_devices, cuda_devices
+from runtime.torch_devices import cpu_devices, cuda_devices, memory_bytes
 from runtime.worker_group import WorkerGroup, worker_place
 
 T = TypeVar("T")
@@ -186,7 +185,7 @@ def find_cluster(request: TrainRequest, executor: Executor) -> tuple[Cluster, Li
             with progress("probing the link between two devices"):
                 probe = executor.probe_link()
             link = probe.to_link()
-        memory = [device_memory_bytes(d, len(executor.devices)) for d in executor.devices]
+        memory = memory_bytes(executor.devices)
         devices = tuple(Device(d.name, m) for d, m in zip(executor.devices, memory, strict=True))
         # Threads on CPU devices hand tensors over by reference, which no copy channel slows down.
         by_reference = request.workers == "thread" and not request.cuda
@@ -205,13 +204,6 @@ def with_cost_factors(request: TrainRequest, captured: Captured, cluster: Cluste
         return captured, cluster
     graph, cluster = vary_costs(captured.graph, cluster, request.cost_factor, request.plan.options.seed)
     return replace(captured, graph=graph), cluster
-
-
-def device_memory_bytes(device: TorchDevice, num_devices: int) -> int:
-    """A CUDA device's own memory; of the memory that this process may use an equal part for each CPU device."""
-    if device.torch_device.type == "cuda":
-        return torch.cuda.get_device_properties(device.torch_device).total_memory
-    return usable_bytes() // num_devices
 
 
 def run_plan(

@@ -11,6 +11,7 @@ import pytest
 from baechi_ext.cost import bend_bytes
 from baechi_ext.ir import Cluster
 from runtime.cli import main
+from runtime.host_memory import usable_bytes
 
 
 def test_threads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,6 +23,7 @@ def test_threads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert out.count("fit: r2") == 6
     loaded = Cluster.load(cluster)
     assert [d.name for d in loaded.devices] == ["cpu:0", "cpu:1", "cpu:2"]
+    assert {d.memory_bytes for d in loaded.devices} == {usable_bytes() // 3}
     assert loaded.parallel_transfers
     kept = json.loads(samples.read_text())
     assert [len(p["samples_us"]) for p in kept["pairs"]] == [7] * 6
