@@ -26,7 +26,7 @@ from runtime.launch import run_workers
 from runtime.measure import Measurement, measure
 from runtime.models.registry import MODELS, ModelOptions
 from runtime.parity import check_parity, require_parity
-from runtime.profiler import one_device_timeline
+from runtime.program import one_device_timeline
 from runtime.tables import as_size, as_time
 from runtime.training import TrainRequest, capture_and_profile, find_cluster, with_executor
 from runtime.worker_group import is_worker
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace, request: TrainRequest, executor: Executor) -> 
     """Everything measured, as JSON."""
     captured = capture_and_profile(request, executor)
     cluster, probe = find_cluster(request, executor)
-    single = one_device_timeline(captured.graph)
+    single = one_device_timeline(captured.alone)
     variants = {"single": executor.load(single, captured.binding, captured.step)}
     plans: dict[str, PlanResult] = {}
     peaks = {}

@@ -1,12 +1,13 @@
 """Channels: tensors between worker processes over torch.distributed, tagged by the tensor's number in the graph.
 
 A gloo send is a rendezvous even for a few bytes: it ends when the receiver has posted the same tag. So sends never block (they are
-waited for at the end of the step, or dropped when seen done), and a receive is posted before the op that runs when the tensor is
-predicted to leave its sender: not at the step's start, where its buffer would be held all step long. Every blocking wait is then for a
-tensor whose op stands earlier in the one global order, and nothing can wait in a circle.
+waited for at the end of the step, or dropped when seen done), and a receive is posted at the step's start as long as there is memory
+for its buffer, at the latest before the op that runs when the tensor is predicted to leave its sender: one that is not posted in time
+costs both ends a round of messages while they compute. Every blocking wait is for a tensor whose op stands earlier in the one global
+order, and nothing can wait in a circle.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -41,21 +42,29 @@ class Channels:
         return [(t, tensor) for t, tensor in enumerate(self._tensors) if (tensor.producer, tensor.name) in nodes]
 
     def _post_actions(self, timeline: Timeline) -> dict[int, tuple[Callable[[Any], None], ...]]:
-        """Op -> the receives to post before it: the last op here that starts no later than the transfer does."""
+        """Op -> the receives to post before it."""
         here = timeline.device_order()[self._rank]
+        coming = sorted((x for x in timeline.transfers if x.target == self._rank), key=lambda x: (x.start_us, x.tensor))
+        latest = [self._latest_post(timeline, here, x.tensor, x.start_us) for x in coming]
+        limit = timeline.cluster.devices[self._rank].memory_bytes
+        room = float("inf") if limit is None else limit - timeline.peak_memory_bytes[self._rank]
         posts: dict[int, list[Callable[[Any], None]]] = {}
-        for transfer in sorted(timeline.transfers, key=lambda x: (x.start_us, x.tensor)):
-            if transfer.target == self._rank:
-                position = 0
-                readers = set(timeline.graph.tensors[transfer.tensor].readers)
-                for i, v in enumerate(here):
-                    if timeline.start_us[v] > transfer.start_us:
-                        break
-                    position = i
-                    if v in readers:
-                        break
-                posts.setdefault(here[position], []).append(self._poster(transfer.tensor, transfer.source))
+        for transfer, position in zip(coming, early_posts(latest, [self._tensors[x.tensor].bytes for x in coming], room), strict=True):
+            posts.setdefault(here[position], []).append(self._poster(transfer.tensor, transfer.source))
         return {v: tuple(actions) for v, actions in posts.items()}
+
+    @staticmethod
+    def _latest_post(timeline: Timeline, here: Sequence[int], tensor: int, start_us: float) -> int:
+        """Where among the ops `here` the receive must be posted: at the last one that starts no later than the transfer does."""
+        position = 0
+        readers = set(timeline.graph.tensors[tensor].readers)
+        for i, v in enumerate(here):
+            if timeline.start_us[v] > start_us:
+                break
+            position = i
+            if v in readers:
+                break
+        return position
 
     def _poster(self, tensor: int, source: int) -> Callable[[Any], None]:
         meta = self._meta[tensor]
@@ -114,6 +123,25 @@ class Channels:
 
     def abort(self) -> None:
         """A worker that fails ends, which ends the waits of the others; nothing to do here."""
+
+
+def early_posts(latest: Sequence[int], sizes: Sequence[float], room_bytes: float) -> list[int]:
+    """Where to post each receive, at the earliest: those that are posted before they must be never hold more than `room_bytes`.
+
+    `latest` are the positions where they must be posted, in order. Position 0 is the step's start.
+    """
+    posts = []
+    first, held = 0, 0.0
+    for i, size in enumerate(sizes):
+        held += size
+        while held > room_bytes and first < i:
+            held -= sizes[first]
+            first += 1
+        if held > room_bytes:
+            posts.append(latest[i])
+        else:
+            posts.append(min(latest[first - 1], latest[i]) if first else 0)
+    return posts
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """What the stages need of an executor, whether its devices are threads (ThreadExecutor) or processes (ProcessExecutor)."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
 import torch
@@ -41,6 +42,9 @@ class Executor(Protocol):
 
     def probe_link(self, source: int = 0, target: int = 1, sizes: Sequence[int] = PROBE_BYTES) -> LinkProbe:
         """The link between two devices, from transfers of `sizes` bytes."""
+
+    def keep_busy(self, companions: int, timeline: Timeline, binding: Binding, step: TrainingStep) -> AbstractContextManager[None]:
+        """While it is entered, that many of the devices other than 0 run `timeline`, a step on one device, each its own, over and over."""
 
     def load(self, timeline: Timeline, binding: Binding, step: TrainingStep, *, keep_gradients: bool = False) -> LoadedStep:
         """The step, placed as the timeline says."""

@@ -53,3 +53,13 @@ def _limit_files(proc: Path, cgroups: Path) -> list[Path]:
         elif "memory" in controllers.split(","):
             files += [cgroups / "memory" / group / "memory.limit_in_bytes" for group in (own, *own.parents)]
     return files
+
+
+def available_bytes() -> int | None:
+    """What could be taken now without swapping; None where the system does not say (Linux alone does)."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    return None if found is None else min(found, usable_bytes())

@@ -7,8 +7,9 @@ import base64
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -25,9 +26,9 @@ from runtime.channels import Channels, LostPeerError
 from runtime.host_memory import keep_freed_memory
 from runtime.links import PROBE_BYTES, LinkProbe
 from runtime.memory_limit import MemoryLimit
-from runtime.program import cut
+from runtime.program import cut, one_device_timeline
 from runtime.step import TrainingStep
-from runtime.thread_executor import PlacedStep, StepTimes, ThreadExecutor
+from runtime.thread_executor import PlacedStep, StepTimes, ThreadExecutor, run_until
 from runtime.torch_devices import TorchDevice
 from runtime.torch_ops import Lowering, OpError, StepContext
 from runtime.worker_group import WorkerGroup
@@ -170,7 +171,7 @@ class ProcessExecutor:
         self.group = group
         self.devices = tuple(devices)
         self.timeout_seconds = group.timeout_seconds
-        self._loaded = 0
+        self._loaded = self._rounds = 0
         self._live: WeakSet[ProcessStep] = WeakSet()
         # It outwaits the waits for other ranks inside it, whose errors say more.
         self._local = ThreadExecutor(self.devices[:1], group.timeout_seconds + _LONGER_SECONDS)
@@ -192,6 +193,20 @@ class ProcessExecutor:
         """CPU time that all workers have used."""
         self.group.command({"do": "time"})
         return self._local.cpu_seconds() + sum(a["cpu_seconds"] for a in self.group.answers())
+
+    @contextlib.contextmanager
+    def keep_busy(self, companions: int, timeline: Timeline, binding: Binding, step: TrainingStep) -> Iterator[None]:
+        """See `Executor`. Each rank has a step of its own and builds the one-device timeline of what it captured itself."""
+        self._rounds += 1
+        enough = f"enough {self._rounds}"
+        self.group.command({"do": "keep_busy", "companions": companions, "until": enough})
+        started = [_begun(enough, rank) for rank in range(1, companions + 1)]
+        try:
+            self.group.store.wait(started, timedelta(seconds=self.timeout_seconds))
+            yield
+        finally:
+            self.group.store.set(enough, "")
+        self.group.answers()
 
     def probe_link(self, source: int = 0, target: int = 1, sizes: Sequence[int] = PROBE_BYTES) -> LinkProbe:
         """The link between two ranks."""
@@ -230,6 +245,8 @@ def follow(group: WorkerGroup, device: TorchDevice, graph: OpGraph, binding: Bin
                 answer: dict[str, Any] = {"part": process_probe.play(group.rank, command)}
             elif command["do"] == "time":
                 answer = {"cpu_seconds": sum(os.times()[:2])}
+            elif command["do"] == "keep_busy":
+                answer = _keep_busy(group, device, (graph, binding), make_step, command)
             elif command["do"] == "load":
                 shares = {number: share for number, share in shares.items() if number in command["live"]}
                 shares[command["step"]] = _load(group, device, (graph, binding), make_step(), command)
@@ -277,6 +294,27 @@ def _load(
     share = LocalShare(group, device, timeline, binding, step)
     share.load(keep_gradients=command["keep_gradients"])
     return share
+
+
+def _begun(enough: str, rank: int) -> str:
+    return f"{enough}: {rank} has begun"
+
+
+def _keep_busy(
+    group: WorkerGroup,
+    device: TorchDevice,
+    captured: tuple[OpGraph, Binding],
+    make_step: Callable[[], TrainingStep],
+    command: dict[str, Any],
+) -> dict[str, Any]:
+    if group.rank <= command["companions"]:
+        with ThreadExecutor([device], group.timeout_seconds) as executor:
+            placed = executor.load(one_device_timeline(captured[0]), captured[1], make_step())
+            until = command["until"]
+            placed.programs[0].run()
+            group.store.set(_begun(until, group.rank), "")
+            run_until(placed.programs[0], lambda: group.store.check([until]))
+    return {}
 
 
 def _obey(share: LocalShare, command: dict[str, Any]) -> dict[str, Any]:

@@ -1,85 +1,156 @@
-"""Probing the link between two worker processes: one-way time, and the CPU time that sending and receiving take from each side.
+"""Probing the link between two worker processes: one-way time, and what sending and receiving take from devices that compute meanwhile.
 
-The first rank sends a tensor and the second answers with one of the same size. Half a round trip is the one-way time; each process sends
-and receives once a round, so its CPU time is that of both. The halves are told apart by rounds with a four-byte answer: the first
-rank's CPU time is then a send and a tiny receive, the second's a receive and a tiny send. Tensors move as in a step: received into new
-memory, posted before they come, sent without blocking.
+One-way time is half a round trip between two devices that do nothing else. What a transfer takes from its two devices shows only while
+both compute: the threads of torch.distributed and the system's share of the work interrupt the op at hand, and caches are cold. So the
+first rank computes and sends, over and over, the second computes and takes in what has come, and both do the same without transfers in
+between: the difference per transfer is what it costs each of them. Tensors move as in a step: received into memory that was posted
+before they come, sent without blocking.
 """
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from baechi_ext.cost import fit_link
+from baechi_ext.cost import LinkFit, fit_link
 from baechi_ext.errors import ExecutionError
-from runtime.links import LinkProbe
+from runtime.links import PROBE_BYTES, LinkProbe
 from runtime.worker_group import WorkerGroup
 
 _TAG = 1 << 23
-_TINY_BYTES = 4
 WARMUP, REPEATS = 3, 15
+_BLOCKS, _BLOCKS_OF_SMALL, _LARGE_BYTES, _TRANSFERS = 4, 12, 2**20, 8
+_AHEAD = 2
+"""Receives that are posted beyond the one being waited for."""
+_SIDE = 192
+"""Of the square matrices whose product is the unit of work, some 0.2 ms."""
+_LEAST_UNITS, _UNITS_PER_ONE_WAY = 2, 2
 _LEAST_US = 0.1
-"""CPU times below the clock's reach are taken as this."""
 
 
 def probe_pair(group: WorkerGroup, first: int, second: int, sizes: Sequence[int]) -> LinkProbe:
-    """Rank 0 has the ranks `first` and `second` (itself may be one) play, and fits what they measured. `sizes` in bytes."""
+    """Rank 0 has the ranks `first` and `second` (itself may be one) play, and fits what they measured. `sizes` in bytes.
+
+    Beyond the largest of PROBE_BYTES what the devices are charged follows the line through the smaller ones.
+    """
     command = {"do": "probe", "first": first, "second": second, "sizes": list(sizes)}
     group.command(command)
     parts = [play(0, command), *(a["part"] for a in group.answers())]
     one_way = {size: tuple(us / 2 for us in taken) for size, taken in zip(sizes, parts[first]["wall_us"], strict=True)}
-    send, receive = parts[first]["cpu_us"], parts[second]["cpu_us"]
-    tiny = statistics.median(parts[first]["tiny_us"]) / 2
-    return LinkProbe(
-        samples_us=one_way,
-        fit=fit_link([(size, statistics.median(s)) for size, s in one_way.items()]),
-        send=fit_link([(size, _beyond(statistics.median(cpu), tiny)) for size, cpu in zip(sizes, send, strict=True)]),
-        receive=fit_link([(size, _beyond(statistics.median(cpu), tiny)) for size, cpu in zip(sizes, receive, strict=True)]),
-    )
+    send, receive = (_charge(_loaded_sizes(sizes), parts[rank]["charges"]) for rank in (first, second))
+    return LinkProbe(one_way, fit_link([(size, statistics.median(s)) for size, s in one_way.items()]), send, receive)
+
+
+def _charge(sizes: Sequence[int], charges: Sequence[tuple[float, float]]) -> LinkFit:
+    return fit_link([(size, us) for size, (us, _) in zip(sizes, charges, strict=True)], [scale_us for _, scale_us in charges])
 
 
 def play(rank: int, command: dict[str, Any]) -> dict[str, list[Any]] | None:
-    """A rank's part: per size, wall times of full rounds and CPU times of rounds whose answer is tiny; None for a bystander."""
+    """A rank's part: per size the wall times of round trips, and what a transfer took from this rank; None for a bystander."""
     first, second, sizes = command["first"], command["second"], command["sizes"]
     if rank not in (first, second):
         return None
-    leads, peer = rank == first, second if rank == first else first
-    tiny = _rounds(peer, _TINY_BYTES, _TINY_BYTES, leads=leads)
-    full = [_rounds(peer, size, size, leads=leads) for size in sizes]
-    ends = [(size, _TINY_BYTES) if leads else (_TINY_BYTES, size) for size in sizes]
-    lopsided = [_rounds(peer, out, into, leads=leads) for out, into in ends]
-    return {
-        "tiny_us": [cpu for _, cpu in tiny],
-        "wall_us": [[wall for wall, _ in taken] for taken in full],
-        "cpu_us": [[cpu for _, cpu in taken] for taken in lopsided],
-    }
+    player = _Player(second if rank == first else first, leads=rank == first)
+    trips = {size: player.round_trips(size) for size in sizes}
+    one_way = {size: statistics.median(trips[size]) / 2 for size in sizes}
+    return {"wall_us": list(trips.values()), "charges": [player.charge_us(size, one_way[size]) for size in _loaded_sizes(sizes)]}
 
 
-def _beyond(cpu_us: float, tiny_us: float) -> float:
-    return max(cpu_us - tiny_us, _LEAST_US)
+def _loaded_sizes(sizes: Sequence[int]) -> list[int]:
+    return [size for size in sizes if size <= PROBE_BYTES[-1]] or [min(sizes)]
 
 
-def _rounds(peer: int, out_bytes: int, in_bytes: int, *, leads: bool) -> list[tuple[float, float]]:
-    """(wall, CPU) microseconds of each round, warm-up left out. The side that does not lead answers."""
-    out = torch.zeros(out_bytes // 4)
-    taken = []
-    for _ in range(WARMUP + REPEATS):
-        cpu, wall = time.process_time_ns(), time.perf_counter_ns()
-        into = torch.empty(in_bytes // 4)
-        coming = _started(dist.irecv(into, peer, tag=_TAG))
-        if leads:
-            going = _started(dist.isend(out, peer, tag=_TAG))
-            coming.wait()
-        else:
-            coming.wait()
-            going = _started(dist.isend(out, peer, tag=_TAG))
-        going.wait()
-        taken.append(((time.perf_counter_ns() - wall) / 1000, (time.process_time_ns() - cpu) / 1000))
-    return taken[WARMUP:]
+@dataclass
+class _Player:
+    """One of the two ranks. The side that does not lead answers round trips, and receives what the other sends."""
+
+    peer: int
+    leads: bool
+
+    def round_trips(self, size: int) -> list[float]:
+        """Wall microseconds of each, warm-up left out."""
+        out = torch.zeros(size // 4)
+        taken = []
+        for _ in range(WARMUP + REPEATS):
+            begin = time.perf_counter_ns()
+            into = torch.empty(size // 4)
+            coming = self._receive(into)
+            if self.leads:
+                going = self._send(out)
+                coming.wait()
+            else:
+                coming.wait()
+                going = self._send(out)
+            going.wait()
+            taken.append((time.perf_counter_ns() - begin) / 1000)
+        return taken[WARMUP:]
+
+    def charge_us(self, size: int, one_way_us: float) -> tuple[float, float]:
+        """What one transfer of `size` bytes takes from this rank while both compute, and the time that this is a difference of.
+
+        The receiver computes a little more per transfer, so that it finds what it takes in already there.
+        """
+        matrix = torch.ones(_SIDE, _SIDE)
+        unit_us = min(_timed(lambda: matrix @ matrix, 1) for _ in range(_TRANSFERS))
+        units = max(_LEAST_UNITS, int(_UNITS_PER_ONE_WAY * one_way_us / unit_us)) + (not self.leads)
+
+        def compute() -> None:
+            for _ in range(units):
+                torch.mm(matrix, matrix)
+
+        run = self._sending if self.leads else self._receiving
+        with_us, without_us = [], []
+        # Both ranks have to do as many blocks, so neither may go by a time that it took itself.
+        for _ in range(1 + _BLOCKS if size > _LARGE_BYTES else 1 + _BLOCKS_OF_SMALL):
+            self._meet()
+            with_us.append(_timed(lambda: run(size, compute), _TRANSFERS))
+            self._meet()
+            without_us.append(_timed(lambda: [compute() for _ in range(_TRANSFERS)], _TRANSFERS))
+        difference_us = statistics.median(a - b for a, b in zip(with_us[1:], without_us[1:], strict=True))
+        return max(_LEAST_US, difference_us), statistics.median(with_us)
+
+    def _sending(self, size: int, compute: Callable[[], None]) -> None:
+        out = torch.zeros(size // 4)
+        going = []
+        for _ in range(_TRANSFERS):
+            compute()
+            going.append(self._send(out))
+        for work in going:
+            work.wait()
+
+    def _receiving(self, size: int, compute: Callable[[], None]) -> None:
+        coming: deque[tuple[torch.Tensor, dist.Work]] = deque()
+        for i in range(_TRANSFERS):
+            while len(coming) <= _AHEAD and i + len(coming) < _TRANSFERS:
+                into = torch.empty(size // 4)
+                coming.append((into, self._receive(into)))
+            compute()
+            coming.popleft()[1].wait()
+
+    def _meet(self) -> None:
+        """Both ranks leave at nearly the same time."""
+        into = torch.empty(1)
+        coming = self._receive(into)
+        self._send(torch.zeros(1)).wait()
+        coming.wait()
+
+    def _send(self, tensor: torch.Tensor) -> dist.Work:
+        return _started(dist.isend(tensor, self.peer, tag=_TAG))
+
+    def _receive(self, tensor: torch.Tensor) -> dist.Work:
+        return _started(dist.irecv(tensor, self.peer, tag=_TAG))
+
+
+def _timed(function: Callable[[], object], count: int) -> float:
+    """Wall microseconds of a call, by `count`."""
+    begin = time.perf_counter_ns()
+    function()
+    return (time.perf_counter_ns() - begin) / 1000 / count
 
 
 def _started(work: dist.Work | None) -> dist.Work:

@@ -2,19 +2,22 @@
 
 import gc
 import platform
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from baechi_ext.capture.torch_joint import Binding
-from baechi_ext.cost.profile import OpProfile, Profile
-from baechi_ext.ir.cluster import Cluster
+from baechi_ext.cost.profile import Contention, OpProfile, Profile
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.simulate import Timeline, simulate
+from baechi_ext.simulate import Timeline
+from runtime.executor import Executor
+from runtime.host_memory import available_bytes
+from runtime.program import one_device_timeline
 from runtime.progress import progress
 from runtime.step import TrainingStep
-from runtime.thread_executor import PlacedStep, ThreadExecutor
+from runtime.thread_executor import PlacedStep
 from runtime.torch_devices import TorchDevice
 
 
@@ -24,37 +27,32 @@ class ProfileOptions:
     repeats: int = 8
 
 
-def one_device_timeline(graph: OpGraph) -> Timeline:
-    """The whole step on one device, in the captured order."""
-    rank = [0] * len(graph)
-    for position, v in enumerate(graph.order):
-        rank[v] = position
-    captured = list(range(len(graph)))
-    in_file_order = all(graph.tensors[t].producer < v for v in captured for t in graph.inputs[v])
-    return simulate(graph, Cluster.uniform(1), [0] * len(graph), captured if in_file_order else rank)
-
-
-def profile_step(executor: ThreadExecutor, graph: OpGraph, binding: Binding, step: TrainingStep, options: ProfileOptions) -> Profile:
-    """The profile of every op on the executor's device 0. Parameters, buffers and random state are put back afterwards.
+def profile_step(executor: Executor, graph: OpGraph, binding: Binding, step: TrainingStep, options: ProfileOptions) -> Profile:
+    """The profile of every op on the executor's device 0: alone, and where it has more CPU devices while those are at work, too.
+    Parameters, buffers and random state are put back afterwards.
 
     Times are of the device's own clock (thread CPU time, CUDA events), from an op's first instruction to its last free, so that
     they add up to the step; on a CPU device the Python that starts an op is part of it, as it is in the step.
     """
     device = executor.devices[0]
     saved, rng = step.snapshot(), torch.get_rng_state()
+    timeline = one_device_timeline(graph)
+    contention = None
+    contended: list[list[float]] = [[] for _ in range(len(graph))]
     try:
-        placed = executor.load(one_device_timeline(graph), binding, step)
-        samples: list[list[float]] = [[] for _ in range(len(graph))]
+        placed = executor.load(timeline, binding, step)
         gc.collect()
         gc.disable()
         with progress(f"profiling {len(graph)} ops, {options.warmup + options.repeats} passes"):
-            for repeat in range(options.warmup + options.repeats):
-                times = executor.call(0, lambda: _timed_pass(placed, device))
-                if repeat >= options.warmup:
-                    for v, us in times.items():
-                        samples[v].append(us)
+            samples, _ = _passes(executor, placed, options)
         with progress("measuring temporary memory"):
             temporary = temporary_bytes(executor, placed)
+        companions = _companions(executor, timeline)
+        if companions:
+            beside = f"profiling beside {companions} other device{'s' * (companions > 1)} at work"
+            with progress(beside), executor.keep_busy(companions, timeline, binding, step):
+                contended, passes_us = _passes(executor, placed, options)
+            contention = Contention(companions + 1, passes_us)
     finally:
         gc.enable()
         step.restore(saved)
@@ -64,14 +62,42 @@ def profile_step(executor: ThreadExecutor, graph: OpGraph, binding: Binding, ste
         op_digests=dict(zip(graph.index, graph.op_digests, strict=True)),
         clock=device.clock_name,
         warmup=options.warmup,
-        ops={op.id: OpProfile(tuple(samples[v]), op.output_bytes, temporary[v], op.persistent_bytes) for v, op in enumerate(graph.ops)},
+        ops={
+            op.id: OpProfile(tuple(samples[v]), op.output_bytes, temporary[v], op.persistent_bytes, tuple(contended[v]))
+            for v, op in enumerate(graph.ops)
+        },
         metadata={
             "device": device.name,
             "processor": platform.processor() or platform.machine(),
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
+        contention=contention,
     )
+
+
+def _companions(executor: Executor, timeline: Timeline) -> int:
+    """How many of the other devices to keep at work: all CPU devices for whose own steps there is memory. CUDA devices share nothing
+    that their clocks would not see."""
+    if any(d.torch_device.type != "cpu" for d in executor.devices):
+        return 0
+    others, available, needed = len(executor.devices) - 1, available_bytes(), timeline.peak_memory_bytes[0]
+    return others if available is None or needed == 0 else max(0, min(others, int(available / needed) - 1))
+
+
+def _passes(executor: Executor, placed: PlacedStep, options: ProfileOptions) -> tuple[list[list[float]], tuple[float, ...]]:
+    """For each op its samples, and the wall time of each pass, both in microseconds, without the warm-up."""
+    device = executor.devices[0]
+    samples: list[list[float]] = [[] for _ in placed.programs[0].segments]
+    passes = []
+    for repeat in range(options.warmup + options.repeats):
+        begin = time.perf_counter_ns()
+        times = executor.call(0, lambda: _timed_pass(placed, device))
+        if repeat >= options.warmup:
+            passes.append((time.perf_counter_ns() - begin) / 1000)
+            for v, us in times.items():
+                samples[v].append(us)
+    return samples, tuple(passes)
 
 
 def _timed_pass(placed: PlacedStep, device: TorchDevice) -> dict[int, float]:
@@ -94,7 +120,7 @@ def _timed_pass(placed: PlacedStep, device: TorchDevice) -> dict[int, float]:
     return {segment.op: us for segment, us in zip(program.segments, spent, strict=True)}
 
 
-def temporary_bytes(executor: ThreadExecutor, placed: PlacedStep) -> list[int]:
+def temporary_bytes(executor: Executor, placed: PlacedStep) -> list[int]:
     """For each op, the bytes it allocated and freed again while it computed, at most at one time, beyond its outputs."""
     if executor.devices[0].peak_bytes() is not None:
         return executor.call(0, lambda: _temporary_by_allocator(placed, executor.devices[0]))

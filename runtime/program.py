@@ -6,7 +6,8 @@ been started before by a device that does not wait for it, and no set of program
 
 from dataclasses import dataclass
 
-from baechi_ext.simulate import Timeline
+from baechi_ext.ir import Cluster, OpGraph
+from baechi_ext.simulate import Timeline, simulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,16 @@ class Free:
 
 Instruction = Run | Send | Receive | Free
 DeviceProgram = tuple[Instruction, ...]
+
+
+def one_device_timeline(graph: OpGraph) -> Timeline:
+    """The whole step on one device, in the captured order."""
+    rank = [0] * len(graph)
+    for position, v in enumerate(graph.order):
+        rank[v] = position
+    captured = list(range(len(graph)))
+    in_file_order = all(graph.tensors[t].producer < v for v in captured for t in graph.inputs[v])
+    return simulate(graph, Cluster.uniform(1), [0] * len(graph), captured if in_file_order else rank)
 
 
 def cut(timeline: Timeline) -> tuple[DeviceProgram, ...]:

@@ -4,8 +4,10 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -172,6 +174,23 @@ class ThreadExecutor:
             raise error
         return value
 
+    @contextmanager
+    def keep_busy(self, companions: int, timeline: Timeline, binding: Binding, step: TrainingStep) -> Iterator[None]:
+        """See `Executor`. The steps are replicas of `step`."""
+        enough = threading.Event()
+        loaded = [self.load(timeline, binding, step.replica("cpu")) for _ in range(companions)]
+        helpers = range(1, companions + 1)
+        for index, placed in zip(helpers, loaded, strict=True):
+            self._workers[index].tasks.put(partial(run_until, placed.programs[0], enough.is_set))
+        try:
+            yield
+        finally:
+            enough.set()
+            answers = [self._answer(index) for index in helpers]
+        for _, error in answers:
+            if error is not None:
+                raise error
+
     def cpu_seconds(self) -> float:
         """CPU time this process has used."""
         used = os.times()
@@ -210,6 +229,12 @@ class ThreadExecutor:
                 f"device {self.devices[index].name} did not answer within {self.timeout_seconds:g} s; "
                 "raise --timeout if a step takes that long"
             ) from None
+
+
+def run_until(program: LoweredProgram, enough: Callable[[], bool]) -> None:
+    """Runs a program over and over."""
+    while not enough():
+        program.run()
 
 
 def _first_cause(devices: Sequence[TorchDevice], errors: Sequence[tuple[int, BaseException]]) -> BaseException:

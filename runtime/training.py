@@ -25,7 +25,8 @@ from runtime.measure import measure
 from runtime.models.registry import ModelOptions, make_step
 from runtime.parity import check_parity, require_parity
 from runtime.process_executor import ProcessExecutor, follow
-from runtime.profiler import ProfileOptions, one_device_timeline, profile_step
+from runtime.profiler import ProfileOptions, profile_step
+from runtime.program import one_device_timeline
 from runtime.progress import progress
 from runtime.report import StepReport
 from runtime.step import TrainingStep, optimizer_spec
@@ -78,6 +79,9 @@ class Captured:
 
     step: TrainingStep
     graph: OpGraph
+    """With the costs of a device beside others at work, where there are others."""
+    alone: OpGraph
+    """With the costs of a device that works alone."""
     binding: Binding
     profile: Profile
 
@@ -107,9 +111,9 @@ def with_executor(request: TrainRequest, drive: Callable[[Executor], T]) -> T | 
     if size != request.num_devices:
         raise ExecutionError(f"{size} workers were started for --num_devices={request.num_devices}; start one worker per device")
     devices = cpu_devices(size)
-    # Before torch.distributed starts threads of its own: they are to share the device's core, as their work is the device's.
-    devices[rank].enter()
     with WorkerGroup.join(request.timeout_seconds) as group:
+        # Now that torch.distributed has started its threads: they may run on any core, and only have to share this one where all are busy.
+        devices[rank].enter()
         if group.rank == 0:
             with ProcessExecutor(group, devices) as executor:
                 return drive(executor)
@@ -166,7 +170,8 @@ def capture_and_profile(request: TrainRequest, executor: Executor) -> Captured:
             )
     else:
         profile = profile_step(executor, graph, binding, step, ProfileOptions())
-    return Captured(step, attach_costs(graph, profile), binding, profile)
+    together = attach_costs(graph, profile, contended=len(executor.devices) > 1)
+    return Captured(step, together, attach_costs(graph, profile), binding, profile)
 
 
 def find_cluster(request: TrainRequest, executor: Executor) -> tuple[Cluster, LinkProbe | None]:
@@ -202,8 +207,10 @@ def with_cost_factors(request: TrainRequest, captured: Captured, cluster: Cluste
     cluster = scale_links(cluster, request.comm_cost_factor)
     if request.cost_factor == 1:
         return captured, cluster
-    graph, cluster = vary_costs(captured.graph, cluster, request.cost_factor, request.plan.options.seed)
-    return replace(captured, graph=graph), cluster
+    factor, seed = request.cost_factor, request.plan.options.seed
+    alone, _ = vary_costs(captured.alone, cluster, factor, seed)
+    graph, cluster = vary_costs(captured.graph, cluster, factor, seed)
+    return replace(captured, graph=graph, alone=alone), cluster
 
 
 def run_plan(
@@ -218,7 +225,7 @@ def run_plan(
         require_parity(parity)
     with progress("accounting memory"):
         peak = measured_peak_bytes(executor, timeline, binding, step)
-    single = one_device_timeline(captured.graph)
+    single = one_device_timeline(captured.alone)
     variants = {"single": executor.load(single, binding, step), "placed": executor.load(timeline, binding, step)}
     with progress(f"measuring {request.num_steps} steps of each variant"):
         measurement = measure(executor, step, variants, num_steps=request.num_steps)

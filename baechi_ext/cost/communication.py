@@ -23,17 +23,18 @@ class LinkFit:
         return f"{self.us_per_byte:.4g} us/B x bytes + {self.latency_us:.4g} us (r2 {self.r_squared:.3f})"
 
 
-def fit_link(samples: Sequence[tuple[float, float]]) -> LinkFit:
+def fit_link(samples: Sequence[tuple[float, float]], scales_us: Sequence[float] | None = None) -> LinkFit:
     """The line through `(bytes, us)` samples that minimises the squared relative error, neither slope nor latency negative.
 
-    Relative, because the samples span many orders of magnitude and an absolute fit is ruled by the largest transfer alone.
+    Relative, because the samples span many orders of magnitude and an absolute fit is ruled by the largest transfer alone. Where
+    the error of a sample goes by something other than the sample, as that of a difference does, `scales_us` says by what.
     Raises ProfileError where there are fewer than two sizes or a time is not positive.
     """
     if len({size for size, _ in samples}) < 2:
         raise ProfileError(f"a link fit needs samples of at least 2 sizes, got {len(samples)} samples; probe more sizes")
     if not all(us > 0 and math.isfinite(us) for _, us in samples):
         raise ProfileError("a link fit needs positive, finite times")
-    weights = [1.0 / us**2 for _, us in samples]
+    weights = [1.0 / scale**2 for scale in scales_us or [us for _, us in samples]]
     slope, latency = _weighted_line(samples, weights)
     if slope < 0:
         slope, latency = 0.0, _weighted_mean([us for _, us in samples], weights)

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ class OpProfile:
     output_bytes: int | float = 0
     temporary_bytes: int | float = 0
     persistent_bytes: int | float = 0
+    contended_us: tuple[float, ...] = ()
+    """The same, while other devices were at work; empty where none was."""
 
     @property
     def min_us(self) -> float:
@@ -30,6 +32,17 @@ class OpProfile:
     @property
     def median_us(self) -> float:
         return statistics.median(self.samples_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """Whole passes while `devices` devices ran the step at once, each its own, in microseconds of wall time.
+
+    Devices of one host share its memory, and threads the interpreter: what they wait for is in no op's own clock, but in the pass.
+    """
+
+    devices: int
+    pass_us: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -43,13 +56,16 @@ class Profile:
     warmup: int
     ops: Mapping[str, OpProfile]
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    contention: Contention | None = None
 
     def to_json(self) -> dict[str, Any]:
+        contention = self.contention
         return {
             "schema_version": SCHEMA_VERSION,
             "graph_fingerprint": self.graph_fingerprint,
             "clock": self.clock,
             "warmup": self.warmup,
+            "contention": None if contention is None else {"devices": contention.devices, "pass_us": list(contention.pass_us)},
             "metadata": dict(self.metadata),
             "op_digests": dict(self.op_digests),
             "ops": {
@@ -57,6 +73,7 @@ class Profile:
                     "compute_us": p.min_us,
                     "median_us": p.median_us,
                     "samples_us": list(p.samples_us),
+                    **({"contended_us": list(p.contended_us)} if p.contended_us else {}),
                     "output_bytes": p.output_bytes,
                     "temporary_bytes": p.temporary_bytes,
                     "persistent_bytes": p.persistent_bytes,
@@ -78,22 +95,38 @@ class Profile:
         metadata = value.get("metadata")
         if metadata is not None and not isinstance(metadata, dict):
             raise ProfileError(f'the profile\'s "metadata" is {metadata!r}; expected an object')
-        return cls(
+        profile = cls(
             graph_fingerprint=graph.fingerprint,
             op_digests=dict(zip(graph.index, graph.op_digests, strict=True)),
             clock=str(value.get("clock", "")),
             warmup=int(as_number(value.get("warmup", 0), "warmup", ProfileError)),
             ops={op.id: _op_from_json(op.id, ops[op.id]) for op in graph.ops},
             metadata=metadata or {},
+            contention=_contention_from_json(value.get("contention")),
         )
+        without = next((id_ for id_, p in profile.ops.items() if not p.contended_us), None)
+        if profile.contention is not None and without is not None:
+            raise ProfileError(f'the profile has "contention", but op {without!r} has no "contended_us"; profile again')
+        return profile
 
-    def typical_over_least(self) -> float:
-        """The time of the median pass over all ops, over the sum of their least times; 1 where their numbers of samples differ."""
+    def compute_us(self) -> dict[str, float]:
+        """What each op takes on a device that works alone: the least of its samples, times what a typical pass takes over the sum of
+        the least times: no pass has every op at its best, and a step is a pass."""
         columns = [p.samples_us for p in self.ops.values()]
-        least = sum(p.min_us for p in self.ops.values())
-        if least <= 0 or len({len(c) for c in columns}) != 1:
-            return 1.0
-        return statistics.median(sum(one_pass) for one_pass in zip(*columns, strict=True)) / least
+        passes = [sum(one_pass) for one_pass in zip(*columns, strict=True)] if len(set(map(len, columns))) == 1 else []
+        return self._scaled({id_: p.min_us for id_, p in self.ops.items()}, passes)
+
+    def contended_us(self) -> dict[str, float]:
+        """What each op takes while other devices are at work; as if alone where that was not profiled."""
+        if self.contention is None:
+            return self.compute_us()
+        return self._scaled({id_: min(p.contended_us) for id_, p in self.ops.items()}, self.contention.pass_us)
+
+    @staticmethod
+    def _scaled(least_us: dict[str, float], passes_us: Sequence[float]) -> dict[str, float]:
+        total = sum(least_us.values())
+        scale = statistics.median(passes_us) / total if passes_us and total > 0 else 1.0
+        return {id_: us * scale for id_, us in least_us.items()}
 
     def save(self, path: str | Path) -> None:
         write_json(path, self.to_json())
@@ -108,6 +141,15 @@ class Profile:
             raise type(e)(f"{path}: {e}") from e
 
 
+def _contention_from_json(value: Any) -> Contention | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("pass_us"), list) or not value["pass_us"]:
+        raise ProfileError(f'the profile\'s "contention" is {value!r}; expected an object with "devices" and "pass_us"')
+    passes = tuple(as_number(us, "a pass of the profile's contention", ProfileError) for us in value["pass_us"])
+    return Contention(int(as_number(value.get("devices", 0), "the devices of the profile's contention", ProfileError)), passes)
+
+
 def _op_from_json(id_: str, value: Any) -> OpProfile:
     if not isinstance(value, dict):
         raise ProfileError(f"the profile of op {id_!r} is {value!r}; expected an object")
@@ -118,7 +160,11 @@ def _op_from_json(id_: str, value: Any) -> OpProfile:
         name: as_bytes(value.get(name, 0), f"{name} of op {id_!r}", ProfileError)
         for name in ("output_bytes", "temporary_bytes", "persistent_bytes")
     }
-    profile = OpProfile(tuple(as_number(s, f"a sample of op {id_!r}", ProfileError) for s in samples), **sizes)
+    contended = value.get("contended_us", [])
+    if not isinstance(contended, list):
+        raise ProfileError(f'"contended_us" of op {id_!r} is {contended!r}; expected a list; profile again')
+    alone_us, contended_us = (tuple(as_number(s, f"a sample of op {id_!r}", ProfileError) for s in x) for x in (samples, contended))
+    profile = OpProfile(alone_us, **sizes, contended_us=contended_us)
     if value.get("compute_us") is None:
         raise ProfileError(f'the profile of op {id_!r} has no "compute_us"; profile again')
     compute_us = as_number(value["compute_us"], f"compute_us of op {id_!r}", ProfileError)
@@ -129,24 +175,23 @@ def _op_from_json(id_: str, value: Any) -> OpProfile:
     return profile
 
 
-def attach_costs(graph: OpGraph, profile: Profile) -> OpGraph:
-    """The graph with each op's time and bytes from `profile`.
+def attach_costs(graph: OpGraph, profile: Profile, *, contended: bool = False) -> OpGraph:
+    """The graph with each op's time and bytes from `profile`; with `contended` the times beside other devices at work.
 
-    An op's time is the minimum of its samples, which repeats best from run to run because other programs only ever add to a
-    sample, times `typical_over_least`: no pass has every op at its best, and a step is a pass.
+    Times are built on the least samples, which repeat best from run to run because other programs only ever add to a sample.
     Raises ProfileError where an op has no profile.
     """
     missing = next((op.id for op in graph.ops if op.id not in profile.ops), None)
     if missing is not None:
         raise ProfileError(f"the profile has no op {missing!r}; profile this graph again")
-    scale = profile.typical_over_least()
-    return graph.replace_ops([_with_costs(op, profile.ops[op.id], scale) for op in graph.ops])
+    times = profile.contended_us() if contended else profile.compute_us()
+    return graph.replace_ops([_with_costs(op, profile.ops[op.id], times[op.id]) for op in graph.ops])
 
 
-def _with_costs(op: Op, costs: OpProfile, scale: float) -> Op:
+def _with_costs(op: Op, costs: OpProfile, compute_us: float) -> Op:
     return replace(
         op,
-        compute_us=costs.min_us * scale,
+        compute_us=compute_us,
         output_bytes=costs.output_bytes,
         temporary_bytes=costs.temporary_bytes,
         persistent_bytes=costs.persistent_bytes,

@@ -50,6 +50,13 @@ def test_a_constant_is_a_perfect_line() -> None:
     assert (fit.us_per_byte, fit.latency_us, fit.r_squared) == pytest.approx((0, 7, 1))
 
 
+def test_scales_say_how_far_each_sample_may_be_off() -> None:
+    """Differences of long times: a small one is no surer than the others, and must not rule the line."""
+    samples = [(10, 100), (20, 1), (1000, 100)]
+    assert fit_link(samples).latency_us < 2
+    assert fit_link(samples, [1000, 1000, 1000]).latency_us == pytest.approx(50, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("samples", "message"),
     [

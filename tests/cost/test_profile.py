@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baechi_ext.cost import OpProfile, Profile, attach_costs
+from baechi_ext.cost import Contention, OpProfile, Profile, attach_costs
 from baechi_ext.errors import FileError, MismatchError, ProfileError
 from baechi_ext.ir import Op, OpGraph
 from tests.build import graph_of
@@ -66,6 +66,25 @@ def test_an_op_without_a_profile() -> None:
         attach_costs(GRAPH, profile)
 
 
+def a_contended_profile() -> Profile:
+    ops = {"a": OpProfile((1.0, 3.0), contended_us=(2.0, 4.0)), "b": OpProfile((7.0, 9.0), contended_us=(10.0, 8.0))}
+    return replace(a_profile(), ops=ops, contention=Contention(2, (20.0, 15.0, 30.0)))
+
+
+def test_a_contended_pass_is_as_long_as_it_was_by_the_wall() -> None:
+    """Waits for what devices share are in no op's own samples (10 at least), but in the pass (20 typically)."""
+    profile = a_contended_profile()
+    assert [op.compute_us for op in attach_costs(GRAPH, profile, contended=True).ops] == [4.0, 16.0]
+    assert [op.compute_us for op in attach_costs(GRAPH, profile).ops] == [1.25, 8.75]
+    alone = replace(profile, contention=None)
+    assert attach_costs(GRAPH, alone, contended=True) == attach_costs(GRAPH, alone)
+
+
+def test_contention_comes_back_from_a_file(tmp_path: Path) -> None:
+    a_contended_profile().save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json", GRAPH) == a_contended_profile()
+
+
 REFUSED = [
     (a_file(ops=[]), 'the profile has no object "ops"'),
     (a_file(warmup=-1), "warmup is -1; expected at least 0"),
@@ -77,6 +96,9 @@ REFUSED = [
     (with_op(compute_us=-5), "compute_us of op 'b' is -5; expected at least 0"),
     (with_op(compute_us=12345), "compute_us of op 'b' is 12345 and the least of its samples"),
     (with_op(samples_us=[1, -2]), "a sample of op 'b' is -2; expected at least 0"),
+    (with_op(contended_us=4), "\"contended_us\" of op 'b' is 4; expected a list; profile again"),
+    (a_file(contention={"devices": 2}), "\"contention\" is {'devices': 2}; expected an object with"),
+    (a_file(contention={"devices": 2, "pass_us": [5]}), "the profile has \"contention\", but op 'a' has no \"contended_us\""),
     (with_op(output_bytes="x"), "output_bytes of op 'b' is 'x'; expected a number"),
 ]
 
@@ -112,7 +134,6 @@ def test_costs_are_the_least_times_scaled_to_a_typical_pass() -> None:
     graph = OpGraph.from_edges([Op("a"), Op("b")], [("a", "b", 4, "a:0")])
     ops = {"a": OpProfile((20.0, 10.0, 50.0)), "b": OpProfile((10.0, 14.0, 10.0))}
     profile = Profile(graph.fingerprint, dict(zip(graph.index, graph.op_digests, strict=True)), "thread_cpu", 0, ops)
-    assert profile.typical_over_least() == 1.5
     assert [op.compute_us for op in attach_costs(graph, profile).ops] == [15.0, 15.0]
 
 
@@ -120,5 +141,4 @@ def test_samples_of_different_numbers_are_not_scaled() -> None:
     graph = OpGraph.from_edges([Op("a"), Op("b")], [("a", "b", 4, "a:0")])
     ops = {"a": OpProfile((20.0, 10.0)), "b": OpProfile((10.0,))}
     profile = Profile(graph.fingerprint, dict(zip(graph.index, graph.op_digests, strict=True)), "thread_cpu", 0, ops)
-    assert profile.typical_over_least() == 1.0
     assert [op.compute_us for op in attach_costs(graph, profile).ops] == [10.0, 10.0]

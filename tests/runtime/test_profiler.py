@@ -1,12 +1,17 @@
 """A profile has real samples for every op, adds up, and leaves the step as it was."""
 
+import statistics
+from dataclasses import replace
+
 import pytest
 import torch
 
 from baechi_ext.cost import Profile, attach_costs
 from baechi_ext.errors import MismatchError
 from baechi_ext.ir.files import read_json
+from runtime import profiler
 from runtime.profiler import ProfileOptions, profile_step
+from runtime.program import one_device_timeline
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import cpu_devices
 from tests.torch_steps import capture, make_step
@@ -51,6 +56,45 @@ def test_profiling_changes_nothing() -> None:
         profile_step(executor, graph, binding, step, ProfileOptions(warmup=0, repeats=1))
     assert torch.equal(rng, torch.get_rng_state())
     assert all(torch.equal(value, before[name]) for name, value in step.state().items())
+
+
+def test_beside_other_devices_every_op_is_sampled_again_and_nothing_changes() -> None:
+    step = make_step("branches")
+    graph, binding = capture(step)
+    before, rng = step.snapshot(), torch.get_rng_state()
+    with ThreadExecutor(cpu_devices(3), timeout_seconds=60) as executor:
+        profile = profile_step(executor, graph, binding, step, ProfileOptions(warmup=1, repeats=3))
+        executor.call(2, lambda: None)  # the companions are back
+    assert profile.contention is not None
+    assert (profile.contention.devices, len(profile.contention.pass_us)) == (3, 3)
+    assert all(len(p.samples_us) == len(p.contended_us) == 3 for p in profile.ops.values())
+    together, alone = attach_costs(graph, profile, contended=True), attach_costs(graph, profile)
+    assert together.total_compute_us() == pytest.approx(statistics.median(profile.contention.pass_us))
+    assert together != alone
+    assert torch.equal(rng, torch.get_rng_state())
+    assert all(torch.equal(value, before[name]) for name, value in step.state().items())
+
+
+def test_only_as_many_steps_at_once_as_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = make_step("branches")
+    graph, binding = capture(step)
+    needed = one_device_timeline(graph).peak_memory_bytes[0]
+    found = []
+    with ThreadExecutor(cpu_devices(3), timeout_seconds=60) as executor:
+        for available in (needed * 1.9, needed * 2.1):
+            monkeypatch.setattr(profiler, "available_bytes", lambda available=available: int(available))
+            profile = profile_step(executor, graph, binding, step, ProfileOptions(warmup=0, repeats=1))
+            found.append(None if profile.contention is None else profile.contention.devices)
+    assert found == [None, 2]
+
+
+def test_a_companion_that_fails_is_heard() -> None:
+    step = make_step("branches")
+    graph, binding = capture(step)
+    with ThreadExecutor(cpu_devices(2), timeout_seconds=60) as executor:
+        broken = replace(step, optimizer=replace(step.optimizer, learning_rate="no number"))
+        with pytest.raises(TypeError), executor.keep_busy(1, one_device_timeline(graph), binding, broken):
+            pass
 
 
 def test_a_saved_profile_comes_back_and_is_refused_for_another_graph(tmp_path) -> None:
