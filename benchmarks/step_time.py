@@ -37,7 +37,7 @@ SIZES = {
     "gnmt_v2": ModelOptions(16, num_devices=2, vocab_size=2000, max_seq_length=20, rnn_units=256, num_layers=4),
     "nasnet": ModelOptions(8),
 }
-METHODS = ("contiguous", "m_topo", "m_etf", "m_sct")
+METHODS = ("contiguous", "m_topo", "m_etf", "m_sct", "expert")
 
 
 def run(args: argparse.Namespace, request: TrainRequest, executor: Executor) -> dict[str, Any]:
@@ -48,7 +48,8 @@ def run(args: argparse.Namespace, request: TrainRequest, executor: Executor) -> 
     variants = {"single": executor.load(single, captured.binding, captured.step)}
     plans: dict[str, PlanResult] = {}
     peaks = {}
-    for method in args.methods:
+    methods = [m for m in args.methods if m != "expert" or any(op.expert is not None for op in captured.graph.ops)]
+    for method in methods:
         plan_request = pipeline.PlanRequest(method, args.grouper, args.placer_type, options=PlaceOptions(seed=0))
         plans[method] = pipeline.plan(captured.graph, cluster, plan_request)
         timeline = plans[method].timeline
