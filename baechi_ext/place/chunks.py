@@ -1,10 +1,15 @@
 """Topological chunks: runs of neighbouring ops, one per device, of equal time or equal bytes."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 from baechi_ext.ir.op_graph import OpGraph
 
 Unit = tuple[int, ...]
+
+_HALVINGS = 60
+"""A double has 53 bits."""
 
 
 def units(graph: OpGraph, order: Sequence[int] | None = None) -> list[Unit]:
@@ -38,6 +43,33 @@ def chunks(weights: Sequence[float], shares: Sequence[float], sizes: Sequence[fl
     return tuple(found)
 
 
+def best_split(weights: Sequence[float], speeds: Sequence[float], sizes: Sequence[float], rooms: Sequence[float]) -> tuple[int, ...]:
+    """A device for each of a sequence of units: the split into runs, device after device, whose slowest run is the fastest.
+
+    A run takes the sum of its weights over the device's speed; its sizes stay within the device's room (bytes), but for the last
+    device, which takes all that is left. The least longest run is found by halving an interval that holds it.
+    """
+    weight_until, size_until = [0.0, *accumulate(weights)], [0.0, *accumulate(sizes)]
+
+    def ends(longest_us: float) -> list[int]:
+        """Where each device's run ends if it takes at most that long."""
+        found, i = [], 0
+        for d, (speed, room) in enumerate(zip(speeds, rooms, strict=True)):
+            i = bisect_right(weight_until, weight_until[i] + longest_us * speed, lo=i) - 1
+            if d < len(speeds) - 1:
+                i = min(i, bisect_right(size_until, size_until[found[-1] if found else 0] + room) - 1)
+            found.append(i)
+        return found
+
+    low, high = 0.0, weight_until[-1] / min(speeds)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if ends(middle)[-1] == len(weights) else (middle, high)
+    stops = ends(high)
+    stops[-1] = len(weights)
+    return tuple(bisect_right(stops, i) for i in range(len(weights)))
+
+
 def spread(graph: OpGraph, ordered: Sequence[Unit], devices: Sequence[int]) -> tuple[int, ...]:
     """A device per unit -> a device per op."""
     placement = [0] * len(graph)
@@ -45,6 +77,14 @@ def spread(graph: OpGraph, ordered: Sequence[Unit], devices: Sequence[int]) -> t
         for v in unit:
             placement[v] = d
     return tuple(placement)
+
+
+def ranks(order: Sequence[int]) -> tuple[float, ...]:
+    """Priorities: the ops in this order."""
+    rank = [0.0] * len(order)
+    for i, v in enumerate(order):
+        rank[v] = float(i)
+    return tuple(rank)
 
 
 def depth_first_order(graph: OpGraph) -> tuple[int, ...]:

@@ -9,8 +9,14 @@ from baechi_ext.place.common import PlaceOptions, PlanResult
 
 METHODS: dict[str, tuple[str, str]] = {
     "single": ("baechi_ext.place.baselines:single", "everything on the one device that is fastest and holds it"),
+    "random": ("baechi_ext.place.baselines:random", "each group on a device drawn by lot, by --seed"),
+    "round_robin": ("baechi_ext.place.baselines:round_robin", "groups dealt to the devices in turn, in topological order"),
     "contiguous": ("baechi_ext.place.baselines:contiguous", "topological chunks of equal time"),
     "m_topo": ("baechi_ext.place.m_topo:m_topo", "topological chunks of equal memory (Baechi)"),
+    "m_topo_nonuniform": (
+        "baechi_ext.place.m_topo_nonuniform:m_topo_nonuniform",
+        "topological chunks as large as each device's memory (Baechi)",
+    ),
     "m_etf": ("baechi_ext.place.m_etf:m_etf", "earliest task first under memory limits (Baechi)"),
     "m_sct": ("baechi_ext.place.m_sct:m_sct", "small communication times: m_etf guided by a favourite-child LP (Baechi)"),
     "expert": ("baechi_ext.place.expert:expert", "where the model's author would put each layer, or --expert_file"),

@@ -165,7 +165,7 @@ def test_bad_packing_is_not_called_proven(method: str) -> None:
 
 
 def test_unknown_method_lists_the_known() -> None:
-    with pytest.raises(OptionError, match="'best'; choose one of single, contiguous, m_topo, m_etf, m_sct"):
+    with pytest.raises(OptionError, match=f"'best'; choose one of {', '.join(METHODS)}$"):
         place("best", TWO_GROUPS, cluster_of(1))
 
 
