@@ -1,6 +1,30 @@
-"""How the whole suite runs hypothesis: the same examples every time, and no deadline on a shared machine."""
+"""How the whole suite runs: the same hypothesis examples every time, no deadline on a shared machine, methods only where their
+solvers are."""
 
+import shutil
+from importlib.util import find_spec
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("suite", deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+
+def missing_backends() -> dict[str, str]:
+    """Placement method -> why it can't run on this machine."""
+    missing = {}
+    if find_spec("pymetis") is None:
+        missing["metis"] = "pymetis is not installed"
+    if shutil.which("scotch_gmap") is None and shutil.which("gmap") is None:
+        missing["scotch"] = "Scotch's gmap is not installed (apt-get install scotch)"
+    return missing
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = missing_backends()
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        method = None if callspec is None else callspec.params.get("method")
+        if method in missing:
+            item.add_marker(pytest.mark.skip(reason=missing[method]))

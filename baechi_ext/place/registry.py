@@ -12,6 +12,8 @@ METHODS: dict[str, tuple[str, str]] = {
     "random": ("baechi_ext.place.baselines:random", "each group on a device drawn by lot, by --seed"),
     "round_robin": ("baechi_ext.place.baselines:round_robin", "groups dealt to the devices in turn, in topological order"),
     "contiguous": ("baechi_ext.place.baselines:contiguous", "topological chunks of equal time"),
+    "metis": ("baechi_ext.place.metis:metis", "balanced parts with the least transfer time between them (METIS; needs pymetis)"),
+    "scotch": ("baechi_ext.place.scotch:scotch", "the same by Scotch's mapping (needs its program: apt-get install scotch)"),
     "heft": ("baechi_ext.place.heft:heft", "heterogeneous earliest finish time, into gaps too (Topcuoglu et al.)"),
     "m_topo": ("baechi_ext.place.m_topo:m_topo", "topological chunks of equal memory (Baechi)"),
     "m_topo_nonuniform": (
