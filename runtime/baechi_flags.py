@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from baechi_ext.errors import OptionError
-from runtime import flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,13 @@ TABLE: tuple[BaechiFlag, ...] = (
     BaechiFlag("comm_cost_factor", "1.5"),
     BaechiFlag("cost_factor", "1.5"),
     BaechiFlag("placer_memory_fraction", "0.9"),
+    BaechiFlag("only_important_ops"),
+    BaechiFlag("consider_all_edges_in_grouping"),
+    BaechiFlag("resolve_cycle"),
+    BaechiFlag("fusion_check_disjoint_paths"),
+    BaechiFlag("fusion_allow_cycle"),
+    BaechiFlag("adjustment_method", "memory_sum"),
+    BaechiFlag("adjustment_with_memory_limit"),
     BaechiFlag("data_format", "NCHW"),
     BaechiFlag("logdir", "runs"),
     BaechiFlag("log_device_placement"),
@@ -54,13 +60,6 @@ TABLE: tuple[BaechiFlag, ...] = (
     BaechiFlag("stats_path", "stats.log", "--cost_path=FILE reads costs that --costgen wrote, and --out=DIR keeps what a run finds"),
     BaechiFlag("device_info_path", "devices.json", "--cluster=FILE describes the devices"),
     BaechiFlag("log_colocation_graph", None, "--out=DIR writes graph.json, which gives every op's colocation group"),
-    BaechiFlag("only_important_ops", None, "what the step does not need is never captured; drop it"),
-    BaechiFlag("adjustment_method", "memory", "a colocation group is placed as one from the start; drop it"),
-    BaechiFlag("adjustment_with_memory_limit", None, "every plan keeps to the devices' memory; drop it"),
-    BaechiFlag("resolve_cycle", None, "--placer_type=colocation merges groups only as far as no cycle closes; drop it"),
-    BaechiFlag("consider_all_edges_in_grouping", None, "no edge is ever left out; drop it"),
-    BaechiFlag("fusion_check_disjoint_paths", None, "--placer_type=fusion merges ops where one is the other's only neighbour; drop it"),
-    BaechiFlag("fusion_allow_cycle", None, "--placer_type=fusion never closes a cycle; drop it"),
 )
 SWITCHES = frozenset(flag.name for flag in TABLE if flag.value is None)
 _TRUE, _FALSE = ("true", "t", "1"), ("false", "f", "0")
@@ -90,17 +89,6 @@ def with_plain_switches(argv: Sequence[str]) -> list[str]:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Those of Baechi's flags that `baechi train` has for Baechi's sake alone; the refused ones are hidden from --help."""
     group = parser.add_argument_group("further flags of Baechi's")
-    group.add_argument("--comm_cost_factor", type=flags.positive, default=1.0, metavar="F", help="multiplies the links' costs (default 1)")
-    group.add_argument(
-        "--cost_factor",
-        type=flags.positive,
-        default=1.0,
-        metavar="F",
-        help="plan with wrong costs: each op's time and each link's costs times a random number from 1 to F, drawn from --seed (default 1)",
-    )
-    group.add_argument(
-        "--placer_memory_fraction", type=flags.fraction, default=1.0, metavar="F", help="multiplies --memory_fraction (default 1)"
-    )
     group.add_argument("--data_format", type=_data_format, default="NCHW", metavar="NCHW", help="how images are laid out")
     group.add_argument("--logdir", dest="out", metavar="DIR", help="the same as --out")
     group.add_argument(

@@ -42,7 +42,7 @@ def _place_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _place(args: argparse.Namespace) -> int:
-    request, cluster = flags.request_of(args), flags.cluster_of(args)
+    request, cluster = flags.request_of(args), flags.placers_view(args, flags.cluster_of(args))
     if args.out is not None:
         require_writable(args.out)
     graph = OpGraph.load(args.graph)

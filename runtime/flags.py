@@ -5,11 +5,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from baechi_ext.cost import scale_links
 from baechi_ext.errors import OptionError
+from baechi_ext.group.grouping import GroupOptions
 from baechi_ext.group.registry import GROUPERS, PLACER_TYPES
 from baechi_ext.ir.cluster import Cluster, Device, Link
 from baechi_ext.ir.expert import ExpertFile
 from baechi_ext.ir.numbers import as_number
+from baechi_ext.place.adjust import ADJUSTMENTS
 from baechi_ext.place.common import PlaceOptions
 from baechi_ext.place.registry import METHODS
 from runtime.pipeline import PlanRequest
@@ -94,6 +97,40 @@ def add_placing_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+    _add_further_flags_of_baechi(parser.add_argument_group("placing, further flags of Baechi's"))
+
+
+def _add_further_flags_of_baechi(group: argparse._ArgumentGroup) -> None:
+    for flag, meaning in (
+        ("only_important_ops", "ops that hardly take time follow a neighbour and are not placed by themselves"),
+        ("consider_all_edges_in_grouping", "colocation: edges of 0 bytes into update ops keep ops apart, too"),
+        ("resolve_cycle", "colocation: one node for each group; edges that close a cycle count the other way"),
+        ("fusion_check_disjoint_paths", "fusion: also where a search finds no second path"),
+        ("fusion_allow_cycle", "fusion: all ops of a group that are connected; edges that close a cycle count the other way"),
+    ):
+        group.add_argument(f"--{flag}", action="store_true", help=meaning)
+    _add_choice(group, "--adjustment_method", ADJUSTMENTS, _DEFAULTS.adjustment_method)
+    group.add_argument(
+        "--adjustment_with_memory_limit", action="store_true", help="to the first of its devices that has room, in the order of the method"
+    )
+    group.add_argument("--comm_cost_factor", type=positive, default=1.0, metavar="F", help="multiplies the links' costs (default 1)")
+    group.add_argument(
+        "--cost_factor",
+        type=positive,
+        default=_DEFAULTS.cost_factor,
+        metavar="F",
+        help="plan with wrong costs: each op's time and each link's costs times a random number from 1 to F, drawn from --seed; the plan "
+        "is judged with the right ones (default 1)",
+    )
+    group.add_argument("--placer_memory_fraction", type=fraction, default=1.0, metavar="F", help="multiplies --memory_fraction (default 1)")
+
+
+def placers_view(args: argparse.Namespace, cluster: Cluster) -> Cluster:
+    """The cluster as --comm_cost_factor and --placer_memory_fraction say that the placer is to see it."""
+    devices = tuple(_use_part(device, args.placer_memory_fraction) for device in cluster.devices)
+    return scale_links(replace(cluster, devices=devices), args.comm_cost_factor)
+
+
 def request_of(args: argparse.Namespace) -> PlanRequest:
     """What the placing flags ask for. Raises OptionError where they contradict each other, FileError for a bad expert file."""
     if args.expert_file is not None and args.placement_method != "expert":
@@ -105,6 +142,16 @@ def request_of(args: argparse.Namespace) -> PlanRequest:
         only_forward=args.only_forward,
         expert_file=None if args.expert_file is None else ExpertFile.load(args.expert_file),
         options=PlaceOptions(seed=args.seed, sct_threshold=args.sct_threshold, time_limit_seconds=args.time_limit),
+        group_options=GroupOptions(
+            only_important_ops=args.only_important_ops,
+            consider_all_edges=args.consider_all_edges_in_grouping,
+            resolve_cycle=args.resolve_cycle,
+            check_disjoint_paths=args.fusion_check_disjoint_paths,
+            allow_cycle=args.fusion_allow_cycle,
+        ),
+        adjustment_method=args.adjustment_method,
+        adjustment_with_memory_limit=args.adjustment_with_memory_limit,
+        cost_factor=args.cost_factor,
     )
 
 

@@ -1,22 +1,26 @@
 """The order of the stages, and the checks between them. No other file knows it, and no stage calls the next."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
+from baechi_ext.cost import vary_costs
 from baechi_ext.errors import InfeasibleError, PlanError
-from baechi_ext.group.grouping import Grouping
+from baechi_ext.group.colocation import with_colocation
+from baechi_ext.group.grouping import Grouping, GroupOptions
 from baechi_ext.group.registry import group
 from baechi_ext.ir.check import verify_placement
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.expert import ExpertFile
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, Task, begin, conclude
+from baechi_ext.place.adjust import NOOP, adjust
+from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, Task, begin, conclude, finish
 from baechi_ext.place.expert import require_hints
 from baechi_ext.place.registry import place
+from baechi_ext.place.trial import try_orders
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """How a graph is to be placed: the names are keys of METHODS, GROUPERS and PLACER_TYPES."""
+    """How a graph is to be placed: the names are keys of METHODS, GROUPERS, PLACER_TYPES and ADJUSTMENTS."""
 
     method: str = "m_sct"
     grouper: str = "tf"
@@ -25,10 +29,29 @@ class PlanRequest:
     expert_file: ExpertFile | None = None
     """Hints that take the place of the graph's own."""
     options: PlaceOptions = field(default_factory=PlaceOptions)
+    group_options: GroupOptions = field(default_factory=GroupOptions)
+    adjustment_method: str = NOOP
+    adjustment_with_memory_limit: bool = False
+    cost_factor: float = 1.0
+    """Above 1: plan with costs that are wrong by up to that factor, and judge the plan with the right ones."""
 
     def without_grouping(self) -> "PlanRequest":
         """The same request for the graph as it is: groups only bind."""
-        return replace(self, grouper="tf", placer_type="default", only_forward=False)
+        return replace(
+            self, grouper="tf", placer_type="default", only_forward=False, group_options=GroupOptions(), adjustment_method=NOOP
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """What a plan's options say of it, `options` apart; Baechi's further flags only where they are used."""
+        said: dict[str, object] = {"grouper": self.grouper, "placer_type": self.placer_type, "only_forward": self.only_forward}
+        further: dict[str, object] = {**asdict(self.group_options)}
+        if self.expert_file is not None:
+            further["expert_file"] = self.expert_file.path
+        if self.adjustment_method != NOOP:
+            further |= {k: getattr(self, k) for k in ("adjustment_method", "adjustment_with_memory_limit")}
+        if self.cost_factor != 1:
+            further["cost_factor"] = self.cost_factor
+        return said | {k: v for k, v in further.items() if v}
 
 
 def hinted(graph: OpGraph, request: PlanRequest) -> OpGraph:
@@ -47,41 +70,68 @@ def plan(graph: OpGraph, cluster: Cluster, request: PlanRequest) -> PlanResult:
     """The plan of a costed graph: group it, place the coarse graph, expand the placement and judge it on the graph itself.
 
     Where the coarse graph, or what it expands to, fits nowhere, the graph is placed without grouping; the plan's options say
-    what was done. The plan's `placement_seconds` cover all of it.
+    what was done. With another adjustment method than noop the ops of a colocation group are placed one by one, and the group
+    gets a device afterwards. The plan's `placement_seconds` cover all of it.
 
     Raises InfeasibleError (status "infeasible" where it is proven that no plan exists, "unknown" where none was found),
     OptionError for an unknown name, and what `hinted`, the grouper and the placer raise.
     """
     graph = hinted(graph, request)
     task = begin(request.method, graph, cluster, request.options)
-    grouping = group(
-        graph,
-        grouper=request.grouper,
-        placer_type=request.placer_type,
-        only_forward=request.only_forward,
-        num_devices=len(cluster),
-    )
-    _verify_grouping(grouping)
-    if grouping.coarse == graph:
-        result = place(request.method, graph, cluster, request.options)
+    if request.cost_factor == 1:
+        result, done = _plan(task, request)
     else:
-        try:
-            result = _place_grouped(task, grouping)
-        except InfeasibleError:
-            request = request.without_grouping()
-            result = place(request.method, graph, cluster, request.options)
+        seen, done = _plan(_with_wrong_costs(task, request.cost_factor), request)
+        result = _judged(task, seen)
     verify_placement(graph, cluster, result.plan.placement, f"place {request.method}")
-    options = {"grouper": request.grouper, "placer_type": request.placer_type, "only_forward": request.only_forward}
-    options |= {} if request.expert_file is None else {"expert_file": request.expert_file.path}
-    options |= result.plan.options
+    options = done.to_json() | dict(result.plan.options)
     return replace(result, plan=replace(result.plan, options=options, placement_seconds=task.elapsed_seconds()))
 
 
-def _place_grouped(task: Task, grouping: Grouping) -> PlanResult:
-    coarse = place(task.method, grouping.coarse, task.cluster, task.options).plan
-    verify_placement(grouping.coarse, task.cluster, coarse.placement, f"place {task.method} (grouped graph)")
+def _plan(task: Task, request: PlanRequest) -> tuple[PlanResult, PlanRequest]:
+    """The plan, and the request that it answers: the given one, or that without grouping."""
+    grouping = group(
+        task.graph,
+        grouper=request.grouper,
+        placer_type=request.placer_type,
+        only_forward=request.only_forward,
+        num_devices=len(task.cluster),
+        options=request.group_options,
+    )
+    _verify_grouping(grouping)
+    if grouping.coarse == task.graph and request.adjustment_method == NOOP:
+        return place(request.method, task.graph, task.cluster, request.options), request
+    try:
+        return _place_grouped(task, grouping, request), request
+    except InfeasibleError:
+        return place(request.method, task.graph, task.cluster, request.options), request.without_grouping()
+
+
+def _place_grouped(task: Task, grouping: Grouping, request: PlanRequest) -> PlanResult:
+    graph, adjusts = grouping.coarse, request.adjustment_method != NOOP
+    if adjusts:
+        graph = with_colocation(graph, [None] * len(graph))
+    coarse = place(task.method, graph, task.cluster, task.options).plan
+    verify_placement(graph, task.cluster, coarse.placement, f"place {task.method} (grouped graph)")
+    placement = coarse.placement
+    if adjusts:
+        limited, seed = request.adjustment_with_memory_limit, task.options.seed
+        placement = adjust(
+            grouping.coarse, task.cluster, placement, request.adjustment_method, with_memory_limit=limited, seed=seed
+        )
     priorities = () if coarse.priority is None else (grouping.expand(coarse.priority),)
-    return conclude(task, [Proposal(grouping.expand(coarse.placement), priorities)])
+    return conclude(task, [Proposal(grouping.expand(placement), priorities)])
+
+
+def _with_wrong_costs(task: Task, factor: float) -> Task:
+    graph, cluster = vary_costs(task.graph, task.cluster, factor, task.options.seed)
+    return begin(task.method, graph, cluster, task.options)
+
+
+def _judged(task: Task, seen: PlanResult) -> PlanResult:
+    """A plan made with other costs, as it runs with those of the task; repaired where it no longer fits."""
+    trial = try_orders(task.simulator, seen.plan.placement, [seen.plan.priority])
+    return finish(task, trial) if trial.valid else conclude(task, [Proposal(trial.placement)])
 
 
 def _verify_grouping(grouping: Grouping) -> None:

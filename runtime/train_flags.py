@@ -160,7 +160,6 @@ def request_of(args: argparse.Namespace) -> "TrainRequest":
         memory_fraction=args.memory_fraction * args.placer_memory_fraction,
         link=args.comm_cost_coeffs,
         comm_cost_factor=args.comm_cost_factor,
-        cost_factor=args.cost_factor,
         cost_path=args.cost_path,
         costgen=args.costgen,
         num_steps=args.num_steps,

@@ -12,7 +12,7 @@ import torch
 
 import baechi_ext
 from baechi_ext.capture.torch_joint import Binding, CaptureOptions, capture_joint
-from baechi_ext.cost import Profile, attach_costs, scale_links, vary_costs
+from baechi_ext.cost import Profile, attach_costs, scale_links
 from baechi_ext.errors import ClusterError, ExecutionError, FileError, MismatchError
 from baechi_ext.ir import Cluster, Device, Link, OpGraph
 from baechi_ext.ir.files import require_writable, write_json
@@ -57,8 +57,6 @@ class TrainRequest:
     memory_fraction: float = 1.0
     link: Link | None = None
     comm_cost_factor: float = 1.0
-    cost_factor: float = 1.0
-    """Above 1: plan with costs that are wrong by up to that factor."""
     cost_path: str | None = None
     """Where costs are read from, or written to with `costgen`."""
     costgen: bool = False
@@ -128,7 +126,7 @@ def _drive(request: TrainRequest, executor: Executor) -> StepReport | Profile:
         captured.profile.save(request.costs_file)
         return captured.profile
     cluster, probe = find_cluster(request, executor)
-    captured, cluster = with_cost_factors(request, captured, cluster)
+    cluster = scale_links(cluster, request.comm_cost_factor)
     with progress(f"placing {len(captured.graph)} ops on {len(cluster)} devices with {request.plan.method}"):
         result = pipeline.plan(captured.graph, cluster, request.plan)
     if request.log_device_placement:
@@ -202,17 +200,6 @@ def find_cluster(request: TrainRequest, executor: Executor) -> tuple[Cluster, Li
     return replace(cluster, devices=tuple(limited)), probe
 
 
-def with_cost_factors(request: TrainRequest, captured: Captured, cluster: Cluster) -> tuple[Captured, Cluster]:
-    """Costs as the placer is to see them; the devices themselves stay as fast as they are."""
-    cluster = scale_links(cluster, request.comm_cost_factor)
-    if request.cost_factor == 1:
-        return captured, cluster
-    factor, seed = request.cost_factor, request.plan.options.seed
-    alone, _ = vary_costs(captured.alone, cluster, factor, seed)
-    graph, cluster = vary_costs(captured.graph, cluster, factor, seed)
-    return replace(captured, graph=graph, alone=alone), cluster
-
-
 def run_plan(
     request: TrainRequest, executor: Executor, captured: Captured, placed: tuple[PlanResult, LinkProbe | None]
 ) -> StepReport:
@@ -235,8 +222,9 @@ def run_plan(
         notes.append(f"--relaxed_random: {len(binding.seeded_ops)} seeded ops draw numbers in no fixed order, {same}")
     if request.comm_cost_factor != 1:
         notes.append(f"--comm_cost_factor: planned and predicted with {request.comm_cost_factor:g} times the links' costs")
-    if request.cost_factor != 1:
-        notes.append(f"--cost_factor: planned and predicted with costs off by up to {request.cost_factor:g} times, on purpose")
+    if request.plan.cost_factor != 1:
+        factor = request.plan.cost_factor
+        notes.append(f"--cost_factor: planned with costs off by up to {factor:g} times, on purpose, and predicted with the right ones")
     if probe is not None:
         notes.append(f"probed link: {probe}")
     return StepReport(

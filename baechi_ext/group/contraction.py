@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import networkx as nx
+
 from baechi_ext.group.grouping import Grouping
 from baechi_ext.ir.op_graph import Op, OpGraph
 
@@ -57,6 +59,23 @@ def crossing_tensors(graph: OpGraph, head: Sequence[int]) -> list[Edge]:
             name = _unique_name(graph.ops[tensor.producer].id, tensor.name, taken)
             edges.extend((source, target, tensor.bytes, name) for target in targets)
     return edges
+
+
+def crossing_tensors_without_cycles(graph: OpGraph, head: Sequence[int]) -> list[Edge]:
+    """The edges between groups, where those that close a cycle are turned round.
+
+    In each set of groups that reach one another all edges lead from the group whose head comes earlier in topological order to
+    the later one. A tensor on its way back thus adds to the cost of a cut, as it does in the graph itself.
+    """
+    edges = crossing_tensors(graph, head)
+    groups = nx.DiGraph((source, target) for source, target, _, _ in edges)
+    component = {h: i for i, members in enumerate(nx.strongly_connected_components(groups)) for h in members}
+    rank = {v: i for i, v in enumerate(graph.order)}
+    found = []
+    for source, target, size, name in edges:
+        back = component[source] == component[target] and rank[source] > rank[target]
+        found.append((target, source, size, name) if back else (source, target, size, name))
+    return found
 
 
 def _unique_name(op_id: str, tensor: str, taken: set[str]) -> str:

@@ -2,25 +2,35 @@
 
 from collections import deque
 
-from baechi_ext.group.contraction import contract, first_members
-from baechi_ext.group.grouping import Grouping
+from baechi_ext.group.contraction import contract, crossing_tensors_without_cycles, first_members
+from baechi_ext.group.grouping import Grouping, GroupOptions
 from baechi_ext.ir.op_graph import OpGraph
 
 
-def fusion(graph: OpGraph) -> Grouping:
+def fusion(graph: OpGraph, options: GroupOptions = GroupOptions()) -> Grouping:  # noqa: B008 - frozen
     """The coarse graph after contracting, while there is one, an edge (u, v) inside a colocation group where u has no other
     successor or v no other predecessor.
 
     Either condition means that no second path leads from u to v, so contracting cannot close a cycle. Degrees are those of
     the graph contracted so far. Ops without a colocation string stay as they are. Deterministic; the smaller end of an edge
     is folded into the larger, so the work is near-linear in the number of edges.
+
+    `check_disjoint_paths` of the options also contracts edges that fail the test where a search finds no second path, which may
+    take a pass over the graph per edge. `allow_cycle` contracts every edge inside a group; the coarse graph then has the edges
+    of `crossing_tensors_without_cycles`.
     """
     state = _Contraction(graph)
+    if options.allow_cycle:
+        state.fold_all()
+        heads = first_members(graph, [state.find(v) for v in range(len(graph))])
+        return contract(graph, heads, crossing_tensors_without_cycles(graph, heads))
     dirty = deque(graph.order)
     while dirty:
         v = dirty.popleft()
         if state.part[v] == v:
             dirty.extend(state.fold_around(v))
+        if not dirty and options.check_disjoint_paths:
+            dirty.extend(state.fold_where_no_second_path())
     return contract(graph, first_members(graph, [state.find(v) for v in range(len(graph))]))
 
 
@@ -28,6 +38,7 @@ class _Contraction:
     """A graph being contracted: `part[v]` is v itself where v still stands for a part, else a step on the way to that op."""
 
     def __init__(self, graph: OpGraph) -> None:
+        self.graph = graph
         self.label = [op.colocation for op in graph.ops]
         self.part = list(range(len(graph)))
         self.after = [dict.fromkeys(s) for s in graph.successors]
@@ -50,6 +61,37 @@ class _Contraction:
                 if self.label[v] is not None and self.label[v] == self.label[w]:
                     return self._fold(v, w)
         return []
+
+    def fold_where_no_second_path(self) -> list[int]:
+        """One pass: contracts the edges inside groups whose ends no other path connects; returns the parts to look at again."""
+        dirty: list[int] = []
+        for u in self.graph.order:
+            for v in list(self.after[u]):
+                same = self.label[u] is not None and self.label[u] == self.label[v]
+                if same and self.part[u] == u and v in self.after[u] and not self._second_path(u, v):
+                    dirty += self._fold(u, v)
+        return dirty
+
+    def _second_path(self, u: int, v: int) -> bool:
+        """Whether a path of more than one edge leads from u to v."""
+        seen = set(self.after[u]) - {v}
+        pending = list(seen)
+        while pending:
+            found = set(self.after[pending.pop()]) - seen
+            if v in found:
+                return True
+            seen |= found
+            pending += found
+        return False
+
+    def fold_all(self) -> None:
+        """Contracts every edge inside a group."""
+        for v, after in enumerate(self.graph.successors):
+            for w in after:
+                if self.label[v] is not None and self.label[v] == self.label[w]:
+                    a, b = self.find(v), self.find(w)
+                    if a != b:
+                        self.part[b] = a
 
     def _fold(self, v: int, w: int) -> list[int]:
         if len(self.after[v]) + len(self.before[v]) < len(self.after[w]) + len(self.before[w]):

@@ -4,13 +4,13 @@ import heapq
 
 import networkx as nx
 
-from baechi_ext.group.contraction import contract, first_members
+from baechi_ext.group.contraction import contract, crossing_tensors_without_cycles, first_members
 from baechi_ext.group.fusion import fusion
-from baechi_ext.group.grouping import Grouping
+from baechi_ext.group.grouping import Grouping, GroupOptions, compose, identity
 from baechi_ext.ir.op_graph import PHASES, OpGraph
 
 
-def colocation(graph: OpGraph) -> Grouping:
+def colocation(graph: OpGraph, options: GroupOptions = GroupOptions()) -> Grouping:  # noqa: B008 - frozen
     """The coarse graph with each colocation group in as few coarse ops as the method finds; all carry the group's string.
 
     Ops of a training graph that read one parameter share a group (a forward op, its backward op, the parameter's update), so
@@ -22,7 +22,39 @@ def colocation(graph: OpGraph) -> Grouping:
 
     The search starts from the `fusion` of the graph: two ops contracted there can always share a run at no cost, since one of
     them has no reason to run apart from the other, so there are never more coarse ops than `fusion` leaves.
+
+    Edges of 0 bytes into an update op order it and move nothing; they are left out, as Baechi leaves out control edges to updates,
+    unless `consider_all_edges` of the options keeps them. `resolve_cycle` makes one op of each group; the coarse graph then has
+    the edges of `crossing_tensors_without_cycles`.
     """
+    thin = graph if options.consider_all_edges else _without_order_edges(graph)
+    found = _whole_groups(thin) if options.resolve_cycle else _unbroken_runs(thin)
+    return compose(identity(graph), found)
+
+
+def _without_order_edges(graph: OpGraph) -> OpGraph:
+    """The graph without edges of 0 bytes into update ops."""
+    edges = []
+    for w, op in enumerate(graph.ops):
+        for t in graph.inputs[w]:
+            tensor = graph.tensors[t]
+            if tensor.bytes or op.phase != "update":
+                edges.append((graph.ops[tensor.producer].id, op.id, tensor.bytes, tensor.name))
+    if len(edges) == sum(map(len, graph.inputs)):
+        return graph
+    return OpGraph.from_edges(graph.ops, edges, name=graph.name, framework=graph.framework)
+
+
+def _whole_groups(graph: OpGraph) -> Grouping:
+    part = list(range(len(graph)))
+    for members in graph.groups.values():
+        for v in members:
+            part[v] = members[0]
+    heads = first_members(graph, part)
+    return contract(graph, heads, crossing_tensors_without_cycles(graph, heads))
+
+
+def _unbroken_runs(graph: OpGraph) -> Grouping:
     fused = fusion(graph)
     part = [0] * len(graph)
     for run in _Runs(fused.coarse).runs():

@@ -9,6 +9,22 @@ from baechi_ext.ir.op_graph import OpGraph
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class GroupOptions:
+    """What a caller may choose of Baechi's; a placer type reads what concerns it."""
+
+    only_important_ops: bool = False
+    """Ops that hardly count are folded into a neighbour first (group/important.py)."""
+    consider_all_edges: bool = False
+    """colocation: edges that only order updates, of 0 bytes, keep ops apart, too."""
+    resolve_cycle: bool = False
+    """colocation: one op per group, whatever cycle that closes."""
+    check_disjoint_paths: bool = False
+    """fusion: contract every edge inside a group that has no second path beside it."""
+    allow_cycle: bool = False
+    """fusion: contract every edge inside a group, whatever cycle that closes."""
+
+
 @dataclass(frozen=True)
 class Grouping:
     """`members[g]` are the fine op positions of coarse op `g`, in topological order; each fine op stands in exactly one."""
@@ -26,8 +42,8 @@ class Grouping:
         return tuple(expanded)  # type: ignore[arg-type] - every fine op stands in a group
 
 
-def identity(graph: OpGraph) -> Grouping:
-    """Every op its own group."""
+def identity(graph: OpGraph, options: GroupOptions | None = None) -> Grouping:
+    """Every op its own group, whatever the options."""
     return Grouping(graph, graph, tuple((v,) for v in range(len(graph))))
 
 

@@ -5,7 +5,8 @@ from importlib import import_module
 
 from baechi_ext.errors import OptionError
 from baechi_ext.group.forward import forward_nodes
-from baechi_ext.group.grouping import Grouping, compose, identity
+from baechi_ext.group.grouping import Grouping, GroupOptions, compose, identity
+from baechi_ext.group.important import fold_unimportant
 from baechi_ext.ir.op_graph import OpGraph
 
 GROUPERS: dict[str, tuple[str, str]] = {
@@ -19,17 +20,23 @@ PLACER_TYPES: dict[str, tuple[str, str]] = {
     "colocation": ("baechi_ext.group.group_nodes:colocation", "one node per group, as far as no cycle closes"),
     "fusion": ("baechi_ext.group.fusion:fusion", "ops of a group that run in a row as one (Baechi)"),
 }
-"""Name -> (function, help). `placer_type(graph)` returns the Grouping of a labelled graph."""
+"""Name -> (function, help). `placer_type(graph, options)` returns the Grouping of a labelled graph."""
 
 
 def group(
-    graph: OpGraph, *, grouper: str = "tf", placer_type: str = "default", only_forward: bool = False, num_devices: int = 8
+    graph: OpGraph,
+    *,
+    grouper: str = "tf",
+    placer_type: str = "default",
+    only_forward: bool = False,
+    num_devices: int = 8,
+    options: GroupOptions = GroupOptions(),  # noqa: B008 - frozen
 ) -> Grouping:
     """The Grouping of `graph`: place its coarse graph, whose colocation strings bind, and `expand` the placement.
 
-    `only_forward` first makes one op of each forward op and all that follows it; `grouper` then says which coarse ops share a
-    device, and `placer_type` which of those become one. A group that a grouper merges stays below a quarter of the fair share
-    of one of `num_devices` devices.
+    `only_forward` first makes one op of each forward op and all that follows it, `only_important_ops` of the options folds ops
+    that hardly count into others; `grouper` then says which coarse ops share a device, and `placer_type` which of those become
+    one. A group that a grouper merges stays below a quarter of the fair share of one of `num_devices` devices.
 
     Raises OptionError for an unknown name or a `num_devices` below 1, GraphError where `only_forward` meets a `forward_op`
     that is not a forward op.
@@ -39,7 +46,9 @@ def group(
     if num_devices < 1:
         raise OptionError(f"the number of devices is {num_devices}; expected at least 1")
     base = forward_nodes(graph) if only_forward else identity(graph)
-    return compose(base, contract(label(base.coarse, 1 / (4 * num_devices))))
+    if options.only_important_ops:
+        base = compose(base, fold_unimportant(base.coarse))
+    return compose(base, contract(label(base.coarse, 1 / (4 * num_devices)), options))
 
 
 def _load(table: Mapping[str, tuple[str, str]], name: str, what: str) -> Callable:

@@ -17,6 +17,16 @@ PLACING = {"--placement_method", "--expert_file", "--grouper", "--placer_type", 
     "--sct_threshold",
     "--seed",
     "--time_limit",
+    "--only_important_ops",
+    "--consider_all_edges_in_grouping",
+    "--resolve_cycle",
+    "--fusion_check_disjoint_paths",
+    "--fusion_allow_cycle",
+    "--adjustment_method",
+    "--adjustment_with_memory_limit",
+    "--comm_cost_factor",
+    "--cost_factor",
+    "--placer_memory_fraction",
 }
 STEP = {"--model_name", "--batch_size", "--image_size", "--optimizer", "--learning_rate", "--num_steps", "--timeout", "--workers"}
 MODEL = {"--vocab_size", "--max_seq_length", "--rnn_units", "--rnn_unit_type", "--num_layers", "--encoder_type", "--residual"} | {
@@ -26,14 +36,9 @@ MODEL = {"--vocab_size", "--max_seq_length", "--rnn_units", "--rnn_unit_type", "
     "--large",
 }
 COSTS = {"--costgen", "--cost_path", "--colocate_grads_with_ops", "--relaxed_random"}
-BAECHI = {"--comm_cost_factor", "--cost_factor", "--placer_memory_fraction", "--data_format", "--logdir"} | {
-    "--log_device_placement",
-    "--log_placer_device_placement",
-}
+BAECHI = {"--data_format", "--logdir", "--log_device_placement", "--log_placer_device_placement"}
 REFUSED = {f"--{name}" for name in (
-    "disable_nmt_colocation", "grappler", "grappler_time", "stats_path", "device_info_path", "log_colocation_graph", "only_important_ops",
-    "adjustment_method", "adjustment_with_memory_limit", "resolve_cycle", "consider_all_edges_in_grouping", "fusion_check_disjoint_paths",
-    "fusion_allow_cycle",
+    "disable_nmt_colocation", "grappler", "grappler_time", "stats_path", "device_info_path", "log_colocation_graph",
 )}  # fmt: skip
 FLAGS = {
     "place": CLUSTER | PLACING | {"--out", "--json"},

@@ -1,14 +1,16 @@
 """The fusion placer type: Baechi's rule where it holds and where it does not."""
 
+import networkx as nx
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baechi_ext.group.fusion import fusion
+from baechi_ext.group.grouping import GroupOptions
 from tests.group.training_graphs import PROPERTY, any_graphs, chain, names, small, training_graphs
 
 
-def fused(edges: str, labels: dict[str, str]) -> list[list[str]]:
-    grouping = fusion(small(edges, labels))
+def fused(edges: str, labels: dict[str, str], options: GroupOptions = GroupOptions()) -> list[list[str]]:  # noqa: B008 - frozen
+    grouping = fusion(small(edges, labels), options)
     return names(grouping.fine, grouping.members)
 
 
@@ -76,3 +78,52 @@ def test_a_group_is_connected_by_its_own_edges(graph):
             reached |= near
             todo += near
         assert reached == set(group)
+
+
+# --fusion_check_disjoint_paths and --fusion_allow_cycle
+
+DISJOINT, CYCLES = GroupOptions(check_disjoint_paths=True), GroupOptions(allow_cycle=True)
+
+
+def test_an_edge_without_a_second_path_is_fused_where_paths_are_checked():
+    edges, labels = "u>v u>x y>v", {"u": "g", "v": "g"}
+    assert fused(edges, labels) == [["u"], ["v"], ["x"], ["y"]]
+    assert fused(edges, labels, DISJOINT) == [["u", "v"], ["x"], ["y"]]
+    assert fused("u>v u>x x>v", labels, DISJOINT) == [["u"], ["v"], ["x"]]
+
+
+def test_what_was_fused_may_remove_a_second_path():
+    # u>x fails the rule, has no second path, and takes the way around u>v with it
+    assert fused("u>v u>x x>v y>x x>z", dict.fromkeys("uvx", "g"), DISJOINT) == [["u", "x", "v"], ["y"], ["z"]]
+
+
+def test_cycles_may_be_closed_and_are_then_counted_one_way():
+    graph = small("u>v:8:here u>x:3:there x>v:5", {"u": "g", "v": "g"})
+    grouping = fusion(graph, CYCLES)
+    assert names(graph, grouping.members) == [["u", "v"], ["x"]]
+    coarse = grouping.coarse
+    assert [[t.bytes for t in coarse.tensors if t.producer == v] for v in coarse.order] == [[3, 5], []]
+
+
+@PROPERTY
+@given(st.one_of(training_graphs(), any_graphs()))
+def test_every_edge_left_inside_a_group_has_a_second_path(graph):
+    coarse = fusion(graph, DISJOINT).coarse
+    paths = nx.DiGraph((u, v) for u, successors in enumerate(coarse.successors) for v in successors)
+    for u, successors in enumerate(coarse.successors):
+        for v in successors:
+            if coarse.ops[u].colocation is not None and coarse.ops[u].colocation == coarse.ops[v].colocation:
+                paths.remove_edge(u, v)
+                assert nx.has_path(paths, u, v)
+                paths.add_edge(u, v)
+
+
+@PROPERTY
+@given(st.one_of(training_graphs(), any_graphs()))
+def test_with_cycles_no_edge_inside_a_group_is_left(graph):
+    grouping = fusion(graph, CYCLES)
+    part = grouping.expand(range(len(grouping.coarse)))
+    for v, successors in enumerate(graph.successors):
+        for w in successors:
+            same = graph.ops[v].colocation is not None and graph.ops[v].colocation == graph.ops[w].colocation
+            assert not same or part[v] == part[w]

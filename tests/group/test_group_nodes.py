@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from baechi_ext.group.fusion import fusion
 from baechi_ext.group.group_nodes import colocation
+from baechi_ext.group.grouping import GroupOptions
 from baechi_ext.ir.op_graph import Op, OpGraph
 from tests.group.training_graphs import PROPERTY, any_graphs, chain, names, small, training_graphs
 
@@ -119,3 +120,41 @@ def test_a_group_is_cut_only_where_one_op_per_group_has_a_cycle_through_it(graph
     coarse = colocation(graph).coarse
     for name, members in coarse.groups.items():
         assert len(members) == 1 or name in reach[name]
+
+
+# --resolve_cycle and --consider_all_edges_in_grouping
+
+
+def test_with_resolve_cycle_every_group_is_one_op():
+    graph = chain(3)
+    grouping = colocation(graph, GroupOptions(resolve_cycle=True))
+    assert names(graph, grouping.members) == sorted(
+        [*[[f"conv{i}", f"conv{i}_bw", f"update{i}"] for i in (1, 2, 3)], *[[f"relu{i}"] for i in (1, 2, 3)]]
+        + [[f"relu{i}_bw"] for i in (1, 2, 3)]
+        + [["loss"]]
+    )
+    assert len(colocation(graph).coarse) == len(grouping.coarse) + 3
+
+
+def test_an_edge_that_closes_a_cycle_counts_the_other_way():
+    """w holds f and b; what loss sends back to b is counted from w to the loss, beside what f sends there."""
+    graph = small("f>loss:7 loss>b:5", {"f": "w", "b": "w"})
+    coarse = colocation(graph, GroupOptions(resolve_cycle=True)).coarse
+    assert [(coarse.ops[t.producer].id, t.bytes, [coarse.ops[r].id for r in t.readers]) for t in coarse.tensors] == [
+        ("f", 7, ["loss"]),
+        ("f", 5, ["loss"]),
+    ]
+
+
+@PROPERTY
+@given(GRAPHS)
+def test_with_resolve_cycle_there_are_as_many_ops_as_groups(graph):
+    grouping = colocation(graph, GroupOptions(resolve_cycle=True))
+    assert len(grouping.coarse) == len(graph.groups) + sum(op.colocation is None for op in graph.ops)
+
+
+def test_edges_that_only_order_updates_keep_ops_apart_where_all_edges_are_considered():
+    graph = small("f>x x>u:0 f>u", {"f": "w", "u": "w"})
+    graph = graph.replace_ops([replace(op, phase="update" if op.id == "u" else "forward") for op in graph.ops])
+    assert names(graph, colocation(graph).members) == [["f", "u"], ["x"]]
+    assert names(graph, colocation(graph, GroupOptions(consider_all_edges=True)).members) == [["f"], ["u"], ["x"]]
