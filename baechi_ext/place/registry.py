@@ -21,7 +21,12 @@ METHODS: dict[str, tuple[str, str]] = {
         "topological chunks as large as each device's memory (Baechi)",
     ),
     "m_etf": ("baechi_ext.place.m_etf:m_etf", "earliest task first under memory limits (Baechi)"),
+    "m_etf_reserve": (
+        "baechi_ext.place.m_etf_reserve:m_etf_reserve",
+        "m_etf, with working memory reserved for a group until its last op ends (Baechi)",
+    ),
     "m_sct": ("baechi_ext.place.m_sct:m_sct", "small communication times: m_etf guided by a favourite-child LP (Baechi)"),
+    "m_sct_reserve": ("baechi_ext.place.m_sct_reserve:m_sct_reserve", "m_sct with the same reserve (Baechi)"),
     "expert": ("baechi_ext.place.expert:expert", "where the model's author would put each layer, or --expert_file"),
 }
 
