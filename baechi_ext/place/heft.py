@@ -5,7 +5,8 @@ where it ends first; gaps between ops that are placed already are used. What the
 
 - transfers hold the sender's outgoing and the receiver's incoming channel, and use gaps in them, where the cluster has channels;
 - a tensor is sent once to a device, and what receiving takes from the device lengthens the op that reads it first;
-- the first op of a colocation group decides for all members, and a device without room for them is left out.
+- the first op of a colocation group decides for all members, and a device without room for them is left out;
+- of devices where an op ends at the same time it goes to the one from which sending takes the least.
 """
 
 from bisect import bisect_left, bisect_right
@@ -81,6 +82,8 @@ class _Schedule:
         self.speed = [d.speed for d in cluster.devices]
         self.parallel = cluster.parallel_transfers
         self.room = [float("inf") if d.memory_bytes is None else float(d.memory_bytes) for d in cluster.devices]
+        mean_bytes = sum(tensor.bytes for tensor in graph.tensors) / max(1, len(graph.tensors))
+        self.sending_us = [sum(x.transfer_us(mean_bytes) for e, x in enumerate(row) if e != d) for d, row in enumerate(self.links)]
         self.busy, self.sends, self.receives = ([Slots() for _ in cluster.devices] for _ in range(3))
         self.device = [-1] * len(graph)
         self.start_us, self.end_us = [0.0] * len(graph), [0.0] * len(graph)
@@ -103,7 +106,7 @@ class _Schedule:
         persistent = sum(self.graph.ops[w].persistent_bytes for w in unit)
         needed = held_bytes(self.graph, unit) if counts_outputs else persistent
         among = [d for d, room in enumerate(self.room) if needed <= room] or [max(range(len(self.room)), key=self.room.__getitem__)]
-        d = min(among, key=lambda d: (sum(self._slot(v, d)), d))
+        d = min(among, key=lambda d: (sum(self._slot(v, d)), self.sending_us[d], d))
         self.room[d] -= needed
         for w in unit:
             self.device[w] = d
