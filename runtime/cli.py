@@ -161,13 +161,20 @@ class _Parser(argparse.ArgumentParser):
         raise OptionError(f"{message}; see {self.prog} --help")
 
 
+class _Lines(argparse.HelpFormatter):
+    """argparse's help, where a new line in a flag's help begins a new line."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return [line for part in text.split("\n") for line in super(_Lines, self)._split_lines(part, width)]
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = _Parser(prog="baechi", description="Automatic device placement for training deep networks.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=baechi_ext.__version__)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
-        sub = commands.add_parser(command.name, help=command.help, description=command.help, allow_abbrev=False)
+        sub = commands.add_parser(command.name, help=command.help, description=command.help, allow_abbrev=False, formatter_class=_Lines)
         command.add_flags(sub)
         sub.set_defaults(run=command.run)
     return parser

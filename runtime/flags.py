@@ -164,8 +164,8 @@ def add_output_flags(parser: argparse.ArgumentParser, out: str | None = None) ->
 
 
 def _add_choice(group: argparse._ArgumentGroup, flag: str, table: Mapping[str, tuple[str, str]], default: str) -> None:
-    lines = "; ".join(f"{name}: {entry[-1]}" for name, entry in table.items()).replace("%", "%%")
-    group.add_argument(flag, type=one_of(table), default=default, metavar="NAME", help=f"{lines} (default {default})")
+    lines = "\n".join(f"{name}: {entry[-1]}" for name, entry in table.items()).replace("%", "%%")
+    group.add_argument(flag, type=one_of(table), default=default, metavar="NAME", help=f"one of these (default {default})\n{lines}")
 
 
 def one_of(names: Mapping[str, object]) -> Callable[[str], str]:

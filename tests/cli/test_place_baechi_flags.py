@@ -116,3 +116,12 @@ def test_a_plan_made_with_wrong_costs_is_judged_with_the_right_ones(run: Run, tm
     assert max(value["predicted_step_us"] for value in wrong) > right["predicted_step_us"]
     assert [value["cluster"] for value in wrong] == [right["cluster"]] * 3
     assert wrong[0]["options"]["cost_factor"] == 8
+
+
+def test_a_threshold_of_nothing_is_one(run: Run, tmp_path: Path) -> None:
+    """Baechi takes its default instead of 0."""
+    nodes = {"a": {"compute_us": 1}, "b": {"compute_us": 5}, "c": {"compute_us": 5}}
+    graph = write_graph(tmp_path, nodes, [("a", "b", 4), ("a", "c", 4)])
+    for threshold in (0.0, 0.5):
+        value = placed(run, graph, "--placement_method=m_sct", f"--sct_threshold={threshold}")
+        assert value["options"]["sct_threshold"] == threshold

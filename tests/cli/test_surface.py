@@ -8,6 +8,9 @@ import time
 import pytest
 
 import baechi_ext
+from baechi_ext.group.registry import GROUPERS, PLACER_TYPES
+from baechi_ext.place.adjust import ADJUSTMENTS
+from baechi_ext.place.registry import METHODS
 from runtime import tables
 from runtime.cli import COMMANDS, make_parser, with_underscores
 from runtime.progress import progress
@@ -67,6 +70,13 @@ def test_every_command_and_flag_has_help(capsys: pytest.CaptureFixture[str]) -> 
         command.add_flags(parser)
         assert all(action.help for action in parser._actions)
     assert "--placement_method" in capsys.readouterr().out
+
+
+def test_every_choice_begins_a_line_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        make_parser().parse_args(["place", "--help"])
+    begins = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert {f"{name}:" for table in (METHODS, GROUPERS, PLACER_TYPES, ADJUSTMENTS) for name in table} <= begins
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
