@@ -3,6 +3,7 @@
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, begin, conclude
+from baechi_ext.place.earliest_start import earliest_starts
 from baechi_ext.place.list_scheduler import schedules
 
 
@@ -19,4 +20,5 @@ def m_sct(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult
         from baechi_ext.place.sct_lp import favourite_children
 
         child = favourite_children(graph, cluster, options.sct_threshold, options.time_limit_seconds)
-    return conclude(task, [Proposal(s.placement, (s.priority,)) for s in schedules(graph, cluster, child)])
+    found = [*schedules(graph, cluster, child), *earliest_starts(graph, cluster, child)]
+    return conclude(task, [Proposal(s.placement, (s.priority,)) for s in found])

@@ -56,7 +56,7 @@ class _Bisection:
         number = {v: i for i, v in enumerate(vertices)}
         rows = [[(number[w], weight) for w, weight in network.edges[v].items() if w in number] for v in vertices]
         weights = [network.weights[v] for v in vertices]
-        if not any(rows):
+        if not any(rows) or not min(shares):  # METIS divides by the shares
             return _largest_first(weights, shares)
         starts = [0]
         for row in rows:
@@ -73,7 +73,7 @@ class _Bisection:
 
 
 def _largest_first(weights: Sequence[int], shares: Sequence[float]) -> list[int]:
-    """Sides for vertices that nothing connects: the heaviest first, each to the side that is then filled least."""
+    """Sides for vertices that nothing connects: the heaviest first, each to the side that is then filled least; none to no share."""
     filled = [0.0, 0.0]
     side = [0] * len(weights)
     for v in sorted(range(len(weights)), key=lambda v: (-weights[v], v)):

@@ -75,6 +75,13 @@ def test_parts_go_to_the_devices_with_the_near_links(method: str) -> None:
 
 
 @each_partitioner
+def test_a_device_without_memory_is_left_out(method: str) -> None:
+    graph = graph_of({"a": 10, "b": 10, "c": 10}, ("a", "b", 1), ("b", "c", 1), persistent_bytes=dict.fromkeys("abc", 4))
+    cluster = Cluster((Device("x", 0), Device("y", 20), Device("z", 20)), Link(0, 1))
+    assert 0 not in place(method, graph, cluster).plan.placement
+
+
+@each_partitioner
 @pytest.mark.parametrize("devices", [3, 5, 8])
 def test_nothing_is_printed_and_the_answer_is_the_same(method: str, devices: int, capfd: pytest.CaptureFixture[str]) -> None:
     graph, cluster = branchy_blocks(4, 3, 1), Cluster.uniform(devices, link=Link(1e-4, 30))
