@@ -126,7 +126,12 @@ def _add_further_flags_of_baechi(group: argparse._ArgumentGroup) -> None:
 
 
 def placers_view(args: argparse.Namespace, cluster: Cluster) -> Cluster:
-    """The cluster as --comm_cost_factor and --placer_memory_fraction say that the placer is to see it."""
+    """The cluster as --comm_cost_factor and --placer_memory_fraction say that the placer is to see it.
+
+    Raises OptionError for a part of memory that is unlimited.
+    """
+    if args.placer_memory_fraction != 1 and all(d.memory_bytes is None for d in cluster.devices):
+        raise OptionError("--placer_memory_fraction needs devices of limited memory; add --device_memory=SIZE")
     devices = tuple(_use_part(device, args.placer_memory_fraction) for device in cluster.devices)
     return scale_links(replace(cluster, devices=devices), args.comm_cost_factor)
 

@@ -92,6 +92,8 @@ def test_the_placer_sees_a_part_of_the_memory(run: Run, tmp_path: Path) -> None:
     assert placed(run, graph, *flags)["cluster"]["devices"][0]["memory_bytes"] == 100
     value = placed(run, graph, *flags, "--placer_memory_fraction=0.5")
     assert value["cluster"]["devices"][0]["memory_bytes"] == 50
+    code, _, said = run("place", graph, "--num_devices=2", "--placer_memory_fraction=0.5")
+    assert (code, "--placer_memory_fraction needs devices of limited memory; add --device_memory=SIZE" in said) == (2, True)
     assert value["placement"]["a"] != value["placement"]["b"]
 
 
