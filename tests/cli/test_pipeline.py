@@ -1,0 +1,47 @@
+"""Whatever is asked for, a plan is valid and worth what it says: Baechi's flags together, on random training graphs, by the oracle."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baechi_ext.errors import InfeasibleError
+from baechi_ext.group.grouping import GroupOptions
+from baechi_ext.group.registry import GROUPERS, PLACER_TYPES
+from baechi_ext.ir import Cluster, Link, OpGraph
+from baechi_ext.place.adjust import ADJUSTMENTS
+from baechi_ext.place.common import PlaceOptions
+from baechi_ext.simulate import simulate
+from runtime.pipeline import PlanRequest, plan
+from tests import oracle
+from tests.group.training_graphs import training_graphs
+
+FLAGS = st.booleans()
+REQUESTS = st.builds(
+    PlanRequest,
+    method=st.sampled_from(["m_etf", "m_topo", "heft", "round_robin"]),
+    grouper=st.sampled_from(list(GROUPERS)),
+    placer_type=st.sampled_from(list(PLACER_TYPES)),
+    only_forward=FLAGS,
+    options=st.builds(PlaceOptions, seed=st.integers(0, 3)),
+    group_options=st.builds(GroupOptions, FLAGS, FLAGS, FLAGS, FLAGS, FLAGS),
+    adjustment_method=st.sampled_from(list(ADJUSTMENTS)),
+    adjustment_with_memory_limit=FLAGS,
+    cost_factor=st.sampled_from([1.0, 1.0, 3.0]),
+)
+
+
+@settings(max_examples=150)
+@given(graph=training_graphs(5), request=REQUESTS, share=st.sampled_from([None, 1.1, 0.7]))
+def test_every_request_gets_a_valid_plan(graph: OpGraph, request: PlanRequest, share: float | None) -> None:
+    link = Link(0.5, 1.0)
+    peak = simulate(graph, Cluster.uniform(1), (0,) * len(graph)).peak_memory_bytes[0]
+    cluster = Cluster.uniform(3, link=link, memory_bytes=None if share is None else share * peak)
+    try:
+        made = plan(graph, cluster, request).plan
+    except InfeasibleError as e:
+        assert share == 0.7
+        assert e.status in ("infeasible", "unknown")
+        return
+    assert oracle.violations(graph, cluster, made.placement, made.priority) == []
+    assert made.predicted_step_us == pytest.approx(oracle.simulate(graph, cluster, made.placement, made.priority).makespan_us)
+    assert made.lower_bound_us <= made.predicted_step_us
