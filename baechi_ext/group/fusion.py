@@ -15,8 +15,8 @@ def fusion(graph: OpGraph, options: GroupOptions = GroupOptions()) -> Grouping: 
     the graph contracted so far. Ops without a colocation string stay as they are. Deterministic; the smaller end of an edge
     is folded into the larger, so the work is near-linear in the number of edges.
 
-    `check_disjoint_paths` of the options also contracts edges that fail the test where a search finds no second path, which may
-    take a pass over the graph per edge. `allow_cycle` contracts every edge inside a group; the coarse graph then has the edges
+    `check_disjoint_paths` of the options also contracts edges that fail the test where a search from both ends finds no second
+    path. `allow_cycle` contracts every edge inside a group; the coarse graph then has the edges
     of `crossing_tensors_without_cycles`.
     """
     state = _Contraction(graph)
@@ -73,16 +73,17 @@ class _Contraction:
         return dirty
 
     def _second_path(self, u: int, v: int) -> bool:
-        """Whether a path of more than one edge leads from u to v."""
-        seen = set(self.after[u]) - {v}
-        pending = list(seen)
-        while pending:
-            found = set(self.after[pending.pop()]) - seen
-            if v in found:
-                return True
-            seen |= found
-            pending += found
-        return False
+        """Whether a path of more than one edge leads from u to v; looked for from both ends, where fewer parts were reached last."""
+        reached, reaching = set(self.after[u]) - {v}, set(self.before[v]) - {u}
+        ahead, behind = reached.copy(), reaching.copy()
+        while ahead and behind and reached.isdisjoint(behind) and reaching.isdisjoint(ahead):
+            if len(ahead) <= len(behind):
+                ahead = {x for w in ahead for x in self.after[w]} - reached
+                reached |= ahead
+            else:
+                behind = {x for w in behind for x in self.before[w]} - reaching
+                reaching |= behind
+        return bool(ahead and behind)
 
     def fold_all(self) -> None:
         """Contracts every edge inside a group."""
