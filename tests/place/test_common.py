@@ -107,13 +107,13 @@ def test_placements_by_bytes_keep_groups() -> None:
 
 
 @pytest.mark.parametrize("share", [0.45, 0.35])
-def test_tight_memory_is_met_by_every_method_that_spreads(share: float) -> None:
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("single", "expert")])
+def test_tight_memory_is_met_by_every_method_that_spreads(method: str, share: float) -> None:
     graph = branchy_blocks(6, 4, 1, parameter_bytes=1_000_000)
     peak = place("single", graph, Cluster.uniform(1)).plan.peak_memory_bytes[0]
     cluster = Cluster.uniform(4, memory_bytes=share * peak, link=Link(1e-4, 30))
-    for method in ("contiguous", "m_topo", "m_etf", "m_sct"):
-        plan = place(method, graph, cluster).plan
-        assert oracle.violations(graph, cluster, plan.placement, plan.priority) == []
+    plan = place(method, graph, cluster, PlaceOptions(time_limit_seconds=2)).plan
+    assert oracle.violations(graph, cluster, plan.placement, plan.priority) == []
 
 
 INFEASIBLE = {
