@@ -184,8 +184,8 @@ class _Run:
             if source != device and (t, device) not in self.unpacked:
                 self.unpacked.add((t, device))
                 duration += self.sim._links[source][device].receiving_us(tensor.bytes)
-        return duration + sum(
-            self.sim._links[device][target].sending_us(graph.tensors[t].bytes)
-            for t in graph.outputs[v]
-            for target in self._remote(t, device)
-        )
+        sending = 0.0  # no sum(): since Python 3.12 it rounds differently
+        for t in graph.outputs[v]:
+            for target in self._remote(t, device):
+                sending += self.sim._links[device][target].sending_us(graph.tensors[t].bytes)
+        return duration + sending

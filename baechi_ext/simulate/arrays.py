@@ -1,0 +1,153 @@
+"""A graph on a cluster, and the state of its simulation, as arrays of records: what kernels work on.
+
+They are few because every call of a kernel's function passes all of them, and each makes the calls slower to compile and to run.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baechi_ext.ir.cluster import Cluster
+from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.simulate.engine import tails_us
+
+Records = NDArray[np.void]
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float64]
+
+
+def _record(floats: str, ints: str = "", flags: str = "") -> np.dtype:
+    kinds = [(name, kind) for kind, names in (("f8", floats), ("i4", ints), ("?", flags)) for name in names.split()]
+    return np.dtype(kinds, align=True)
+
+
+# The *_from of ops and tensors are offsets into `Problem.lists`, up to that of the next record.
+_OP = _record("compute_us tail_us persistent_bytes working_bytes", "inputs_from outputs_from")
+_TENSOR = _record("bytes", "producer name_rank readers_from")
+_DEVICE = _record("speed memory_bytes")
+_LINK = _record("latency_us us_per_byte send_us send_us_per_byte receive_us receive_us_per_byte")
+_RULES = _record("names", "", "charges parallel")
+
+_OP_STATE = _record("start_us end_us", "missing started")
+_ENTRY = _record("first second", "item")
+_TRANSFER = _record("request_us urgency_us key sent_us arrived_us", "tensor target left right sent")
+_COPY = _record("", "unread", "taken_in")
+_DEVICE_STATE = _record(
+    "busy_us held_bytes held_since_us peak_bytes urgency_us", "ready_from ready waiting target readers", "running sending receiving"
+)
+_TOTALS = _record("", "events requests started transfers sent", "has_priority")
+
+
+class Problem(NamedTuple):
+    """A costed graph and a cluster. Never written to, so that threads may share it."""
+
+    ops: Records
+    """`tail_us`: the longest compute-only path to the end. `working_bytes`: held while the op runs, its tensors left out."""
+    tensors: Records
+    """`name_rank`: by name among the tensors of its producer."""
+    lists: Ints
+    """The ops' inputs and outputs, the tensors' readers."""
+    devices: Records
+    """`memory_bytes` is infinite where there is no limit."""
+    links: Records
+    """By source and target."""
+    rules: Records
+    """One record. `names`: the most tensors of one op; `charges`: whether links take time from the devices."""
+
+
+class State(NamedTuple):
+    """The plan to simulate, and all that one simulation writes."""
+
+    placement: Ints
+    priority: Floats
+    """Counts where `totals` has `has_priority`."""
+    ops: Records
+    """Entry i of `started`: the op that was started as number i."""
+    ready: Records
+    """The ready ops: a heap for each device, from its `ready_from` on."""
+    events: Records
+    """A heap by time and key. An item is an op that ends, or the number of ops plus a transfer that arrives."""
+    transfers: Records
+    """In the order of requests; entry i of `sent`: the transfer that started as number i. `left`, `right`: see `roots`."""
+    roots: Ints
+    """For each source and target, the first transfer that waits for its channels, or -1: a skew heap."""
+    copies: Records
+    """By tensor and device. `unread`: readers there that have not ended, on the producer's device with the transfers to others."""
+    devices: Records
+    """`target`, `readers` and `urgency_us` are of the tensor in hand: the devices it goes to, and by device its readers there."""
+    totals: Records
+    """One record."""
+
+
+def make_problem(graph: OpGraph, cluster: Cluster) -> Problem:
+    """The arrays of a graph and a cluster."""
+    lists: list[int] = []
+    tensors = np.zeros(len(graph.tensors) + 1, _TENSOR)
+    ops = np.zeros(len(graph) + 1, _OP)
+    ops["inputs_from"] = _append(lists, graph.inputs)
+    ops["outputs_from"] = _append(lists, graph.outputs)
+    tensors["readers_from"] = _append(lists, [t.readers for t in graph.tensors])
+    _fill(tensors, bytes=(t.bytes for t in graph.tensors), producer=(t.producer for t in graph.tensors))
+    for outputs in graph.outputs:
+        for rank, t in enumerate(sorted(outputs, key=lambda t: graph.tensors[t].name)):
+            tensors["name_rank"][t] = rank
+    _fill(
+        ops,
+        compute_us=(op.compute_us for op in graph.ops),
+        tail_us=tails_us(graph),
+        persistent_bytes=(op.persistent_bytes for op in graph.ops),
+        working_bytes=(_working_bytes(graph, v) for v in range(len(graph))),
+    )
+    devices = np.zeros(len(cluster), _DEVICE)
+    limits = [np.inf if d.memory_bytes is None else d.memory_bytes for d in cluster.devices]
+    _fill(devices, speed=(d.speed for d in cluster.devices), memory_bytes=limits)
+    table = [[tuple(getattr(link, name) for name in _LINK.names) for link in row] for row in cluster.link_table()]
+    links = np.array(table, _LINK)
+    rules = np.zeros(1, _RULES)
+    rules["names"] = max(map(len, graph.outputs), default=0)
+    rules["charges"] = any(np.any(links[name]) for name in _LINK.names[2:])
+    rules["parallel"] = cluster.parallel_transfers
+    return Problem(ops, tensors, np.array(lists, np.int32), devices, links, rules)
+
+
+def make_state(problem: Problem) -> State:
+    """Room for simulations of a problem, one at a time; all ops on device 0, without priorities."""
+    n, tensors, k = len(problem.ops) - 1, len(problem.tensors) - 1, len(problem.devices)
+    readings = len(problem.lists) - problem.tensors["readers_from"][0]
+    return State(
+        placement=np.zeros(n, np.int32),
+        priority=np.zeros(n, np.float64),
+        ops=np.zeros(n, _OP_STATE),
+        ready=np.zeros(n, _ENTRY),
+        events=np.zeros(k + readings, _ENTRY),
+        transfers=np.zeros(readings, _TRANSFER),
+        roots=np.zeros(k * k, np.int32),
+        copies=np.zeros(tensors * k, _COPY),
+        devices=np.zeros(k, _DEVICE_STATE),
+        totals=np.zeros(1, _TOTALS),
+    )
+
+
+def _append(lists: list[int], more: Sequence[Sequence[int]]) -> list[int]:
+    """Appends the items of all lists; returns where each begins, and where the last one ends."""
+    begins = []
+    for items in more:
+        begins.append(len(lists))
+        lists += items
+    return [*begins, len(lists)]
+
+
+def _fill(records: Records, **columns: Iterable[Any]) -> None:
+    for name, values in columns.items():
+        values = list(values)
+        records[name][: len(values)] = values
+
+
+def _working_bytes(graph: OpGraph, v: int) -> float:
+    op = graph.ops[v]
+    beyond = op.output_bytes
+    for t in graph.outputs[v]:
+        beyond -= graph.tensors[t].bytes
+    return op.temporary_bytes + max(0, beyond)

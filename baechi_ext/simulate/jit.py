@@ -1,0 +1,66 @@
+"""Kernels: functions compiled by numba that hold no interpreter lock, kept on disk between processes.
+
+Numba compiles a cached function again when its own file changed, and overlooks changes in what it calls. So the cache has a folder
+for each state of all kernel files together: those named *kernel.py.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import numba
+
+F = TypeVar("F", bound=Callable)
+
+
+_OPTIONS = {"nogil": True, "error_model": "numpy", "forceinline": True, "_nrt": False}
+"""Kernels allocate nothing, so they need no reference counts (NRT); those cost more than the simulation itself."""
+
+
+def kernel(function: F) -> F:
+    """`function`, compiled at its first call or loaded from the cache; compiled in each process where no folder can be written."""
+    folder = cache_folder()
+    if folder is None:
+        return numba.njit(**_OPTIONS)(function)
+    given = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(folder)
+    try:
+        return numba.njit(cache=True, **_OPTIONS)(function)
+    finally:
+        numba.config.CACHE_DIR = given
+
+
+@cache
+def cache_folder() -> Path | None:
+    """Where compiled kernels are kept: NUMBA_CACHE_DIR, else beside the sources, else the user's cache; None where none is writable."""
+    name = f"kernels-{_digest()}"
+    return next((folder / name for folder in _candidates() if _is_writable(folder / name)), None)
+
+
+def _candidates() -> Iterator[Path]:
+    if numba.config.CACHE_DIR:
+        yield Path(numba.config.CACHE_DIR)
+        return
+    yield Path(__file__).parent / "__pycache__"
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if os.path.isabs(home):
+        yield Path(home) / "baechi-ext"
+
+
+def _is_writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def _digest() -> str:
+    package = Path(__file__).parent.parent
+    contents = [path.read_bytes() for path in sorted(package.rglob("*kernel.py"))]
+    return hashlib.sha256(b"\0".join(contents)).hexdigest()[:16]
