@@ -14,7 +14,7 @@ from baechi_ext.ir.plan import Plan
 from baechi_ext.place.feasibility import NEXT_STEPS, require_feasible, require_sane_costs
 from baechi_ext.place.repair import placements_by_bytes, repair
 from baechi_ext.place.trial import Priority, Trial, draining_order, longest_path_order, longest_placed_path_order, try_orders
-from baechi_ext.simulate import Simulator, Timeline, lower_bound_us
+from baechi_ext.simulate import AdaptiveSimulator, Timeline, lower_bound_us
 
 _ROUNDING = 1e-9
 _SHORTLIST = 2
@@ -62,7 +62,7 @@ class Task:
 
     method: str
     options: PlaceOptions
-    simulator: Simulator
+    simulator: AdaptiveSimulator
     started_seconds: float
 
     @property
@@ -93,7 +93,7 @@ def begin(method: str, graph: OpGraph, cluster: Cluster, options: PlaceOptions) 
     started = time.perf_counter()
     require_sane_costs(graph, cluster)
     require_feasible(graph, cluster)
-    return Task(method, options, Simulator(graph, cluster), started)
+    return Task(method, options, AdaptiveSimulator(graph, cluster), started)
 
 
 def conclude(task: Task, proposals: Iterable[Proposal], *, repairs: bool = True) -> PlanResult:
@@ -146,7 +146,7 @@ def finish(task: Task, trial: Trial) -> PlanResult:
 def _shortlist(first: Sequence[tuple[Trial, tuple[Priority, ...]]]) -> list[tuple[Trial, tuple[Priority, ...]]]:
     """The best few, and the fastest few whether they fit or not."""
     best = sorted(range(len(first)), key=lambda i: first[i][0].key)[:_SHORTLIST]
-    fastest = sorted(range(len(first)), key=lambda i: first[i][0].timeline.makespan_us)[:_SHORTLIST]
+    fastest = sorted(range(len(first)), key=lambda i: first[i][0].makespan_us)[:_SHORTLIST]
     return [first[i] for i in dict.fromkeys((*best, *fastest))]
 
 
@@ -165,9 +165,9 @@ def _repaired(task: Task, trials: Sequence[Trial]) -> Trial:
     simulator, seed = task.simulator, task.options.seed
     best = min(trials, key=lambda trial: trial.key)
     amiss = [trial for trial in trials if not trial.valid]
-    amiss.sort(key=lambda trial: trial.timeline.makespan_us if best.valid else sum(trial.excess_bytes))
+    amiss.sort(key=lambda trial: trial.makespan_us if best.valid else sum(trial.excess_bytes))
     for trial in amiss[:_REPAIRED]:
-        if not best.valid or trial.timeline.makespan_us < best.timeline.makespan_us:
+        if not best.valid or trial.makespan_us < best.makespan_us:
             repaired = repair(simulator, trial, seed)
             best = min([best, _with_all_orders(task, repaired, ()) if repaired.valid else repaired], key=lambda t: t.key)
     for placement in placements_by_bytes(task.graph, task.cluster):

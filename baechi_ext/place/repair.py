@@ -14,7 +14,7 @@ from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.chunks import chunks, depth_first_order, held_bytes, spread, units
 from baechi_ext.place.trial import Trial, draining_order, try_orders
-from baechi_ext.simulate import Simulator, Timeline
+from baechi_ext.simulate import AdaptiveSimulator, Timeline
 
 _SIMULATED_OPS = 200_000
 _FEWEST_STEPS, _MOST_STEPS = 16, 600
@@ -23,7 +23,7 @@ _PATIENCE = 60
 """Random steps without success after which a repair gives up."""
 
 
-def repair(simulator: Simulator, start: Trial, seed: int) -> Trial:
+def repair(simulator: AdaptiveSimulator, start: Trial, seed: int) -> Trial:
     """The best trial found from `start`: valid, or else with the fewest bytes over the limits."""
     return _Repair(simulator, start, seed).run()
 
@@ -31,7 +31,7 @@ def repair(simulator: Simulator, start: Trial, seed: int) -> Trial:
 class _Repair:
     """The state of one repair: the best trial so far and the steps left."""
 
-    def __init__(self, simulator: Simulator, start: Trial, seed: int) -> None:
+    def __init__(self, simulator: AdaptiveSimulator, start: Trial, seed: int) -> None:
         self.simulator = simulator
         self.graph = simulator.graph
         self.best = start

@@ -6,29 +6,36 @@ from functools import cached_property
 
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.simulate import Simulator, Timeline
+from baechi_ext.simulate import AdaptiveSimulator, Timeline
 
 Priority = tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A simulated placement and order. Sorted by `key`, the best comes first."""
+    """A placement and an order, and what they are worth. Sorted by `key`, the best comes first."""
 
     placement: tuple[int, ...]
     priority: Priority | None
-    timeline: Timeline
+    simulator: AdaptiveSimulator
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return self.simulator.run(self.placement, self.priority)
+
+    @cached_property
+    def _worth(self) -> tuple[float, tuple[float, ...]]:
+        return self.simulator.evaluate(self.placement, self.priority)
+
+    @property
+    def makespan_us(self) -> float:
+        return self._worth[0]
 
     @cached_property
     def excess_bytes(self) -> tuple[float, ...]:
         """By how much the peak of each device exceeds its limit."""
-        devices = self.timeline.cluster.devices
-        if all(d.memory_bytes is None for d in devices):
-            return (0.0,) * len(devices)
-        return tuple(
-            0.0 if d.memory_bytes is None else max(0.0, peak - d.memory_bytes)
-            for d, peak in zip(devices, self.timeline.peak_memory_bytes, strict=True)
-        )
+        limits = [d.memory_bytes for d in self.simulator.cluster.devices]
+        return tuple(0.0 if m is None else max(0.0, peak - m) for m, peak in zip(limits, self._worth[1], strict=True))
 
     @property
     def valid(self) -> bool:
@@ -37,21 +44,21 @@ class Trial:
     @property
     def key(self) -> tuple[float, float]:
         """Bytes over the limits first, then the step's time."""
-        return sum(self.excess_bytes), self.timeline.makespan_us
+        return sum(self.excess_bytes), self.makespan_us
 
 
-def try_orders(simulator: Simulator, placement: Sequence[int], priorities: Iterable[Priority | None]) -> Trial:
+def try_orders(simulator: AdaptiveSimulator, placement: Sequence[int], priorities: Iterable[Priority | None]) -> Trial:
     """The best trial of a placement under the given orders; of equals the first."""
     placed = tuple(placement)
-    return min((Trial(placed, p, simulator.run(placed, p)) for p in priorities), key=lambda trial: trial.key)
+    return min((Trial(placed, p, simulator) for p in priorities), key=lambda trial: trial.key)
 
 
-def longest_path_order(simulator: Simulator) -> Priority:
+def longest_path_order(simulator: AdaptiveSimulator) -> Priority:
     """Priorities: the longest compute-only path to the end first."""
     return tuple(-tail for tail in simulator.tails_us)
 
 
-def draining_order(simulator: Simulator) -> Priority:
+def draining_order(simulator: AdaptiveSimulator) -> Priority:
     """Priorities: the shortest path to the end first, so that tensors are soon read and their memory is free again."""
     return simulator.tails_us
 

@@ -9,7 +9,7 @@ from baechi_ext.place.feasibility import minimal_bytes, require_feasible
 from baechi_ext.place.registry import METHODS, place
 from baechi_ext.place.repair import held_at_peak, placements_by_bytes, repair
 from baechi_ext.place.trial import longest_placed_path_order, try_orders
-from baechi_ext.simulate import Simulator, simulate
+from baechi_ext.simulate import AdaptiveSimulator, simulate
 from tests import oracle
 from tests.build import cluster_of, graph_of
 from tests.place.training import branchy_blocks
@@ -75,7 +75,7 @@ def test_repair_moves_what_costs_least() -> None:
         ("d", "r", 3),
         persistent_bytes={"a": 4, "c": 4, "d": 4},
     )
-    simulator = Simulator(graph, cluster_of(2, memory_bytes=17))
+    simulator = AdaptiveSimulator(graph, cluster_of(2, memory_bytes=17))
     start = try_orders(simulator, (0, 0, 0, 1), [None])
     assert not start.valid
     fixed = repair(simulator, start, seed=0)
@@ -86,7 +86,7 @@ def test_repair_moves_what_costs_least() -> None:
 def test_repair_exchanges_where_a_move_alone_does_not_fit() -> None:
     """7 + 5 | 6 + 2 with 10 bytes each: 5 must go and 2 come back."""
     graph = graph_of({"a": 1, "b": 1, "c": 1, "d": 1}, persistent_bytes={"a": 7, "b": 5, "c": 5, "d": 3})
-    simulator = Simulator(graph, cluster_of(2, memory_bytes=10))
+    simulator = AdaptiveSimulator(graph, cluster_of(2, memory_bytes=10))
     fixed = repair(simulator, try_orders(simulator, (0, 0, 1, 1), [None]), seed=0)
     assert fixed.valid
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
-from baechi_ext.simulate import Simulator
+from baechi_ext.simulate import AdaptiveSimulator, Simulator, adaptive
 from baechi_ext.simulate.compiled import CompiledSimulator
 from tests.simulate.strategies import cases
 from tests.simulate.test_against_reference import draw_plan
@@ -80,6 +80,31 @@ def test_graphs_without_ops_or_edges() -> None:
     for ops in ([], [Op("a", compute_us=3.0)]):
         graph, cluster = OpGraph.from_edges(ops, []), Cluster.uniform(2)
         assert CompiledSimulator(graph, cluster).run([1] * len(ops)) == Simulator(graph, cluster).run([1] * len(ops))
+
+
+# One after the other
+
+
+@settings(deadline=None)
+@given(cases(), st.data())
+def test_an_adaptive_simulator_says_the_same_from_first_to_last(case: Case, data: st.DataObject) -> None:
+    graph, cluster = rescaled(case, data)
+    if data.draw(st.booleans()):
+        graph = graph.replace_ops([replace(op, temporary_bytes=op.temporary_bytes / 3 + 1e-9) for op in graph.ops])
+    plain, simulator = Simulator(graph, cluster), AdaptiveSimulator(graph, cluster)
+    placement, priority = draw_plan(data, graph, cluster)
+    expected = plain.run(placement, priority)
+    for left in (1, 0, 0):
+        simulator._ops_left = left
+        assert simulator.run(placement, priority) == expected
+        assert simulator.evaluate(placement, priority) == (expected.makespan_us, expected.peak_memory_bytes)
+
+
+def test_few_runs_are_plain_and_many_are_compiled() -> None:
+    graph = OpGraph.from_edges([Op(f"o{v}") for v in range(adaptive.PLAIN_OPS // 3)], [])
+    simulator = AdaptiveSimulator(graph, Cluster.uniform(1))
+    kinds = [type(simulator._simulator()) for _ in range(5)]
+    assert kinds == [Simulator] * 4 + [CompiledSimulator]
 
 
 # The cache

@@ -1,0 +1,59 @@
+"""A simulator that is plain for a few runs and compiled from then on: small graphs don't wait for a compiler, large ones for nothing."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from baechi_ext.ir.cluster import Cluster
+from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.simulate.engine import Simulator
+from baechi_ext.simulate.timeline import Timeline
+
+if TYPE_CHECKING:
+    from baechi_ext.simulate.compiled import CompiledSimulator
+
+PLAIN_OPS = 50_000
+"""Ops simulated plainly before that has cost as much as loading the compiled simulator does: half a second."""
+_EXACT = 2**53
+
+
+class AdaptiveSimulator:
+    """Simulates many plans for one graph and cluster, with the same results from the first run to the last."""
+
+    def __init__(self, graph: OpGraph, cluster: Cluster) -> None:
+        self.graph = graph
+        self.cluster = cluster
+        self._plain = Simulator(graph, cluster)
+        self.tails_us = self._plain.tails_us
+        self._ops_left = PLAIN_OPS
+
+    def run(self, placement: Sequence[int], priority: Sequence[float] | None = None) -> Timeline:
+        """The timeline of one step; see `engine.Simulator.run`."""
+        return self._simulator().run(placement, priority)
+
+    def evaluate(self, placement: Sequence[int], priority: Sequence[float] | None = None) -> tuple[float, tuple[float, ...]]:
+        """The makespan in microseconds and each device's peak in bytes."""
+        simulator = self._simulator()
+        if self._whole_bytes and not isinstance(simulator, Simulator):
+            return simulator.evaluate(placement, priority)
+        timeline = simulator.run(placement, priority)
+        return timeline.makespan_us, timeline.peak_memory_bytes
+
+    def _simulator(self) -> "Simulator | CompiledSimulator":
+        if self._ops_left <= 0:
+            return self._compiled
+        self._ops_left -= len(self.graph)
+        return self._plain
+
+    @cached_property
+    def _compiled(self) -> "CompiledSimulator":
+        from baechi_ext.simulate.compiled import CompiledSimulator
+
+        return CompiledSimulator(self.graph, self.cluster)
+
+    @cached_property
+    def _whole_bytes(self) -> bool:
+        """Whether all sums of bytes are exact as floats."""
+        sizes = [size for op in self.graph.ops for size in (op.persistent_bytes, op.output_bytes, op.temporary_bytes)]
+        sizes += [t.bytes for t in self.graph.tensors]
+        return all(isinstance(size, int) for size in sizes) and sum(sizes) * len(self.cluster) < _EXACT
