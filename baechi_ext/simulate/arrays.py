@@ -28,16 +28,16 @@ _OP = _record("compute_us tail_us persistent_bytes working_bytes", "inputs_from 
 _TENSOR = _record("bytes", "producer name_rank readers_from")
 _DEVICE = _record("speed memory_bytes")
 _LINK = _record("latency_us us_per_byte send_us send_us_per_byte receive_us receive_us_per_byte")
-_RULES = _record("names", "", "charges parallel")
+_RULES = _record("names fastest", "", "charges parallel")
 
 _OP_STATE = _record("start_us end_us", "missing started")
 _ENTRY = _record("first second", "item")
 _TRANSFER = _record("request_us urgency_us key sent_us arrived_us", "tensor target left right sent")
 _COPY = _record("", "unread", "taken_in")
 _DEVICE_STATE = _record(
-    "busy_us held_bytes held_since_us peak_bytes urgency_us", "ready_from ready waiting target readers", "running sending receiving"
+    "busy_us left_us held_bytes held_since_us peak_bytes urgency_us", "ready_from ready waiting target readers", "running sending receiving"
 )
-_TOTALS = _record("", "events requests started transfers sent", "has_priority")
+_TOTALS = _record("until_us", "events requests started transfers sent", "has_priority hopeless")
 
 
 class Problem(NamedTuple):
@@ -54,7 +54,7 @@ class Problem(NamedTuple):
     links: Records
     """By source and target."""
     rules: Records
-    """One record. `names`: the most tensors of one op; `charges`: whether links take time from the devices."""
+    """One record. `names`: the most tensors of one op; `fastest`: the largest speed; `charges`: whether links take time from devices."""
 
 
 class State(NamedTuple):
@@ -76,9 +76,9 @@ class State(NamedTuple):
     copies: Records
     """By tensor and device. `unread`: readers there that have not ended, on the producer's device with the transfers to others."""
     devices: Records
-    """`target`, `readers` and `urgency_us` are of the tensor in hand: the devices it goes to, and by device its readers there."""
+    """`left_us`: the compute of its ops that have not started. `target`, `readers` and `urgency_us` are of the tensor in hand: the devices it goes to, and by device its readers there."""
     totals: Records
-    """One record."""
+    """One record. A simulation that can't end by `until_us` is given up and `hopeless`."""
 
 
 def make_problem(graph: OpGraph, cluster: Cluster) -> Problem:
@@ -107,6 +107,7 @@ def make_problem(graph: OpGraph, cluster: Cluster) -> Problem:
     links = np.array(table, _LINK)
     rules = np.zeros(1, _RULES)
     rules["names"] = max(map(len, graph.outputs), default=0)
+    rules["fastest"] = devices["speed"].max()
     rules["charges"] = any(np.any(links[name]) for name in _LINK.names[2:])
     rules["parallel"] = cluster.parallel_transfers
     return Problem(ops, tensors, np.array(lists, np.int32), devices, links, rules)
@@ -116,6 +117,8 @@ def make_state(problem: Problem) -> State:
     """Room for simulations of a problem, one at a time; all ops on device 0, without priorities."""
     n, tensors, k = len(problem.ops) - 1, len(problem.tensors) - 1, len(problem.devices)
     readings = len(problem.lists) - problem.tensors["readers_from"][0]
+    totals = np.zeros(1, _TOTALS)
+    totals["until_us"] = np.inf
     return State(
         placement=np.zeros(n, np.int32),
         priority=np.zeros(n, np.float64),
@@ -126,7 +129,7 @@ def make_state(problem: Problem) -> State:
         roots=np.zeros(k * k, np.int32),
         copies=np.zeros(tensors * k, _COPY),
         devices=np.zeros(k, _DEVICE_STATE),
-        totals=np.zeros(1, _TOTALS),
+        totals=totals,
     )
 
 

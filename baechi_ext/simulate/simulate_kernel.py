@@ -4,13 +4,18 @@ Ties are broken as there, by the same keys. Memory needs no list of intervals: w
 what is held from this instant on, so a device's peak is the most it holds between two instants.
 """
 
+import numpy as np
+
 from baechi_ext.simulate.arrays import Ints, Problem, Records, State
 from baechi_ext.simulate.jit import kernel
 
 
 @kernel
 def run(p: Problem, s: State) -> float:
-    """Simulates the plan in `s`; returns its makespan in microseconds and leaves all else in `s`."""
+    """Simulates the plan in `s`; returns its makespan in microseconds and leaves all else in `s`.
+
+    Infinite, with peaks of memory up to then, as soon as it is sure to exceed `until_us` of the totals.
+    """
     n, k = len(s.placement), len(s.devices)
     totals = s.totals[0]
     _reset(p, s)
@@ -33,12 +38,12 @@ def run(p: Problem, s: State) -> float:
                 device.ready -= 1
                 _pop(s.ready, device.ready_from, device.ready)
                 _start_op(p, s, v, now)
-        if totals.events == 0:
+        if totals.events == 0 or totals.hopeless:
             break
         now = s.events[0].first
     for d in range(k):
         s.devices[d].peak_bytes = max(s.devices[d].peak_bytes, s.devices[d].held_bytes)
-    return now
+    return np.inf if totals.hopeless else now
 
 
 @kernel
@@ -46,16 +51,18 @@ def _reset(p: Problem, s: State) -> None:
     n = len(s.placement)
     totals = s.totals[0]
     totals.events = totals.requests = totals.started = totals.transfers = totals.sent = 0
+    totals.hopeless = False
     s.roots[:] = -1
     for d in range(len(s.devices)):
         device = s.devices[d]
-        device.busy_us = device.held_bytes = device.held_since_us = 0.0
+        device.busy_us = device.left_us = device.held_bytes = device.held_since_us = 0.0
         device.ready = device.waiting = device.readers = 0
         device.running = device.sending = device.receiving = False
     for v in range(n):
         device = s.devices[s.placement[v]]
         device.ready += 1
         device.held_bytes += p.ops[v].persistent_bytes
+        device.left_us += p.ops[v].compute_us
     ready_from = 0
     for d in range(len(s.devices)):
         device = s.devices[d]
@@ -149,6 +156,9 @@ def _start_op(p: Problem, s: State, v: int, now: float) -> None:
     op, d, totals = p.ops[v], s.placement[v], s.totals[0]
     device = s.devices[d]
     duration = op.compute_us / p.devices[d].speed
+    if now + max(device.left_us / p.devices[d].speed, op.tail_us / p.rules[0].fastest) > totals.until_us:
+        totals.hopeless = True
+    device.left_us -= op.compute_us
     if p.rules[0].charges:
         duration = _with_device_charges(p, s, v, duration)
     device.running = True
