@@ -1,0 +1,242 @@
+"""Generated graphs and clusters to compare placers on: seeded, the same on every machine, in two sets that share no graph.
+
+    python -m benchmarks.families                                    lists all cases
+    python -m benchmarks.families --cases=layered-500 --out=FOLDER   writes NAME.graph.json and NAME.cluster.json
+
+TUNING is for looking at while a method is made. HELD_OUT is for the final comparison alone: other seeds, and families of its own.
+
+A case is named family-ops-ccr-devices-memory:
+
+- ccr: the communication-to-computation ratio, the mean time a tensor takes over the default link by the mean compute time of an op.
+  A tenth of that mean is the link's latency. The link makes the ratio: the graph is the same for all ratios.
+- devices: a number of equal devices with equal links, or a key of CLUSTERS.
+- memory: loose (no limit), or tight (every device has TIGHT times the largest peak of a plan that is known: `known_plan`).
+"""
+
+import argparse
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from baechi_ext.ir import Cluster, Device, Link, OpGraph
+from baechi_ext.simulate import Simulator
+from benchmarks.shapes import FAMILIES
+
+TIGHT = 1.1
+LATENCY_SHARE = 0.1
+SLOW_PAIR = 5.0
+"""Between two halves of a cluster a transfer takes so many times as long as within one."""
+CLUSTERS: dict[str, tuple[float, ...]] = {
+    "speeds": (1.0, 1.0, 2.0, 0.5),
+    "nodes": (1.0,) * 6,
+    "parallel": (1.0,) * 4,
+}
+"""Speeds of the devices. speeds: unequal ones; nodes: slow links between two halves; parallel: transfers do not queue."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One graph on one cluster; both are made when they are first asked for."""
+
+    family: str
+    ops: int
+    ccr: float
+    devices: str
+    memory: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.family}-{self.ops}-{self.ccr:g}-{self.devices}-{self.memory}"
+
+    @cached_property
+    def graph(self) -> OpGraph:
+        return FAMILIES[self.family](self.ops, np.random.default_rng(self.seed))
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        cluster = make_cluster(self.devices, link_of_ratio(self.graph, self.ccr))
+        return cluster if self.memory == "loose" else tightened(self.graph, cluster)
+
+
+def link_of_ratio(graph: OpGraph, ccr: float) -> Link:
+    """The link on which the mean tensor of `graph` takes `ccr` times as long as its mean op."""
+    transfer_us = ccr * graph.total_compute_us() / len(graph)
+    mean_bytes = sum(t.bytes for t in graph.tensors) / max(1, len(graph.tensors))
+    return Link(us_per_byte=(1 - LATENCY_SHARE) * transfer_us / mean_bytes, latency_us=LATENCY_SHARE * transfer_us)
+
+
+def make_cluster(devices: str, link: Link) -> Cluster:
+    """`devices` is a number or a key of CLUSTERS."""
+    if devices not in CLUSTERS:
+        return Cluster.uniform(int(devices), link=link)
+    members = tuple(Device(f"device:{i}", None, speed) for i, speed in enumerate(CLUSTERS[devices]))
+    pairs = {}
+    if devices == "nodes":
+        slow = Link(SLOW_PAIR * link.us_per_byte, SLOW_PAIR * link.latency_us)
+        halves = members[: len(members) // 2], members[len(members) // 2 :]
+        pairs = {(a.name, b.name): slow for here, there in (halves, halves[::-1]) for a in here for b in there}
+    return Cluster(members, link, pairs, parallel_transfers=devices == "parallel")
+
+
+def tightened(graph: OpGraph, cluster: Cluster) -> Cluster:
+    """`cluster` with TIGHT times the largest peak of the known plan on every device: at least that plan fits."""
+    limit = int(TIGHT * max(known_plan(graph, cluster)[2])) + 1
+    return replace(cluster, devices=tuple(replace(d, memory_bytes=limit) for d in cluster.devices))
+
+
+def known_plan(graph: OpGraph, cluster: Cluster) -> tuple[list[int], list[int], tuple[int | float, ...]]:
+    """The placement, priorities and peaks of the plan, of a few simple ones, whose largest peak is the smallest.
+
+    They cut two topological orders into chunks of equal bytes, colocation groups going where their first op goes.
+    """
+    simulator = Simulator(graph, cluster)
+    held = [op.persistent_bytes + op.output_bytes for op in graph.ops]
+    plans = []
+    for order in (graph.order, depth_first_order(graph)):
+        placement = chunks(graph, order, held, len(cluster))
+        priority = [0] * len(graph)
+        for rank, v in enumerate(order):
+            priority[v] = rank
+        plans.append((placement, priority, simulator.run(placement, priority).peak_memory_bytes))
+    return min(plans, key=lambda plan: max(plan[2]))
+
+
+def depth_first_order(graph: OpGraph) -> tuple[int, ...]:
+    """A topological order that goes on with what the last op made ready."""
+    missing = [len(i) for i in graph.inputs]
+    stack = [v for v, k in enumerate(missing) if k == 0][::-1]
+    order = []
+    while stack:
+        v = stack.pop()
+        order.append(v)
+        for t in graph.outputs[v]:
+            for w in graph.tensors[t].readers:
+                missing[w] -= 1
+                if missing[w] == 0:
+                    stack.append(w)
+    return tuple(order)
+
+
+def chunks(graph: OpGraph, order: Sequence[int], weights: Sequence[float], num_devices: int) -> list[int]:
+    """The placement that cuts a topological order into chunks of equal weight; a colocation group goes where its first op goes."""
+    members = {v: group for group in graph.groups.values() for v in group}
+    placement = [-1] * len(graph)
+    total, filled = sum(weights), 0.0
+    for v in order:
+        if placement[v] < 0:
+            unit = members.get(v, (v,))
+            weight = sum(weights[w] for w in unit)
+            device = min(num_devices - 1, int((filled + weight / 2) * num_devices / total)) if total else 0
+            filled += weight
+            for w in unit:
+                placement[w] = device
+    return placement
+
+
+def _cases(seed: int, table: str) -> tuple[Case, ...]:
+    """A case per line; a graph's seed is made of `seed`, its family and its size, so that cases of one graph share it."""
+    cases = []
+    for line in table.split("\n"):
+        if line.strip():
+            family, ops, ccr, devices, memory = line.split()
+            cases.append(Case(family, int(ops), float(ccr), devices, memory, zlib.crc32(f"{seed} {family} {ops}".encode())))
+    return tuple(cases)
+
+
+TUNING = _cases(
+    1,
+    """
+    layered           20     1    2         loose
+    fork_join         20     10   2         tight
+    series_parallel   20     0.1  3         loose
+    random            20     1    3         tight
+    training          20     1    2         tight
+    layered           100    10   4         loose
+    fork_join         100    1    4         tight
+    series_parallel   100    1    2         loose
+    random            100    0.1  speeds    loose
+    training          100    1    4         tight
+    layered           500    1    8         loose
+    layered           500    0.1  4         tight
+    fork_join         500    0.1  3         loose
+    series_parallel   500    10   nodes     loose
+    random            500    1    4         loose
+    random            500    10   4         tight
+    training          500    0.1  2         tight
+    training          500    1    parallel  loose
+    training          500    10   4         tight
+    layered           2000   1    14        loose
+    fork_join         2000   1    speeds    tight
+    series_parallel   2000   1    4         tight
+    random            2000   0.1  8         tight
+    training          2000   1    8         tight
+    training          2000   0.1  speeds    loose
+    training          2000   1    nodes     loose
+    layered           10000  0.1  4         loose
+    random            10000  1    8         loose
+    training          10000  1    4         tight
+    random            100000 1    4         loose
+    training          100000 0.1  4         tight
+    """,
+)
+HELD_OUT = _cases(
+    2,
+    """
+    layered           20     10   3         tight
+    wavefront         25     1    2         loose
+    transformer       40     1    2         tight
+    random            40     0.1  2         loose
+    series_parallel   60     10   2         tight
+    training          60     0.1  4         loose
+    fork_join         150    10   2         loose
+    wavefront         144    1    4         tight
+    transformer       200    1    4         loose
+    layered           200    1    nodes     loose
+    random            200    10   8         loose
+    series_parallel   200    0.1  speeds    tight
+    training          300    1    3         tight
+    recurrent         400    1    4         tight
+    fork_join         600    1    8         tight
+    wavefront         900    0.1  8         loose
+    layered           800    10   4         tight
+    random            800    1    parallel  loose
+    transformer       1000   0.1  4         tight
+    recurrent         1000   10   2         loose
+    training          1500   10   8         loose
+    series_parallel   1500   1    14        loose
+    recurrent         3000   1    speeds    loose
+    transformer       3000   1    8         tight
+    random            3000   1    3         tight
+    wavefront         10000  1    14        loose
+    training          10000  0.1  8         tight
+    layered           10000  1    nodes     tight
+    recurrent         100000 0.1  4         loose
+    layered           100000 1    8         tight
+    """,
+)
+SETS: dict[str, tuple[Case, ...]] = {"tuning": TUNING, "held_out": HELD_OUT}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", choices=tuple(SETS), action="append", help="only this set")
+    parser.add_argument("--cases", default="", help="only cases whose name contains this")
+    parser.add_argument("--out", type=Path, help="write the chosen cases to this folder")
+    args = parser.parse_args(argv)
+    console = Console(width=140, highlight=False)
+    for name in args.set or SETS:
+        for case in (case for case in SETS[name] if args.cases in case.name):
+            if args.out is not None:
+                case.graph.save(args.out / f"{case.name}.graph.json")
+                case.cluster.save(args.out / f"{case.name}.cluster.json")
+            console.print(f"{name}  {case.name}  seed {case.seed}")
+
+
+if __name__ == "__main__":
+    main()
