@@ -60,8 +60,13 @@ class Case:
 
     @cached_property
     def cluster(self) -> Cluster:
-        cluster = make_cluster(self.devices, link_of_ratio(self.graph, self.ccr))
-        return cluster if self.memory == "loose" else tightened(self.graph, cluster)
+        return cluster_for(self.graph, self.ccr, self.devices, self.memory)
+
+
+def cluster_for(graph: OpGraph, ccr: float, devices: str, memory: str) -> Cluster:
+    """The cluster of a case."""
+    cluster = make_cluster(devices, link_of_ratio(graph, ccr))
+    return cluster if memory == "loose" else tightened(graph, cluster)
 
 
 def link_of_ratio(graph: OpGraph, ccr: float) -> Link:

@@ -1,23 +1,45 @@
-"""What a result was measured on."""
+"""What a result was measured on, and of which commit."""
 
 import os
 import platform
+import subprocess
 import time
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import baechi_ext
+
+PACKAGES = ("torch", "numpy", "numba", "highspy", "ortools", "pymetis")
 
 
 def machine() -> dict[str, Any]:
-    """Date, hardware and versions, for the head of a result file."""
+    """Date, commit, hardware and versions, for the head of a result file."""
     return {
         "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
         "hardware": {"processor": _processor(), "cores": os.cpu_count()},
-        "versions": {"baechi": baechi_ext.__version__, "python": platform.python_version(), "torch": torch.__version__},
+        "versions": {"baechi": baechi_ext.__version__, "python": platform.python_version(), **_installed()},
     }
+
+
+def commit() -> str | None:
+    """The commit of this checkout, "-dirty" where files differ from it; None outside of one."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
+    try:
+        return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _installed() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 def _processor() -> str:
