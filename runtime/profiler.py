@@ -25,6 +25,11 @@ from runtime.torch_devices import TorchDevice
 class ProfileOptions:
     warmup: int = 2
     repeats: int = 8
+    enough_seconds: float = 60.0
+    """Once the passes have taken this long, FEWEST_REPEATS are enough: long steps need fewer to be told from noise."""
+
+
+FEWEST_REPEATS = 3
 
 
 def profile_step(executor: Executor, graph: OpGraph, binding: Binding, step: TrainingStep, options: ProfileOptions) -> Profile:
@@ -89,8 +94,11 @@ def _passes(executor: Executor, placed: PlacedStep, options: ProfileOptions) -> 
     """For each op its samples, and the wall time of each pass, both in microseconds, without the warm-up."""
     device = executor.devices[0]
     samples: list[list[float]] = [[] for _ in placed.programs[0].segments]
-    passes = []
+    passes: list[float] = []
+    started = time.perf_counter()
     for repeat in range(options.warmup + options.repeats):
+        if len(passes) >= FEWEST_REPEATS and time.perf_counter() - started > options.enough_seconds:
+            break
         begin = time.perf_counter_ns()
         times = executor.call(0, lambda: _timed_pass(placed, device))
         if repeat >= options.warmup:

@@ -76,7 +76,8 @@ class State(NamedTuple):
     copies: Records
     """By tensor and device. `unread`: readers there that have not ended, on the producer's device with the transfers to others."""
     devices: Records
-    """`left_us`: the compute of its ops that have not started. `target`, `readers` and `urgency_us` are of the tensor in hand: the devices it goes to, and by device its readers there."""
+    """`left_us`: the compute of its ops that have not started. `target`, `readers` and `urgency_us` are of the tensor in hand: the
+    devices it goes to, and by device its readers there."""
     totals: Records
     """One record. A simulation that can't end by `until_us` is given up and `hopeless`."""
 

@@ -75,6 +75,14 @@ def test_beside_other_devices_every_op_is_sampled_again_and_nothing_changes() ->
     assert all(torch.equal(value, before[name]) for name, value in step.state().items())
 
 
+def test_long_passes_are_repeated_less() -> None:
+    step = make_step("branches")
+    graph, binding = capture(step)
+    with ThreadExecutor(cpu_devices(1), timeout_seconds=60) as executor:
+        profile = profile_step(executor, graph, binding, step, ProfileOptions(warmup=1, repeats=8, enough_seconds=0.0))
+    assert {len(p.samples_us) for p in profile.ops.values()} == {profiler.FEWEST_REPEATS}
+
+
 def test_only_as_many_steps_at_once_as_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     step = make_step("branches")
     graph, binding = capture(step)
