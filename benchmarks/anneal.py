@@ -30,6 +30,8 @@ COLDEST = 1e-3
 """The last temperature, of the first."""
 CHEAPEST = 3.0
 """At first a plan 1% over a device's limit costs 3% more; the price rises as the temperature falls."""
+FEWEST_PROBES, MOST_PROBES, PROBED_OPS = 10, 100, 100_000
+"""Random moves that tell the first temperature: so many, by the size of the graph."""
 SLICES = 400
 """Steps in which the temperature falls."""
 MOST_CYCLES, EVALUATIONS_OF_A_UNIT = 10, 1000
@@ -58,11 +60,11 @@ def anneal(graph: OpGraph, cluster: Cluster, time_limit_seconds: float = 60.0, s
     state, units = make_state(problem), make_units(graph, cluster)
     plan, best = best_start(graph, problem, state, units)
     kernel.seed_lots(seed)
-    kernel.anneal(problem, state, plan, units, best, Slice(0.0, CHEAPEST, 1))  # compiles
-    warmest = kernel.mean_change(problem, state, plan, units, CHEAPEST)
+    kernel.anneal(problem, state, plan, units, best, Slice(0.0, CHEAPEST, 0))  # compiles
+    kernel.mean_change(problem, state, plan, units, Slice(0.0, CHEAPEST, 0))
     begin = time.perf_counter()
-    kernel.mean_change(problem, state, plan, units, CHEAPEST)
-    done, part = kernel.PROBES, 0.0
+    done, part = max(FEWEST_PROBES, min(MOST_PROBES, PROBED_OPS // len(graph))), 0.0
+    warmest = kernel.mean_change(problem, state, plan, units, Slice(0.0, CHEAPEST, done))
     expected = evaluations or int(done / (time.perf_counter() - begin) * time_limit_seconds)
     cycles = min(MOST_CYCLES, max(1, expected // (EVALUATIONS_OF_A_UNIT * (len(units.at) - 1))))
     count = max(1, expected // SLICES)

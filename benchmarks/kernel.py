@@ -16,8 +16,6 @@ from benchmarks.arrays import Best, Decision, Problem, Slice, State, Units
 INFINITY = np.inf
 LEAST_EXCESS = 1e-3
 """A plan that does not fit costs as much more as if it were this part of a limit further over it."""
-PROBES = 100
-"""Random moves that tell the first temperature."""
 
 
 @njit(cache=True, error_model="numpy", _nrt=False)
@@ -379,12 +377,12 @@ def _undo(plan: Decision, units: Units, move: tuple[int, int, float]) -> None:
 
 
 @njit(cache=True)
-def mean_change(p: Problem, s: State, plan: Decision, units: Units, penalty: float) -> float:
-    """How much a random move changes the cost, where it does at all."""
-    cost, total, count = cost_of(p, s, plan, units, penalty)[0], 0.0, 0
-    for _ in range(PROBES):
+def mean_change(p: Problem, s: State, plan: Decision, units: Units, cut: Slice) -> float:
+    """How much a random move changes the cost, where it does at all; tries `cut.count`."""
+    cost, total, count = cost_of(p, s, plan, units, cut.penalty)[0], 0.0, 0
+    for _ in range(cut.count):
         move = _random_move(p, plan, units)
-        change = abs(cost_of(p, s, plan, units, penalty)[0] - cost)
+        change = abs(cost_of(p, s, plan, units, cut.penalty)[0] - cost)
         total += change
         count += change > 0.0
         _undo(plan, units, move)
