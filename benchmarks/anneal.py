@@ -34,7 +34,7 @@ FEWEST_PROBES, MOST_PROBES, PROBED_OPS = 10, 100, 100_000
 """Random moves that tell the first temperature: so many, by the size of the graph."""
 SLICES = 400
 """Steps in which the temperature falls."""
-MOST_CYCLES, EVALUATIONS_OF_A_UNIT = 10, 1000
+MOST_CYCLES, EVALUATIONS_OF_A_UNIT = 40, 100
 """The temperature falls several times where each of them leaves so many evaluations to a unit."""
 
 
