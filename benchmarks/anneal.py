@@ -30,6 +30,8 @@ COLDEST = 1e-3
 """The last temperature, of the first."""
 CHEAPEST = 3.0
 """At first a plan 1% over a device's limit costs 3% more; the price rises as the temperature falls."""
+WAITING = (1.0, 3.0, 10.0)
+"""How much longer, since they wait for one another."""
 FEWEST_PROBES, MOST_PROBES, PROBED_OPS = 10, 100, 100_000
 """Random moves that tell the first temperature: so many, by the size of the graph."""
 SLICES = 400
@@ -98,14 +100,16 @@ def best_start(graph: OpGraph, problem: Problem, state: State, units: Units) -> 
 
 
 def simple_placements(graph: OpGraph, problem: Problem, units: Units) -> Iterator[Sequence[int] | np.ndarray]:
-    """All on one device, chunks of equal time and of equal bytes, and every op where it ends first."""
+    """All on one device, chunks of equal time and of equal bytes, and every op where it would end first if transfers took longer."""
     yield from ([d] * len(graph) for d in range(len(problem.speed)))
     for weights in ([op.compute_us for op in graph.ops], [op.persistent_bytes + op.output_bytes for op in graph.ops]):
         for order in (graph.order, depth_first_order(graph)):
             yield chunks(graph, order, weights, len(problem.speed))
     unit_of = np.zeros(len(graph), np.int64)
     unit_of[units.ops] = np.repeat(np.arange(len(units.at) - 1), np.diff(units.at))
-    yield kernel.earliest_end(problem, unit_of, np.array(sorted(graph.order, key=lambda v: -problem.tails_us[v]), dtype=np.int64))
+    order = np.array(sorted(graph.order, key=lambda v: -problem.tails_us[v]), dtype=np.int64)
+    for factor in WAITING:
+        yield kernel.earliest_end(problem._replace(link=factor * problem.link), unit_of, order)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
