@@ -29,6 +29,7 @@ from baechi_ext.ir import Cluster, Link, OpGraph
 from baechi_ext.ir.files import require_writable, write_json
 from baechi_ext.place.registry import METHODS
 from baechi_ext.simulate import Simulator
+from baechi_ext.simulate.compiled import CompiledSimulator
 from benchmarks.captured import MODELS, costed_graph
 from benchmarks.families import cluster_for
 from benchmarks.machine import machine
@@ -45,7 +46,10 @@ def _reference(graph: OpGraph, cluster: Cluster) -> Simulate:
     return lambda placement, priority: simulator.run(placement, priority).peak_memory_bytes
 
 
-SIMULATORS: dict[str, Callable[[OpGraph, Cluster], Simulate]] = {"reference": _reference}
+SIMULATORS: dict[str, Callable[[OpGraph, Cluster], Simulate]] = {
+    "reference": _reference,
+    "compiled": lambda graph, cluster: CompiledSimulator(graph, cluster).evaluate,
+}
 """Each gives a function that simulates a plan, makespan and peaks; the first is what the others are compared with."""
 SIMULATED_OPS = (500, 10_000)
 PLACED_OPS = {"m_etf": (1000, 5000, 20_000, 100_000), "m_sct": (1000, 5000, 20_000)}
