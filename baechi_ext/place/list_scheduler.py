@@ -17,21 +17,19 @@ Which direction and reluctance suit a graph is seen only in the simulator, so `s
 one that stays on the fastest device: where transfers are dear no greedy start pays.
 """
 
-import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.simulate.engine import tails_us
+from baechi_ext.place.list_plain import PlainRun, turned_round, turned_round_links
 
+PLAIN_OPS = 2000
+"""Up to here plain Python is done before compiled code is loaded."""
 RELUCTANCES = (0.0, 1.0, 4.0)
-RELUCTANCES_OF_LARGE_GRAPHS = (0.0, 4.0)
 STAY = 1e6
 """The reluctance of a device that takes an op from another only where that has no room left: it saves the bytes of copies."""
-LARGE_GRAPH_OPS = 5000
-_OP_ENDS, _WAKE = 0, 1
-_UNPLACED = -1
 
 FavouriteChild = Sequence[int | None]
 
@@ -61,16 +59,13 @@ def schedules(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild 
     alone = Schedule((fastest,) * len(graph), graph.order)
     if len(cluster) == 1:
         return [alone]
-    factors = RELUCTANCES if len(graph) <= LARGE_GRAPH_OPS else RELUCTANCES_OF_LARGE_GRAPHS
+    factors = RELUCTANCES
     if any(d.memory_bytes is not None for d in cluster.devices):
         factors = (*factors, STAY)
-    found = [list_schedule(graph, cluster, reluctance=r, favourite_child=favourite_child) for r in factors]
-    back_graph, back_cluster = _turned_round(graph), _turned_round_links(cluster)
-    parent = None if favourite_child is None else _favourite_parent(favourite_child)
-    for r in factors:
-        back = list_schedule(back_graph, back_cluster, reluctance=r, favourite_child=parent)
-        found.append(Schedule(back.placement, back.started[::-1]))
-    return [*found, alone]
+    run = plain_runner(graph, cluster, favourite_child) if len(graph) <= PLAIN_OPS else compiled_runner(graph, cluster, favourite_child)
+    forward = [run(r, False) for r in factors]
+    backward = [run(r, True) for r in factors]
+    return [*forward, *(Schedule(s.placement, s.started[::-1]) for s in backward), alone]
 
 
 def list_schedule(
@@ -81,21 +76,42 @@ def list_schedule(
     `reluctance` >= 0 is a factor on transfer times (see the module); `favourite_child[v]` is the op for which the device of v
     stays awake (m_sct). Memory limits are kept where some device has room; an op that fits nowhere goes where it exceeds least.
     """
-    return _ListScheduler(graph, cluster, reluctance, favourite_child).run()
+    run = plain_runner(graph, cluster, favourite_child) if len(graph) <= PLAIN_OPS else compiled_runner(graph, cluster, favourite_child)
+    return run(reluctance, False)
 
 
-def _turned_round(graph: OpGraph) -> OpGraph:
-    """The same ops with every edge in the other direction, each (tensor, reader) a tensor of its own."""
-    ids = [op.id for op in graph.ops]
-    edges = [
-        (ids[w], ids[tensor.producer], tensor.bytes, f"{t}:{w}") for t, tensor in enumerate(graph.tensors) for w in tensor.readers
-    ]
-    return OpGraph.from_edges(graph.ops, edges, name=graph.name)
+Runner = Callable[[float, bool], Schedule]
+"""(reluctance, whether the graph is turned round) -> the schedule."""
 
 
-def _turned_round_links(cluster: Cluster) -> Cluster:
-    pairs = {(target, source): link for (source, target), link in cluster.pairs.items()}
-    return Cluster(cluster.devices, cluster.default, pairs, cluster.parallel_transfers)
+def plain_runner(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild | None) -> Runner:
+    """The scheduler in plain Python."""
+    turned: list[Any] = []
+
+    def run(reluctance: float, turn: bool) -> Schedule:
+        if turn and not turned:
+            turned.extend((turned_round(graph), turned_round_links(cluster)))
+        child = favourite_child if not turn or favourite_child is None else _favourite_parent(favourite_child)
+        state = PlainRun(*(turned if turn else (graph, cluster)), reluctance, child)
+        state.run()
+        return Schedule(tuple(state.device), tuple(state.started))
+
+    return run
+
+
+def compiled_runner(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild | None) -> Runner:
+    """The same scheduler in compiled code."""
+    from baechi_ext.place.list_arrays import arrays, run_compiled, turned_arrays
+
+    there = arrays(graph, cluster, favourite_child)
+    back: list[Any] = []
+
+    def run(reluctance: float, turn: bool) -> Schedule:
+        if turn and not back:
+            back.extend(turned_arrays(graph, *there))
+        return Schedule(*run_compiled(*(back if turn else there), reluctance))
+
+    return run
 
 
 def _favourite_parent(favourite_child: FavouriteChild) -> list[int | None]:
@@ -104,340 +120,3 @@ def _favourite_parent(favourite_child: FavouriteChild) -> list[int | None]:
         if child is not None:
             favourite_parent[child] = parent
     return favourite_parent
-
-
-class _ListScheduler:
-    """The state of one run."""
-
-    def __init__(self, graph: OpGraph, cluster: Cluster, reluctance: float, favourite_child: FavouriteChild | None) -> None:
-        n, k = len(graph), len(cluster)
-        self.graph = graph
-        self.devices = range(k)
-        self.reluctance = reluctance
-        self.favourite_child = favourite_child
-        self.ranks = [-tail for tail in tails_us(graph)]
-        self.speed = [d.speed for d in cluster.devices]
-        self.compares_speeds = len(set(self.speed)) > 1
-        self.parallel = cluster.parallel_transfers
-        links = cluster.link_table()
-        self.latency_us = [[x.latency_us + x.send_us for x in row] for row in links]
-        self.us_per_byte = [[x.us_per_byte + x.send_us_per_byte for x in row] for row in links]
-        self.links = links if any(x.receive_us or x.receive_us_per_byte for row in links for x in row) else None
-        self.memory = _Memory(graph, cluster)
-        self.group_us = [sum(graph.ops[w].compute_us for w in mates) for mates in self.memory.mates]
-        # Per op.
-        self.device = [_UNPLACED] * n
-        self.missing = [len(i) for i in graph.inputs]
-        self.begun, self.done = [False] * n, [False] * n
-        self.end_us = [0.0] * n
-        self.least_transfer_us = [0.0] * n
-        self.times_parked = [0] * n
-        self.started: list[int] = []
-        self.ready_us = 0.0
-        # Per device. The queues are cleaned lazily: an entry counts only while its op has not begun and may run there.
-        self.running = [False] * k
-        self.free_us, self.out_free_us, self.in_free_us = [0.0] * k, [0.0] * k, [0.0] * k
-        self.load_us = [0.0] * k
-        self.awake_for: list[int | None] = [None] * k
-        self.waiting: list[list[tuple[float, float, int]]] = [[] for _ in self.devices]
-        self.startable: list[list[tuple[float, int]]] = [[] for _ in self.devices]
-        self.parked: list[list[tuple[float, int]]] = [[] for _ in self.devices]
-        self.stuck: list[tuple[float, int]] = []
-        self.alarm_us = [-1.0] * k
-        # Per tensor: when its copies arrive, and where they have been taken in.
-        self.arrival_us: list[dict[int, float]] = [{} for _ in graph.tensors]
-        self.taken_in: set[tuple[int, int]] = set()
-        self.events: list[tuple[float, int, int]] = []
-
-    def run(self) -> Schedule:
-        for v, count in enumerate(self.missing):
-            if count == 0:
-                self._release(v)
-        now = 0.0
-        events = self.events
-        while True:
-            ended = []
-            while events and events[0][0] <= now:
-                _, kind, v = heapq.heappop(events)
-                if kind == _OP_ENDS:
-                    self._end(v)
-                    ended.append(v)
-            if self.favourite_child is not None:
-                for v in ended:
-                    self._stay_awake(v, self.favourite_child[v])
-            self._dispatch(now)
-            if not events and not self._force(now):
-                if len(self.started) < len(self.device) and self.compares_speeds:
-                    self.compares_speeds = False
-                    continue
-                return Schedule(tuple(self.device), tuple(self.started))
-            now = events[0][0]
-
-    def _dispatch(self, now: float) -> None:
-        """Commits the best proposal of the idle devices until none of them has one; then sets their alarms."""
-        idle = [d for d in self.devices if not self.running[d]]
-        while idle:
-            best: tuple[float, float, float, int, int] | None = None
-            for d in idle:
-                v = self._propose(d, now)
-                if v is not None:
-                    schedule_us = max(self._data_ready(v, d)[0], self.free_us[d])
-                    load_us = (self.load_us[d] + self.group_us[v]) / self.speed[d]
-                    proposal = (schedule_us, self.ranks[v], load_us, d, v)
-                    if best is None or proposal < best:
-                        best = proposal
-            if best is None:
-                break
-            self._start(best[4], best[3], now)
-            idle.remove(best[3])
-        for d in idle:
-            if self.waiting[d]:
-                self._set_alarm(d, self.waiting[d][0][0])
-
-    def _propose(self, d: int, now: float) -> int | None:
-        """The op that idle device d would start now, or None."""
-        waiting, startable = self.waiting[d], self.startable[d]
-        while waiting and waiting[0][0] <= now:
-            _, rank, v = heapq.heappop(waiting)
-            if self._may_start(v, d, now):
-                heapq.heappush(startable, (rank, v))
-        while startable and not self._may_start(startable[0][1], d, now):
-            heapq.heappop(startable)
-        first = startable[0][1] if startable else None
-        if first is not None and self._better_elsewhere(first, d, now):
-            first = None
-        favourite = self.awake_for[d]
-        if favourite is None or first == favourite:
-            return first
-        taken = self.begun[favourite] or self.device[favourite] not in (_UNPLACED, d)
-        if taken or not self._fits(favourite, d) or self._better_elsewhere(favourite, d, now):
-            self.awake_for[d] = None
-            return first
-        if first is not None and self._urgent(first, now):
-            return first
-        arrives_us = self._data_ready(favourite, d)[0]
-        if arrives_us <= now:
-            return favourite
-        self._set_alarm(d, arrives_us)
-        return None
-
-    def _set_alarm(self, d: int, at: float) -> None:
-        if self.alarm_us[d] != at:
-            self.alarm_us[d] = at
-            heapq.heappush(self.events, (at, _WAKE, d))
-
-    def _urgent(self, v: int, now: float) -> bool:
-        """Whether v could start on every device that holds it, so that waiting can't spare it a transfer."""
-        devices = self.devices if self.device[v] == _UNPLACED else (self.device[v],)
-        return all(self._data_ready(v, d)[0] <= now for d in devices if self._fits(v, d))
-
-    def _may_start(self, v: int, d: int, now: float) -> bool:
-        """Whether v may start on d now. Where it may later, it is put back into the queue it has to wait in."""
-        if self.begun[v] or self.device[v] != _UNPLACED:
-            return not self.begun[v] and self.device[v] == d
-        at = self._eligible_us(v, d)
-        if at > now:
-            heapq.heappush(self.waiting[d], (at, self.ranks[v], v))
-            return False
-        if self._fits(v, d):
-            return True
-        heapq.heappush(self.parked[d], (self._needed_bytes(v, d), v))
-        self.times_parked[v] += 1
-        if self.times_parked[v] >= len(self.devices):
-            heapq.heappush(self.stuck, (self.ranks[v], v))
-        return False
-
-    def _better_elsewhere(self, v: int, d: int, now: float) -> bool:
-        """Whether a faster device is expected to end the unplaced op v earlier, behind its share of all work that is ready."""
-        if not self.compares_speeds or self.device[v] != _UNPLACED:
-            return False
-        work_us = self.graph.ops[v].compute_us
-        end_us = now + work_us / self.speed[d]
-        queue_us = (self.ready_us - work_us) / sum(self.speed)
-        return any(
-            self.speed[e] > self.speed[d]
-            and max(self.free_us[e], now) + queue_us + work_us / self.speed[e] < end_us
-            and self._data_ready(v, e)[0] + work_us / self.speed[e] < end_us
-            and self._fits(v, e)
-            for e in self.devices
-        )
-
-    def _force(self, now: float) -> bool:
-        """Starts an op that fits nowhere on the device whose limit it exceeds least; False where no op is left."""
-        while self.stuck:
-            _, v = heapq.heappop(self.stuck)
-            if not self.begun[v] and self.device[v] == _UNPLACED:
-                d = min(self.devices, key=lambda d: self._needed_bytes(v, d) - self.memory.room[d])
-                self._start(v, d, max(now, self._data_ready(v, d)[0]))
-                return True
-        return False
-
-    def _eligible_us(self, v: int, d: int) -> float:
-        """When d may take the unplaced op v."""
-        data_us, transfer_us = self._data_ready(v, d)
-        return data_us + self.reluctance * max(0.0, transfer_us - self.least_transfer_us[v])
-
-    def _data_ready(self, v: int, d: int) -> tuple[float, float]:
-        """When the inputs of v are, or could be, on device d, and the transfer time that still has to be spent on that."""
-        device, tensors = self.device, self.graph.tensors
-        latest = spent = 0.0
-        incoming = self.in_free_us[d]
-        for t in self.graph.inputs[v]:
-            tensor = tensors[t]
-            source = device[tensor.producer]
-            at = self.end_us[tensor.producer]
-            if source != d:
-                copy_us = self.arrival_us[t].get(d)
-                if copy_us is not None:
-                    at = copy_us
-                else:
-                    transfer_us = self.latency_us[source][d] + tensor.bytes * self.us_per_byte[source][d]
-                    spent += transfer_us
-                    if self.parallel or not transfer_us:
-                        at += transfer_us
-                    else:
-                        at = incoming = max(at, incoming, self.out_free_us[source]) + transfer_us
-            if at > latest:
-                latest = at
-        return latest, spent
-
-    def _fits(self, v: int, d: int) -> bool:
-        return not self.memory.limited or self.device[v] == d or self._needed_bytes(v, d) <= self.memory.room[d]
-
-    def _needed_bytes(self, v: int, d: int) -> float:
-        copies = 0.0
-        for t in self.graph.inputs[v]:
-            tensor = self.graph.tensors[t]
-            if self.device[tensor.producer] != d and d not in self.arrival_us[t]:
-                copies += tensor.bytes
-        return copies + self.memory.group_bytes[v] + self.memory.output_bytes[v] + self.memory.working_bytes[v]
-
-    def _release(self, v: int) -> None:
-        """All inputs of v have been produced: it waits at its device, or at all of them."""
-        self.ready_us += self.graph.ops[v].compute_us
-        self._offer(v)
-
-    def _offer(self, v: int) -> None:
-        d = self.device[v]
-        if d != _UNPLACED:
-            heapq.heappush(self.waiting[d], (self._data_ready(v, d)[0], self.ranks[v], v))
-            return
-        self.least_transfer_us[v] = min(self._data_ready(v, d)[1] for d in self.devices)
-        for d in self.devices:
-            heapq.heappush(self.waiting[d], (self._eligible_us(v, d), self.ranks[v], v))
-
-    def _send(self, t: int, d: int) -> None:
-        """Enters the transfer of the finished tensor t to device d, unless it is there or on its way."""
-        tensor = self.graph.tensors[t]
-        source = self.device[tensor.producer]
-        if source == d or d in self.arrival_us[t]:
-            return
-        at = self.end_us[tensor.producer]
-        transfer_us = self.latency_us[source][d] + tensor.bytes * self.us_per_byte[source][d]
-        if self.parallel or not transfer_us:
-            at += transfer_us
-        else:
-            at = max(at, self.in_free_us[d], self.out_free_us[source]) + transfer_us
-            self.in_free_us[d] = self.out_free_us[source] = at
-        self.arrival_us[t][d] = at
-        self.memory.room[d] -= tensor.bytes
-        for w in tensor.readers:
-            if self.device[w] == _UNPLACED and self.missing[w] == 0:
-                heapq.heappush(self.waiting[d], (self._eligible_us(w, d), self.ranks[w], w))
-
-    def _place(self, v: int, d: int) -> None:
-        """Gives v and the other ops of its colocation group device d."""
-        members = self.memory.mates[v]
-        for w in members:
-            self.device[w] = d
-            self.load_us[d] += self.graph.ops[w].compute_us
-        self.memory.room[d] -= self.memory.group_bytes[v]
-        for w in members:
-            for t in self.graph.inputs[w]:
-                if self.done[self.graph.tensors[t].producer]:
-                    self._send(t, d)
-            if w != v and self.missing[w] == 0:
-                self._offer(w)
-
-    def _start(self, v: int, d: int, now: float) -> None:
-        self.ready_us -= self.graph.ops[v].compute_us
-        duration_us = self.graph.ops[v].compute_us / self.speed[d]
-        if self.links is not None:
-            duration_us += self._receiving_us(v, d)
-        if self.device[v] == _UNPLACED:
-            self._place(v, d)
-        self.begun[v] = self.running[d] = True
-        self.awake_for[d] = None
-        self.started.append(v)
-        self.end_us[v] = self.free_us[d] = now + duration_us
-        self.memory.room[d] -= self.memory.output_bytes[v] + self.memory.working_bytes[v]
-        heapq.heappush(self.events, (now + duration_us, _OP_ENDS, v))
-
-    def _receiving_us(self, v: int, d: int) -> float:
-        """What it costs device d itself to take in those inputs of v that none of its ops has read before."""
-        total = 0.0
-        for t in self.graph.inputs[v]:
-            tensor = self.graph.tensors[t]
-            source = self.device[tensor.producer]
-            if source != d and (t, d) not in self.taken_in:
-                self.taken_in.add((t, d))
-                total += self.links[source][d].receiving_us(tensor.bytes)
-        return total
-
-    def _end(self, v: int) -> None:
-        d = self.device[v]
-        self.running[d], self.done[v] = False, True
-        room = self.memory.room
-        room[d] += self.memory.working_bytes[v]
-        for t in self.graph.inputs[v]:
-            self.memory.unread[t] -= 1
-            if self.memory.unread[t] == 0:
-                tensor = self.graph.tensors[t]
-                room[self.device[tensor.producer]] += tensor.bytes
-                for e in self.arrival_us[t]:
-                    room[e] += tensor.bytes
-                    self._unpark(e)
-                self._unpark(self.device[tensor.producer])
-        self._unpark(d)
-        for t in self.graph.outputs[v]:
-            readers = self.graph.tensors[t].readers
-            for e in sorted({self.device[w] for w in readers} - {d, _UNPLACED}):
-                self._send(t, e)
-            for w in readers:
-                self.missing[w] -= 1
-                if self.missing[w] == 0:
-                    self._release(w)
-
-    def _unpark(self, d: int) -> None:
-        parked = self.parked[d]
-        while parked and parked[0][0] <= self.memory.room[d]:
-            _, v = heapq.heappop(parked)
-            self.times_parked[v] -= 1
-            if not self.begun[v] and self.device[v] == _UNPLACED:
-                heapq.heappush(self.waiting[d], (self._eligible_us(v, d), self.ranks[v], v))
-
-    def _stay_awake(self, v: int, child: int | None) -> None:
-        """The device of v, which just ended, stays awake for a favourite child that is ready and can start nowhere earlier."""
-        d = self.device[v]
-        if child is None or self.missing[child] or self.begun[child] or self.device[child] not in (_UNPLACED, d):
-            return
-        here = max(self._data_ready(child, d)[0], self.free_us[d])
-        if all(here <= max(self._data_ready(child, e)[0], self.free_us[e]) for e in self.devices):
-            self.awake_for[d] = child
-
-
-class _Memory:
-    """What the scheduler knows of memory: persistent bytes by group, tensors while they have readers left, copies with them."""
-
-    def __init__(self, graph: OpGraph, cluster: Cluster) -> None:
-        limits = [d.memory_bytes for d in cluster.devices]
-        self.limited = any(limit is not None for limit in limits)
-        self.room = [float("inf") if limit is None else float(limit) for limit in limits]
-        self.unread = [len(t.readers) for t in graph.tensors]
-        self.mates = [graph.groups[op.colocation] if op.colocation is not None else (v,) for v, op in enumerate(graph.ops)]
-        persistent = {name: sum(graph.ops[v].persistent_bytes for v in members) for name, members in graph.groups.items()}
-        self.group_bytes = [op.persistent_bytes if op.colocation is None else persistent[op.colocation] for op in graph.ops]
-        self.output_bytes = [sum(graph.tensors[t].bytes for t in outputs) for outputs in graph.outputs]
-        self.working_bytes = [
-            op.temporary_bytes + max(0, op.output_bytes - held) for op, held in zip(graph.ops, self.output_bytes, strict=True)
-        ]

@@ -18,26 +18,27 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
 
-def _record(floats: str, ints: str = "", flags: str = "") -> np.dtype:
+def record(floats: str, ints: str = "", flags: str = "") -> np.dtype:
+    """A record of numbers by their names, 8-byte floats, 4-byte integers and truth values."""
     kinds = [(name, kind) for kind, names in (("f8", floats), ("i4", ints), ("?", flags)) for name in names.split()]
     return np.dtype(kinds, align=True)
 
 
 # The *_from of ops and tensors are offsets into `Problem.lists`, up to that of the next record.
-_OP = _record("compute_us tail_us persistent_bytes working_bytes", "inputs_from outputs_from")
-_TENSOR = _record("bytes", "producer name_rank readers_from")
-_DEVICE = _record("speed memory_bytes")
-_LINK = _record("latency_us us_per_byte send_us send_us_per_byte receive_us receive_us_per_byte")
-_RULES = _record("names fastest", "", "charges parallel")
+_OP = record("compute_us tail_us persistent_bytes working_bytes", "inputs_from outputs_from")
+_TENSOR = record("bytes", "producer name_rank readers_from")
+_DEVICE = record("speed memory_bytes")
+_LINK = record("latency_us us_per_byte send_us send_us_per_byte receive_us receive_us_per_byte")
+_RULES = record("names fastest", "", "charges parallel")
 
-_OP_STATE = _record("start_us end_us", "missing started")
-_ENTRY = _record("first second", "item")
-_TRANSFER = _record("request_us urgency_us key sent_us arrived_us", "tensor target left right sent")
-_COPY = _record("", "unread", "taken_in")
-_DEVICE_STATE = _record(
+_OP_STATE = record("start_us end_us", "missing started")
+_ENTRY = record("first second", "item")
+_TRANSFER = record("request_us urgency_us key sent_us arrived_us", "tensor target left right sent")
+_COPY = record("", "unread", "taken_in")
+_DEVICE_STATE = record(
     "busy_us left_us held_bytes held_since_us peak_bytes urgency_us", "ready_from ready waiting target readers", "running sending receiving"
 )
-_TOTALS = _record("until_us", "events requests started transfers sent", "has_priority hopeless")
+_TOTALS = record("until_us", "events requests started transfers sent", "has_priority hopeless")
 
 
 class Problem(NamedTuple):

@@ -17,21 +17,31 @@ import numba
 F = TypeVar("F", bound=Callable)
 
 
-_OPTIONS = {"nogil": True, "error_model": "numpy", "forceinline": True, "_nrt": False}
+_OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False}
 """Kernels allocate nothing, so they need no reference counts (NRT); those cost more than the simulation itself."""
 
 
-def kernel(function: F) -> F:
+def kernel(function: F, **options: bool) -> F:
     """`function`, compiled at its first call or loaded from the cache; compiled in each process where no folder can be written."""
     folder = cache_folder()
     if folder is None:
-        return numba.njit(**_OPTIONS)(function)
+        return numba.njit(**_OPTIONS, **options)(function)
     given = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(folder)
     try:
-        return numba.njit(cache=True, **_OPTIONS)(function)
+        return numba.njit(cache=True, **_OPTIONS, **options)(function)
     finally:
         numba.config.CACHE_DIR = given
+
+
+def inlined(function: F) -> F:
+    """A kernel's part that is compiled into its callers: for what is called all the time."""
+    return kernel(function, forceinline=True)
+
+
+def part(function: F) -> F:
+    """A kernel's part that is called by kernels alone: without an entry for Python it takes a third less to compile."""
+    return kernel(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 @cache

@@ -7,7 +7,7 @@ what is held from this instant on, so a device's peak is the most it holds betwe
 import numpy as np
 
 from baechi_ext.simulate.arrays import Ints, Problem, Records, State
-from baechi_ext.simulate.jit import kernel
+from baechi_ext.simulate.jit import inlined, kernel
 
 
 @kernel
@@ -46,7 +46,7 @@ def run(p: Problem, s: State) -> float:
     return np.inf if totals.hopeless else now
 
 
-@kernel
+@inlined
 def _reset(p: Problem, s: State) -> None:
     n = len(s.placement)
     totals = s.totals[0]
@@ -76,7 +76,7 @@ def _reset(p: Problem, s: State) -> None:
             _enqueue(p, s, v, 0.0)
 
 
-@kernel
+@inlined
 def _hold(device: Records, size: float, now: float) -> None:
     """The device holds so many bytes more, or less, from now on."""
     if device.held_since_us != now:
@@ -88,7 +88,7 @@ def _hold(device: Records, size: float, now: float) -> None:
 # Heaps
 
 
-@kernel
+@inlined
 def _push(heap: Records, base: int, size: int, first: float, second: float, item: int) -> None:
     """Adds an entry to the heap of `size` entries that begins at `base`."""
     i = size
@@ -104,7 +104,7 @@ def _push(heap: Records, base: int, size: int, first: float, second: float, item
     here.first, here.second, here.item = first, second, item
 
 
-@kernel
+@inlined
 def _pop(heap: Records, base: int, size: int) -> None:
     """Removes the first entry; `size` are left."""
     last = heap[base + size]
@@ -128,7 +128,7 @@ def _pop(heap: Records, base: int, size: int) -> None:
     here.first, here.second, here.item = first, second, item
 
 
-@kernel
+@inlined
 def _is_before(entry: Records, first: float, second: float, item: int) -> bool:
     if entry.first != first:
         return entry.first < first
@@ -140,7 +140,7 @@ def _is_before(entry: Records, first: float, second: float, item: int) -> bool:
 # Ops
 
 
-@kernel
+@inlined
 def _enqueue(p: Problem, s: State, v: int, now: float) -> None:
     device = s.devices[s.placement[v]]
     size = device.ready
@@ -151,7 +151,7 @@ def _enqueue(p: Problem, s: State, v: int, now: float) -> None:
         _push(s.ready, device.ready_from, size, now, -p.ops[v].tail_us, v)
 
 
-@kernel
+@inlined
 def _start_op(p: Problem, s: State, v: int, now: float) -> None:
     op, d, totals = p.ops[v], s.placement[v], s.totals[0]
     device = s.devices[d]
@@ -174,7 +174,7 @@ def _start_op(p: Problem, s: State, v: int, now: float) -> None:
     totals.events += 1
 
 
-@kernel
+@inlined
 def _with_device_charges(p: Problem, s: State, v: int, duration: float) -> float:
     k, d = len(s.devices), s.placement[v]
     for i in range(p.ops[v].inputs_from, p.ops[v + 1].inputs_from):
@@ -197,7 +197,7 @@ def _with_device_charges(p: Problem, s: State, v: int, duration: float) -> float
     return duration + sending
 
 
-@kernel
+@inlined
 def _end_op(p: Problem, s: State, v: int, now: float) -> None:
     k, d = len(s.devices), s.placement[v]
     device = s.devices[d]
@@ -224,7 +224,7 @@ def _end_op(p: Problem, s: State, v: int, now: float) -> None:
             _request(p, s, t, s.devices[j].target, now)
 
 
-@kernel
+@inlined
 def _find_targets(p: Problem, s: State, t: int) -> int:
     """How many devices besides its own tensor t goes to: the `target` of the first so many devices, in order.
 
@@ -251,7 +251,7 @@ def _find_targets(p: Problem, s: State, t: int) -> int:
     return count
 
 
-@kernel
+@inlined
 def _arrive(p: Problem, s: State, t: int, d: int, now: float) -> None:
     for i in range(p.tensors[t].readers_from, p.tensors[t + 1].readers_from):
         w = p.lists[i]
@@ -264,7 +264,7 @@ def _arrive(p: Problem, s: State, t: int, d: int, now: float) -> None:
 # Transfers
 
 
-@kernel
+@inlined
 def _request(p: Problem, s: State, t: int, target: int, now: float) -> None:
     k, v, x = len(s.devices), p.tensors[t].producer, s.totals[0].transfers
     s.totals[0].transfers += 1
@@ -292,7 +292,7 @@ def _request(p: Problem, s: State, t: int, target: int, now: float) -> None:
         s.totals[0].requests += 1
 
 
-@kernel
+@inlined
 def _send(p: Problem, s: State, x: int, now: float) -> None:
     """Transfer x, whose duration stands in `arrived_us`, starts."""
     transfer = s.transfers[x]
@@ -303,7 +303,7 @@ def _send(p: Problem, s: State, x: int, now: float) -> None:
     _hold(s.devices[transfer.target], p.tensors[transfer.tensor].bytes, now)
 
 
-@kernel
+@inlined
 def _end_transfer(p: Problem, s: State, x: int, now: float) -> None:
     if not p.rules[0].parallel:
         source = s.placement[p.tensors[s.transfers[x].tensor].producer]
@@ -311,7 +311,7 @@ def _end_transfer(p: Problem, s: State, x: int, now: float) -> None:
     _deliver(p, s, x, now)
 
 
-@kernel
+@inlined
 def _deliver(p: Problem, s: State, x: int, now: float) -> None:
     k, t = len(s.devices), s.transfers[x].tensor
     source = s.placement[p.tensors[t].producer]
@@ -322,7 +322,7 @@ def _deliver(p: Problem, s: State, x: int, now: float) -> None:
     _arrive(p, s, t, s.transfers[x].target, now)
 
 
-@kernel
+@inlined
 def _start_transfers(p: Problem, s: State, now: float) -> None:
     while True:
         pair = _first_free_pair(s.transfers, s.roots, s.devices)
@@ -339,7 +339,7 @@ def _start_transfers(p: Problem, s: State, now: float) -> None:
         s.totals[0].events += 1
 
 
-@kernel
+@inlined
 def _first_free_pair(transfers: Records, roots: Ints, devices: Records) -> int:
     """The source and target (source * devices + target) of the first transfer whose channels are free, or -1."""
     best, k = -1, len(devices)
@@ -353,7 +353,7 @@ def _first_free_pair(transfers: Records, roots: Ints, devices: Records) -> int:
     return best
 
 
-@kernel
+@inlined
 def _precedes(x: Records, y: Records) -> bool:
     if x.request_us != y.request_us:
         return x.request_us < y.request_us
@@ -362,7 +362,7 @@ def _precedes(x: Records, y: Records) -> bool:
     return x.key < y.key
 
 
-@kernel
+@inlined
 def _merge(transfers: Records, x: int, y: int) -> int:
     """The first of two skew heaps (Sleator and Tarjan, SIAM Journal on Computing 15, 1986) of waiting transfers, made one."""
     if x < 0:

@@ -1,11 +1,17 @@
 """The list scheduler's rules, each on the smallest graph that shows it."""
 
+import random
+
+import pytest
 from hypothesis import given
 
 from baechi_ext.ir import Cluster, Device, Link, OpGraph
-from baechi_ext.place.list_scheduler import list_schedule, schedules
+from baechi_ext.place import list_scheduler
+from baechi_ext.place.list_scheduler import compiled_runner, list_schedule, plain_runner, schedules
 from tests import oracle
 from tests.build import cluster_of, graph_of
+from tests.place.instances import random_instance
+from tests.place.training import branchy_blocks
 from tests.simulate.strategies import clusters, graphs
 
 
@@ -112,3 +118,47 @@ def test_schedules_are_complete_and_topological(graph: OpGraph, cluster: Cluster
         rank = schedule.priority
         assert all(rank[t.producer] < rank[w] for t in graph.tensors for w in t.readers)
         assert topological is None or rank in topological
+
+
+def some_children(graph: OpGraph, seed: int) -> list[int | None]:
+    """A matching of some ops and readers."""
+    rng, taken = random.Random(seed), set()
+    child: list[int | None] = [None] * len(graph)
+    for v, successors in enumerate(graph.successors):
+        free = [w for w in successors if w not in taken]
+        if free and rng.random() < 0.7:
+            child[v] = rng.choice(free)
+            taken.add(child[v])
+    return child
+
+
+def require_same(graph: OpGraph, cluster: Cluster, child: list[int | None] | None) -> None:
+    plain, compiled = plain_runner(graph, cluster, child), compiled_runner(graph, cluster, child)
+    for reluctance in (0.0, 1.0, list_scheduler.STAY):
+        for turn in (False, True):
+            assert plain(reluctance, turn) == compiled(reluctance, turn)
+
+
+def test_compiled_code_does_the_same_on_small_graphs() -> None:
+    for seed in range(150):
+        instance = random_instance(seed)
+        require_same(instance.graph, instance.cluster, some_children(instance.graph, seed) if seed % 2 else None)
+
+
+@pytest.mark.parametrize("share", [None, 0.27, 0.5])
+@pytest.mark.parametrize("link", [Link(1e-3, 30), Link(1e-3, 30, send_us=2, receive_us=3)])
+def test_compiled_code_does_the_same_on_training_steps(link: Link, share: float | None) -> None:
+    """With room to spare, with little and, at 0.27 of all bytes for each of four, with too little; speeds equal and unequal."""
+    for seed in range(2):
+        graph = branchy_blocks(6, 4, seed, parameter_bytes=1_000_000)
+        limit = None if share is None else share * sum(op.persistent_bytes + op.output_bytes for op in graph.ops)
+        devices = tuple(Device(f"d{i}", limit, speed) for i, speed in enumerate((1.0, 1.0 + seed, 1.0, 1.0 - seed / 2)))
+        require_same(graph, Cluster(devices, link, parallel_transfers=bool(seed)), some_children(graph, seed) if seed else None)
+
+
+def test_large_graphs_run_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, cluster = branchy_blocks(3, 3, 0), cluster_of(2)
+    expected = schedules(graph, cluster)
+    monkeypatch.setattr(list_scheduler, "PLAIN_OPS", 0)
+    monkeypatch.setattr(list_scheduler, "plain_runner", None)
+    assert schedules(graph, cluster) == expected

@@ -3,7 +3,7 @@
 import pytest
 
 from baechi_ext.ir import Cluster, Link
-from baechi_ext.place.list_scheduler import _ListScheduler
+from baechi_ext.place.list_plain import PlainRun
 from baechi_ext.place.registry import place
 from tests.build import cluster_of, graph_of
 from tests.place.training import branchy_blocks, towers
@@ -59,14 +59,14 @@ def test_half_the_memory_costs_no_more_than_the_time_of_one_device() -> None:
 def test_work_grows_in_proportion_to_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted, not timed: how often the scheduler asks when an op's inputs are on a device."""
     asked = 0
-    original = _ListScheduler._data_ready
+    original = PlainRun._data_ready
 
-    def counting(self: _ListScheduler, v: int, d: int) -> tuple[float, float]:
+    def counting(self: PlainRun, v: int, d: int) -> tuple[float, float]:
         nonlocal asked
         asked += 1
         return original(self, v, d)
 
-    monkeypatch.setattr(_ListScheduler, "_data_ready", counting)
+    monkeypatch.setattr(PlainRun, "_data_ready", counting)
     per_op = []
     for blocks in (10, 80):
         graph = branchy_blocks(blocks, 4, 0)

@@ -1,0 +1,83 @@
+"""The compiled list scheduler's arrays, in the direction of the step and turned round. Loading this loads numba."""
+
+from collections.abc import Sequence
+from itertools import count
+
+import numpy as np
+
+from baechi_ext.ir.cluster import Cluster
+from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.place.list_kernel import run, tails_us
+from baechi_ext.place.list_state_kernel import GROUPED_OP, Groups, make_state
+from baechi_ext.simulate.arrays import Problem, make_problem
+
+
+def run_compiled(problem: Problem, groups: Groups, reluctance: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The device of each op, and the ops in the order of their starts."""
+    state = make_state(problem, reluctance)
+    run(problem, groups, state)
+    return tuple(state.ops["device"].tolist()), tuple(state.ops["started"].tolist())
+
+
+def arrays(graph: OpGraph, cluster: Cluster, favourite_child: Sequence[int | None] | None) -> tuple[Problem, Groups]:
+    """What the compiled scheduler takes."""
+    problem = make_problem(graph, cluster)
+    own = {name: g for g, name in enumerate(graph.groups)}
+    alone = count(len(own))
+    group = np.array([next(alone) if op.colocation is None else own[op.colocation] for op in graph.ops], np.int32)
+    ends, members = _by(group, next(alone))
+    ops = np.zeros(len(graph), GROUPED_OP)
+    ops["members_from"], ops["members_to"] = ends[:-1][group], ends[1:][group]
+    ops["group_us"] = np.bincount(group, problem.ops["compute_us"][:-1])[group]
+    ops["group_bytes"] = np.bincount(group, problem.ops["persistent_bytes"][:-1])[group]
+    ops["output_bytes"] = _output_bytes(problem)
+    ops["favourite_child"] = -1 if favourite_child is None else [-1 if child is None else child for child in favourite_child]
+    return problem, Groups(ops, members)
+
+
+def turned_arrays(graph: OpGraph, problem: Problem, groups: Groups) -> tuple[Problem, Groups]:
+    """The same ops with every edge and link in the other direction, each (tensor, reader) a tensor of its own."""
+    n = len(graph)
+    fan = np.diff(problem.tensors["readers_from"])
+    reader = np.repeat(problem.tensors["producer"][:-1], fan)
+    producer = problem.lists[problem.tensors["readers_from"][0] :]
+    tensors = np.zeros(len(producer) + 1, problem.tensors.dtype)
+    tensors["bytes"][:-1] = np.repeat(problem.tensors["bytes"][:-1], fan)
+    tensors["producer"][:-1] = producer
+    tensors["readers_from"] = 2 * len(producer) + np.arange(len(tensors))
+    ops = problem.ops.copy()
+    ends, inputs = _by(reader, n)
+    ops["inputs_from"] = ends
+    ends, outputs = _by(producer, n)
+    ops["outputs_from"] = len(inputs) + ends
+    lists = np.concatenate([inputs, outputs, reader])
+    turned = problem._replace(ops=ops, tensors=tensors, lists=lists, links=np.ascontiguousarray(problem.links.T))
+    back = groups.ops.copy()
+    back["output_bytes"] = _output_bytes(turned)
+    ops["working_bytes"][:-1] = _working_bytes(graph, back["output_bytes"])
+    tails = np.zeros(n)
+    tails_us(turned, np.array(graph.order[::-1], np.int32), tails)
+    ops["tail_us"][:-1] = tails
+    has_child = groups.ops["favourite_child"] >= 0
+    back["favourite_child"] = -1
+    back["favourite_child"][groups.ops["favourite_child"][has_child]] = np.flatnonzero(has_child)
+    return turned, groups._replace(ops=back)
+
+
+def _output_bytes(problem: Problem) -> np.ndarray:
+    """Per op, the bytes of its tensors."""
+    tensors = problem.tensors[:-1]
+    return np.bincount(tensors["producer"], tensors["bytes"], minlength=len(problem.ops) - 1)
+
+
+def _working_bytes(graph: OpGraph, output_bytes: np.ndarray) -> np.ndarray:
+    """Per op, temporaries and what its outputs exceed its tensors by."""
+    unread = np.maximum(0.0, np.array([op.output_bytes for op in graph.ops], dtype=float) - output_bytes)
+    return np.array([op.temporary_bytes for op in graph.ops], dtype=float) + unread
+
+
+def _by(key: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """(ends, all): all[ends[i] : ends[i + 1]] are the positions of i in `key`."""
+    ends = np.zeros(n + 1, np.int32)
+    np.cumsum(np.bincount(key, minlength=n), out=ends[1:])
+    return ends, np.argsort(key, kind="stable").astype(np.int32)
