@@ -2,8 +2,9 @@
 
 Every step is judged by the simulator, and is kept only where it lowers the bytes over the limits. Guided steps come first: from
 the device that exceeds most, the units whose move costs the least transfer and load per byte that it frees at the instant of
-the peak. Where those fail, random moves and exchanges (seeded) follow. The number of simulations is bounded by the graph's size,
-never by a clock, so that the same input gives the same plan.
+the peak. Where those fail, random moves and exchanges (seeded) follow, and changes of the order of the ops; they may also raise
+the bytes over the limits, by less and less (threshold accepting: Dueck and Scheuer, J. Computational Physics 90, 1990). The number
+of simulations is bounded by the graph's size, never by a clock, so that the same input gives the same plan.
 """
 
 import random
@@ -13,14 +14,18 @@ from collections.abc import Iterator, Sequence
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.chunks import chunks, depth_first_order, held_bytes, spread, units
-from baechi_ext.place.trial import Trial, draining_order, try_orders
+from baechi_ext.place.trial import Trial, draining_order, ranks, try_orders
 from baechi_ext.simulate import AdaptiveSimulator, Timeline
 
-_SIMULATED_OPS = 200_000
-_FEWEST_STEPS, _MOST_STEPS = 16, 600
+_SIMULATED_OPS = 2_000_000
+_FEWEST_STEPS, _MOST_STEPS = 16, 10_000
+_STEPS_PER_MOVE = 50
+"""The most steps for each unit and device that it could move to: few units leave little to try."""
 _SINGLE_MOVES = 12
-_PATIENCE = 60
-"""Random steps without success after which a repair gives up."""
+_TOLERANCE = 0.02
+"""Random steps may at first raise the bytes over the limits by this share of the mean limit."""
+_NEW_ORDER = 0.02
+"""The share of random steps that try another order of the ops."""
 
 
 def repair(simulator: AdaptiveSimulator, start: Trial, seed: int) -> Trial:
@@ -39,17 +44,37 @@ class _Repair:
         self.links = simulator.cluster.link_table()
         self.units = units(self.graph)
         self.orders = (draining_order(simulator),)
-        self.steps = min(_MOST_STEPS, max(_FEWEST_STEPS, _SIMULATED_OPS // max(1, len(self.graph))))
+        moves = len(self.units) * (len(simulator.cluster) - 1)
+        self.steps = min(_MOST_STEPS, _STEPS_PER_MOVE * moves, max(_FEWEST_STEPS, _SIMULATED_OPS // max(1, len(self.graph))))
 
     def run(self) -> Trial:
         if len(self.simulator.cluster) == 1:
             return self.best
         while not self.best.valid and self.steps > 0 and self._guided_step():
             pass
-        patience = _PATIENCE
-        while not self.best.valid and self.steps > 0 and patience > 0:
-            patience = _PATIENCE if self._try(self._random_step()) else patience - 1
+        if not self.best.valid and self.steps > 0:
+            self._random_walk()
         return self.best
+
+    def _random_walk(self) -> None:
+        """Random steps from the best trial on, until one is valid or no steps are left."""
+        limits = [d.memory_bytes for d in self.simulator.cluster.devices if d.memory_bytes is not None]
+        tolerance = _TOLERANCE * sum(limits) / len(limits)
+        orders = (*self.orders, *(ranks(order) for order in (depth_first_order(self.graph), self.graph.order)))
+        now, priority = self.best, self.orders[0]
+        for left in range(self.steps, 0, -1):
+            if self.random.random() < _NEW_ORDER:
+                priority = self.random.choice(orders)
+                trial = Trial(now.placement, priority, self.simulator)
+            else:
+                trial = Trial(self._randomly_moved(now), priority, self.simulator)
+            if sum(trial.excess_bytes) <= sum(now.excess_bytes) + tolerance * left / self.steps:
+                now = trial
+                self.best = min(self.best, now, key=lambda t: t.key)
+                if self.best.valid:
+                    return
+            else:
+                priority = now.priority
 
     def _try(self, moves: Sequence[tuple[int, int]]) -> bool:
         """Whether moving each (unit, device) lowers the bytes over the limits; if so, it is done."""
@@ -120,17 +145,24 @@ class _Repair:
         limits = [d.memory_bytes for d in self.simulator.cluster.devices]
         return [float("inf") if limit is None else limit - peak for limit, peak in zip(limits, peaks, strict=True)]
 
-    def _random_step(self) -> list[tuple[int, int]]:
+    def _randomly_moved(self, trial: Trial) -> tuple[int, ...]:
         """A unit of an overfull device moves; in every other step a unit of the target comes back for it."""
-        placement, excess = self.best.placement, self.best.excess_bytes
-        over = [u for u, unit in enumerate(self.units) if excess[placement[unit[0]]] > 0]
-        u = self.random.choice(over)
-        source = placement[self.units[u][0]]
+        placement, excess = list(trial.placement), trial.excess_bytes
+        source = self.random.choice([d for d, over in enumerate(excess) if over > 0])
         target = self.random.choice([d for d in range(len(excess)) if d != source])
-        there = [w for w, unit in enumerate(self.units) if placement[unit[0]] == target]
-        if there and self.random.random() < 0.5:
-            return [(u, target), (self.random.choice(there), source)]
-        return [(u, target)]
+        self._move_one(placement, source, target)
+        if self.random.random() < 0.5:
+            self._move_one(placement, target, source)
+        return tuple(placement)
+
+    def _move_one(self, placement: list[int], source: int, target: int) -> None:
+        """Moves a unit of `source`, found by drawing, to `target`."""
+        for _ in range(20 * len(self.simulator.cluster)):
+            unit = self.random.choice(self.units)
+            if placement[unit[0]] == source:
+                for v in unit:
+                    placement[v] = target
+                return
 
 
 def held_at_peak(timeline: Timeline, device: int) -> dict[int, float]:

@@ -53,6 +53,14 @@ def try_orders(simulator: AdaptiveSimulator, placement: Sequence[int], prioritie
     return min((Trial(placed, p, simulator) for p in priorities), key=lambda trial: trial.key)
 
 
+def ranks(order: Sequence[int]) -> Priority:
+    """Priorities: the ops in this order."""
+    priority = [0.0] * len(order)
+    for rank, v in enumerate(order):
+        priority[v] = float(rank)
+    return tuple(priority)
+
+
 def longest_path_order(simulator: AdaptiveSimulator) -> Priority:
     """Priorities: the longest compute-only path to the end first."""
     return tuple(-tail for tail in simulator.tails_us)
