@@ -13,15 +13,22 @@ Constraints:
     (2) s_i + p_i + c_ij x_ij <= s_j for every pair                     -> precedence
     (3) sum_j x_ij >= (number of pairs with a c_ij > 0 out of i) - 1    -> at_most_one_child
     (4) sum_i x_ij >= (number of pairs with a c_ij > 0 into j) - 1      -> at_most_one_parent
-    (5) s_i + p_i <= w for every op that nobody reads                   -> step_end
+    (5) s_i + p_i <= w for every op that nobody reads (see (6))         -> step_end
+
+A large graph is cut into slices of a topological order, and each has a program of its own: simplex takes a second for 2,000 ops and
+minutes for 5,000. In a slice
+    (6) s_i >= longest path to i in the slices before                   -> variables
+and p_i in (5) is followed by the longest path through the slices after, so that each program knows what is critical in the whole
+graph; a child beyond the end of its parent's slice is nobody's favourite.
 
 All tensors from i to j make one pair. Ops of one colocation group share a device whatever happens: c_ij = 0. The optimum is no
 lower bound for the schedule: there, several children may share their parent's device.
 """
 
+import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -29,13 +36,32 @@ from typing import Any
 from baechi_ext.errors import SolverError
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.simulate.engine import tails_us
 
 Pair = tuple[int, int]
 
+WHOLE_OPS, SLICE_OPS = 2000, 500
+"""The most ops of a graph with one linear program, and of the slices of a larger one: simplex takes a twentieth of a second for these."""
 _SECOND_PART = 1e-3
 """epsilon is chosen so that the second part of the objective is at most this share of the mean op's time."""
+_LEAST_SECONDS = 0.01
+"""What a slice gets where those before it took all the time: solvers refuse less than nothing."""
 _TOLERANCE = 1e-6
 """A solver's 0 may be this far off."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Ops in a row of a topological order; times in microseconds on the fastest device."""
+
+    times: dict[int, float]
+    """Op -> its time."""
+    heads: dict[int, float]
+    """For ops that read from earlier slices: the longest path up to their start."""
+    tails: dict[int, float]
+    """For ops that later slices read, or nobody: the longest path after their end, through later slices."""
+    costs: dict[Pair, float]
+    """Transfer times of the pairs within the slice."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +75,46 @@ class FavouriteChildModel:
 def favourite_children(graph: OpGraph, cluster: Cluster, threshold: float, time_limit_seconds: float) -> tuple[int | None, ...]:
     """For each op the position of its favourite child, or None. A matching: no op is the favourite child of two.
 
-    An LP value up to `threshold` makes a child a candidate. Raises SolverError where the solver fails or runs out of time.
+    An LP value up to `threshold` makes a child a candidate.
+
+    Raises SolverError where the solver fails, or the slices together run out of time.
     """
     costs = pair_costs_us(graph, cluster)
     if not any(costs.values()):
         return (None,) * len(graph)
-    values = solve(model(graph, cluster, costs), time_limit_seconds)
+    until = time.perf_counter() + time_limit_seconds
+    values: dict[Pair, float] = {}
+    for part in slices(graph, cluster, costs):
+        if any(part.costs.values()):
+            left_seconds = max(until - time.perf_counter(), _LEAST_SECONDS) if values else time_limit_seconds
+            values |= solve(model(part), left_seconds)
     return matching(len(graph), values, costs, threshold)
+
+
+def slices(graph: OpGraph, cluster: Cluster, costs: Mapping[Pair, float]) -> list[Slice]:
+    """The graph as one slice, or a large one as several of about equal size in topological order."""
+    speed = max(d.speed for d in cluster.devices)
+    times = [op.compute_us / speed for op in graph.ops]
+    count = 1 if len(graph) <= WHOLE_OPS else -(-len(graph) // SLICE_OPS)
+    number = [0] * len(graph)
+    heads, tails = [0.0] * len(graph), list(tails_us(graph))
+    for rank, v in enumerate(graph.order):
+        number[v] = rank * count // len(graph)
+        for w in graph.successors[v]:
+            heads[w] = max(heads[w], heads[v] + times[v])
+    parts = [Slice({}, {}, {}, {}) for _ in range(count)]
+    for v in range(len(graph)):
+        part = parts[number[v]]
+        part.times[v] = times[v]
+        if any(number[u] < number[v] for u in graph.predecessors[v]):
+            part.heads[v] = heads[v]
+        later = [tails[w] / speed for w in graph.successors[v] if number[w] > number[v]]
+        if later or not graph.successors[v]:
+            part.tails[v] = max(later, default=0.0)
+    for (i, j), cost in costs.items():
+        if number[i] == number[j]:
+            parts[number[i]].costs[i, j] = cost
+    return parts
 
 
 def pair_costs_us(graph: OpGraph, cluster: Cluster) -> dict[Pair, float]:
@@ -73,16 +132,14 @@ def pair_costs_us(graph: OpGraph, cluster: Cluster) -> dict[Pair, float]:
     return dict(costs)
 
 
-def model(graph: OpGraph, cluster: Cluster, costs: Mapping[Pair, float]) -> FavouriteChildModel:
-    """The linear program, not yet solved."""
+def model(part: Slice) -> FavouriteChildModel:
+    """The linear program of a slice, not yet solved."""
     import pulp
 
-    speed = max(d.speed for d in cluster.devices)
-    times = [op.compute_us / speed for op in graph.ops]
     problem = pulp.LpProblem("favourite_children", pulp.LpMinimize)
-    x, s, w = variables(problem, len(graph), costs)
-    problem.setObjective(objective(x, w, costs, times))
-    rows = chain(precedence(x, s, times, costs), at_most_one_child(x), at_most_one_parent(x), step_end(s, w, times, graph))
+    x, s, w = variables(problem, part)
+    problem.setObjective(objective(x, w, part))
+    rows = chain(precedence(x, s, part), at_most_one_child(x), at_most_one_parent(x), step_end(s, w, part))
     for i, (coefficients, least) in enumerate(rows):
         problem.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(coefficients), pulp.LpConstraintGE, rhs=least), f"r{i}")
     return FavouriteChildModel(problem, x)
@@ -92,25 +149,26 @@ Row = tuple[dict[Any, float], float]
 """Coefficients of a constraint's variables, and what their sum must reach."""
 
 
-def variables(problem: Any, n: int, costs: Mapping[Pair, float]) -> tuple[dict[Pair, Any], list[Any], Any]:
-    """x by pair, s by op, and w, with their bounds (1)."""
-    x = {(i, j): problem.add_variable(f"x_{i}_{j}", 0, 1) for (i, j), cost in costs.items() if cost > 0}
-    return x, [problem.add_variable(f"s_{i}", 0) for i in range(n)], problem.add_variable("w", 0)
+def variables(problem: Any, part: Slice) -> tuple[dict[Pair, Any], dict[int, Any], Any]:
+    """x by pair, s by op, and w, with their bounds (1) and (6)."""
+    x = {(i, j): problem.add_variable(f"x_{i}_{j}", 0, 1) for (i, j), cost in part.costs.items() if cost > 0}
+    s = {i: problem.add_variable(f"s_{i}", part.heads.get(i, 0)) for i in part.times}
+    return x, s, problem.add_variable("w", 0)
 
 
-def objective(x: Mapping[Pair, Any], w: Any, costs: Mapping[Pair, float], times: Sequence[float]) -> Any:
+def objective(x: Mapping[Pair, Any], w: Any, part: Slice) -> Any:
     """w + epsilon * sum c_ij x_ij."""
     import pulp
 
-    mean_us = sum(times) / len(times) or 1.0
-    epsilon = _SECOND_PART * mean_us / sum(costs[pair] for pair in x)
-    return pulp.LpAffineExpression({w: 1.0, **{variable: epsilon * costs[pair] for pair, variable in x.items()}})
+    mean_us = sum(part.times.values()) / len(part.times) or 1.0
+    epsilon = _SECOND_PART * mean_us / sum(part.costs[pair] for pair in x)
+    return pulp.LpAffineExpression({w: 1.0, **{variable: epsilon * part.costs[pair] for pair, variable in x.items()}})
 
 
-def precedence(x: Mapping[Pair, Any], s: Sequence[Any], times: Sequence[float], costs: Mapping[Pair, float]) -> Iterable[Row]:
+def precedence(x: Mapping[Pair, Any], s: Mapping[int, Any], part: Slice) -> Iterable[Row]:
     """(2) s_j - s_i - c_ij x_ij >= p_i."""
-    for (i, j), cost in costs.items():
-        yield ({s[j]: 1.0, s[i]: -1.0, x[i, j]: -cost} if cost > 0 else {s[j]: 1.0, s[i]: -1.0}), times[i]
+    for (i, j), cost in part.costs.items():
+        yield ({s[j]: 1.0, s[i]: -1.0, x[i, j]: -cost} if cost > 0 else {s[j]: 1.0, s[i]: -1.0}), part.times[i]
 
 
 def at_most_one_child(x: Mapping[Pair, Any]) -> Iterable[Row]:
@@ -123,11 +181,10 @@ def at_most_one_parent(x: Mapping[Pair, Any]) -> Iterable[Row]:
     yield from _all_but_one(x, end=1)
 
 
-def step_end(s: Sequence[Any], w: Any, times: Sequence[float], graph: OpGraph) -> Iterable[Row]:
-    """(5) w - s_i >= p_i."""
-    for i, outputs in enumerate(graph.outputs):
-        if not outputs:
-            yield {w: 1.0, s[i]: -1.0}, times[i]
+def step_end(s: Mapping[int, Any], w: Any, part: Slice) -> Iterable[Row]:
+    """(5) w - s_i >= p_i + the longest path through later slices."""
+    for i, tail_us in part.tails.items():
+        yield {w: 1.0, s[i]: -1.0}, part.times[i] + tail_us
 
 
 def _all_but_one(x: Mapping[Pair, Any], end: int) -> Iterable[Row]:

@@ -14,8 +14,8 @@ from tests.place.training import branchy_blocks
 
 
 def solved(graph, cluster):  # type: ignore[no-untyped-def]
-    costs = sct_lp.pair_costs_us(graph, cluster)
-    lp = sct_lp.model(graph, cluster, costs)
+    (part,) = sct_lp.slices(graph, cluster, sct_lp.pair_costs_us(graph, cluster))
+    lp = sct_lp.model(part)
     return sct_lp.solve(lp, 10), lp.problem
 
 
@@ -76,6 +76,35 @@ def test_free_transfers_need_no_program(monkeypatch: pytest.MonkeyPatch) -> None
     assert sct_lp.favourite_children(graph, cluster_of(2), 0.1, 10) == (None, None)
 
 
+def test_slices_keep_what_is_critical_in_the_whole_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two forks, one after the other; in each the child on the longer path is the favourite, and c's path is longer only for e."""
+    graph = graph_of(
+        {"a": 1, "b": 6, "c": 5, "d": 1, "e": 9},
+        *(("a", "b", 4), ("a", "c", 4), ("b", "d", 4), ("c", "e", 4)),
+    )
+    whole = sct_lp.favourite_children(graph, cluster_of(2), 0.1, 10)
+    monkeypatch.setattr(sct_lp, "WHOLE_OPS", 0)
+    monkeypatch.setattr(sct_lp, "SLICE_OPS", 3)
+    costs = sct_lp.pair_costs_us(graph, cluster_of(2))
+    parts = sct_lp.slices(graph, cluster_of(2), costs)
+    assert [list(part.times) for part in parts] == [[0, 1, 2], [3, 4]]
+    assert parts[0].tails == {1: 1, 2: 9}
+    assert parts[1].heads == {3: 7, 4: 6}
+    assert [sorted(part.costs) for part in parts] == [[(0, 1), (0, 2)], []]
+    assert whole[0] == 2
+    assert sct_lp.favourite_children(graph, cluster_of(2), 0.1, 10) == (2, None, None, None, None)
+
+
+def test_every_pair_within_a_slice_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, cluster = branchy_blocks(6, 4, 0), Cluster.uniform(2, link=Link(1e-4, 30))
+    monkeypatch.setattr(sct_lp, "WHOLE_OPS", 0)
+    monkeypatch.setattr(sct_lp, "SLICE_OPS", 30)
+    child = sct_lp.favourite_children(graph, cluster, 0.5, 60)
+    assert len(sct_lp.slices(graph, cluster, sct_lp.pair_costs_us(graph, cluster))) > 2
+    assert all(c is None or c in graph.successors[v] for v, c in enumerate(child))
+    assert sum(c is not None for c in child) > len(graph) / 4
+
+
 VALUES = st.dictionaries(
     st.tuples(st.integers(0, 7), st.integers(0, 7)).filter(lambda pair: pair[0] != pair[1]),
     st.sampled_from([0.0, 1e-9, 0.1, 0.3, 0.5, 1.0]),
@@ -116,7 +145,8 @@ def test_a_time_limit_is_not_taken_for_an_optimum(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(pulp.HiGHS, "available", lambda self: has_highs)
     graph, cluster = branchy_blocks(20, 4, 0), Cluster.uniform(2, link=Link(1e-4, 30))
-    lp = sct_lp.model(graph, cluster, sct_lp.pair_costs_us(graph, cluster))
+    (part,) = sct_lp.slices(graph, cluster, sct_lp.pair_costs_us(graph, cluster))
+    lp = sct_lp.model(part)
     try:
         sct_lp.solve(lp, 1e-9)
     except SolverError as e:
@@ -124,7 +154,7 @@ def test_a_time_limit_is_not_taken_for_an_optimum(monkeypatch: pytest.MonkeyPatc
     else:
         assert not has_highs
         found = pulp.value(lp.problem.objective)
-        again = sct_lp.model(graph, cluster, sct_lp.pair_costs_us(graph, cluster))
+        again = sct_lp.model(part)
         sct_lp.solve(again, 60)
         assert found == pytest.approx(pulp.value(again.problem.objective))
 
@@ -154,5 +184,5 @@ def test_a_failing_solver_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_function_the_docstring_names_exists() -> None:
     names = re.findall(r"-> (\w+)$", sct_lp.__doc__ or "", re.MULTILINE)
-    assert len(names) == 6
+    assert len(names) == 7
     assert all(callable(getattr(sct_lp, name)) for name in names)
