@@ -1,16 +1,11 @@
 """Proofs that no plan can hold a graph in memory, made before a placer starts."""
 
-from collections.abc import Sequence
-
 from baechi_ext.errors import GraphError, InfeasibleError
 from baechi_ext.ir.cluster import Cluster, Link
 from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.simulate.holding import minimal_bytes
 
 NEXT_STEPS = "use more devices, devices with more memory (--device_memory), or a smaller batch"
-_INSTANT_US = 1e-3
-"""Late in a long step a shorter op may start and end at the same floating-point time, and an instant's bytes are not charged."""
-
-
 LONGEST_STEP_US = 1e14
 """Three years. Beyond it, sums of costs lose the small ones, and solvers their footing."""
 
@@ -58,21 +53,3 @@ def require_feasible(graph: OpGraph, cluster: Cluster) -> None:
 def _require(needed: float, available: float, what: str, where: str) -> None:
     if needed > available:
         raise InfeasibleError(f"no plan can exist: {what} at least {needed:.0f} bytes, {where} {available:.0f}; {NEXT_STEPS}")
-
-
-def minimal_bytes(graph: OpGraph, members: Sequence[int]) -> float:
-    """What a device holds at the least at one instant if it runs `members`, in bytes.
-
-    Their persistent bytes, and while the neediest of them runs its inputs, outputs and temporaries.
-    """
-    return sum(graph.ops[v].persistent_bytes for v in members) + max(live_bytes(graph, v) for v in members)
-
-
-def live_bytes(graph: OpGraph, v: int) -> float:
-    """Bytes that the device of op v holds while v runs, persistent ones left out; 0 for an op that takes no time."""
-    op = graph.ops[v]
-    if op.compute_us < _INSTANT_US:
-        return 0
-    outputs = sum(graph.tensors[t].bytes for t in graph.outputs[v])
-    inputs = sum(graph.tensors[t].bytes for t in graph.inputs[v])
-    return inputs + max(outputs, op.output_bytes) + op.temporary_bytes

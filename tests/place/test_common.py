@@ -5,11 +5,12 @@ import pytest
 from baechi_ext.errors import GraphError, InfeasibleError, OptionError, PlanError
 from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
 from baechi_ext.place.common import PlaceOptions, Proposal, begin, conclude
-from baechi_ext.place.feasibility import minimal_bytes, require_feasible
+from baechi_ext.place.feasibility import require_feasible
 from baechi_ext.place.registry import METHODS, place
 from baechi_ext.place.repair import held_at_peak, placements_by_bytes, repair
 from baechi_ext.place.trial import longest_placed_path_order, try_orders
 from baechi_ext.simulate import AdaptiveSimulator, simulate
+from baechi_ext.simulate.holding import minimal_bytes
 from tests import oracle
 from tests.build import cluster_of, graph_of
 from tests.place.training import branchy_blocks
