@@ -120,10 +120,10 @@ def conclude(task: Task, proposals: Iterable[Proposal], *, repairs: bool = True)
     return finish(task, best)
 
 
-def finish(task: Task, trial: Trial) -> PlanResult:
-    """The plan of a valid trial."""
+def finish(task: Task, trial: Trial, bound_us: float | None = None) -> PlanResult:
+    """The plan of a valid trial; `bound_us` is a lower bound that the method has proven."""
     graph, timeline = task.graph, trial.timeline
-    bound = lower_bound_us(graph, task.cluster)
+    bound = lower_bound_us(graph, task.cluster) if bound_us is None else bound_us
     plan = Plan(
         graph_fingerprint=graph.fingerprint,
         op_digests=dict(zip(graph.index, graph.op_digests, strict=True)),

@@ -27,6 +27,7 @@ METHODS: dict[str, tuple[str, str]] = {
     ),
     "m_sct": ("baechi_ext.place.m_sct:m_sct", "small communication times: m_etf guided by a favourite-child LP (Baechi)"),
     "m_sct_reserve": ("baechi_ext.place.m_sct_reserve:m_sct_reserve", "m_sct with the same reserve (Baechi)"),
+    "exact": ("baechi_ext.place.exact.placer:exact", "proven optimal up to about 12 ops; beyond, the best found by --time_limit"),
     "expert": ("baechi_ext.place.expert:expert", "where the model's author would put each layer, or --expert_file"),
 }
 

@@ -15,7 +15,6 @@ from baechi_ext.simulate import Simulator
 from baechi_ext.simulate.holding import live_bytes
 
 STEPS_AT_A_TIME = 20_000
-_MOST_RELABELINGS = 120
 
 
 class Search:
@@ -25,18 +24,18 @@ class Search:
         self.simulator = simulator
         self.done = False
         self._instance = make_instance(simulator)
-        self._state = make_search(self._instance)
+        self._state = make_search()
 
     @property
     def steps(self) -> int:
         """Steps done so far."""
-        return int(self._state.cursor[kernel.NODES])
+        return int(self._state["cursor"][0, kernel.NODES])
 
     def run(self, best_us: float, steps: int = STEPS_AT_A_TIME) -> Trial | None:
         """A valid plan faster than `best_us`, or None where these steps brought none."""
         until = self.steps + steps
         while not self.done and self.steps < until:
-            self._state.best_us[0] = best_us
+            self._state["best_us"] = best_us
             status = kernel.search(self._instance, self._state, until - self.steps)
             self.done = status == kernel.DONE
             if status == kernel.FOUND:
@@ -46,104 +45,80 @@ class Search:
         return None
 
     def _trial(self) -> Trial:
-        placement = tuple(self._state.actual.tolist())
-        priority = tuple(map(float, self._state.sequence[self._state.cursor[kernel.LEVEL]].tolist()))
+        n, state = len(self.simulator.graph), self._state[0]
+        placement = tuple(state["actual"][:n].tolist())
+        priority = tuple(map(float, state["sequence"][state["cursor"][kernel.LEVEL], :n].tolist()))
         return Trial(placement, priority, self.simulator.run(placement, priority))
 
 
-def make_instance(simulator: Simulator) -> kernel.Instance:
-    """The simulator's graph and cluster as arrays."""
+def is_small(graph: OpGraph, cluster: Cluster) -> bool:
+    """Whether the search takes in such an instance."""
+    edges = sum(map(len, graph.inputs))
+    sizes = ((len(graph), kernel.OPS), (len(cluster), kernel.DEVICES), (len(graph.tensors), kernel.TENSORS), (edges, kernel.EDGES))
+    return all(size <= largest for size, largest in sizes)
+
+
+def make_instance(simulator: Simulator) -> np.ndarray:
+    """The simulator's graph and cluster as a record."""
     graph, cluster = simulator.graph, simulator.cluster
     links, tensors, k = cluster.link_table(), graph.tensors, len(cluster)
-    inputs, inputs_from = _flat(graph.inputs)
-    outputs, outputs_from = _flat(graph.outputs)
-    readers, readers_from = _flat([t.readers for t in tensors])
-    members, members_from = _flat(units(graph))
     speeds = np.array([d.speed for d in cluster.devices])
-    compute = _floats([op.compute_us for op in graph.ops])
+    compute = np.array([op.compute_us for op in graph.ops], np.float64)
     duration = compute[:, None] / speeds[None, :]
     charged = ("send_us", "send_us_per_byte", "receive_us", "receive_us_per_byte")
+    twin, labels = exchangeable(cluster)
 
-    def table(cost: str) -> np.ndarray:
-        return _floats([[[getattr(links[i][j], cost)(t.bytes) for t in tensors] for j in range(k)] for i in range(k)]).reshape(k, k, -1)
+    def table(cost: str) -> list:
+        return [[[getattr(links[i][j], cost)(t.bytes) for t in tensors] for j in range(k)] for i in range(k)]
 
-    twin, relabelings = exchangeable(cluster)
-    return kernel.Instance(
-        order=_ints(graph.order),
-        inputs=inputs,
-        inputs_from=inputs_from,
-        outputs=outputs,
-        outputs_from=outputs_from,
-        readers=readers,
-        readers_from=readers_from,
-        producer=_ints([t.producer for t in tensors]),
-        name_rank=_ints(_name_ranks(graph)),
-        members=members,
-        members_from=members_from,
-        duration_us=duration,
-        least_us=duration.min(axis=1),
-        load_us=compute / speeds.sum(),
-        tail_us=_floats(simulator.tails_us),
-        transfer_us=table("transfer_us"),
-        send_us=table("sending_us"),
-        receive_us=table("receiving_us"),
-        tensor_bytes=_floats([t.bytes for t in tensors]),
-        persistent_bytes=_floats([op.persistent_bytes for op in graph.ops]),
-        working_bytes=_floats([_working_bytes(graph, v) for v in range(len(graph))]),
-        live_bytes=_floats([live_bytes(graph, v) for v in range(len(graph))]),
-        memory_bytes=_floats([np.inf if d.memory_bytes is None else d.memory_bytes for d in cluster.devices]),
-        twin=_ints(twin),
-        relabelings=_ints(relabelings),
-        parallel=cluster.parallel_transfers,
-        limited=any(d.memory_bytes is not None for d in cluster.devices),
-        charges=any(getattr(link, cost) for row in links for link in row for cost in charged),
-    )
+    values = {
+        "ops": len(graph),
+        "devices": k,
+        "tensors": len(tensors),
+        "exchanges": len(labels),
+        "parallel": cluster.parallel_transfers,
+        "limited": any(d.memory_bytes is not None for d in cluster.devices),
+        "charges": any(getattr(link, cost) for row in links for link in row for cost in charged),
+        "order": graph.order,
+        "producer": [t.producer for t in tensors],
+        "name_rank": _name_ranks(graph),
+        "duration_us": duration,
+        "least_us": duration.min(axis=1),
+        "load_us": compute / speeds.sum(),
+        "tail_us": simulator.tails_us,
+        "transfer_us": table("transfer_us"),
+        "send_us": table("sending_us"),
+        "receive_us": table("receiving_us"),
+        "tensor_bytes": [t.bytes for t in tensors],
+        "persistent_bytes": [op.persistent_bytes for op in graph.ops],
+        "working_bytes": [_working_bytes(graph, v) for v in range(len(graph))],
+        "live_bytes": [live_bytes(graph, v) for v in range(len(graph))],
+        "memory_bytes": [np.inf if d.memory_bytes is None else d.memory_bytes for d in cluster.devices],
+        "twin": twin,
+        "labels": labels,
+    }
+    placed = units(graph)
+    lists = {"inputs": graph.inputs, "outputs": graph.outputs, "readers": [t.readers for t in tensors], "members": placed}
+    for name, some in lists.items():
+        values[name] = [x for things in some for x in things]
+        values[f"{name}_from"] = np.cumsum([0, *map(len, some)])
+    values["units"] = len(placed)
+    return _record(kernel.INSTANCE, values)
 
 
-def make_search(p: kernel.Instance) -> kernel.Search:
+def make_search() -> np.ndarray:
     """The search before its first step."""
-    n, k = len(p.order), len(p.memory_bytes)
-    copies = len(p.producer) * k
-    levels = n + 2
+    return _record(kernel.SEARCH, {"cursor": [0, -1, -1, 0], "choice": [-1] * kernel.OPS, "placement": [-1] * kernel.OPS})
 
-    def floats(*shape: int) -> np.ndarray:
-        return np.zeros(shape, np.float64)
 
-    def ints(*shape: int) -> np.ndarray:
-        return np.zeros(shape, np.int64)
-
-    def flags(*shape: int) -> np.ndarray:
-        return np.zeros(shape, np.bool_)
-
-    return kernel.Search(
-        cursor=np.array([0, -1, -1, 0], np.int64),
-        best_us=floats(1),
-        placement=ints(n) - 1,
-        actual=ints(n),
-        choice=ints(len(p.members_from) - 1) - 1,
-        now=floats(levels),
-        device=ints(levels),
-        start=floats(levels, n),
-        end=floats(levels, n),
-        missing=ints(levels, n),
-        sequence=ints(levels, n),
-        started=ints(levels),
-        running=ints(levels, k),
-        sending=flags(levels, k),
-        receiving=flags(levels, k),
-        copy_state=ints(levels, copies),
-        copy_from=floats(levels, copies),
-        copy_until=floats(levels, copies),
-        taken=flags(levels, copies),
-        candidate=ints(levels, n + 1),
-        candidates=ints(levels),
-        tried=ints(levels),
-        head=floats(n),
-        length=floats(n),
-        tail=floats(n),
-        jobs=floats(3, n + copies + 1),
-        urgency=floats(k),
-    )
+def _record(dtype: np.dtype, values: dict[str, object]) -> np.ndarray:
+    """One record; arrays that are smaller than their fields stand at the beginning."""
+    record = np.zeros(1, dtype)
+    for name, value in values.items():
+        array = np.asarray(value)
+        if array.size:
+            record[name][(0, *map(slice, array.shape))] = array
+    return record
 
 
 def exchangeable(cluster: Cluster) -> tuple[list[int], list[tuple[int, ...]]]:
@@ -158,7 +133,7 @@ def exchangeable(cluster: Cluster) -> tuple[list[int], list[tuple[int, ...]]]:
     same = tuple(range(k))
     if cluster.parallel_transfers:
         return twin, [same]
-    if prod(factorial(len(alike)) for alike in classes) > _MOST_RELABELINGS:
+    if prod(factorial(len(alike)) for alike in classes) > kernel.EXCHANGES:
         return list(same), [same]
     return twin, list(_relabelings(classes, k))
 
@@ -192,16 +167,3 @@ def _name_ranks(graph: OpGraph) -> list[int]:
 def _working_bytes(graph: OpGraph, v: int) -> float:
     op = graph.ops[v]
     return op.temporary_bytes + max(0, op.output_bytes - sum(graph.tensors[t].bytes for t in graph.outputs[v]))
-
-
-def _flat(lists: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """(things, things_from) of a list of lists."""
-    return _ints([x for some in lists for x in some]), _ints(np.cumsum([0, *map(len, lists)]))
-
-
-def _floats(values: object) -> np.ndarray:
-    return np.array(values, np.float64)
-
-
-def _ints(values: object) -> np.ndarray:
-    return np.array(values, np.int64)
