@@ -34,11 +34,22 @@ class OptionError(BaechiError):
 
 
 class InfeasibleError(BaechiError):
-    """No valid plan: `status` is "infeasible" where that is proven, "unknown" where the search found none."""
+    """No valid plan: `status` is "infeasible" where that is proven, "unknown" where the search found none.
 
-    def __init__(self, message: str, status: str = "infeasible") -> None:
+    `conflict` names ops and colocation groups that provably do not fit together, where such were found; `minimal` says that any of
+    them left out lets the others fit.
+    """
+
+    def __init__(self, message: str, status: str = "infeasible", conflict: tuple[str, ...] = (), *, minimal: bool = False) -> None:
         super().__init__(message)
         self.status = status
+        self.conflict = conflict
+        self.minimal = minimal
+
+    def to_json(self) -> dict[str, object]:
+        """What `--json` prints."""
+        found = {"conflict": list(self.conflict), "minimal": self.minimal} if self.conflict else {}
+        return {"status": self.status, "error": str(self), **found}
 
 
 class SolverError(BaechiError):

@@ -51,7 +51,7 @@ def _place(args: argparse.Namespace) -> int:
             result = pipeline.plan(graph, cluster, request)
     except InfeasibleError as e:
         if args.json:
-            print_json({"status": e.status, "error": str(e)})
+            print_json(e.to_json())
         raise
     if args.out is not None:
         result.plan.save(args.out)
@@ -106,7 +106,7 @@ def _train(args: argparse.Namespace) -> int:
         outcome = train(request)
     except InfeasibleError as e:
         if args.json:
-            print_json({"status": e.status, "error": str(e)})
+            print_json(e.to_json())
         raise
     if outcome is None:
         return 0

@@ -26,6 +26,8 @@ def single(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResul
     try:
         return conclude(task, [Proposal((d,) * len(graph)) for d in sorted(kinds.values())], repairs=False)
     except InfeasibleError as e:
+        if e.status == "infeasible":
+            raise
         raise InfeasibleError(f"{e}, or a method that spreads the graph over several devices", e.status) from e
 
 

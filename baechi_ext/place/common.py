@@ -11,7 +11,7 @@ from baechi_ext.ir.check import memory_violations, verify_placement
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import Plan
-from baechi_ext.place.feasibility import NEXT_STEPS, require_feasible, require_sane_costs
+from baechi_ext.place.feasibility import NEXT_STEPS, require_feasible, require_packing, require_sane_costs
 from baechi_ext.place.repair import placements_by_bytes, repair
 from baechi_ext.place.trial import Priority, Trial, draining_order, longest_path_order, longest_placed_path_order, try_orders
 from baechi_ext.simulate import AdaptiveSimulator, Timeline, lower_bound_us
@@ -103,7 +103,8 @@ def conclude(task: Task, proposals: Iterable[Proposal], *, repairs: bool = True)
     longest path to the end first, and with the same path of the placed graph, transfers included. Unless `repairs` is False,
     proposals that do not fit but are faster than those that do are repaired, and where none fits placements by bytes alone, too.
 
-    Raises InfeasibleError, status "unknown", where that finds no valid plan, PlanError where a proposal splits a group.
+    Raises InfeasibleError where that finds no valid plan, status "infeasible" where it is proven that none exists, else "unknown";
+    PlanError where a proposal splits a group.
     """
     simulator = task.simulator
     chosen: dict[tuple[int, ...], Proposal] = {}
@@ -116,6 +117,7 @@ def conclude(task: Task, proposals: Iterable[Proposal], *, repairs: bool = True)
     if repairs and not all(trial.valid for trial in trials):
         best = _repaired(task, trials)
     if not best.valid:
+        require_packing(task.graph, task.cluster)
         raise InfeasibleError(_why_not(task, best), status="unknown")
     return finish(task, best)
 

@@ -29,4 +29,6 @@ def expert(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResul
     try:
         return conclude(task, [Proposal(placement)], repairs=False)
     except InfeasibleError as e:
+        if e.status == "infeasible":
+            raise
         raise InfeasibleError(f"{e}, or a method that looks at memory (the expert's placement is taken as it is)", e.status) from e

@@ -1,11 +1,16 @@
 """Proofs that no plan can hold a graph in memory, made before a placer starts."""
 
+from collections.abc import Sequence
+
 from baechi_ext.errors import GraphError, InfeasibleError
 from baechi_ext.ir.cluster import Cluster, Link
 from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.place.packing import Conflict, conflict
 from baechi_ext.simulate.holding import minimal_bytes
 
 NEXT_STEPS = "use more devices, devices with more memory (--device_memory), or a smaller batch"
+_SHOWN = 8
+"""Names in a message."""
 LONGEST_STEP_US = 1e14
 """Three years. Beyond it, sums of costs lose the small ones, and solvers their footing."""
 
@@ -31,25 +36,52 @@ def _moving_us(link: Link, size: float) -> float:
 def require_feasible(graph: OpGraph, cluster: Cluster) -> None:
     """Raises InfeasibleError, status "infeasible", where one op, one colocation group or the whole graph provably fits nowhere.
 
-    Says nothing about graphs that merely pack badly.
+    Says nothing about graphs that merely pack badly; `require_packing` does, and takes longer.
     """
     limits = [d.memory_bytes for d in cluster.devices]
     known = [limit for limit in limits if limit is not None]
     if len(known) < len(limits) or not graph.ops:
         return
     largest, total = max(known), sum(known)
-    if len(known) == 1:
-        where = f"its one device {cluster.devices[0].name!r} has"
-        _require(minimal_bytes(graph, range(len(graph))), largest, "the graph needs", where)
     for name, members in graph.groups.items():
-        _require(minimal_bytes(graph, members), largest, f"colocation group {name!r} needs", "the largest device has")
+        _require_place(minimal_bytes(graph, members), largest, f"colocation group {name!r}", name)
     for v, op in enumerate(graph.ops):
         if op.colocation is None:
-            _require(minimal_bytes(graph, (v,)), largest, f"op {op.id!r} needs", "the largest device has")
+            _require_place(minimal_bytes(graph, (v,)), largest, f"op {op.id!r}", op.id)
     persistent = sum(op.persistent_bytes for op in graph.ops)
-    _require(persistent, total, "all persistent bytes together need", f"the {len(cluster)} devices together have")
+    if len(known) == 1 and minimal_bytes(graph, range(len(graph))) > largest:
+        reason = f"the graph needs at least {minimal_bytes(graph, range(len(graph))):.0f} bytes, "
+        _refuse(reason + f"its one device {cluster.devices[0].name!r} has {largest:.0f}", conflict(graph, cluster))
+    if persistent > total:
+        reason = f"all persistent bytes together need at least {persistent:.0f} bytes, "
+        _refuse(reason + f"the {len(cluster)} devices together have {total:.0f}", conflict(graph, cluster))
 
 
-def _require(needed: float, available: float, what: str, where: str) -> None:
+def require_packing(graph: OpGraph, cluster: Cluster) -> None:
+    """Raises InfeasibleError, status "infeasible", where the ops and groups provably cannot be packed into the devices."""
+    found = conflict(graph, cluster)
+    if found is not None:
+        _refuse(f"the devices hold {_listed([f'{d.memory_bytes:.0f}' for d in cluster.devices])} bytes", found)
+
+
+def _require_place(needed: float, available: float, what: str, name: str) -> None:
     if needed > available:
-        raise InfeasibleError(f"no plan can exist: {what} at least {needed:.0f} bytes, {where} {available:.0f}; {NEXT_STEPS}")
+        reason = f"{what} needs at least {needed:.0f} bytes, the largest device has {available:.0f}"
+        raise InfeasibleError(f"no plan can exist: {reason}; {NEXT_STEPS}", conflict=(name,), minimal=True)
+
+
+def _refuse(reason: str, found: Conflict | None) -> None:
+    """Raises; `found` is what already does not fit."""
+    if found is None:
+        raise InfeasibleError(f"no plan can exist: {reason}; {NEXT_STEPS}")
+    members = _listed([f"{item.name!r} ({item.bytes:.0f} bytes)" for item in found.items])
+    minimal = "any one of them left out lets the others fit" if found.minimal else "there may be fewer that do not"
+    raise InfeasibleError(
+        f"no plan can exist: {reason}, and {members} do not fit on them together; {minimal}; {NEXT_STEPS}",
+        conflict=tuple(item.name for item in found.items),
+        minimal=found.minimal,
+    )
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:_SHOWN]) + (f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else "")

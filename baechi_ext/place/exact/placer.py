@@ -74,7 +74,11 @@ class _Proof:
     def _start_from(self, method: str) -> None:
         try:
             result = place(method, self.task.graph, self.task.cluster, self.task.options)
-        except (InfeasibleError, SolverError):
+        except SolverError:
+            return
+        except InfeasibleError as e:
+            if e.status == "infeasible":
+                raise
             return
         self._offer(Trial(result.plan.placement, result.plan.priority, result.timeline))
 
