@@ -15,6 +15,10 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
+_CROWDS = 64
+"""Larger crowds hardly differ from the sum of all over the number of places."""
+
+
 class Relaxed(NamedTuple):
     """A graph and a cluster as the bound sees them."""
 
@@ -265,7 +269,7 @@ def crowded(sizes: Floats, places: int) -> float:
     ordered = np.sort(sizes)[::-1]
     found = 0.0
     j = 1
-    while j * places < len(ordered):
+    while j <= _CROWDS and j * places < len(ordered):
         smallest = ordered[j * places - j : j * places + 1].sum()
         found = max(found, smallest)
         j += 1
