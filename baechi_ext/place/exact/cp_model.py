@@ -35,7 +35,7 @@ from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.chunks import units
 from baechi_ext.simulate.holding import live_bytes
 
-_TICKS = 2**34
+_TICKS = 2**40
 """About so many ticks make up the horizon, where times are not whole numbers anyway."""
 _MOST_TRANSFERS = 20_000
 """Beyond it the channels are left out."""

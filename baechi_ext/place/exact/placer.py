@@ -21,7 +21,7 @@ from baechi_ext.place.trial import Trial, longest_placed_path_order, try_orders
 from baechi_ext.simulate import lower_bound_us
 
 _STARTS = ("m_etf", "m_sct", "contiguous")
-_ALONE_STEPS = 2_000_000
+_ALONE_STEPS = 100_000
 """So many steps the search goes alone: what it solves by then it solves the same way every time, and without a second process."""
 _MET = 1e-9
 _WAIT_SECONDS = 0.05

@@ -9,7 +9,8 @@ import numpy as np
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.chunks import units
-from baechi_ext.place.exact import search_kernel as kernel
+from baechi_ext.place.exact import records_kernel as records
+from baechi_ext.place.exact import search_kernel
 from baechi_ext.place.trial import Trial
 from baechi_ext.simulate import Simulator
 from baechi_ext.simulate.holding import live_bytes
@@ -29,16 +30,16 @@ class Search:
     @property
     def steps(self) -> int:
         """Steps done so far."""
-        return int(self._state["cursor"][0, kernel.NODES])
+        return int(self._state["cursor"][0, records.NODES])
 
     def run(self, best_us: float, steps: int = STEPS_AT_A_TIME) -> Trial | None:
         """A valid plan faster than `best_us`, or None where these steps brought none."""
         until = self.steps + steps
         while not self.done and self.steps < until:
             self._state["best_us"] = best_us
-            status = kernel.search(self._instance, self._state, until - self.steps)
-            self.done = status == kernel.DONE
-            if status == kernel.FOUND:
+            status = search_kernel.search(self._instance, self._state, until - self.steps)
+            self.done = status == records.DONE
+            if status == records.FOUND:
                 trial = self._trial()
                 if trial.valid and trial.timeline.makespan_us < best_us:
                     return trial
@@ -47,14 +48,14 @@ class Search:
     def _trial(self) -> Trial:
         n, state = len(self.simulator.graph), self._state[0]
         placement = tuple(state["actual"][:n].tolist())
-        priority = tuple(map(float, state["sequence"][state["cursor"][kernel.LEVEL], :n].tolist()))
+        priority = tuple(map(float, state["sequence"][state["cursor"][records.LEVEL], :n].tolist()))
         return Trial(placement, priority, self.simulator.run(placement, priority))
 
 
 def is_small(graph: OpGraph, cluster: Cluster) -> bool:
     """Whether the search takes in such an instance."""
     edges = sum(map(len, graph.inputs))
-    sizes = ((len(graph), kernel.OPS), (len(cluster), kernel.DEVICES), (len(graph.tensors), kernel.TENSORS), (edges, kernel.EDGES))
+    sizes = ((len(graph), records.OPS), (len(cluster), records.DEVICES), (len(graph.tensors), records.TENSORS), (edges, records.EDGES))
     return all(size <= largest for size, largest in sizes)
 
 
@@ -103,12 +104,12 @@ def make_instance(simulator: Simulator) -> np.ndarray:
         values[name] = [x for things in some for x in things]
         values[f"{name}_from"] = np.cumsum([0, *map(len, some)])
     values["units"] = len(placed)
-    return _record(kernel.INSTANCE, values)
+    return _record(records.INSTANCE, values)
 
 
 def make_search() -> np.ndarray:
     """The search before its first step."""
-    return _record(kernel.SEARCH, {"cursor": [0, -1, -1, 0], "choice": [-1] * kernel.OPS, "placement": [-1] * kernel.OPS})
+    return _record(records.SEARCH, {"cursor": [0, -1, -1, 0], "choice": [-1] * records.OPS, "placement": [-1] * records.OPS})
 
 
 def _record(dtype: np.dtype, values: dict[str, object]) -> np.ndarray:
@@ -133,7 +134,7 @@ def exchangeable(cluster: Cluster) -> tuple[list[int], list[tuple[int, ...]]]:
     same = tuple(range(k))
     if cluster.parallel_transfers:
         return twin, [same]
-    if prod(factorial(len(alike)) for alike in classes) > kernel.EXCHANGES:
+    if prod(factorial(len(alike)) for alike in classes) > records.EXCHANGES:
         return list(same), [same]
     return twin, list(_relabelings(classes, k))
 
