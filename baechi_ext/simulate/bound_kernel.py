@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from baechi_ext.simulate.jit import kernel
+from baechi_ext.simulate.jit import allocating_kernel as kernel
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -22,14 +22,26 @@ _OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False}
 
 
 def kernel(function: F, **options: bool) -> F:
-    """`function`, compiled at its first call or loaded from the cache; compiled in each process where no folder can be written."""
+    """`function`, compiled at its first call or loaded from the cache; compiled in each process where no folder can be written.
+
+    It cannot make arrays.
+    """
+    return _compiled(function, {**_OPTIONS, **options})
+
+
+def allocating_kernel(function: F) -> F:
+    """The same for functions that make arrays."""
+    return _compiled(function, {"nogil": True})
+
+
+def _compiled(function: F, options: dict[str, object]) -> F:
     folder = cache_folder()
     if folder is None:
-        return numba.njit(**_OPTIONS, **options)(function)
+        return numba.njit(**options)(function)
     given = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(folder)
     try:
-        return numba.njit(cache=True, **_OPTIONS, **options)(function)
+        return numba.njit(cache=True, **options)(function)
     finally:
         numba.config.CACHE_DIR = given
 

@@ -20,7 +20,7 @@ from baechi_ext.place.exact.placer import exact, longest_step_us
 from baechi_ext.place.exact.process import SolverProcess
 from baechi_ext.place.exact.search import Search, exchangeable
 from baechi_ext.place.registry import METHODS, place
-from baechi_ext.simulate import Simulator, simulate
+from baechi_ext.simulate import AdaptiveSimulator, simulate
 from tests import oracle
 from tests.build import cluster_of, graph_of
 from tests.simulate.strategies import clusters, graphs
@@ -35,7 +35,7 @@ def with_memory(cluster: Cluster, memory_bytes: int | None) -> Cluster:
 
 def searched_us(graph: OpGraph, cluster: Cluster) -> float:
     """What the search alone proves; infinite where no plan is valid."""
-    search, best_us = Search(Simulator(graph, cluster)), float("inf")
+    search, best_us = Search(AdaptiveSimulator(graph, cluster)), float("inf")
     while not search.done:
         found = search.run(best_us)
         if found is not None:

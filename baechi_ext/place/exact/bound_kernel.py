@@ -1,7 +1,7 @@
 """Bounds for the exhaustive search: what no completion of a placement, or of a schedule, can beat."""
 
 from baechi_ext.place.exact.records_kernel import ABSENT, TOLERANCE, WAITING, Array, Record
-from baechi_ext.simulate.jit import kernel
+from baechi_ext.simulate.jit import allocating_kernel as kernel
 
 
 @kernel

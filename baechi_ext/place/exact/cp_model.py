@@ -28,8 +28,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ortools.sat.python import cp_model
-
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.chunks import units
@@ -82,6 +80,8 @@ class _Times:
 
 def placing_model(graph: OpGraph, cluster: Cluster, horizon_us: float) -> PlacingModel:
     """The program for steps of up to `horizon_us`."""
+    from ortools.sat.python import cp_model
+
     n, k = len(graph), len(cluster)
     times = _Times(graph, cluster, ticks_per_us(graph, cluster, horizon_us))
     model = cp_model.CpModel()

@@ -80,7 +80,7 @@ class _Proof:
             if e.status == "infeasible":
                 raise
             return
-        self._offer(Trial(result.plan.placement, result.plan.priority, result.timeline))
+        self._offer(Trial(result.plan.placement, result.plan.priority, self.task.simulator))
 
     def _offer(self, trial: Trial | None) -> None:
         if trial is not None and trial.valid and trial.timeline.makespan_us < self.best_us:

@@ -4,7 +4,7 @@ import numpy as np
 
 from baechi_ext.place.exact.bound_kernel import hopeless, schedule_bound, sending, urgency
 from baechi_ext.place.exact.records_kernel import ABSENT, FLYING, LEVEL, PRESENT, SLACK, WAITING, Record
-from baechi_ext.simulate.jit import kernel
+from baechi_ext.simulate.jit import allocating_kernel as kernel
 
 _CHOOSE, _ENDED = range(2)
 

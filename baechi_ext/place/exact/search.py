@@ -12,7 +12,7 @@ from baechi_ext.place.chunks import units
 from baechi_ext.place.exact import records_kernel as records
 from baechi_ext.place.exact import search_kernel
 from baechi_ext.place.trial import Trial
-from baechi_ext.simulate import Simulator
+from baechi_ext.simulate import AdaptiveSimulator
 from baechi_ext.simulate.holding import live_bytes
 
 STEPS_AT_A_TIME = 20_000
@@ -21,7 +21,7 @@ STEPS_AT_A_TIME = 20_000
 class Search:
     """A search for plans that beat `best_us`; `run` goes on with it. What it has not found when it is `done` does not exist."""
 
-    def __init__(self, simulator: Simulator) -> None:
+    def __init__(self, simulator: AdaptiveSimulator) -> None:
         self.simulator = simulator
         self.done = False
         self._instance = make_instance(simulator)
@@ -49,7 +49,7 @@ class Search:
         n, state = len(self.simulator.graph), self._state[0]
         placement = tuple(state["actual"][:n].tolist())
         priority = tuple(map(float, state["sequence"][state["cursor"][records.LEVEL], :n].tolist()))
-        return Trial(placement, priority, self.simulator.run(placement, priority))
+        return Trial(placement, priority, self.simulator)
 
 
 def is_small(graph: OpGraph, cluster: Cluster) -> bool:
@@ -59,7 +59,7 @@ def is_small(graph: OpGraph, cluster: Cluster) -> bool:
     return all(size <= largest for size, largest in sizes)
 
 
-def make_instance(simulator: Simulator) -> np.ndarray:
+def make_instance(simulator: AdaptiveSimulator) -> np.ndarray:
     """The simulator's graph and cluster as a record."""
     graph, cluster = simulator.graph, simulator.cluster
     links, tensors, k = cluster.link_table(), graph.tensors, len(cluster)

@@ -7,7 +7,7 @@ idle device; the search simulates and branches there. Both levels cut what canno
 from baechi_ext.place.exact.bound_kernel import hopeless, placement_bound, urgency
 from baechi_ext.place.exact.records_kernel import DEPTH, DONE, FOUND, LEVEL, NODES, PAUSED, RELABELING, SLACK, Array, Record
 from baechi_ext.place.exact.schedule_kernel import begin_schedule, step_schedule
-from baechi_ext.simulate.jit import kernel
+from baechi_ext.simulate.jit import allocating_kernel as kernel
 
 
 @kernel

@@ -10,23 +10,15 @@ import sys
 import threading
 from typing import Any
 
-from ortools.sat.python import cp_model
-
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.exact.cp_model import PlacingModel, hint, placing_model
 
-_STATUS = {
-    cp_model.OPTIMAL: "optimal",
-    cp_model.FEASIBLE: "feasible",
-    cp_model.INFEASIBLE: "infeasible",
-    cp_model.UNKNOWN: "unknown",
-    cp_model.MODEL_INVALID: "invalid",
-}
-
 
 def main() -> None:
     """Solves what stands on the first line of stdin."""
+    from ortools.sat.python import cp_model
+
     task = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     graph, cluster = OpGraph.from_json(task["graph"]), Cluster.from_json(task["cluster"])
@@ -42,23 +34,22 @@ def main() -> None:
     solver.parameters.num_workers = task["threads"]
     solver.parameters.random_seed = task["seed"]
     solver.best_bound_callback = lambda bound: _say({"bound_us": bound / placing.ticks_per_us})
-    status = solver.solve(placing.model, _Watcher(placing))
+    status = solver.solve(placing.model, _watcher(placing))
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN):
         _say({"bound_us": solver.best_objective_bound / placing.ticks_per_us})
-    _say({"status": _STATUS.get(status, "unknown")})
+    _say({"status": solver.status_name(status).lower()})
 
 
-class _Watcher(cp_model.CpSolverSolutionCallback):
+def _watcher(p: PlacingModel) -> Any:
     """Sends every schedule that the solver finds."""
+    from ortools.sat.python import cp_model
 
-    def __init__(self, placing: PlacingModel) -> None:
-        super().__init__()
-        self._placing = placing
+    class Watcher(cp_model.CpSolverSolutionCallback):
+        def on_solution_callback(self) -> None:
+            placement = [next(d for d, x in enumerate(on) if self.boolean_value(x)) for on in p.on]
+            _say({"placement": placement, "start_us": [self.value(s) / p.ticks_per_us for s in p.start]})
 
-    def on_solution_callback(self) -> None:
-        p = self._placing
-        placement = [next(d for d, x in enumerate(on) if self.boolean_value(x)) for on in p.on]
-        _say({"placement": placement, "start_us": [self.value(s) / p.ticks_per_us for s in p.start]})
+    return Watcher()
 
 
 _lock = threading.Lock()
