@@ -1,4 +1,4 @@
-"""The arithmetic of the lower bound; what each part proves is said in bound.py.
+"""The arithmetic of the lower bound; what each part proves is said in relaxation.py.
 
 A head is a time before which an op cannot start, a tail a time that has to follow its end. A cell is a set of ops that share a device.
 """

@@ -1,0 +1,118 @@
+"""A proven lower bound on the simulated step of every valid plan.
+
+Written h for an op's head (it cannot start before), q for its tail (so much has to follow its end), p for its compute time, all at
+the greatest speed of any device that can hold the op. The bound is the largest of these:
+
+1. Chains. The ops of a path never overlap and transfers may all be avoided: h + p + q of each op.
+2. Work. All devices together do at most the sum of their speeds. The ops with h >= a and q >= b are done between a and the
+   end less b; so a + work / speed + b for all a and b. The largest of these is the optimum of one machine of that speed that may
+   interrupt its ops (Jackson's preemptive schedule; Carlier, EJOR 1982, prop. 1), found in O(n log n).
+3. Cells. A cell is a set of ops that share a device, first of all a colocation group. They run one after another: the same optimum with
+   the cell's ops alone, on the fastest device that can hold their persistent bytes and, beside them, the neediest op.
+4. Crowds. Of j * k + 1 cells, j + 1 share one of the k devices: the least work of any j + 1 of them, and the least persistent bytes.
+5. Folded heads. All ancestors of an op end before it starts: they are work as in 2 and, cell by cell, as in 3, with no tails. The
+   same backwards gives tails.
+6. Assumed limits. Suppose that the step ends within a limit. An edge u -> v whose ends are on two devices takes p_u, what sending takes,
+   the transfer, what receiving takes (v, or an op before it there, pays) and p_v; if h_u + all that + q_v is above the limit, u
+   and v share a device, and their cells are one. With these cells, 1 to 5 may exceed the limit, or a cell may fit on no
+   device; then no step ends within the limit. (Destructive improvement; Klein and Scholl, EJOR 1999.) This is how memory that
+   forces a graph apart, and transfers that keep it together, raise the bound.
+
+The simulator's times are sums of floats. Each addition is off by at most half a last digit, so a sum of n terms by n times that; the
+bound is lowered by more than this, and what is compared with a limit must exceed it by more.
+"""
+
+from itertools import chain
+
+import numpy as np
+
+from baechi_ext.ir.cluster import Cluster
+from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.simulate.bound_kernel import Relaxed, bound
+from baechi_ext.simulate.holding import live_bytes
+
+_FOLD_OPS, _DEEP_OPS = 2_000, 200
+_THOROUGH_FOLD_OPS, _THOROUGH_DEEP_OPS = 8_000, 1_000
+_MOST_PAIRS = 64
+
+
+def lower_bound_us(graph: OpGraph, cluster: Cluster, *, thorough: bool = False) -> float:
+    """No valid plan for `graph` on `cluster` simulates faster than this, in microseconds.
+
+    Heads are folded (5) in graphs of up to 2,000 ops, and under each limit (6) again up to 200; with `thorough` up to 8,000 and
+    1,000, which may take seconds. Where no plan is valid, a number that means nothing.
+    """
+    if not graph.ops:
+        return 0.0
+    relaxed = _relaxed(graph, cluster)
+    fold_ops, deep_ops = (_THOROUGH_FOLD_OPS, _THOROUGH_DEEP_OPS) if thorough else (_FOLD_OPS, _DEEP_OPS)
+    return bound(relaxed, fold_ops, deep_ops) * (1.0 - relaxed.rounding)
+
+
+def _relaxed(graph: OpGraph, cluster: Cluster) -> Relaxed:
+    n, k = len(graph), len(cluster)
+    order = np.array(graph.order, np.int64)
+    edges = [(tensor.producer, w, tensor.bytes) for tensor in graph.tensors for w in tensor.readers]
+    source = np.array([u for u, _, _ in edges], np.int64)
+    target = np.array([w for _, w, _ in edges], np.int64)
+    compute = np.array([op.compute_us for op in graph.ops], np.float64)
+    speed, memory = _kinds(cluster)
+    return Relaxed(
+        compute_us=compute,
+        persistent_bytes=np.array([op.persistent_bytes for op in graph.ops], np.float64),
+        live_bytes=np.array([live_bytes(graph, v) for v in range(n)], np.float64),
+        cell=_cells(graph, one=k == 1),
+        order=order,
+        before=source[np.argsort(target, kind="stable")],
+        before_from=_offsets(target, n),
+        after=target[np.argsort(source, kind="stable")],
+        after_from=_offsets(source, n),
+        source=source,
+        target=target,
+        crossing_us=_crossing_us(cluster, compute[source], compute[target], np.array([b for _, _, b in edges], np.float64)),
+        kind_speed=speed,
+        kind_bytes=memory,
+        total_speed=sum(d.speed for d in cluster.devices),
+        num_devices=k,
+        rounding=8.0 * (n + len(graph.tensors) + 2) * np.finfo(np.float64).eps,
+    )
+
+
+def _cells(graph: OpGraph, *, one: bool) -> np.ndarray:
+    """Colocation groups and single ops, numbered; all in one cell where there is one device."""
+    if one:
+        return np.zeros(len(graph), np.int64)
+    number: dict[object, int] = {}
+    return np.array([number.setdefault(v if op.colocation is None else op.colocation, len(number)) for v, op in enumerate(graph.ops)])
+
+
+def _offsets(ends: np.ndarray, n: int) -> np.ndarray:
+    return np.concatenate(([0], np.cumsum(np.bincount(ends, minlength=n)))).astype(np.int64)
+
+
+def _kinds(cluster: Cluster) -> tuple[np.ndarray, np.ndarray]:
+    """(speeds, bytes) of the devices that no other exceeds in both, fastest first."""
+    best: list[tuple[float, float]] = []
+    limits = [(d.speed, np.inf if d.memory_bytes is None else float(d.memory_bytes)) for d in cluster.devices]
+    for speed, memory in sorted(limits, key=lambda kind: (-kind[0], -kind[1])):
+        if not best or memory > best[-1][1]:
+            best.append((speed, memory))
+    return np.array([speed for speed, _ in best]), np.array([memory for _, memory in best])
+
+
+def _crossing_us(cluster: Cluster, before_us: np.ndarray, after_us: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """For each edge, the least time from its source's start to its target's end over all pairs of different devices."""
+    table, k = cluster.link_table(), len(cluster)
+    pairs = set()
+    for i in range(k):
+        for j in chain(range(i), range(i + 1, k)):
+            link = table[i][j]
+            fixed = link.latency_us + link.send_us + link.receive_us
+            per_byte = link.us_per_byte + link.send_us_per_byte + link.receive_us_per_byte
+            pairs.add((1 / cluster.devices[i].speed, 1 / cluster.devices[j].speed, fixed, per_byte))
+    if len(pairs) > _MOST_PAIRS:
+        pairs = {tuple(map(min, zip(*pairs, strict=True)))}
+    least = np.full(len(size), np.inf)
+    for here, there, fixed, per_byte in sorted(pairs):
+        np.minimum(least, before_us * here + after_us * there + fixed + size * per_byte, out=least)
+    return least
