@@ -113,9 +113,9 @@ def test_the_table(run: Run, graph: Path) -> None:
     assert code == 0
     assert [" ".join(line.split()) for line in out.splitlines()] == [
         "predicted step 30 us",
-        "lower bound 20 us (the step is 50.0% above it)",
+        "lower bound 30 us (the step is 0.0% above it)",
         "transfers 0 (0 B)",
-        f"method single (feasible, {out.splitlines()[3].split()[3]} s)",
+        f"method single (optimal, {out.splitlines()[3].split()[3]} s)",
         "plan not written (no --out)",
         "device ops busy peak memory limit",
         "device:0 3 100% 34 B 1 MiB",
