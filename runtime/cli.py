@@ -47,8 +47,8 @@ def _place(args: argparse.Namespace) -> int:
         require_writable(args.out)
     graph = OpGraph.load(args.graph)
     try:
-        with progress(f"placing {len(graph)} ops on {len(cluster)} devices with {request.method}"):
-            result = pipeline.plan(graph, cluster, request)
+        with progress(f"placing {len(graph)} ops on {len(cluster)} devices with {request.method}") as show:
+            result = pipeline.plan(graph, cluster, request.watched(lambda search: show(tables.search_news(search))))
     except InfeasibleError as e:
         if args.json:
             print_json(e.to_json())
@@ -63,7 +63,11 @@ def _place(args: argparse.Namespace) -> int:
             "method": f"{result.plan.method} ({result.status}, {result.placement_seconds:.3g} s)",
             "plan": args.out or "not written (no --out)",
         }
+        if request.method in flags.SEARCHES and len(cluster) > 1 and not result.splits:
+            facts["verdict"] = f"splitting does not pay: {result.plan.method} found nothing faster than one device"
         tables.print_timeline(result.timeline, result.lower_bound_us, facts)
+    if result.interrupted:
+        return _fail("interrupted; this is the best plan found until then", 130)
     return 0
 
 

@@ -23,6 +23,8 @@ _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000**i for i, prefix in enumerate("KMGT", 1)}
 _UNITS |= {f"{prefix}IB": 1024**i for i, prefix in enumerate("KMGT", 1)}
 _DEFAULTS = PlanRequest()
+SEARCHES = ("auto", "refine")
+"""Methods that start from a plan."""
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)")
 
 
@@ -74,6 +76,7 @@ def add_placing_flags(parser: argparse.ArgumentParser) -> None:
     """The flags `request_of` reads."""
     group = parser.add_argument_group("placing")
     _add_choice(group, "--placement_method", METHODS, _DEFAULTS.method)
+    group.add_argument("--initial_plan", metavar="FILE", help="auto, refine: a plan file of this graph to start the search from")
     group.add_argument("--expert_file", metavar="FILE", help="expert: a JSON object of op or colocation names -> device; see docs/files.md")
     _add_choice(group, "--grouper", GROUPERS, _DEFAULTS.grouper)
     _add_choice(group, "--placer_type", PLACER_TYPES, _DEFAULTS.placer_type)
@@ -91,9 +94,8 @@ def add_placing_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--time_limit",
         type=positive,
-        default=_DEFAULTS.options.time_limit_seconds,
         metavar="SECONDS",
-        help="for solvers and searches (default %(default)s)",
+        help="for solvers and searches (default 10 for auto and refine, else 60)",
     )
 
 
@@ -140,13 +142,17 @@ def request_of(args: argparse.Namespace) -> PlanRequest:
     """What the placing flags ask for. Raises OptionError where they contradict each other, FileError for a bad expert file."""
     if args.expert_file is not None and args.placement_method != "expert":
         raise OptionError("--expert_file is only for --placement_method=expert; drop it or choose that method")
+    if args.initial_plan is not None and args.placement_method not in SEARCHES:
+        raise OptionError(f"--initial_plan is only for --placement_method={' and '.join(SEARCHES)}; drop it or choose one of them")
+    seconds = args.time_limit or METHODS[args.placement_method].time_limit_seconds
     return PlanRequest(
         method=args.placement_method,
         grouper=args.grouper,
         placer_type=args.placer_type,
         only_forward=args.only_forward,
         expert_file=None if args.expert_file is None else ExpertFile.load(args.expert_file),
-        options=PlaceOptions(seed=args.seed, sct_threshold=args.sct_threshold, time_limit_seconds=args.time_limit),
+        initial_plan=args.initial_plan,
+        options=PlaceOptions(seed=args.seed, sct_threshold=args.sct_threshold, time_limit_seconds=seconds),
         group_options=GroupOptions(
             only_important_ops=args.only_important_ops,
             consider_all_edges=args.consider_all_edges_in_grouping,
@@ -169,7 +175,7 @@ def add_output_flags(parser: argparse.ArgumentParser, out: str | None = None) ->
 
 
 def _add_choice(group: argparse._ArgumentGroup, flag: str, table: Mapping[str, tuple[str, str]], default: str) -> None:
-    lines = "\n".join(f"{name}: {entry[-1]}" for name, entry in table.items()).replace("%", "%%")
+    lines = "\n".join(f"{name}: {getattr(entry, 'help', entry[-1])}" for name, entry in table.items()).replace("%", "%%")
     group.add_argument(flag, type=one_of(table), default=default, metavar="NAME", help=f"one of these (default {default})\n{lines}")
 
 

@@ -1,5 +1,6 @@
 """The order of the stages, and the checks between them. No other file knows it, and no stage calls the next."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 
 from baechi_ext.cost import vary_costs
@@ -11,8 +12,9 @@ from baechi_ext.ir.check import verify_placement
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.expert import ExpertFile
 from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.ir.plan import Plan
 from baechi_ext.place.adjust import NOOP, adjust
-from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, Task, begin, conclude, finish
+from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, SearchProgress, Task, begin, conclude, finish
 from baechi_ext.place.expert import require_hints
 from baechi_ext.place.registry import place
 from baechi_ext.place.trial import try_orders
@@ -22,18 +24,24 @@ from baechi_ext.place.trial import try_orders
 class PlanRequest:
     """How a graph is to be placed: the names are keys of METHODS, GROUPERS, PLACER_TYPES and ADJUSTMENTS."""
 
-    method: str = "m_sct"
+    method: str = "auto"
     grouper: str = "tf"
     placer_type: str = "default"
     only_forward: bool = False
     expert_file: ExpertFile | None = None
     """Hints that take the place of the graph's own."""
+    initial_plan: str | None = None
+    """A plan file that a search starts from."""
     options: PlaceOptions = field(default_factory=PlaceOptions)
     group_options: GroupOptions = field(default_factory=GroupOptions)
     adjustment_method: str = NOOP
     adjustment_with_memory_limit: bool = False
     cost_factor: float = 1.0
     """Above 1: plan with costs that are wrong by up to that factor, and judge the plan with the right ones."""
+
+    def watched(self, watch: Callable[[SearchProgress], None]) -> "PlanRequest":
+        """The same request, whose search tells `watch` how it goes."""
+        return replace(self, options=replace(self.options, watch=watch))
 
     def without_grouping(self) -> "PlanRequest":
         """The same request for the graph as it is: groups only bind."""
@@ -47,6 +55,8 @@ class PlanRequest:
         further: dict[str, object] = {**asdict(self.group_options)}
         if self.expert_file is not None:
             further["expert_file"] = self.expert_file.path
+        if self.initial_plan is not None:
+            further["initial_plan"] = self.initial_plan
         if self.adjustment_method != NOOP:
             further |= {k: getattr(self, k) for k in ("adjustment_method", "adjustment_with_memory_limit")}
         if self.cost_factor != 1:
@@ -77,6 +87,9 @@ def plan(graph: OpGraph, cluster: Cluster, request: PlanRequest) -> PlanResult:
     OptionError for an unknown name, and what `hinted`, the grouper and the placer raise.
     """
     graph = hinted(graph, request)
+    if request.initial_plan is not None:
+        given = Plan.load(request.initial_plan, graph, cluster)
+        request = replace(request, options=replace(request.options, initial=Proposal(given.placement, (given.priority,))))
     task = begin(request.method, graph, cluster, request.options)
     if request.cost_factor == 1:
         result, done = _plan(task, request)
@@ -111,7 +124,11 @@ def _place_grouped(task: Task, grouping: Grouping, request: PlanRequest) -> Plan
     graph, adjusts = grouping.coarse, request.adjustment_method != NOOP
     if adjusts:
         graph = with_colocation(graph, [None] * len(graph))
-    coarse = place(task.method, graph, task.cluster, task.options).plan
+    options = task.options
+    if options.initial is not None:
+        options = replace(options, initial=_on_groups(options.initial, grouping, graph))
+    result = place(task.method, graph, task.cluster, options)
+    coarse = result.plan
     verify_placement(graph, task.cluster, coarse.placement, f"place {task.method} (grouped graph)")
     placement = coarse.placement
     if adjusts:
@@ -120,7 +137,16 @@ def _place_grouped(task: Task, grouping: Grouping, request: PlanRequest) -> Plan
             grouping.coarse, task.cluster, placement, request.adjustment_method, with_memory_limit=limited, seed=seed
         )
     priorities = () if coarse.priority is None else (grouping.expand(coarse.priority),)
-    return conclude(task, [Proposal(grouping.expand(placement), priorities)])
+    return replace(conclude(task, [Proposal(grouping.expand(placement), priorities)]), interrupted=result.interrupted)
+
+
+def _on_groups(proposal: Proposal, grouping: Grouping, coarse: OpGraph) -> Proposal:
+    """A plan of the fine graph for the coarse one: each node, and what shares its device, goes where its first op goes."""
+    first = [members[0] for members in grouping.members]
+    device_of = {op.colocation: proposal.placement[v] for op, v in reversed(list(zip(coarse.ops, first, strict=True)))}
+    device_of.pop(None, None)
+    placement = [device_of.get(op.colocation, proposal.placement[v]) for op, v in zip(coarse.ops, first, strict=True)]
+    return Proposal(placement, tuple(None if p is None else tuple(p[v] for v in first) for p in proposal.priorities))
 
 
 def _with_wrong_costs(task: Task, factor: float) -> Task:
@@ -131,7 +157,9 @@ def _with_wrong_costs(task: Task, factor: float) -> Task:
 def _judged(task: Task, seen: PlanResult) -> PlanResult:
     """A plan made with other costs, as it runs with those of the task; repaired where it no longer fits."""
     trial = try_orders(task.simulator, seen.plan.placement, [seen.plan.priority])
-    return finish(task, trial) if trial.valid else conclude(task, [Proposal(trial.placement)])
+    if trial.valid:
+        return finish(task, trial, interrupted=seen.interrupted)
+    return replace(conclude(task, [Proposal(trial.placement)]), interrupted=seen.interrupted)
 
 
 def _verify_grouping(grouping: Grouping) -> None:

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from baechi_ext.place.common import SearchProgress
 from baechi_ext.simulate import Timeline
 
 
@@ -25,6 +26,14 @@ def print_timeline(timeline: Timeline, lower_bound_us: float, facts: Mapping[str
     for name, value in lines.items():
         console.print(Text(f"{name:<{width}}  {value}"), soft_wrap=True)
     console.print(_devices(timeline))
+
+
+def search_news(search: SearchProgress) -> str:
+    """A line on how a search stands."""
+    rate = search.evaluations / search.seconds if search.seconds > 0 else 0.0
+    best = as_time(search.best_us) if not search.excess_bytes else f"{as_size(search.excess_bytes)} over the limits"
+    gap = f"{search.best_us / search.bound_us - 1:.1%}" if search.bound_us > 0 else "0.0%"
+    return f"best {best}, bound {as_time(search.bound_us)}, gap {gap}, {rate:.0f} plans/s"
 
 
 def _devices(timeline: Timeline) -> Table:

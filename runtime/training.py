@@ -30,6 +30,7 @@ from runtime.program import one_device_timeline
 from runtime.progress import progress
 from runtime.report import StepReport
 from runtime.step import TrainingStep, optimizer_spec
+from runtime.tables import search_news
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import cpu_devices, cuda_devices, memory_bytes
 from runtime.worker_group import WorkerGroup, worker_place
@@ -127,8 +128,13 @@ def _drive(request: TrainRequest, executor: Executor) -> StepReport | Profile:
         return captured.profile
     cluster, probe = find_cluster(request, executor)
     cluster = scale_links(cluster, request.comm_cost_factor)
-    with progress(f"placing {len(captured.graph)} ops on {len(cluster)} devices with {request.plan.method}"):
-        result = pipeline.plan(captured.graph, cluster, request.plan)
+    with progress(f"placing {len(captured.graph)} ops on {len(cluster)} devices with {request.plan.method}") as show:
+        result = pipeline.plan(captured.graph, cluster, request.plan.watched(lambda search: show(search_news(search))))
+    if result.interrupted:
+        if request.out is not None:
+            captured.graph.save(Path(request.out) / "graph.json")
+            result.plan.save(Path(request.out) / "plan.json")
+        raise KeyboardInterrupt
     if request.log_device_placement:
         placed = zip(captured.graph.ops, result.plan.placement, strict=True)
         sys.stderr.write("".join(f"{op.id} -> {cluster.devices[d].name}\n" for op, d in placed))

@@ -2,8 +2,9 @@
 
 import platform
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import baechi_ext
 from baechi_ext.errors import InfeasibleError
@@ -30,6 +31,27 @@ class PlaceOptions:
     """m_sct: an LP value up to this much counts as a favourite child (Baechi's default)."""
     time_limit_seconds: float = 60.0
     """For solvers and searches."""
+    initial: "Proposal | None" = None
+    """Where a search starts: a placement and the orders to try with it."""
+    watch: Callable[["SearchProgress"], None] | None = None
+    """Called a few times a second by a search that takes long."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What a plan keeps of them."""
+        names = ("seed", "sct_threshold", "time_limit_seconds")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class SearchProgress:
+    """How a search stands: its best plan, and what it has done for it."""
+
+    best_us: float
+    excess_bytes: float
+    """What the best plan exceeds memory limits by."""
+    bound_us: float
+    evaluations: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -38,6 +60,8 @@ class PlanResult:
 
     plan: Plan
     timeline: Timeline
+    interrupted: bool = False
+    """The user stopped the search; this is the best it had found."""
 
     @property
     def status(self) -> str:
@@ -54,6 +78,11 @@ class PlanResult:
     @property
     def placement_seconds(self) -> float:
         return self.plan.placement_seconds
+
+    @property
+    def splits(self) -> bool:
+        """Whether more than one device has something to do."""
+        return len(set(self.plan.placement)) > 1
 
 
 @dataclass(frozen=True)
@@ -82,7 +111,7 @@ class Proposal:
     """A placement and the orders its placer suggests for it: priorities, the most promising first."""
 
     placement: Sequence[int]
-    priorities: tuple[Priority, ...] = ()
+    priorities: tuple[Priority | None, ...] = ()
 
 
 def begin(method: str, graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> Task:
@@ -116,14 +145,17 @@ def conclude(task: Task, proposals: Iterable[Proposal], *, repairs: bool = True)
     best = min(trials, key=lambda trial: trial.key)
     if repairs and not all(trial.valid for trial in trials):
         best = _repaired(task, trials)
-    if not best.valid:
-        require_packing(task.graph, task.cluster)
-        raise InfeasibleError(_why_not(task, best), status="unknown")
     return finish(task, best)
 
 
-def finish(task: Task, trial: Trial, bound_us: float | None = None) -> PlanResult:
-    """The plan of a valid trial; `bound_us` is a lower bound that the method has proven."""
+def finish(task: Task, trial: Trial, bound_us: float | None = None, *, interrupted: bool = False) -> PlanResult:
+    """The plan of a trial; `bound_us` is a lower bound that the method has proven.
+
+    Raises InfeasibleError where the trial is not valid, status "infeasible" where it is proven that none is, else "unknown".
+    """
+    if not trial.valid:
+        require_packing(task.graph, task.cluster)
+        raise InfeasibleError(_why_not(task, trial), status="unknown")
     graph, timeline = task.graph, trial.timeline
     bound = lower_bound_us(graph, task.cluster) if bound_us is None else bound_us
     plan = Plan(
@@ -138,11 +170,11 @@ def finish(task: Task, trial: Trial, bound_us: float | None = None) -> PlanResul
         lower_bound_us=bound,
         peak_memory_bytes=timeline.peak_memory_bytes,
         placement_seconds=task.elapsed_seconds(),
-        options=asdict(task.options),
+        options=task.options.to_json(),
         seed=task.options.seed,
         versions={"baechi": baechi_ext.__version__, "python": platform.python_version()},
     )
-    return PlanResult(plan, timeline)
+    return PlanResult(plan, timeline, interrupted)
 
 
 def _shortlist(first: Sequence[tuple[Trial, tuple[Priority, ...]]]) -> list[tuple[Trial, tuple[Priority, ...]]]:

@@ -16,7 +16,7 @@ from runtime.cli import COMMANDS, make_parser, with_underscores
 from runtime.progress import progress
 
 CLUSTER = {"--cluster", "--num_devices", "--num_gpus", "--device_memory", "--memory_fraction", "--comm_cost_coeffs"}
-PLACING = {"--placement_method", "--expert_file", "--grouper", "--placer_type", "--only_forward"} | {
+PLACING = {"--placement_method", "--initial_plan", "--expert_file", "--grouper", "--placer_type", "--only_forward"} | {
     "--sct_threshold",
     "--seed",
     "--time_limit",

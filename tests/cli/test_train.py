@@ -94,7 +94,7 @@ def errors_of(stderr: str) -> str:
         (["--optimizer=lion"], 2, "choose one of sgd, momentum, rmsprop, adagrad, adadelta, adam, adamw"),
         (["--optimizer=ftrl"], 2, "ftrl is TensorFlow's alone; choose adagrad"),
         (["--workers=fork"], 2, "choose one of thread"),
-        (["--placement_method=best"], 2, "choose one of single, "),
+        (["--placement_method=best"], 2, "choose one of auto, refine, single, "),
         (["--num_devices=0"], 2, "'0' is not a whole number from 1"),
         (["--image_size=1"], 2, "--image_size=1 is too small for wide_towers"),
         (["--vocab_size=9"], 2, "--vocab_size is not an option of wide_towers; it is one of gnmt_v2"),

@@ -7,6 +7,7 @@
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from baechi_ext.errors import InfeasibleError, MissingBackendError, SolverError
@@ -28,7 +29,7 @@ _WAIT_SECONDS = 0.05
 
 
 def exact(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult:
-    """The best plan found within the time limit, and the bound proven by then; status "optimal" where they meet.
+    """The best plan found within the time limit, or until the user interrupts it, and the bound proven by then; status "optimal" where they meet.
 
     Raises InfeasibleError, status "infeasible" where it is proven that no plan is valid, "unknown" where none was found in time;
     MissingBackendError where ortools is not installed; SolverError where the solver failed and there is no plan either.
@@ -37,11 +38,17 @@ def exact(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult
         raise MissingBackendError("exact needs ortools; pip install 'ortools>=9.12,<10', or use another method")
     task = begin("exact", graph, cluster, options)
     proof = _Proof(task)
-    if not proof.closed:
-        proof.search_alone()
-    if not proof.closed:
-        proof.search_beside_solver()
-    return proof.result()
+    interrupted = False
+    try:
+        if not proof.closed:
+            proof.search_alone()
+        if not proof.closed:
+            proof.search_beside_solver()
+    except KeyboardInterrupt:
+        if proof.best is None:
+            raise
+        interrupted = True
+    return replace(proof.result(), interrupted=interrupted)
 
 
 class _Proof:

@@ -1,0 +1,192 @@
+"""The search behind `refine`: chains of simulated annealing on threads, in rounds.
+
+Each round starts all chains from the best plan of all, takes twice the steps of the one before and begins hotter; no chain looks at a
+clock or at another within a round. So a search that ends by itself finds the same plan on any machine. Only where the time left is
+not enough for two more rounds does the clock say how long the last one is: a round cut off while it is hot would be lost.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from baechi_ext.place import refine_kernel
+from baechi_ext.place.blocks import block_levels
+from baechi_ext.place.common import SearchProgress
+from baechi_ext.place.refine_kernel import Search
+from baechi_ext.place.trial import Trial
+from baechi_ext.simulate.arrays import Problem, State, make_problem, make_state
+
+_PATH_SHARES = (0.05, 0.3)
+"""For each chain, how many of its moves are at the critical path."""
+_HOTTER = (1.0, 3.0)
+_ORDER_SHARE = 0.2
+_TEMPERATURE, _COLDEST, _HOTTEST = 0.1, 1e-4, 2e-2
+"""In parts of the first plan's makespan: the first temperature, times devices and over blocks, and what it stays between."""
+_WARMING = 1.2
+_COOLING = 100.0
+_FIRST_WORK, _FEWEST_STEPS = 3_000_000, 200
+"""Of the first round: steps times what there is to simulate in each."""
+_STEPS_PER_BLOCK = 50
+_PATIENCE, _PATIENCE_WITHOUT_PLAN = 4, 9
+"""Rounds without success, each twice as long as the one before, after which a search ends that has a valid plan, or none."""
+_ABSORBED = 0.05
+"""At first a makespan counts as much as an excess of this part of a device's memory."""
+_HEAVIER = 20.0
+"""What an excess may come to count at most. Beyond it no temperature would move a plan from one excess to another."""
+_SAFETY = 0.9
+"""The part of the time left that the last round is made for."""
+_LOOK_SECONDS = 0.1
+_LEAVE_SECONDS = 2.0
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a search ends, and whom it tells how it goes."""
+
+    bound_us: float
+    seconds: float
+    """Compiling the search, where that has to be done, comes on top."""
+    seed: int
+    watch: Callable[[SearchProgress], None] | None
+
+
+def anneal(start: Trial, limits: Limits) -> tuple[Trial, bool]:
+    """The best plan found from `start`, which may exceed memory limits, and whether the user interrupted the search."""
+    return _Annealing(start, limits).run()
+
+
+class _Annealing:
+    """The chains, and the best plan of all of them."""
+
+    def __init__(self, start: Trial, limits: Limits) -> None:
+        self.best = start
+        self.limits = limits
+        simulator = start.simulator
+        self.problem = make_problem(simulator.graph, simulator.cluster)
+        blocks = block_levels(simulator.graph, simulator.cluster)
+        self.chains = [_Chain(self.problem, blocks, seed) for seed in range(2 * limits.seed, 2 * limits.seed + len(_PATH_SHARES))]
+        self.begun_seconds = self.until_seconds = time.perf_counter()
+        work = len(self.problem.ops) + len(self.problem.lists)
+        self.steps = max(_FEWEST_STEPS, min(_FIRST_WORK // work, _STEPS_PER_BLOCK * (len(blocks[0]) + 10)))
+        limits_bytes = self.problem.devices["memory_bytes"]
+        room = float(np.mean(limits_bytes[np.isfinite(limits_bytes)])) if np.any(np.isfinite(limits_bytes)) else 0.0
+        self.temperature = max(_COLDEST, _TEMPERATURE * len(simulator.cluster) / (len(blocks[0]) + 1))
+        self.scale_us = max(start.makespan_us, 1e-9)
+        self.weight = self.scale_us / (_ABSORBED * max(1.0, room))
+
+    def run(self) -> tuple[Trial, bool]:
+        idle = rounds = 0
+        try:
+            for chain in self.chains:
+                chain.prepare(self, rounds, steps=0)
+                refine_kernel.anneal(self.problem, chain.state, chain.search)  # compiles it, where no thread waits for it
+            self.begun_seconds = time.perf_counter()
+            self.until_seconds = self.begun_seconds + self.limits.seconds
+            while idle < (_PATIENCE if self.best.valid else _PATIENCE_WITHOUT_PLAN) and not self._is_over():
+                for chain in self.chains:
+                    chain.prepare(self, rounds, self.steps)
+                self._run_round()
+                idle = 0 if self._collect() else idle + 1
+                rounds += 1
+        except KeyboardInterrupt:
+            self._stop()
+            self._collect()
+            return self.best, True
+        return self.best, False
+
+    def _is_over(self) -> bool:
+        met = self.best.valid and self.best.makespan_us <= self.limits.bound_us * (1 + _ROUNDING)
+        return met or time.perf_counter() >= self.until_seconds
+
+    def _run_round(self) -> None:
+        """Runs the chains; the next round is twice as long, or as long as the time left where a third such round would not fit."""
+        begun_seconds = time.perf_counter()
+        for chain in self.chains:
+            chain.start(self.problem)
+        while any(chain.is_running() for chain in self.chains):
+            for chain in self.chains:
+                chain.wait(_LOOK_SECONDS / len(self.chains))
+            if self.limits.watch is not None:
+                self.limits.watch(self._progress())
+            if time.perf_counter() >= self.until_seconds:
+                self._stop()
+        now_seconds = time.perf_counter()
+        rate = self.steps / (now_seconds - begun_seconds)
+        possible = int((self.until_seconds - now_seconds) * rate * _SAFETY)
+        self.steps = max(1, possible) if possible < 6 * self.steps else 2 * self.steps
+
+    def _stop(self) -> None:
+        for chain in self.chains:
+            chain.search.settings["stop"] = True
+        for chain in self.chains:
+            chain.wait(_LEAVE_SECONDS)
+
+    def _collect(self) -> bool:
+        """Takes over the best plan of the chains; whether it is better than the one known."""
+        trials = [self.best, *(chain.trial(self.best) for chain in self.chains)]
+        before, self.best = self.best, min(trials, key=lambda trial: trial.key)
+        return self.best.key < before.key
+
+    def _progress(self) -> SearchProgress:
+        plans = [(chain.settings["best_excess_bytes"], chain.settings["best_makespan_us"]) for chain in self.chains]
+        excess_bytes, makespan_us = min([self.best.key, *plans])
+        seconds = time.perf_counter() - self.begun_seconds
+        evaluations = int(sum(chain.settings["done"] for chain in self.chains))
+        return SearchProgress(float(makespan_us), float(excess_bytes), self.limits.bound_us, evaluations, seconds)
+
+
+class _Chain:
+    """One chain, its thread while it runs, and its part of the state."""
+
+    def __init__(self, problem: Problem, levels: list[list[tuple[int, ...]]], seed: int) -> None:
+        self.number = seed % len(_PATH_SHARES)
+        self.state: State = make_state(problem)
+        self.search: Search = refine_kernel.make_search(problem, levels)
+        self.settings = self.search.settings[0]
+        self.settings["random"] = _scrambled(seed)
+        self._thread: threading.Thread | None = None
+
+    def prepare(self, annealing: _Annealing, rounds: int, steps: int) -> None:
+        """Sets the chain to the best plan, and to its part of a round."""
+        best, settings = annealing.best, self.settings
+        self.state.placement[:] = best.placement
+        self.state.totals["has_priority"] = best.priority is not None
+        if best.priority is not None:
+            self.state.priority[:] = best.priority
+        hot = min(_HOTTEST, annealing.temperature * _HOTTER[self.number] * _WARMING**rounds) * annealing.scale_us
+        settings["from_temperature"], settings["to_temperature"] = hot, hot / _COOLING
+        settings["weight"], settings["heaviest"] = annealing.weight, _HEAVIER * annealing.weight
+        settings["steps"] = steps
+        settings["path_share"], settings["order_share"] = _PATH_SHARES[self.number], _ORDER_SHARE
+        settings["target_us"] = annealing.limits.bound_us * (1 + _ROUNDING)
+        settings["best_excess_bytes"] = settings["best_makespan_us"] = np.inf
+
+    def start(self, problem: Problem) -> None:
+        self._thread = threading.Thread(target=refine_kernel.anneal, args=(problem, self.state, self.search), daemon=True)
+        self._thread.start()
+
+    def is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self, seconds: float) -> None:
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def trial(self, default: Trial) -> Trial:
+        """The chain's best plan; `default` where it has none, or may still write it."""
+        if self.is_running() or not np.isfinite(self.settings["best_makespan_us"]):
+            return default
+        return Trial(tuple(self.search.placement.tolist()), tuple(self.search.priority.tolist()), default.simulator)
+
+
+def _scrambled(seed: int) -> int:
+    """A first state for a chain's random numbers: splitmix64 of the seed, and never 0."""
+    mask = 2**64 - 1
+    z = (seed + 1) * 0x9E3779B97F4A7C15 & mask
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
+    return (z ^ z >> 31) or 1

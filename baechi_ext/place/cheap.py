@@ -1,0 +1,85 @@
+"""What the cheap methods of the registry find, on the graph and on clusters of its ops: where searches start from.
+
+Greedy methods see one op at a time. Where transfers are dear or memory is short they do far better with clusters to place.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from baechi_ext.errors import InfeasibleError, MissingBackendError, SolverError
+from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.place.blocks import block_levels
+from baechi_ext.place.common import Task
+from baechi_ext.place.repair import placements_by_bytes
+from baechi_ext.place.trial import Trial, draining_order, longest_path_order, try_orders
+from baechi_ext.simulate import lower_bound_us
+
+_SHARE = 0.3
+"""The part of the time that is left that one method may take, and the part of the limit past which no further one begins."""
+
+
+def cheap_start(task: Task) -> tuple[Trial, bool]:
+    """The best plan of the cheap methods, and whether the user interrupted them; where none finds one, what comes nearest.
+
+    In the registry's order, then the one that was best on clusters; once there is a plan, none begins after a third of the time limit.
+    Raises InfeasibleError where a method proves that there is no plan, KeyboardInterrupt where there is none yet.
+    """
+    from baechi_ext.place.registry import METHODS  # above the placers that call this
+
+    found: dict[str, Trial] = {}
+    try:
+        names = [name for name, method in METHODS.items() if method.cheap]
+        for name in names:
+            if found and _is_late(task):
+                break
+            trial = _trial_of(task, name, task.graph)
+            if trial is not None:
+                found[name] = trial
+        names = sorted(found, key=lambda name: found[name].key)[:1] or names
+        if any(trial.makespan_us <= lower_bound_us(task.graph, task.cluster) for trial in found.values()):
+            names = []
+        for graph in _clustered(task) if names else ():
+            for name in names:
+                late = _is_late(task) and (found or task.elapsed_seconds() > 2 * _SHARE * task.options.time_limit_seconds)
+                trial = None if late else _trial_of(task, name, graph)
+                if trial is not None:
+                    found[name] = min([trial, found.get(name, trial)], key=lambda trial: trial.key)
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        return min(found.values(), key=lambda trial: trial.key), True
+    return min(found.values() or _trials_by_bytes(task), key=lambda trial: trial.key), False
+
+
+def _is_late(task: Task) -> bool:
+    return task.elapsed_seconds() > _SHARE * task.options.time_limit_seconds
+
+
+def _trial_of(task: Task, method: str, graph: OpGraph) -> Trial | None:
+    """The plan of a method for the task's graph, or for one with more colocation; None where it finds none."""
+    from baechi_ext.place.registry import place
+
+    left_seconds = task.options.time_limit_seconds - task.elapsed_seconds()
+    options = replace(task.options, time_limit_seconds=max(left_seconds * _SHARE, 0.1), initial=None)
+    try:
+        plan = place(method, graph, task.cluster, options).plan
+    except (SolverError, MissingBackendError):
+        return None
+    except InfeasibleError as e:
+        if e.status == "infeasible" and graph is task.graph:
+            raise
+        return None
+    return Trial(plan.placement, plan.priority, task.simulator)
+
+
+def _clustered(task: Task) -> Iterator[OpGraph]:
+    """The task's graph with clusters of ops for colocation groups, the coarsest clusters first."""
+    for blocks in reversed(block_levels(task.graph, task.cluster)[1:]):
+        cluster_of = {v: i for i, block in enumerate(blocks) for v in block}
+        ops = [replace(op, colocation=f"cluster {cluster_of[v]}") for v, op in enumerate(task.graph.ops)]
+        yield task.graph.replace_ops(ops)
+
+
+def _trials_by_bytes(task: Task) -> list[Trial]:
+    orders = [draining_order(task.simulator), longest_path_order(task.simulator)]
+    return [try_orders(task.simulator, placement, orders) for placement in placements_by_bytes(task.graph, task.cluster)]

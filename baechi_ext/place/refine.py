@@ -1,0 +1,37 @@
+"""Refinement: an anytime search from any plan, over placements and orders."""
+
+from baechi_ext.ir.check import verify_placement
+from baechi_ext.ir.cluster import Cluster
+from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.place.cheap import cheap_start
+from baechi_ext.place.common import PlaceOptions, PlanResult, Task, begin, finish
+from baechi_ext.place.trial import Trial, try_orders
+from baechi_ext.simulate import lower_bound_us
+
+
+def refine(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult:
+    """The best plan that simulated annealing (`annealing`) finds from `options.initial`, or from the best of the cheap methods.
+
+    Ends at the time limit, when the plan meets the lower bound, when nothing better has been found for long, or when the user
+    interrupts it: then the result says so. The start may exceed memory limits; then the search first looks for a plan that
+    doesn't. Never worse than its start, and the same for the same seed where the clock did not end it.
+    Raises InfeasibleError where no valid plan was found, PlanError where the start splits a group.
+    """
+    task = begin("refine", graph, cluster, options)
+    start, interrupted = _start(task)
+    bound_us = lower_bound_us(graph, cluster)
+    if interrupted or len(graph) == 0 or (start.valid and start.makespan_us <= bound_us):
+        return finish(task, start, interrupted=interrupted)
+    from baechi_ext.place.annealing import Limits, anneal
+
+    left_seconds = options.time_limit_seconds - task.elapsed_seconds()
+    best, interrupted = anneal(start, Limits(bound_us, left_seconds, options.seed, options.watch))
+    return finish(task, best, interrupted=interrupted)
+
+
+def _start(task: Task) -> tuple[Trial, bool]:
+    initial = task.options.initial
+    if initial is None:
+        return cheap_start(task)
+    verify_placement(task.graph, task.cluster, initial.placement, "the initial plan")
+    return try_orders(task.simulator, initial.placement, initial.priorities or (None,)), False

@@ -1,0 +1,231 @@
+"""refine and auto: what the search does with a start, with memory, with colocation, with seeds, and when it ends."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baechi_ext.errors import InfeasibleError, PlanError
+from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
+from baechi_ext.place import refine_kernel
+from baechi_ext.place.annealing import Limits, anneal
+from baechi_ext.place.blocks import block_levels
+from baechi_ext.place.common import PlaceOptions, Proposal, SearchProgress
+from baechi_ext.place.registry import METHODS, place
+from baechi_ext.place.trial import Trial, try_orders
+from baechi_ext.simulate import AdaptiveSimulator, lower_bound_us, simulate
+from baechi_ext.simulate.arrays import make_problem, make_state
+from tests import oracle
+from tests.build import cluster_of, graph_of
+from tests.simulate.strategies import cases
+
+
+def random_graph(n: int, seed: int, *, groups: bool = False) -> OpGraph:
+    """Costs with a heavy tail, two or three inputs an op, some ops bound in groups of up to four."""
+    rng = random.Random(seed)
+    ops = [
+        Op(
+            f"o{v}",
+            compute_us=rng.paretovariate(1.3) * 10,
+            persistent_bytes=rng.randrange(100),
+            temporary_bytes=rng.randrange(20),
+            colocation=f"g{v // 8}" if groups and v % 2 else None,
+        )
+        for v in range(n)
+    ]
+    edges = {(max(0, v - 1 - int(rng.expovariate(8 / n))), v) for v in range(1, n) for _ in range(2)}
+    return OpGraph.from_edges(ops, [(f"o{u}", f"o{v}", 10 + u % 7, "") for u, v in sorted(edges)])
+
+
+def refined(graph: OpGraph, cluster: Cluster, initial: Proposal | None = None, **options: object):  # type: ignore[no-untyped-def]
+    return place("refine", graph, cluster, PlaceOptions(initial=initial, **options))  # type: ignore[arg-type]
+
+
+# Starts
+
+
+def test_a_better_order_is_found_for_a_placement_that_cannot_change() -> None:
+    """z is on its own device and waits for y, which is to run before x. The devices' limits leave no other placement."""
+    graph = graph_of(
+        {"x": 9, "y": 2, "z": 6}, ("y", "z", 4), persistent_bytes={"x": 5, "y": 5, "z": 9}, colocation={"x": "xy", "y": "xy"}
+    )
+    cluster = Cluster((Device("0", 14), Device("1", 13)), Link(1))
+    worst = Proposal((0, 0, 1), ((0.0, 1.0, 2.0),))
+    assert simulate(graph, cluster, worst.placement, worst.priorities[0]).makespan_us == 21
+    result = refined(graph, cluster, worst)
+    assert (result.plan.placement, result.predicted_step_us) == ((0, 0, 1), 12)
+
+
+def test_it_is_never_worse_than_its_start() -> None:
+    graph, cluster = random_graph(60, 1), cluster_of(3, 20.0)
+    for method in ("single", "m_topo", "m_etf"):
+        start = place(method, graph, cluster)
+        result = refined(graph, cluster, Proposal(start.plan.placement, (start.plan.priority,)), time_limit_seconds=1e-9)
+        assert result.predicted_step_us <= start.predicted_step_us
+    assert refined(graph, cluster, time_limit_seconds=1).predicted_step_us < 0.97 * place("m_etf", graph, cluster).predicted_step_us
+
+
+def test_a_start_that_splits_a_group_is_refused() -> None:
+    graph = graph_of({"a": 1, "b": 1}, colocation={"a": "g", "b": "g"})
+    for method in ("refine", "auto"):
+        with pytest.raises(PlanError, match="the initial plan: colocation group 'g' is split"):
+            place(method, graph, cluster_of(2), PlaceOptions(initial=Proposal((0, 1))))
+
+
+def test_auto_takes_up_a_given_plan_that_is_better_than_its_own() -> None:
+    graph, cluster = random_graph(40, 2), cluster_of(3, 20.0)
+    known = refined(graph, cluster, time_limit_seconds=1)
+    initial = Proposal(known.plan.placement, (known.plan.priority,))
+    found = place("auto", graph, cluster, PlaceOptions(initial=initial, time_limit_seconds=1e-9))
+    assert found.predicted_step_us <= known.predicted_step_us
+    assert found.plan.method == "auto"
+
+
+# Memory and groups
+
+
+def test_a_start_that_does_not_fit_is_repaired() -> None:
+    graph, cluster = random_graph(40, 3, groups=True), cluster_of(4, memory_bytes=900)
+    result = refined(graph, cluster, Proposal((0,) * 40))
+    assert oracle.violations(graph, cluster, result.plan.placement, result.plan.priority) == []
+
+
+def test_devices_that_hold_barely_their_share() -> None:
+    """The sizes come from four full devices that were cut into pieces at random; each must be filled but for one byte in 500."""
+    rng = random.Random(7)
+    sizes = []
+    for _ in range(4):
+        cuts = sorted(rng.sample(range(1, 1000), 5))
+        sizes += [b - a for a, b in zip([0, *cuts], [*cuts, 1000], strict=True)]
+    rng.shuffle(sizes)
+    graph = OpGraph.from_edges([Op(f"o{i}", compute_us=10, persistent_bytes=size) for i, size in enumerate(sizes)], [])
+    result = refined(graph, cluster_of(4, memory_bytes=1002), Proposal((0,) * len(sizes)))
+    assert max(result.plan.peak_memory_bytes) <= 1002
+
+
+def test_an_order_that_fits_is_found() -> None:
+    """Each source's large tensor has to be read before the next source runs; longest path first runs all sources first."""
+    ops = [Op(f"s{i}", compute_us=10) for i in range(6)] + [Op(f"r{i}", compute_us=1) for i in range(6)]
+    edges = [(f"s{i}", f"r{i}", 100, "") for i in range(6)]
+    graph, cluster = OpGraph.from_edges(ops, edges), cluster_of(1, memory_bytes=100)
+    first = Proposal((0,) * 12, (tuple(map(float, range(12))),))
+    assert simulate(graph, cluster, first.placement, first.priorities[0]).peak_memory_bytes == (600,)
+    assert refined(graph, cluster, first).plan.peak_memory_bytes == (100,)
+
+
+def test_what_fits_nowhere_is_reported() -> None:
+    ops = [Op(f"o{i}", compute_us=1, persistent_bytes=6) for i in range(3)]
+    graph = OpGraph.from_edges(ops, [])
+    with pytest.raises(InfeasibleError, match="refine found no plan that fits, not proven impossible") as refused:
+        refined(graph, Cluster((Device("0", 10), Device("1", 10))))
+    assert refused.value.status == "unknown"
+
+
+@settings(max_examples=30, deadline=None)
+@given(cases(), st.integers(0, 3), st.integers(5, 40))
+def test_whatever_it_finds_is_worth_what_it_says(case: tuple[OpGraph, Cluster], seed: int, limit: int) -> None:
+    graph, cluster = case
+    cluster = replace(cluster, devices=tuple(replace(d, memory_bytes=limit) for d in cluster.devices))
+    simulator = AdaptiveSimulator(graph, cluster)
+    start = try_orders(simulator, (0,) * len(graph), [None])
+    best, interrupted = anneal(start, Limits(lower_bound_us(graph, cluster), 0.1, seed, None))
+    assert best.key <= start.key
+    assert not interrupted
+    for members in graph.groups.values():
+        assert len({best.placement[v] for v in members}) == 1
+    expected = oracle.simulate(graph, cluster, best.placement, best.priority)
+    assert best.makespan_us == pytest.approx(expected.makespan_us)
+
+
+def test_the_kernel_keeps_account_of_its_best_plan() -> None:
+    graph, cluster = random_graph(50, 5, groups=True), cluster_of(3, 15.0, memory_bytes=1500)
+    problem = make_problem(graph, cluster)
+    state, search = make_state(problem), refine_kernel.make_search(problem, block_levels(graph, cluster))
+    chain = search.settings[0]
+    chain["random"], chain["steps"] = 1, 5000
+    chain["from_temperature"], chain["to_temperature"], chain["weight"], chain["heaviest"] = 10.0, 0.1, 1.0, 9.0
+    chain["path_share"], chain["order_share"] = 0.3, 0.3
+    chain["best_excess_bytes"] = chain["best_makespan_us"] = float("inf")
+    refine_kernel.anneal(problem, state, search)
+    trial = Trial(tuple(search.placement.tolist()), tuple(search.priority.tolist()), AdaptiveSimulator(graph, cluster))
+    assert trial.key == (chain["best_excess_bytes"], chain["best_makespan_us"])
+    assert 2000 < chain["done"] <= 5001
+    assert {trial.placement[v] for v in graph.groups["g1"]} == {trial.placement[graph.groups["g1"][0]]}
+
+
+def test_levels_of_blocks_hold_every_op_once() -> None:
+    graph = random_graph(300, 6, groups=True)
+    levels = block_levels(graph, cluster_of(4))
+    assert len(levels) > 3
+    for finer, coarser in zip(levels, levels[1:], strict=False):
+        assert len(coarser) < len(finer)
+        assert sorted(v for block in coarser for v in block) == list(range(300))
+        whole = {v: set(block) for block in coarser for v in block}
+        assert all(set(block) <= whole[block[0]] for block in finer)
+
+
+# Seeds, ends and interruptions
+
+
+def test_the_same_seed_gives_the_same_plan() -> None:
+    graph, cluster = random_graph(12, 4), cluster_of(2, 20.0, memory_bytes=600)
+    plans = [refined(graph, cluster, seed=1).plan for _ in range(2)]
+    assert (plans[0].placement, plans[0].priority) == (plans[1].placement, plans[1].priority)
+
+
+def test_it_ends_when_the_bound_is_met() -> None:
+    """Eight equal ops on four devices, from all on one: nothing beats two on each."""
+    graph = OpGraph.from_edges([Op(f"o{v}", compute_us=10) for v in range(8)], [])
+    result = refined(graph, cluster_of(4), Proposal((0,) * 8), time_limit_seconds=3600)
+    assert (result.status, result.predicted_step_us) == ("optimal", 20)
+
+
+def test_it_says_how_it_goes() -> None:
+    graph, cluster = random_graph(200, 8), cluster_of(4, 20.0)
+    seen: list[SearchProgress] = []
+    result = refined(graph, cluster, time_limit_seconds=2, watch=seen.append)
+    assert len(seen) > 3
+    assert all(a.evaluations <= b.evaluations and a.best_us >= b.best_us for a, b in zip(seen, seen[1:], strict=False))
+    assert seen[-1].best_us >= result.predicted_step_us > result.lower_bound_us == seen[0].bound_us
+    assert "watch" not in result.plan.options
+
+
+@pytest.mark.parametrize("method", ["refine", "auto"])
+def test_an_interrupted_search_gives_the_best_plan_so_far(method: str) -> None:
+    graph, cluster = random_graph(200, 9), cluster_of(4, 20.0)
+
+    def interrupt(search: SearchProgress) -> None:
+        if search.evaluations > 2000:
+            raise KeyboardInterrupt
+
+    result = place(method, graph, cluster, PlaceOptions(time_limit_seconds=600, watch=interrupt))
+    assert result.interrupted
+    assert result.predicted_step_us < place("m_etf", graph, cluster).predicted_step_us
+
+
+def test_an_interrupted_method_leaves_the_plans_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, cluster = random_graph(20, 10), cluster_of(2, 20.0)
+    absent = METHODS["m_etf"]._replace(function="tests.place.test_refine:interrupted_method")
+    monkeypatch.setitem(METHODS, "m_etf", absent)
+    result = place("auto", graph, cluster)
+    assert result.interrupted
+    assert result.predicted_step_us <= place("single", graph, cluster).predicted_step_us
+    monkeypatch.setitem(METHODS, "single", absent)
+    with pytest.raises(KeyboardInterrupt):
+        place("auto", graph, cluster)
+
+
+def interrupted_method(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> None:
+    raise KeyboardInterrupt
+
+
+# When splitting does not pay
+
+
+def test_where_transfers_are_dear_auto_says_that_splitting_does_not_pay() -> None:
+    graph = graph_of({"a": 5, "b": 5, "c": 5}, ("a", "b", 100), ("a", "c", 100))
+    result = place("auto", graph, cluster_of(2))
+    assert (result.splits, result.predicted_step_us) == (False, 15)
+    assert place("auto", graph, cluster_of(2, us_per_byte=0.01)).splits
