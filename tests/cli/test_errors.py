@@ -111,13 +111,12 @@ def test_one_device_that_is_too_small(run: Run, graph: Path) -> None:
     assert "at least 3" in said
 
 
-def test_a_graph_that_fits_by_no_method_but_is_not_proven_to_fit_by_none(run: Run, tmp_path: Path) -> None:
+def test_a_graph_that_is_proven_not_to_pack(run: Run, tmp_path: Path) -> None:
     # Three ops of 60 on two devices of 100: each device holds one, and all together 180 fit into 200.
     path = write(tmp_path / "g.json", a_graph(**{v: {"persistent_bytes": 60} for v in "abc"}, edges=[]))
     code, out, err = run("place", path, "--num_devices=2", "--device_memory=100", "--json")
-    assert (code, json.loads(out)["status"]) == (1, "unknown")
-    assert "found no plan that fits" in err
-    assert "needs 120 bytes and has 100" in err
+    assert (code, json.loads(out)["status"]) == (1, "infeasible")
+    assert "no plan can exist: the devices hold 100, 100 bytes" in err
 
 
 # Plans of other graphs

@@ -118,9 +118,9 @@ def test_an_order_that_fits_is_found() -> None:
 def test_what_fits_nowhere_is_reported() -> None:
     ops = [Op(f"o{i}", compute_us=1, persistent_bytes=6) for i in range(3)]
     graph = OpGraph.from_edges(ops, [])
-    with pytest.raises(InfeasibleError, match="refine found no plan that fits, not proven impossible") as refused:
+    with pytest.raises(InfeasibleError, match="no plan can exist: the devices hold 10, 10 bytes") as refused:
         refined(graph, Cluster((Device("0", 10), Device("1", 10))))
-    assert refused.value.status == "unknown"
+    assert refused.value.status == "infeasible"
 
 
 @settings(max_examples=30, deadline=None)

@@ -29,7 +29,8 @@ _WAIT_SECONDS = 0.05
 
 
 def exact(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult:
-    """The best plan found within the time limit, or until the user interrupts it, and the bound proven by then; status "optimal" where they meet.
+    """The best plan found within the time limit, or until the user interrupts it, and the bound proven by then; status "optimal"
+    where they meet.
 
     Raises InfeasibleError, status "infeasible" where it is proven that no plan is valid, "unknown" where none was found in time;
     MissingBackendError where ortools is not installed; SolverError where the solver failed and there is no plan either.
