@@ -21,7 +21,7 @@ def simulated(run: Run, *argv: object) -> dict[str, Any]:
 def test_json(run: Run, graph: Path, plan: Path) -> None:
     # a 0-10 and b 10-20 on x; a's 4 bytes take 10-14 to y, where c runs 14-24.
     value = simulated(run, graph, plan)
-    assert value.pop("lower_bound_us") == pytest.approx(20)
+    assert value.pop("lower_bound_us") == pytest.approx(24)  # c on another device than a waits for its bytes
     assert value == {
         "makespan_us": 24,
         "busy_us": [20, 10],
@@ -37,7 +37,7 @@ def test_the_table(run: Run, graph: Path, plan: Path) -> None:
     assert code == 0
     assert [" ".join(line.split()) for line in out.splitlines()] == [
         "predicted step 24 us",
-        "lower bound 20 us (the step is 20.0% above it)",
+        "lower bound 24 us (the step is 0.0% above it)",
         "transfers 1 (4 B)",
         "violations none",
         "device ops busy peak memory limit",
