@@ -47,7 +47,7 @@ def _place(args: argparse.Namespace) -> int:
         require_writable(args.out)
     graph = OpGraph.load(args.graph)
     try:
-        with progress(f"placing {len(graph)} ops on {len(cluster)} devices with {request.method}") as show:
+        with progress(pipeline.announcement(graph, cluster, request)) as show:
             result = pipeline.plan(graph, cluster, request.watched(lambda search: show(tables.search_news(search))))
     except InfeasibleError as e:
         if args.json:

@@ -76,6 +76,14 @@ def hinted(graph: OpGraph, request: PlanRequest) -> OpGraph:
     return graph
 
 
+def announcement(graph: OpGraph, cluster: Cluster, request: PlanRequest) -> str:
+    """What `plan` is about to do, and why it takes longer where that is so."""
+    from baechi_ext.simulate.jit import is_first_use
+
+    compiling = ", after compiling, which the first run does for all (half a minute)" if is_first_use() else ""
+    return f"placing {len(graph)} ops on {len(cluster)} devices with {request.method}{compiling}"
+
+
 def plan(graph: OpGraph, cluster: Cluster, request: PlanRequest) -> PlanResult:
     """The plan of a costed graph: group it, place the coarse graph, expand the placement and judge it on the graph itself.
 

@@ -128,7 +128,7 @@ def _drive(request: TrainRequest, executor: Executor) -> StepReport | Profile:
         return captured.profile
     cluster, probe = find_cluster(request, executor)
     cluster = scale_links(cluster, request.comm_cost_factor)
-    with progress(f"placing {len(captured.graph)} ops on {len(cluster)} devices with {request.plan.method}") as show:
+    with progress(pipeline.announcement(captured.graph, cluster, request.plan)) as show:
         result = pipeline.plan(captured.graph, cluster, request.plan.watched(lambda search: show(search_news(search))))
     if result.interrupted:
         if request.out is not None:

@@ -63,6 +63,12 @@ def cache_folder() -> Path | None:
     return next((folder / name for folder in _candidates() if _is_writable(folder / name)), None)
 
 
+def is_first_use() -> bool:
+    """Whether no kernel is kept yet, so that what runs next has to be compiled: some ten seconds each for bound, simulator and search."""
+    folder = cache_folder()
+    return folder is None or not any(folder.iterdir())
+
+
 def _candidates() -> Iterator[Path]:
     if numba.config.CACHE_DIR:
         yield Path(numba.config.CACHE_DIR)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
-from baechi_ext.simulate import AdaptiveSimulator, Simulator, adaptive
+from baechi_ext.simulate import AdaptiveSimulator, Simulator, adaptive, jit
 from baechi_ext.simulate.compiled import CompiledSimulator
 from tests.simulate.strategies import cases
 from tests.simulate.test_against_reference import draw_plan
@@ -149,3 +149,12 @@ def test_a_changed_kernel_file_has_a_cache_of_its_own(install: Path) -> None:
     with (install / "baechi_ext" / "simulate" / "simulate_kernel.py").open("a") as file:
         file.write("# changed\n")
     assert cache_folder(install) != before
+
+
+def test_first_use_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit, "cache_folder", lambda: tmp_path)
+    assert jit.is_first_use()
+    (tmp_path / "kernel.nbi").touch()
+    assert not jit.is_first_use()
+    monkeypatch.setattr(jit, "cache_folder", lambda: None)
+    assert jit.is_first_use()
