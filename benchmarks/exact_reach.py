@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def line(row: dict[str, Any]) -> str:
-    return f"{row['ops']} ops, {row['devices']} devices, CCR {row['ccr']}: {row['proven']}/{len(row['seconds'])} proven"
+    return f"{row['ops']:g} ops, {row['devices']:g} devices, CCR {row['ccr']}: {row['proven']}/{len(row['seconds'])} proven"
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:

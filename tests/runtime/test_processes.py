@@ -17,7 +17,7 @@ SMALL = ["train", "--model_name=wide_towers", "--image_size=16", "--batch_size=2
 @pytest.mark.parametrize("num_devices", [1, 2, 4])
 def test_parity(num_devices: int) -> None:
     before = shared_memory()
-    method = "single" if num_devices == 1 else "m_etf"
+    method = "single" if num_devices == 1 else "contiguous"
     code, out, err = finish(start(*SMALL, f"--num_devices={num_devices}", f"--placement_method={method}", "--optimizer=momentum", "--json"))
     assert code == 0, err
     report = json.loads(out)
