@@ -3,8 +3,10 @@
 import gc
 import platform
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +21,8 @@ from runtime.progress import progress
 from runtime.step import TrainingStep
 from runtime.thread_executor import PlacedStep
 from runtime.torch_devices import TorchDevice
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,7 @@ def _companions(executor: Executor, timeline: Timeline) -> int:
 
 
 def _passes(executor: Executor, placed: PlacedStep, options: ProfileOptions) -> tuple[list[list[float]], tuple[float, ...]]:
-    """For each op its samples, and the wall time of each pass, both in microseconds, without the warm-up."""
+    """For each op its samples, and the time of each pass (see `_clocked`), both in microseconds, without the warm-up."""
     device = executor.devices[0]
     samples: list[list[float]] = [[] for _ in placed.programs[0].segments]
     passes: list[float] = []
@@ -99,13 +103,28 @@ def _passes(executor: Executor, placed: PlacedStep, options: ProfileOptions) -> 
     for repeat in range(options.warmup + options.repeats):
         if len(passes) >= FEWEST_REPEATS and time.perf_counter() - started > options.enough_seconds:
             break
-        begin = time.perf_counter_ns()
-        times = executor.call(0, lambda: _timed_pass(placed, device))
+        pass_us, times = executor.call(0, lambda: _clocked(lambda: _timed_pass(placed, device)))
         if repeat >= options.warmup:
-            passes.append((time.perf_counter_ns() - begin) / 1000)
+            passes.append(pass_us)
             for v, us in times.items():
                 samples[v].append(us)
     return samples, tuple(passes)
+
+
+def _clocked(function: Callable[[], T]) -> tuple[float, T]:
+    """The wall time of a call in microseconds, and what it returns. What the thread spent waiting for a core is left out: other
+    programs took it, or other devices where there are fewer cores than devices. Waits for locks and memory are in it."""
+    waited, begin = _waited_for_core_ns(), time.perf_counter_ns()
+    value = function()
+    return (time.perf_counter_ns() - begin - (_waited_for_core_ns() - waited)) / 1000, value
+
+
+def _waited_for_core_ns() -> int:
+    """How long the calling thread was ready to run and did not, since it began; 0 where the system does not say (Linux alone does)."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def _timed_pass(placed: PlacedStep, device: TorchDevice) -> dict[int, float]:

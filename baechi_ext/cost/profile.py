@@ -36,7 +36,7 @@ class OpProfile:
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """Whole passes while `devices` devices ran the step at once, each its own, in microseconds of wall time.
+    """Whole passes while `devices` devices ran the step at once, each its own, in microseconds of wall time without waits for a core.
 
     Devices of one host share its memory, and threads the interpreter: what they wait for is in no op's own clock, but in the pass.
     """

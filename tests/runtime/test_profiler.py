@@ -1,7 +1,13 @@
 """A profile has real samples for every op, adds up, and leaves the step as it was."""
 
+import os
 import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -73,6 +79,37 @@ def test_beside_other_devices_every_op_is_sampled_again_and_nothing_changes() ->
     assert together != alone
     assert torch.equal(rng, torch.get_rng_state())
     assert all(torch.equal(value, before[name]) for name, value in step.state().items())
+
+
+def test_waits_for_locks_are_in_a_pass_and_waits_for_a_core_are_not() -> None:
+    asleep_us, value = profiler._clocked(lambda: time.sleep(0.05) or "value")
+    assert value == "value"
+    assert asleep_us >= 45_000
+    if profiler._waited_for_core_ns() == 0 and not Path("/proc/thread-self/schedstat").exists():
+        pytest.skip("the system does not say how long threads wait for a core")
+    core = min(os.sched_getaffinity(0))
+    pinned = f"import os; os.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", pinned], stdout=subprocess.PIPE) as spinner, ThreadPoolExecutor(1) as pool:
+        try:
+            spinner.stdout.readline()
+            pool.submit(os.sched_setaffinity, 0, {core}).result()
+            cpu_us, (clocked_us, wall_us) = pool.submit(_spin).result()
+        finally:
+            spinner.kill()
+    assert clocked_us < wall_us
+    assert wall_us - clocked_us > (wall_us - cpu_us) / 2
+
+
+def _spin() -> tuple[float, tuple[float, float]]:
+    """Half a second of work: its CPU time, and the pass as it is clocked and by the wall, all in microseconds."""
+    begin, cpu = time.perf_counter_ns(), time.thread_time_ns()
+
+    def work() -> None:
+        while time.thread_time_ns() - cpu < 500_000_000:
+            pass
+
+    clocked_us, _ = profiler._clocked(work)
+    return (time.thread_time_ns() - cpu) / 1000, (clocked_us, (time.perf_counter_ns() - begin) / 1000)
 
 
 def test_long_passes_are_repeated_less() -> None:
