@@ -62,7 +62,7 @@ def schedules(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild 
     factors = RELUCTANCES
     if any(d.memory_bytes is not None for d in cluster.devices):
         factors = (*factors, STAY)
-    run = plain_runner(graph, cluster, favourite_child) if len(graph) <= PLAIN_OPS else compiled_runner(graph, cluster, favourite_child)
+    run = _runner(graph, cluster, favourite_child)
     forward = [run(r, False) for r in factors]
     backward = [run(r, True) for r in factors]
     return [*forward, *(Schedule(s.placement, s.started[::-1]) for s in backward), alone]
@@ -76,12 +76,15 @@ def list_schedule(
     `reluctance` >= 0 is a factor on transfer times (see the module); `favourite_child[v]` is the op for which the device of v
     stays awake (m_sct). Memory limits are kept where some device has room; an op that fits nowhere goes where it exceeds least.
     """
-    run = plain_runner(graph, cluster, favourite_child) if len(graph) <= PLAIN_OPS else compiled_runner(graph, cluster, favourite_child)
-    return run(reluctance, False)
+    return _runner(graph, cluster, favourite_child)(reluctance, False)
 
 
 Runner = Callable[[float, bool], Schedule]
 """(reluctance, whether the graph is turned round) -> the schedule."""
+
+
+def _runner(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild | None) -> Runner:
+    return (plain_runner if len(graph) <= PLAIN_OPS else compiled_runner)(graph, cluster, favourite_child)
 
 
 def plain_runner(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild | None) -> Runner:
