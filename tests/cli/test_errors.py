@@ -203,7 +203,7 @@ def test_a_reader_that_goes_away(graph: Path, plan: Path) -> None:
     command = [sys.executable, "-m", "runtime", "simulate", str(graph), str(plan), "--json"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()
-    assert process.stderr.read() == ""
+    assert [line for line in process.stderr if not line.startswith("simulating ")] == []  # progress, on a slow machine
     process.stderr.close()
     assert process.wait() == 141
 
@@ -213,5 +213,5 @@ def test_a_full_disk_behind_stdout(graph: Path, plan: Path) -> None:
     command = [sys.executable, "-m", "runtime", "simulate", str(graph), str(plan), "--json"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.stderr == "error: cannot write the result to stdout: No space left on device; choose another place for it\n"
+    assert done.stderr.splitlines()[-1] == "error: cannot write the result to stdout: No space left on device; choose another place for it"
     assert done.returncode == 1
