@@ -1,17 +1,20 @@
 """How good the plans of every method are: beside the proven lower bound, beside plain annealing, and what they take to find.
 
     python -m benchmarks.quality --set=tuning [--cases=training-,random-500] [--methods=m_etf,m_sct] [--time_limit=60]
-        [--anneal_seconds=60] [--out=FILE.json]
+        [--anneal_seconds=60] [--part=1/2] [--out=FILE.json]
 
 Sets: tuning and held_out (benchmarks/families.py), captured (benchmarks/captured.py; graphs are kept in --graphs). Each method runs
 as `baechi place` in a process of its own, which is killed after --hard_limit seconds; its plan is simulated again here. With --out
 every result is written as soon as it is there, and a run that is started again goes on where it stopped; --redo=NAMES runs some
-methods anew (annealing among them).
+methods anew (annealing among them). Several parts may run side by side, each on a core of its own (`taskset --cpu-list=0 ...`) and
+with an --out of its own; `python -m benchmarks.quality_table FILE.json ...` prints the tables of them all.
 """
 
 import argparse
+import itertools
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -35,13 +38,15 @@ from benchmarks.quality_table import ANNEALING, show
 
 ROOT = Path(__file__).parent.parent
 Cell = dict[str, Any]
-"""status; where there is a plan makespan_us and placement_seconds; else error."""
+"""status and cpu_seconds; where there is a plan makespan_us and placement_seconds; else error."""
 
 
 def chosen_cases(args: argparse.Namespace) -> Iterator[Case | CapturedCase]:
     sets = {**SETS, "captured": captured_cases(args.graphs)}
-    for name in args.set:
-        yield from (case for case in sets[name] if not args.cases or any(part in case.name for part in args.cases))
+    cases = (case for name in args.set for case in sets[name])
+    chosen = (case for case in cases if not args.cases or any(part in case.name for part in args.cases))
+    part, parts = args.part
+    return itertools.islice(chosen, part - 1, None, parts)
 
 
 def run(args: argparse.Namespace, result: dict[str, Any]) -> None:
@@ -60,7 +65,9 @@ def run(args: argparse.Namespace, result: dict[str, Any]) -> None:
             for method in missing:
                 if method == "expert" and all(op.expert is None for op in case.graph.ops):
                     continue
+                begun_seconds = cpu_seconds_of_children()
                 cell = annealed(args, files) if method == ANNEALING else placed(args, method, files, case)
+                cell["cpu_seconds"] = cpu_seconds_of_children() - begun_seconds
                 row["lower_bound_us"] = max(row["lower_bound_us"], cell.pop("lower_bound_us", 0.0))
                 row["cells"][method] = {**cell, "commit": commit()}
                 sys.stderr.write(f"{case.name}  {method}  {cell['status']}  {cell.get('makespan_us', cell.get('error'))}\n")
@@ -102,6 +109,12 @@ def judged(plan: Plan, graph: OpGraph, cluster: Cluster) -> Cell:
     if wrong:
         return {"status": "invalid", "error": "; ".join(wrong)}
     return {"status": plan.status, "makespan_us": timeline.makespan_us}
+
+
+def cpu_seconds_of_children() -> float:
+    """What all processes took that were started here and have ended; beside the wall time it tells what others took."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def call(module: Sequence[str], limit_seconds: float) -> tuple[int | None, str, str, float]:
@@ -146,6 +159,14 @@ def begin(args: argparse.Namespace) -> dict[str, Any]:
     return {**head, "cases": kept["cases"]}
 
 
+def part_of(text: str) -> tuple[int, int]:
+    """The value of --part: which of how many."""
+    part, _, parts = text.partition("/")
+    if not 1 <= int(part) <= int(parts):
+        raise ValueError(text)
+    return int(part), int(parts)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     def names(text: str) -> list[str]:
         return [name for name in text.split(",") if name]
@@ -153,6 +174,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--set", type=names, default=["tuning"], help="tuning, held_out, captured; several with commas")
     parser.add_argument("--cases", type=names, default=[], help="only cases whose name contains one of these")
+    parser.add_argument("--part", type=part_of, default=(1, 1), metavar="I/N", help="only every N-th case, from the I-th on")
     parser.add_argument("--methods", type=names, default=list(METHODS), help="default: all")
     parser.add_argument("--redo", type=names, default=[], help="methods to run again though their results are there")
     parser.add_argument("--time_limit", type=float, default=60.0, help="for solvers and searches, seconds (default %(default)s)")

@@ -1,14 +1,21 @@
-"""The tables of benchmarks.quality: what each method reached in each case, and a summary of each method."""
+"""The tables of benchmarks.quality: what each method reached in each case, and a summary of each method.
 
+    python -m benchmarks.quality_table FILE.json ...
+"""
+
+import argparse
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from baechi_ext.ir.files import read_json
 
 ANNEALING = "annealing"
 SAME = 1 + 1e-9
@@ -129,3 +136,19 @@ def _summary_table(found: Iterable[Summary]) -> Table:
         worst = f"{s.worst:.3f} ({s.worst_case})"
         table.add_row(s.method, str(s.plans), none, *ratios, str(s.wins), worst, f"{s.median_seconds:.3g}")
     return table
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="+")
+    results = [read_json(path, "result of benchmarks.quality") for path in parser.parse_args(argv).results]
+    console = Console(width=260, highlight=False)
+    for result in results:
+        hardware, versions = result["hardware"], ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+        where = f"{result['date']}, {hardware['processor']}, {hardware['cores']} cores, {versions}"
+        console.print(f"{where}: `{result['command']}`  ", soft_wrap=True)
+    show({name: row for result in results for name, row in result["cases"].items()}, console)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,6 @@
 """The comparison with real processes on small cases: what it records, what it skips, and how it reports failures."""
 
+import argparse
 import io
 import json
 import math
@@ -11,7 +12,7 @@ from rich.console import Console
 from baechi_ext.ir import Plan
 from baechi_ext.place.registry import place
 from baechi_ext.simulate import lower_bound_us, simulate
-from benchmarks import quality
+from benchmarks import quality, quality_table
 from benchmarks.families import TUNING, Case
 from benchmarks.quality_table import geometric_mean, show, summaries
 
@@ -37,8 +38,27 @@ def test_a_run_and_what_goes_on_from_it(tmp_path: Path, capsys: pytest.CaptureFi
     assert [line.split()[1] for line in progress] == ["contiguous"]
     again = json.loads(out.read_text())["cases"][TIGHT.name]["cells"]
     assert {name: again[name] for name in row["cells"]} == row["cells"]
+    assert all(cell["cpu_seconds"] > 0 for cell in again.values())
     with pytest.raises(SystemExit, match="give the same options or another --out"):
         quality.main(["--methods=m_etf", *options[:2], "--time_limit=7", f"--out={out}"])
+    capsys.readouterr()
+    quality_table.main([str(out)])
+    printed = capsys.readouterr().out
+    assert json.loads(out.read_text())["command"] in printed
+    assert f"| {TIGHT.name} | " in printed
+
+
+def test_parts_share_the_cases() -> None:
+    def names(part: str) -> list[str]:
+        arguments = argparse.Namespace(set=["tuning", "held_out"], cases=["-20-"], part=quality.part_of(part), graphs=Path("none"))
+        return [case.name for case in quality.chosen_cases(arguments)]
+
+    assert len(names("1/1")) > 3
+    assert sorted(names("1/2") + names("2/2")) == sorted(names("1/1"))
+    assert names("1/1")[::2] == names("1/2")
+    for wrong in ("0/2", "3/2", "x"):
+        with pytest.raises(ValueError, match=wrong):
+            quality.part_of(wrong)
 
 
 def test_a_process_that_hangs_is_killed() -> None:
