@@ -1,0 +1,222 @@
+"""m_etf and m_sct beside their namesakes in the released code of Baechi (SoCC 2020).
+
+    git clone https://github.com/beomyeol/baechi FOLDER
+    python -m benchmarks.namesakes --baechi=FOLDER [--set=tuning,held_out] [--cases=training-] [--most_ops=3000] [--part=1/2]
+        [--out=FILE.json]
+
+Cases are those of benchmarks.quality. The release runs in a process of its own (benchmarks/release.py says what stands in for
+TensorFlow 1.12 and MOSEK), as its default placer and as its README's fusing one, and is killed after --hard_limit seconds. Its
+placement is simulated here twice, with the order it commits ops in as priorities and without priorities; the better one that keeps
+the memory limits counts. A plan that breaks them is `over memory`. Its placers know one speed, one link and transfers
+that queue: cases with others are left out. m_etf and m_sct run as `baechi place` does, ungrouped.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from baechi_ext.ir import Cluster, OpGraph
+from baechi_ext.ir.check import memory_violations, placement_violations
+from baechi_ext.ir.files import read_json, require_writable, write_json
+from baechi_ext.simulate import lower_bound_us, simulate
+from benchmarks.captured import CapturedCase
+from benchmarks.families import SETS, Case
+from benchmarks.machine import commit, machine
+from benchmarks.quality import ROOT, Cell, call, chosen_cases, cpu_seconds_of_children, failed, part_of, placed
+from benchmarks.quality_table import SAME, Row, geometric_mean, show
+from benchmarks.release import require_checkout
+
+OURS = ("m_etf", "m_sct")
+THEIRS = {
+    "baechi m_etf": ("--method=m_etf",),
+    "baechi m_etf fused": ("--method=m_etf", "--fused"),
+    "baechi m_sct": ("--method=m_sct",),
+    "baechi m_sct fused": ("--method=m_sct", "--fused"),
+}
+"""Options of benchmarks.release."""
+PAIRS = tuple(
+    (ours, names)
+    for ours in OURS
+    for plain, fused in ((f"baechi {ours}", f"baechi {ours} fused"),)
+    for names in ((plain,), (fused,), (plain, fused))
+)
+"""What is compared with what: with each, and with the better of both."""
+
+
+def inexpressible(cluster: Cluster) -> str | None:
+    """What the release has no words for, if anything."""
+    if len({d.speed for d in cluster.devices}) > 1:
+        return "unequal speeds"
+    if len(set(itertools.chain.from_iterable(cluster.link_table()))) > 1:
+        return "unequal links"
+    return "parallel transfers" if cluster.parallel_transfers else None
+
+
+def compared_cases(args: argparse.Namespace) -> Iterator[Case | CapturedCase]:
+    """The chosen cases that the release can express, up to --most_ops."""
+    for case in chosen_cases(args):
+        if len(case.graph) > args.most_ops:
+            continue
+        reason = inexpressible(case.cluster)
+        if reason is None:
+            yield case
+        else:
+            sys.stderr.write(f"{case.name}  left out: {reason}\n")
+
+
+def run(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Fills `result` with what it lacks, and writes it after each method."""
+    for case in compared_cases(args):
+        row = result["cases"].setdefault(case.name, {"cells": {}})
+        missing = [name for name in (*OURS, *THEIRS) if name in args.redo or name not in row["cells"]]
+        if not missing:
+            continue
+        row |= {"ops": len(case.graph), "edges": sum(map(len, case.graph.inputs)), "devices": len(case.cluster)}
+        row["lower_bound_us"] = max(row.get("lower_bound_us", 0.0), lower_bound_us(case.graph, case.cluster))
+        with tempfile.TemporaryDirectory() as folder:
+            files = Path(folder) / "graph.json", Path(folder) / "cluster.json", Path(folder) / "plan.json"
+            case.graph.save(files[0])
+            case.cluster.save(files[1])
+            for name in missing:
+                begun_seconds = cpu_seconds_of_children()
+                cell = placed(args, name, files, case) if name in OURS else released(args, name, files, case)
+                cell["cpu_seconds"] = cpu_seconds_of_children() - begun_seconds
+                row["lower_bound_us"] = max(row["lower_bound_us"], cell.pop("lower_bound_us", 0.0))
+                row["cells"][name] = {**cell, "commit": commit()}
+                sys.stderr.write(f"{case.name}  {name}  {cell['status']}  {cell.get('makespan_us', cell.get('error'))}\n")
+                if args.out is not None:
+                    write_json(args.out, result)
+
+
+def released(args: argparse.Namespace, name: str, files: Sequence[Path], case: Case | CapturedCase) -> Cell:
+    """What the release's plan is worth in the simulator."""
+    command = ["benchmarks.release", str(args.baechi), str(files[0]), f"--cluster={files[1]}", *THEIRS[name]]
+    code, out, err, seconds = call(command, args.hard_limit)
+    if code != 0:
+        return {**failed(code, out, err), "wall_seconds": seconds}
+    value = json.loads(out)
+    facts = {"placement_seconds": value["seconds"], "wall_seconds": seconds}
+    return {**worth(case.graph, case.cluster, value["placement"], value["priority"]), **facts}
+
+
+def worth(graph: OpGraph, cluster: Cluster, placement: Sequence[int], priority: Sequence[int]) -> Cell:
+    """The better of the placement with and without priorities; one that keeps the limits before one that does not."""
+    found = []
+    for priorities in (priority, None):
+        timeline = simulate(graph, cluster, placement, priorities)
+        wrong = placement_violations(graph, cluster, placement) + memory_violations(cluster, timeline.peak_memory_bytes)
+        found.append((wrong, timeline.makespan_us, priorities is not None))
+    wrong, us, ordered = min(found, key=lambda plan: (bool(plan[0]), plan[1]))
+    if wrong:
+        return {"status": "over memory", "error": "; ".join(wrong), "without_limits_us": us}
+    return {"status": "feasible", "makespan_us": us, "priorities": ordered}
+
+
+def begin(args: argparse.Namespace) -> dict[str, Any]:
+    """An empty result, or the one that is there to go on with."""
+    release = {"baechi": args.baechi_version or checked_out(args.baechi)}
+    options = {key: getattr(args, key) for key in ("time_limit", "hard_limit", "seed")}
+    head = {"command": "python -m benchmarks.namesakes " + " ".join(sys.argv[1:]), **machine(), "release": release, "options": options}
+    if args.out is None or not args.out.exists():
+        return {**head, "cases": {}}
+    kept = read_json(args.out, "result")
+    was, now = ({key: value.get(key) for key in ("release", "options")} for value in (kept, head))
+    if was != now:
+        raise SystemExit(f"error: {args.out} was made with {was}, not {now}; give the same options or another --out")
+    return {**head, "cases": kept["cases"]}
+
+
+def checked_out(folder: Path) -> str:
+    """The commit of the checkout, or that it is unknown."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+
+def pair_table(cases: Mapping[str, Row]) -> Table:
+    """How often, and by how much, m_etf and m_sct are better than their namesakes."""
+    columns = ("ours", "theirs", "cases", "ours solved", "theirs solved", "both", "ours / theirs", "better", "equal", "worse", "worst")
+    table = Table(*columns, "or over memory", "median s, ours", "theirs", box=box.MARKDOWN)
+    for ours, names in PAIRS:
+        rows = {case: row for case, row in cases.items() if {ours, *names} <= set(row["cells"])}
+        ratios = ratios_of(rows, ours, names)
+        anyhow = ratios_of(rows, ours, names, over_memory=True)
+        worst = max(ratios, key=lambda case: ratios[case], default=None)
+        solved = (sum(best(row, side) is not None for row in rows.values()) for side in ((ours,), names))
+        better, worse = sum(r < 1 / SAME for r in ratios.values()), sum(r > SAME for r in ratios.values())
+        table.add_row(
+            ours,
+            " or ".join(names),
+            *map(str, (len(rows), *solved, len(ratios))),
+            f"{geometric_mean(ratios.values()):.3f}",
+            *map(str, (better, len(ratios) - better - worse, worse)),
+            "-" if worst is None else f"{ratios[worst]:.3f} ({worst})",
+            f"{geometric_mean(anyhow.values()):.3f} ({len(anyhow)})",
+            *(f"{median_seconds(rows, side):.3g}" for side in ((ours,), names)),
+        )
+    return table
+
+
+def ratios_of(rows: Mapping[str, Row], ours: str, names: Sequence[str], over_memory: bool = False) -> dict[str, float]:
+    """Our step over their best one, by case that both solved; with `over_memory`, where theirs breaks the limits, too."""
+    steps = {case: (best(row, (ours,)), best(row, names, over_memory)) for case, row in rows.items()}
+    return {case: a / b for case, (a, b) in steps.items() if a is not None and b is not None}
+
+
+def best(row: Row, names: Sequence[str], over_memory: bool = False) -> float | None:
+    """The shortest step of these methods; with `over_memory`, of plans that break the limits, too."""
+    keys = ("makespan_us", "without_limits_us") if over_memory else ("makespan_us",)
+    return min((row["cells"][name][key] for name in names for key in keys if key in row["cells"][name]), default=None)
+
+
+def median_seconds(rows: Mapping[str, Row], names: Sequence[str]) -> float:
+    """Of all these methods' runs that gave a placement; NaN of none."""
+    cells = (row["cells"][name] for row in rows.values() for name in names)
+    return statistics.median([cell["placement_seconds"] for cell in cells if "placement_seconds" in cell] or [float("nan")])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    def names(text: str) -> list[str]:
+        return [name for name in text.split(",") if name]
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--baechi", type=Path, required=True, help="a checkout of github.com/beomyeol/baechi")
+    parser.add_argument("--baechi_version", help="what the result says of it (default: its commit)")
+    parser.add_argument("--set", type=names, default=["tuning", "held_out"], help="tuning, held_out, captured (default: the first two)")
+    parser.add_argument("--cases", type=names, default=[], help="only cases whose name contains one of these")
+    parser.add_argument("--part", type=part_of, default=(1, 1), metavar="I/N", help="only every N-th case, from the I-th on")
+    parser.add_argument("--most_ops", type=int, default=3000, help="no larger graphs (default %(default)s)")
+    parser.add_argument("--redo", type=names, default=[], help="columns to run again though their results are there")
+    parser.add_argument("--time_limit", type=float, default=60.0, help="for m_sct's linear programs, seconds (default %(default)s)")
+    parser.add_argument("--hard_limit", type=float, default=120.0, help="seconds after which a process is killed (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--graphs", type=Path, default=ROOT / "runs" / "graphs", help="where captured graphs are kept")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args(argv)
+    unknown = [name for name in args.set if name not in (*SETS, "captured")] + [n for n in args.redo if n not in (*OURS, *THEIRS)]
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; sets are {', '.join(SETS)}, captured; columns are {', '.join((*OURS, *THEIRS))}")
+    require_checkout(args.baechi)
+    if args.out is not None:
+        require_writable(args.out)
+    result = begin(args)
+    run(args, result)
+    console = Console(width=260, highlight=False)
+    show(result["cases"], console)
+    console.print("\nOurs over theirs: geometric means over the cases that both solved\n")
+    console.print(pair_table(result["cases"]))
+
+
+if __name__ == "__main__":
+    main()
