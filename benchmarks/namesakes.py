@@ -5,7 +5,8 @@
         [--out=FILE.json]
 
 Cases are those of benchmarks.quality. The release runs in a process of its own (benchmarks/release.py says what stands in for
-TensorFlow 1.12 and MOSEK), as its default placer and as its README's fusing one, and is killed after --hard_limit seconds. Its
+TensorFlow 1.12 and MOSEK), as its default placer and as its README's fusing one, and is ended after --cpu_limit seconds of CPU
+time. Its
 placement is simulated here twice, with the order it commits ops in as priorities and without priorities; the better one that keeps
 the memory limits counts. A plan that breaks them is `over memory`. Its placers know one speed, one link and transfers
 that queue: cases with others are left out. m_etf and m_sct run as `baechi place` does, ungrouped.
@@ -14,6 +15,7 @@ that queue: cases with others are left out. m_etf and m_sct run as `baechi place
 import argparse
 import itertools
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -101,8 +103,10 @@ def run(args: argparse.Namespace, result: dict[str, Any]) -> None:
 
 def released(args: argparse.Namespace, name: str, files: Sequence[Path], case: Case | CapturedCase) -> Cell:
     """What the release's plan is worth in the simulator."""
-    command = ["benchmarks.release", str(args.baechi), str(files[0]), f"--cluster={files[1]}", *THEIRS[name]]
-    code, out, err, seconds = call(command, args.hard_limit)
+    command = ["benchmarks.release", str(args.baechi), str(files[0]), f"--cluster={files[1]}", f"--cpu_limit={args.cpu_limit}"]
+    code, out, err, seconds = call([*command, *THEIRS[name]], args.hard_limit)
+    if code == -signal.SIGXCPU:
+        return {"status": "timeout", "error": f"took more than {args.cpu_limit} s of CPU time", "wall_seconds": seconds}
     if code != 0:
         return {**failed(code, out, err), "wall_seconds": seconds}
     value = json.loads(out)
@@ -126,7 +130,7 @@ def worth(graph: OpGraph, cluster: Cluster, placement: Sequence[int], priority: 
 def begin(args: argparse.Namespace) -> dict[str, Any]:
     """An empty result, or the one that is there to go on with."""
     release = {"baechi": args.baechi_version or checked_out(args.baechi)}
-    options = {key: getattr(args, key) for key in ("time_limit", "hard_limit", "seed")}
+    options = {key: getattr(args, key) for key in ("time_limit", "cpu_limit", "hard_limit", "seed")}
     head = {"command": "python -m benchmarks.namesakes " + " ".join(sys.argv[1:]), **machine(), "release": release, "options": options}
     if args.out is None or not args.out.exists():
         return {**head, "cases": {}}
@@ -199,7 +203,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--most_ops", type=int, default=3000, help="no larger graphs (default %(default)s)")
     parser.add_argument("--redo", type=names, default=[], help="columns to run again though their results are there")
     parser.add_argument("--time_limit", type=float, default=60.0, help="for m_sct's linear programs, seconds (default %(default)s)")
-    parser.add_argument("--hard_limit", type=float, default=120.0, help="seconds after which a process is killed (default %(default)s)")
+    parser.add_argument("--cpu_limit", type=int, default=120, help="CPU seconds of a process of the release (default %(default)s)")
+    parser.add_argument("--hard_limit", type=float, default=600.0, help="seconds after which any process is killed (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--graphs", type=Path, default=ROOT / "runs" / "graphs", help="where captured graphs are kept")
     parser.add_argument("--out", type=Path)

@@ -21,6 +21,7 @@ without edges; they go to their group's device, or to the one with the least wor
 import argparse
 import importlib
 import json
+import resource
 import sys
 import time
 import types
@@ -234,8 +235,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--cluster", type=Path, required=True)
     parser.add_argument("--method", choices=("m_etf", "m_sct"), required=True)
     parser.add_argument("--fused", action="store_true")
+    parser.add_argument("--cpu_limit", type=int, default=120, help="CPU seconds until SIGXCPU (default %(default)s)")
     args = parser.parse_args(argv)
     require_checkout(args.checkout)
+    resource.setrlimit(resource.RLIMIT_CPU, (args.cpu_limit, args.cpu_limit + 1))
     graph, cluster = OpGraph.load(args.graph), Cluster.load(args.cluster)
     stand_ins()
     sys.path.insert(0, str(args.checkout))
