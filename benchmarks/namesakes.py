@@ -1,15 +1,16 @@
-"""m_etf and m_sct beside their namesakes in the released code of Baechi (SoCC 2020).
+"""m_etf and m_sct beside their namesakes in the released code of Baechi (SoCC 2020) and of BaechiPyTorch.
 
     git clone https://github.com/beomyeol/baechi FOLDER
-    python -m benchmarks.namesakes --baechi=FOLDER [--set=tuning,held_out] [--cases=training-] [--most_ops=3000] [--part=1/2]
-        [--out=FILE.json]
+    git clone https://github.com/chiragcshetty/BaechiPyTorch FOLDER2
+    python -m benchmarks.namesakes --baechi=FOLDER [--baechi_torch=FOLDER2] [--set=tuning,held_out] [--cases=training-]
+        [--most_ops=3000] [--part=1/2] [--out=FILE.json]
 
-Cases are those of benchmarks.quality. The release runs in a process of its own (benchmarks/release.py says what stands in for
-TensorFlow 1.12 and MOSEK), as its default placer and as its README's fusing one, and is ended after --cpu_limit seconds of CPU
-time. Its
-placement is simulated here twice, with the order it commits ops in as priorities and without priorities; the better one that keeps
-the memory limits counts. A plan that breaks them is `over memory`. Its placers know one speed, one link and transfers
-that queue: cases with others are left out. m_etf and m_sct run as `baechi place` does, ungrouped.
+Cases are those of benchmarks.quality. A release runs in a process of its own, which is ended after --cpu_limit seconds of CPU time;
+release_baechi.py and release_baechi_torch.py say what is fed to it, and what stands in for the libraries it needs. Baechi's runs as
+its default placer and as its README's fusing one. The placement is simulated here twice, with the order in which ops were committed
+as priorities and without priorities; the better one that keeps the memory limits counts. A plan that breaks them is `over memory`.
+The releases know one speed, one link for all, and Baechi's only transfers that queue: cases with others are left out. BaechiPyTorch
+knows no colocation groups: it runs in the cases without. m_etf and m_sct run as `baechi place` does, ungrouped.
 """
 
 import argparse
@@ -37,23 +38,24 @@ from benchmarks.families import SETS, Case
 from benchmarks.machine import commit, machine
 from benchmarks.quality import ROOT, Cell, call, chosen_cases, cpu_seconds_of_children, failed, part_of, placed
 from benchmarks.quality_table import SAME, Row, geometric_mean, show
-from benchmarks.release import require_checkout
+from benchmarks.release import RELEASES, require_checkout
 
 OURS = ("m_etf", "m_sct")
 THEIRS = {
-    "baechi m_etf": ("--method=m_etf",),
-    "baechi m_etf fused": ("--method=m_etf", "--fused"),
-    "baechi m_sct": ("--method=m_sct",),
-    "baechi m_sct fused": ("--method=m_sct", "--fused"),
+    "baechi m_etf": ("baechi", "--method=m_etf"),
+    "baechi m_etf fused": ("baechi", "--method=m_etf", "--fused"),
+    "baechi m_sct": ("baechi", "--method=m_sct"),
+    "baechi m_sct fused": ("baechi", "--method=m_sct", "--fused"),
+    "torch m_etf": ("baechi_torch", "--method=m_etf"),
+    "torch m_sct": ("baechi_torch", "--method=m_sct"),
 }
-"""Options of benchmarks.release."""
+"""The release, and the options of benchmarks.release."""
 PAIRS = tuple(
     (ours, names)
-    for ours in OURS
-    for plain, fused in ((f"baechi {ours}", f"baechi {ours} fused"),)
-    for names in ((plain,), (fused,), (plain, fused))
+    for ours, plain, fused, torch in ((ours, f"baechi {ours}", f"baechi {ours} fused", f"torch {ours}") for ours in OURS)
+    for names in ((plain,), (fused,), (plain, fused), (torch,))
 )
-"""What is compared with what: with each, and with the better of both."""
+"""What is compared with what; with the better one where there are two."""
 
 
 def inexpressible(cluster: Cluster) -> str | None:
@@ -77,11 +79,17 @@ def compared_cases(args: argparse.Namespace) -> Iterator[Case | CapturedCase]:
             sys.stderr.write(f"{case.name}  left out: {reason}\n")
 
 
+def columns(args: argparse.Namespace, graph: OpGraph) -> list[str]:
+    """What runs on this graph: all but releases that are not at hand, or that do not know groups."""
+    there = {"baechi": args.baechi is not None, "baechi_torch": args.baechi_torch is not None and not graph.groups}
+    return [*OURS, *(name for name, (release, *_) in THEIRS.items() if there[release])]
+
+
 def run(args: argparse.Namespace, result: dict[str, Any]) -> None:
     """Fills `result` with what it lacks, and writes it after each method."""
     for case in compared_cases(args):
         row = result["cases"].setdefault(case.name, {"cells": {}})
-        missing = [name for name in (*OURS, *THEIRS) if name in args.redo or name not in row["cells"]]
+        missing = [name for name in columns(args, case.graph) if name in args.redo or name not in row["cells"]]
         if not missing:
             continue
         row |= {"ops": len(case.graph), "edges": sum(map(len, case.graph.inputs)), "devices": len(case.cluster)}
@@ -103,8 +111,9 @@ def run(args: argparse.Namespace, result: dict[str, Any]) -> None:
 
 def released(args: argparse.Namespace, name: str, files: Sequence[Path], case: Case | CapturedCase) -> Cell:
     """What the release's plan is worth in the simulator."""
-    command = ["benchmarks.release", str(args.baechi), str(files[0]), f"--cluster={files[1]}", f"--cpu_limit={args.cpu_limit}"]
-    code, out, err, seconds = call([*command, *THEIRS[name]], args.hard_limit)
+    release, *options = THEIRS[name]
+    command = ["benchmarks.release", release, str(getattr(args, release)), str(files[0]), f"--cluster={files[1]}", *options]
+    code, out, err, seconds = call([*command, f"--cpu_limit={args.cpu_limit}"], args.hard_limit)
     if code == -signal.SIGXCPU:
         return {"status": "timeout", "error": f"took more than {args.cpu_limit} s of CPU time", "wall_seconds": seconds}
     if code != 0:
@@ -129,16 +138,18 @@ def worth(graph: OpGraph, cluster: Cluster, placement: Sequence[int], priority: 
 
 def begin(args: argparse.Namespace) -> dict[str, Any]:
     """An empty result, or the one that is there to go on with."""
-    release = {"baechi": args.baechi_version or checked_out(args.baechi)}
+    given = {name: getattr(args, name) for name in RELEASES if getattr(args, name) is not None}
+    releases = {name: getattr(args, f"{name}_version") or checked_out(folder) for name, folder in given.items()}
     options = {key: getattr(args, key) for key in ("time_limit", "cpu_limit", "hard_limit", "seed")}
-    head = {"command": "python -m benchmarks.namesakes " + " ".join(sys.argv[1:]), **machine(), "release": release, "options": options}
+    head = {"command": "python -m benchmarks.namesakes " + " ".join(sys.argv[1:]), **machine(), "options": options}
     if args.out is None or not args.out.exists():
-        return {**head, "cases": {}}
+        return {**head, "releases": releases, "cases": {}}
     kept = read_json(args.out, "result")
-    was, now = ({key: value.get(key) for key in ("release", "options")} for value in (kept, head))
-    if was != now:
+    was = {"options": kept.get("options"), **kept.get("releases", {})}
+    now = {"options": options, **releases}
+    if any(was[key] != now[key] for key in was.keys() & now.keys()):
         raise SystemExit(f"error: {args.out} was made with {was}, not {now}; give the same options or another --out")
-    return {**head, "cases": kept["cases"]}
+    return {**head, "releases": {**kept["releases"], **releases}, "cases": kept["cases"]}
 
 
 def checked_out(folder: Path) -> str:
@@ -151,9 +162,11 @@ def checked_out(folder: Path) -> str:
 def pair_table(cases: Mapping[str, Row]) -> Table:
     """How often, and by how much, m_etf and m_sct are better than their namesakes."""
     columns = ("ours", "theirs", "cases", "ours solved", "theirs solved", "both", "ours / theirs", "better", "equal", "worse", "worst")
-    table = Table(*columns, "or over memory", "median s, ours", "theirs", box=box.MARKDOWN)
+    table = Table(*columns, "or over memory", "median CPU s, ours", "theirs", box=box.MARKDOWN)
     for ours, names in PAIRS:
         rows = {case: row for case, row in cases.items() if {ours, *names} <= set(row["cells"])}
+        if not rows:
+            continue
         ratios = ratios_of(rows, ours, names)
         anyhow = ratios_of(rows, ours, names, over_memory=True)
         worst = max(ratios, key=lambda case: ratios[case], default=None)
@@ -167,7 +180,7 @@ def pair_table(cases: Mapping[str, Row]) -> Table:
             *map(str, (better, len(ratios) - better - worse, worse)),
             "-" if worst is None else f"{ratios[worst]:.3f} ({worst})",
             f"{geometric_mean(anyhow.values()):.3f} ({len(anyhow)})",
-            *(f"{median_seconds(rows, side):.3g}" for side in ((ours,), names)),
+            *(f"{median_cpu_seconds(rows, side):.3g}" for side in ((ours,), names)),
         )
     return table
 
@@ -184,10 +197,10 @@ def best(row: Row, names: Sequence[str], over_memory: bool = False) -> float | N
     return min((row["cells"][name][key] for name in names for key in keys if key in row["cells"][name]), default=None)
 
 
-def median_seconds(rows: Mapping[str, Row], names: Sequence[str]) -> float:
-    """Of all these methods' runs that gave a placement; NaN of none."""
+def median_cpu_seconds(rows: Mapping[str, Row], names: Sequence[str]) -> float:
+    """CPU time of all these methods' runs that gave a placement, from the start of Python on; NaN of none."""
     cells = (row["cells"][name] for row in rows.values() for name in names)
-    return statistics.median([cell["placement_seconds"] for cell in cells if "placement_seconds" in cell] or [float("nan")])
+    return statistics.median([cell["cpu_seconds"] for cell in cells if "placement_seconds" in cell] or [float("nan")])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -195,8 +208,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         return [name for name in text.split(",") if name]
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--baechi", type=Path, required=True, help="a checkout of github.com/beomyeol/baechi")
-    parser.add_argument("--baechi_version", help="what the result says of it (default: its commit)")
+    for name, release in RELEASES.items():
+        parser.add_argument(f"--{name}", type=Path, metavar="FOLDER", help=f"a checkout of {release.REPOSITORY}")
+        parser.add_argument(f"--{name}_version", metavar="TEXT", help="what the result says of it (default: its commit)")
     parser.add_argument("--set", type=names, default=["tuning", "held_out"], help="tuning, held_out, captured (default: the first two)")
     parser.add_argument("--cases", type=names, default=[], help="only cases whose name contains one of these")
     parser.add_argument("--part", type=part_of, default=(1, 1), metavar="I/N", help="only every N-th case, from the I-th on")
@@ -212,7 +226,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     unknown = [name for name in args.set if name not in (*SETS, "captured")] + [n for n in args.redo if n not in (*OURS, *THEIRS)]
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; sets are {', '.join(SETS)}, captured; columns are {', '.join((*OURS, *THEIRS))}")
-    require_checkout(args.baechi)
+    if args.baechi is None and args.baechi_torch is None:
+        parser.error("name a checkout: --baechi=FOLDER, --baechi_torch=FOLDER, or both")
+    for name in RELEASES:
+        if getattr(args, name) is not None:
+            require_checkout(name, getattr(args, name))
     if args.out is not None:
         require_writable(args.out)
     result = begin(args)
