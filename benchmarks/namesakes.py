@@ -14,7 +14,6 @@ knows no colocation groups: it runs in the cases without. m_etf and m_sct run as
 """
 
 import argparse
-import itertools
 import json
 import signal
 import statistics
@@ -62,8 +61,12 @@ def inexpressible(cluster: Cluster) -> str | None:
     """What the release has no words for, if anything."""
     if len({d.speed for d in cluster.devices}) > 1:
         return "unequal speeds"
-    if len(set(itertools.chain.from_iterable(cluster.link_table()))) > 1:
+    k = len(cluster)
+    links = {cluster.link(i, j) for i in range(k) for j in range(k) if i != j}
+    if len(links) > 1:
         return "unequal links"
+    if any(link.sending_us(1) or link.receiving_us(1) for link in links):
+        return "costs of sending and receiving"
     return "parallel transfers" if cluster.parallel_transfers else None
 
 
