@@ -70,16 +70,15 @@ def inexpressible(cluster: Cluster) -> str | None:
     return "parallel transfers" if cluster.parallel_transfers else None
 
 
-def compared_cases(args: argparse.Namespace) -> Iterator[Case | CapturedCase]:
-    """The chosen cases that the release can express, up to --most_ops."""
+def compared_cases(args: argparse.Namespace, left_out: dict[str, str]) -> Iterator[Case | CapturedCase]:
+    """The chosen cases that the releases can express, up to --most_ops; `left_out` gets the others, and why."""
     for case in chosen_cases(args):
-        if len(case.graph) > args.most_ops:
-            continue
-        reason = inexpressible(case.cluster)
+        large = len(case.graph) > args.most_ops
+        reason = f"{len(case.graph)} ops" if large else inexpressible(case.cluster)
         if reason is None:
             yield case
         else:
-            sys.stderr.write(f"{case.name}  left out: {reason}\n")
+            left_out[case.name] = reason
 
 
 def columns(args: argparse.Namespace, graph: OpGraph) -> list[str]:
@@ -90,7 +89,7 @@ def columns(args: argparse.Namespace, graph: OpGraph) -> list[str]:
 
 def run(args: argparse.Namespace, result: dict[str, Any]) -> None:
     """Fills `result` with what it lacks, and writes it after each method."""
-    for case in compared_cases(args):
+    for case in compared_cases(args, result["left_out"]):
         row = result["cases"].setdefault(case.name, {"cells": {}})
         missing = [name for name in columns(args, case.graph) if name in args.redo or name not in row["cells"]]
         if not missing:
@@ -110,6 +109,8 @@ def run(args: argparse.Namespace, result: dict[str, Any]) -> None:
                 sys.stderr.write(f"{case.name}  {name}  {cell['status']}  {cell.get('makespan_us', cell.get('error'))}\n")
                 if args.out is not None:
                     write_json(args.out, result)
+    if args.out is not None:
+        write_json(args.out, result)
 
 
 def released(args: argparse.Namespace, name: str, files: Sequence[Path], case: Case | CapturedCase) -> Cell:
@@ -146,13 +147,13 @@ def begin(args: argparse.Namespace) -> dict[str, Any]:
     options = {key: getattr(args, key) for key in ("time_limit", "cpu_limit", "hard_limit", "seed")}
     head = {"command": "python -m benchmarks.namesakes " + " ".join(sys.argv[1:]), **machine(), "options": options}
     if args.out is None or not args.out.exists():
-        return {**head, "releases": releases, "cases": {}}
+        return {**head, "releases": releases, "left_out": {}, "cases": {}}
     kept = read_json(args.out, "result")
     was = {"options": kept.get("options"), **kept.get("releases", {})}
     now = {"options": options, **releases}
     if any(was[key] != now[key] for key in was.keys() & now.keys()):
         raise SystemExit(f"error: {args.out} was made with {was}, not {now}; give the same options or another --out")
-    return {**head, "releases": {**kept["releases"], **releases}, "cases": kept["cases"]}
+    return {**head, "releases": {**kept["releases"], **releases}, "left_out": {}, "cases": kept["cases"]}
 
 
 def checked_out(folder: Path) -> str:
@@ -239,6 +240,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     result = begin(args)
     run(args, result)
     console = Console(width=260, highlight=False)
+    for case, reason in result["left_out"].items():
+        console.print(f"left out: {case}, {reason}")
     show(result["cases"], console)
     console.print("\nOurs over theirs: geometric means over the cases that both solved\n")
     console.print(pair_table(result["cases"]))

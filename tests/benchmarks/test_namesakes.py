@@ -142,7 +142,7 @@ def test_an_assertion_of_the_release_is_no_plan(checkout: Path) -> None:
 def test_a_comparison_and_what_goes_on_from_it(checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "result.json"
     options = [f"--baechi={checkout}", "--baechi_version=made up", "--set=tuning", f"--out={out}"]
-    namesakes.main([*options, "--cases=layered-20-1-2,speeds"])
+    namesakes.main([*options, "--cases=layered-20-1-2,100-0.1-speeds"])
     result = json.loads(out.read_text())
     assert result["releases"] == {"baechi": "made up"}
     assert list(result["cases"]) == ["layered-20-1-2-loose"]
@@ -153,7 +153,8 @@ def test_a_comparison_and_what_goes_on_from_it(checkout: Path, tmp_path: Path, c
     worths = [simulate(case.graph, case.cluster, placement, order).makespan_us for order in (range(20), None)]
     assert row["cells"]["baechi m_etf"]["makespan_us"] == min(worths)
     captured = capsys.readouterr()
-    assert "random-100-0.1-speeds-loose  left out: unequal speeds" in captured.err
+    assert result["left_out"]["random-100-0.1-speeds-loose"] == "unequal speeds"
+    assert "left out: random-100-0.1-speeds-loose, unequal speeds\n" in captured.out
     ratio = row["cells"]["m_sct"]["makespan_us"] / min(worths)
     line = next(line for line in captured.out.splitlines() if line.startswith("| m_sct | baechi m_sct  "))
     assert [text.strip() for text in line.split("|")][3:9] == ["1", "1", "1", "1", f"{ratio:.3f}", str(int(ratio < 1))]
