@@ -10,7 +10,7 @@ release_baechi.py and release_baechi_torch.py say what is fed to it, and what st
 its default placer and as its README's fusing one. The placement is simulated here twice, with the order in which ops were committed
 as priorities and without priorities; the better one that keeps the memory limits counts. A plan that breaks them is `over memory`.
 The releases know one speed, one link for all, and Baechi's only transfers that queue: cases with others are left out. BaechiPyTorch
-knows no colocation groups: it runs in the cases without. m_etf and m_sct run as `baechi place` does, ungrouped.
+knows no colocation groups: it runs in the cases without. m_etf and m_sct run by `baechi place`, with its defaults and as fused.
 """
 
 import argparse
@@ -39,7 +39,9 @@ from benchmarks.quality import ROOT, Cell, call, chosen_cases, cpu_seconds_of_ch
 from benchmarks.quality_table import SAME, Row, geometric_mean, show
 from benchmarks.release import RELEASES, require_checkout
 
-OURS = ("m_etf", "m_sct")
+FUSED = ("--placer_type=fusion", "--grouper=coplace")
+OURS = {"m_etf": ("m_etf",), "m_etf fused": ("m_etf", *FUSED), "m_sct": ("m_sct",), "m_sct fused": ("m_sct", *FUSED)}
+"""The method, and further options of `baechi place`."""
 THEIRS = {
     "baechi m_etf": ("baechi", "--method=m_etf"),
     "baechi m_etf fused": ("baechi", "--method=m_etf", "--fused"),
@@ -50,11 +52,17 @@ THEIRS = {
 }
 """The release, and the options of benchmarks.release."""
 PAIRS = tuple(
-    (ours, names)
-    for ours, plain, fused, torch in ((ours, f"baechi {ours}", f"baechi {ours} fused", f"torch {ours}") for ours in OURS)
-    for names in ((plain,), (fused,), (plain, fused), (torch,))
+    (ours, theirs)
+    for plain, fused in (("m_etf", "m_etf fused"), ("m_sct", "m_sct fused"))
+    for ours, theirs in (
+        ((plain,), (f"baechi {plain}",)),
+        ((fused,), (f"baechi {fused}",)),
+        ((plain,), (f"baechi {plain}", f"baechi {fused}")),
+        ((plain, fused), (f"baechi {plain}", f"baechi {fused}")),
+        ((plain,), (f"torch {plain}",)),
+    )
 )
-"""What is compared with what; with the better one where there are two."""
+"""What is compared with what; the better one where there are two."""
 
 
 def inexpressible(cluster: Cluster) -> str | None:
@@ -102,7 +110,7 @@ def run(args: argparse.Namespace, result: dict[str, Any]) -> None:
             case.cluster.save(files[1])
             for name in missing:
                 begun_seconds = cpu_seconds_of_children()
-                cell = placed(args, name, files, case) if name in OURS else released(args, name, files, case)
+                cell = ours(args, name, files, case) if name in OURS else theirs(args, name, files, case)
                 cell["cpu_seconds"] = cpu_seconds_of_children() - begun_seconds
                 row["lower_bound_us"] = max(row["lower_bound_us"], cell.pop("lower_bound_us", 0.0))
                 row["cells"][name] = {**cell, "commit": commit()}
@@ -113,7 +121,13 @@ def run(args: argparse.Namespace, result: dict[str, Any]) -> None:
         write_json(args.out, result)
 
 
-def released(args: argparse.Namespace, name: str, files: Sequence[Path], case: Case | CapturedCase) -> Cell:
+def ours(args: argparse.Namespace, name: str, files: Sequence[Path], case: Case | CapturedCase) -> Cell:
+    """What the plan of `baechi place` is worth."""
+    method, *options = OURS[name]
+    return placed(args, method, files, case, options)
+
+
+def theirs(args: argparse.Namespace, name: str, files: Sequence[Path], case: Case | CapturedCase) -> Cell:
     """What the release's plan is worth in the simulator."""
     release, *options = THEIRS[name]
     command = ["benchmarks.release", release, str(getattr(args, release)), str(files[0]), f"--cluster={files[1]}", *options]
@@ -167,31 +181,30 @@ def pair_table(cases: Mapping[str, Row]) -> Table:
     """How often, and by how much, m_etf and m_sct are better than their namesakes."""
     columns = ("ours", "theirs", "cases", "ours solved", "theirs solved", "both", "ours / theirs", "better", "equal", "worse", "worst")
     table = Table(*columns, "or over memory", "median CPU s, ours", "theirs", box=box.MARKDOWN)
-    for ours, names in PAIRS:
-        rows = {case: row for case, row in cases.items() if {ours, *names} <= set(row["cells"])}
+    for sides in PAIRS:
+        rows = {case: row for case, row in cases.items() if {name for side in sides for name in side} <= set(row["cells"])}
         if not rows:
             continue
-        ratios = ratios_of(rows, ours, names)
-        anyhow = ratios_of(rows, ours, names, over_memory=True)
+        ratios = ratios_of(rows, *sides)
+        anyhow = ratios_of(rows, *sides, over_memory=True)
         worst = max(ratios, key=lambda case: ratios[case], default=None)
-        solved = (sum(best(row, side) is not None for row in rows.values()) for side in ((ours,), names))
+        solved = (sum(best(row, side) is not None for row in rows.values()) for side in sides)
         better, worse = sum(r < 1 / SAME for r in ratios.values()), sum(r > SAME for r in ratios.values())
         table.add_row(
-            ours,
-            " or ".join(names),
+            *(" or ".join(side) for side in sides),
             *map(str, (len(rows), *solved, len(ratios))),
             f"{geometric_mean(ratios.values()):.3f}",
             *map(str, (better, len(ratios) - better - worse, worse)),
             "-" if worst is None else f"{ratios[worst]:.3f} ({worst})",
             f"{geometric_mean(anyhow.values()):.3f} ({len(anyhow)})",
-            *(f"{median_cpu_seconds(rows, side):.3g}" for side in ((ours,), names)),
+            *(f"{median_cpu_seconds(rows, side):.3g}" for side in sides),
         )
     return table
 
 
-def ratios_of(rows: Mapping[str, Row], ours: str, names: Sequence[str], over_memory: bool = False) -> dict[str, float]:
-    """Our step over their best one, by case that both solved; with `over_memory`, where theirs breaks the limits, too."""
-    steps = {case: (best(row, (ours,)), best(row, names, over_memory)) for case, row in rows.items()}
+def ratios_of(rows: Mapping[str, Row], ours: Sequence[str], theirs: Sequence[str], over_memory: bool = False) -> dict[str, float]:
+    """Our best step over their best one, by case that both solved; with `over_memory`, where theirs breaks the limits, too."""
+    steps = {case: (best(row, ours), best(row, theirs, over_memory)) for case, row in rows.items()}
     return {case: a / b for case, (a, b) in steps.items() if a is not None and b is not None}
 
 

@@ -86,12 +86,14 @@ def annealed(args: argparse.Namespace, files: Sequence[Path]) -> Cell:
     return {"status": "feasible", **facts} if value["valid"] else {"status": "unknown", "error": "over the memory limits"}
 
 
-def placed(args: argparse.Namespace, method: str, files: Sequence[Path], case: Case | CapturedCase) -> Cell:
-    """The plan of one method, as the simulator sees it here."""
+def placed(
+    args: argparse.Namespace, method: str, files: Sequence[Path], case: Case | CapturedCase, options: Sequence[str] = ()
+) -> Cell:
+    """The plan of one method, with further options of `baechi place`, as the simulator sees it here."""
     graph, cluster, plan = files
     plan.unlink(missing_ok=True)
     command = ["runtime", "place", str(graph), f"--cluster={cluster}", f"--placement_method={method}", f"--seed={args.seed}"]
-    command += [f"--time_limit={args.time_limit}", f"--out={plan}", "--json"]
+    command += [f"--time_limit={args.time_limit}", f"--out={plan}", "--json", *options]
     code, out, err, seconds = call(command, args.hard_limit)
     if code != 0:
         return {**failed(code, out, err), "wall_seconds": seconds}

@@ -148,7 +148,8 @@ def test_a_comparison_and_what_goes_on_from_it(checkout: Path, tmp_path: Path, c
     assert list(result["cases"]) == ["layered-20-1-2-loose"]
     case, row = CASES["layered-20-1-2-loose"], result["cases"]["layered-20-1-2-loose"]
     assert row["lower_bound_us"] == lower_bound_us(case.graph, case.cluster)
-    assert list(row["cells"]) == ["m_etf", "m_sct", "baechi m_etf", "baechi m_etf fused", "baechi m_sct", "baechi m_sct fused"]
+    names = ["m_etf", "m_etf fused", "m_sct", "m_sct fused"]
+    assert list(row["cells"]) == [*names, *(f"baechi {name}" for name in names)]
     placement = [v % 2 for v in range(20)]
     worths = [simulate(case.graph, case.cluster, placement, order).makespan_us for order in (range(20), None)]
     assert row["cells"]["baechi m_etf"]["makespan_us"] == min(worths)
@@ -156,8 +157,8 @@ def test_a_comparison_and_what_goes_on_from_it(checkout: Path, tmp_path: Path, c
     assert result["left_out"]["random-100-0.1-speeds-loose"] == "unequal speeds"
     assert "left out: random-100-0.1-speeds-loose, unequal speeds\n" in captured.out
     ratio = row["cells"]["m_sct"]["makespan_us"] / min(worths)
-    line = next(line for line in captured.out.splitlines() if line.startswith("| m_sct | baechi m_sct  "))
-    assert [text.strip() for text in line.split("|")][3:9] == ["1", "1", "1", "1", f"{ratio:.3f}", str(int(ratio < 1))]
+    lines = [[text.strip() for text in line.split("|")] for line in captured.out.splitlines()]
+    assert next(line[3:9] for line in lines if line[1:3] == ["m_sct", "baechi m_sct"]) == ["1", "1", "1", "1", f"{ratio:.3f}", str(int(ratio < 1))]
     namesakes.main([*options, "--cases=layered-20-1-2"])
     assert capsys.readouterr().err == ""
     with pytest.raises(SystemExit, match="give the same options or another --out"):
