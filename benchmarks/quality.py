@@ -86,9 +86,7 @@ def annealed(args: argparse.Namespace, files: Sequence[Path]) -> Cell:
     return {"status": "feasible", **facts} if value["valid"] else {"status": "unknown", "error": "over the memory limits"}
 
 
-def placed(
-    args: argparse.Namespace, method: str, files: Sequence[Path], case: Case | CapturedCase, options: Sequence[str] = ()
-) -> Cell:
+def placed(args: argparse.Namespace, method: str, files: Sequence[Path], case: Case | CapturedCase, options: Sequence[str] = ()) -> Cell:
     """The plan of one method, with further options of `baechi place`, as the simulator sees it here."""
     graph, cluster, plan = files
     plan.unlink(missing_ok=True)

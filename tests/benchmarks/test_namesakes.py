@@ -158,7 +158,8 @@ def test_a_comparison_and_what_goes_on_from_it(checkout: Path, tmp_path: Path, c
     assert "left out: random-100-0.1-speeds-loose, unequal speeds\n" in captured.out
     ratio = row["cells"]["m_sct"]["makespan_us"] / min(worths)
     lines = [[text.strip() for text in line.split("|")] for line in captured.out.splitlines()]
-    assert next(line[3:9] for line in lines if line[1:3] == ["m_sct", "baechi m_sct"]) == ["1", "1", "1", "1", f"{ratio:.3f}", str(int(ratio < 1))]
+    shown = next(line[3:9] for line in lines if line[1:3] == ["m_sct", "baechi m_sct"])
+    assert shown == ["1", "1", "1", "1", f"{ratio:.3f}", str(int(ratio < 1))]
     namesakes.main([*options, "--cases=layered-20-1-2"])
     assert capsys.readouterr().err == ""
     with pytest.raises(SystemExit, match="give the same options or another --out"):
