@@ -3,13 +3,14 @@
 import hashlib
 import json
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from baechi_ext.errors import GraphError
+from baechi_ext.ir.collector import without_collection
 from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
 from baechi_ext.ir.numbers import as_bytes, as_number
 
@@ -66,6 +67,7 @@ class OpGraph:
     given_fingerprint: str | None = None
 
     @classmethod
+    @without_collection()
     def from_edges(
         cls,
         ops: Sequence[Op],
@@ -82,37 +84,32 @@ class OpGraph:
         index = _positions(ops)
         number: dict[tuple[int, str], int] = {}
         sizes: list[int | float] = []
-        readers: list[dict[int, None]] = []
+        readers: list[list[int]] = []
         inputs: list[list[int]] = [[] for _ in ops]
         outputs: list[list[int]] = [[] for _ in ops]
+        read_twice = _Repeats(readers)
         for source, target, size, tensor in edges:
-            for end, role in ((source, "source"), (target, "target")):
-                if end not in index:
-                    raise GraphError(
-                        f"edge {source!r} -> {target!r}: its {role} {end!r} is not an op; add the op or drop the edge"
-                    )
-            s, d = index[source], index[target]
-            t = number.get((s, tensor))
-            if t is None:
-                t = number[s, tensor] = len(sizes)
+            s, d = index.get(source), index.get(target)
+            if s is None or d is None:
+                raise _unknown_end(source, target, index)
+            t = number.setdefault((s, tensor), len(sizes))
+            if t == len(sizes):
                 sizes.append(int(size) if float(size).is_integer() else size)
-                readers.append({})
+                readers.append([d])
                 outputs[s].append(t)
-            elif sizes[t] != size:
+                inputs[d].append(t)
+                continue
+            if sizes[t] != size:
                 raise GraphError(
                     f"tensor {tensor!r} of op {source!r} has two sizes, {sizes[t]} and {size} bytes (edge to {target!r}); "
                     f"give its edges the same bytes or different tensor names"
                 )
-            if d not in readers[t]:
-                readers[t][d] = None
+            if not read_twice(t, d):
+                readers[t].append(d)
                 inputs[d].append(t)
-        names = [""] * len(sizes)
-        producers = [0] * len(sizes)
-        for (s, tensor), t in number.items():
-            names[t], producers[t] = tensor, s
         graph = cls(
             ops=tuple(ops),
-            tensors=tuple(Tensor(producers[t], names[t], sizes[t], tuple(readers[t])) for t in range(len(sizes))),
+            tensors=tuple(Tensor(s, tensor, sizes[t], tuple(readers[t])) for (s, tensor), t in number.items()),
             inputs=tuple(map(tuple, inputs)),
             outputs=tuple(map(tuple, outputs)),
             name=name,
@@ -241,6 +238,7 @@ class OpGraph:
         }
 
     @classmethod
+    @without_collection()
     def from_json(cls, value: dict[str, Any]) -> "OpGraph":
         """The graph in a parsed graph file.
 
@@ -267,6 +265,7 @@ class OpGraph:
         write_json(path, self.to_json())
 
     @classmethod
+    @without_collection()
     def load(cls, path: str | Path) -> "OpGraph":
         """Raises FileError or GraphError."""
         try:
@@ -276,15 +275,33 @@ class OpGraph:
 
 
 def _positions(ops: Sequence[Op]) -> dict[str, int]:
-    index: dict[str, int] = {}
-    for position, op in enumerate(ops):
-        if op.id in index:
-            raise GraphError(
-                f"op id {op.id!r} stands twice, at positions {index[op.id]} and {position}; "
-                f"give every op its own id (ids are compared as strings)"
-            )
-        index[op.id] = position
+    index = {op.id: position for position, op in enumerate(ops)}
+    if len(index) < len(ops):
+        again = next(op.id for position, op in enumerate(ops) if index[op.id] != position)
+        first, second = [position for position, op in enumerate(ops) if op.id == again][:2]
+        raise GraphError(
+            f"op id {again!r} stands twice, at positions {first} and {second}; give every op its own id (ids are compared as strings)"
+        )
     return index
+
+
+def _unknown_end(source: str, target: str, index: Mapping[str, int]) -> GraphError:
+    end, role = (source, "source") if source not in index else (target, "target")
+    return GraphError(f"edge {source!r} -> {target!r}: its {role} {end!r} is not an op; add the op or drop the edge")
+
+
+class _Repeats:
+    """Whether an op is known to read a tensor; it keeps account only of tensors with several readers."""
+
+    def __init__(self, readers: Sequence[Sequence[int]]) -> None:
+        self.readers = readers
+        self.further: set[tuple[int, int]] = set()
+
+    def __call__(self, t: int, reader: int) -> bool:
+        if reader == self.readers[t][0] or (t, reader) in self.further:
+            return True
+        self.further.add((t, reader))
+        return False
 
 
 def _id_from_json(value: Any, what: str) -> str:

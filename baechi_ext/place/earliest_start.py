@@ -12,8 +12,8 @@ from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.list_scheduler import FavouriteChild, Schedule
 
-_MOST_LOOKS = 60_000
-"""How often the schedule may ask when an op could start on a device, which takes about half a second: for thousands of ops."""
+_MOST_LOOKS = 240_000
+"""How many inputs, and ops, the schedule may look at to say when they could start on a device; takes about half a second."""
 
 _Start = tuple[float, int, int, int]
 """When, rank of the op in topological order, device, op."""
@@ -21,7 +21,7 @@ _Start = tuple[float, int, int, int]
 
 def earliest_starts(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild | None = None) -> list[Schedule]:
     """The schedule; none for a graph so wide that it would take long, and none for one device."""
-    if len(cluster) == 1:
+    if len(cluster) == 1 or len(graph) > _MOST_LOOKS:
         return []
     run = _Run(graph, cluster, favourite_child)
     return [Schedule(tuple(run.device), tuple(run.started))] if len(run.started) == len(graph) else []
@@ -48,6 +48,7 @@ class _Run:
         self.room = [float("inf") if d.memory_bytes is None else float(d.memory_bytes) for d in cluster.devices]
         self.unread = [len(t.readers) for t in graph.tensors]
         self.members = [(v,) if op.colocation is None else graph.groups[op.colocation] for v, op in enumerate(graph.ops)]
+        self.persistent_bytes = _persistent_bytes(graph)
         self.needed_bytes = [op.temporary_bytes + sum(graph.tensors[t].bytes for t in graph.outputs[v]) for v, op in enumerate(graph.ops)]
         self.looks = 0
         now: float | None = 0.0
@@ -70,7 +71,7 @@ class _Run:
             self._start(v, d, now)
         later = [self.end_us[v] for v in self.running if v is not None]
         later += [at for d, v in enumerate(self.running) if v is None for at, *_ in self._starts(d) if at > now]
-        if not later and self.ready:
+        if not later and self.ready and self.looks < _MOST_LOOKS:
             self._force(now)
             return now
         return min(later, default=None)
@@ -90,7 +91,10 @@ class _Run:
         return child if all(here <= self._schedule_us(child, e) for e in range(len(self.speed))) else None
 
     def _starts(self, d: int) -> list[_Start]:
-        """What could start on d, the earliest first."""
+        """What could start on d, the earliest first. Nothing where too many ops are ready: then the run is over."""
+        if self.looks + len(self.ready) > _MOST_LOOKS:
+            self.looks = _MOST_LOOKS
+            return []
         return sorted((self._schedule_us(v, d), self.rank[v], d, v) for v in self.ready if self._fits(v, d))
 
     def _proposal(self, d: int, now: float) -> _Start | None:
@@ -106,15 +110,12 @@ class _Run:
 
     def _fits(self, v: int, d: int) -> bool:
         if self.device[v] == -1:
-            return self.needed_bytes[v] + self._persistent_bytes(v) <= self.room[d]
+            return self.needed_bytes[v] + self.persistent_bytes[v] <= self.room[d]
         return self.device[v] == d and self.needed_bytes[v] <= self.room[d]
-
-    def _persistent_bytes(self, v: int) -> float:
-        return sum(self.graph.ops[w].persistent_bytes for w in self.members[v])
 
     def _schedule_us(self, v: int, d: int) -> float:
         """When v could start on d: all that one op still has to send there counts as one transfer."""
-        self.looks += 1
+        self.looks += 1 + len(self.graph.inputs[v])
         at, channel_us = self.free_us[d], self.channel_us[d]
         to_send: dict[int, float] = {}
         for t in self.graph.inputs[v]:
@@ -136,7 +137,7 @@ class _Run:
         for t in self.graph.inputs[v]:
             self._receive(t, d)
         if self.device[v] == -1:
-            self.room[d] -= self._persistent_bytes(v)
+            self.room[d] -= self.persistent_bytes[v]
             for w in self.members[v]:
                 self.device[w] = d
         begin_us = max(now, self._schedule_us(v, d))
@@ -165,3 +166,9 @@ class _Run:
         v = min(self.ready, key=self.rank.__getitem__)
         d = self.device[v] if self.device[v] != -1 else max(range(len(self.room)), key=lambda d: (self.room[d], -d))
         self._start(v, d, now)
+
+
+def _persistent_bytes(graph: OpGraph) -> list[float]:
+    """For each op, those of its whole colocation group."""
+    of_group = {name: sum(graph.ops[w].persistent_bytes for w in members) for name, members in graph.groups.items()}
+    return [op.persistent_bytes if op.colocation is None else of_group[op.colocation] for op in graph.ops]
