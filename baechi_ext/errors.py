@@ -56,6 +56,10 @@ class SolverError(BaechiError):
     """A solver failed or stopped without an answer."""
 
 
+class SolverTimeoutError(SolverError):
+    """A solver was not done by the time limit."""
+
+
 class CaptureError(BaechiError):
     """A training step could not be turned into an operator graph."""
 

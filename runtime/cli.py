@@ -57,7 +57,8 @@ def _place(args: argparse.Namespace) -> int:
         result.plan.save(args.out)
     if args.json:
         timeline = result.timeline
-        print_json({**result.plan.to_json(), "busy_us": timeline.busy_us, "transfers": len(timeline.transfers)})
+        facts = {"busy_us": timeline.busy_us, "transfers": len(timeline.transfers), "notes": list(result.notes)}
+        print_json({**result.plan.to_json(), **facts})
     else:
         facts = {
             "method": f"{result.plan.method} ({result.status}, {result.placement_seconds:.3g} s)",
@@ -65,6 +66,8 @@ def _place(args: argparse.Namespace) -> int:
         }
         if request.method in flags.SEARCHES and len(cluster) > 1 and not result.splits:
             facts["verdict"] = f"splitting does not pay: {result.plan.method} found nothing faster than one device"
+        if result.notes:
+            facts["note"] = "; ".join(result.notes)
         tables.print_timeline(result.timeline, result.lower_bound_us, facts)
     if result.interrupted:
         return _fail("interrupted; this is the best plan found until then", 130)

@@ -145,7 +145,7 @@ def _place_grouped(task: Task, grouping: Grouping, request: PlanRequest) -> Plan
             grouping.coarse, task.cluster, placement, request.adjustment_method, with_memory_limit=limited, seed=seed
         )
     priorities = () if coarse.priority is None else (grouping.expand(coarse.priority),)
-    return replace(conclude(task, [Proposal(grouping.expand(placement), priorities)]), interrupted=result.interrupted)
+    return _as_found(result, conclude(task, [Proposal(grouping.expand(placement), priorities)]))
 
 
 def _on_groups(proposal: Proposal, grouping: Grouping, coarse: OpGraph) -> Proposal:
@@ -166,8 +166,13 @@ def _judged(task: Task, seen: PlanResult) -> PlanResult:
     """A plan made with other costs, as it runs with those of the task; repaired where it no longer fits."""
     trial = try_orders(task.simulator, seen.plan.placement, [seen.plan.priority])
     if trial.valid:
-        return finish(task, trial, interrupted=seen.interrupted)
-    return replace(conclude(task, [Proposal(trial.placement)]), interrupted=seen.interrupted)
+        return _as_found(seen, finish(task, trial))
+    return _as_found(seen, conclude(task, [Proposal(trial.placement)]))
+
+
+def _as_found(found: PlanResult, result: PlanResult) -> PlanResult:
+    """A result with what is said of the one that it was made from."""
+    return replace(result, interrupted=found.interrupted, notes=found.notes)
 
 
 def _verify_grouping(grouping: Grouping) -> None:

@@ -222,7 +222,7 @@ def run_plan(
     variants = {"single": executor.load(single, binding, step), "placed": executor.load(timeline, binding, step)}
     with progress(f"measuring {request.num_steps} steps of each variant"):
         measurement = measure(executor, step, variants, num_steps=request.num_steps)
-    notes = []
+    notes = list(result.notes)
     if request.relaxed_random and binding.seeded_ops:
         same = "all the same" if parity.passed else "so parity does not hold"
         notes.append(f"--relaxed_random: {len(binding.seeded_ops)} seeded ops draw numbers in no fixed order, {same}")

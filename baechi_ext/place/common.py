@@ -62,6 +62,8 @@ class PlanResult:
     timeline: Timeline
     interrupted: bool = False
     """The user stopped the search; this is the best it had found."""
+    notes: tuple[str, ...] = ()
+    """What a person should know of how it was made."""
 
     @property
     def status(self) -> str:

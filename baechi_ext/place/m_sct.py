@@ -1,5 +1,7 @@
 """m-SCT (Baechi, SoCC 2020, section 3.3): m-ETF whose devices stay awake for favourite children, found by a linear program."""
 
+from dataclasses import replace
+
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, begin, conclude
@@ -11,14 +13,16 @@ def m_sct(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult
     """The best of a few schedules that keep favourite children on their parents' devices.
 
     After an op a device waits for its favourite child where no other device could start that earlier, and runs meanwhile only ops
-    that could start everywhere. On one device there is no transfer to save and no program to solve.
-    Raises InfeasibleError where no valid plan was found, SolverError where the program was not solved in time.
+    that could start everywhere. On one device there is no transfer to save and no program to solve. What the program's solver does not
+    solve in time has no favourite children; the result's notes say so.
+    Raises InfeasibleError where no valid plan was found, SolverError where the solver failed.
     """
     task = begin("m_sct", graph, cluster, options)
-    child = None
+    child, notes = None, ()
     if len(cluster) > 1:
         from baechi_ext.place.sct_lp import favourite_children
 
-        child = favourite_children(graph, cluster, options.sct_threshold, options.time_limit_seconds)
+        favourites = favourite_children(graph, cluster, options.sct_threshold, options.time_limit_seconds)
+        child, notes = favourites.child, favourites.notes()
     found = [*schedules(graph, cluster, child), *earliest_starts(graph, cluster, child)]
-    return conclude(task, [Proposal(s.placement, (s.priority,)) for s in found])
+    return replace(conclude(task, [Proposal(s.placement, (s.priority,)) for s in found]), notes=notes)

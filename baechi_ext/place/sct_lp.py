@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from baechi_ext.errors import SolverError
+from baechi_ext.errors import SolverError, SolverTimeoutError
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.simulate.engine import tails_us
@@ -44,8 +44,6 @@ WHOLE_OPS, SLICE_OPS = 2000, 500
 """The most ops of a graph with one linear program, and of the slices of a larger one: simplex takes a twentieth of a second for these."""
 _SECOND_PART = 1e-3
 """epsilon is chosen so that the second part of the objective is at most this share of the mean op's time."""
-_LEAST_SECONDS = 0.01
-"""What a slice gets where those before it took all the time: solvers refuse less than nothing."""
 _TOLERANCE = 1e-6
 """A solver's 0 may be this far off."""
 
@@ -72,23 +70,54 @@ class FavouriteChildModel:
     x: Mapping[Pair, Any]
 
 
-def favourite_children(graph: OpGraph, cluster: Cluster, threshold: float, time_limit_seconds: float) -> tuple[int | None, ...]:
-    """For each op the position of its favourite child, or None. A matching: no op is the favourite child of two.
+@dataclass(frozen=True, slots=True)
+class Favourites:
+    """For each op the position of its favourite child, or None. A matching: no op is the favourite child of two."""
 
-    An LP value up to `threshold` makes a child a candidate.
+    child: tuple[int | None, ...]
+    unsolved_ops: int = 0
+    """How many ops are in slices that were not solved in time: their children are nobody's favourites."""
 
-    Raises SolverError where the solver fails, or the slices together run out of time.
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know of them."""
+        if not self.unsolved_ops:
+            return ()
+        return (
+            f"the favourite-child LP was not solved in time for {self.unsolved_ops} of {len(self.child)} ops, "
+            f"which were placed as by m_etf; raise --time_limit",
+        )
+
+
+def favourite_children(graph: OpGraph, cluster: Cluster, threshold: float, time_limit_seconds: float) -> Favourites:
+    """The favourite children that could be found in time. An LP value up to `threshold` makes a child a candidate.
+
+    Raises SolverError where the solver fails.
     """
     costs = pair_costs_us(graph, cluster)
     if not any(costs.values()):
-        return (None,) * len(graph)
+        return Favourites((None,) * len(graph))
     until = time.perf_counter() + time_limit_seconds
     values: dict[Pair, float] = {}
+    unsolved_ops = 0
     for part in slices(graph, cluster, costs):
-        if any(part.costs.values()):
-            left_seconds = max(until - time.perf_counter(), _LEAST_SECONDS) if values else time_limit_seconds
-            values |= solve(model(part), left_seconds)
-    return matching(len(graph), values, costs, threshold)
+        if not any(part.costs.values()):
+            continue
+        found = _solved_by(part, until)
+        unsolved_ops += len(part.times) if found is None else 0
+        values |= found or {}
+    return Favourites(matching(len(graph), values, costs, threshold), unsolved_ops)
+
+
+def _solved_by(part: Slice, until_seconds: float) -> dict[Pair, float] | None:
+    """The value of every x of a slice; None where that takes too long."""
+    lp = model(part) if time.perf_counter() < until_seconds else None
+    left_seconds = until_seconds - time.perf_counter()
+    if lp is None or left_seconds <= 0:
+        return None
+    try:
+        return solve(lp, left_seconds)
+    except SolverTimeoutError:
+        return None
 
 
 def slices(graph: OpGraph, cluster: Cluster, costs: Mapping[Pair, float]) -> list[Slice]:
@@ -199,7 +228,7 @@ def _all_but_one(x: Mapping[Pair, Any], end: int) -> Iterable[Row]:
 def solve(lp: FavouriteChildModel, time_limit_seconds: float) -> dict[Pair, float]:
     """The value of every x. HiGHS solves it where it is installed, the CBC that comes with PuLP elsewhere; neither prints.
 
-    Raises SolverError where the solver stopped without a proven optimum.
+    Raises SolverTimeoutError where the solver was not done in time, SolverError where it failed.
     """
     import pulp
 
@@ -212,7 +241,8 @@ def solve(lp: FavouriteChildModel, time_limit_seconds: float) -> dict[Pair, floa
     # PuLP's `status` says Optimal also where a limit stopped the solver; `sol_status` does not.
     if lp.problem.sol_status != pulp.LpSolutionOptimal:
         found = pulp.LpSolution.get(lp.problem.sol_status, str(lp.problem.sol_status))
-        raise SolverError(
+        impossible = lp.problem.sol_status in (pulp.LpSolutionInfeasible, pulp.LpSolutionUnbounded)
+        raise (SolverError if impossible else SolverTimeoutError)(
             f"{solver.name} did not solve the favourite-child LP ({size}) within {time_limit_seconds:g} s "
             f"(it says {found!r}, not {pulp.LpSolution[pulp.LpSolutionOptimal]!r}); "
             f"raise the time limit, group the graph first, or use m_etf"

@@ -72,7 +72,7 @@ def test_no_schedule_for_one_device_and_for_graphs_of_great_width() -> None:
 def test_the_methods_are_never_behind_the_rule_they_are_named_for(graph: OpGraph, link: Link) -> None:
     for k in (2, 4):
         cluster = Cluster.uniform(k, link=link)
-        for method, child in (("m_etf", None), ("m_sct", favourite_children(graph, cluster, 0.1, 60))):
+        for method, child in (("m_etf", None), ("m_sct", favourite_children(graph, cluster, 0.1, 60).child)):
             (published,) = earliest_starts(graph, cluster, child)
             found = [simulate(graph, cluster, published.placement, order).makespan_us for order in (None, published.priority)]
             assert place(method, graph, cluster).predicted_step_us <= min(found)

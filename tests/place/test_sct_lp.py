@@ -24,7 +24,7 @@ def test_chain_saves_every_transfer() -> None:
     values, problem = solved(graph, cluster_of(2))
     assert values == pytest.approx({(0, 1): 0, (1, 2): 0})
     assert problem.variablesDict()["w"].varValue == pytest.approx(9)
-    assert sct_lp.favourite_children(graph, cluster_of(2), 0.1, 10) == (1, 2, None)
+    assert sct_lp.favourite_children(graph, cluster_of(2), 0.1, 10).child == (1, 2, None)
 
 
 def test_fork_prefers_the_child_with_the_longer_path() -> None:
@@ -38,7 +38,7 @@ def test_fork_prefers_the_child_with_the_longer_path() -> None:
 def test_join_has_one_favourite_parent() -> None:
     graph = graph_of({"a": 8, "b": 1, "c": 1}, ("a", "c", 4), ("b", "c", 4))
     assert solved(graph, cluster_of(2))[0] == pytest.approx({(0, 2): 0, (1, 2): 1})
-    assert sct_lp.favourite_children(graph, cluster_of(2), 0.1, 10) == (2, None, None)
+    assert sct_lp.favourite_children(graph, cluster_of(2), 0.1, 10).child == (2, None, None)
 
 
 def test_equal_children_share_the_saving() -> None:
@@ -47,14 +47,14 @@ def test_equal_children_share_the_saving() -> None:
     values, problem = solved(graph, cluster_of(2))
     assert values == pytest.approx({(0, 1): 0.5, (0, 2): 0.5})
     assert problem.variablesDict()["w"].varValue == pytest.approx(8)
-    assert sct_lp.favourite_children(graph, cluster_of(2), 0.1, 10) == (None, None, None)
-    assert sct_lp.favourite_children(graph, cluster_of(2), 0.5, 10) == (1, None, None)
+    assert sct_lp.favourite_children(graph, cluster_of(2), 0.1, 10).child == (None, None, None)
+    assert sct_lp.favourite_children(graph, cluster_of(2), 0.5, 10).child == (1, None, None)
 
 
 def test_off_the_critical_path_the_dear_transfer_is_saved() -> None:
     """Whether c or d follows b does not change w: the second part of the objective decides."""
     graph = graph_of({"a": 100, "b": 1, "c": 1, "d": 1}, ("b", "c", 2, "x"), ("b", "d", 9, "y"))
-    assert sct_lp.favourite_children(graph, cluster_of(2), 0.0, 10) == (None, 3, None, None)
+    assert sct_lp.favourite_children(graph, cluster_of(2), 0.0, 10).child == (None, 3, None, None)
 
 
 def test_costs_of_pairs() -> None:
@@ -73,7 +73,7 @@ def test_costs_of_pairs() -> None:
 def test_free_transfers_need_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sct_lp, "model", None)
     graph = graph_of({"a": 1, "b": 1}, ("a", "b", 0))
-    assert sct_lp.favourite_children(graph, cluster_of(2), 0.1, 10) == (None, None)
+    assert sct_lp.favourite_children(graph, cluster_of(2), 0.1, 10).child == (None, None)
 
 
 def test_slices_keep_what_is_critical_in_the_whole_graph(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_slices_keep_what_is_critical_in_the_whole_graph(monkeypatch: pytest.Mon
         {"a": 1, "b": 6, "c": 5, "d": 1, "e": 9},
         *(("a", "b", 4), ("a", "c", 4), ("b", "d", 4), ("c", "e", 4)),
     )
-    whole = sct_lp.favourite_children(graph, cluster_of(2), 0.1, 10)
+    whole = sct_lp.favourite_children(graph, cluster_of(2), 0.1, 10).child
     monkeypatch.setattr(sct_lp, "WHOLE_OPS", 0)
     monkeypatch.setattr(sct_lp, "SLICE_OPS", 3)
     costs = sct_lp.pair_costs_us(graph, cluster_of(2))
@@ -92,14 +92,14 @@ def test_slices_keep_what_is_critical_in_the_whole_graph(monkeypatch: pytest.Mon
     assert parts[1].heads == {3: 7, 4: 6}
     assert [sorted(part.costs) for part in parts] == [[(0, 1), (0, 2)], []]
     assert whole[0] == 2
-    assert sct_lp.favourite_children(graph, cluster_of(2), 0.1, 10) == (2, None, None, None, None)
+    assert sct_lp.favourite_children(graph, cluster_of(2), 0.1, 10).child == (2, None, None, None, None)
 
 
 def test_every_pair_within_a_slice_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, cluster = branchy_blocks(6, 4, 0), Cluster.uniform(2, link=Link(1e-4, 30))
     monkeypatch.setattr(sct_lp, "WHOLE_OPS", 0)
     monkeypatch.setattr(sct_lp, "SLICE_OPS", 30)
-    child = sct_lp.favourite_children(graph, cluster, 0.5, 60)
+    child = sct_lp.favourite_children(graph, cluster, 0.5, 60).child
     assert len(sct_lp.slices(graph, cluster, sct_lp.pair_costs_us(graph, cluster))) > 2
     assert all(c is None or c in graph.successors[v] for v, c in enumerate(child))
     assert sum(c is not None for c in child) > len(graph) / 4
