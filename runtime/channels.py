@@ -1,10 +1,16 @@
-"""Channels: tensors between worker processes over torch.distributed, tagged by the tensor's number in the graph.
+"""Channels: tensors between worker processes over torch.distributed.
 
-A gloo send is a rendezvous even for a few bytes: it ends when the receiver has posted the same tag. So sends never block (they are
-waited for at the end of the step, or dropped when seen done), and a receive is posted at the step's start as long as there is memory
-for its buffer, at the latest before the op that runs when the tensor is predicted to leave its sender: one that is not posted in time
-costs both ends a round of messages while they compute. Every blocking wait is for a tensor whose op stands earlier in the one global
-order, and nothing can wait in a circle.
+With tags (gloo), which are the tensors' numbers in the graph: a gloo send is a rendezvous even for a few bytes: it ends when the receiver
+has posted the same tag. So sends never block (they are waited for at the end of the step, or dropped when seen done), and a receive is
+posted at the step's start as long as there is memory for its buffer, at the latest before the op that runs when the tensor is predicted
+to leave its sender: one that is not posted in time costs both ends a round of messages while they compute. Every blocking wait is for a
+tensor whose op stands earlier in the one global order, and nothing can wait in a circle.
+
+Without tags (NCCL) tensors are told apart by their order alone. So all transfers of a step stand in one order, that of their senders'
+ops in the global order and, of one op, of its sends; and every rank starts its ends of transfers in that order: a send after its op, a
+receive before the first op here that stands behind the sender's op. Even where a transfer holds up all that its two ranks start later,
+computing included, nothing can wait in a circle: of the transfers that are not done, the first in the order has no other before it at
+either end, so both ends come to it. It may therefore share one communicator and one stream with all others of its rank.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +23,9 @@ import torch.distributed as dist
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.errors import ExecutionError
 from baechi_ext.simulate import Timeline
+from runtime.program import Send, cut
+from runtime.torch_devices import TorchDevice
+from runtime.worker_group import WorkerGroup
 
 
 class LostPeerError(ExecutionError):
@@ -26,9 +35,11 @@ class LostPeerError(ExecutionError):
 class Channels:
     """One worker's ends of all transfers of one placed step."""
 
-    def __init__(self, timeline: Timeline, binding: Binding, rank: int, timeout_seconds: float) -> None:
-        self._rank = rank
-        self._timeout_seconds = timeout_seconds
+    def __init__(self, timeline: Timeline, binding: Binding, group: WorkerGroup, device: TorchDevice) -> None:
+        self._rank = group.rank
+        self._tagged = group.tagged
+        self._device = device.torch_device
+        self._timeout_seconds = group.timeout_seconds
         self._ids = [op.id for op in timeline.graph.ops]
         self._tensors = timeline.graph.tensors
         self._placement = timeline.placement
@@ -36,13 +47,19 @@ class Channels:
         self._meta = {t: nodes[tensor.producer, tensor.name].meta["val"] for t, tensor in self._named(nodes)}
         self._coming: dict[int, tuple[torch.Tensor, dist.Work]] = {}
         self._going: list[tuple[torch.Tensor, dist.Work]] = []
-        self.posts = self._post_actions(timeline)
+        self.posts = self._early_posts(timeline) if self._tagged else self._ordered_posts(timeline)
 
     def _named(self, nodes: dict[tuple[int, str], Any]) -> list[tuple[int, Any]]:
         return [(t, tensor) for t, tensor in enumerate(self._tensors) if (tensor.producer, tensor.name) in nodes]
 
-    def _post_actions(self, timeline: Timeline) -> dict[int, tuple[Callable[[Any], None], ...]]:
-        """Op -> the receives to post before it."""
+    def _ordered_posts(self, timeline: Timeline) -> dict[int, tuple[Callable[[Any], None], ...]]:
+        """Op -> the receives to post before it, where there are no tags."""
+        source = [self._placement[tensor.producer] for tensor in self._tensors]
+        posts = ordered_posts(timeline, self._rank)
+        return {v: tuple(self._poster(t, source[t]) for t in tensors) for v, tensors in posts.items()}
+
+    def _early_posts(self, timeline: Timeline) -> dict[int, tuple[Callable[[Any], None], ...]]:
+        """Op -> the receives to post before it, where there are tags."""
         here = timeline.device_order()[self._rank]
         coming = sorted((x for x in timeline.transfers if x.target == self._rank), key=lambda x: (x.start_us, x.tensor))
         latest = [self._latest_post(timeline, here, x.tensor, x.start_us) for x in coming]
@@ -67,11 +84,11 @@ class Channels:
         return position
 
     def _poster(self, tensor: int, source: int) -> Callable[[Any], None]:
-        meta = self._meta[tensor]
+        meta, tag = self._meta[tensor], self._tag(tensor)
 
         def post(_: Any) -> None:
-            buffer = torch.empty_strided(meta.size(), meta.stride(), dtype=meta.dtype)
-            work = dist.irecv(_flat(buffer), source, tag=tensor)
+            buffer = torch.empty_strided(meta.size(), meta.stride(), dtype=meta.dtype, device=self._device)
+            work = dist.irecv(_flat(buffer), source, tag=tag)
             if work is None:
                 raise ExecutionError(f"device {self._rank} cannot receive from itself; the plan is broken")
             self._coming[tensor] = buffer, work
@@ -81,16 +98,19 @@ class Channels:
 
     def giver(self, tensor: int, target: int) -> Callable[[Any], None]:
         """See `Exchange`."""
-        stride = self._meta[tensor].stride()
+        stride, tag = self._meta[tensor].stride(), self._tag(tensor)
 
         def give(value: torch.Tensor) -> None:
             if value.stride() != stride:
-                value = torch.empty_strided(value.size(), stride, dtype=value.dtype).copy_(value)
-            work = dist.isend(_flat(value), target, tag=tensor)
+                value = torch.empty_strided(value.size(), stride, dtype=value.dtype, device=value.device).copy_(value)
+            work = dist.isend(_flat(value), target, tag=tag)
             if work is not None:
                 self._going.append((value, work))
 
         return give
+
+    def _tag(self, tensor: int) -> int:
+        return tensor if self._tagged else 0
 
     def taker(self, tensor: int, target: int) -> Callable[[], torch.Tensor]:
         """See `Exchange`."""
@@ -123,6 +143,24 @@ class Channels:
 
     def abort(self) -> None:
         """A worker that fails ends, which ends the waits of the others; nothing to do here."""
+
+
+def ordered_posts(timeline: Timeline, rank: int) -> dict[int, list[int]]:
+    """Op of `rank` -> the tensors whose receives are posted before it, in the order of all transfers (see above)."""
+    tensors = timeline.graph.tensors
+    coming: dict[int, list[int]] = {}
+    for program in cut(timeline):
+        for instruction in program:
+            if isinstance(instruction, Send) and instruction.target == rank:
+                coming.setdefault(tensors[instruction.tensor].producer, []).append(instruction.tensor)
+    posts: dict[int, list[int]] = {}
+    started: list[int] = []
+    for v in timeline.started:
+        if timeline.placement[v] != rank:
+            started += coming.get(v, ())
+        elif started:
+            posts[v], started = started, []
+    return posts
 
 
 def early_posts(latest: Sequence[int], sizes: Sequence[float], room_bytes: float) -> list[int]:

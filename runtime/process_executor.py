@@ -55,7 +55,7 @@ class LocalShare:
     def load(self, *, keep_gradients: bool) -> None:
         """Lowers this rank's program, with optimizers for the parameters that live here."""
         rank = self.group.rank
-        self.channels = Channels(self.timeline, self.binding, rank, self.group.timeout_seconds)
+        self.channels = Channels(self.timeline, self.binding, self.group, self.device)
         state = self.step.state()
         self.owned = [n for n, reader in self.binding.state_reader.items() if self.timeline.placement[reader] == rank]
         parameters = {n: state[n] for n in self.owned if state[n].requires_grad}

@@ -42,6 +42,8 @@ class WorkerGroup:
     size: int
     store: dist.Store
     timeout_seconds: float
+    tagged: bool = True
+    """Whether what carries the step's tensors tells them apart by tags, as gloo does; otherwise by their order. The same on all ranks."""
     said: int = 0
     """Commands given so far (rank 0) or heard so far (others)."""
 

@@ -1,9 +1,13 @@
-"""When receives are posted: as early as memory allows, never later than they must be."""
+"""When receives are posted: with tags as early as memory allows, without them in the order of the sends."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.channels import early_posts
+from baechi_ext.ir import Cluster, Link, OpGraph
+from baechi_ext.simulate import Timeline, simulate
+from runtime.channels import early_posts, ordered_posts
+from runtime.program import Receive, Run, Send, cut
+from tests.runtime.test_program import placed_graphs
 
 COMING = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9)), max_size=12).map(sorted)
 
@@ -28,3 +32,36 @@ def test_a_window_moves_along_where_there_is_less() -> None:
     assert early_posts([3, 5, 9], [10, 50, 10], 20) == [0, 5, 5]
     assert early_posts([3, 5, 9], [10, 10, 10], 0) == [3, 5, 9]
     assert early_posts([], [], 0) == []
+
+
+def ends_of(timeline: Timeline, rank: int) -> list[tuple[int, int, int]]:
+    """The (tensor, source, target) of this rank's ends of transfers as it starts them; every receive before its first use."""
+    posts, placement = ordered_posts(timeline, rank), timeline.placement
+    ends: list[tuple[int, int, int]] = []
+    needed: list[tuple[int, int, int]] = []
+    for instruction in cut(timeline)[rank]:
+        match instruction:
+            case Receive(tensor=t, source=source):
+                needed.append((t, source, rank))
+            case Run(op=v):
+                ends += [(t, placement[timeline.graph.tensors[t].producer], rank) for t in posts.get(v, ())]
+                assert set(needed) <= set(ends)
+            case Send(tensor=t, target=target):
+                ends.append((t, rank, target))
+    assert sorted(needed) == sorted(e for e in ends if e[2] == rank)
+    return ends
+
+
+@given(placed_graphs())
+@settings(derandomize=True, deadline=None, max_examples=200)
+def test_without_tags_no_ranks_wait_in_a_circle(case: tuple[OpGraph, int, list[int], list[int]]) -> None:
+    """Where every end of a transfer blocks its rank until the other end is there, all ranks still come to their end."""
+    graph, k, placement, priority = case
+    timeline = simulate(graph, Cluster.uniform(k, link=Link(0, 1)), placement, priority)
+    ends = [ends_of(timeline, rank) for rank in range(k)]
+    while any(ends):
+        ready = [own[0] for rank, own in enumerate(ends) if own and own[0][1] == rank and ends[own[0][2]][:1] == own[:1]]
+        assert ready
+        for transfer in ready:
+            for rank in transfer[1:]:
+                assert ends[rank].pop(0) == transfer

@@ -17,10 +17,25 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module", params=[1, 2, 4])
 def found(request: pytest.FixtureRequest) -> dict[str, Any]:
     """What one group of workers found for all models; "num_devices" besides."""
-    command = [sys.executable, "-m", "tests.runtime.models_on_processes", str(request.param)]
+    return on_processes(request.param, *SMALL_MODELS)
+
+
+def on_processes(num_devices: int, *arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.runtime.models_on_processes", str(num_devices), *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=540)
     assert done.returncode == 0, done.stderr
-    return {**json.loads(done.stdout), "num_devices": request.param}
+    return {**json.loads(done.stdout), "num_devices": num_devices}
+
+
+@pytest.mark.parametrize("num_devices", [2, 3])
+def test_parity_without_tags(num_devices: int) -> None:
+    """All tensors have one tag, so the order of sends and receives alone tells them apart, as NCCL does."""
+    found = on_processes(num_devices, "--untagged", "wide_towers", "gnmt_v2")
+    for name in ("wide_towers", "gnmt_v2"):
+        parity = found[name]["parity"]
+        assert set(parity) == {"m_etf", "scattered 1", "scattered 2", "scattered 3"}
+        assert {(p["passed"], p["max_abs_diff"]) for p in parity.values()} == {(True, 0.0)}
+        assert found[name]["losses"]["placed"] == found[name]["losses"]["eager"]
 
 
 @pytest.mark.parametrize("name", SMALL_MODELS)
