@@ -6,11 +6,11 @@ posted at the step's start as long as there is memory for its buffer, at the lat
 to leave its sender: one that is not posted in time costs both ends a round of messages while they compute. Every blocking wait is for a
 tensor whose op stands earlier in the one global order, and nothing can wait in a circle.
 
-Without tags (NCCL) tensors are told apart by their order alone. So all transfers of a step stand in one order, that of their senders'
-ops in the global order and, of one op, of its sends; and every rank starts its ends of transfers in that order: a send after its op, a
-receive before the first op here that stands behind the sender's op. Even where a transfer holds up all that its two ranks start later,
-computing included, nothing can wait in a circle: of the transfers that are not done, the first in the order has no other before it at
-either end, so both ends come to it. It may therefore share one communicator and one stream with all others of its rank.
+Without tags (NCCL) tensors are told apart by their order alone. So all transfers of a step stand in one order, that in which their
+senders' ops are predicted to end and, of one op, of its sends; and every rank starts its ends of transfers in that order: a send after its
+op, a receive before the first op here that is predicted to end after the sender's op. Even where a transfer holds up all that its two ranks
+start later, computing included, nothing can wait in a circle: of the transfers that are not done, the first in the order has no other
+before it at either end, so both ends come to it. It may therefore share one communicator and one stream with all others of its rank.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ class Channels:
         self._rank = group.rank
         self._tagged = group.tagged
         self._device = device.torch_device
-        self._timeout_seconds = group.timeout_seconds
+        self._timeout = timedelta(seconds=group.timeout_seconds)
         self._ids = [op.id for op in timeline.graph.ops]
         self._tensors = timeline.graph.tensors
         self._placement = timeline.placement
@@ -105,41 +105,54 @@ class Channels:
                 value = torch.empty_strided(value.size(), stride, dtype=value.dtype, device=value.device).copy_(value)
             work = dist.isend(_flat(value), target, tag=tag)
             if work is not None:
-                self._going.append((value, work))
+                self._keep(value, work)
 
         return give
+
+    def _keep(self, value: torch.Tensor, work: dist.Work) -> None:
+        """Keeps what is being sent."""
+        self._going.append((value, work))
 
     def _tag(self, tensor: int) -> int:
         return tensor if self._tagged else 0
 
     def taker(self, tensor: int, target: int) -> Callable[[], torch.Tensor]:
         """See `Exchange`."""
-        timeout = timedelta(seconds=self._timeout_seconds)
-        name, source = self._ids[self._tensors[tensor].producer], self._placement[self._tensors[tensor].producer]
 
         def take() -> torch.Tensor:
             buffer, work = self._coming.pop(tensor)
             try:
-                work.wait(timeout)
+                self._await(tensor, work)
             except RuntimeError as e:
-                raise LostPeerError(
-                    f"device {target} waited in vain for the output of op {name!r} from device {source} ({_reason(e)}); "
-                    "see whether that worker still runs, or raise --timeout"
-                ) from e
+                raise self._in_vain(tensor, _reason(e)) from e
             return buffer
 
         return take
 
-    def finish(self) -> None:
-        """Waits until all that was sent has arrived."""
+    def _await(self, tensor: int, work: dist.Work) -> None:
+        """Returns when what computes here may read the tensor; raises RuntimeError where it does not come."""
+        work.wait(self._timeout)
+
+    def _in_vain(self, tensor: int, reason: str) -> LostPeerError:
+        """What to raise where a tensor does not come."""
+        producer = self._tensors[tensor].producer
+        return LostPeerError(
+            f"device {self._rank} waited in vain for the output of op {self._ids[producer]!r} from device {self._placement[producer]} "
+            f"({reason}); see whether that worker still runs, or raise --timeout"
+        )
+
+    def finish(self) -> float:
+        """Waits until all that was sent has arrived. How many microseconds of the step the device's own clock ran on while the device
+        waited for tensors: none here, since CPU time stands still then."""
         for _, work in self._going:
             try:
-                work.wait(timedelta(seconds=self._timeout_seconds))
+                work.wait(self._timeout)
             except RuntimeError as e:
                 raise LostPeerError(
                     f"device {self._rank} could not send a tensor ({_reason(e)}); see whether all workers still run"
                 ) from e
         self._going.clear()
+        return 0.0
 
     def abort(self) -> None:
         """A worker that fails ends, which ends the waits of the others; nothing to do here."""
@@ -154,13 +167,18 @@ def ordered_posts(timeline: Timeline, rank: int) -> dict[int, list[int]]:
             if isinstance(instruction, Send) and instruction.target == rank:
                 coming.setdefault(tensors[instruction.tensor].producer, []).append(instruction.tensor)
     posts: dict[int, list[int]] = {}
-    started: list[int] = []
-    for v in timeline.started:
+    ready: list[int] = []
+    for v in in_order_of_ends(timeline):
         if timeline.placement[v] != rank:
-            started += coming.get(v, ())
-        elif started:
-            posts[v], started = started, []
+            ready += coming.get(v, ())
+        elif ready:
+            posts[v], ready = ready, []
     return posts
+
+
+def in_order_of_ends(timeline: Timeline) -> list[int]:
+    """The ops as they are predicted to end: a topological order, and on each device the order of its program."""
+    return sorted(timeline.started, key=timeline.end_us.__getitem__)
 
 
 def early_posts(latest: Sequence[int], sizes: Sequence[float], room_bytes: float) -> list[int]:

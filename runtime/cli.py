@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import baechi_ext
 from baechi_ext.errors import BaechiError, InfeasibleError, OptionError
@@ -22,6 +22,10 @@ from baechi_ext.ir.files import require_writable
 from baechi_ext.simulate import lower_bound_us, simulate
 from runtime import baechi_flags, flags, pipeline, tables, train_flags
 from runtime.progress import progress
+
+if TYPE_CHECKING:
+    from runtime.probe_links import ProbeRequest
+    from runtime.training import TrainRequest
 
 
 @dataclass(frozen=True)
@@ -104,10 +108,7 @@ def _train(args: argparse.Namespace) -> int:
         from runtime.worker_group import is_worker
 
     if request.workers == "process" and not is_worker():
-        from runtime.launch import run_workers
-
-        run_workers(["train", *args.command_line[1:]], request.num_devices, request.timeout_seconds)
-        return 0
+        return _run_workers(args, request)
 
     try:
         outcome = train(request)
@@ -136,15 +137,23 @@ def _probe(args: argparse.Namespace) -> int:
         from runtime.worker_group import is_worker
 
     if request.workers == "process" and not is_worker():
-        from runtime.launch import run_workers
-
-        run_workers(["probe-links", *args.command_line[1:]], request.num_devices, request.timeout_seconds)
-        return 0
+        return _run_workers(args, request)
     report = probe_links(request)
     if report is not None and args.json:
         print_json(report.to_json())
     elif report is not None:
         print("\n".join(report.lines()))
+    return 0
+
+
+def _run_workers(args: argparse.Namespace, request: "TrainRequest | ProbeRequest") -> int:
+    """Runs this very command on one worker per device."""
+    from runtime.launch import run_workers
+    from runtime.torch_devices import cuda_workers
+
+    if request.cuda:
+        cuda_workers(request.num_devices)  # raises where there are too few, before any is started
+    run_workers(args.command_line, request.num_devices, request.timeout_seconds)
     return 0
 
 

@@ -79,6 +79,7 @@ def _start(arguments: Sequence[str], rank: int, count: int, port: int) -> Worker
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -113,10 +114,11 @@ def _wait(workers: Sequence[Worker]) -> None:
 
 
 def _cause(workers: Sequence[Worker]) -> BaechiError:
-    """A worker killed by a signal is a cause; what the others say is an echo of it. Otherwise rank 0 says what happened."""
+    """A worker killed by a signal is a cause, unless it had said one; what the others say is an echo of it. Otherwise rank 0 says what
+    happened."""
     for worker in workers:
         code = worker.process.poll()
-        if code is not None and code < 0:
+        if code is not None and code < 0 and not worker.last_words():
             return ExecutionError(
                 f"the worker of device {worker.rank} was killed by {signal.Signals(-code).name}; see whether the machine ran out of memory"
             )

@@ -1,9 +1,12 @@
-"""A limit on a worker process's memory while it runs its share of a step, kept by the system: what goes beyond it fails to be allocated."""
+"""A limit on a worker process's memory while it runs its share of a step, kept by the system, or for a CUDA device by torch's allocator:
+what goes beyond it fails to be allocated."""
 
 import contextlib
 import ctypes
 import platform
 from pathlib import Path
+
+import torch
 
 try:
     import resource
@@ -35,6 +38,26 @@ class MemoryLimit:
         if self._before is not None:
             resource.setrlimit(resource.RLIMIT_DATA, self._before)
             self._before = None
+
+
+class CudaMemoryLimit:
+    """The same for what torch holds on a CUDA device. What it keeps of freed memory counts too, as far as it can't be given back."""
+
+    def __init__(self, more_bytes: int | None, device: torch.device) -> None:
+        self._device = device
+        self._fraction = 1.0
+        if more_bytes is not None:
+            torch.cuda.empty_cache()
+            limit = torch.cuda.memory_reserved(device) + max(0, more_bytes) + SLACK_BYTES
+            self._fraction = min(1.0, limit / torch.cuda.get_device_properties(device).total_memory)
+
+    def __enter__(self) -> None:
+        if self._fraction < 1.0:
+            torch.cuda.set_per_process_memory_fraction(self._fraction, self._device)
+
+    def __exit__(self, *_: object) -> None:
+        if self._fraction < 1.0:
+            torch.cuda.set_per_process_memory_fraction(1.0, self._device)
 
 
 def _data_bytes() -> int | None:

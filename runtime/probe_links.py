@@ -15,7 +15,7 @@ from runtime.process_executor import ProcessExecutor, follow_probes
 from runtime.progress import progress
 from runtime.tables import as_size
 from runtime.thread_executor import ThreadExecutor
-from runtime.torch_devices import cpu_devices, cuda_devices, memory_bytes
+from runtime.torch_devices import cpu_devices, cuda_devices, cuda_workers, memory_bytes
 from runtime.worker_group import WorkerGroup, worker_place
 
 _FLOAT_BYTES = 4
@@ -76,11 +76,11 @@ def probe_links(request: ProbeRequest) -> LinkReport | None:
         raise OptionError("a link has two ends; give --num_devices=2 or more")
     if request.workers == "process":
         rank, size = worker_place()
-        devices = cpu_devices(size)
+        devices = (cuda_workers if request.cuda else cpu_devices)(size)
         devices[rank].enter()
-        with WorkerGroup.join(request.timeout_seconds) as group:
+        with WorkerGroup.join(request.timeout_seconds, devices[rank].torch_device) as group:
             if rank:
-                follow_probes(group)
+                follow_probes(group, devices[rank])
                 return None
             with ProcessExecutor(group, devices) as executor:
                 return _probe_all(request, executor)

@@ -22,12 +22,13 @@ from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.simulate import Timeline, simulate
 from runtime import process_probe
 from runtime.accounting import live_peak_bytes, resident_bytes
-from runtime.channels import Channels, LostPeerError
+from runtime.channels import Channels, LostPeerError, in_order_of_ends
 from runtime.host_memory import keep_freed_memory
 from runtime.links import PROBE_BYTES, LinkProbe
-from runtime.memory_limit import MemoryLimit
+from runtime.memory_limit import CudaMemoryLimit, MemoryLimit
 from runtime.program import cut, one_device_timeline
 from runtime.step import TrainingStep
+from runtime.stream_channels import StreamChannels
 from runtime.thread_executor import PlacedStep, StepTimes, ThreadExecutor, run_until
 from runtime.torch_devices import TorchDevice
 from runtime.torch_ops import Lowering, OpError, StepContext
@@ -40,24 +41,39 @@ _GATHER = 1 << 24
 """Tags from here on are for gathering; a tensor's number is far below."""
 
 
+class _ProcessClock:
+    """CPU time of this process, with all its threads: those of torch.distributed work for the device, too."""
+
+    def mark(self) -> int:
+        return time.process_time_ns()
+
+    def elapsed_us(self, start: int, end: int) -> float:
+        return (end - start) / 1000
+
+
 class LocalShare:
-    """One rank's part of a placed step."""
+    """One rank's part of a placed step. A CPU device works on the step's own parameters and buffers, a CUDA device on a replica."""
 
     def __init__(self, group: WorkerGroup, device: TorchDevice, timeline: Timeline, binding: Binding, step: TrainingStep) -> None:
         self.group = group
         self.device = device
         self.timeline = timeline
         self.binding = binding
-        self.step = step
+        self.on_host = device.torch_device.type == "cpu"
+        self.step = step if self.on_host else step.replica("cpu")
+        self.clock = _ProcessClock() if self.on_host else device
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.gradients: dict[str, torch.Tensor] | None = None
 
     def load(self, *, keep_gradients: bool) -> None:
         """Lowers this rank's program, with optimizers for the parameters that live here."""
         rank = self.group.rank
-        self.channels = Channels(self.timeline, self.binding, self.group, self.device)
+        channels = Channels if self.on_host else StreamChannels
+        self.channels = channels(self.timeline, self.binding, self.group, self.device)
         state = self.step.state()
         self.owned = [n for n, reader in self.binding.state_reader.items() if self.timeline.placement[reader] == rank]
+        for name in self.owned:
+            state[name].data = state[name].data.to(self.device.torch_device)
         parameters = {n: state[n] for n in self.owned if state[n].requires_grad}
         self.optimizers = {n: self.step.optimizer.make([p], foreach=False) for n, p in parameters.items()}
         self.gradients = {} if keep_gradients else None
@@ -69,22 +85,32 @@ class LocalShare:
             self._drop_the_rest()
         self.memory_bytes = self.timeline.cluster.devices[rank].memory_bytes
         resident = resident_bytes(self.owned, state, self.optimizers)
-        self.limit = MemoryLimit(None if self.memory_bytes is None else int(self.memory_bytes) - resident)
+        more_bytes = None if self.memory_bytes is None else int(self.memory_bytes) - resident
+        self.limit = MemoryLimit(more_bytes) if self.on_host else CudaMemoryLimit(more_bytes, self.device.torch_device)
 
     def run(self) -> tuple[torch.Tensor | None, float]:
-        """The loss, on the rank that computes it, and the CPU time this process took, its transfers included."""
-        start = time.process_time_ns()
+        """The loss, on the rank that computes it, and for how many microseconds the device was busy: the CPU time that this process took,
+        its transfers included; on a CUDA device the time from the step's first event to its last, without the waits for tensors."""
+        start = self.clock.mark()
         with self.limit:
             try:
                 slots = self.program.run()
+                waited_us = self.channels.finish()
+                end = self.clock.mark()
+                self.device.synchronize()
             except OpError as e:
                 raise ExecutionError(e.explain(self.device.name, self.timeline.graph, self.memory_bytes)) from e.cause
-            self.channels.finish()
-        busy_us = (time.process_time_ns() - start) / 1000
-        return (None if self.program.loss_slot is None else slots[self.program.loss_slot]), busy_us
+            except RuntimeError as e:  # of a kernel, found only now
+                raise ExecutionError(f"device {self.device.name} failed: {type(e).__name__}: {(str(e).splitlines() or [''])[0]}") from e
+        loss = None if self.program.loss_slot is None else slots[self.program.loss_slot]
+        return loss, self.clock.elapsed_us(start, end) - waited_us
 
     def account(self) -> int:
         """Peak bytes here during one step."""
+        if not self.on_host:
+            self.device.reset_peak()
+            self.run()
+            return int(self.device.peak_bytes() or 0)
         peak = live_peak_bytes(self.program, self.timeline, {v.untyped_storage().data_ptr() for v in self.step.state().values()})
         self.channels.finish()
         return peak + resident_bytes(self.owned, self.step.state(), self.optimizers)
@@ -122,12 +148,12 @@ class ProcessStep:
         self._seeded_rank = share.timeline.placement[seeded[0]] if seeded else 0
 
     def run(self) -> tuple[torch.Tensor, StepTimes]:
-        """See PlacedStep.run; the busy time of a device is its process's CPU time.
+        """See PlacedStep.run and LocalShare.run.
 
         Where seeded ops run on another rank, the random state goes there and comes back, so that all steps draw from one sequence.
         """
-        group = self._executor.group
-        state = _encoded(torch.get_rng_state()) if self._seeded_rank else None
+        group, device = self._executor.group, self._executor.devices[0]
+        state = _encoded(device.random_state()) if self._seeded_rank else None
         begin = time.perf_counter_ns()
         group.command({"do": "run", "step": self.number, "random_state": state, "seeded_rank": self._seeded_rank})
         try:
@@ -137,7 +163,7 @@ class ProcessStep:
         others = group.answers()
         wall_us = (time.perf_counter_ns() - begin) / 1000
         if self._seeded_rank:
-            torch.set_rng_state(_decoded(others[self._seeded_rank - 1]["random_state"]))
+            device.set_random_state(_decoded(others[self._seeded_rank - 1]["random_state"]))
         if loss is None:
             loss = torch.tensor(next(a["loss"] for a in others if a["loss"] is not None))
         return loss, StepTimes(wall_us, (busy, *(a["busy_us"] for a in others)))
@@ -210,7 +236,7 @@ class ProcessExecutor:
 
     def probe_link(self, source: int = 0, target: int = 1, sizes: Sequence[int] = PROBE_BYTES) -> LinkProbe:
         """The link between two ranks."""
-        return process_probe.probe_pair(self.group, source, target, sizes)
+        return process_probe.probe_pair(self.group, self.devices[0], (source, target), sizes)
 
     def load(self, timeline: Timeline, binding: Binding, step: TrainingStep, *, keep_gradients: bool = False) -> ProcessStep | PlacedStep:
         """See ThreadExecutor.load. A timeline of one device is this process's alone; otherwise every rank loads its share."""
@@ -222,6 +248,7 @@ class ProcessExecutor:
             "cluster": timeline.cluster.to_json(),
             "placement": timeline.placement,
             "started": timeline.started,
+            "ended": None if self.group.tagged else in_order_of_ends(timeline),
         }
         self._loaded += 1
         live = [placed.number for placed in self._live]
@@ -242,7 +269,7 @@ def follow(group: WorkerGroup, device: TorchDevice, graph: OpGraph, binding: Bin
     while (command := group.next_command())["do"] != "stop":
         try:
             if command["do"] == "probe":
-                answer: dict[str, Any] = {"part": process_probe.play(group.rank, command)}
+                answer: dict[str, Any] = {"part": process_probe.play(group.rank, device, command)}
             elif command["do"] == "time":
                 answer = {"cpu_seconds": sum(os.times()[:2])}
             elif command["do"] == "keep_busy":
@@ -260,11 +287,11 @@ def follow(group: WorkerGroup, device: TorchDevice, graph: OpGraph, binding: Bin
         group.answer(answer)
 
 
-def follow_probes(group: WorkerGroup) -> None:
+def follow_probes(group: WorkerGroup, device: TorchDevice) -> None:
     """What ranks other than 0 do where links are probed and nothing else."""
     while (command := group.next_command())["do"] == "probe":
         try:
-            part = process_probe.play(group.rank, command)
+            part = process_probe.play(group.rank, device, command)
         except Exception as e:
             raise _answered(group, e) from e
         group.answer({"part": part})
@@ -289,7 +316,8 @@ def _load(
     rank_of = {v: i for i, v in enumerate(plan["started"])}
     costed = with_costs(graph, command["costs"])
     timeline = simulate(costed, Cluster.from_json(plan["cluster"]), plan["placement"], [rank_of[v] for v in range(len(graph))])
-    if list(timeline.started) != plan["started"]:
+    ended = None if group.tagged else in_order_of_ends(timeline)
+    if (list(timeline.started), ended) != (plan["started"], plan["ended"]):
         raise ExecutionError("this worker simulates the plan in another order than rank 0; are all workers of one version?")
     share = LocalShare(group, device, timeline, binding, step)
     share.load(keep_gradients=command["keep_gradients"])
@@ -318,17 +346,17 @@ def _keep_busy(
 
 
 def _obey(share: LocalShare, command: dict[str, Any]) -> dict[str, Any]:
-    group = share.group
+    group, device = share.group, share.device
     if command["do"] == "run":
         mine = command["seeded_rank"] == group.rank
         if mine:
-            torch.set_rng_state(_decoded(command["random_state"]))
+            device.set_random_state(_decoded(command["random_state"]))
         loss, busy_us = share.run()
-        state = _encoded(torch.get_rng_state()) if mine else None
+        state = _encoded(device.random_state()) if mine else None
         return {"loss": None if loss is None else loss.item(), "busy_us": busy_us, "random_state": state}
     if command["do"] == "gather":
         for number, (_, value) in enumerate(share.named()):
-            dist.send(value.contiguous(), 0, tag=_GATHER + number)
+            dist.send(value.cpu().contiguous(), 0, tag=_GATHER + number)
         return {}
     if command["do"] == "account":
         return {"peak_bytes": share.account()}

@@ -2,10 +2,12 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 
 from baechi_ext.errors import MissingBackendError
 from runtime.host_memory import usable_bytes
@@ -43,6 +45,12 @@ class TorchDevice(Protocol):
 
     def reset_peak(self) -> None:
         """Starts a new measurement of `peak_bytes`."""
+
+    def random_state(self) -> torch.Tensor:
+        """Where the device's generator of random numbers is, as bytes on the host."""
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        """Takes the generator there."""
 
 
 class CpuDevice:
@@ -82,6 +90,12 @@ class CpuDevice:
     def reset_peak(self) -> None:
         """See `peak_bytes`."""
 
+    def random_state(self) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        torch.set_rng_state(state)
+
 
 class CudaDevice:
     """One CUDA device: a compute stream, and a copy stream for what comes in from other devices."""
@@ -92,8 +106,15 @@ class CudaDevice:
         self.cores = available_cores()
         self.name = f"cuda:{index}"
         self.torch_device = torch.device("cuda", index)
-        self.compute = torch.cuda.Stream(self.torch_device)
-        self.copy = torch.cuda.Stream(self.torch_device)
+
+    # Made at their first use, which opens the device: a worker process opens none but its own.
+    @cached_property
+    def compute(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.torch_device)
+
+    @cached_property
+    def copy(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.torch_device)
 
     def enter(self) -> None:
         torch.set_num_threads(1)
@@ -134,6 +155,26 @@ class CudaDevice:
     def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.torch_device)
 
+    def random_state(self) -> torch.Tensor:
+        return torch.cuda.get_rng_state(self.torch_device)
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        torch.cuda.set_rng_state(state, self.torch_device)
+
+
+class CudaWorker(CudaDevice):
+    """The CUDA device of a worker process. StreamChannels hand tensors over as they are."""
+
+    def __init__(self, rank: int, index: int) -> None:
+        super().__init__(index)
+        self.name = f"cuda:{rank}"
+
+    def pack(self, value: torch.Tensor) -> torch.Tensor:
+        return value
+
+    def unpack(self, packed: torch.Tensor) -> torch.Tensor:
+        return packed
+
 
 def available_cores() -> tuple[int, ...]:
     """The cores this thread may use, in order: all of the process's until a device is entered."""
@@ -146,12 +187,30 @@ def cpu_devices(count: int) -> list[TorchDevice]:
 
 def cuda_devices(count: int) -> list[TorchDevice]:
     """Raises MissingBackendError where there are fewer."""
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if count > found:
-        raise MissingBackendError(
-            f"--num_gpus={count} asks for {count} CUDA devices and this machine has {found}; use --num_devices={count} for CPU workers"
-        )
+    _require_cuda(count, count)
     return [CudaDevice(i) for i in range(count)]
+
+
+def cuda_workers(count: int, environment: Mapping[str, str] = os.environ) -> list[TorchDevice]:
+    """The devices of `count` worker processes, one CUDA device each, none of them opened. `environment` is torchrun's: a machine's workers
+    take its devices in turn, and a device of another machine is taken to be like the one of that number here.
+
+    Raises MissingBackendError where this machine has fewer devices than workers, or torch has no NCCL.
+    """
+    here = int(environment.get("LOCAL_WORLD_SIZE", count))
+    _require_cuda(count, here)
+    if not dist.is_nccl_available():
+        raise MissingBackendError("--workers=process for CUDA devices needs NCCL, which this torch has not; drop --workers=process")
+    return [CudaWorker(rank, rank % here) for rank in range(count)]
+
+
+def _require_cuda(count: int, here: int) -> None:
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if here > found:
+        wanted = f"{count} CUDA devices" if here == count else f"{count} CUDA devices, {here} of them here,"
+        raise MissingBackendError(
+            f"--num_gpus={count} asks for {wanted} and this machine has {found}; use --num_devices={count} for CPU workers"
+        )
 
 
 def memory_bytes(devices: Sequence[TorchDevice]) -> list[int]:

@@ -170,14 +170,7 @@ def request_of(args: argparse.Namespace) -> "TrainRequest":
 
 
 def _wants_cuda(args: argparse.Namespace) -> bool:
-    """Whether the devices are CUDA's. Raises OptionError where processes are to drive them."""
-    cuda = args.num_devices is None and args.num_gpus is not None
-    if cuda and args.workers == "process":
-        raise OptionError(
-            f"--workers=process runs CPU devices, over gloo; for {args.num_gpus} CUDA devices drop it (one process drives them all, a "
-            f"stream each), or give --num_devices={args.num_gpus} for CPU workers"
-        )
-    return cuda
+    return args.num_devices is None and args.num_gpus is not None
 
 
 def add_probe_flags(parser: argparse.ArgumentParser) -> None:

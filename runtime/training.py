@@ -32,7 +32,7 @@ from runtime.report import StepReport
 from runtime.step import TrainingStep, optimizer_spec
 from runtime.tables import search_news
 from runtime.thread_executor import ThreadExecutor
-from runtime.torch_devices import cpu_devices, cuda_devices, memory_bytes
+from runtime.torch_devices import cpu_devices, cuda_devices, cuda_workers, memory_bytes
 from runtime.worker_group import WorkerGroup, worker_place
 
 T = TypeVar("T")
@@ -109,8 +109,8 @@ def with_executor(request: TrainRequest, drive: Callable[[Executor], T]) -> T | 
     rank, size = worker_place()
     if size != request.num_devices:
         raise ExecutionError(f"{size} workers were started for --num_devices={request.num_devices}; start one worker per device")
-    devices = cpu_devices(size)
-    with WorkerGroup.join(request.timeout_seconds) as group:
+    devices = (cuda_workers if request.cuda else cpu_devices)(size)
+    with WorkerGroup.join(request.timeout_seconds, devices[rank].torch_device) as group:
         # Now that torch.distributed has started its threads: they may run on any core, and only have to share this one where all are busy.
         devices[rank].enter()
         if group.rank == 0:
@@ -235,7 +235,7 @@ def run_plan(
         notes.append(f"probed link: {probe}")
     return StepReport(
         model=request.model,
-        executor="cuda streams" if request.cuda else request.workers,
+        executor={"thread": "cuda streams", "process": "cuda processes"}[request.workers] if request.cuda else request.workers,
         result=result,
         single=single,
         parity=parity,

@@ -4,14 +4,18 @@ else as JSON through its key-value store, so nothing that is received is ever ex
 The environment is torchrun's (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), whoever started the workers.
 """
 
+import contextlib
 import json
 import os
+import signal
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
@@ -19,6 +23,7 @@ from baechi_ext.errors import ExecutionError
 
 COMMAND, ANSWER = "command", "answer"
 _LAST_WORDS_SECONDS, _POLL_SECONDS = 1.0, 0.05
+_ENDING_SECONDS = 5
 
 
 def is_worker(environment: Mapping[str, str] = os.environ) -> bool:
@@ -48,26 +53,44 @@ class WorkerGroup:
     """Commands given so far (rank 0) or heard so far (others)."""
 
     @classmethod
-    def join(cls, timeout_seconds: float) -> "WorkerGroup":
-        """Waits until all workers are there. Raises ExecutionError where they are not in time, or the address is taken."""
+    def join(cls, timeout_seconds: float, device: torch.device) -> "WorkerGroup":
+        """Waits until all workers are there. Tensors on the host go over gloo, those on CUDA devices over NCCL: through one communicator,
+        which is made here.
+
+        Raises ExecutionError where they are not there in time, or the address is taken.
+        """
         timeout = timedelta(seconds=timeout_seconds)
+        backend: dict[str, Any] = {"backend": "gloo", "timeout": timeout}
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            # It warns that transfers of one communicator keep to one order, which is what is wanted.
+            os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
+            # NCCL's own watch ends the process of a transfer that takes too long. StreamChannels, which say what is missing, come first.
+            backend = {"backend": "cpu:gloo,cuda:nccl", "timeout": 2 * timeout, "device_id": device}
         try:
             store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
             store.set_timeout(timeout)
-            dist.init_process_group("gloo", store=dist.PrefixStore("gloo", store), rank=rank, world_size=size, timeout=timeout)
+            dist.init_process_group(store=dist.PrefixStore("gloo", store), rank=rank, world_size=size, **backend)
         except (RuntimeError, ValueError) as e:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise ExecutionError(
                 f"the workers could not meet at {address} within {timeout_seconds:g} s: {str(e).splitlines()[0]}; "
                 "see whether the port is free and every worker was started"
             ) from e
-        return cls(rank, size, dist.PrefixStore("baechi", store), timeout_seconds)
+        return cls(rank, size, dist.PrefixStore("baechi", store), timeout_seconds, tagged=device.type != "cuda")
 
     def __enter__(self) -> "WorkerGroup":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        dist.destroy_process_group()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.tagged or kind is None:
+            dist.destroy_process_group()
+        else:
+            # A transfer over NCCL without its peer never ends by itself; nor might what is done about it, or python, which waits for it.
+            signal.alarm(_ENDING_SECONDS)
+            abort = threading.Thread(target=_abort, daemon=True)
+            abort.start()
+            abort.join(timeout=_LAST_WORDS_SECONDS)
 
     def command(self, value: dict[str, Any]) -> None:
         """Rank 0: gives all others a command."""
@@ -126,3 +149,8 @@ class WorkerGroup:
 
     def _heard(self, rank: int) -> dict[str, Any]:
         return json.loads(self.store.get(self._answer_key(rank)))
+
+
+def _abort() -> None:
+    with contextlib.suppress(RuntimeError):
+        dist.distributed_c10d._abort_process_group()

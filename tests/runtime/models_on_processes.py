@@ -1,13 +1,19 @@
 """Every built-in model on a group of worker processes, against plain PyTorch: rank 0 prints what it found as JSON.
 
-    python -m tests.runtime.models_on_processes NUM_DEVICES [--untagged] MODEL...
+    python -m tests.runtime.models_on_processes NUM_DEVICES [--cuda | --untagged [--rendezvous]] MODEL...
+
+--cuda: on CUDA devices, over NCCL. --untagged: over gloo as if it had no tags. --rendezvous: besides, every end of a transfer holds up its
+process until it is done, which is the worst that NCCL may do.
 """
 
 import json
 import sys
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from baechi_ext.capture.torch_joint import Binding, CaptureOptions, capture_joint
 from baechi_ext.cost import attach_costs
@@ -20,7 +26,7 @@ from runtime.parity import check_parity
 from runtime.process_executor import ProcessExecutor, follow
 from runtime.profiler import ProfileOptions, profile_step
 from runtime.step import EagerStep, TrainingStep, optimizer_spec
-from runtime.torch_devices import cpu_devices
+from runtime.torch_devices import cpu_devices, cuda_workers
 from runtime.worker_group import WorkerGroup, is_worker, worker_place
 from tests.torch_steps import SMALL_MODELS, scattered
 
@@ -57,27 +63,50 @@ def run(executor: ProcessExecutor, graph: OpGraph, binding: Binding, step: Train
     placed_losses = [placed.run()[0].item() for _ in range(STEPS)]
     trained = {name: value.detach().clone() for name, value in placed.gather()[1].items()}
     step.restore(saved)
-    eager = EagerStep(step, torch.device("cpu"))
+    eager = EagerStep(step, executor.devices[0].torch_device)
     torch.manual_seed(5)
     eager_losses = [executor.call(0, eager.run).item() for _ in range(STEPS)]
     return {
         "parity": {method: p.to_json() for method, p in parity.items()},
         "devices": {method: sorted(set(timeline.placement)) for method, timeline in found.items()},
         "losses": {"placed": placed_losses, "eager": eager_losses},
-        "trained_alike": {name: torch.equal(value, trained[name]) for name, value in step.state().items()},
+        "trained_alike": {name: torch.equal(value.cpu(), trained[name].cpu()) for name, value in eager.step.state().items()},
     }
 
 
-def main(num_devices: int, models: list[str], *, tagged: bool) -> None:
+class _Done:
+    """A transfer that has been waited for."""
+
+    def wait(self, _: timedelta) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+def waited_for(start: Callable[..., dist.Work]) -> Callable[..., _Done]:
+    """`start` returns when its transfer is done."""
+
+    def whole(*args: Any, **kwargs: Any) -> _Done:
+        start(*args, **kwargs).wait(timedelta(seconds=TIMEOUT_SECONDS))
+        return _Done()
+
+    return whole
+
+
+def main(num_devices: int, flags: set[str], models: list[str]) -> None:
     if not is_worker():
         run_workers(sys.argv[1:], num_devices, TIMEOUT_SECONDS, module="tests.runtime.models_on_processes")
         return
     rank, size = worker_place()
-    devices = cpu_devices(size)
+    devices = (cuda_workers if "--cuda" in flags else cpu_devices)(size)
     devices[rank].enter()
+    torch.use_deterministic_algorithms("--cuda" in flags, warn_only=True)
+    if "--rendezvous" in flags:
+        dist.isend, dist.irecv = waited_for(dist.isend), waited_for(dist.irecv)
     found = {}
-    with WorkerGroup.join(TIMEOUT_SECONDS) as group:
-        group.tagged = tagged
+    with WorkerGroup.join(TIMEOUT_SECONDS, devices[rank].torch_device) as group:
+        group.tagged = group.tagged and "--untagged" not in flags
         for name in models:
             step = small_step(name)
             graph, binding = capture(step)
@@ -91,4 +120,5 @@ def main(num_devices: int, models: list[str], *, tagged: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), [a for a in sys.argv[2:] if a != "--untagged"], tagged="--untagged" not in sys.argv)
+    given = {a for a in sys.argv[2:] if a.startswith("--")}
+    main(int(sys.argv[1]), given, [a for a in sys.argv[2:] if a not in given])
