@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -236,7 +237,9 @@ class ProcessExecutor:
 
     def probe_link(self, source: int = 0, target: int = 1, sizes: Sequence[int] = PROBE_BYTES) -> LinkProbe:
         """The link between two ranks."""
-        return process_probe.probe_pair(self.group, self.devices[0], (source, target), sizes)
+        probe = partial(process_probe.probe_pair, self.group, self.devices[0], (source, target), sizes)
+        # A wait for a CUDA device has no time-out of its own; that of a call has.
+        return probe() if self.devices[0].torch_device.type == "cpu" else self.call(0, probe)
 
     def load(self, timeline: Timeline, binding: Binding, step: TrainingStep, *, keep_gradients: bool = False) -> ProcessStep | PlacedStep:
         """See ThreadExecutor.load. A timeline of one device is this process's alone; otherwise every rank loads its share."""

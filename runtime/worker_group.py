@@ -152,5 +152,5 @@ class WorkerGroup:
 
 
 def _abort() -> None:
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(Exception):
         dist.distributed_c10d._abort_process_group()

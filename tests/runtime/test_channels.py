@@ -52,12 +52,12 @@ def ends_of(timeline: Timeline, rank: int) -> list[tuple[int, int, int]]:
     return ends
 
 
-@given(placed_graphs())
-@settings(derandomize=True, deadline=None, max_examples=200)
-def test_without_tags_no_ranks_wait_in_a_circle(case: tuple[OpGraph, int, list[int], list[int]]) -> None:
+@given(placed_graphs(), st.sampled_from([Link(0, 1), Link(0.5, 0), Link(0.01, 2, send_us=3, receive_us=1)]))
+@settings(derandomize=True, deadline=None, max_examples=300)
+def test_without_tags_no_ranks_wait_in_a_circle(case: tuple[OpGraph, int, list[int], list[int]], link: Link) -> None:
     """Where every end of a transfer blocks its rank until the other end is there, all ranks still come to their end."""
     graph, k, placement, priority = case
-    timeline = simulate(graph, Cluster.uniform(k, link=Link(0, 1)), placement, priority)
+    timeline = simulate(graph, Cluster.uniform(k, link=link), placement, priority)
     ends = [ends_of(timeline, rank) for rank in range(k)]
     while any(ends):
         ready = [own[0] for rank, own in enumerate(ends) if own and own[0][1] == rank and ends[own[0][2]][:1] == own[:1]]
