@@ -15,6 +15,8 @@ from baechi_ext.simulate.engine import tails_us
 
 Records = NDArray[np.void]
 Ints = NDArray[np.int32]
+Indices = NDArray[np.uint32]
+"""Without a sign, so that no kernel asks whether to count from the end."""
 Floats = NDArray[np.float64]
 
 
@@ -33,7 +35,8 @@ _RULES = record("names fastest", "", "charges parallel")
 
 _OP_STATE = record("start_us end_us", "missing started")
 _ENTRY = record("first second", "item")
-_TRANSFER = record("request_us urgency_us key sent_us arrived_us", "tensor target left right sent")
+_TRANSFER = record("request_us urgency_us key sent_us arrived_us", "tensor target left right root next sent")
+_QUEUE = record("", "first last")
 _COPY = record("", "unread", "taken_in")
 _DEVICE_STATE = record(
     "busy_us left_us held_bytes held_since_us peak_bytes urgency_us", "ready_from ready waiting target readers", "running sending receiving"
@@ -48,7 +51,7 @@ class Problem(NamedTuple):
     """`tail_us`: the longest compute-only path to the end. `working_bytes`: held while the op runs, its tensors left out."""
     tensors: Records
     """`name_rank`: by name among the tensors of its producer."""
-    lists: Ints
+    lists: Indices
     """The ops' inputs and outputs, the tensors' readers."""
     devices: Records
     """`memory_bytes` is infinite where there is no limit."""
@@ -71,9 +74,10 @@ class State(NamedTuple):
     events: Records
     """A heap by time and key. An item is an op that ends, or the number of ops plus a transfer that arrives."""
     transfers: Records
-    """In the order of requests; entry i of `sent`: the transfer that started as number i. `left`, `right`: see `roots`."""
-    roots: Ints
-    """For each source and target, the first transfer that waits for its channels, or -1: a skew heap."""
+    """In the order of requests; entry i of `sent`: the transfer that started as number i. The others: see `queues`."""
+    queues: Records
+    """For each source and target, the transfers that wait for its channels: a chain of skew heaps (`left`, `right`), one for each
+    instant of a request. The transfer that began a heap keeps its `root` and `next`, the beginner of the following one, or -1."""
     copies: Records
     """By tensor and device. `unread`: readers there that have not ended, on the producer's device with the transfers to others."""
     devices: Records
@@ -112,7 +116,7 @@ def make_problem(graph: OpGraph, cluster: Cluster) -> Problem:
     rules["fastest"] = devices["speed"].max()
     rules["charges"] = any(np.any(links[name]) for name in _LINK.names[2:])
     rules["parallel"] = cluster.parallel_transfers
-    return Problem(ops, tensors, np.array(lists, np.int32), devices, links, rules)
+    return Problem(ops, tensors, np.array(lists, np.uint32), devices, links, rules)
 
 
 def make_state(problem: Problem) -> State:
@@ -128,7 +132,7 @@ def make_state(problem: Problem) -> State:
         ready=np.zeros(n, _ENTRY),
         events=np.zeros(k + readings, _ENTRY),
         transfers=np.zeros(readings, _TRANSFER),
-        roots=np.zeros(k * k, np.int32),
+        queues=np.zeros(k * k, _QUEUE),
         copies=np.zeros(tensors * k, _COPY),
         devices=np.zeros(k, _DEVICE_STATE),
         totals=totals,

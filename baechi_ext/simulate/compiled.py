@@ -1,6 +1,7 @@
 """The compiled simulator: the same timelines as `engine.Simulator`, hundreds of times as fast. Loading it loads numba."""
 
 from collections.abc import Sequence
+from struct import Struct
 
 import numpy as np
 
@@ -20,6 +21,7 @@ class CompiledSimulator:
         self.problem = make_problem(graph, cluster)
         self.tails_us: tuple[float, ...] = _as_tuple(self.problem.ops["tail_us"][:-1])
         self._state = make_state(self.problem)
+        self._placement, self._priority = Struct(f"{len(graph)}i"), Struct(f"{len(graph)}d")  # twice as fast as numpy takes a sequence
 
     def evaluate(self, placement: Sequence[int], priority: Sequence[float] | None = None) -> tuple[float, tuple[float, ...]]:
         """The makespan in microseconds and each device's peak in bytes, without a timeline.
@@ -27,10 +29,10 @@ class CompiledSimulator:
         Peaks are sums of floats: those of whole bytes are exact, others may differ from the timeline's in the last digits.
         """
         state = self._state
-        state.placement[:] = placement
+        self._placement.pack_into(state.placement, 0, *placement)
         state.totals["has_priority"] = priority is not None
         if priority is not None:
-            state.priority[:] = priority
+            self._priority.pack_into(state.priority, 0, *priority)
         makespan_us = simulate_kernel.run(self.problem, state)
         return makespan_us, tuple(state.devices["peak_bytes"].tolist())
 

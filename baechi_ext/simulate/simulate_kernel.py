@@ -6,7 +6,7 @@ what is held from this instant on, so a device's peak is the most it holds betwe
 
 import numpy as np
 
-from baechi_ext.simulate.arrays import Ints, Problem, Records, State
+from baechi_ext.simulate.arrays import Problem, Records, State
 from baechi_ext.simulate.jit import inlined, kernel
 
 
@@ -52,7 +52,8 @@ def _reset(p: Problem, s: State) -> None:
     totals = s.totals[0]
     totals.events = totals.requests = totals.started = totals.transfers = totals.sent = 0
     totals.hopeless = False
-    s.roots[:] = -1
+    for pair in range(len(s.queues)):
+        s.queues[pair].first = -1
     for d in range(len(s.devices)):
         device = s.devices[d]
         device.busy_us = device.left_us = device.held_bytes = device.held_since_us = 0.0
@@ -286,8 +287,7 @@ def _request(p: Problem, s: State, t: int, target: int, now: float) -> None:
         s.totals[0].events += 1
     else:
         transfer.urgency_us = s.devices[target].urgency_us
-        transfer.left = transfer.right = -1
-        s.roots[source * k + target] = _merge(s.transfers, s.roots[source * k + target], x)
+        _wait(s.transfers, s.queues[source * k + target], x)
         s.devices[source].waiting += 1
         s.totals[0].requests += 1
 
@@ -325,12 +325,11 @@ def _deliver(p: Problem, s: State, x: int, now: float) -> None:
 @inlined
 def _start_transfers(p: Problem, s: State, now: float) -> None:
     while True:
-        pair = _first_free_pair(s.transfers, s.roots, s.devices)
+        pair = _first_free_pair(s.transfers, s.queues, s.devices)
         if pair < 0:
             return
         source, target = s.devices[pair // len(s.devices)], s.devices[pair % len(s.devices)]
-        x = s.roots[pair]
-        s.roots[pair] = _merge(s.transfers, s.transfers[x].left, s.transfers[x].right)
+        x = _leave(s.transfers, s.queues[pair])
         source.waiting -= 1
         s.totals[0].requests -= 1
         source.sending = target.receiving = True
@@ -340,17 +339,45 @@ def _start_transfers(p: Problem, s: State, now: float) -> None:
 
 
 @inlined
-def _first_free_pair(transfers: Records, roots: Ints, devices: Records) -> int:
+def _first_free_pair(transfers: Records, queues: Records, devices: Records) -> int:
     """The source and target (source * devices + target) of the first transfer whose channels are free, or -1."""
-    best, k = -1, len(devices)
+    best, first, k = -1, -1, len(devices)
     for source in range(k):
         if devices[source].waiting > 0 and not devices[source].sending:
             for target in range(k):
                 pair = source * k + target
-                if roots[pair] >= 0 and not devices[target].receiving:  # noqa: SIM102 - the order of these tests saves time
-                    if best < 0 or _precedes(transfers[roots[pair]], transfers[roots[best]]):
-                        best = pair
+                if queues[pair].first >= 0 and not devices[target].receiving:
+                    x = transfers[queues[pair].first].root
+                    if best < 0 or _precedes(transfers[x], transfers[first]):
+                        best, first = pair, x
     return best
+
+
+@inlined
+def _wait(transfers: Records, queue: Records, x: int) -> None:
+    """Transfer x, which was requested last of all, joins a queue."""
+    transfer = transfers[x]
+    transfer.left = transfer.right = transfer.next = -1
+    transfer.root = x
+    if queue.first < 0:
+        queue.first = queue.last = x
+        return
+    last = transfers[queue.last]
+    if last.request_us == transfer.request_us:
+        last.root = _merge(transfers, last.root, x)
+    else:
+        last.next = queue.last = x
+
+
+@inlined
+def _leave(transfers: Records, queue: Records) -> int:
+    """Takes the first transfer out of a queue."""
+    first = transfers[queue.first]
+    x = first.root
+    first.root = _merge(transfers, transfers[x].left, transfers[x].right)
+    if first.root < 0:
+        queue.first = first.next
+    return x
 
 
 @inlined
@@ -364,7 +391,7 @@ def _precedes(x: Records, y: Records) -> bool:
 
 @inlined
 def _merge(transfers: Records, x: int, y: int) -> int:
-    """The first of two skew heaps (Sleator and Tarjan, SIAM Journal on Computing 15, 1986) of waiting transfers, made one."""
+    """The root of two skew heaps (Sleator and Tarjan, SIAM Journal on Computing 15, 1986) of waiting transfers, made one."""
     if x < 0:
         return y
     if y < 0:
