@@ -6,14 +6,14 @@ not enough for two more rounds does the clock say how long the last one is: a ro
 """
 
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from baechi_ext.place import refine_kernel
-from baechi_ext.place.blocks import block_levels
+from baechi_ext.place.blocks import Block
+from baechi_ext.place.clock import clock_seconds
 from baechi_ext.place.common import SearchProgress
 from baechi_ext.place.refine_kernel import Search
 from baechi_ext.place.trial import Trial
@@ -25,7 +25,8 @@ _HOTTER = (1.0, 3.0)
 _ORDER_SHARE = 0.2
 _TEMPERATURE, _COLDEST, _HOTTEST = 0.1, 1e-4, 2e-2
 """In parts of the first plan's makespan: the first temperature, times devices and over blocks, and what it stays between."""
-_WARMING = 1.2
+_LONGER, _WARMING = 2, 1.2
+"""From round to round: how many times as long, and how many times as hot at first."""
 _COOLING = 100.0
 _FIRST_WORK, _FEWEST_STEPS = 3_000_000, 200
 """Of the first round: steps times what there is to simulate in each."""
@@ -48,33 +49,37 @@ class Limits:
     """When a search ends, and whom it tells how it goes."""
 
     bound_us: float
-    seconds: float
-    """Compiling the search, where that has to be done, comes on top."""
+    until_seconds: float
+    """On the clock that stands still while kernels are compiled."""
     seed: int
     watch: Callable[[SearchProgress], None] | None
 
 
-def anneal(start: Trial, limits: Limits) -> tuple[Trial, bool]:
-    """The best plan found from `start`, which may exceed memory limits, and whether the user interrupted the search."""
-    return _Annealing(start, limits).run()
+def anneal(start: Trial, levels: Sequence[Sequence[Block]], limits: Limits) -> tuple[Trial, bool]:
+    """The best plan found from `start`, which may exceed memory limits, and whether the user interrupted the search.
+
+    `levels`: what it moves as one, see `blocks.block_levels`.
+    """
+    if clock_seconds() >= limits.until_seconds:
+        return start, False
+    return _Annealing(start, levels, limits).run()
 
 
 class _Annealing:
     """The chains, and the best plan of all of them."""
 
-    def __init__(self, start: Trial, limits: Limits) -> None:
+    def __init__(self, start: Trial, levels: Sequence[Sequence[Block]], limits: Limits) -> None:
         self.best = start
         self.limits = limits
         simulator = start.simulator
         self.problem = make_problem(simulator.graph, simulator.cluster)
-        blocks = block_levels(simulator.graph, simulator.cluster)
-        self.chains = [_Chain(self.problem, blocks, seed) for seed in range(2 * limits.seed, 2 * limits.seed + len(_PATH_SHARES))]
-        self.begun_seconds = self.until_seconds = time.perf_counter()
+        self.chains = [_Chain(self.problem, levels, seed) for seed in range(2 * limits.seed, 2 * limits.seed + len(_PATH_SHARES))]
+        self.begun_seconds = clock_seconds()
         work = len(self.problem.ops) + len(self.problem.lists)
-        self.steps = max(_FEWEST_STEPS, min(_FIRST_WORK // work, _STEPS_PER_BLOCK * (len(blocks[0]) + 10)))
+        self.steps = max(_FEWEST_STEPS, min(_FIRST_WORK // work, _STEPS_PER_BLOCK * (len(levels[0]) + 10)))
         limits_bytes = self.problem.devices["memory_bytes"]
         room = float(np.mean(limits_bytes[np.isfinite(limits_bytes)])) if np.any(np.isfinite(limits_bytes)) else 0.0
-        self.temperature = max(_COLDEST, _TEMPERATURE * len(simulator.cluster) / (len(blocks[0]) + 1))
+        self.temperature = max(_COLDEST, _TEMPERATURE * len(simulator.cluster) / (len(levels[0]) + 1))
         self.scale_us = max(start.makespan_us, 1e-9)
         self.weight = self.scale_us / (_ABSORBED * max(1.0, room))
 
@@ -84,8 +89,6 @@ class _Annealing:
             for chain in self.chains:
                 chain.prepare(self, rounds, steps=0)
                 refine_kernel.anneal(self.problem, chain.state, chain.search)  # compiles it, where no thread waits for it
-            self.begun_seconds = time.perf_counter()
-            self.until_seconds = self.begun_seconds + self.limits.seconds
             while idle < (_PATIENCE if self.best.valid else _PATIENCE_WITHOUT_PLAN) and not self._is_over():
                 for chain in self.chains:
                     chain.prepare(self, rounds, self.steps)
@@ -100,11 +103,11 @@ class _Annealing:
 
     def _is_over(self) -> bool:
         met = self.best.valid and self.best.makespan_us <= self.limits.bound_us * (1 + _ROUNDING)
-        return met or time.perf_counter() >= self.until_seconds
+        return met or clock_seconds() >= self.limits.until_seconds
 
     def _run_round(self) -> None:
-        """Runs the chains; the next round is twice as long, or as long as the time left where a third such round would not fit."""
-        begun_seconds = time.perf_counter()
+        """Runs the chains; the next round is longer, or as long as the time left where the one after it would not fit."""
+        begun_seconds = clock_seconds()
         for chain in self.chains:
             chain.start(self.problem)
         while any(chain.is_running() for chain in self.chains):
@@ -112,12 +115,13 @@ class _Annealing:
                 chain.wait(_LOOK_SECONDS / len(self.chains))
             if self.limits.watch is not None:
                 self.limits.watch(self._progress())
-            if time.perf_counter() >= self.until_seconds:
+            if clock_seconds() >= self.limits.until_seconds:
                 self._stop()
-        now_seconds = time.perf_counter()
+        now_seconds = clock_seconds()
         rate = self.steps / (now_seconds - begun_seconds)
-        possible = int((self.until_seconds - now_seconds) * rate * _SAFETY)
-        self.steps = max(1, possible) if possible < 6 * self.steps else 2 * self.steps
+        possible = int((self.limits.until_seconds - now_seconds) * rate * _SAFETY)
+        last = possible < (_LONGER + _LONGER**2) * self.steps
+        self.steps = max(1, possible) if last else _LONGER * self.steps
 
     def _stop(self) -> None:
         for chain in self.chains:
@@ -134,7 +138,7 @@ class _Annealing:
     def _progress(self) -> SearchProgress:
         plans = [(chain.settings["best_excess_bytes"], chain.settings["best_makespan_us"]) for chain in self.chains]
         excess_bytes, makespan_us = min([self.best.key, *plans])
-        seconds = time.perf_counter() - self.begun_seconds
+        seconds = clock_seconds() - self.begun_seconds
         evaluations = int(sum(chain.settings["done"] for chain in self.chains))
         return SearchProgress(float(makespan_us), float(excess_bytes), self.limits.bound_us, evaluations, seconds)
 
@@ -142,7 +146,7 @@ class _Annealing:
 class _Chain:
     """One chain, its thread while it runs, and its part of the state."""
 
-    def __init__(self, problem: Problem, levels: list[list[tuple[int, ...]]], seed: int) -> None:
+    def __init__(self, problem: Problem, levels: Sequence[Sequence[Block]], seed: int) -> None:
         self.number = seed % len(_PATH_SHARES)
         self.state: State = make_state(problem)
         self.search: Search = refine_kernel.make_search(problem, levels)

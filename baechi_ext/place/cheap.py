@@ -8,11 +8,9 @@ from dataclasses import replace
 
 from baechi_ext.errors import InfeasibleError, MissingBackendError, SolverError
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.place.blocks import block_levels
 from baechi_ext.place.common import Task
 from baechi_ext.place.repair import placements_by_bytes
 from baechi_ext.place.trial import Trial, draining_order, longest_path_order, try_orders
-from baechi_ext.simulate import lower_bound_us
 
 _SHARE = 0.3
 """The part of the time that is left that one method may take, and the part of the limit past which no further one begins."""
@@ -36,7 +34,7 @@ def cheap_start(task: Task) -> tuple[Trial, bool]:
             if trial is not None:
                 found[name] = trial
         names = sorted(found, key=lambda name: found[name].key)[:1] or names
-        if any(trial.makespan_us <= lower_bound_us(task.graph, task.cluster) for trial in found.values()):
+        if any(trial.makespan_us <= task.bound_us for trial in found.values()):
             names = []
         for graph in _clustered(task) if names else ():
             for name in names:
@@ -74,7 +72,7 @@ def _trial_of(task: Task, method: str, graph: OpGraph) -> Trial | None:
 
 def _clustered(task: Task) -> Iterator[OpGraph]:
     """The task's graph with clusters of ops for colocation groups, the coarsest clusters first."""
-    for blocks in reversed(block_levels(task.graph, task.cluster)[1:]):
+    for blocks in reversed(task.block_levels[1:]):
         cluster_of = {v: i for i, block in enumerate(blocks) for v in block}
         ops = [replace(op, colocation=f"cluster {cluster_of[v]}") for v, op in enumerate(task.graph.ops)]
         yield task.graph.replace_ops(ops)

@@ -1,9 +1,9 @@
 """What all placers share: their options, their result, and how a placement becomes a plan."""
 
 import platform
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import baechi_ext
@@ -12,6 +12,8 @@ from baechi_ext.ir.check import memory_violations, verify_placement
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import Plan
+from baechi_ext.place.blocks import Block, block_levels
+from baechi_ext.place.clock import clock_seconds
 from baechi_ext.place.feasibility import NEXT_STEPS, require_feasible, require_packing, require_sane_costs
 from baechi_ext.place.repair import placements_by_bytes, repair
 from baechi_ext.place.trial import Priority, Trial, draining_order, longest_path_order, longest_placed_path_order, try_orders
@@ -105,7 +107,17 @@ class Task:
         return self.simulator.cluster
 
     def elapsed_seconds(self) -> float:
-        return time.perf_counter() - self.started_seconds
+        """Compiling left out."""
+        return clock_seconds() - self.started_seconds
+
+    @cached_property
+    def bound_us(self) -> float:
+        return lower_bound_us(self.graph, self.cluster)
+
+    @cached_property
+    def block_levels(self) -> list[list[Block]]:
+        """See `blocks.block_levels`."""
+        return block_levels(self.graph, self.cluster)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +133,7 @@ def begin(method: str, graph: OpGraph, cluster: Cluster, options: PlaceOptions) 
 
     Raises InfeasibleError, status "infeasible", where no plan can exist; GraphError where costs are beyond all bounds.
     """
-    started = time.perf_counter()
+    started = clock_seconds()
     require_sane_costs(graph, cluster)
     require_feasible(graph, cluster)
     return Task(method, options, AdaptiveSimulator(graph, cluster), started)
@@ -159,7 +171,7 @@ def finish(task: Task, trial: Trial, bound_us: float | None = None, *, interrupt
         require_packing(task.graph, task.cluster)
         raise InfeasibleError(_why_not(task, trial), status="unknown")
     graph, timeline = task.graph, trial.timeline
-    bound = lower_bound_us(graph, task.cluster) if bound_us is None else bound_us
+    bound = task.bound_us if bound_us is None else bound_us
     plan = Plan(
         graph_fingerprint=graph.fingerprint,
         op_digests=dict(zip(graph.index, graph.op_digests, strict=True)),

@@ -4,9 +4,9 @@ from baechi_ext.ir.check import verify_placement
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.cheap import cheap_start
-from baechi_ext.place.common import PlaceOptions, PlanResult, Task, begin, finish
+from baechi_ext.place.common import PlaceOptions, PlanResult, Task, begin
+from baechi_ext.place.refining import refined
 from baechi_ext.place.trial import Trial, try_orders
-from baechi_ext.simulate import lower_bound_us
 
 
 def refine(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult:
@@ -19,14 +19,7 @@ def refine(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResul
     """
     task = begin("refine", graph, cluster, options)
     start, interrupted = _start(task)
-    bound_us = lower_bound_us(graph, cluster)
-    if interrupted or len(graph) == 0 or (start.valid and start.makespan_us <= bound_us):
-        return finish(task, start, interrupted=interrupted)
-    from baechi_ext.place.annealing import Limits, anneal
-
-    left_seconds = options.time_limit_seconds - task.elapsed_seconds()
-    best, interrupted = anneal(start, Limits(bound_us, left_seconds, options.seed, options.watch))
-    return finish(task, best, interrupted=interrupted)
+    return refined(task, start, interrupted=interrupted)
 
 
 def _start(task: Task) -> tuple[Trial, bool]:

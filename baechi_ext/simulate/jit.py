@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numba
+from numba.core import event
 
 F = TypeVar("F", bound=Callable)
 
@@ -61,6 +62,15 @@ def cache_folder() -> Path | None:
     """Where compiled kernels are kept: NUMBA_CACHE_DIR, else beside the sources, else the user's cache; None where none is writable."""
     name = f"kernels-{_digest()}"
     return next((folder / name for folder in _candidates() if _is_writable(folder / name)), None)
+
+
+_compiling = event.TimingListener()
+event.register("numba:compile", _compiling)
+
+
+def compiling_seconds() -> float:
+    """What this process has compiled for so far; loading from the cache is not in it."""
+    return _compiling.duration if _compiling.done else 0.0
 
 
 def is_first_use() -> bool:
