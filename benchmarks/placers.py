@@ -136,19 +136,24 @@ def measure(tasks: Sequence[Task], repeats: int) -> float | None:
         smallest.setdefault(task.name, task)
     for task in smallest.values():
         task.run()
-    begin = _clocks()
+    begin = clocks()
     while due := [task for task in tasks if task.wants(repeats)]:
         for task in due:
             task.sample()
             shown = f"{task.name}, {len(task.graph)} ops, {len(task.cluster)} devices"
             sys.stderr.write(f"{shown}: {task.seconds[-1]:.4g} s\n")
-    if begin is None or (end := _clocks()) is None:
+    return load_of_others(begin)
+
+
+def load_of_others(begin: tuple[float, float, float] | None) -> float | None:
+    """The share of the cores that other processes took since `begin`, the clocks of then; None where the system does not tell."""
+    if begin is None or (end := clocks()) is None:
         return None
     busy, own, wall = (b - a for a, b in zip(begin, end, strict=True))
     return max(0.0, busy - own) / (wall * len(os.sched_getaffinity(0)))
 
 
-def _clocks() -> tuple[float, float, float] | None:
+def clocks() -> tuple[float, float, float] | None:
     """Seconds that this process's cores were busy, that it used itself, and on the clock; None where the system does not tell."""
     try:
         busy = busy_seconds(Path("/proc/stat").read_text(encoding="ascii"), os.sched_getaffinity(0))

@@ -131,7 +131,8 @@ def test_whatever_it_finds_is_worth_what_it_says(case: tuple[OpGraph, Cluster], 
     cluster = replace(cluster, devices=tuple(replace(d, memory_bytes=limit) for d in cluster.devices))
     simulator = AdaptiveSimulator(graph, cluster)
     start = try_orders(simulator, (0,) * len(graph), [None])
-    best, interrupted = anneal(start, block_levels(graph, cluster), Limits(lower_bound_us(graph, cluster), clock_seconds() + 0.1, seed, None))
+    limits = Limits(lower_bound_us(graph, cluster), clock_seconds() + 0.1, seed, None)
+    best, interrupted = anneal(start, block_levels(graph, cluster), limits)
     assert best.key <= start.key
     assert not interrupted
     for members in graph.groups.values():
