@@ -34,7 +34,7 @@ def cheap_start(task: Task) -> tuple[Trial, bool]:
             if trial is not None:
                 found[name] = trial
         names = sorted(found, key=lambda name: found[name].key)[:1] or names
-        if any(trial.makespan_us <= task.bound_us for trial in found.values()):
+        if (found and _is_late(task)) or any(trial.makespan_us <= task.bound_us for trial in found.values()):
             names = []
         for graph in _clustered(task) if names else ():
             for name in names:
