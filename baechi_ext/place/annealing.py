@@ -15,6 +15,7 @@ from baechi_ext.place import refine_kernel
 from baechi_ext.place.blocks import Block
 from baechi_ext.place.clock import clock_seconds
 from baechi_ext.place.common import SearchProgress
+from baechi_ext.place.fitting import scrambled
 from baechi_ext.place.refine_kernel import Search
 from baechi_ext.place.trial import Trial
 from baechi_ext.simulate.arrays import Problem, State, make_problem, make_state
@@ -151,7 +152,7 @@ class _Chain:
         self.state: State = make_state(problem)
         self.search: Search = refine_kernel.make_search(problem, levels)
         self.settings = self.search.settings[0]
-        self.settings["random"] = _scrambled(seed)
+        self.settings["random"] = scrambled(seed)
         self._thread: threading.Thread | None = None
 
     def prepare(self, annealing: _Annealing, rounds: int, steps: int) -> None:
@@ -185,12 +186,3 @@ class _Chain:
         if self.is_running() or not np.isfinite(self.settings["best_makespan_us"]):
             return default
         return Trial(tuple(self.search.placement.tolist()), tuple(self.search.priority.tolist()), default.simulator)
-
-
-def _scrambled(seed: int) -> int:
-    """A first state for a chain's random numbers: splitmix64 of the seed, and never 0."""
-    mask = 2**64 - 1
-    z = (seed + 1) * 0x9E3779B97F4A7C15 & mask
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask
-    z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
-    return (z ^ z >> 31) or 1

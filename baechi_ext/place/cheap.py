@@ -8,18 +8,22 @@ from dataclasses import replace
 
 from baechi_ext.errors import InfeasibleError, MissingBackendError, SolverError
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.place.common import Task
-from baechi_ext.place.repair import placements_by_bytes
-from baechi_ext.place.trial import Trial, draining_order, longest_path_order, try_orders
+from baechi_ext.place.common import SearchProgress, Task
+from baechi_ext.place.repair import trials_by_bytes
+from baechi_ext.place.trial import Trial
 
 _SHARE = 0.3
 """The part of the time that is left that one method may take, and the part of the limit past which no further one begins."""
+
+_FITTING_SHARE = 0.9
+"""The part of the time limit after which a search for any plan that fits gives way to refining."""
 
 
 def cheap_start(task: Task) -> tuple[Trial, bool]:
     """The best plan of the cheap methods, and whether the user interrupted them; where none finds one, what comes nearest.
 
-    In the registry's order, then the one that was best on clusters; once there is a plan, none begins after a third of the time limit.
+    In the registry's order, then the best of them on clusters; none begins after a third of the time limit. Where there is no plan by
+    then, the rest of the time but for a tenth goes to a search for one that fits.
     Raises InfeasibleError where a method proves that there is no plan, KeyboardInterrupt where there is none yet.
     """
     from baechi_ext.place.registry import METHODS  # above the placers that call this
@@ -28,25 +32,24 @@ def cheap_start(task: Task) -> tuple[Trial, bool]:
     try:
         names = [name for name, method in METHODS.items() if method.cheap]
         for name in names:
-            if found and _is_late(task):
+            if _is_late(task):
                 break
             trial = _trial_of(task, name, task.graph)
             if trial is not None:
                 found[name] = trial
-        names = sorted(found, key=lambda name: found[name].key)[:1] or names
+        names = sorted(found, key=lambda name: found[name].key)[:1]
         if (found and _is_late(task)) or any(trial.makespan_us <= task.bound_us for trial in found.values()):
             names = []
         for graph in _clustered(task) if names else ():
             for name in names:
-                late = _is_late(task) and (found or task.elapsed_seconds() > 2 * _SHARE * task.options.time_limit_seconds)
-                trial = None if late else _trial_of(task, name, graph)
+                trial = None if _is_late(task) else _trial_of(task, name, graph)
                 if trial is not None:
-                    found[name] = min([trial, found.get(name, trial)], key=lambda trial: trial.key)
+                    found[name] = min([trial, found[name]], key=lambda trial: trial.key)
     except KeyboardInterrupt:
         if not found:
             raise
         return min(found.values(), key=lambda trial: trial.key), True
-    return min(found.values() or _trials_by_bytes(task), key=lambda trial: trial.key), False
+    return min(found.values(), key=lambda trial: trial.key) if found else _fitted(task), False
 
 
 def _is_late(task: Task) -> bool:
@@ -58,7 +61,7 @@ def _trial_of(task: Task, method: str, graph: OpGraph) -> Trial | None:
     from baechi_ext.place.registry import place
 
     left_seconds = task.options.time_limit_seconds - task.elapsed_seconds()
-    options = replace(task.options, time_limit_seconds=max(left_seconds * _SHARE, 0.1), initial=None)
+    options = replace(task.options, time_limit_seconds=max(left_seconds * _SHARE, 0.1), initial=None, fits=False)
     try:
         plan = place(method, graph, task.cluster, options).plan
     except (SolverError, MissingBackendError):
@@ -78,6 +81,16 @@ def _clustered(task: Task) -> Iterator[OpGraph]:
         yield task.graph.replace_ops(ops)
 
 
-def _trials_by_bytes(task: Task) -> list[Trial]:
-    orders = [draining_order(task.simulator), longest_path_order(task.simulator)]
-    return [try_orders(task.simulator, placement, orders) for placement in placements_by_bytes(task.graph, task.cluster)]
+def _fitted(task: Task) -> Trial:
+    """A plan that fits, found at any cost in time; what comes nearest where none was found."""
+    start = min(trials_by_bytes(task.simulator), key=lambda trial: trial.key)
+    if start.valid or len(task.graph) == 0:
+        return start
+    from baechi_ext.place.fitting import Effort, fit
+
+    def watch(best: Trial, evaluations: int) -> None:
+        if task.options.watch is not None:
+            task.options.watch(SearchProgress(best.makespan_us, sum(best.excess_bytes), task.bound_us, evaluations, task.elapsed_seconds()))
+
+    left_seconds = task.options.time_limit_seconds * _FITTING_SHARE - task.elapsed_seconds()
+    return fit(start, task.options.seed, Effort(seconds=left_seconds), watch)

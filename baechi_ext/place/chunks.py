@@ -1,5 +1,6 @@
 """Topological chunks: runs of neighbouring ops, one per device, of equal time or equal bytes."""
 
+import heapq
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
@@ -102,4 +103,38 @@ def depth_first_order(graph: OpGraph) -> tuple[int, ...]:
                 if missing[w] == 0:
                     released.append(w)
         stack += reversed(released)
+    return tuple(order)
+
+
+def least_memory_order(graph: OpGraph) -> tuple[int, ...]:
+    """Op positions in a topological order: next comes, of the ready ops, the one after which the fewest bytes are held."""
+    unread = [len(t.readers) for t in graph.tensors]
+    missing = [len(p) for p in graph.predecessors]
+    made = [sum(graph.tensors[t].bytes for t in outputs) for outputs in graph.outputs]
+
+    def growth(v: int) -> float:
+        return made[v] - sum(graph.tensors[t].bytes for t in graph.inputs[v] if unread[t] == 1)
+
+    known = {v: growth(v) for v in range(len(graph)) if not missing[v]}
+    heap = [(bytes_, v) for v, bytes_ in known.items()]
+    heapq.heapify(heap)
+    order: list[int] = []
+    while heap:
+        bytes_, v = heapq.heappop(heap)
+        if known.get(v) != bytes_:
+            continue
+        del known[v]
+        order.append(v)
+        changed = []
+        for t in graph.inputs[v]:
+            unread[t] -= 1
+            if unread[t] == 1:
+                changed += [w for w in graph.tensors[t].readers if w in known]
+        for w in graph.successors[v]:
+            missing[w] -= 1
+            if not missing[w]:
+                changed.append(w)
+        for w in changed:
+            known[w] = growth(w)
+            heapq.heappush(heap, (known[w], w))
     return tuple(order)

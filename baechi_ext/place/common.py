@@ -15,7 +15,7 @@ from baechi_ext.ir.plan import Plan
 from baechi_ext.place.blocks import Block, block_levels
 from baechi_ext.place.clock import clock_seconds
 from baechi_ext.place.feasibility import NEXT_STEPS, require_feasible, require_packing, require_sane_costs
-from baechi_ext.place.repair import placements_by_bytes, repair
+from baechi_ext.place.repair import BRIEFLY_REPAIRED_OPS, REPAIRED_OPS, fitted, repair
 from baechi_ext.place.trial import Priority, Trial, draining_order, longest_path_order, longest_placed_path_order, try_orders
 from baechi_ext.simulate import AdaptiveSimulator, Timeline, lower_bound_us
 
@@ -35,6 +35,8 @@ class PlaceOptions:
     """For solvers and searches."""
     initial: "Proposal | None" = None
     """Where a search starts: a placement and the orders to try with it."""
+    fits: bool = True
+    """Take long where plans do not fit: repair them at length, and search for one that fits, whatever its step takes."""
     watch: Callable[["SearchProgress"], None] | None = None
     """Called a few times a second by a search that takes long."""
 
@@ -209,20 +211,17 @@ def _with_all_orders(task: Task, trial: Trial, priorities: Sequence[Priority]) -
 
 
 def _repaired(task: Task, trials: Sequence[Trial]) -> Trial:
-    """The best trial once those that do not fit but are faster are repaired; where none can be, the first placement by bytes."""
+    """The best trial once those that do not fit but are faster are repaired; where none can be, one made to fit at any cost in time."""
     simulator, seed = task.simulator, task.options.seed
     best = min(trials, key=lambda trial: trial.key)
     amiss = [trial for trial in trials if not trial.valid]
     amiss.sort(key=lambda trial: trial.makespan_us if best.valid else sum(trial.excess_bytes))
     for trial in amiss[:_REPAIRED]:
         if not best.valid or trial.makespan_us < best.makespan_us:
-            repaired = repair(simulator, trial, seed)
+            repaired = repair(simulator, trial, seed, REPAIRED_OPS if task.options.fits else BRIEFLY_REPAIRED_OPS)
             best = min([best, _with_all_orders(task, repaired, ()) if repaired.valid else repaired], key=lambda t: t.key)
-    for placement in placements_by_bytes(task.graph, task.cluster):
-        if best.valid:
-            break
-        start = try_orders(simulator, placement, [draining_order(simulator)])
-        best = min([best, repair(simulator, start, seed)], key=lambda trial: trial.key)
+    if not best.valid and task.options.fits:
+        best = fitted(simulator, best, seed)
     return _with_all_orders(task, best, ())
 
 

@@ -46,6 +46,8 @@ class Search(NamedTuple):
     path: Ints
     """A critical path, from its end."""
     peaks: Floats
+    peaks_us: Floats
+    """By device, since when it held that much."""
     persistent: Floats
     """By device, the persistent bytes of the plan in trial: what it exceeds limits by at least."""
     log: Records
@@ -114,7 +116,7 @@ def _accept(p: Problem, s: State, q: Search) -> None:
     q_ = q.settings[0]
     for d in range(len(s.devices)):
         s.devices[d].target = -1
-        q.peaks[d] = s.devices[d].peak_bytes
+        q.peaks[d], q.peaks_us[d] = s.devices[d].peak_bytes, s.devices[d].peak_us
         q.persistent[d] = 0.0
     for rank in range(len(q.order)):
         v = s.ops[rank].started
@@ -162,6 +164,7 @@ def make_search(problem: Problem, levels: Sequence[Sequence[Sequence[int]]]) -> 
         order=np.zeros(n, np.int32),
         path=np.zeros(n, np.int32),
         peaks=np.zeros(k, np.float64),
+        peaks_us=np.zeros(k, np.float64),
         persistent=np.zeros(k, np.float64),
         log=np.zeros(2 * n, CHANGE),
         placement=np.zeros(n, np.int32),

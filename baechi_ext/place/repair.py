@@ -4,20 +4,21 @@ Every step is judged by the simulator, and is kept only where it lowers the byte
 the device that exceeds most, the units whose move costs the least transfer and load per byte that it frees at the instant of
 the peak. Where those fail, random moves and exchanges (seeded) follow, and changes of the order of the ops; they may also raise
 the bytes over the limits, by less and less (threshold accepting: Dueck and Scheuer, J. Computational Physics 90, 1990). The number
-of simulations is bounded by the graph's size, never by a clock, so that the same input gives the same plan.
+of simulations is bounded by the graph's size, never by a clock, so that the same input gives the same plan. Where repair fails, compiled
+search (`fitting`) goes on.
 """
 
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from baechi_ext.ir.cluster import Cluster
-from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.place.chunks import chunks, depth_first_order, held_bytes, spread, units
+from baechi_ext.place.chunks import chunks, depth_first_order, held_bytes, least_memory_order, spread, units
 from baechi_ext.place.trial import Trial, draining_order, ranks, try_orders
 from baechi_ext.simulate import AdaptiveSimulator, Timeline
 
-_SIMULATED_OPS = 2_000_000
+REPAIRED_OPS, BRIEFLY_REPAIRED_OPS = 500_000, 50_000
+_FITTED_OPS = 10_000_000
+"""How many ops a repair, and a search for a plan that fits, may simulate."""
 _FEWEST_STEPS, _MOST_STEPS = 16, 10_000
 _STEPS_PER_MOVE = 50
 """The most steps for each unit and device that it could move to: few units leave little to try."""
@@ -28,15 +29,30 @@ _NEW_ORDER = 0.02
 """The share of random steps that try another order of the ops."""
 
 
-def repair(simulator: AdaptiveSimulator, start: Trial, seed: int) -> Trial:
+def repair(simulator: AdaptiveSimulator, start: Trial, seed: int, simulated_ops: int = REPAIRED_OPS) -> Trial:
     """The best trial found from `start`: valid, or else with the fewest bytes over the limits."""
-    return _Repair(simulator, start, seed).run()
+    return _Repair(simulator, start, seed, simulated_ops).run()
+
+
+def fitted(simulator: AdaptiveSimulator, nearest: Trial, seed: int) -> Trial:
+    """A plan that fits, whatever its step takes, or the one with the fewest bytes over the limits; never worse than `nearest`.
+
+    Placements by bytes are repaired one after the other; where that fails a longer search begins at the best.
+    """
+    best = nearest
+    for start in trials_by_bytes(simulator):
+        best = min([best, repair(simulator, start, seed)], key=lambda trial: trial.key)
+        if best.valid:
+            return best
+    from baechi_ext.place.fitting import Effort, fit
+
+    return fit(best, seed, Effort(simulated_ops=_FITTED_OPS))
 
 
 class _Repair:
     """The state of one repair: the best trial so far and the steps left."""
 
-    def __init__(self, simulator: AdaptiveSimulator, start: Trial, seed: int) -> None:
+    def __init__(self, simulator: AdaptiveSimulator, start: Trial, seed: int, simulated_ops: int) -> None:
         self.simulator = simulator
         self.graph = simulator.graph
         self.best = start
@@ -45,7 +61,7 @@ class _Repair:
         self.units = units(self.graph)
         self.orders = (draining_order(simulator),)
         moves = len(self.units) * (len(simulator.cluster) - 1)
-        self.steps = min(_MOST_STEPS, _STEPS_PER_MOVE * moves, max(_FEWEST_STEPS, _SIMULATED_OPS // max(1, len(self.graph))))
+        self.steps = min(_MOST_STEPS, _STEPS_PER_MOVE * moves, max(_FEWEST_STEPS, simulated_ops // max(1, len(self.graph))))
 
     def run(self) -> Trial:
         if len(self.simulator.cluster) == 1:
@@ -209,16 +225,19 @@ def _peak_instant_us(pieces: Sequence[tuple[float, float, float, int]]) -> float
     return instant
 
 
-def placements_by_bytes(graph: OpGraph, cluster: Cluster) -> Iterator[tuple[int, ...]]:
-    """Placements made to fit, at any cost in time: chunks of bytes in two topological orders, then the largest unit first."""
+def trials_by_bytes(simulator: AdaptiveSimulator) -> Iterator[Trial]:
+    """Trials made to fit, at any cost in time: chunks of bytes in topological orders, run in these orders, then the largest unit first."""
+    graph, cluster = simulator.graph, simulator.cluster
     known = [d.memory_bytes for d in cluster.devices if d.memory_bytes is not None]
     largest = max(known, default=1) or 1
     rooms = [largest if d.memory_bytes is None else d.memory_bytes for d in cluster.devices]
     shares = rooms if any(rooms) else [1.0] * len(rooms)
-    for order in (graph.order, depth_first_order(graph)):
+    draining = draining_order(simulator)
+    for order in (graph.order, depth_first_order(graph), least_memory_order(graph)):
         ordered = units(graph, order)
         sizes = [held_bytes(graph, unit) for unit in ordered]
-        yield spread(graph, ordered, chunks(sizes, shares, sizes, [float("inf")] * len(rooms)))
+        placement = spread(graph, ordered, chunks(sizes, shares, sizes, [float("inf")] * len(rooms)))
+        yield try_orders(simulator, placement, [draining, ranks(order)])
     sizes_of = {unit: held_bytes(graph, unit) for unit in units(graph)}
     largest_first = sorted(sizes_of, key=lambda unit: (-sizes_of[unit], unit))
     left = list(rooms)
@@ -227,4 +246,4 @@ def placements_by_bytes(graph: OpGraph, cluster: Cluster) -> Iterator[tuple[int,
         d = max(range(len(left)), key=lambda d: (left[d], -d))
         left[d] -= sizes_of[unit]
         devices.append(d)
-    yield spread(graph, largest_first, devices)
+    yield try_orders(simulator, spread(graph, largest_first, devices), [draining, ranks(least_memory_order(graph))])

@@ -39,7 +39,9 @@ _TRANSFER = record("request_us urgency_us key sent_us arrived_us", "tensor targe
 _QUEUE = record("", "first last")
 _COPY = record("", "unread", "taken_in")
 _DEVICE_STATE = record(
-    "busy_us left_us held_bytes held_since_us peak_bytes urgency_us", "ready_from ready waiting target readers", "running sending receiving"
+    "busy_us left_us held_bytes held_since_us peak_bytes peak_us urgency_us",
+    "ready_from ready waiting target readers",
+    "running sending receiving",
 )
 _TOTALS = record("until_us", "events requests started transfers sent", "has_priority hopeless")
 
@@ -81,8 +83,8 @@ class State(NamedTuple):
     copies: Records
     """By tensor and device. `unread`: readers there that have not ended, on the producer's device with the transfers to others."""
     devices: Records
-    """`left_us`: the compute of its ops that have not started. `target`, `readers` and `urgency_us` are of the tensor in hand: the
-    devices it goes to, and by device its readers there."""
+    """`left_us`: the compute of its ops that have not started. `peak_us`: since when it held `peak_bytes`. `target`, `readers` and
+    `urgency_us` are of the tensor in hand: the devices it goes to, and by device its readers there."""
     totals: Records
     """One record. A simulation that can't end by `until_us` is given up and `hopeless`."""
 

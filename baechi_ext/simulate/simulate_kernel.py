@@ -56,7 +56,7 @@ def _reset(p: Problem, s: State) -> None:
         s.queues[pair].first = -1
     for d in range(len(s.devices)):
         device = s.devices[d]
-        device.busy_us = device.left_us = device.held_bytes = device.held_since_us = 0.0
+        device.busy_us = device.left_us = device.held_bytes = device.held_since_us = device.peak_us = 0.0
         device.ready = device.waiting = device.readers = 0
         device.running = device.sending = device.receiving = False
     for v in range(n):
@@ -81,7 +81,8 @@ def _reset(p: Problem, s: State) -> None:
 def _hold(device: Records, size: float, now: float) -> None:
     """The device holds so many bytes more, or less, from now on."""
     if device.held_since_us != now:
-        device.peak_bytes = max(device.peak_bytes, device.held_bytes)
+        if device.held_bytes > device.peak_bytes:
+            device.peak_bytes, device.peak_us = device.held_bytes, device.held_since_us
         device.held_since_us = now
     device.held_bytes += size
 

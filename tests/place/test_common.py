@@ -7,7 +7,7 @@ from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
 from baechi_ext.place.common import PlaceOptions, Proposal, begin, conclude
 from baechi_ext.place.feasibility import require_feasible
 from baechi_ext.place.registry import METHODS, place
-from baechi_ext.place.repair import held_at_peak, placements_by_bytes, repair
+from baechi_ext.place.repair import held_at_peak, repair, trials_by_bytes
 from baechi_ext.place.trial import longest_placed_path_order, try_orders
 from baechi_ext.simulate import AdaptiveSimulator, simulate
 from baechi_ext.simulate.holding import minimal_bytes
@@ -100,11 +100,11 @@ def test_bytes_held_at_the_peak() -> None:
     assert held_at_peak(timeline, 1) == {2: 4}
 
 
-def test_placements_by_bytes_keep_groups() -> None:
-    found = list(placements_by_bytes(TWO_GROUPS, cluster_of(2, memory_bytes=11)))
-    assert len(found) == 3
+def test_trials_by_bytes_keep_groups() -> None:
+    found = [t.placement for t in trials_by_bytes(AdaptiveSimulator(TWO_GROUPS, cluster_of(2, memory_bytes=11)))]
+    assert len(found) == 4
     assert all(placement[0] == placement[1] for placement in found)
-    assert found[2] == (0, 0, 1, 1)
+    assert found[3] == (0, 0, 1, 1)
 
 
 @pytest.mark.parametrize("share", [0.45, 0.35])

@@ -1,0 +1,120 @@
+"""Fitting: the search for a plan that keeps all memory limits, whatever its step takes.
+
+Simulated annealing of the bytes over the limits (`fit_kernel`): chains on threads, in rounds that begin at the best plan of all and
+take twice the steps of the one before. No chain looks at another within a round, nor at a clock unless it is told to.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+import numpy as np
+
+from baechi_ext.place import fit_kernel
+from baechi_ext.place.blocks import block_levels
+from baechi_ext.place.refine_kernel import Search, make_search
+from baechi_ext.place.trial import Trial
+from baechi_ext.simulate.arrays import Problem, State, make_problem, make_state
+
+_ORDER_SHARES = (0.5, 0.7)
+"""For each chain, how many of its moves change the order."""
+_HOT, _COLD = 0.02, 2e-5
+"""The first and the last temperature of a round, in parts of the mean limit."""
+_FIRST_WORK, _FEWEST_STEPS = 1_000_000, 50
+"""Of the first round: steps times ops."""
+_LOOK_SECONDS = 0.1
+
+Watch = Callable[[Trial, int], None]
+"""Gets the best plan so far, and how many were simulated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long a search may take, by either measure."""
+
+    simulated_ops: float = float("inf")
+    seconds: float = float("inf")
+
+
+def fit(start: Trial, seed: int, effort: Effort, watch: Watch | None = None) -> Trial:
+    """The first plan found that fits, or else the one with the fewest bytes over the limits; `start` where it is no worse.
+
+    The same for the same seed unless `effort.seconds` ends it. Raises KeyboardInterrupt where the user interrupts it.
+    """
+    if start.valid or effort.seconds <= 0:
+        return start
+    simulator, until = start.simulator, time.perf_counter() + effort.seconds
+    problem = make_problem(simulator.graph, simulator.cluster)
+    levels = block_levels(simulator.graph, simulator.cluster)
+    chains = [_Chain(problem, make_state(problem), make_search(problem, levels)) for _ in _ORDER_SHARES]
+    n = len(simulator.graph)
+    best, left, rounds, done = start, effort.simulated_ops / n / len(chains), 0, 0
+    steps = max(_FEWEST_STEPS, _FIRST_WORK // n)
+    with ThreadPoolExecutor(len(chains)) as pool:
+        while not best.valid and left > 0 and time.perf_counter() < until:
+            for i, chain in enumerate(chains):
+                chain.prepare(best, int(min(steps, left)), _ORDER_SHARES[i], seed + 1_000_003 * (len(chains) * rounds + i))
+            running = [pool.submit(chain.run) for chain in chains]
+            try:
+                while wait(running, _LOOK_SECONDS).not_done:
+                    if time.perf_counter() >= until:
+                        _stop(chains)
+                    if watch is not None:
+                        watch(best, done)
+            finally:
+                _stop(chains)
+            done += sum(chain.evaluations for chain in chains)
+            best = min([best, *(chain.trial(best) for chain in chains)], key=lambda trial: trial.key)
+            left, steps, rounds = left - steps, 2 * steps, rounds + 1
+    return best
+
+
+def _stop(chains: list["_Chain"]) -> None:
+    for chain in chains:
+        chain.search.settings["stop"] = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """One chain and its part of the state."""
+
+    problem: Problem
+    state: State
+    search: Search
+
+    @property
+    def evaluations(self) -> int:
+        return int(self.search.settings["done"][0])
+
+    def prepare(self, start: Trial, steps: int, order_share: float, seed: int) -> None:
+        """Sets the chain to a plan, and to its part of a round."""
+        self.state.placement[:] = start.placement
+        self.state.totals["has_priority"] = start.priority is not None
+        if start.priority is not None:
+            self.state.priority[:] = start.priority
+        limits = self.problem.devices["memory_bytes"]
+        limit = float(np.mean(limits[np.isfinite(limits)]))
+        settings = self.search.settings
+        settings["from_temperature"], settings["to_temperature"] = max(1.0, _HOT * limit), max(1e-3, _COLD * limit)
+        settings["steps"], settings["order_share"], settings["done"], settings["stop"] = steps, order_share, 0, False
+        settings["random"] = scrambled(seed)
+        settings["best_excess_bytes"] = settings["best_makespan_us"] = np.inf
+
+    def run(self) -> None:
+        fit_kernel.fit(self.problem, self.state, self.search)
+
+    def trial(self, default: Trial) -> Trial:
+        """The chain's best plan; `default` where it has none."""
+        if not np.isfinite(self.search.settings["best_makespan_us"][0]):
+            return default
+        return Trial(tuple(self.search.placement.tolist()), tuple(self.search.priority.tolist()), default.simulator)
+
+
+def scrambled(seed: int) -> int:
+    """A first state for a chain's random numbers: splitmix64 of the seed, and never 0."""
+    mask = 2**64 - 1
+    z = (seed + 1) * 0x9E3779B97F4A7C15 & mask
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
+    return (z ^ z >> 31) or 1
