@@ -35,6 +35,7 @@ class Effort:
 
     simulated_ops: float = float("inf")
     seconds: float = float("inf")
+    """Compiling the search, where that has to be done, comes on top."""
 
 
 def fit(start: Trial, seed: int, effort: Effort, watch: Watch | None = None) -> Trial:
@@ -44,13 +45,16 @@ def fit(start: Trial, seed: int, effort: Effort, watch: Watch | None = None) -> 
     """
     if start.valid or effort.seconds <= 0:
         return start
-    simulator, until = start.simulator, time.perf_counter() + effort.seconds
+    simulator = start.simulator
     problem = make_problem(simulator.graph, simulator.cluster)
     levels = block_levels(simulator.graph, simulator.cluster)
     chains = [_Chain(problem, make_state(problem), make_search(problem, levels)) for _ in _ORDER_SHARES]
     n = len(simulator.graph)
     best, left, rounds, done = start, effort.simulated_ops / n / len(chains), 0, 0
     steps = max(_FEWEST_STEPS, _FIRST_WORK // n)
+    chains[0].prepare(start, 0, 0.0, seed)
+    chains[0].run()  # compiles it, where no thread waits for it
+    until = time.perf_counter() + effort.seconds
     with ThreadPoolExecutor(len(chains)) as pool:
         while not best.valid and left > 0 and time.perf_counter() < until:
             for i, chain in enumerate(chains):
