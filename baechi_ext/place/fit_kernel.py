@@ -1,5 +1,6 @@
 """Search for a plan that keeps memory limits, compiled: the chain of `refine_kernel`, with the bytes over the limits for its cost.
 
+A chain without moves in the order has the shortest path to the end run first in all its plans, so that tensors are soon read.
 Moves begin where a device holds too much, with what it holds at the instant of its peak: a unit goes elsewhere, perhaps in exchange;
 an op that began before that instant waits for others of its device, or one that reads what is held comes before others.
 """
@@ -43,6 +44,9 @@ def fit(p: Problem, s: State, q: Search) -> None:
         if excess <= allowed:
             q_.makespan_us, q_.excess_bytes = makespan_us, excess
             _accept(p, s, q)
+            if q_.order_share == 0:
+                for v in range(len(q.order)):
+                    s.priority[v] = p.ops[v].tail_us
         else:
             _undo(p, s, q)
 

@@ -1,6 +1,6 @@
 """Fitting: the search for a plan that keeps all memory limits, whatever its step takes.
 
-Simulated annealing of the bytes over the limits (`fit_kernel`): chains on threads, in rounds that begin at the best plan of all and
+Simulated annealing of the bytes over the limits (`fit_kernel`): chains on threads, in rounds that begin at the best plan and
 take twice the steps of the one before. No chain looks at another within a round, nor at a clock unless it is told to.
 """
 
@@ -17,8 +17,8 @@ from baechi_ext.place.refine_kernel import Search, make_search
 from baechi_ext.place.trial import Trial
 from baechi_ext.simulate.arrays import Problem, State, make_problem, make_state
 
-_ORDER_SHARES = (0.5, 0.7)
-"""For each chain, how many of its moves change the order."""
+_ORDER_SHARES = (0.0, 0.6)
+"""For each chain, how many of its moves change the order. The first one begins each round at its own best plan, in the draining order."""
 _HOT, _COLD = 0.02, 2e-5
 """The first and the last temperature of a round, in parts of the mean limit."""
 _FIRST_WORK, _FEWEST_STEPS = 1_000_000, 50
@@ -50,6 +50,7 @@ def fit(start: Trial, seed: int, effort: Effort, watch: Watch | None = None) -> 
     levels = block_levels(simulator.graph, simulator.cluster)
     chains = [_Chain(problem, make_state(problem), make_search(problem, levels)) for _ in _ORDER_SHARES]
     n = len(simulator.graph)
+    bests = [start for _ in chains]
     best, left, rounds, done = start, effort.simulated_ops / n / len(chains), 0, 0
     steps = max(_FEWEST_STEPS, _FIRST_WORK // n)
     chains[0].prepare(start, 0, 0.0, seed)
@@ -58,7 +59,8 @@ def fit(start: Trial, seed: int, effort: Effort, watch: Watch | None = None) -> 
     with ThreadPoolExecutor(len(chains)) as pool:
         while not best.valid and left > 0 and time.perf_counter() < until:
             for i, chain in enumerate(chains):
-                chain.prepare(best, int(min(steps, left)), _ORDER_SHARES[i], seed + 1_000_003 * (len(chains) * rounds + i))
+                begin = bests[i] if _ORDER_SHARES[i] == 0 else best
+                chain.prepare(begin, int(min(steps, left)), _ORDER_SHARES[i], seed + 1_000_003 * (len(chains) * rounds + i))
             running = [pool.submit(chain.run) for chain in chains]
             try:
                 while wait(running, _LOOK_SECONDS).not_done:
@@ -69,7 +71,8 @@ def fit(start: Trial, seed: int, effort: Effort, watch: Watch | None = None) -> 
             finally:
                 _stop(chains)
             done += sum(chain.evaluations for chain in chains)
-            best = min([best, *(chain.trial(best) for chain in chains)], key=lambda trial: trial.key)
+            bests = [min(old, chain.trial(old), key=lambda trial: trial.key) for old, chain in zip(bests, chains, strict=True)]
+            best = min(bests, key=lambda trial: trial.key)
             left, steps, rounds = left - steps, 2 * steps, rounds + 1
     return best
 
@@ -95,7 +98,10 @@ class _Chain:
         """Sets the chain to a plan, and to its part of a round."""
         self.state.placement[:] = start.placement
         self.state.totals["has_priority"] = start.priority is not None
-        if start.priority is not None:
+        if order_share == 0:
+            self.state.totals["has_priority"] = True
+            self.state.priority[:] = self.problem.ops["tail_us"][:-1]
+        elif start.priority is not None:
             self.state.priority[:] = start.priority
         limits = self.problem.devices["memory_bytes"]
         limit = float(np.mean(limits[np.isfinite(limits)]))

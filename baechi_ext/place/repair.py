@@ -16,7 +16,7 @@ from baechi_ext.place.chunks import chunks, depth_first_order, held_bytes, least
 from baechi_ext.place.trial import Trial, draining_order, ranks, try_orders
 from baechi_ext.simulate import AdaptiveSimulator, Timeline
 
-REPAIRED_OPS, BRIEFLY_REPAIRED_OPS = 500_000, 50_000
+REPAIRED_OPS, BRIEFLY_REPAIRED_OPS = 2_000_000, 50_000
 _FITTED_OPS = 10_000_000
 """How many ops a repair, and a search for a plan that fits, may simulate."""
 _FEWEST_STEPS, _MOST_STEPS = 16, 10_000
