@@ -15,6 +15,7 @@ from tests.place.test_list_scheduler import AWAKE
 from tests.place.training import branchy_blocks, towers
 
 FAST = Link(us_per_byte=1e-4, latency_us=30)
+SLOW = Link(us_per_byte=2e-3, latency_us=100)
 
 
 def test_small_communication_times_optimum() -> None:
@@ -28,6 +29,16 @@ def test_training_steps_come_near_the_bound(seed: int) -> None:
     for graph, k in ((towers(4, 12, seed), 2), (branchy_blocks(8, 4, seed), 4)):
         result = place("m_sct", graph, Cluster.uniform(k, link=FAST))
         assert result.predicted_step_us <= 1.15 * result.lower_bound_us
+
+
+def test_it_is_never_behind_m_etf_and_sometimes_ahead() -> None:
+    ratios = []
+    for seed in range(6):
+        for graph, k in ((towers(4, 12, seed), 3), (branchy_blocks(6, 4, seed), 4)):
+            cluster = Cluster.uniform(k, link=SLOW)
+            ratios.append(place("m_sct", graph, cluster).predicted_step_us / place("m_etf", graph, cluster).predicted_step_us)
+    assert max(ratios) == 1.0
+    assert min(ratios) < 0.99
 
 
 def test_one_device_needs_no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
