@@ -14,7 +14,8 @@ from baechi_ext.ir.expert import ExpertFile
 from baechi_ext.ir.numbers import as_number
 from baechi_ext.place.adjust import ADJUSTMENTS
 from baechi_ext.place.common import PlaceOptions
-from baechi_ext.place.registry import METHODS
+from baechi_ext.place.registry import METHODS, require_taken
+from baechi_ext.place.traversal import TRAVERSALS
 from runtime.pipeline import PlanRequest
 
 DEFAULT_LINK = Link(us_per_byte=0.0001754, latency_us=134.0)
@@ -88,6 +89,7 @@ def add_placing_flags(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="m_sct: up to this LP value a successor counts as the favourite child (default %(default)s)",
     )
+    _add_choice(group, "--traversal_order", TRAVERSALS, None)
     group.add_argument(
         "--seed", type=whole, default=_DEFAULTS.options.seed, metavar="N", help="for methods that draw lots (default %(default)s)"
     )
@@ -97,8 +99,6 @@ def add_placing_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="for solvers and searches (default 10 for auto and refine, else 60)",
     )
-
-
     _add_further_flags_of_baechi(parser.add_argument_group("placing, further flags of Baechi's"))
 
 
@@ -145,6 +145,10 @@ def request_of(args: argparse.Namespace) -> PlanRequest:
     if args.initial_plan is not None and args.placement_method not in SEARCHES:
         raise OptionError(f"--initial_plan is only for --placement_method={' and '.join(SEARCHES)}; drop it or choose one of them")
     seconds = args.time_limit or METHODS[args.placement_method].time_limit_seconds
+    options = PlaceOptions(
+        seed=args.seed, sct_threshold=args.sct_threshold, time_limit_seconds=seconds, traversal_order=args.traversal_order
+    )
+    require_taken(args.placement_method, options)
     return PlanRequest(
         method=args.placement_method,
         grouper=args.grouper,
@@ -152,7 +156,7 @@ def request_of(args: argparse.Namespace) -> PlanRequest:
         only_forward=args.only_forward,
         expert_file=None if args.expert_file is None else ExpertFile.load(args.expert_file),
         initial_plan=args.initial_plan,
-        options=PlaceOptions(seed=args.seed, sct_threshold=args.sct_threshold, time_limit_seconds=seconds),
+        options=options,
         group_options=GroupOptions(
             only_important_ops=args.only_important_ops,
             consider_all_edges=args.consider_all_edges_in_grouping,
@@ -174,9 +178,10 @@ def add_output_flags(parser: argparse.ArgumentParser, out: str | None = None) ->
     group.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def _add_choice(group: argparse._ArgumentGroup, flag: str, table: Mapping[str, tuple[str, str]], default: str) -> None:
+def _add_choice(group: argparse._ArgumentGroup, flag: str, table: Mapping[str, tuple], default: str | None) -> None:
     lines = "\n".join(f"{name}: {getattr(entry, 'help', entry[-1])}" for name, entry in table.items()).replace("%", "%%")
-    group.add_argument(flag, type=one_of(table), default=default, metavar="NAME", help=f"one of these (default {default})\n{lines}")
+    otherwise = "the method's own" if default is None else default
+    group.add_argument(flag, type=one_of(table), default=default, metavar="NAME", help=f"one of these (default {otherwise})\n{lines}")
 
 
 def one_of(names: Mapping[str, object]) -> Callable[[str], str]:

@@ -9,7 +9,7 @@ from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.arrange import arrange
 from baechi_ext.place.chunks import Unit, best_split, chunks, depth_first_order, held_bytes, ranks, spread, units
-from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, begin, conclude
+from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, Task, begin, conclude
 
 Split = Callable[[Sequence[float], Sequence[float], Sequence[float], Sequence[float]], tuple[int, ...]]
 """Weights, devices' shares, sizes and rooms -> a device per unit: `best_split` or `chunks`."""
@@ -40,7 +40,7 @@ def random(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResul
     task = begin("random", graph, cluster, options)
     draw = Random(options.seed)
     speeds = [d.speed for d in cluster.devices]
-    placement = _deal(graph, cluster, lambda among: draw.choices(among, [speeds[d] for d in among])[0])
+    placement = _deal(task, lambda among: draw.choices(among, [speeds[d] for d in among])[0])
     return conclude(task, [Proposal(placement)])
 
 
@@ -60,15 +60,16 @@ def round_robin(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> Plan
             turns[d] += 1
             return d
 
-        return _deal(graph, cluster, next_in_turn)
+        return _deal(task, next_in_turn)
 
     return conclude(task, [arrange(task, deal)])
 
 
-def _deal(graph: OpGraph, cluster: Cluster, choose: Callable[[Sequence[int]], int]) -> tuple[int, ...]:
+def _deal(task: Task, choose: Callable[[Sequence[int]], int]) -> tuple[int, ...]:
     """A device for every op: what `choose` takes among those with room for its unit, or the one with the most room."""
-    room = [float("inf") if d.memory_bytes is None else float(d.memory_bytes) for d in cluster.devices]
-    ordered = units(graph)
+    graph = task.graph
+    room = [float("inf") if d.memory_bytes is None else float(d.memory_bytes) for d in task.cluster.devices]
+    ordered = units(graph, task.order)
     devices = []
     for unit in ordered:
         size = held_bytes(graph, unit)
@@ -82,15 +83,16 @@ def _deal(graph: OpGraph, cluster: Cluster, choose: Callable[[Sequence[int]], in
 def contiguous(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult:
     """Chunks of a topological order that take equal time, one per device; colocation groups stay whole, with their first op.
 
-    Tried in breadth-first and in depth-first order, with the split whose slowest chunk is the fastest and with chunks in
-    proportion to the devices' speeds, and with chunks that end early where parameters and outputs fill a device.
+    Tried in breadth-first and in depth-first order, or in the one that the options name; with the split whose slowest chunk is the
+    fastest and with chunks in proportion to the devices' speeds, and with chunks that end early where parameters and outputs fill a
+    device.
     Raises InfeasibleError where no valid plan was found.
     """
     task = begin("contiguous", graph, cluster, options)
     unlimited = (float("inf"),) * len(cluster)
     limits = tuple(float("inf") if d.memory_bytes is None else float(d.memory_bytes) for d in cluster.devices)
     proposals = []
-    for order in (graph.order, depth_first_order(graph)):
+    for order in (task.order,) if options.traversal_order else (graph.order, depth_first_order(graph)):
         cut = _Cut(graph, cluster, units(graph, order))
         for rooms in dict.fromkeys((unlimited, limits)):
             proposals += [arrange(task, partial(cut.placement, split, rooms), ranks(order)) for split in (best_split, chunks)]

@@ -16,6 +16,7 @@ from baechi_ext.place.blocks import Block, block_levels
 from baechi_ext.place.clock import clock_seconds
 from baechi_ext.place.feasibility import NEXT_STEPS, require_feasible, require_packing, require_sane_costs
 from baechi_ext.place.repair import BRIEFLY_REPAIRED_OPS, REPAIRED_OPS, fitted, repair
+from baechi_ext.place.traversal import traversal
 from baechi_ext.place.trial import Priority, Trial, draining_order, longest_path_order, longest_placed_path_order, try_orders
 from baechi_ext.simulate import AdaptiveSimulator, Timeline, lower_bound_us
 
@@ -33,6 +34,8 @@ class PlaceOptions:
     """m_sct: an LP value up to this much counts as a favourite child (Baechi's default)."""
     time_limit_seconds: float = 60.0
     """For solvers and searches."""
+    traversal_order: str | None = None
+    """For methods that visit ops one after the other: a key of TRAVERSALS; None is the method's own order."""
     initial: "Proposal | None" = None
     """Where a search starts: a placement and the orders to try with it."""
     fits: bool = True
@@ -42,7 +45,7 @@ class PlaceOptions:
 
     def to_json(self) -> dict[str, Any]:
         """What a plan keeps of them."""
-        names = ("seed", "sct_threshold", "time_limit_seconds")
+        names = ("seed", "sct_threshold", "time_limit_seconds", *(() if self.traversal_order is None else ("traversal_order",)))
         return {name: getattr(self, name) for name in names}
 
 
@@ -107,6 +110,11 @@ class Task:
     @property
     def cluster(self) -> Cluster:
         return self.simulator.cluster
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Op positions in the order that the options ask for, or in `graph.order`. Raises OptionError for an unknown one."""
+        return traversal(self.graph, self.options.traversal_order or "topo", self.options.seed)
 
     def elapsed_seconds(self) -> float:
         """Compiling left out."""

@@ -1,4 +1,4 @@
-"""Filling devices in topological order, one after the other: what m_topo and m_topo_nonuniform share."""
+"""Filling devices with ops in an order, one after the other: what m_topo and m_topo_nonuniform share."""
 
 import math
 from collections.abc import Sequence
@@ -7,15 +7,18 @@ from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.chunks import spread, units
 
 
-def fill(graph: OpGraph, caps: Sequence[float], sequence: Sequence[int] | None = None) -> tuple[int, ...]:
+def fill(
+    graph: OpGraph, order: Sequence[int], caps: Sequence[float], sequence: Sequence[int] | None = None
+) -> tuple[int, ...]:
     """The placement that fills one device after the other up to its cap (bytes), in `sequence`, and never goes back.
 
+    `order` are the op positions as they are visited.
     The first op of a colocation group takes all members along. What is left over goes to the device with the most room.
     """
     sequence = range(len(caps)) if sequence is None else sequence
     used = [0.0] * len(caps)
     current = 0
-    ordered = units(graph)
+    ordered = units(graph, order)
     devices = []
     for unit in ordered:
         size = sum(op_bytes(graph, v) for v in unit)

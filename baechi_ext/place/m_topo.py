@@ -20,4 +20,4 @@ def m_topo(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResul
     task = begin("m_topo", graph, cluster, options)
     cap = memory_cap_bytes(graph, len(cluster))
     caps = [cap if d.memory_bytes is None else min(cap, d.memory_bytes) for d in cluster.devices]
-    return conclude(task, [arrange(task, partial(fill, graph, caps), ranks(graph.order))])
+    return conclude(task, [arrange(task, partial(fill, graph, task.order, caps), ranks(task.order))])

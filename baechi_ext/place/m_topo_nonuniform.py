@@ -18,4 +18,4 @@ def m_topo_nonuniform(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -
     """
     task = begin("m_topo_nonuniform", graph, cluster, options)
     caps = [float("inf") if d.memory_bytes is None else float(d.memory_bytes) for d in cluster.devices]
-    return conclude(task, [arrange(task, partial(fill, graph, caps), ranks(graph.order))])
+    return conclude(task, [arrange(task, partial(fill, graph, task.order, caps), ranks(task.order))])

@@ -21,6 +21,8 @@ class Method(NamedTuple):
     """Quick enough for a search to start from."""
     time_limit_seconds: float = 60.0
     """What it gets where nobody says."""
+    ordered: bool = False
+    """Visits ops one after the other, in the options' traversal order."""
 
 
 METHODS: dict[str, Method] = {
@@ -36,8 +38,8 @@ METHODS: dict[str, Method] = {
         "baechi_ext.place.m_sct:m_sct", "small communication times: m_etf guided by a favourite-child LP (Baechi)", cheap=True
     ),
     "heft": Method("baechi_ext.place.heft:heft", "heterogeneous earliest finish time, into gaps too (Topcuoglu et al.)", cheap=True),
-    "contiguous": Method("baechi_ext.place.baselines:contiguous", "topological chunks of equal time", cheap=True),
-    "m_topo": Method("baechi_ext.place.m_topo:m_topo", "topological chunks of equal memory (Baechi)", cheap=True),
+    "contiguous": Method("baechi_ext.place.baselines:contiguous", "topological chunks of equal time", cheap=True, ordered=True),
+    "m_topo": Method("baechi_ext.place.m_topo:m_topo", "topological chunks of equal memory (Baechi)", cheap=True, ordered=True),
     "metis": Method(
         "baechi_ext.place.metis:metis", "balanced parts with the least transfer time between them (METIS; needs pymetis)", cheap=True
     ),
@@ -47,10 +49,12 @@ METHODS: dict[str, Method] = {
     ),
     "m_sct_reserve": Method("baechi_ext.place.m_sct_reserve:m_sct_reserve", "m_sct with the same reserve (Baechi)"),
     "m_topo_nonuniform": Method(
-        "baechi_ext.place.m_topo_nonuniform:m_topo_nonuniform", "topological chunks as large as each device's memory (Baechi)"
+        "baechi_ext.place.m_topo_nonuniform:m_topo_nonuniform",
+        "topological chunks as large as each device's memory (Baechi)",
+        ordered=True,
     ),
-    "round_robin": Method("baechi_ext.place.baselines:round_robin", "groups dealt to the devices in turn, in topological order"),
-    "random": Method("baechi_ext.place.baselines:random", "each group on a device drawn by lot, by --seed"),
+    "round_robin": Method("baechi_ext.place.baselines:round_robin", "groups dealt to the devices in turn", ordered=True),
+    "random": Method("baechi_ext.place.baselines:random", "each group on a device drawn by lot, by --seed", ordered=True),
     "exact": Method("baechi_ext.place.exact.placer:exact", "proven optimal up to about 12 ops; beyond, the best found by --time_limit"),
     "expert": Method("baechi_ext.place.expert:expert", "where the model's author would put each layer, or --expert_file"),
 }
@@ -59,9 +63,19 @@ METHODS: dict[str, Method] = {
 def place(method: str, graph: OpGraph, cluster: Cluster, options: PlaceOptions = PlaceOptions()) -> PlanResult:  # noqa: B008 - frozen
     """The plan of `method` (a key of METHODS) for a costed graph.
 
-    Raises OptionError for an unknown method, InfeasibleError where no valid plan was found.
+    Raises OptionError for an unknown method or an option that is not for it, InfeasibleError where no valid plan was found.
     """
     if method not in METHODS:
         raise OptionError(f"unknown placement method {method!r}; choose one of {', '.join(METHODS)}")
+    require_taken(method, options)
     module, function = METHODS[method].function.split(":")
     return getattr(import_module(module), function)(graph, cluster, options)
+
+
+def require_taken(method: str, options: PlaceOptions) -> None:
+    """Raises OptionError where the options ask for a traversal order and the method visits ops in none."""
+    if options.traversal_order is not None and not METHODS[method].ordered:
+        ordered = ", ".join(name for name, entry in METHODS.items() if entry.ordered)
+        raise OptionError(
+            f"--traversal_order is only for methods that visit ops in an order ({ordered}), and {method} is none; drop it or choose one"
+        )

@@ -236,3 +236,11 @@ def test_num_devices_wins_over_num_gpus(tmp_path: Path, capsys: pytest.CaptureFi
     for flags, count in ((["--num_devices=2", "--num_gpus=4"], 2), (["--num_gpus=4", "--num_devices=2"], 2), (["--num_gpus=4"], 4)):
         assert main(["place", str(path), *flags, "--json"]) == 0
         assert len(json.loads(capsys.readouterr().out)["cluster"]["devices"]) == count
+
+
+def test_a_traversal_order(run: Run, graph: Path) -> None:
+    """The three ops are dealt a, b, c in file order as by name, and the other way round from the readers on."""
+    flags = ("--placement_method=round_robin", "--num_devices=3", "--json")
+    plans = [json.loads(run("place", graph, *flags, *order)[1]) for order in ((), ("--traversal_order=reversed_topo",))]
+    assert [plan["placement"] for plan in plans] == [{"a": 0, "b": 1, "c": 2}, {"c": 0, "b": 1, "a": 2}]
+    assert [plan["options"].get("traversal_order") for plan in plans] == [None, "reversed_topo"]

@@ -18,6 +18,7 @@ from runtime.progress import progress
 CLUSTER = {"--cluster", "--num_devices", "--num_gpus", "--device_memory", "--memory_fraction", "--comm_cost_coeffs"}
 PLACING = {"--placement_method", "--initial_plan", "--expert_file", "--grouper", "--placer_type", "--only_forward"} | {
     "--sct_threshold",
+    "--traversal_order",
     "--seed",
     "--time_limit",
     "--only_important_ops",
