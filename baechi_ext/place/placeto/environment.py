@@ -1,0 +1,162 @@
+"""The decision process of Placeto (NeurIPS 2019, section 3.1): visit decision after decision, choose its device, see what that gains.
+
+A state is a complete plan and the decision whose turn it is; an action is its device; an episode visits every decision `rounds` times.
+A plan costs its simulated step, in parts of the time that all ops take on the fastest device, and a penalty for memory that exceeds the
+limits. The reward of an action is by how much it lowers the cost; so an episode's rewards add up to what it improves in all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baechi_ext.place.chunks import held_bytes
+from baechi_ext.place.placeto import environment_kernel as kernel
+from baechi_ext.place.placeto.decisions import Decisions
+from baechi_ext.place.placeto.environment_kernel import FEATURES, SCALES, SIGHT, Episodes, World
+from baechi_ext.simulate.arrays import Floats, make_problem, make_state
+
+Actions = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What an episode is."""
+
+    rounds: int = 1
+    """How often each decision is visited."""
+    terminal_reward: bool = False
+    """Only the last action is rewarded, with the whole improvement."""
+    memory_penalty: float = 5.0
+    """What a plan costs more for each device's limit that its peaks exceed the limits by; the step costs 1 on the fastest device."""
+
+
+class Environment:
+    """A batch of episodes on one graph, in step with each other. It simulates as every placer does, without priorities."""
+
+    def __init__(self, decisions: Decisions, batch: int, rules: Rules = Rules()) -> None:  # noqa: B008 - frozen
+        self.decisions = decisions
+        self.rules = rules
+        self.problem = make_problem(decisions.graph, decisions.cluster)
+        self._state = make_state(self.problem)
+        self._world = _make_world(decisions)
+        self._episodes = _make_episodes(decisions, batch)
+        self.time = 0
+        speeds = [d.speed for d in decisions.cluster.devices]
+        self.scale_us = max(decisions.graph.total_compute_us() / max(speeds), 1e-9)
+        self._first_costs = np.zeros(batch)
+
+    @property
+    def batch(self) -> int:
+        return len(self._episodes.device)
+
+    @property
+    def horizon(self) -> int:
+        """Steps of an episode."""
+        return self.rules.rounds * len(self.decisions)
+
+    @property
+    def current(self) -> int:
+        """The decision whose turn it is."""
+        return self.time % len(self.decisions)
+
+    @property
+    def done(self) -> bool:
+        return self.time == self.horizon
+
+    @property
+    def devices(self) -> NDArray[np.int32]:
+        """By episode and decision, the plans as they stand."""
+        return self._episodes.device
+
+    @property
+    def start_us(self) -> Floats:
+        """By episode and op, when the simulated plans start them."""
+        return self._episodes.start_us
+
+    @property
+    def makespans_us(self) -> Floats:
+        return self._episodes.makespan_us
+
+    @property
+    def visited(self) -> NDArray[np.bool_]:
+        return self._episodes.visited
+
+    @property
+    def costs(self) -> Floats:
+        """By episode."""
+        return self._episodes.makespan_us / self.scale_us + self.rules.memory_penalty * self._episodes.excess
+
+    @property
+    def simulated(self) -> int:
+        """How many plans have been simulated in all."""
+        return int(self._episodes.simulated[0])
+
+    def reset(self, plans: Sequence[Sequence[int]] | NDArray[np.integer]) -> None:
+        """Begins episodes at these plans: a device per decision, one plan for all or one for each."""
+        self._episodes.device[:] = plans
+        self.time = 0
+        kernel.begin(self.problem, self._state, self._world, self._episodes)
+        self._first_costs = self.costs.copy()
+
+    def observe(self) -> NDArray[np.float32]:
+        """FEATURES of every device for the current decision: episode x device x feature. The next call overwrites it."""
+        kernel.observe(self.problem, self._world, self._episodes, self.current)
+        return self._episodes.features
+
+    def step(self, actions: Actions) -> Floats:
+        """Places the current decision, by episode; returns the rewards."""
+        before = self.costs
+        kernel.act(self.problem, self._state, self._world, self._episodes, self.current, actions)
+        self.time += 1
+        if self.rules.terminal_reward:
+            return self._first_costs - self.costs if self.done else np.zeros(self.batch)
+        return before - self.costs
+
+    def best(self) -> dict[tuple[int, ...], tuple[float, float]]:
+        """The best plan of each episode: a device per decision -> what it exceeds memory limits by, and its step in microseconds."""
+        e = self._episodes
+        worth = zip(e.best_excess.tolist(), e.best_makespan_us.tolist(), strict=True)
+        return {tuple(devices): key for devices, key in zip(e.best.tolist(), worth, strict=True)}
+
+
+def _make_world(decisions: Decisions) -> World:
+    graph, units = decisions.graph, decisions.units
+    above = decisions.above
+    parallel = ~(above | above.T)
+    np.fill_diagonal(parallel, False)
+    speeds = [d.speed for d in decisions.cluster.devices]
+    total_us = max(graph.total_compute_us(), 1e-9)
+    scales = np.zeros(1, SCALES)
+    scales["mean_speed"] = sum(speeds) / len(speeds)
+    scales["decision_us"] = total_us / max(1, len(units)) / scales["mean_speed"]
+    scales["balanced_us"] = total_us / sum(speeds)
+    return World(
+        unit=decisions.unit_of,
+        member_from=np.cumsum([0, *map(len, units)], dtype=np.int32),
+        members=np.array([v for unit in units for v in unit], np.int32),
+        work_us=np.array([sum(graph.ops[v].compute_us for v in unit) for unit in units], np.float64),
+        held_bytes=np.array([held_bytes(graph, unit) for unit in units], np.float64),
+        parallel=parallel,
+        scales=scales,
+    )
+
+
+def _make_episodes(decisions: Decisions, batch: int) -> Episodes:
+    n, m, k = len(decisions.graph), len(decisions), len(decisions.cluster)
+    return Episodes(
+        device=np.zeros((batch, m), np.int32),
+        visited=np.zeros(m, np.bool_),
+        start_us=np.zeros((batch, n)),
+        end_us=np.zeros((batch, n)),
+        makespan_us=np.zeros(batch),
+        excess=np.zeros(batch),
+        peak_bytes=np.zeros((batch, k)),
+        best=np.zeros((batch, m), np.int32),
+        best_makespan_us=np.zeros(batch),
+        best_excess=np.zeros(batch),
+        sight=np.zeros(k, SIGHT),
+        features=np.zeros((batch, k, len(FEATURES)), np.float32),
+        simulated=np.zeros(1, np.int32),
+    )
