@@ -1,0 +1,177 @@
+"""Embeddings: what a network makes of each op from its own features and those around it.
+
+    rounds      Placeto's message passing (NeurIPS 2019, section 3.2), in both directions, a number of synchronous rounds
+    sweep       the same in one sweep in topological order and one back
+    graphsage   GraphSAGE (Hamilton, Ying and Leskovec, NeurIPS 2017), means over what an op reads from and what reads from it
+    pgnn        P-GNN (You, Ying and Leskovec, ICML 2019), messages from the nearest anchors of random sets
+
+Each takes features (.. x op x feature) and returns (.. x op x width).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from baechi_ext.place.placeto.layers import Parameters, Shapes, dense, gathered, linear
+from baechi_ext.place.placeto.view import View
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class GraphTensors:
+    """A view as tensors."""
+
+    view: View
+
+    @cached_property
+    def features(self) -> "Tensor":
+        return _tensor(self.view.op_features)
+
+    @cached_property
+    def edges(self) -> tuple["Tensor", "Tensor", "Tensor"]:
+        source, target, feature = self.view.edges
+        return _tensor(source), _tensor(target), _tensor(feature)
+
+    @cached_property
+    def relations(self) -> "Tensor":
+        return _tensor(self.view.relations)
+
+    @cached_property
+    def unit_of(self) -> "Tensor":
+        return _tensor(self.view.decisions.unit_of).long()
+
+    @cached_property
+    def levels(self) -> list[tuple["Tensor", "Tensor", "Tensor"]]:
+        """For each level, its ops, the edges into it, and those out of it."""
+        source, target, _ = self.view.edges
+        depth = {v: d for d, level in enumerate(self.view.levels) for v in level.tolist()}
+        into, out = ([[] for _ in self.view.levels] for _ in range(2))
+        for i, (a, b) in enumerate(zip(source.tolist(), target.tolist(), strict=True)):
+            into[depth[b]].append(i)
+            out[depth[a]].append(i)
+        return [(_tensor(v), _indices(i), _indices(o)) for v, i, o in zip(self.view.levels, into, out, strict=True)]
+
+    @cached_property
+    def anchors(self) -> tuple["Tensor", "Tensor"]:
+        nearest, near = self.view.anchors
+        return _tensor(nearest), _tensor(near)
+
+
+def _tensor(values) -> "Tensor":  # noqa: ANN001
+    import torch
+
+    return torch.from_numpy(values)
+
+
+def _indices(values: list[int]) -> "Tensor":
+    import torch
+
+    return torch.tensor(values, dtype=torch.long)
+
+
+class Size(NamedTuple):
+    """Of an embedding: the features it takes, what it makes of an op, and how far it looks."""
+
+    inputs: int
+    width: int
+    rounds: int
+
+
+class Embedding(NamedTuple):
+    """The layers of an embedding, and what it does with their parameters."""
+
+    shapes: Callable[[Size], Shapes]
+    apply: Callable[[Parameters, GraphTensors, "Tensor", Size], "Tensor"]
+
+
+_WAYS = ("down", "up")
+"""Along the edges, and against them."""
+
+
+def _message_passing_shapes(size: Size) -> Shapes:
+    found = {"embed.join_down": (size.width, size.width), "embed.join_up": (size.width, size.width)}
+    for way in _WAYS:
+        found[f"embed.{way}.own"] = (size.inputs, size.width)
+        found[f"embed.{way}.edge"] = (1, size.width)
+        found |= {f"embed.{way}.{part}": (size.width, size.width) for part in ("each", "all")}
+    return found
+
+
+def _rounds(parameters: Parameters, graph: GraphTensors, x: "Tensor", size: Size) -> "Tensor":
+    source, target, feature = graph.edges
+    both = []
+    for way, (a, b) in zip(_WAYS, ((source, target), (target, source)), strict=True):
+        h = own = dense(parameters, f"embed.{way}.own", x)
+        edge = linear(parameters, f"embed.{way}.edge", feature)
+        for _ in range(size.rounds):
+            around = gathered(linear(parameters, f"embed.{way}.each", h), a, b, edge)
+            h = own + dense(parameters, f"embed.{way}.all", around)
+        both.append(h)
+    return _joined(parameters, *both)
+
+
+def _sweep(parameters: Parameters, graph: GraphTensors, x: "Tensor", size: Size) -> "Tensor":
+    source, target, feature = graph.edges
+    both = []
+    for way, (a, b) in zip(_WAYS, ((source, target), (target, source)), strict=True):
+        h = dense(parameters, f"embed.{way}.own", x)
+        edge = linear(parameters, f"embed.{way}.edge", feature)
+        for ops, into, out in graph.levels if way == "down" else reversed(graph.levels):
+            chosen = into if way == "down" else out
+            if len(chosen):
+                each = linear(parameters, f"embed.{way}.each", h)
+                around = gathered(each, a[chosen], b[chosen], edge[chosen]).index_select(-2, ops)
+                h = h.index_add(-2, ops, dense(parameters, f"embed.{way}.all", around))
+        both.append(h)
+    return _joined(parameters, *both)
+
+
+def _joined(parameters: Parameters, down: "Tensor", up: "Tensor") -> "Tensor":
+    return (linear(parameters, "embed.join_down", down) + linear(parameters, "embed.join_up", up)).relu()
+
+
+def _graphsage_shapes(size: Size) -> Shapes:
+    found = {}
+    for i in range(size.rounds):
+        inputs = size.inputs if i == 0 else size.width
+        found |= {f"embed.{i}.{part}": (inputs, size.width) for part in ("own", *_WAYS)}
+    return found
+
+
+def _graphsage(parameters: Parameters, graph: GraphTensors, x: "Tensor", size: Size) -> "Tensor":
+    source, target, _ = graph.edges
+    h = x
+    for i in range(size.rounds):
+        around = linear(parameters, f"embed.{i}.down", gathered(h, source, target))
+        around = around + linear(parameters, f"embed.{i}.up", gathered(h, target, source))
+        h = (linear(parameters, f"embed.{i}.own", h) + around).relu()
+        h = h / h.norm(dim=-1, keepdim=True).clamp(min=1e-6)
+    return h
+
+
+def _pgnn_shapes(size: Size) -> Shapes:
+    found = {"embed.first": (size.inputs, size.width)}
+    for i in range(size.rounds):
+        found |= {f"embed.{i}.{part}": (size.width, size.width) for part in ("own", "anchor")}
+    return found
+
+
+def _pgnn(parameters: Parameters, graph: GraphTensors, x: "Tensor", size: Size) -> "Tensor":
+    nearest, near = graph.anchors
+    h = dense(parameters, "embed.first", x)
+    for i in range(size.rounds):
+        there = linear(parameters, f"embed.{i}.anchor", h).index_select(-2, nearest.flatten())
+        there = there.reshape(*h.shape[:-1], nearest.shape[1], size.width) * near.unsqueeze(-1)
+        h = (linear(parameters, f"embed.{i}.own", h).unsqueeze(-2) + there).relu().mean(dim=-2)
+    return h
+
+
+EMBEDDINGS: dict[str, Embedding] = {
+    "rounds": Embedding(_message_passing_shapes, _rounds),
+    "sweep": Embedding(_message_passing_shapes, _sweep),
+    "graphsage": Embedding(_graphsage_shapes, _graphsage),
+    "pgnn": Embedding(_pgnn_shapes, _pgnn),
+}
