@@ -60,6 +60,10 @@ class SolverTimeoutError(SolverError):
     """A solver was not done by the time limit."""
 
 
+class PolicyError(BaechiError):
+    """A learned policy can't be used: its file is damaged, or it was trained on other features."""
+
+
 class CaptureError(BaechiError):
     """A training step could not be turned into an operator graph."""
 

@@ -49,16 +49,20 @@ def write_json(path: str | Path, value: dict[str, Any]) -> None:
 
     Raises FileError where the folder is missing or not writable; nothing is left behind then.
     """
-    text = _encode(value)
+    write_bytes(path, _encode(value))
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """The same for bytes."""
     temporary = None
     try:
         if _is_special(path):
-            Path(path).write_bytes(text)
+            Path(path).write_bytes(content)
             return
         target = Path(os.path.realpath(path))
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".tmp")
         with os.fdopen(handle, "wb") as f:
-            f.write(text)
+            f.write(content)
             f.flush()
             os.fsync(f.fileno())
         os.chmod(temporary, 0o644)

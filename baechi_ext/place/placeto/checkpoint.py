@@ -1,0 +1,122 @@
+"""Policies as files: NAME.json says what the policy is and how it was trained, NAME.safetensors holds its parameters. Never pickle.
+
+The JSON file is written last and carries the other one's digest: a pair that does not belong together is noticed.
+"""
+
+import hashlib
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from baechi_ext.errors import MissingBackendError, PolicyError
+from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_bytes, write_json
+from baechi_ext.place.placeto.embedding import EMBEDDINGS
+from baechi_ext.place.placeto.environment_kernel import FEATURES
+from baechi_ext.place.placeto.policy import Policy, PolicyConfig
+from baechi_ext.place.placeto.view import OP_FEATURES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KIND = "placeto policy"
+SHIPPED = Path(__file__).parent / "policies" / "default"
+"""The policy that comes with the package."""
+
+
+def save_policy(path: str | Path, policy: Policy, training: dict[str, Any]) -> None:
+    """Writes NAME.json and NAME.safetensors; `path` is either, or NAME. `training` is kept as it is.
+
+    Raises FileError where that is not possible.
+    """
+    write_pair(path, {"kind": KIND, "config": policy.config.to_json(), "training": training}, policy.parameters)
+
+
+def load_policy(path: str | Path) -> Policy:
+    """The policy in NAME.json and NAME.safetensors; `path` is either, or NAME.
+
+    Raises FileError where there is no such JSON file, PolicyError where it is not of a policy for the features of this version or
+    does not belong to its parameters, MissingBackendError without torch or safetensors.
+    """
+    value, tensors = read_pair(path, KIND)
+    config = _config(value.get("config"), str(path))
+    return Policy(config, fitting(tensors, config, str(path)))
+
+
+def write_pair(path: str | Path, value: dict[str, Any], tensors: dict[str, "Tensor"]) -> None:
+    """The tensors, and JSON that names and seals them."""
+    save = _safetensors().save
+    content = save({name: tensor.detach().contiguous() for name, tensor in tensors.items()})
+    write_bytes(_named(path, ".safetensors"), content)
+    sealed = {**value, "schema_version": SCHEMA_VERSION, "sha256": hashlib.sha256(content).hexdigest()}
+    write_json(_named(path, ".json"), sealed)
+
+
+def read_pair(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, "Tensor"]]:
+    """What `write_pair` wrote. Raises FileError, PolicyError or MissingBackendError as `load_policy` does."""
+    value = read_json(_named(path, ".json"), kind)
+    if value.get("kind") != kind:
+        raise PolicyError(f'{path}: the file is of kind {value.get("kind")!r}, expected "{kind}"; give one that `placeto` wrote')
+    file = _named(path, ".safetensors")
+    try:
+        content = file.read_bytes()
+    except OSError as e:
+        raise PolicyError(f"cannot read {str(file)!r}: {e.strerror}; it belongs beside the JSON file, copy both") from e
+    if hashlib.sha256(content).hexdigest() != value.get("sha256"):
+        raise PolicyError(f"{file}: the parameters are not those that its JSON file was written with; the file is damaged, copy both again")
+    return value, _safetensors().load(content)
+
+
+def fitting(tensors: dict[str, "Tensor"], config: PolicyConfig, source: str) -> dict[str, "Tensor"]:
+    """The tensors, if they are the parameters of such a policy. Raises PolicyError."""
+    expected = {}
+    for name, (inputs, outputs) in config.shapes().items():
+        expected |= {f"{name}.weight": (inputs, outputs), f"{name}.bias": (outputs,)}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    if wrong:
+        name = wrong[0]
+        raise PolicyError(
+            f"{source}: {len(wrong)} of its parameters do not belong to such a policy, first {name!r} of shape {found.get(name)}, "
+            f"expected {expected.get(name)}; train it again"
+        )
+    return tensors
+
+
+def _config(value: object, source: str) -> PolicyConfig:
+    names = {field.name for field in fields(PolicyConfig)}
+    if not isinstance(value, dict) or set(value) != names:
+        raise PolicyError(f'{source}: "config" is {value!r}; expected an object of {", ".join(sorted(names))}')
+    config = PolicyConfig(**{name: tuple(given) if isinstance(given, list) else given for name, given in value.items()})
+    if config.embedding not in EMBEDDINGS:
+        raise PolicyError(f"{source}: unknown embedding {config.embedding!r}; this version knows {', '.join(EMBEDDINGS)}")
+    sizes = (config.width, config.rounds, config.hidden)
+    if not all(isinstance(size, int) and 1 <= size <= 4096 for size in sizes) or not isinstance(config.every_step, bool):
+        raise PolicyError(f"{source}: width, rounds and hidden are {sizes}; expected whole numbers from 1 to 4096")
+    for what, given, known in (("ops", config.op_features, OP_FEATURES), ("devices", config.device_features, FEATURES)):
+        if given != known:
+            raise PolicyError(
+                f"{source}: the policy was trained on other features of {what} ({_listed(given)}) than this version computes "
+                f"({_listed(known)}); train it again"
+            )
+    return config
+
+
+def _listed(names: object) -> str:
+    return ", ".join(map(str, names)) if isinstance(names, tuple) else repr(names)
+
+
+def _named(path: str | Path, suffix: str) -> Path:
+    path = Path(path)
+    return path.with_suffix(suffix) if path.suffix in (".json", ".safetensors") else path.with_name(path.name + suffix)
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+        import torch  # noqa: F401
+    except ImportError as e:
+        raise MissingBackendError(
+            f"placeto needs torch and safetensors, and {e.name or 'one of them'} is not installed; pip install 'baechi-ext[torch]', or "
+            f"choose another --placement_method"
+        ) from e
+    return safetensors.torch

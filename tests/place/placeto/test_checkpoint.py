@@ -1,0 +1,105 @@
+"""Policy files: what is written is read, and what is no policy of this version is refused with the reason."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import torch
+
+from baechi_ext.errors import FileError, PolicyError
+from baechi_ext.place.placeto.checkpoint import load_policy, save_policy
+from baechi_ext.place.placeto.embedding import EMBEDDINGS
+from baechi_ext.place.placeto.policy import Policy, PolicyConfig
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """The JSON file of a policy."""
+    save_policy(tmp_path / "p", Policy.fresh(PolicyConfig(width=4, hidden=8), seed=7), {"updates": 3})
+    return tmp_path / "p.json"
+
+
+def change(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    value = json.loads(path.read_text())
+    edit(value)
+    path.write_text(json.dumps(value))
+
+
+@pytest.mark.parametrize("embedding", EMBEDDINGS)
+def test_what_is_written_is_read(tmp_path: Path, embedding: str) -> None:
+    policy = Policy.fresh(PolicyConfig(embedding=embedding, every_step=embedding == "sweep", width=4, rounds=2, hidden=8), seed=1)
+    save_policy(tmp_path / "x.y", policy, {})
+    for name in ("x.y", "x.y.json", "x.y.safetensors"):
+        read = load_policy(tmp_path / name)
+        assert read.config == policy.config
+        assert read.parameters.keys() == policy.parameters.keys()
+        assert all(torch.equal(read.parameters[k], v) for k, v in policy.parameters.items())
+
+
+def test_the_files_are_open(saved: Path) -> None:
+    value = json.loads(saved.read_text())
+    assert (value["kind"], value["config"]["width"], value["training"]) == ("placeto policy", 4, {"updates": 3})
+    with safetensors.safe_open(saved.with_suffix(".safetensors"), "numpy") as file:
+        assert file.get_tensor("head.score.weight").shape == (8, 1)
+
+
+def test_parameters_are_drawn_by_the_seed() -> None:
+    policies = [Policy.fresh(PolicyConfig(), seed).parameters for seed in (1, 1, 2)]
+    assert all(torch.equal(policies[0][k], policies[1][k]) for k in policies[0])
+    assert not torch.equal(policies[0]["head.own.weight"], policies[2]["head.own.weight"])
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"cannot read placeto policy file '.*none.json'"):
+        load_policy(tmp_path / "none")
+
+
+def test_a_cut_off_file(saved: Path) -> None:
+    file = saved.with_suffix(".safetensors")
+    file.write_bytes(file.read_bytes()[:-5])
+    with pytest.raises(PolicyError, match="are not those that its JSON file was written with; the file is damaged"):
+        load_policy(saved)
+
+
+def test_missing_parameters(saved: Path) -> None:
+    saved.with_suffix(".safetensors").unlink()
+    with pytest.raises(PolicyError, match=r"cannot read '.*p.safetensors': No such file or directory; it belongs beside"):
+        load_policy(saved)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda v: v.update(kind="plan"), "is of kind 'plan', expected \"placeto policy\""),
+        (lambda v: v.pop("config"), '"config" is None; expected an object of device_features, embedding, every_step'),
+        (lambda v: v["config"].update(more=1), "expected an object of device_features"),
+        (lambda v: v["config"].update(embedding="best"), "unknown embedding 'best'; this version knows rounds, sweep, graphsage, pgnn"),
+        (lambda v: v["config"].update(width=0), r"width, rounds and hidden are \(0, 4, 8\)"),
+        (lambda v: v["config"].update(hidden="8"), "expected whole numbers from 1 to 4096"),
+        (lambda v: v["config"].update(op_features=["run"]), r"trained on other features of ops \(run\) than this version computes \(run, "),
+        (lambda v: v["config"]["device_features"].reverse(), r"other features of devices \(devices, visited, .*train it again"),
+        (lambda v: v["config"].update(device_features=3), "other features of devices"),
+        (lambda v: v["config"].update(hidden=16), r"do not belong .*, first 'head.above.bias' of shape \(8,\), expected \(16,\)"),
+        (lambda v: v["config"].update(embedding="pgnn"), "of its parameters do not belong to such a policy"),
+    ],
+)
+def test_what_is_refused(saved: Path, edit: Callable[[dict[str, Any]], object], message: str) -> None:
+    change(saved, edit)
+    with pytest.raises(PolicyError, match=message):
+        load_policy(saved)
+
+
+def test_without_safetensors(saved: Path) -> None:
+    code = (
+        "import sys\nsys.modules['safetensors'] = None\nfrom baechi_ext.errors import MissingBackendError\n"
+        "from baechi_ext.place.placeto.checkpoint import load_policy\n"
+        f"try: load_policy({str(saved)!r})\nexcept MissingBackendError as e: sys.stdout.write(str(e))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "placeto needs torch and safetensors" in done.stdout
+    assert "pip install 'baechi-ext[torch]'" in done.stdout
