@@ -1,0 +1,65 @@
+"""A graph to learn from: its decisions, their environment, and where its episodes begin."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from baechi_ext.ir.cluster import Cluster
+from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.place.placeto.decisions import Decisions
+from baechi_ext.place.placeto.embedding import GraphTensors
+from baechi_ext.place.placeto.environment import Environment, Rules
+from baechi_ext.place.placeto.policy import Policy
+from baechi_ext.place.placeto.rollout import Rollout, run_episodes
+from baechi_ext.place.placeto.view import View
+
+if TYPE_CHECKING:
+    from torch import Generator
+
+STARTS = ("single", "random", "best")
+"""Where episodes begin: all on the fastest device, each decision by lot, or at the best plan that earlier ones saw."""
+_KEPT = 4
+
+Devices = tuple[int, ...]
+
+
+class Lesson:
+    """Episodes on one graph and cluster, and the few best plans that any of them saw."""
+
+    def __init__(self, decisions: Decisions, batch: int, rules: Rules) -> None:
+        self.decisions = decisions
+        self.environment = Environment(decisions, batch, rules)
+        self.tensors = GraphTensors(View(decisions))
+        self.episodes = 0
+        self.best: dict[Devices, tuple[float, float]] = {}
+        """A device per decision -> what it exceeds memory limits by, and its step in microseconds; the best first."""
+
+    @classmethod
+    def of(cls, graph: OpGraph, cluster: Cluster, batch: int, rules: Rules) -> "Lesson":
+        """A lesson in topological order."""
+        return cls(Decisions.of(graph, cluster), batch, rules)
+
+    def run(self, policy: Policy, generator: "Generator | None", start: str = "single", likeliest: int = 0) -> Rollout:
+        """A batch of episodes; without a generator the likeliest actions are taken, and in any case by the first `likeliest`."""
+        environment = self.environment
+        if start == "random":
+            environment.reset(self._random(generator))
+        elif start == "best" and self.best:
+            environment.reset(next(iter(self.best)))
+        else:
+            environment.reset(self._single())
+        rollout = run_episodes(policy, self.tensors, environment, generator, likeliest)
+        self.episodes += environment.batch
+        found = self.best | environment.best()
+        self.best = dict(sorted(found.items(), key=lambda entry: entry[1])[:_KEPT])
+        return rollout
+
+    def _single(self) -> Devices:
+        speeds = [device.speed for device in self.decisions.cluster.devices]
+        return (speeds.index(max(speeds)),) * len(self.decisions)
+
+    def _random(self, generator: "Generator | None") -> np.ndarray:
+        import torch
+
+        shape = (self.environment.batch, len(self.decisions))
+        return torch.randint(len(self.decisions.cluster), shape, generator=generator).numpy()

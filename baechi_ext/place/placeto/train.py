@@ -1,0 +1,231 @@
+"""Training: rounds of episodes on a few graphs each, an update after each, and exams that say which policy to keep.
+
+Everything drawn follows from the seed and the number of the update alone; so a training that was interrupted and goes on from its
+checkpoint ends with the same policy.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from baechi_ext.errors import OptionError
+from baechi_ext.place.placeto.learning import ALGORITHMS, LossWeights, advantages, loss
+from baechi_ext.place.placeto.lesson import STARTS, Lesson
+from baechi_ext.place.placeto.policy import Policy
+from baechi_ext.place.placeto.rollout import Rollout
+from baechi_ext.simulate import lower_bound_us
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Generator, Tensor
+
+_DRAWS_OF_AN_UPDATE = 1_000_003
+MAX_NORM = 1.25
+"""Of an update's gradient, as published."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingConfig:
+    """How a policy is trained. Pairs are a value at the first update and at the last; what lies between is in proportion."""
+
+    algorithm: str = "ppo"
+    """A key of ALGORITHMS."""
+    updates: int = 500
+    graphs: int = 4
+    """For each update, drawn from the lessons."""
+    start: str = "single"
+    """One of STARTS."""
+    learning_rate: tuple[float, float] = (1e-3, 1e-4)
+    entropy: tuple[float, float] = (0.02, 0.001)
+    discount: float = 0.97
+    """Of a reward, for each step that it comes later. What an action changes shows soon; what shows late others did."""
+    epochs: int = 3
+    """PPO: how often each rollout is used."""
+    clip: float = 0.2
+    exam_every: int = 25
+    """Updates between exams."""
+    patience: int = 0
+    """Exams without a better result after which training stops early; 0: never."""
+    seed: int = 0
+    workers: int = 1
+    """Threads that run episodes. Their number changes no result."""
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("algorithm", self.algorithm, ALGORITHMS), ("start", self.start, STARTS)):
+            if value not in known:
+                raise OptionError(f"unknown {name} {value!r} of a training; choose one of {', '.join(known)}")
+        for name in ("updates", "graphs", "epochs", "exam_every", "workers"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name} of a training is {getattr(self, name)}; expected at least 1")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingProgress:
+    """How a training stands after an update."""
+
+    updates: int
+    episodes: int
+    reward: float
+    """Mean improvement of an episode of this update, in parts of the step on the fastest device."""
+    entropy: float
+    """Mean of this update's actions; what the policy has left to learn, at most the logarithm of the number of devices."""
+    exam: float
+    """The last exam's result: see `examined`."""
+    best_exam: float
+    evaluations_per_second: float
+    """Simulated plans, by the time of episodes and updates together."""
+    seconds: float
+
+
+class Trainer:
+    """A policy in training, and what a checkpoint of it needs."""
+
+    def __init__(self, policy: Policy, lessons: Sequence[Lesson], config: TrainingConfig, exams: Sequence[Lesson] = ()) -> None:
+        import torch
+
+        self.policy = replace(policy, parameters={k: v.detach().clone().requires_grad_(True) for k, v in policy.parameters.items()})
+        self.lessons = lessons
+        self.exams = exams
+        self.config = config
+        self.updates = 0
+        self.optimizer = torch.optim.Adam(self.policy.parameters.values(), lr=config.learning_rate[0])
+        self.exam = self.best_exam = math.inf
+        self.best = self._copy()
+        self.exams_without_success = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether all updates are made, or exams have not become better for long."""
+        tired = 0 < self.config.patience <= self.exams_without_success
+        return tired or self.updates >= self.config.updates
+
+    @property
+    def result(self) -> Policy:
+        """The policy that did best in exams; without exams the one as it is."""
+        return self.best if self.exams else self._copy()
+
+    def run(self, watch: Callable[[TrainingProgress], None] | None = None, seconds: float = math.inf) -> Policy:
+        """Trains until done or for so many seconds, and tells `watch` after each update; returns the result."""
+        begun_seconds, before = time.perf_counter(), self._simulated()
+        with ThreadPoolExecutor(self.config.workers) as pool, single_threaded_torch():
+            while not self.done and time.perf_counter() < begun_seconds + seconds:
+                reward, entropy = self._update(pool)
+                if self.exams and (self.updates % self.config.exam_every == 0 or self.updates == self.config.updates):
+                    self._take_exam()
+                if watch is not None:
+                    elapsed = time.perf_counter() - begun_seconds
+                    rate = (self._simulated() - before) / max(elapsed, 1e-9)
+                    episodes = sum(lesson.episodes for lesson in self.lessons)
+                    watch(TrainingProgress(self.updates, episodes, reward, entropy, self.exam, self.best_exam, rate, elapsed))
+        return self.result
+
+    def _update(self, pool: ThreadPoolExecutor) -> tuple[float, float]:
+        """Episodes and what they teach; returns their mean improvement and the mean entropy."""
+        import torch
+
+        config, draw = self.config, self._generator(0)
+        share = self.updates / max(1, config.updates - 1)
+        for group in self.optimizer.param_groups:
+            group["lr"] = _between(config.learning_rate, share)
+        chosen = [self.lessons[i] for i in torch.randperm(len(self.lessons), generator=draw)[: config.graphs].tolist()]
+        generators = [self._generator(1 + i) for i in range(len(chosen))]
+        policy = replace(self.policy, parameters={k: v.detach() for k, v in self.policy.parameters.items()})
+        rollouts = list(pool.map(lambda lesson, generator: lesson.run(policy, generator, config.start), chosen, generators))
+        self._learn(rollouts, LossWeights(_between(config.entropy, share), config.clip), draw)
+        self.updates += 1
+        rewards = torch.stack([rollout.rewards.sum(dim=0).mean() for rollout in rollouts])
+        return float(rewards.mean()), float(-torch.cat([rollout.log_probabilities for rollout in rollouts]).mean())
+
+    def _learn(self, rollouts: Sequence[Rollout], weights: LossWeights, draw: "Generator") -> None:
+        import torch
+
+        config = self.config
+        lessons = [(rollout, advantages(rollout.rewards, config.discount)) for rollout in rollouts]
+        for _ in range(config.epochs if config.algorithm == "ppo" else 1):
+            self.optimizer.zero_grad()
+            for lesson in lessons:
+                (loss(config.algorithm, self.policy, lesson, weights, draw) / len(lessons)).backward()
+            torch.nn.utils.clip_grad_norm_(self.policy.parameters.values(), MAX_NORM)
+            self.optimizer.step()
+
+    def _take_exam(self) -> None:
+        self.exam = examined(self._copy(), self.exams)
+        if self.exam < self.best_exam:
+            self.best_exam, self.best, self.exams_without_success = self.exam, self._copy(), 0
+        else:
+            self.exams_without_success += 1
+
+    def _copy(self) -> Policy:
+        return replace(self.policy, parameters={k: v.detach().clone() for k, v in self.policy.parameters.items()})
+
+    def _generator(self, number: int) -> "Generator":
+        """Random numbers of this update; `number` tells its uses apart."""
+        import torch
+
+        config = self.config
+        return torch.Generator().manual_seed((config.seed * _DRAWS_OF_AN_UPDATE + self.updates) * (config.graphs + 1) + number)
+
+    def _simulated(self) -> int:
+        return sum(lesson.environment.simulated for lesson in self.lessons)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, "Tensor"]]:
+        """What `restore` takes: numbers and tensors."""
+        tensors = {f"policy.{name}": tensor.detach() for name, tensor in self.policy.parameters.items()}
+        tensors |= {f"best.{name}": tensor for name, tensor in self.best.parameters.items()}
+        for name, parameter in self.policy.parameters.items():
+            tensors |= {f"adam.{name}.{key}": value for key, value in self.optimizer.state[parameter].items()}
+        numbers = {name: getattr(self, name) for name in ("updates", "exam", "best_exam", "exams_without_success")}
+        return {k: None if math.isinf(v) else v for k, v in numbers.items()}, tensors
+
+    def restore(self, numbers: dict[str, Any], tensors: dict[str, "Tensor"]) -> None:
+        """Goes on where `state` was taken. Raises KeyError where something is missing."""
+        import torch
+
+        for name in ("updates", "exam", "best_exam", "exams_without_success"):
+            setattr(self, name, math.inf if numbers[name] is None else numbers[name])
+        with torch.no_grad():
+            for name, parameter in self.policy.parameters.items():
+                parameter.copy_(tensors[f"policy.{name}"])
+                self.best.parameters[name].copy_(tensors[f"best.{name}"])
+                keys = ("step", "exp_avg", "exp_avg_sq") if self.updates else ()
+                self.optimizer.state[parameter] = {key: tensors[f"adam.{name}.{key}"].clone() for key in keys}
+
+
+def examined(policy: Policy, exams: Sequence[Lesson]) -> float:
+    """What the policy's likeliest actions achieve: the geometric mean of step over lower bound, excess of memory included."""
+    total = 0.0
+    for exam in exams:
+        exam.run(policy, None)
+        environment = exam.environment
+        bound_us = max(lower_bound_us(exam.decisions.graph, exam.decisions.cluster), 1e-9)
+        total += math.log(max(float(environment.costs.min()) * environment.scale_us / bound_us, 1e-9))
+    return math.exp(total / len(exams))
+
+
+@contextmanager
+def _single_threaded_torch() -> "Iterator[None]":
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def single_threaded_torch() -> AbstractContextManager[None]:
+    """While it lasts torch uses one thread: its tensors here are too small for more."""
+    return _single_threaded_torch()
+
+
+def _between(ends: tuple[float, float], share: float) -> float:
+    return ends[0] + (ends[1] - ends[0]) * min(1.0, share)

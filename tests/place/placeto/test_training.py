@@ -1,0 +1,210 @@
+"""Training: it solves toys whose optimum is known, the same each time, in one piece or in two."""
+
+import csv
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from baechi_ext.errors import FileError, MissingBackendError, OptionError, PolicyError
+from baechi_ext.ir import Cluster, OpGraph
+from baechi_ext.place.placeto.environment import Rules
+from baechi_ext.place.placeto.learning import LossWeights, advantages, loss, ppo, reinforce
+from baechi_ext.place.placeto.lesson import Lesson
+from baechi_ext.place.placeto.logs import csv_log, tensorboard_log
+from baechi_ext.place.placeto.policy import Policy, PolicyConfig
+from baechi_ext.place.placeto.resume import resume_training, save_training
+from baechi_ext.place.placeto.train import Trainer, TrainingConfig, TrainingProgress, examined
+from tests.build import cluster_of, graph_of
+from tests.place.placeto.graphs import distinct, towers
+
+SMALL = PolicyConfig(width=4, rounds=2, hidden=16)
+SHORT = TrainingConfig(updates=4, graphs=2, exam_every=2, seed=3)
+
+
+def lesson(graph: OpGraph, cluster: Cluster, batch: int = 4, **rules: object) -> Lesson:
+    return Lesson.of(graph, cluster, batch, Rules(**rules))
+
+
+def some_lessons() -> list[Lesson]:
+    return [lesson(distinct(8, seed), cluster_of(2 + seed % 2, latency_us=1)) for seed in range(3)]
+
+
+def trained(config: TrainingConfig = SHORT, lessons: list[Lesson] | None = None) -> Policy:
+    return Trainer(Policy.fresh(SMALL, config.seed), lessons or some_lessons(), config, [lesson(distinct(6, 9), cluster_of(2), 1)]).run()
+
+
+def same(a: Policy, b: Policy) -> bool:
+    return all(torch.equal(a.parameters[name], b.parameters[name]) for name in a.parameters)
+
+
+# Advantages and losses
+
+
+def test_advantages_by_hand() -> None:
+    """Two episodes of two steps: worth 1 + 0.5 * 2 = 2 and 2, against 3 and 0."""
+    rewards = torch.tensor([[1.0, 3.0], [2.0, 0.0]])
+    found = advantages(rewards, 0.5)
+    spread = math.sqrt((0.25 + 0.25 + 1 + 1) / 4)
+    assert found.tolist() == [pytest.approx([-0.5 / spread, 0.5 / spread]), pytest.approx([1 / spread, -1 / spread])]
+    assert advantages(torch.ones(3, 4), 0.9).abs().max() == 0
+
+
+def test_losses_by_hand() -> None:
+    new, old, gain = torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -2.0]), torch.tensor([2.0, 1.0])
+    assert float(reinforce(new, old, gain, 0.2)) == pytest.approx(1.5)
+    assert float(ppo(new, old, gain, 0.2)) == pytest.approx(-(2 + 1.2) / 2)
+    assert float(ppo(new, old, -gain, 0.2)) == pytest.approx((2 + math.e) / 2)
+
+
+def test_long_rollouts_are_learned_from_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Policy.fresh(SMALL, 0)
+    one = some_lessons()[0]
+    rollout = one.run(policy, torch.Generator().manual_seed(0))
+    rows = []
+    monkeypatch.setattr("baechi_ext.place.placeto.learning._MOST_NUMBERS", 100)
+    monkeypatch.setattr(Policy, "logits", lambda self, graph, states, h: rows.append(len(states.current)) or states.features.sum(dim=-1))
+    loss("ppo", policy, (rollout, torch.zeros_like(rollout.rewards)), LossWeights(0.0, 0.2), torch.Generator().manual_seed(0))
+    assert rows == [100 // (len(one.decisions) * 2)]
+
+
+# Toys
+
+
+@pytest.mark.parametrize(("algorithm", "rules"), [("ppo", {}), ("reinforce", {}), ("ppo", {"terminal_reward": True})])
+def test_two_towers_go_to_two_devices(algorithm: str, rules: dict[str, object]) -> None:
+    """Two chains of 40 us that nothing connects; a transfer costs 6. The likeliest actions of the trained policy reach the optimum."""
+    config = TrainingConfig(algorithm=algorithm, updates=60, graphs=1, learning_rate=(1e-2, 1e-3), entropy=(0.05, 0.001), discount=1.0)
+    one = lesson(towers(), cluster_of(2, latency_us=5), 16, **rules)
+    policy = Trainer(Policy.fresh(SMALL, 0), [one], config).run()
+    one.run(policy, None)
+    assert one.environment.makespans_us.tolist() == [40.0] * 16
+
+
+def test_what_does_not_fit_moves_away() -> None:
+    """Three ops in a row of 4 bytes each, devices of 8, dear transfers: only memory moves the last one."""
+    names = "abc"
+    graph = graph_of(dict.fromkeys(names, 10.0), ("a", "b", 1), ("b", "c", 1), persistent_bytes=dict.fromkeys(names, 4))
+    one = lesson(graph, cluster_of(2, latency_us=5, memory_bytes=10), 16)
+    config = TrainingConfig(updates=40, graphs=1, learning_rate=(1e-2, 1e-3), discount=1.0)
+    one.run(Trainer(Policy.fresh(SMALL, 0), [one], config).run(), None)
+    assert one.environment.makespans_us.tolist() == [36.0] * 16
+
+
+def test_a_policy_of_two_devices_serves_four() -> None:
+    """Trained with two towers on two devices, it spreads four over four better than two devices could."""
+    config = TrainingConfig(updates=60, graphs=1, learning_rate=(1e-2, 1e-3), entropy=(0.05, 0.001), discount=1.0)
+    policy = Trainer(Policy.fresh(SMALL, 0), [lesson(towers(), cluster_of(2, latency_us=5), 16)], config).run()
+    four = lesson(towers(4), cluster_of(4, latency_us=5), 1)
+    four.run(policy, None)
+    assert four.environment.makespans_us[0] < 80
+
+
+# The loop
+
+
+def test_same_seed_same_policy() -> None:
+    first, second, other = trained(), trained(), trained(replace(SHORT, seed=4))
+    assert same(first, second)
+    assert not same(first, other)
+
+
+def test_threads_change_nothing() -> None:
+    assert same(trained(), trained(replace(SHORT, workers=2)))
+
+
+def test_resumed_as_if_never_interrupted(tmp_path: Path) -> None:
+    whole = Trainer(Policy.fresh(SMALL, 3), some_lessons(), SHORT, [lesson(distinct(6, 9), cluster_of(2), 1)])
+    expected = whole.run()
+    halves = [Trainer(Policy.fresh(SMALL, 3), some_lessons(), SHORT, [lesson(distinct(6, 9), cluster_of(2), 1)]) for _ in range(2)]
+    save_training(tmp_path / "none", halves[0])
+    resume_training(tmp_path / "none", halves[0])
+
+    def stop(progress: TrainingProgress) -> None:
+        if progress.updates == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        halves[0].run(stop)
+    save_training(tmp_path / "half", halves[0])
+    resume_training(tmp_path / "half", halves[1])
+    assert same(expected, halves[1].run())
+    assert (whole.updates, whole.best_exam) == (halves[1].updates, halves[1].best_exam)
+
+
+def test_another_training_is_not_resumed(tmp_path: Path) -> None:
+    save_training(tmp_path / "t", Trainer(Policy.fresh(SMALL, 0), some_lessons(), SHORT))
+    other = Trainer(Policy.fresh(SMALL, 0), some_lessons(), replace(SHORT, discount=0.5))
+    with pytest.raises(PolicyError, match=r"the training is another one: its config is .*'discount': 0.97.* start anew"):
+        resume_training(tmp_path / "t", other)
+    with pytest.raises(PolicyError, match="the training is another one: its policy is"):
+        resume_training(tmp_path / "t", Trainer(Policy.fresh(replace(SMALL, width=8), 0), some_lessons(), SHORT))
+
+
+def test_exams_choose_the_policy_and_stop_early() -> None:
+    """With a learning rate of 0 no exam is better than the first: training stops after two more."""
+    exam = lesson(distinct(6, 9), cluster_of(2), 1)
+    config = replace(SHORT, updates=100, learning_rate=(0.0, 0.0), exam_every=1, patience=2)
+    start = Policy.fresh(SMALL, 3)
+    trainer = Trainer(start, some_lessons(), config, [exam])
+    policy = trainer.run()
+    assert trainer.updates == 3
+    assert same(policy, start)
+    assert trainer.best_exam == examined(start, [exam])
+
+
+def test_an_exam_is_step_over_bound() -> None:
+    """Everything on one of two devices is 80 us; the bound is 40."""
+    policy = Policy.fresh(SMALL, 0)
+    for parameter in policy.parameters.values():
+        parameter.zero_()
+    assert examined(policy, [lesson(towers(), cluster_of(2), 1)]) == pytest.approx(2.0)
+
+
+def test_progress_and_its_csv_file(tmp_path: Path) -> None:
+    told: list[TrainingProgress] = []
+    log = csv_log(tmp_path / "log.csv")
+    trainer = Trainer(Policy.fresh(SMALL, 3), some_lessons(), SHORT, [lesson(distinct(6, 9), cluster_of(2), 1)])
+    trainer.run(lambda progress: (told.append(progress), log(progress)))
+    assert [p.updates for p in told] == [1, 2, 3, 4]
+    assert [p.episodes for p in told] == [8, 16, 24, 32]
+    assert [math.isinf(p.exam) for p in told] == [True, False, False, False]
+    assert all(p.evaluations_per_second > 0 and 0 <= p.entropy <= math.log(3) + 0.1 for p in told)
+    csv_log(tmp_path / "log.csv")
+    rows = list(csv.DictReader((tmp_path / "log.csv").read_text().splitlines()))
+    assert [row["episodes"] for row in rows] == ["8", "16", "24", "32"]
+    assert (rows[0]["exam"], float(rows[3]["best_exam"])) == ("", trainer.best_exam)
+    with pytest.raises(FileError, match="cannot write"):
+        csv_log(tmp_path / "no" / "log.csv")
+
+
+def test_tensorboard_is_asked_for_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(MissingBackendError, match="pip install tensorboard"):
+        tensorboard_log(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm": "best"}, "unknown algorithm 'best' of a training; choose one of reinforce, ppo"),
+        ({"start": "here"}, "unknown start 'here' of a training; choose one of single, random, best"),
+        ({"graphs": 0}, "graphs of a training is 0; expected at least 1"),
+    ],
+)
+def test_what_is_no_training(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        TrainingConfig(**changes)
+
+
+@pytest.mark.parametrize("start", ["random", "best"])
+def test_other_starts(start: str) -> None:
+    one = lesson(towers(), cluster_of(2, latency_us=5), 8)
+    policy = Policy.fresh(SMALL, 0)
+    first = one.run(policy, torch.Generator().manual_seed(0))
+    second = one.run(policy, torch.Generator().manual_seed(0), start)
+    assert not torch.equal(first.states.devices[:8], second.states.devices[:8])
+    assert (second.states.devices[:8] == second.states.devices[0]).all() == (start == "best")
