@@ -25,14 +25,18 @@ class LossWeights:
 
 
 def advantages(rewards: "Tensor", discount: float) -> "Tensor":
-    """By step and episode, how much more the rewards from there on are worth than the mean of all episodes at that step.
+    """By step and episode, how much more the rewards from there on are worth than was to be expected.
 
-    Divided by their standard deviation, so that graphs count alike. `discount` is how much less a reward is worth a step later.
+    Expected is the mean of all episodes at that step, and less where an episode has gained more already: a good plan leaves less to
+    gain, for which its next action is not to blame (a linear fit over all steps). Divided by their standard deviation, so that
+    graphs count alike. `discount` is how much less a reward is worth a step later.
     """
     worth = rewards.clone()
     for i in range(len(rewards) - 2, -1, -1):
         worth[i] += discount * worth[i + 1]
-    found = worth - worth.mean(dim=1, keepdim=True)
+    gained = rewards.cumsum(dim=0) - rewards
+    found, gained = (x - x.mean(dim=1, keepdim=True) for x in (worth, gained))
+    found = found - gained * ((found * gained).sum() / (gained.square().sum() + 1e-12))
     return found / (found.std(correction=0) + 1e-8)
 
 

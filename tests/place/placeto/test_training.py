@@ -45,12 +45,21 @@ def same(a: Policy, b: Policy) -> bool:
 
 
 def test_advantages_by_hand() -> None:
-    """Two episodes of two steps: worth 1 + 0.5 * 2 = 2 and 2, against 3 and 0."""
-    rewards = torch.tensor([[1.0, 3.0], [2.0, 0.0]])
-    found = advantages(rewards, 0.5)
-    spread = math.sqrt((0.25 + 0.25 + 1 + 1) / 4)
-    assert found.tolist() == [pytest.approx([-0.5 / spread, 0.5 / spread]), pytest.approx([1 / spread, -1 / spread])]
+    """Three episodes of two steps, worth 2, 4 and 0 and then 2, 2 and 0: first 0, 2 and -2, then 2/3, 2/3 and -4/3 above the mean.
+
+    Before the second step they have gained 1, 3 and 0, which is -1/3, 5/3 and -4/3 more than the mean; of that (-2/9 + 10/9 + 16/9) /
+    (1/9 + 25/9 + 16/9) = 4/7 was to be expected.
+    """
+    rewards = torch.tensor([[1.0, 3.0, 0.0], [2.0, 2.0, 0.0]])
+    raw = torch.tensor([[0, 2, -2], [2 / 3 + 4 / 21, 2 / 3 - 20 / 21, -4 / 3 + 16 / 21]])
+    torch.testing.assert_close(advantages(rewards, 0.5), raw / raw.std(correction=0))
     assert advantages(torch.ones(3, 4), 0.9).abs().max() == 0
+
+
+def test_what_was_gained_before_is_no_merit() -> None:
+    """All episodes end alike, whatever they gained first: then no later action is better than another."""
+    found = advantages(torch.tensor([[0.0, 1.0, 3.0], [3.0, 2.0, 0.0]]), 1.0)
+    assert found.abs().max() < 1e-3
 
 
 def test_losses_by_hand() -> None:
