@@ -1,0 +1,107 @@
+"""Trains the policy that `placeto` ships, on generated graphs of the tuning families, and says how it does on others of them.
+
+    python -m benchmarks.placeto_policy --out=FOLDER                       trains, or goes on with what FOLDER holds
+    python -m benchmarks.placeto_policy --out=FOLDER --updates=2000 --ship
+
+FOLDER gets the training to resume (training.json, .safetensors), progress.csv and the best policy (policy.json, .safetensors).
+"""
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from baechi_ext.ir import Cluster, Device, OpGraph
+from baechi_ext.place.placeto.checkpoint import SHIPPED, save_policy
+from baechi_ext.place.placeto.decisions import Decisions
+from baechi_ext.place.placeto.embedding import EMBEDDINGS
+from baechi_ext.place.placeto.environment import Rules
+from baechi_ext.place.placeto.learning import ALGORITHMS
+from baechi_ext.place.placeto.lesson import Lesson
+from baechi_ext.place.placeto.logs import csv_log
+from baechi_ext.place.placeto.policy import Policy, PolicyConfig
+from baechi_ext.place.placeto.resume import resume_training, save_training
+from baechi_ext.place.placeto.train import Trainer, TrainingConfig, TrainingProgress
+from benchmarks.families import link_of_ratio, tightened
+from benchmarks.shapes import FAMILIES
+
+SHAPES = ("layered", "fork_join", "series_parallel", "random", "training")
+"""Not the three that are held out for the comparison of methods."""
+LESSONS, EXAMS = 192, 24
+FEWEST_OPS, MOST_OPS = 20, 120
+_EXAM_SEEDS = 100_000
+
+
+def problem(seed: int) -> tuple[OpGraph, Cluster]:
+    """A graph of 20 to 120 ops on 2 to 8 devices, the seed says which: transfers 0.1 to 10 times as long as ops, in a quarter of the
+    problems devices of unequal speed, in a quarter memory that is tight."""
+    draw = np.random.default_rng(seed)
+    graph = FAMILIES[str(draw.choice(SHAPES))](int(draw.integers(FEWEST_OPS, MOST_OPS + 1)), draw)
+    count = int(draw.choice([2, 2, 3, 4, 4, 6, 8]))
+    speeds = 2.0 ** draw.integers(-1, 2, size=count) if draw.random() < 0.25 else np.ones(count)
+    devices = tuple(Device(f"device:{i}", None, float(speed)) for i, speed in enumerate(speeds))
+    cluster = Cluster(devices, link_of_ratio(graph, 10 ** draw.uniform(-1, 1)))
+    return graph, tightened(graph, cluster) if draw.random() < 0.25 else cluster
+
+
+def lessons(count: int, batch: int, first_seed: int) -> list[Lesson]:
+    """The first so many problems from a seed on that leave something to decide."""
+    found: list[Lesson] = []
+    seed = first_seed
+    while len(found) < count:
+        decisions = Decisions.of(*problem(seed))
+        if len(decisions) >= 10:
+            found.append(Lesson(decisions, batch, Rules()))
+        seed += 1
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--updates", type=int, default=1000)
+    parser.add_argument("--episodes", type=int, default=8, help="at once on each graph")
+    parser.add_argument("--algorithm", choices=tuple(ALGORITHMS), default="ppo")
+    parser.add_argument("--embedding", choices=tuple(EMBEDDINGS), default="rounds")
+    parser.add_argument("--discount", type=float, default=TrainingConfig().discount)
+    parser.add_argument("--start", default="single")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--ship", action="store_true", help="write the best policy to where the package has it, too")
+    args = parser.parse_args(argv)
+    config = TrainingConfig(
+        algorithm=args.algorithm, updates=args.updates, discount=args.discount, start=args.start, seed=args.seed, workers=args.workers
+    )
+    policy = Policy.fresh(PolicyConfig(embedding=args.embedding), args.seed)
+    trainer = Trainer(policy, lessons(LESSONS, args.episodes, 0), config, lessons(EXAMS, 1, _EXAM_SEEDS))
+    args.out.mkdir(parents=True, exist_ok=True)
+    if (args.out / "training.json").exists():
+        resume_training(args.out / "training", trainer)
+    trainer.run(_watch(trainer, args.out))
+    training = {**config.to_json(), "lessons": LESSONS, "exams": EXAMS, "exam": trainer.best_exam, "command": "benchmarks.placeto_policy"}
+    for path in (args.out / "policy", *((SHIPPED,) if args.ship else ())):
+        save_policy(path, trainer.result, training)
+
+
+def _watch(trainer: Trainer, folder: Path):  # noqa: ANN202
+    console = Console(width=140, highlight=False)
+    log = csv_log(folder / "progress.csv")
+
+    def watch(progress: TrainingProgress) -> None:
+        log(progress)
+        if progress.updates % trainer.config.exam_every == 0:
+            save_training(folder / "training", trainer)
+            exam = "-" if math.isinf(progress.exam) else f"{progress.exam:.4f}"
+            console.print(
+                f"{progress.seconds:7.0f} s  update {progress.updates:5d}  reward {progress.reward:.4f}  entropy {progress.entropy:.3f}  "
+                f"exam {exam} (best {progress.best_exam:.4f})  {progress.evaluations_per_second:.0f} plans/s"
+            )
+
+    return watch
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The training of the shipped policy: its problems, and a short training from the command line, gone on with."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from baechi_ext.place.placeto.checkpoint import load_policy
+from benchmarks import placeto_policy
+from benchmarks.placeto_policy import main, problem
+
+
+def test_problems_are_the_same_each_time_and_of_all_kinds() -> None:
+    assert problem(5)[0].fingerprint == problem(5)[0].fingerprint != problem(6)[0].fingerprint
+    clusters = [problem(seed)[1] for seed in range(40)]
+    assert {len(cluster) for cluster in clusters} >= {2, 3, 4, 8}
+    limited = [cluster.devices[0].memory_bytes is not None for cluster in clusters]
+    unequal = [len({d.speed for d in cluster.devices}) > 1 for cluster in clusters]
+    assert all(0 < sum(some) < 20 for some in (limited, unequal))
+
+
+def test_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, value in {"LESSONS": 2, "EXAMS": 1, "MOST_OPS": 21}.items():
+        monkeypatch.setattr(placeto_policy, name, value)
+    command = [f"--out={tmp_path}", "--updates=25", "--episodes=2"]
+    main(command)
+    policy = load_policy(tmp_path / "policy")
+    assert "update    25  reward " in capsys.readouterr().out
+    assert len((tmp_path / "progress.csv").read_text().splitlines()) == 1 + 25
+    main(command)
+    assert capsys.readouterr().out == ""
+    again = load_policy(tmp_path / "policy")
+    assert all(torch.equal(again.parameters[name], value) for name, value in policy.parameters.items())
