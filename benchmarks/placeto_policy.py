@@ -9,6 +9,7 @@ FOLDER gets the training to resume (training.json, .safetensors), progress.csv a
 import argparse
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -47,14 +48,14 @@ def problem(seed: int) -> tuple[OpGraph, Cluster]:
     return graph, tightened(graph, cluster) if draw.random() < 0.25 else cluster
 
 
-def lessons(count: int, batch: int, first_seed: int) -> list[Lesson]:
+def lessons(count: int, batch: int, first_seed: int, rules: Rules) -> list[Lesson]:
     """The first so many problems from a seed on that leave something to decide."""
     found: list[Lesson] = []
     seed = first_seed
     while len(found) < count:
         decisions = Decisions.of(*problem(seed))
         if len(decisions) >= 10:
-            found.append(Lesson(decisions, batch, Rules()))
+            found.append(Lesson(decisions, batch, rules))
         seed += 1
     return found
 
@@ -66,24 +67,31 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--episodes", type=int, default=8, help="at once on each graph")
     parser.add_argument("--algorithm", choices=tuple(ALGORITHMS), default="ppo")
     parser.add_argument("--embedding", choices=tuple(EMBEDDINGS), default="rounds")
-    parser.add_argument("--discount", type=float, default=TrainingConfig().discount)
-    parser.add_argument("--start", default="single")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--visits", type=int, default=1, help="of each decision in an episode")
+    for name in ("discount", "start", "learning_rate", "entropy", "graphs", "seed", "workers"):
+        default = getattr(TrainingConfig(), name)
+        kind = _pair if isinstance(default, tuple) else type(default)
+        parser.add_argument(f"--{name}", type=kind, default=default, help="of TrainingConfig; a pair is written A,B")
     parser.add_argument("--ship", action="store_true", help="write the best policy to where the package has it, too")
     args = parser.parse_args(argv)
-    config = TrainingConfig(
-        algorithm=args.algorithm, updates=args.updates, discount=args.discount, start=args.start, seed=args.seed, workers=args.workers
-    )
-    policy = Policy.fresh(PolicyConfig(embedding=args.embedding), args.seed)
-    trainer = Trainer(policy, lessons(LESSONS, args.episodes, 0), config, lessons(EXAMS, 1, _EXAM_SEEDS))
+    config = TrainingConfig(**{f.name: getattr(args, f.name) for f in fields(TrainingConfig) if hasattr(args, f.name)})
+    policy = Policy.fresh(PolicyConfig(embedding=args.embedding, visits=args.visits), args.seed)
+    rules = Rules(visits=args.visits)
+    trainer = Trainer(policy, lessons(LESSONS, args.episodes, 0, rules), config, lessons(EXAMS, 1, _EXAM_SEEDS, rules))
     args.out.mkdir(parents=True, exist_ok=True)
     if (args.out / "training.json").exists():
         resume_training(args.out / "training", trainer)
     trainer.run(_watch(trainer, args.out))
     training = {**config.to_json(), "lessons": LESSONS, "exams": EXAMS, "exam": trainer.best_exam, "command": "benchmarks.placeto_policy"}
-    for path in (args.out / "policy", *((SHIPPED,) if args.ship else ())):
-        save_policy(path, trainer.result, training)
+    save_policy(args.out / "policy", trainer.result, training)
+    if args.ship:
+        SHIPPED.parent.mkdir(exist_ok=True)
+        save_policy(SHIPPED, trainer.result, training)
+
+
+def _pair(text: str) -> tuple[float, float]:
+    first, last = map(float, text.split(","))
+    return first, last
 
 
 def _watch(trainer: Trainer, folder: Path):  # noqa: ANN202

@@ -1,5 +1,6 @@
 """The training of the shipped policy: its problems, and a short training from the command line, gone on with."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,11 @@ def test_problems_are_the_same_each_time_and_of_all_kinds() -> None:
 def test_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name, value in {"LESSONS": 2, "EXAMS": 1, "MOST_OPS": 21}.items():
         monkeypatch.setattr(placeto_policy, name, value)
-    command = [f"--out={tmp_path}", "--updates=25", "--episodes=2"]
+    command = [f"--out={tmp_path}", "--updates=25", "--episodes=2", "--visits=2", "--entropy=0.1,0.01"]
     main(command)
     policy = load_policy(tmp_path / "policy")
+    assert policy.config.visits == 2
+    assert json.loads((tmp_path / "policy.json").read_text())["training"]["entropy"] == [0.1, 0.01]
     assert "update    25  reward " in capsys.readouterr().out
     assert len((tmp_path / "progress.csv").read_text().splitlines()) == 1 + 25
     main(command)

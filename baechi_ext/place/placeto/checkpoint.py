@@ -89,9 +89,9 @@ def _config(value: object, source: str) -> PolicyConfig:
     config = PolicyConfig(**{name: tuple(given) if isinstance(given, list) else given for name, given in value.items()})
     if config.embedding not in EMBEDDINGS:
         raise PolicyError(f"{source}: unknown embedding {config.embedding!r}; this version knows {', '.join(EMBEDDINGS)}")
-    sizes = (config.width, config.rounds, config.hidden)
+    sizes = (config.width, config.rounds, config.hidden, config.visits)
     if not all(isinstance(size, int) and 1 <= size <= 4096 for size in sizes) or not isinstance(config.every_step, bool):
-        raise PolicyError(f"{source}: width, rounds and hidden are {sizes}; expected whole numbers from 1 to 4096")
+        raise PolicyError(f"{source}: width, rounds, hidden and visits are {sizes}; expected whole numbers from 1 to 4096")
     for what, given, known in (("ops", config.op_features, OP_FEATURES), ("devices", config.device_features, FEATURES)):
         if given != known:
             raise PolicyError(

@@ -1,6 +1,6 @@
 """The decision process of Placeto (NeurIPS 2019, section 3.1): visit decision after decision, choose its device, see what that gains.
 
-A state is a complete plan and the decision whose turn it is; an action is its device; an episode visits every decision `rounds` times.
+A state is a complete plan and the decision whose turn it is; an action is its device; an episode visits every decision once or more often.
 A plan costs its simulated step, in parts of the time that all ops take on the fastest device, and a penalty for memory that exceeds the
 limits. The reward of an action is by how much it lowers the cost; so an episode's rewards add up to what it improves in all.
 """
@@ -24,8 +24,8 @@ Actions = NDArray[np.int64]
 class Rules:
     """What an episode is."""
 
-    rounds: int = 1
-    """How often each decision is visited."""
+    visits: int = 1
+    """Of each decision."""
     terminal_reward: bool = False
     """Only the last action is rewarded, with the whole improvement."""
     memory_penalty: float = 5.0
@@ -54,7 +54,7 @@ class Environment:
     @property
     def horizon(self) -> int:
         """Steps of an episode."""
-        return self.rules.rounds * len(self.decisions)
+        return self.rules.visits * len(self.decisions)
 
     @property
     def current(self) -> int:

@@ -32,6 +32,8 @@ class PolicyConfig:
     """How far an embedding looks."""
     hidden: int = 64
     """Width of the head."""
+    visits: int = 1
+    """How often the episodes visit each decision that it was trained in, and is to be used in."""
     op_features: tuple[str, ...] = OP_FEATURES
     device_features: tuple[str, ...] = FEATURES
 

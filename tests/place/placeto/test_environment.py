@@ -63,10 +63,10 @@ def test_large_graphs_are_decided_in_clusters() -> None:
 
 
 @settings(max_examples=60)
-@given(graph=graphs(), cluster=clusters(), rounds=st.integers(1, 2), terminal=st.booleans(), data=st.data())
-def test_rewards_add_up_to_the_improvement(graph: OpGraph, cluster: Cluster, rounds: int, terminal: bool, data: st.DataObject) -> None:
+@given(graph=graphs(), cluster=clusters(), visits=st.integers(1, 2), terminal=st.booleans(), data=st.data())
+def test_rewards_add_up_to_the_improvement(graph: OpGraph, cluster: Cluster, visits: int, terminal: bool, data: st.DataObject) -> None:
     decisions = Decisions.of(graph, cluster)
-    environment = Environment(decisions, 2, Rules(rounds=rounds, terminal_reward=terminal))
+    environment = Environment(decisions, 2, Rules(visits=visits, terminal_reward=terminal))
     device = st.integers(0, len(cluster) - 1)
     plans = data.draw(st.lists(st.lists(device, min_size=len(decisions), max_size=len(decisions)), min_size=2, max_size=2))
     environment.reset(plans)
@@ -79,7 +79,7 @@ def test_rewards_add_up_to_the_improvement(graph: OpGraph, cluster: Cluster, rou
         rewards = environment.step(np.array(actions))
         assert not terminal or environment.done or not rewards.any()
         total += rewards
-    assert environment.time == rounds * len(decisions)
+    assert environment.time == visits * len(decisions)
     assert total == pytest.approx(first - environment.costs, abs=1e-9 * max(1.0, first.max()))
     for b, plan in enumerate(plans):
         assert environment.makespans_us[b] == simulate(graph, cluster, decisions.placement(plan)).makespan_us

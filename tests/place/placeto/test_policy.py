@@ -128,7 +128,7 @@ def test_decisions_are_means_of_their_ops() -> None:
 @pytest.mark.parametrize("k", [1, 2, 4, 8])
 def test_one_policy_serves_any_number_of_devices(config: PolicyConfig, k: int) -> None:
     decisions = by_name(distinct(), cluster_of(k))
-    policy, tensors, environment = Policy.fresh(config, 0), GraphTensors(View(decisions)), Environment(decisions, 3, Rules(rounds=2))
+    policy, tensors, environment = Policy.fresh(config, 0), GraphTensors(View(decisions)), Environment(decisions, 3, Rules(visits=2))
     environment.reset([0] * len(decisions))
     rollout = run_episodes(policy, tensors, environment, torch.Generator().manual_seed(0))
     steps = 2 * len(decisions)

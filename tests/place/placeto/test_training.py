@@ -147,7 +147,7 @@ def test_resumed_as_if_never_interrupted(tmp_path: Path) -> None:
 def test_another_training_is_not_resumed(tmp_path: Path) -> None:
     save_training(tmp_path / "t", Trainer(Policy.fresh(SMALL, 0), some_lessons(), SHORT))
     other = Trainer(Policy.fresh(SMALL, 0), some_lessons(), replace(SHORT, discount=0.5))
-    with pytest.raises(PolicyError, match=r"the training is another one: its config is .*'discount': 0.97.* start anew"):
+    with pytest.raises(PolicyError, match=r"the training is another one: its config is .*'discount': 1.0.* start anew"):
         resume_training(tmp_path / "t", other)
     with pytest.raises(PolicyError, match="the training is another one: its policy is"):
         resume_training(tmp_path / "t", Trainer(Policy.fresh(replace(SMALL, width=8), 0), some_lessons(), SHORT))
