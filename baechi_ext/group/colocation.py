@@ -1,5 +1,6 @@
 """Colocation groups as labels on the ops, how they merge, and the `tf` grouper, which takes them as they are."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from baechi_ext.ir.op_graph import OpGraph
@@ -60,6 +61,22 @@ class Labels:
                 taken.add(label)
                 labels[r] = label
         return with_colocation(self.graph, [labels.get(self.find(v)) for v in range(len(self.graph))])
+
+
+class Load:
+    """What each group carries of one cost, and whether two groups would carry more than a share of it together."""
+
+    def __init__(self, labels: Labels, costs: Sequence[float], max_share: float) -> None:
+        self.limit = sum(costs) * max_share if max_share < 1 else float("inf")
+        self.of = [0.0] * len(costs)
+        for v, cost in enumerate(costs):
+            self.of[labels.find(v)] += cost
+
+    def may_join(self, a: int, b: int) -> bool:
+        return not self.of[a] or not self.of[b] or self.of[a] + self.of[b] <= self.limit
+
+    def join(self, a: int, b: int, root: int) -> None:
+        self.of[root] = self.of[a] + self.of[b]
 
 
 def with_colocation(graph: OpGraph, labels: list[str | None]) -> OpGraph:

@@ -78,6 +78,24 @@ def crossing_tensors_without_cycles(graph: OpGraph, head: Sequence[int]) -> list
     return found
 
 
+def bundled(graph: OpGraph) -> OpGraph:
+    """The graph in which the tensors of one op that have the same readers are one, of their bytes together: sent as one.
+
+    An op's only tensor has the name "", several are "0", "1" and so on.
+    """
+    edges = []
+    for v, op in enumerate(graph.ops):
+        sizes: dict[tuple[int, ...], int | float] = {}
+        for t in graph.outputs[v]:
+            tensor = graph.tensors[t]
+            readers = tuple(sorted(tensor.readers))
+            sizes[readers] = sizes.get(readers, 0) + tensor.bytes
+        for i, (readers, size) in enumerate(sizes.items()):
+            name = str(i) if len(sizes) > 1 else ""
+            edges += [(op.id, graph.ops[w].id, size, name) for w in readers]
+    return OpGraph.from_edges(graph.ops, edges, name=graph.name, framework=graph.framework)
+
+
 def _unique_name(op_id: str, tensor: str, taken: set[str]) -> str:
     name = tensor if tensor.startswith(f"{op_id}:") else f"{op_id}:{tensor}" if tensor else op_id
     while name in taken:  # ids and names may hold colons themselves

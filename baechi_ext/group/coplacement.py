@@ -1,7 +1,7 @@
 """The `coplace` grouper: an op whose result goes to one op only runs where that one runs (Baechi, SoCC 2020)."""
 
 from baechi_ext.errors import OptionError
-from baechi_ext.group.colocation import Labels
+from baechi_ext.group.colocation import Labels, Load
 from baechi_ext.ir.op_graph import OpGraph
 
 DEFAULT_MAX_SHARE = 1 / 32
@@ -22,8 +22,8 @@ def coplace(graph: OpGraph, max_share: float = DEFAULT_MAX_SHARE) -> OpGraph:
     if not max_share > 0:
         raise OptionError(f"max_share is {max_share!r}; expected a positive share, e.g. 0.03")
     labels = Labels(graph)
-    compute = _Load(labels, [op.compute_us for op in graph.ops], max_share)
-    memory = _Load(labels, [op.persistent_bytes for op in graph.ops], max_share)
+    compute = Load(labels, [op.compute_us for op in graph.ops], max_share)
+    memory = Load(labels, [op.persistent_bytes for op in graph.ops], max_share)
     for v, w in _single_successors(graph):
         a, b = labels.find(v), labels.find(w)
         if a != b and compute.may_join(a, b) and memory.may_join(a, b):
@@ -31,22 +31,6 @@ def coplace(graph: OpGraph, max_share: float = DEFAULT_MAX_SHARE) -> OpGraph:
             compute.join(a, b, root)
             memory.join(a, b, root)
     return labels.relabelled()
-
-
-class _Load:
-    """What each group carries of one cost, and whether two groups would carry too much together."""
-
-    def __init__(self, labels: Labels, costs: list[float], max_share: float) -> None:
-        self.limit = sum(costs) * max_share if max_share < 1 else float("inf")
-        self.of = [0.0] * len(costs)
-        for v, cost in enumerate(costs):
-            self.of[labels.find(v)] += cost
-
-    def may_join(self, a: int, b: int) -> bool:
-        return not self.of[a] or not self.of[b] or self.of[a] + self.of[b] <= self.limit
-
-    def join(self, a: int, b: int, root: int) -> None:
-        self.of[root] = self.of[a] + self.of[b]
 
 
 def _single_successors(graph: OpGraph) -> list[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from collections import deque
 
 from baechi_ext.group.contraction import contract, crossing_tensors_without_cycles, first_members
+from baechi_ext.group.folding import Folding
 from baechi_ext.group.grouping import Grouping, GroupOptions
 from baechi_ext.ir.op_graph import OpGraph
 
@@ -19,94 +20,57 @@ def fusion(graph: OpGraph, options: GroupOptions = GroupOptions()) -> Grouping: 
     path. `allow_cycle` contracts every edge inside a group; the coarse graph then has the edges
     of `crossing_tensors_without_cycles`.
     """
-    state = _Contraction(graph)
+    state = _Fusion(graph)
     if options.allow_cycle:
         state.fold_all()
-        heads = first_members(graph, [state.find(v) for v in range(len(graph))])
+        heads = first_members(graph, [state.folding.find(v) for v in range(len(graph))])
         return contract(graph, heads, crossing_tensors_without_cycles(graph, heads))
     dirty = deque(graph.order)
     while dirty:
         v = dirty.popleft()
-        if state.part[v] == v:
+        if state.folding.part[v] == v:
             dirty.extend(state.fold_around(v))
         if not dirty and options.check_disjoint_paths:
             dirty.extend(state.fold_where_no_second_path())
-    return contract(graph, first_members(graph, [state.find(v) for v in range(len(graph))]))
+    return contract(graph, first_members(graph, [state.folding.find(v) for v in range(len(graph))]))
 
 
-class _Contraction:
-    """A graph being contracted: `part[v]` is v itself where v still stands for a part, else a step on the way to that op."""
+class _Fusion:
+    """A graph being contracted inside its colocation groups."""
 
     def __init__(self, graph: OpGraph) -> None:
         self.graph = graph
         self.label = [op.colocation for op in graph.ops]
-        self.part = list(range(len(graph)))
-        self.after = [dict.fromkeys(s) for s in graph.successors]
-        self.before = [dict.fromkeys(p) for p in graph.predecessors]
-
-    def find(self, v: int) -> int:
-        while self.part[v] != v:
-            self.part[v] = self.part[self.part[v]]
-            v = self.part[v]
-        return v
+        self.folding = Folding(graph)
 
     def fold_around(self, v: int) -> list[int]:
         """Contracts the edge to the only successor or from the only predecessor of `v`, if the group allows it.
 
         Returns the parts that may be contracted further for that: the new one and those that lost a neighbour.
         """
-        for neighbours in (self.after[v], self.before[v]):
+        for neighbours in (self.folding.after[v], self.folding.before[v]):
             if len(neighbours) == 1:
                 w = next(iter(neighbours))
                 if self.label[v] is not None and self.label[v] == self.label[w]:
-                    return self._fold(v, w)
+                    return self.folding.fold(v, w)
         return []
 
     def fold_where_no_second_path(self) -> list[int]:
         """One pass: contracts the edges inside groups whose ends no other path connects; returns the parts to look at again."""
         dirty: list[int] = []
+        part, after = self.folding.part, self.folding.after
         for u in self.graph.order:
-            for v in list(self.after[u]):
+            for v in list(after[u]):
                 same = self.label[u] is not None and self.label[u] == self.label[v]
-                if same and self.part[u] == u and v in self.after[u] and not self._second_path(u, v):
-                    dirty += self._fold(u, v)
+                if same and part[u] == u and v in after[u] and not self.folding.second_path(u, v):
+                    dirty += self.folding.fold(u, v)
         return dirty
 
-    def _second_path(self, u: int, v: int) -> bool:
-        """Whether a path of more than one edge leads from u to v; looked for from both ends, where fewer parts were reached last."""
-        reached, reaching = set(self.after[u]) - {v}, set(self.before[v]) - {u}
-        ahead, behind = reached.copy(), reaching.copy()
-        while ahead and behind and reached.isdisjoint(behind) and reaching.isdisjoint(ahead):
-            if len(ahead) <= len(behind):
-                ahead = {x for w in ahead for x in self.after[w]} - reached
-                reached |= ahead
-            else:
-                behind = {x for w in behind for x in self.before[w]} - reaching
-                reaching |= behind
-        return bool(ahead and behind)
-
     def fold_all(self) -> None:
-        """Contracts every edge inside a group."""
+        """Contracts every edge inside a group, whatever cycle that closes."""
         for v, after in enumerate(self.graph.successors):
             for w in after:
                 if self.label[v] is not None and self.label[v] == self.label[w]:
-                    a, b = self.find(v), self.find(w)
+                    a, b = self.folding.find(v), self.folding.find(w)
                     if a != b:
-                        self.part[b] = a
-
-    def _fold(self, v: int, w: int) -> list[int]:
-        if len(self.after[v]) + len(self.before[v]) < len(self.after[w]) + len(self.before[w]):
-            v, w = w, v
-        self.part[w] = v
-        dirty = [v]
-        for ahead, back in ((self.after, self.before), (self.before, self.after)):
-            for x in ahead[w]:
-                if x != v:
-                    if x in ahead[v]:
-                        dirty.append(x)
-                    ahead[v][x] = None
-                    back[x][v] = None
-                    del back[x][w]
-            ahead[v].pop(w, None)
-        self.after[w], self.before[w] = {}, {}
-        return dirty
+                        self.folding.part[b] = a

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baechi_ext.errors import GraphError
-from baechi_ext.group.contraction import contract, crossing_tensors, first_members
+from baechi_ext.group.contraction import bundled, contract, crossing_tensors, first_members
 from baechi_ext.group.grouping import Grouping, compose, identity
 from baechi_ext.ir.op_graph import Op, OpGraph
 from tests.group.training_graphs import PROPERTY, any_graphs, small, training_graphs
@@ -119,3 +119,25 @@ def test_compose_leads_from_the_first_fine_to_the_last_coarse_graph():
     assert both.fine is graph
     assert both.members == ((0, 1, 2, 3),)
     assert compose(identity(graph), pairs) == pairs
+
+
+def test_tensors_of_the_same_readers_are_one() -> None:
+    graph = small("a>b:2:x a>c:2:x a>c:3:y a>b:3:y a>b:5:z b>c:7:w")
+    edges = [(graph.ops[t.producer].id, t.name, t.bytes, [graph.ops[w].id for w in t.readers]) for t in bundled(graph).tensors]
+    assert edges == [("a", "0", 5, ["b", "c"]), ("a", "1", 5, ["b"]), ("b", "", 7, ["c"])]
+
+
+@PROPERTY
+@given(st.one_of(training_graphs(), any_graphs()))
+def test_bundles_carry_all_bytes(graph):
+    """To each reader, and from each op: no more and no less than before."""
+    found = bundled(graph)
+
+    def carried(g: OpGraph) -> tuple[list[float], list[float]]:
+        size = [t.bytes for t in g.tensors]
+        return [sum(size[t] for t in i) for i in g.inputs], [sum(size[t] for t in o) for o in g.outputs]
+
+    assert carried(found) == carried(graph)
+    assert found.ops == graph.ops
+    for outputs in found.outputs:
+        assert len({found.tensors[t].readers for t in outputs}) == len(outputs)

@@ -1,0 +1,138 @@
+"""Merging neighbours until few ops are left, as many as a learned placer can visit one by one (Placeto, NeurIPS 2019, groups first)."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from baechi_ext.errors import OptionError
+from baechi_ext.group.colocation import Labels, Load, with_colocation
+from baechi_ext.group.contraction import contract, first_members
+from baechi_ext.group.folding import Folding
+from baechi_ext.group.grouping import Grouping
+from baechi_ext.ir.op_graph import OpGraph
+
+DEFAULT_MAX_SHARE = 1 / 32
+"""As in the `coplace` grouper: a quarter of a device's fair share on 8 devices."""
+SHARE_OF_A_ROUND = 0.25
+"""Of the contractions still needed, so many are looked for before costs are computed anew."""
+
+
+def merge(graph: OpGraph, max_ops: int, max_share: float = DEFAULT_MAX_SHARE) -> Grouping:
+    """The coarse graph of at most `max_ops` ops, or as few as the graph has unconnected parts, after contracting edges.
+
+    An edge is contracted where no second path connects its ends, so no cycle closes. Cheap ones go first: those that lengthen the
+    longest path of the graph least, and, between two colocation groups (an op without a string is one of its own), where the
+    smaller group takes least time in all: they share a device for good, with all their ops. At equal cost the largest tensor goes
+    first. Only when nothing else is left are groups joined that both take time and together more than `max_share` of the
+    graph's compute time, or likewise of its persistent bytes.
+
+    Raises OptionError where `max_ops` is below 1 or `max_share` not positive.
+    """
+    if max_ops < 1:
+        raise OptionError(f"max_ops is {max_ops}; expected at least 1")
+    if not max_share > 0:
+        raise OptionError(f"max_share is {max_share!r}; expected a positive share, e.g. 0.03")
+    merging = _Merging(graph, max_share)
+    merging.run(max_ops)
+    find = merging.folding.find
+    found = contract(merging.labels.relabelled(), first_members(graph, [find(v) for v in range(len(graph))]))
+    # A string that only one op carries binds nothing.
+    count = Counter(op.colocation for op in found.coarse.ops)
+    labels = [op.colocation if count[op.colocation] > 1 else None for op in found.coarse.ops]
+    return Grouping(graph, with_colocation(found.coarse, labels), found.members)
+
+
+class _Merging:
+    """A graph whose edges are contracted in rounds: all are ranked by what contracting them costs, and the cheapest are contracted."""
+
+    def __init__(self, graph: OpGraph, max_share: float) -> None:
+        self.folding = Folding(graph)
+        self.labels = Labels(graph)
+        self.parts = dict.fromkeys(graph.order)
+        """What stands for a part, in no certain order."""
+        self.compute_us = [op.compute_us for op in graph.ops]
+        """Of each part."""
+        self.compute = Load(self.labels, self.compute_us, max_share)
+        self.persistent = Load(self.labels, [op.persistent_bytes for op in graph.ops], max_share)
+        self.tensors = [(t.producer, reader, t.bytes) for t in graph.tensors for reader in t.readers]
+
+    def run(self, max_ops: int) -> None:
+        """Contracts edges until so few parts are left, or no edge is."""
+        while len(self.parts) > max_ops:
+            excess = len(self.parts) - max_ops
+            touched: set[int] = set()
+            for rank, (u, v) in enumerate(self._ranked()):
+                # The later ones wait for the next round, in which they cost something else; but some edge is contracted in each.
+                if touched and rank >= excess * SHARE_OF_A_ROUND or len(touched) >= 2 * excess:
+                    break
+                if u not in touched and v not in touched and not self.folding.second_path(u, v):
+                    touched |= {u, v}
+                    self._contract(u, v)
+            if not touched:
+                return
+
+    def _ranked(self) -> list[tuple[int, int]]:
+        """The edges between parts, cheapest first."""
+        largest: dict[tuple[int, int], int | float] = {}
+        find = self.folding.find
+        for source, target, size in self.tensors:
+            u, v = find(source), find(target)
+            if u != v:
+                largest[u, v] = max(size, largest.get((u, v), 0))
+        levels = _Levels(self.folding, self.parts, self.compute_us)
+        return sorted(largest, key=lambda edge: (*self._cost(*edge, levels), -largest[edge], edge))
+
+    def _cost(self, u: int, v: int, levels: "_Levels") -> tuple[bool, float, float, float]:
+        """Whether a group grows too large; the time by which the longest path grows and that loses its freedom; the former alone; the
+        smaller end's."""
+        longer_us = max(0.0, levels.path_through_us(u, v) - levels.longest_us)
+        smaller_us = min(self.compute_us[u], self.compute_us[v])
+        a, b = self.labels.find(u), self.labels.find(v)
+        if a == b:
+            return False, longer_us, longer_us, smaller_us
+        fits = self.compute.may_join(a, b) and self.persistent.may_join(a, b)
+        return not fits, longer_us + min(self.compute.of[a], self.compute.of[b]), longer_us, smaller_us
+
+    def _contract(self, u: int, v: int) -> None:
+        time_us = self.compute_us[u] + self.compute_us[v]
+        part = self.folding.fold(u, v)[0]
+        self.compute_us[part] = time_us
+        del self.parts[v if part == u else u]
+        a, b = self.labels.find(u), self.labels.find(v)
+        if a != b:
+            root = self.labels.join(a, b)
+            self.compute.join(a, b, root)
+            self.persistent.join(a, b, root)
+
+
+class _Levels:
+    """The longest paths of a graph of parts, in microseconds: before and after each part, and of all."""
+
+    def __init__(self, folding: Folding, parts: Iterable[int], compute_us: Sequence[float]) -> None:
+        self.folding, self.compute_us = folding, compute_us
+        self.before_us: dict[int, float] = {}
+        self.after_us: dict[int, float] = {}
+        order = _topological_order(folding, parts)
+        for v in order:
+            self.before_us[v] = max((self.before_us[p] + compute_us[p] for p in folding.before[v]), default=0.0)
+        for v in reversed(order):
+            self.after_us[v] = max((self.after_us[s] + compute_us[s] for s in folding.after[v]), default=0.0)
+        self.longest_us = max((self.before_us[v] + compute_us[v] + self.after_us[v] for v in order), default=0.0)
+
+    def path_through_us(self, u: int, v: int) -> float:
+        """The longest path through the part that u and v would be."""
+        others = (self.before_us[p] + self.compute_us[p] for p in self.folding.before[v] if p != u)
+        ahead = max(self.before_us[u], max(others, default=0.0))
+        others = (self.after_us[s] + self.compute_us[s] for s in self.folding.after[u] if s != v)
+        behind = max(self.after_us[v], max(others, default=0.0))
+        return ahead + self.compute_us[u] + self.compute_us[v] + behind
+
+
+def _topological_order(folding: Folding, parts: Iterable[int]) -> list[int]:
+    missing = {v: len(folding.before[v]) for v in parts}
+    order = [v for v, k in missing.items() if k == 0]
+    for v in order:
+        for w in folding.after[v]:
+            missing[w] -= 1
+            if missing[w] == 0:
+                order.append(w)
+    return order
