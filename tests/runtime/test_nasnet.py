@@ -9,7 +9,8 @@ from torch import nn
 
 from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
 from baechi_ext.errors import OptionError
-from runtime.models.torch.nasnet import CIFAR, LARGE, MOBILE, Grid, Halve, Layout, NasNetA, NormalCell, Options, ReductionCell, build
+from runtime.models.torch.cells import Grid, Halve
+from runtime.models.torch.nasnet import CIFAR, LARGE, MOBILE, Layout, NasNetA, NormalCell, Options, ReductionCell, build
 from runtime.step import WithLoss
 
 

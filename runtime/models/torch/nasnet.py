@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from baechi_ext.errors import OptionError
+from runtime.models.torch.cells import Grid, Norm, adjust, average, project, separable
 
 STEM_FILTERS = 96
 
@@ -44,75 +44,17 @@ class Layout:
     stem_filters: int = STEM_FILTERS
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """The shape of an activation: its channels, and how often the image was halved."""
-
-    channels: int
-    halvings: int
-
-
-class Norm(nn.BatchNorm2d):
-    """BatchNorm that counts no batches: only a cumulative mean would need it, and it is an op more each time."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels, eps=0.001, momentum=0.0003)
-        self.num_batches_tracked = None
-
-
-def _project(inputs: int, outputs: int) -> nn.Module:
-    return nn.Sequential(nn.ReLU(), nn.Conv2d(inputs, outputs, 1, bias=False), Norm(outputs))
-
-
-def _separable(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Module:
-    """ReLU, depthwise and pointwise convolution, BatchNorm; twice, with the stride in the first."""
-
-    def once(channels: int, stride: int) -> list[nn.Module]:
-        depthwise = nn.Conv2d(channels, channels, kernel, stride, kernel // 2, groups=channels, bias=False)
-        return [nn.ReLU(), depthwise, nn.Conv2d(channels, outputs, 1, bias=False), Norm(outputs)]
-
-    return nn.Sequential(*once(inputs, stride), *once(outputs, 1))
-
-
-def _average(stride: int = 1) -> nn.Module:
-    return nn.AvgPool2d(3, stride, 1, count_include_pad=False)
-
-
-class Halve(nn.Module):
-    """Factorised reduction: every second pixel, and every second pixel shifted by one, each through a 1x1 convolution."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.even = nn.Conv2d(inputs, outputs // 2, 1, 2, bias=False)
-        self.odd = nn.Conv2d(inputs, outputs // 2, 1, 2, bias=False)
-        self.norm = Norm(outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = functional.relu(x)
-        shifted = functional.pad(x, (-1, 1, -1, 1))
-        return self.norm(torch.cat([self.even(x), self.odd(shifted)], dim=1))
-
-
-def _adjust(previous: Grid, current: Grid, filters: int) -> nn.Module:
-    """Brings a cell's second input to the size of its first and to `filters` channels."""
-    if previous.halvings != current.halvings:
-        return Halve(previous.channels, filters)
-    if previous.channels != filters:
-        return _project(previous.channels, filters)
-    return nn.Identity()
-
-
 class NormalCell(nn.Module):
     """(current, previous) -> the adjusted previous and five sums, (batch, 6 filters, size, size)."""
 
     def __init__(self, current: Grid, previous: Grid, filters: int) -> None:
         super().__init__()
         self.output = Grid(6 * filters, current.halvings)
-        self.current = _project(current.channels, filters)
-        self.previous = _adjust(previous, current, filters)
-        wide, narrow = [_separable(filters, filters, 5) for _ in range(2)], [_separable(filters, filters, 3) for _ in range(3)]
-        self.left = nn.ModuleList([*wide, _average(), _average(), narrow[2]])
-        self.right = nn.ModuleList([*narrow[:2], _average()])
+        self.current = project(current.channels, filters)
+        self.previous = adjust(previous, current, filters)
+        wide, narrow = [separable(filters, filters, 5) for _ in range(2)], [separable(filters, filters, 3) for _ in range(3)]
+        self.left = nn.ModuleList([*wide, average(), average(), narrow[2]])
+        self.right = nn.ModuleList([*narrow[:2], average()])
 
     def forward(self, current: Tensor, previous: Tensor) -> Tensor:
         h, p = self.current(current), self.previous(previous)
@@ -132,13 +74,13 @@ class ReductionCell(nn.Module):
     def __init__(self, current: Grid, previous: Grid, filters: int) -> None:
         super().__init__()
         self.output = Grid(4 * filters, current.halvings + 1)
-        self.current = _project(current.channels, filters)
+        self.current = project(current.channels, filters)
         alone = previous is current
-        self.previous = nn.Identity() if alone else _adjust(previous, current, filters)
-        pools = [nn.MaxPool2d(3, 2, 1), _average(2), _average()]
-        self.left = nn.ModuleList([_separable(filters, filters, 5, 2), *pools, _separable(filters, filters, 3)])
+        self.previous = nn.Identity() if alone else adjust(previous, current, filters)
+        pools = [nn.MaxPool2d(3, 2, 1), average(2), average()]
+        self.left = nn.ModuleList([separable(filters, filters, 5, 2), *pools, separable(filters, filters, 3)])
         inputs = current.channels if alone else filters
-        self.right = nn.ModuleList([*(_separable(inputs, filters, kernel, 2) for kernel in (7, 7, 5)), nn.MaxPool2d(3, 2, 1)])
+        self.right = nn.ModuleList([*(separable(inputs, filters, kernel, 2) for kernel in (7, 7, 5)), nn.MaxPool2d(3, 2, 1)])
 
     def forward(self, current: Tensor, previous: Tensor) -> Tensor:
         h, p = self.current(current), self.previous(previous)
