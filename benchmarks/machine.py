@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import baechi_ext
+from runtime.host import processor
 
 PACKAGES = ("torch", "numpy", "numba", "highspy", "ortools", "pymetis")
 
@@ -18,7 +19,7 @@ def machine() -> dict[str, Any]:
     return {
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(),
-        "hardware": {"processor": _processor(), "cores": os.cpu_count()},
+        "hardware": {"processor": processor(), "cores": os.cpu_count()},
         "versions": {"baechi": baechi_ext.__version__, "python": platform.python_version(), **_installed()},
     }
 
@@ -40,12 +41,3 @@ def _installed() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def _processor() -> str:
-    """The CPU's name as Linux gives it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

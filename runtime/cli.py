@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import baechi_ext
+from baechi_ext.datasets import read_index
 from baechi_ext.errors import BaechiError, InfeasibleError, OptionError
 from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.ir.check import memory_violations, placement_violations
 from baechi_ext.ir.files import require_writable
 from baechi_ext.simulate import lower_bound_us, simulate
-from runtime import baechi_flags, flags, pipeline, tables, train_flags
+from runtime import baechi_flags, dataset_flags, flags, pipeline, tables, train_flags
 from runtime.progress import progress
 
 if TYPE_CHECKING:
@@ -157,10 +158,28 @@ def _run_workers(args: argparse.Namespace, request: "TrainRequest | ProbeRequest
     return 0
 
 
+def _datasets(args: argparse.Namespace) -> int:
+    dataset_flags.check(args)
+    if args.action == "list":
+        folder, families = dataset_flags.source_of(args)
+        indexes = [read_index(family, folder) for family in families]
+        print_json({"families": indexes}) if args.json else tables.print_families(indexes)
+        return 0
+    with progress("loading torch"):
+        from runtime.datasets import make_family
+
+    folder, graphs, seed = dataset_flags.target_of(args)
+    for family in dict.fromkeys(args.families):
+        make_family(family, folder, graphs, seed)
+        print(f"{graphs} graphs of {family} written to {folder / family}")
+    return 0
+
+
 COMMANDS = (
     Command("place", "decide which device runs which op of a graph, and write the plan", _place_flags, _place),
     Command("train", "place a real training step, run it on several devices, and time it", train_flags.add_flags, _train),
     Command("probe-links", "measure what sending costs between every pair of devices", train_flags.add_probe_flags, _probe),
+    Command("datasets", "make families of graphs for learned placers, or list them", dataset_flags.add_flags, _datasets),
     Command("simulate", "say what a plan is worth: step time, busy time, memory, broken rules", _simulate_flags, _simulate),
 )
 

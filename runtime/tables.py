@@ -1,14 +1,19 @@
 """Short tables for people; programs read --json."""
 
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from baechi_ext.datasets import SPLITS
 from baechi_ext.place.common import SearchProgress
 from baechi_ext.simulate import Timeline
+
+WIDTH = 140
 
 
 def print_timeline(timeline: Timeline, lower_bound_us: float, facts: Mapping[str, str]) -> None:
@@ -47,6 +52,28 @@ def _devices(timeline: Timeline) -> Table:
         limit = "-" if device.memory_bytes is None else as_size(device.memory_bytes)
         table.add_row(Text(device.name), str(len(order)), share, as_size(peak), limit)
     return table
+
+
+def print_families(indexes: Iterable[Mapping[str, Any]]) -> None:
+    """Prints on stdout the sizes of the graphs of each family: the least, the median and the greatest."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("family", "train", "test", "captured ops", "nodes", "edges", "compute", "longest path"):
+        table.add_column(name, justify="left" if name == "family" else "right")
+    for index in indexes:
+        graphs = index["graphs"]
+        count = Counter(g["split"] for g in graphs)
+        sizes = [_spread([g[key] for g in graphs], "d") for key in ("captured_ops", "nodes", "edges")]
+        step = _spread([g["compute_us"] / 1000 for g in graphs], ".0f") + " ms"
+        path = _spread([100 * g["longest_path_us"] / g["compute_us"] for g in graphs if g["compute_us"]], ".0f") + " %"
+        table.add_row(index["family"], *(str(count[split]) for split in SPLITS), *sizes, step, path)
+    Console(file=sys.stdout, highlight=False, width=WIDTH).print(table)
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    if not values:
+        return "-"
+    middle = sorted(values)[len(values) // 2]
+    return " ".join(format(v, form) for v in (min(values), middle, max(values)))
 
 
 def as_time(us: float) -> str:

@@ -12,15 +12,16 @@ ROOT = Path(__file__).parent.parent
 LIBRARY = {
     "errors": set(),
     "ir": {"errors"},
+    "datasets": {"errors", "ir"},
     "capture": {"errors", "ir"},
     "cost": {"errors", "ir"},
     "simulate": {"errors", "ir", "capture", "cost"},
     "group": {"errors", "ir", "capture", "cost"},
-    "place": {"errors", "ir", "capture", "cost", "group", "simulate"},
+    "place": {"errors", "ir", "datasets", "capture", "cost", "group", "simulate"},
     "shard": {"errors", "ir", "capture", "cost", "group", "simulate"},
 }
 """What each part of baechi_ext may import besides itself."""
-DRIVERS = {"baechi_flags", "cli", "__main__", "flags", "pipeline", "train_flags", "training"}
+DRIVERS = {"baechi_flags", "cli", "__main__", "dataset_flags", "flags", "pipeline", "train_flags", "training"}
 """Modules of runtime that drive its stages; no stage imports them."""
 FRAMEWORKS = {"torch", "tensorflow", "torchvision", "jax"}
 

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,20 +37,31 @@ def read_json(path: str | Path, kind: str) -> dict[str, Any]:
     return value
 
 
-def _encode(value: dict[str, Any]) -> bytes:
-    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+def _encode(value: dict[str, Any], compact: bool) -> bytes:
+    text = _in_lines if compact else partial(json.dumps, indent=1, allow_nan=False)
     try:
-        return text.encode()
+        return (text(value, ensure_ascii=False) + "\n").encode()
     except UnicodeEncodeError:  # half a surrogate pair, as JSON allows in an escape, has no UTF-8 form: write it escaped again
-        return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
+        return (text(value, ensure_ascii=True) + "\n").encode()
 
 
-def write_json(path: str | Path, value: dict[str, Any]) -> None:
+def _in_lines(value: dict[str, Any], *, ensure_ascii: bool) -> str:
+    """A line for each field, and for each member of a field that is a list."""
+    one_line = partial(json.dumps, separators=(",", ":"), allow_nan=False, ensure_ascii=ensure_ascii)
+    fields = []
+    for key, field in value.items():
+        text = "[\n" + ",\n".join(map(one_line, field)) + "\n]" if isinstance(field, list) and field else one_line(field)
+        fields.append(f"{one_line(key)}:{text}")
+    return "{" + ",\n".join(fields) + "}"
+
+
+def write_json(path: str | Path, value: dict[str, Any], *, compact: bool = False) -> None:
     """Writes `value` beside `path` and renames it into place, so that a reader never sees half a file.
 
-    Raises FileError where the folder is missing or not writable; nothing is left behind then.
+    `compact`: without indentation, for files that are kept in numbers. Raises FileError where the folder is missing or not
+    writable; nothing is left behind then.
     """
-    write_bytes(path, _encode(value))
+    write_bytes(path, _encode(value, compact))
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:

@@ -15,6 +15,12 @@ from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
 from baechi_ext.ir.numbers import as_bytes, as_number
 
 PHASES = ("forward", "backward", "update")
+_DEFAULTS = {"op": "", "phase": "forward", "persistent_bytes": 0, "output_bytes": 0, "temporary_bytes": 0} | {
+    "colocation": None,
+    "expert": None,
+    "tensor": "",
+}
+"""Of the optional fields of a graph file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +267,13 @@ class OpGraph:
             given_fingerprint=fingerprint if isinstance(fingerprint, str) and fingerprint else None,
         )
 
-    def save(self, path: str | Path) -> None:
-        write_json(path, self.to_json())
+    def save(self, path: str | Path, *, compact: bool = False) -> None:
+        """`compact`: without indentation, and without fields that have their default value."""
+        value = self.to_json()
+        if compact:
+            value["nodes"] = [{key: v for key, v in node.items() if v != _DEFAULTS.get(key, ...)} for node in value["nodes"]]
+            value["edges"] = [{key: v for key, v in edge.items() if v != _DEFAULTS.get(key, ...)} for edge in value["edges"]]
+        write_json(path, value, compact=compact)
 
     @classmethod
     @without_collection()

@@ -48,6 +48,7 @@ FLAGS = {
     "place": CLUSTER | PLACING | {"--out", "--json"},
     "train": CLUSTER | PLACING | STEP | MODEL | COSTS | BAECHI | REFUSED | {"--out", "--json"},
     "probe-links": {"--num_devices", "--num_gpus", "--workers", "--max_exponent", "--timeout", "--out", "--samples", "--json"},
+    "datasets": {"--out", "--graphs", "--seed", "--folder", "--json"},
     "simulate": CLUSTER | {"--json"},
 }
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from baechi_ext.errors import FileError
+from baechi_ext.ir import Op, OpGraph
 from baechi_ext.ir.files import read_json, require_writable, write_json
 
 UNREADABLE = [
@@ -151,3 +152,27 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     write_json(tmp_path / "link.json", {"a": 1})
     assert (tmp_path / "link.json").is_symlink()
     assert read_json(tmp_path / "folder" / "x.json", "graph") == {"a": 1}
+
+
+def test_a_compact_file_says_the_same(tmp_path: Path) -> None:
+    ops = [
+        Op("a", "aten.mm", compute_us=1.5, persistent_bytes=8, output_bytes=4, colocation="w"),
+        Op("b", phase="backward", expert=0, forward_op="a"),
+    ]
+    graph = OpGraph.from_edges(ops, [("a", "b", 4, ""), ("a", "b", 0, "x")], name="two")
+    graph.save(tmp_path / "compact.json", compact=True)
+    graph.save(tmp_path / "full.json")
+    compact, full = (OpGraph.load(tmp_path / f"{name}.json") for name in ("compact", "full"))
+    assert compact == full
+    assert compact.ops == graph.ops
+    lines = (tmp_path / "compact.json").read_text().splitlines()
+    assert '{"id":"b","phase":"backward","compute_us":0.0,"expert":0,"forward_op":"a"}' in lines
+    assert '{"source":"a","target":"b","bytes":4},' in lines
+
+
+def test_a_compact_file_holds_any_text_and_no_nan(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"text": "\ud800 ä", "list": [1, "ä"], "none": []}, compact=True)
+    assert json.loads(path.read_text()) == {"text": "\ud800 ä", "list": [1, "ä"], "none": []}
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(path, {"x": [float("nan")]}, compact=True)

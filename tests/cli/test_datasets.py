@@ -1,0 +1,49 @@
+"""`baechi datasets list`, and what both actions refuse."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with an index of nmt."""
+    sizes = {"captured_ops": 600, "edges": 300, "compute_us": 40000.0, "longest_path_us": 20000.0}
+    graphs = [{"file": f"{n}.json", "split": split, "nodes": n, **sizes} for n, split in ((90, "test"), (110, "train"), (200, "train"))]
+    (tmp_path / "nmt").mkdir()
+    (tmp_path / "nmt" / "index.json").write_text(json.dumps({"graphs": graphs}))
+    return tmp_path
+
+
+def test_a_table_of_sizes(run, folder: Path) -> None:
+    code, out, err = run("datasets", "list", "nmt", f"--folder={folder}")
+    assert (code, err) == (0, "")
+    head, row = (line.split() for line in out.splitlines())
+    assert head[:3] == ["family", "train", "test"]
+    assert " ".join(row) == "nmt 2 1 600 600 600 90 110 200 300 300 300 40 40 40 ms 50 50 50 %"
+
+
+def test_json(run, folder: Path) -> None:
+    code, out, _ = run("datasets", "list", "nmt", "nmt", f"--folder={folder}", "--json")
+    families = json.loads(out)["families"]
+    assert (code, [f["family"] for f in families], len(families[0]["graphs"])) == (0, ["nmt"], 3)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "message"),
+    [
+        (["make"], 2, "no family is given; choose some of cifar10, ptb, nmt"),
+        (["make", "imagenet"], 2, "unknown value 'imagenet'; choose one of cifar10, ptb, nmt"),
+        (["show"], 2, "unknown value 'show'; choose one of make, list"),
+        (["make", "ptb", "--graphs=3"], 2, "'3' is not an even number from 2 to 100"),
+        (["make", "ptb", "--json"], 2, "--json is not for `baechi datasets make`"),
+        (["list", "--seed=0"], 2, "--seed is not for `baechi datasets list`"),
+        (["list", "cifar10", "--folder=absent"], 1, "make it with `baechi datasets make cifar10 --out=absent`"),
+    ],
+)
+def test_what_is_refused(run, line: list[str], code: int, message: str) -> None:
+    found, out, err = run("datasets", *line)
+    assert (found, out) == (code, "")
+    assert err.startswith("error: ")
+    assert message in err
