@@ -25,7 +25,7 @@ STAGES, CLASSES = 3, 10
 class Sizes:
     """What is not searched for."""
 
-    batch_size: int = 16
+    batch_size: int = 8
     image_size: int = 32
     """Height and width in pixels."""
     filters: int = 24
