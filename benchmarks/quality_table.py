@@ -1,9 +1,10 @@
 """The tables of benchmarks.quality: what each method reached in each case, and a summary of each method.
 
-    python -m benchmarks.quality_table FILE.json ...
+    python -m benchmarks.quality_table benchmarks/results/quality_*.json > benchmarks/results/quality.md
 """
 
 import argparse
+import io
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,8 @@ ANNEALING = "annealing"
 SAME = 1 + 1e-9
 """Makespans that differ less are equal."""
 Row = Mapping[str, Any]
+_WIDTH = 400
+"""Of a printed line, at most: nothing is cut."""
 
 
 @dataclass(frozen=True)
@@ -142,12 +145,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, nargs="+")
     results = [read_json(path, "result of benchmarks.quality") for path in parser.parse_args(argv).results]
-    console = Console(width=260, highlight=False)
     for result in results:
         hardware, versions = result["hardware"], ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-        where = f"{result['date']}, {hardware['processor']}, {hardware['cores']} cores, {versions}"
-        console.print(f"{where}: `{result['command']}`  ", soft_wrap=True)
-    show({name: row for result in results for name, row in result["cases"].items()}, console)
+        print(f"{result['date']}, {hardware['processor']}, {hardware['cores']} cores, {versions}: `{result['command']}`  ")
+    text = io.StringIO()
+    show({name: row for result in results for name, row in result["cases"].items()}, Console(width=_WIDTH, file=text))
+    print("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
 
 
 if __name__ == "__main__":
