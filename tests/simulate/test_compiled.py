@@ -100,11 +100,14 @@ def test_an_adaptive_simulator_says_the_same_from_first_to_last(case: Case, data
         assert simulator.evaluate(placement, priority) == (expected.makespan_us, expected.peak_memory_bytes)
 
 
-def test_few_runs_are_plain_and_many_are_compiled() -> None:
+def test_few_runs_are_plain_and_many_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptive, "_is_loaded", lambda: False)
     graph = OpGraph.from_edges([Op(f"o{v}") for v in range(adaptive.PLAIN_OPS // 3)], [])
     simulator = AdaptiveSimulator(graph, Cluster.uniform(1))
     kinds = [type(simulator._simulator()) for _ in range(5)]
     assert kinds == [Simulator] * 4 + [CompiledSimulator]
+    monkeypatch.setattr(adaptive, "_is_loaded", lambda: True)
+    assert type(AdaptiveSimulator(graph, Cluster.uniform(1))._simulator()) is CompiledSimulator
 
 
 # The cache
