@@ -4,6 +4,7 @@
 
 A plan is pressed: from chunks of equal bytes on, the search for plans that fit (`baechi_ext.place.fitting`) runs again and again under
 limits some percent below those it last kept, until it fails; then in smaller steps and with more effort. That takes about a minute.
+The plans that are kept were pressed while this was made, by earlier forms of it; to press anew gives others. What counts is that they fit.
 
 The two sets share no graph; TUNING is for looking at while a method is made, HELD_OUT for the final comparison alone.
 """
