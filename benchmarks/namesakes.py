@@ -19,8 +19,8 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,11 @@ from rich.table import Table
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.check import memory_violations, placement_violations
 from baechi_ext.ir.files import read_json, require_writable, write_json
-from baechi_ext.simulate import lower_bound_us, simulate
+from baechi_ext.simulate import simulate
 from benchmarks.captured import CapturedCase
 from benchmarks.families import SETS, Case
-from benchmarks.machine import commit, machine
-from benchmarks.quality import ROOT, Cell, call, chosen_cases, cpu_seconds_of_children, failed, part_of, placed
+from benchmarks.machine import machine
+from benchmarks.quality import ROOT, Cell, call, chosen_cases, failed, fill, part_of, placed
 from benchmarks.quality_table import SAME, Row, geometric_mean, show
 from benchmarks.release import RELEASES, require_checkout
 
@@ -98,27 +98,13 @@ def columns(args: argparse.Namespace, graph: OpGraph) -> list[str]:
 def run(args: argparse.Namespace, result: dict[str, Any]) -> None:
     """Fills `result` with what it lacks, and writes it after each method."""
     for case in compared_cases(args, result["left_out"]):
-        row = result["cases"].setdefault(case.name, {"cells": {}})
-        missing = [name for name in columns(args, case.graph) if name in args.redo or name not in row["cells"]]
-        if not missing:
-            continue
-        row |= {"ops": len(case.graph), "edges": sum(map(len, case.graph.inputs)), "devices": len(case.cluster)}
-        row["lower_bound_us"] = max(row.get("lower_bound_us", 0.0), lower_bound_us(case.graph, case.cluster))
-        with tempfile.TemporaryDirectory() as folder:
-            files = Path(folder) / "graph.json", Path(folder) / "cluster.json", Path(folder) / "plan.json"
-            case.graph.save(files[0])
-            case.cluster.save(files[1])
-            for name in missing:
-                begun_seconds = cpu_seconds_of_children()
-                cell = ours(args, name, files, case) if name in OURS else theirs(args, name, files, case)
-                cell["cpu_seconds"] = cpu_seconds_of_children() - begun_seconds
-                row["lower_bound_us"] = max(row["lower_bound_us"], cell.pop("lower_bound_us", 0.0))
-                row["cells"][name] = {**cell, "commit": commit()}
-                sys.stderr.write(f"{case.name}  {name}  {cell['status']}  {cell.get('makespan_us', cell.get('error'))}\n")
-                if args.out is not None:
-                    write_json(args.out, result)
+        fill(args, result, case, columns(args, case.graph), partial(cell_of, args, case))
     if args.out is not None:
         write_json(args.out, result)
+
+
+def cell_of(args: argparse.Namespace, case: Case | CapturedCase, name: str, files: Sequence[Path]) -> Cell:
+    return ours(args, name, files, case) if name in OURS else theirs(args, name, files, case)
 
 
 def ours(args: argparse.Namespace, name: str, files: Sequence[Path], case: Case | CapturedCase) -> Cell:

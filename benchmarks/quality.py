@@ -20,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,27 +53,45 @@ def chosen_cases(args: argparse.Namespace) -> Iterator[Case | CapturedCase]:
 def run(args: argparse.Namespace, result: dict[str, Any]) -> None:
     """Fills `result` with what it lacks, and writes it after each method."""
     for case in chosen_cases(args):
-        row = result["cases"].setdefault(case.name, {"cells": {}})
-        missing = [m for m in (ANNEALING, *args.methods) if m in args.redo or m not in row["cells"]]
-        if not missing:
-            continue
-        row |= {"ops": len(case.graph), "edges": sum(map(len, case.graph.inputs)), "devices": len(case.cluster)}
-        row["lower_bound_us"] = max(row.get("lower_bound_us", 0.0), lower_bound_us(case.graph, case.cluster))
-        with tempfile.TemporaryDirectory() as folder:
-            files = Path(folder) / "graph.json", Path(folder) / "cluster.json", Path(folder) / "plan.json"
-            case.graph.save(files[0])
-            case.cluster.save(files[1])
-            for method in missing:
-                if method == "expert" and all(op.expert is None for op in case.graph.ops):
-                    continue
-                begun_seconds = cpu_seconds_of_children()
-                cell = annealed(args, files) if method == ANNEALING else placed(args, method, files, case)
-                cell["cpu_seconds"] = cpu_seconds_of_children() - begun_seconds
-                row["lower_bound_us"] = max(row["lower_bound_us"], cell.pop("lower_bound_us", 0.0))
-                row["cells"][method] = {**cell, "commit": commit()}
-                sys.stderr.write(f"{case.name}  {method}  {cell['status']}  {cell.get('makespan_us', cell.get('error'))}\n")
-                if args.out is not None:
-                    write_json(args.out, result)
+        hinted = any(op.expert is not None for op in case.graph.ops)
+        methods = [method for method in (ANNEALING, *args.methods) if method != "expert" or hinted]
+        fill(args, result, case, methods, partial(cell_of, args, case))
+
+
+def cell_of(args: argparse.Namespace, case: Case | CapturedCase, method: str, files: Sequence[Path]) -> Cell:
+    return annealed(args, files) if method == ANNEALING else placed(args, method, files, case)
+
+
+def fill(
+    args: argparse.Namespace,
+    result: dict[str, Any],
+    case: Case | CapturedCase,
+    columns: Sequence[str],
+    measured: Callable[[str, Sequence[Path]], Cell],
+) -> None:
+    """Adds to the case's row what it lacks of these columns, and those to redo; writes the result after each.
+
+    `measured` gets a column, and the files of the graph, of the cluster and for the plan.
+    """
+    row = result["cases"].setdefault(case.name, {"cells": {}})
+    missing = [name for name in columns if name in args.redo or name not in row["cells"]]
+    if not missing:
+        return
+    row |= {"ops": len(case.graph), "edges": sum(map(len, case.graph.inputs)), "devices": len(case.cluster)}
+    row["lower_bound_us"] = max(row.get("lower_bound_us", 0.0), lower_bound_us(case.graph, case.cluster))
+    with tempfile.TemporaryDirectory() as folder:
+        files = Path(folder) / "graph.json", Path(folder) / "cluster.json", Path(folder) / "plan.json"
+        case.graph.save(files[0])
+        case.cluster.save(files[1])
+        for name in missing:
+            begun_seconds = cpu_seconds_of_children()
+            cell = measured(name, files)
+            cell["cpu_seconds"] = cpu_seconds_of_children() - begun_seconds
+            row["lower_bound_us"] = max(row["lower_bound_us"], cell.pop("lower_bound_us", 0.0))
+            row["cells"][name] = {**cell, "commit": commit()}
+            sys.stderr.write(f"{case.name}  {name}  {cell['status']}  {cell.get('makespan_us', cell.get('error'))}\n")
+            if args.out is not None:
+                write_json(args.out, result)
 
 
 def annealed(args: argparse.Namespace, files: Sequence[Path]) -> Cell:
