@@ -7,7 +7,19 @@ an op that began before that instant waits for others of its device, or one that
 
 import numpy as np
 
-from baechi_ext.place.refine_kernel import Search, _accept, _below, _excess, _least_excess, _log, _move_block, _neighbour, _random, _undo
+from baechi_ext.place.refine_kernel import (
+    Search,
+    _accept,
+    _below,
+    _excess,
+    _least_excess,
+    _log,
+    _move_block,
+    _move_earlier,
+    _neighbour,
+    _random,
+    _undo,
+)
 from baechi_ext.simulate.arrays import Problem, State
 from baechi_ext.simulate.jit import kernel, part
 from baechi_ext.simulate.simulate_kernel import run
@@ -63,7 +75,7 @@ def _move(p: Problem, s: State, q: Search, step: int) -> None:
         if q.ops[v].start_us <= q.peaks_us[s.placement[v]]:
             _move_later(s, q, v)
         else:
-            _move_far_earlier(s, q, v)
+            _move_earlier(q, s, v, _hops(q))
         return
     d = s.placement[v]
     block, choice = q.unit[v], _random(q)
@@ -116,19 +128,6 @@ def _is_held(p: Problem, s: State, q: Search, v: int, at_us: float) -> bool:
 @part
 def _hops(q: Search) -> int:
     return 1 + int(-np.log(1.0 - _random(q)) * (3.0 if _random(q) < 0.7 else 20.0))
-
-
-@part
-def _move_far_earlier(s: State, q: Search, v: int) -> None:
-    """Op v gets a rank before one of the ops before it on its device."""
-    w = v
-    for _ in range(_hops(q)):
-        if q.ops[w].before < 0:
-            break
-        w = q.ops[w].before
-    if w != v:
-        _log(s, q, v)
-        s.priority[v] = q.ops[w].rank - 0.5
 
 
 @part

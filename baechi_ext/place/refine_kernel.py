@@ -202,7 +202,7 @@ def _move(p: Problem, s: State, q: Search, step: int) -> None:
         return
     choice = _random(q)
     if k == 1 or choice < q_.order_share:
-        _move_earlier(q, s, _below(q, len(q.order)))
+        _move_earlier(q, s, _below(q, len(q.order)), _few(q))
         return
     if q_.excess_bytes > 0 and _random(q) < 0.5:
         _relieve(p, s, q)
@@ -261,9 +261,14 @@ def _neighbour(p: Problem, s: State, q: Search, v: int) -> int:
 
 
 @part
-def _move_earlier(q: Search, s: State, v: int) -> None:
-    """Op v gets a rank before one of the few ops before it on its device."""
-    w, hops = v, 1 + int(-np.log(1.0 - _random(q)) * 3.0)
+def _few(q: Search) -> int:
+    return 1 + int(-np.log(1.0 - _random(q)) * 3.0)
+
+
+@part
+def _move_earlier(q: Search, s: State, v: int, hops: int) -> None:
+    """Op v gets a rank before the op that is so many places before it on its device, or before the first one there."""
+    w = v
     for _ in range(hops):
         if q.ops[w].before < 0:
             break
@@ -308,7 +313,7 @@ def _move_critical(p: Problem, s: State, q: Search) -> None:
     source = _latest_source(p, q, s, v)
     choice = _random(q)
     if queued and choice < 0.4:
-        _move_earlier(q, s, v)
+        _move_earlier(q, s, v, _few(q))
     elif k > 1 and source >= 0 and s.placement[source] != d and choice < 0.8:
         if _random(q) < 0.5:
             _move_block(p, s, q, q.unit[v], s.placement[source])
