@@ -1,16 +1,17 @@
-"""The default: the best plan of the cheap methods, refined for as long as there is time."""
+"""The default: the best plan of the cheap methods, proven optimal where the graph is small, else refined for as long as there is time."""
 
 from baechi_ext.ir.check import verify_placement
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.cheap import cheap_start
-from baechi_ext.place.common import PlaceOptions, PlanResult, begin
+from baechi_ext.place.common import PlaceOptions, PlanResult, begin, finish
+from baechi_ext.place.exhausting import exhaust
 from baechi_ext.place.refining import refined
 from baechi_ext.place.trial import try_orders
 
 
 def auto(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult:
-    """The best plan of the cheap methods and of `options.initial`, refined until the time limit.
+    """The best plan of the cheap methods and of `options.initial`; on small graphs the optimum; else refined until the time limit.
 
     Never slower than `single` where one device holds the graph; where no plan found is faster than that, the plan is that one
     (`PlanResult.splits` is False). Raises InfeasibleError where no valid plan was found.
@@ -21,4 +22,8 @@ def auto(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult:
         verify_placement(graph, cluster, options.initial.placement, "the initial plan")
         given = try_orders(task.simulator, options.initial.placement, options.initial.priorities or (None,))
         start = min([start, given], key=lambda trial: trial.key)
+    if not interrupted:
+        start, optimal, interrupted = exhaust(task, start)
+        if optimal:
+            return finish(task, start, start.makespan_us)
     return refined(task, start, interrupted=interrupted)
