@@ -20,37 +20,39 @@ Indices = NDArray[np.uint32]
 Floats = NDArray[np.float64]
 
 
-def record(floats: str, ints: str = "", flags: str = "") -> np.dtype:
-    """A record of numbers by their names, 8-byte floats, 4-byte integers and truth values."""
-    kinds = [(name, kind) for kind, names in (("f8", floats), ("i4", ints), ("?", flags)) for name in names.split()]
+def record(floats: str, ints: str = "", flags: str = "", indices: str = "") -> np.dtype:
+    """A record of numbers by their names, 8-byte floats, 4-byte integers, truth values and 4-byte integers without a sign."""
+    kinds = [(name, kind) for kind, names in (("f8", floats), ("i4", ints), ("u4", indices), ("?", flags)) for name in names.split()]
     return np.dtype(kinds, align=True)
 
 
 # The *_from of ops and tensors are offsets into `Problem.lists`, up to that of the next record.
-_OP = record("compute_us tail_us persistent_bytes working_bytes", "inputs_from outputs_from")
-_TENSOR = record("bytes", "producer name_rank readers_from")
+_OP = record("compute_us tail_us least_us persistent_bytes working_bytes starting_bytes", "inputs_from outputs_from urgency")
+_TENSOR = record("bytes", "name_rank readers_from", indices="producer")
 _DEVICE = record("speed memory_bytes")
 _LINK = record("latency_us us_per_byte send_us send_us_per_byte receive_us receive_us_per_byte")
-_RULES = record("names fastest", "", "charges parallel")
+_RULES = record("names", "", "charges parallel")
 
 _OP_STATE = record("start_us end_us", "missing started")
-_ENTRY = record("first second", "item")
-_TRANSFER = record("request_us urgency_us key sent_us arrived_us", "tensor target left right root next sent")
-_QUEUE = record("", "first last")
+_ENTRY = record("first second", indices="item")
+_TRANSFER = record("request_us turn sent_us arrived_us", "left right root next sent", indices="tensor source target")
+_QUEUE = record("request_us turn", "first last")
+_CHANNEL = record("", flags="busy", indices="opened")
 _COPY = record("", "unread", "taken_in")
 _DEVICE_STATE = record(
-    "busy_us left_us held_bytes held_since_us peak_bytes peak_us urgency_us",
-    "ready_from ready waiting target readers",
-    "running sending receiving",
+    "busy_us left_us held_bytes held_since_us peak_bytes peak_us",
+    "ready_from ready waiting target readers urgency",
+    "running",
 )
-_TOTALS = record("until_us", "events requests started transfers sent", "has_priority hopeless")
+_TOTALS = record("until_us", "events opened started transfers sent concerned_from concerned_to", "has_priority hopeless")
 
 
 class Problem(NamedTuple):
     """A costed graph and a cluster. Never written to, so that threads may share it."""
 
     ops: Records
-    """`tail_us`: the longest compute-only path to the end. `working_bytes`: held while the op runs, its tensors left out."""
+    """`tail_us`: the longest compute-only path to the end; `least_us`: the same on the fastest device; `urgency`: the op's rank by it,
+    the longest first. `working_bytes`: held while the op runs, its tensors left out; `starting_bytes`: its tensors as well."""
     tensors: Records
     """`name_rank`: by name among the tensors of its producer."""
     lists: Indices
@@ -60,13 +62,13 @@ class Problem(NamedTuple):
     links: Records
     """By source and target."""
     rules: Records
-    """One record. `names`: the most tensors of one op; `fastest`: the largest speed; `charges`: whether links take time from devices."""
+    """One record. `names`: the most tensors of one op; `charges`: whether links take time from devices."""
 
 
 class State(NamedTuple):
     """The plan to simulate, and all that one simulation writes."""
 
-    placement: Ints
+    placement: Indices
     priority: Floats
     """Counts where `totals` has `has_priority`."""
     ops: Records
@@ -74,19 +76,25 @@ class State(NamedTuple):
     ready: Records
     """The ready ops: a heap for each device, from its `ready_from` on."""
     events: Records
-    """A heap by time and key. An item is an op that ends, or the number of ops plus a transfer that arrives."""
+    """A heap by time. An item is an op that ends, or the number of ops plus a transfer that arrives."""
     transfers: Records
-    """In the order of requests; entry i of `sent`: the transfer that started as number i. The others: see `queues`."""
+    """In the order of requests; entry i of `sent`: the transfer that started as number i. `turn`: which one goes first of those requested
+    at one instant, a whole number (exact below 2**53: a million ops on a hundred devices). The others: see `queues`."""
     queues: Records
     """For each source and target, the transfers that wait for its channels: a chain of skew heaps (`left`, `right`), one for each
-    instant of a request. The transfer that began a heap keeps its `root` and `next`, the beginner of the following one, or -1."""
+    instant of a request. The transfer that began a heap keeps its `root` and `next`, the beginner of the following one, or -1.
+    `request_us` and `turn` are those of the first to go; the former is infinite where none waits."""
+    channels: Records
+    """The outgoing one of each device, then the incoming ones. Entry i of `opened`: the channel that was opened as number i for
+    transfers to start at this instant."""
     copies: Records
     """By tensor and device. `unread`: readers there that have not ended, on the producer's device with the transfers to others."""
     devices: Records
     """`left_us`: the compute of its ops that have not started. `peak_us`: since when it held `peak_bytes`. `target`, `readers` and
-    `urgency_us` are of the tensor in hand: the devices it goes to, and by device its readers there."""
+    `urgency` are of the tensor in hand: the devices it goes to, and by device its readers there."""
     totals: Records
-    """One record. A simulation that can't end by `until_us` is given up and `hopeless`."""
+    """One record. A simulation that can't end by `until_us` is given up and `hopeless`. An op may start at this instant on devices
+    from `concerned_from` to before `concerned_to`."""
 
 
 def make_problem(graph: OpGraph, cluster: Cluster) -> Problem:
@@ -108,6 +116,8 @@ def make_problem(graph: OpGraph, cluster: Cluster) -> Problem:
         persistent_bytes=(op.persistent_bytes for op in graph.ops),
         working_bytes=(_working_bytes(graph, v) for v in range(len(graph))),
     )
+    ops["starting_bytes"] = ops["working_bytes"]
+    np.add.at(ops["starting_bytes"], tensors["producer"][:-1], tensors["bytes"][:-1])
     devices = np.zeros(len(cluster), _DEVICE)
     limits = [np.inf if d.memory_bytes is None else d.memory_bytes for d in cluster.devices]
     _fill(devices, speed=(d.speed for d in cluster.devices), memory_bytes=limits)
@@ -115,7 +125,8 @@ def make_problem(graph: OpGraph, cluster: Cluster) -> Problem:
     links = np.array(table, _LINK)
     rules = np.zeros(1, _RULES)
     rules["names"] = max(map(len, graph.outputs), default=0)
-    rules["fastest"] = devices["speed"].max()
+    ops["urgency"] = np.unique(-ops["tail_us"], return_inverse=True)[1]
+    ops["least_us"] = ops["tail_us"] / devices["speed"].max()
     rules["charges"] = any(np.any(links[name]) for name in _LINK.names[2:])
     rules["parallel"] = cluster.parallel_transfers
     return Problem(ops, tensors, np.array(lists, np.uint32), devices, links, rules)
@@ -128,13 +139,14 @@ def make_state(problem: Problem) -> State:
     totals = np.zeros(1, _TOTALS)
     totals["until_us"] = np.inf
     return State(
-        placement=np.zeros(n, np.int32),
+        placement=np.zeros(n, np.uint32),
         priority=np.zeros(n, np.float64),
         ops=np.zeros(n, _OP_STATE),
         ready=np.zeros(n, _ENTRY),
         events=np.zeros(k + readings, _ENTRY),
         transfers=np.zeros(readings, _TRANSFER),
         queues=np.zeros(k * k, _QUEUE),
+        channels=np.zeros(2 * k, _CHANNEL),
         copies=np.zeros(tensors * k, _COPY),
         devices=np.zeros(k, _DEVICE_STATE),
         totals=totals,

@@ -21,7 +21,7 @@ class CompiledSimulator:
         self.problem = make_problem(graph, cluster)
         self.tails_us: tuple[float, ...] = _as_tuple(self.problem.ops["tail_us"][:-1])
         self._state = make_state(self.problem)
-        self._placement, self._priority = Struct(f"{len(graph)}i"), Struct(f"{len(graph)}d")  # twice as fast as numpy takes a sequence
+        self._placement, self._priority = Struct(f"{len(graph)}I"), Struct(f"{len(graph)}d")  # twice as fast as numpy takes a sequence
 
     def evaluate(self, placement: Sequence[int], priority: Sequence[float] | None = None) -> tuple[float, tuple[float, ...]]:
         """The makespan in microseconds and each device's peak in bytes, without a timeline.
@@ -41,8 +41,7 @@ class CompiledSimulator:
         makespan_us, _ = self.evaluate(placement, priority)
         state = self._state
         sent = state.transfers[state.transfers["sent"][: state.totals["sent"][0]]]
-        sources = state.placement[self.problem.tensors["producer"][sent["tensor"]]]
-        columns = (sent["tensor"], sources, sent["target"], sent["request_us"], sent["sent_us"], sent["arrived_us"])
+        columns = (sent[name] for name in ("tensor", "source", "target", "request_us", "sent_us", "arrived_us"))
         return Timeline(
             graph=self.graph,
             cluster=self.cluster,

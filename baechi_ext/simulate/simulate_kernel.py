@@ -2,6 +2,9 @@
 
 Ties are broken as there, by the same keys. Memory needs no list of intervals: what starts and what ends at one instant only changes
 what is held from this instant on, so a device's peak is the most it holds between two instants.
+
+What takes the time is branches that no processor foresees. So the inner loops choose among values, read before they are chosen,
+where the compiler needs no branch for it, and indices have no sign where they are loaded.
 """
 
 import numpy as np
@@ -29,11 +32,13 @@ def run(p: Problem, s: State) -> float:
                 _end_op(p, s, item, now)
             else:
                 _end_transfer(p, s, item - n, now)
-        if totals.requests > 0:
+        if totals.opened > 0:
             _start_transfers(p, s, now)
-        for d in range(k):
+        first, end = totals.concerned_from, totals.concerned_to
+        totals.concerned_from, totals.concerned_to = k, 0
+        for d in range(first, end):
             device = s.devices[d]
-            if device.ready > 0 and not device.running:
+            if (device.ready > 0) & (not device.running):
                 v = s.ready[device.ready_from].item
                 device.ready -= 1
                 _pop(s.ready, device.ready_from, device.ready)
@@ -50,15 +55,18 @@ def run(p: Problem, s: State) -> float:
 def _reset(p: Problem, s: State) -> None:
     n = len(s.placement)
     totals = s.totals[0]
-    totals.events = totals.requests = totals.started = totals.transfers = totals.sent = 0
+    totals.events = totals.opened = totals.started = totals.transfers = totals.sent = 0
     totals.hopeless = False
+    totals.concerned_from, totals.concerned_to = len(s.devices), 0
     for pair in range(len(s.queues)):
-        s.queues[pair].first = -1
+        s.queues[pair].request_us = np.inf
+    for channel in range(len(s.channels)):
+        s.channels[channel].busy = False
     for d in range(len(s.devices)):
         device = s.devices[d]
         device.busy_us = device.left_us = device.held_bytes = device.held_since_us = device.peak_us = 0.0
         device.ready = device.waiting = device.readers = 0
-        device.running = device.sending = device.receiving = False
+        device.running = False
     for v in range(n):
         device = s.devices[s.placement[v]]
         device.ready += 1
@@ -111,21 +119,22 @@ def _pop(heap: Records, base: int, size: int) -> None:
     """Removes the first entry; `size` are left."""
     last = heap[base + size]
     first, second, item = last.first, last.second, last.item
-    i = 0
-    while True:
-        child = 2 * i + 1
-        if child >= size:
-            break
+    last.first = last.second = np.inf  # stands for a second child that is not there
+    i, child = 0, 1
+    while child < size:
+        left, right = heap[base + child], heap[base + child + 1]
+        left_first, left_second, right_first, right_second = left.first, left.second, right.first, right.second
+        equal = right_first == left_first
+        is_right = (right_first < left_first) | (equal & (right_second < left_second))
+        if equal & (right_second == left_second):
+            is_right = right.item < left.item
+        child += 1 if is_right else 0
         below = heap[base + child]
-        if child + 1 < size:
-            right = heap[base + child + 1]
-            if _is_before(right, below.first, below.second, below.item):
-                child, below = child + 1, right
         if not _is_before(below, first, second, item):
             break
         here = heap[base + i]
         here.first, here.second, here.item = below.first, below.second, below.item
-        i = child
+        i, child = child, 2 * child + 1
     here = heap[base + i]
     here.first, here.second, here.item = first, second, item
 
@@ -147,6 +156,7 @@ def _enqueue(p: Problem, s: State, v: int, now: float) -> None:
     device = s.devices[s.placement[v]]
     size = device.ready
     device.ready += 1
+    _concern(s, s.placement[v])
     if s.totals[0].has_priority:
         _push(s.ready, device.ready_from, size, s.priority[v], now, v)
     else:
@@ -154,11 +164,20 @@ def _enqueue(p: Problem, s: State, v: int, now: float) -> None:
 
 
 @inlined
+def _concern(s: State, d: int) -> None:
+    """An op may start on device d at this instant."""
+    totals = s.totals[0]
+    first, end = totals.concerned_from, totals.concerned_to
+    totals.concerned_from = d if d < first else first
+    totals.concerned_to = d + 1 if d >= end else end
+
+
+@inlined
 def _start_op(p: Problem, s: State, v: int, now: float) -> None:
     op, d, totals = p.ops[v], s.placement[v], s.totals[0]
     device = s.devices[d]
     duration = op.compute_us / p.devices[d].speed
-    if now + max(device.left_us / p.devices[d].speed, op.tail_us / p.rules[0].fastest) > totals.until_us:
+    if now + max(device.left_us / p.devices[d].speed, op.least_us) > totals.until_us:
         totals.hopeless = True
     device.left_us -= op.compute_us
     if p.rules[0].charges:
@@ -168,11 +187,8 @@ def _start_op(p: Problem, s: State, v: int, now: float) -> None:
     s.ops[v].start_us = now
     s.ops[totals.started].started = v
     totals.started += 1
-    size = op.working_bytes
-    for i in range(op.outputs_from, p.ops[v + 1].outputs_from):
-        size += p.tensors[p.lists[i]].bytes
-    _hold(device, size, now)
-    _push(s.events, 0, totals.events, now + duration, float(v) - len(s.placement), v)
+    _hold(device, op.starting_bytes, now)
+    _push(s.events, 0, totals.events, now + duration, 0.0, v)
     totals.events += 1
 
 
@@ -204,14 +220,15 @@ def _end_op(p: Problem, s: State, v: int, now: float) -> None:
     k, d = len(s.devices), s.placement[v]
     device = s.devices[d]
     device.running = False
+    _concern(s, d)
     s.ops[v].end_us = now
     freed = p.ops[v].working_bytes
     for i in range(p.ops[v].inputs_from, p.ops[v + 1].inputs_from):
         t = p.lists[i]
         copy = s.copies[t * k + d]
-        copy.unread -= 1
-        if copy.unread == 0:
-            freed += p.tensors[t].bytes
+        unread, size = copy.unread - 1, p.tensors[t].bytes
+        copy.unread = unread
+        freed += size if unread == 0 else 0.0
     _hold(device, -freed, now)
     for i in range(p.ops[v].outputs_from, p.ops[v + 1].outputs_from):
         t = p.lists[i]
@@ -224,26 +241,26 @@ def _end_op(p: Problem, s: State, v: int, now: float) -> None:
             _arrive(p, s, t, d, now)
         for j in range(count):
             _request(p, s, t, s.devices[j].target, now)
+    if device.waiting > 0 and not s.channels[d].busy:
+        _open(s, d)
 
 
 @inlined
 def _find_targets(p: Problem, s: State, t: int) -> int:
     """How many devices besides its own tensor t goes to: the `target` of the first so many devices, in order.
 
-    Each device's `readers` counts the readers there and `urgency_us` is the longest path of one. The caller sets `readers` of
+    Each device's `readers` counts the readers there and `urgency` is the least of theirs. The caller sets `readers` of
     these devices and of the producer's back to 0.
     """
     home, count = s.placement[p.tensors[t].producer], 0
     for i in range(p.tensors[t].readers_from, p.tensors[t + 1].readers_from):
         w = p.lists[i]
-        d, tail_us = s.placement[w], p.ops[w].tail_us
+        d, urgency = s.placement[w], p.ops[w].urgency
         device = s.devices[d]
+        is_first, most = device.readers == 0, device.urgency
         device.readers += 1
-        if device.readers > 1:
-            device.urgency_us = max(device.urgency_us, tail_us)
-            continue
-        device.urgency_us = tail_us
-        if d != home:
+        device.urgency = urgency if is_first | (urgency < most) else most
+        if is_first & (d != home):
             j = count
             while j > 0 and s.devices[j - 1].target > d:
                 s.devices[j].target = s.devices[j - 1].target
@@ -257,10 +274,11 @@ def _find_targets(p: Problem, s: State, t: int) -> int:
 def _arrive(p: Problem, s: State, t: int, d: int, now: float) -> None:
     for i in range(p.tensors[t].readers_from, p.tensors[t + 1].readers_from):
         w = p.lists[i]
-        if s.placement[w] == d:
-            s.ops[w].missing -= 1
-            if s.ops[w].missing == 0:
-                _enqueue(p, s, w, now)
+        is_here = s.placement[w] == d
+        missing = s.ops[w].missing - (1 if is_here else 0)
+        s.ops[w].missing = missing
+        if is_here & (missing == 0):
+            _enqueue(p, s, w, now)
 
 
 # Transfers
@@ -276,21 +294,20 @@ def _request(p: Problem, s: State, t: int, target: int, now: float) -> None:
     s.devices[target].readers = 0
     link = p.links[source, target]
     duration = link.latency_us + p.tensors[t].bytes * link.us_per_byte
-    transfer.tensor, transfer.target, transfer.request_us = t, target, now
-    transfer.key = (float(v) * k + target) * p.rules[0].names + p.tensors[t].name_rank
+    transfer.tensor, transfer.source, transfer.target, transfer.request_us = t, source, target, now
+    rank = float(s.devices[target].urgency) * len(s.placement) + v
+    transfer.turn = (rank * k + target) * p.rules[0].names + p.tensors[t].name_rank
     transfer.arrived_us = duration
     if duration == 0:
         _send(p, s, x, now)
         _deliver(p, s, x, now)
     elif p.rules[0].parallel:
         _send(p, s, x, now)
-        _push(s.events, 0, s.totals[0].events, transfer.arrived_us, transfer.key, len(s.placement) + x)
+        _push(s.events, 0, s.totals[0].events, transfer.arrived_us, 0.0, len(s.placement) + x)
         s.totals[0].events += 1
     else:
-        transfer.urgency_us = s.devices[target].urgency_us
         _wait(s.transfers, s.queues[source * k + target], x)
         s.devices[source].waiting += 1
-        s.totals[0].requests += 1
 
 
 @inlined
@@ -307,15 +324,14 @@ def _send(p: Problem, s: State, x: int, now: float) -> None:
 @inlined
 def _end_transfer(p: Problem, s: State, x: int, now: float) -> None:
     if not p.rules[0].parallel:
-        source = s.placement[p.tensors[s.transfers[x].tensor].producer]
-        s.devices[source].sending = s.devices[s.transfers[x].target].receiving = False
+        _open(s, s.transfers[x].source)
+        _open(s, len(s.devices) + s.transfers[x].target)
     _deliver(p, s, x, now)
 
 
 @inlined
 def _deliver(p: Problem, s: State, x: int, now: float) -> None:
-    k, t = len(s.devices), s.transfers[x].tensor
-    source = s.placement[p.tensors[t].producer]
+    k, t, source = len(s.devices), s.transfers[x].tensor, s.transfers[x].source
     copy = s.copies[t * k + source]
     copy.unread -= 1
     if copy.unread == 0:
@@ -324,33 +340,51 @@ def _deliver(p: Problem, s: State, x: int, now: float) -> None:
 
 
 @inlined
-def _start_transfers(p: Problem, s: State, now: float) -> None:
-    while True:
-        pair = _first_free_pair(s.transfers, s.queues, s.devices)
-        if pair < 0:
-            return
-        source, target = s.devices[pair // len(s.devices)], s.devices[pair % len(s.devices)]
-        x = _leave(s.transfers, s.queues[pair])
-        source.waiting -= 1
-        s.totals[0].requests -= 1
-        source.sending = target.receiving = True
-        _send(p, s, x, now)
-        _push(s.events, 0, s.totals[0].events, s.transfers[x].arrived_us, s.transfers[x].key, len(s.placement) + x)
-        s.totals[0].events += 1
+def _open(s: State, channel: int) -> None:
+    """A transfer that holds this channel may start at this instant."""
+    s.channels[channel].busy = False
+    s.channels[s.totals[0].opened].opened = channel
+    s.totals[0].opened += 1
 
 
 @inlined
-def _first_free_pair(transfers: Records, queues: Records, devices: Records) -> int:
-    """The source and target (source * devices + target) of the first transfer whose channels are free, or -1."""
-    best, first, k = -1, -1, len(devices)
-    for source in range(k):
-        if devices[source].waiting > 0 and not devices[source].sending:
-            for target in range(k):
-                pair = source * k + target
-                if queues[pair].first >= 0 and not devices[target].receiving:
-                    x = transfers[queues[pair].first].root
-                    if best < 0 or _precedes(transfers[x], transfers[first]):
-                        best, first = pair, x
+def _start_transfers(p: Problem, s: State, now: float) -> None:
+    k, totals = len(s.devices), s.totals[0]
+    while True:
+        pair = _first_free_pair(s)
+        if pair < 0:
+            break
+        x = _leave(s.transfers, s.queues[pair])
+        source, target = s.transfers[x].source, s.transfers[x].target
+        s.devices[source].waiting -= 1
+        s.channels[source].busy = s.channels[k + target].busy = True
+        _send(p, s, x, now)
+        _push(s.events, 0, totals.events, s.transfers[x].arrived_us, 0.0, len(s.placement) + x)
+        totals.events += 1
+    totals.opened = 0
+
+
+@inlined
+def _first_free_pair(s: State) -> int:
+    """The source and target (source * devices + target) of the first transfer whose channels are free, or -1.
+
+    One of its channels has been opened at this instant: else it would have started before.
+    """
+    k, best, best_us, best_turn = len(s.devices), -1, np.inf, 0.0
+    for i in range(s.totals[0].opened):
+        channel = s.channels[i].opened
+        if s.channels[channel].busy:
+            continue
+        pair, step, other = (channel * k, 1, k) if channel < k else (channel - k, k, 0)
+        for j in range(k):
+            queue = s.queues[pair]
+            request_us, turn, busy = queue.request_us, queue.turn, s.channels[other + j].busy
+            request_us = np.inf if busy else request_us
+            earlier = (request_us < best_us) | ((request_us == best_us) & (turn < best_turn))
+            best_us = request_us if earlier else best_us
+            best_turn = turn if earlier else best_turn
+            best = pair if earlier else best
+            pair += step
     return best
 
 
@@ -360,12 +394,14 @@ def _wait(transfers: Records, queue: Records, x: int) -> None:
     transfer = transfers[x]
     transfer.left = transfer.right = transfer.next = -1
     transfer.root = x
-    if queue.first < 0:
+    if queue.request_us == np.inf:
         queue.first = queue.last = x
+        _show(queue, transfer)
         return
     last = transfers[queue.last]
     if last.request_us == transfer.request_us:
         last.root = _merge(transfers, last.root, x)
+        _show(queue, transfers[transfers[queue.first].root])
     else:
         last.next = queue.last = x
 
@@ -378,16 +414,24 @@ def _leave(transfers: Records, queue: Records) -> int:
     first.root = _merge(transfers, transfers[x].left, transfers[x].right)
     if first.root < 0:
         queue.first = first.next
+    if queue.first < 0:
+        queue.request_us = np.inf
+    else:
+        _show(queue, transfers[transfers[queue.first].root])
     return x
+
+
+@inlined
+def _show(queue: Records, first: Records) -> None:
+    """The queue shows what its first transfer is compared by."""
+    queue.request_us, queue.turn = first.request_us, first.turn
 
 
 @inlined
 def _precedes(x: Records, y: Records) -> bool:
     if x.request_us != y.request_us:
         return x.request_us < y.request_us
-    if x.urgency_us != y.urgency_us:
-        return x.urgency_us > y.urgency_us
-    return x.key < y.key
+    return x.turn < y.turn
 
 
 @inlined
