@@ -80,7 +80,7 @@ def announcement(graph: OpGraph, cluster: Cluster, request: PlanRequest) -> str:
     """What `plan` is about to do, and why it takes longer where that is so."""
     from baechi_ext.simulate.jit import is_first_use
 
-    compiling = ", after compiling, which the first run does for all (half a minute to two)" if is_first_use() else ""
+    compiling = ", after compiling, which the first run does for all (half a minute, where the cores are free)" if is_first_use() else ""
     return f"placing {len(graph)} ops on {len(cluster)} devices with {request.method}{compiling}"
 
 

@@ -50,7 +50,7 @@ def turned_arrays(graph: OpGraph, problem: Problem, groups: Groups) -> tuple[Pro
     ops["inputs_from"] = ends
     ends, outputs = _by(producer, n)
     ops["outputs_from"] = len(inputs) + ends
-    lists = np.concatenate([inputs, outputs, reader])
+    lists = np.concatenate([inputs, outputs, reader]).astype(problem.lists.dtype)  # no other type: kernels would be compiled for both
     turned = problem._replace(ops=ops, tensors=tensors, lists=lists, links=np.ascontiguousarray(problem.links.T))
     back = groups.ops.copy()
     back["output_bytes"] = _output_bytes(turned)

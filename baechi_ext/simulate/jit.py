@@ -7,13 +7,13 @@ for each state of all kernel files together: those named *kernel.py.
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numba
-from numba.core import event
+from numba.core import event, types
 
 F = TypeVar("F", bound=Callable)
 
@@ -54,7 +54,18 @@ def inlined(function: F) -> F:
 
 def part(function: F) -> F:
     """A kernel's part that is called by kernels alone: without an entry for Python it takes a third less to compile."""
-    return kernel(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+    return _of_wide_integers(kernel(function, no_cpython_wrapper=True, no_cfunc_wrapper=True))
+
+
+def _of_wide_integers(dispatcher: Any) -> Any:
+    """The same, compiled once for integers of all widths, constants too: numba would do so for each, and for guesses while it infers."""
+    template_for = dispatcher.get_call_template
+
+    def get_call_template(args: Sequence[types.Type], kws: Mapping[str, types.Type]) -> Any:
+        return template_for([types.int64 if isinstance(types.unliteral(t), types.Integer) else t for t in args], kws)
+
+    dispatcher.get_call_template = get_call_template
+    return dispatcher
 
 
 @cache

@@ -4,9 +4,11 @@ import random
 
 import pytest
 from hypothesis import given
+from numba import typeof
 
 from baechi_ext.ir import Cluster, Device, Link, OpGraph
 from baechi_ext.place import list_scheduler
+from baechi_ext.place.list_arrays import arrays, turned_arrays
 from baechi_ext.place.list_scheduler import compiled_runner, list_schedule, plain_runner, schedules
 from tests import oracle
 from tests.build import cluster_of, graph_of
@@ -154,6 +156,13 @@ def test_compiled_code_does_the_same_on_training_steps(link: Link, share: float 
         limit = None if share is None else share * sum(op.persistent_bytes + op.output_bytes for op in graph.ops)
         devices = tuple(Device(f"d{i}", limit, speed) for i, speed in enumerate((1.0, 1.0 + seed, 1.0, 1.0 - seed / 2)))
         require_same(graph, Cluster(devices, link, parallel_transfers=bool(seed)), some_children(graph, seed) if seed else None)
+
+
+def test_both_directions_are_the_same_compiled_code() -> None:
+    graph, cluster = branchy_blocks(3, 3, 0), cluster_of(2)
+    there = arrays(graph, cluster, None)
+    back = turned_arrays(graph, *there)
+    assert [typeof(x) for both in there for x in both] == [typeof(x) for both in back for x in both]
 
 
 def test_large_graphs_run_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

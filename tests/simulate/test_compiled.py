@@ -7,12 +7,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import types
 
 from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
 from baechi_ext.simulate import AdaptiveSimulator, Simulator, adaptive, jit
+from baechi_ext.simulate.arrays import Indices, Ints
 from baechi_ext.simulate.compiled import CompiledSimulator
 from tests.simulate.strategies import cases
 from tests.simulate.test_against_reference import draw_plan
@@ -152,6 +155,23 @@ def test_a_changed_kernel_file_has_a_cache_of_its_own(install: Path) -> None:
     with (install / "baechi_ext" / "simulate" / "simulate_kernel.py").open("a") as file:
         file.write("# changed\n")
     assert cache_folder(install) != before
+
+
+@jit.part
+def _half(n: int) -> int:
+    return n // 2
+
+
+@jit.kernel
+def _halves(narrow: Ints, unsigned: Indices) -> int:
+    return _half(narrow[0]) + _half(unsigned[0]) + _half(len(narrow)) + _half(8)
+
+
+def test_a_part_is_compiled_once_for_integers_of_all_widths() -> None:
+    assert _halves(np.array([-3], np.int32), np.array([2**32 - 1], np.uint32)) == -2 + 2**31 - 1 + 0 + 4
+    for width in (types.int32, types.uint32, types.int64, types.literal(7)):
+        _half.get_call_template((width,), {})
+    assert [list(map(str, arguments)) for arguments in _half.signatures] == [["int64"]]
 
 
 def test_first_use_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
