@@ -248,8 +248,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _drop_stdout()
         return _fail(f"cannot write the result to stdout: {e.strerror or e}; choose another place for it", 1)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+    except KeyboardInterrupt as e:
+        return _fail(str(e) or "interrupted", 130)
 
 
 def _drop_stdout() -> None:

@@ -62,6 +62,7 @@ def run_workers(arguments: Sequence[str], count: int, timeout_seconds: float, mo
     """Runs `python -m MODULE ARGUMENTS` as `count` workers and waits for rank 0, whose stdout is this process's.
 
     Raises ExecutionError where a worker fails or dies, OptionError where it finds the flags at fault; all others are ended first.
+    An interrupt is passed on to rank 0, which may still have a plan to write, and raised again with what rank 0 says of it.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_seconds))
     workers: list[Worker] = []
@@ -69,6 +70,8 @@ def run_workers(arguments: Sequence[str], count: int, timeout_seconds: float, mo
         for rank in range(count):
             workers.append(_start([module, *arguments], rank, count, store.port))
         _wait(workers)
+    except KeyboardInterrupt as e:
+        raise KeyboardInterrupt(_interrupted(workers)) from e
     finally:
         _end(workers)
 
@@ -91,6 +94,7 @@ def _start(arguments: Sequence[str], rank: int, count: int, port: int) -> Worker
         stdout=None if rank == 0 else subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        process_group=0,  # an interrupt at the terminal is for us
         preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, no locks
     )
     worker = Worker(rank, process)
@@ -111,6 +115,16 @@ def _wait(workers: Sequence[Worker]) -> None:
             time.sleep(_LAST_WORDS_SECONDS)
             raise _cause(workers)
         time.sleep(_POLL_SECONDS)
+
+
+def _interrupted(workers: Sequence[Worker]) -> str:
+    """What rank 0 says where it is interrupted; nothing where it does not end soon."""
+    for rank_0 in workers[:1]:
+        rank_0.process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            rank_0.process.wait(timeout=_GRACE_SECONDS)
+            return "".join(rank_0.last_words()[:1]).removeprefix("error:").strip()
+    return ""
 
 
 def _cause(workers: Sequence[Worker]) -> BaechiError:

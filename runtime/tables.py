@@ -35,10 +35,10 @@ def print_timeline(timeline: Timeline, lower_bound_us: float, facts: Mapping[str
 
 def search_news(search: SearchProgress) -> str:
     """A line on how a search stands."""
-    rate = search.evaluations / search.seconds if search.seconds > 0 else 0.0
+    speed = f", {search.evaluations / search.seconds:.0f} plans/s" if search.evaluations and search.seconds > 0 else ""
     best = as_time(search.best_us) if not search.excess_bytes else f"{as_size(search.excess_bytes)} over the limits"
     gap = f"{search.best_us / search.bound_us - 1:.1%}" if search.bound_us > 0 else "0.0%"
-    return f"best {best}, bound {as_time(search.bound_us)}, gap {gap}, {rate:.0f} plans/s"
+    return f"best {best}, bound {as_time(search.bound_us)}, gap {gap}{speed}"
 
 
 def _devices(timeline: Timeline) -> Table:

@@ -134,6 +134,7 @@ def _drive(request: TrainRequest, executor: Executor) -> StepReport | Profile:
         if request.out is not None:
             captured.graph.save(Path(request.out) / "graph.json")
             result.plan.save(Path(request.out) / "plan.json")
+            raise KeyboardInterrupt(f"interrupted; the best plan found until then is {Path(request.out) / 'plan.json'}")
         raise KeyboardInterrupt
     if request.log_device_placement:
         placed = zip(captured.graph.ops, result.plan.placement, strict=True)

@@ -41,7 +41,7 @@ class PlaceOptions:
     fits: bool = True
     """Take long where plans do not fit: repair them at length, and search for one that fits, whatever its step takes."""
     watch: Callable[["SearchProgress"], None] | None = None
-    """Called a few times a second by a search that takes long."""
+    """Called at least a few times a second by a search that takes long."""
 
     def to_json(self) -> dict[str, Any]:
         """What a plan keeps of them."""
@@ -58,6 +58,7 @@ class SearchProgress:
     """What the best plan exceeds memory limits by."""
     bound_us: float
     evaluations: int
+    """How many plans it has simulated; 0 for a search that decides op by op."""
     seconds: float
 
 

@@ -31,19 +31,30 @@ def tangled(tmp_path: Path) -> Path:
     return write(tmp_path / "tangle.json", tangle(400))
 
 
-def interrupted(*argv: object) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a command line that gets SIGINT as soon as its search says how it goes."""
+def interrupted(*argv: object, processes: int = 0) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command line that gets SIGINT as soon as its search says how it goes.
+
+    By then it has started so many processes; by the end none may be left.
+    """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "runtime", *map(str, argv)]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         said = ""
         for line in process.stderr:
             said += line
-            if "plans/s" in line:
-                process.send_signal(signal.SIGINT)
+            if line.startswith("  best "):
                 break
+        started = children_of(process.pid)
+        process.send_signal(signal.SIGINT)
         out, rest = process.communicate(timeout=60)
+    assert len(started) == processes
+    assert not any(Path(f"/proc/{pid}").exists() for pid in started)
     return process.returncode, out, said + rest
+
+
+def children_of(parent: int) -> list[int]:
+    found = (line for task in Path(f"/proc/{parent}/task").glob("*") for line in (task / "children").read_text().split())
+    return sorted(map(int, found))
 
 
 def test_ctrl_c_writes_the_best_plan_so_far(tangled: Path, tmp_path: Path) -> None:
@@ -54,6 +65,21 @@ def test_ctrl_c_writes_the_best_plan_so_far(tangled: Path, tmp_path: Path) -> No
     plan = Plan.load(out, OpGraph.load(tangled))
     assert json.loads(shown)["placement"] == json.loads(out.read_text())["placement"]
     assert plan.method == "auto"
+    assert plan.lower_bound_us < plan.predicted_step_us
+
+
+@pytest.mark.parametrize("ops", [40, 60])
+def test_ctrl_c_ends_an_exact_search_and_its_solver(tmp_path: Path, ops: int) -> None:
+    """With and without the search beside the solver: ops that nothing binds, on which both have something to do for ever."""
+    rng = random.Random(ops)
+    unbound = {"nodes": [{"id": v, "compute_us": 100 * rng.random()} for v in range(ops)], "edges": []}
+    graph, out = write(tmp_path / "unbound.json", unbound), tmp_path / "plan.json"
+    flags = ("--num_devices=3", "--comm_cost_coeffs=0,10", "--time_limit=3600", "--placement_method=exact")
+    code, shown, said = interrupted("place", graph, *flags, "--json", "--out", out, processes=1)
+    assert (code, said.splitlines()[-1]) == (130, "error: interrupted; this is the best plan found until then")
+    assert json.loads(shown)["placement"] == json.loads(out.read_text())["placement"]
+    plan = Plan.load(out, OpGraph.load(graph))
+    assert (plan.method, plan.status) == ("exact", "feasible")
     assert plan.lower_bound_us < plan.predicted_step_us
 
 

@@ -203,6 +203,32 @@ def test_ctrl_c_ends_a_run_at_once() -> None:
     assert errors_of(err) == "error: interrupted"
 
 
+@pytest.mark.parametrize(("method", "workers"), [("auto", "thread"), ("refine", "process")])
+def test_ctrl_c_in_a_search_keeps_its_best_plan(tmp_path: Path, method: str, workers: str) -> None:
+    """For worker processes, too: only rank 0, which the user did not start, has the plan."""
+    kept = tmp_path / "run"
+    flags = [*SMALL, f"--placement_method={method}", f"--workers={workers}", "--num_devices=3", "--time_limit=3600", f"--out={kept}"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "runtime", "train", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    ) as process:
+        for line in process.stderr:
+            if line.startswith("  best "):
+                break
+        started = list(map(int, " ".join(path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/children")).split()))
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert errors_of(err) == f"error: interrupted; the best plan found until then is {kept / 'plan.json'}"
+    assert len(started) == (3 if workers == "process" else 0)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in started)
+    plan = Plan.load(kept / "plan.json", OpGraph.load(kept / "graph.json"))
+    assert (plan.method, plan.status) == (method, "feasible")
+
+
 GNMT = ["--model_name=gnmt_v2", "--vocab_size=40", "--max_seq_length=6", "--rnn_units=8", "--num_layers=2", "--residual", "--rnn_chunk=3"]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from baechi_ext.errors import InfeasibleError, MissingBackendError, SolverError
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.place.common import PlaceOptions, PlanResult, Task, begin, finish
+from baechi_ext.place.common import PlaceOptions, PlanResult, SearchProgress, Task, begin, finish
 from baechi_ext.place.exact.process import SolverProcess, threads
 from baechi_ext.place.exact.search import Search, is_small
 from baechi_ext.place.feasibility import NEXT_STEPS
@@ -41,6 +41,7 @@ def exact(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult
     proof = _Proof(task)
     interrupted = False
     try:
+        proof.start()
         if not proof.closed:
             proof.search_alone()
         if not proof.closed:
@@ -63,9 +64,6 @@ class _Proof:
         self.no_plan = False
         """Whether it is proven that there is no valid plan."""
         self.complaint = ""
-        for method in _STARTS:
-            if not self.closed:
-                self._start_from(method)
 
     @property
     def best_us(self) -> float:
@@ -78,6 +76,12 @@ class _Proof:
     @property
     def seconds_left(self) -> float:
         return self.task.options.time_limit_seconds - self.task.elapsed_seconds()
+
+    def start(self) -> None:
+        """With the best plan of a few quick methods."""
+        for method in _STARTS:
+            if not self.closed:
+                self._start_from(method)
 
     def _start_from(self, method: str) -> None:
         try:
@@ -113,6 +117,7 @@ class _Proof:
                     self._search()
                 for message in solver.messages(0.0 if self.search is not None else min(_WAIT_SECONDS, self.seconds_left)):
                     self._hear(message)
+                self._tell()
             self.complaint = solver.complaint
 
     def _solver_task(self) -> dict[str, Any]:
@@ -136,6 +141,11 @@ class _Proof:
             self._offer(self._simulated(tuple(message["placement"]), message["start_us"]))
         if message.get("status") == "infeasible":
             self.no_plan = self.best is None
+
+    def _tell(self) -> None:
+        watch = self.task.options.watch
+        if watch is not None and self.best is not None:
+            watch(SearchProgress(self.best_us, 0.0, self.bound_us, 0, self.task.elapsed_seconds()))
 
     def _simulated(self, placement: tuple[int, ...], start_us: Sequence[float]) -> Trial:
         placed_path = longest_placed_path_order(self.task.graph, self.task.cluster, placement)
