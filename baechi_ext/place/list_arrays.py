@@ -12,9 +12,13 @@ from baechi_ext.place.list_state_kernel import GROUPED_OP, Groups, make_state
 from baechi_ext.simulate.arrays import Problem, make_problem
 
 
-def run_compiled(problem: Problem, groups: Groups, reluctance: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The device of each op, and the ops in the order of their starts."""
+def run_compiled(
+    problem: Problem, groups: Groups, reluctance: float, lowered_bytes: Sequence[float] | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The device of each op, and the ops in the order of their starts; limits are lower by `lowered_bytes`."""
     state = make_state(problem, reluctance)
+    if lowered_bytes is not None:
+        state.devices["room"] -= lowered_bytes
     run(problem, groups, state)
     return tuple(state.ops["device"].tolist()), tuple(state.ops["started"].tolist())
 

@@ -50,10 +50,17 @@ class Schedule:
         return tuple(rank)
 
 
-def schedules(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild | None = None) -> list[Schedule]:
+def schedules(
+    graph: OpGraph,
+    cluster: Cluster,
+    favourite_child: FavouriteChild | None = None,
+    excess_bytes: Callable[[Schedule], Sequence[float]] | None = None,
+) -> list[Schedule]:
     """The schedules from either end of the step, for each reluctance, and all ops on the fastest device.
 
-    Where memory is limited, one more reluctance keeps as much as possible together.
+    Where memory is limited, one more reluctance keeps as much as possible together. `excess_bytes` says by how much a schedule
+    exceeds each device's limit in truth: the scheduler knows memory only roughly, and not at all what a schedule turned round holds.
+    One that exceeds any is tried again with limits lowered by that.
     """
     fastest = max(range(len(cluster)), key=lambda d: (cluster.devices[d].speed, -d))
     alone = Schedule((fastest,) * len(graph), graph.order)
@@ -63,9 +70,14 @@ def schedules(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild 
     if any(d.memory_bytes is not None for d in cluster.devices):
         factors = (*factors, STAY)
     run = _runner(graph, cluster, favourite_child)
-    forward = [run(r, False) for r in factors]
-    backward = [run(r, True) for r in factors]
-    return [*forward, *(Schedule(s.placement, s.started[::-1]) for s in backward), alone]
+    found = []
+    for turn in (False, True):
+        for reluctance in factors:
+            found.append(run(reluctance, turn, None))
+            excess = () if excess_bytes is None else excess_bytes(found[-1])
+            if any(excess):
+                found.append(run(reluctance, turn, excess))
+    return [*found, alone]
 
 
 def list_schedule(
@@ -76,11 +88,11 @@ def list_schedule(
     `reluctance` >= 0 is a factor on transfer times (see the module); `favourite_child[v]` is the op for which the device of v
     stays awake (m_sct). Memory limits are kept where some device has room; an op that fits nowhere goes where it exceeds least.
     """
-    return _runner(graph, cluster, favourite_child)(reluctance, False)
+    return _runner(graph, cluster, favourite_child)(reluctance, False, None)
 
 
-Runner = Callable[[float, bool], Schedule]
-"""(reluctance, whether the graph is turned round) -> the schedule."""
+Runner = Callable[[float, bool, Sequence[float] | None], Schedule]
+"""(reluctance, whether from the end of the step, by how many bytes each limit is lowered) -> the schedule, in the step's direction."""
 
 
 def _runner(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild | None) -> Runner:
@@ -91,13 +103,15 @@ def plain_runner(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChi
     """The scheduler in plain Python."""
     turned: list[Any] = []
 
-    def run(reluctance: float, turn: bool) -> Schedule:
+    def run(reluctance: float, turn: bool, lowered_bytes: Sequence[float] | None) -> Schedule:
         if turn and not turned:
             turned.extend((turned_round(graph), turned_round_links(cluster)))
         child = favourite_child if not turn or favourite_child is None else _favourite_parent(favourite_child)
         state = PlainRun(*(turned if turn else (graph, cluster)), reluctance, child)
+        if lowered_bytes is not None:
+            state.memory.room = [room - less for room, less in zip(state.memory.room, lowered_bytes, strict=True)]
         state.run()
-        return Schedule(tuple(state.device), tuple(state.started))
+        return Schedule(tuple(state.device), tuple(state.started[::-1] if turn else state.started))
 
     return run
 
@@ -109,10 +123,11 @@ def compiled_runner(graph: OpGraph, cluster: Cluster, favourite_child: Favourite
     there = arrays(graph, cluster, favourite_child)
     back: list[Any] = []
 
-    def run(reluctance: float, turn: bool) -> Schedule:
+    def run(reluctance: float, turn: bool, lowered_bytes: Sequence[float] | None) -> Schedule:
         if turn and not back:
             back.extend(turned_arrays(graph, *there))
-        return Schedule(*run_compiled(*(back if turn else there), reluctance))
+        placement, started = run_compiled(*(back if turn else there), reluctance, lowered_bytes)
+        return Schedule(placement, started[::-1] if turn else started)
 
     return run
 

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, begin, conclude
-from baechi_ext.place.earliest_start import earliest_starts
-from baechi_ext.place.list_scheduler import schedules
+from baechi_ext.place.common import PlaceOptions, PlanResult, begin, conclude
+from baechi_ext.place.list_proposals import list_proposals
 
 
 def m_sct(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult:
@@ -19,12 +18,12 @@ def m_sct(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult
     Raises InfeasibleError where no valid plan was found, SolverError where the solver failed.
     """
     task = begin("m_sct", graph, cluster, options)
-    found = [*schedules(graph, cluster), *earliest_starts(graph, cluster)]
+    proposals = list_proposals(task)
     notes: tuple[str, ...] = ()
     if len(cluster) > 1:
         from baechi_ext.place.sct_lp import favourite_children
 
         favourites = favourite_children(graph, cluster, options.sct_threshold, options.time_limit_seconds)
-        found += [*schedules(graph, cluster, favourites.child), *earliest_starts(graph, cluster, favourites.child)]
+        proposals += list_proposals(task, favourites.child)
         notes = favourites.notes()
-    return replace(conclude(task, [Proposal(s.placement, (s.priority,)) for s in found]), notes=notes)
+    return replace(conclude(task, proposals), notes=notes)

@@ -122,6 +122,19 @@ def test_schedules_are_complete_and_topological(graph: OpGraph, cluster: Cluster
         assert topological is None or rank in topological
 
 
+def test_a_schedule_that_exceeds_limits_is_tried_again_with_lower_ones() -> None:
+    graph = branchy_blocks(3, 3, 0)
+    whole = sum(op.persistent_bytes + op.output_bytes for op in graph.ops)
+    less = whole // 3
+    high, low = cluster_of(2, memory_bytes=whole), cluster_of(2, memory_bytes=whole - less)
+    *first, alone = schedules(graph, high)
+    *lower, _ = schedules(graph, low)
+    assert lower != first
+    again = schedules(graph, high, None, lambda schedule: (less, less) if schedule in first else (0, 0))
+    assert again == [s for both in zip(first, lower, strict=True) for s in both] + [alone]
+    assert schedules(graph, high, None, lambda schedule: (0, 0)) == [*first, alone]
+
+
 def some_children(graph: OpGraph, seed: int) -> list[int | None]:
     """A matching of some ops and readers."""
     rng, taken = random.Random(seed), set()
@@ -136,9 +149,11 @@ def some_children(graph: OpGraph, seed: int) -> list[int | None]:
 
 def require_same(graph: OpGraph, cluster: Cluster, child: list[int | None] | None) -> None:
     plain, compiled = plain_runner(graph, cluster, child), compiled_runner(graph, cluster, child)
+    lowered = [None, [len(graph) + d for d in range(len(cluster))]]
     for reluctance in (0.0, 1.0, list_scheduler.STAY):
         for turn in (False, True):
-            assert plain(reluctance, turn) == compiled(reluctance, turn)
+            for less in lowered:
+                assert plain(reluctance, turn, less) == compiled(reluctance, turn, less)
 
 
 def test_compiled_code_does_the_same_on_small_graphs() -> None:

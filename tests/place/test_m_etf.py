@@ -47,6 +47,13 @@ def test_branchy_blocks_gain_from_every_device(num_devices: int, seed: int) -> N
     assert result.predicted_step_us < 0.7 * place("single", graph, cluster).predicted_step_us
 
 
+@pytest.mark.parametrize("method", ["m_etf", "m_sct"])
+def test_the_fast_device_is_worth_waiting_for(method: str) -> None:
+    """a 0-3, c 3-5 and d 5-8.5 on the fast device, b 0-8 on the slow one; starting early, c goes where it ends late."""
+    graph = graph_of({"a": 6, "b": 8, "c": 4, "d": 7}, ("a", "c", 4), ("a", "d", 4), ("c", "d", 0))
+    assert place(method, graph, cluster_of(2, speeds=(1.0, 2.0))).predicted_step_us == 8.5
+
+
 def test_half_the_memory_costs_no_more_than_the_time_of_one_device() -> None:
     graph = branchy_blocks(8, 4, 0, parameter_bytes=10_000_000)
     peak = place("single", graph, Cluster.uniform(1)).plan.peak_memory_bytes[0]

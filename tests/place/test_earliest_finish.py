@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baechi_ext.ir import Cluster, Device, Link
-from baechi_ext.place.heft import Slots, upward_ranks_us
+from baechi_ext.place.earliest_finish import Slots, upward_ranks_us
 from baechi_ext.place.registry import place
 from tests.build import cluster_of, graph_of
 
