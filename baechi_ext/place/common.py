@@ -22,7 +22,7 @@ from baechi_ext.simulate import AdaptiveSimulator, Timeline, lower_bound_us
 
 _ROUNDING = 1e-9
 _SHORTLIST = 2
-_REPAIRED = 2
+_REPAIRED = 3
 
 
 @dataclass(frozen=True, slots=True)
