@@ -71,6 +71,7 @@ def _trial_of(task: Task, method: str, graph: OpGraph) -> Trial | None:
         if e.status == "infeasible" and graph is task.graph:
             raise
         return None
+    # The method's notes are of its own plan, in a share of the time; what a search makes of it is another.
     return Trial(plan.placement, plan.priority, task.simulator)
 
 

@@ -44,6 +44,8 @@ WHOLE_OPS, SLICE_OPS = 2000, 500
 """The most ops of a graph with one linear program, and of the slices of a larger one: simplex takes a twentieth of a second for these."""
 _SECOND_PART = 1e-3
 """epsilon is chosen so that the second part of the objective is at most this share of the mean op's time."""
+_WHOLE_LIMIT = 0.9
+"""A solver that stops before this share of its time limit stops for another reason."""
 _TOLERANCE = 1e-6
 """A solver's 0 may be this far off."""
 
@@ -228,11 +230,12 @@ def _all_but_one(x: Mapping[Pair, Any], end: int) -> Iterable[Row]:
 def solve(lp: FavouriteChildModel, time_limit_seconds: float) -> dict[Pair, float]:
     """The value of every x. HiGHS solves it where it is installed, the CBC that comes with PuLP elsewhere; neither prints.
 
-    Raises SolverTimeoutError where the solver was not done in time, SolverError where it failed.
+    Raises SolverTimeoutError where the solver was not done in time, SolverError where it failed or gave up before.
     """
     import pulp
 
     solver = _solver(time_limit_seconds)
+    begun_seconds = time.perf_counter()
     size = f"{len(lp.x)} transfers"
     try:
         lp.problem.solve(solver)
@@ -240,14 +243,28 @@ def solve(lp: FavouriteChildModel, time_limit_seconds: float) -> dict[Pair, floa
         raise SolverError(f"{solver.name} failed on the favourite-child LP ({size}): {e}; use m_etf, or another solver") from e
     # PuLP's `status` says Optimal also where a limit stopped the solver; `sol_status` does not.
     if lp.problem.sol_status != pulp.LpSolutionOptimal:
-        found = pulp.LpSolution.get(lp.problem.sol_status, str(lp.problem.sol_status))
+        seconds = time.perf_counter() - begun_seconds
         impossible = lp.problem.sol_status in (pulp.LpSolutionInfeasible, pulp.LpSolutionUnbounded)
-        raise (SolverError if impossible else SolverTimeoutError)(
-            f"{solver.name} did not solve the favourite-child LP ({size}) within {time_limit_seconds:g} s "
-            f"(it says {found!r}, not {pulp.LpSolution[pulp.LpSolutionOptimal]!r}); "
-            f"raise the time limit, group the graph first, or use m_etf"
+        if not impossible and seconds >= _WHOLE_LIMIT * time_limit_seconds:
+            raise SolverTimeoutError(
+                f"{solver.name} did not solve the favourite-child LP ({size}) within {time_limit_seconds:g} s (it says {_answer(lp)!r}); "
+                f"raise the time limit, group the graph first, or use m_etf"
+            )
+        raise SolverError(
+            f"{solver.name} did not solve the favourite-child LP ({size}) and stopped after {seconds:.3g} of {time_limit_seconds:.3g} s "
+            f"(it says {_answer(lp)!r}); use m_etf, or another solver"
         )
     return {pair: float(variable.varValue) for pair, variable in lp.x.items()}
+
+
+def _answer(lp: FavouriteChildModel) -> str:
+    """Why the solver stopped: in HiGHS's words, which are more precise, or in PuLP's."""
+    import pulp
+
+    highs = getattr(lp.problem, "solverModel", None)
+    if hasattr(highs, "modelStatusToString"):
+        return str(highs.modelStatusToString(highs.getModelStatus()))
+    return pulp.LpSolution.get(lp.problem.sol_status, str(lp.problem.sol_status))
 
 
 def _solver(time_limit_seconds: float) -> Any:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baechi_ext.errors import SolverError
+from baechi_ext.errors import SolverError, SolverTimeoutError
 from baechi_ext.ir import Cluster, Link
 from baechi_ext.place import sct_lp
 from tests.build import cluster_of, graph_of
@@ -167,8 +167,21 @@ def test_every_other_status_is_an_error(monkeypatch: pytest.MonkeyPatch, status:
         self.sol_status = getattr(pulp, status)
 
     monkeypatch.setattr(pulp.LpProblem, "solve", stop)
-    with pytest.raises(SolverError, match="did not solve"):
-        solved(graph_of({"a": 1, "b": 1}, ("a", "b", 1)), cluster_of(2))
+    graph, cluster = graph_of({"a": 1, "b": 1}, ("a", "b", 1)), cluster_of(2)
+    said = pulp.LpSolution[getattr(pulp, status)]
+    with pytest.raises(SolverError, match=rf"did not solve .* stopped after .* of 60 s \(it says '{said}'\); use m_etf") as raised:
+        sct_lp.favourite_children(graph, cluster, 0.1, 60)
+    assert not isinstance(raised.value, SolverTimeoutError)
+
+
+def test_a_solver_that_stops_by_itself_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HiGHS, kept from doing a single iteration."""
+    import pulp
+
+    lazy = pulp.HiGHS(msg=False, presolve="off", simplex_iteration_limit=0)
+    monkeypatch.setattr(sct_lp, "_solver", lambda seconds: lazy)
+    with pytest.raises(SolverError, match="stopped after .* of 60 s .it says 'Iteration limit reached'."):
+        sct_lp.favourite_children(branchy_blocks(4, 3, 0), Cluster.uniform(2, link=Link(1e-4, 30)), 0.1, 60)
 
 
 def test_a_failing_solver_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
