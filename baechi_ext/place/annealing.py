@@ -1,8 +1,11 @@
 """The search behind `refine`: chains of simulated annealing on threads, in rounds.
 
-Each round starts all chains from the best plan of all, takes twice the steps of the one before and begins hotter; no chain looks at a
-clock or at another within a round. So a search that ends by itself finds the same plan on any machine. Only where the time left is
-not enough for two more rounds does the clock say how long the last one is: a round cut off while it is hot would be lost.
+Each round starts all chains from the best plan of all and takes twice the steps of the one before; no chain looks at a clock or at
+another within a round. So a search that ends by itself finds the same plan on any machine. Only where the time left is not enough
+for two more rounds does the clock say how long the last one is: a round cut off while it is hot would be lost.
+
+How hot a round may begin depends on its length and on the graph: too hot, and the good start is lost; too cold, and the chain stays
+where it is. So each chain finds its temperature from how its rounds end: worse than they began, or with the very same makespan.
 """
 
 import threading
@@ -24,16 +27,19 @@ _PATH_SHARES = (0.05, 0.3)
 """For each chain, how many of its moves are at the critical path."""
 _HOTTER = (1.0, 3.0)
 _ORDER_SHARE = 0.2
-_TEMPERATURE, _COLDEST, _HOTTEST = 0.1, 1e-4, 2e-2
-"""In parts of the first plan's makespan: the first temperature, times devices and over blocks, and what it stays between."""
-_LONGER, _WARMING = 2, 1.2
-"""From round to round: how many times as long, and how many times as hot at first."""
+_TEMPERATURE, _COLDEST, _HOTTEST = 0.1, 1e-5, 0.1
+"""In parts of the first plan's makespan: the first temperature, times devices and over blocks, and what all stay between."""
+_COOLER, _WARMER = (2.0, 1.2), 2.0
+"""How much cooler each chain begins its next round after one that ended worse than it began, and how much warmer after one without
+any change."""
+_LONGER = 2
+"""From round to round: how many times as long."""
 _COOLING = 100.0
 _FIRST_WORK, _FEWEST_STEPS = 3_000_000, 200
 """Of the first round: steps times what there is to simulate in each."""
 _STEPS_PER_BLOCK = 50
-_PATIENCE, _PATIENCE_WITHOUT_PLAN = 4, 9
-"""Rounds without success, each twice as long as the one before, after which a search ends that has a valid plan, or none."""
+_PATIENCE = 5000
+"""Steps of a chain without success for every pair of ops, after which a search ends by itself: seconds for 20 ops, minutes for 100."""
 _ABSORBED = 0.05
 """At first a makespan counts as much as an excess of this part of a device's memory."""
 _HEAVIER = 20.0
@@ -80,22 +86,23 @@ class _Annealing:
         self.steps = max(_FEWEST_STEPS, min(_FIRST_WORK // work, _STEPS_PER_BLOCK * (len(levels[0]) + 10)))
         limits_bytes = self.problem.devices["memory_bytes"]
         room = float(np.mean(limits_bytes[np.isfinite(limits_bytes)])) if np.any(np.isfinite(limits_bytes)) else 0.0
-        self.temperature = max(_COLDEST, _TEMPERATURE * len(simulator.cluster) / (len(levels[0]) + 1))
         self.scale_us = max(start.makespan_us, 1e-9)
         self.weight = self.scale_us / (_ABSORBED * max(1.0, room))
 
     def run(self) -> tuple[Trial, bool]:
-        idle = rounds = 0
+        idle, patience = 0, _PATIENCE * len(self.best.placement) ** 2
         try:
             for chain in self.chains:
-                chain.prepare(self, rounds, steps=0)
+                chain.prepare(self, steps=0)
                 refine_kernel.anneal(self.problem, chain.state, chain.search)  # compiles it, where no thread waits for it
-            while idle < (_PATIENCE if self.best.valid else _PATIENCE_WITHOUT_PLAN) and not self._is_over():
+            while idle < patience and not self._is_over():
+                steps = self.steps
                 for chain in self.chains:
-                    chain.prepare(self, rounds, self.steps)
+                    chain.prepare(self, steps)
                 self._run_round()
-                idle = 0 if self._collect() else idle + 1
-                rounds += 1
+                for chain in self.chains:
+                    chain.adapt(self.best.key)
+                idle = 0 if self._collect() else idle + steps
         except KeyboardInterrupt:
             self._stop()
             self._collect()
@@ -152,23 +159,35 @@ class _Chain:
         self.state: State = make_state(problem)
         self.search: Search = refine_kernel.make_search(problem, levels)
         self.settings = self.search.settings[0]
+        self.temperature = min(_HOTTEST, max(_COLDEST, _TEMPERATURE * len(problem.devices) * _HOTTER[self.number] / (len(levels[0]) + 1)))
+        """In parts of the first plan's makespan: what the next round begins with."""
         self.settings["random"] = scrambled(seed)
         self._thread: threading.Thread | None = None
 
-    def prepare(self, annealing: _Annealing, rounds: int, steps: int) -> None:
+    def prepare(self, annealing: _Annealing, steps: int) -> None:
         """Sets the chain to the best plan, and to its part of a round."""
         best, settings = annealing.best, self.settings
         self.state.placement[:] = best.placement
         self.state.totals["has_priority"] = best.priority is not None
         if best.priority is not None:
             self.state.priority[:] = best.priority
-        hot = min(_HOTTEST, annealing.temperature * _HOTTER[self.number] * _WARMING**rounds) * annealing.scale_us
+        hot = self.temperature * annealing.scale_us
         settings["from_temperature"], settings["to_temperature"] = hot, hot / _COOLING
         settings["weight"], settings["heaviest"] = annealing.weight, _HEAVIER * annealing.weight
         settings["steps"] = steps
         settings["path_share"], settings["order_share"] = _PATH_SHARES[self.number], _ORDER_SHARE
         settings["target_us"] = annealing.limits.bound_us * (1 + _ROUNDING)
         settings["best_excess_bytes"] = settings["best_makespan_us"] = np.inf
+
+    def adapt(self, begun: tuple[float, float]) -> None:
+        """Sets the temperature for the next round; `begun`: excess and makespan that the last one began with."""
+        begun_bytes, begun_us = begun
+        worse_bytes = self.settings["excess_bytes"] - begun_bytes
+        worse_us = self.settings["makespan_us"] - begun_us
+        if worse_bytes > 0 or (worse_bytes == 0 and worse_us > _ROUNDING * begun_us):
+            self.temperature = max(_COLDEST, self.temperature / _COOLER[self.number])
+        elif worse_bytes == 0 and worse_us >= -_ROUNDING * begun_us:
+            self.temperature = min(_HOTTEST, self.temperature * _WARMER)
 
     def start(self, problem: Problem) -> None:
         self._thread = threading.Thread(target=refine_kernel.anneal, args=(problem, self.state, self.search), daemon=True)
