@@ -53,6 +53,11 @@ def cheap_start(task: Task) -> tuple[Trial, bool]:
     return min(found.values(), key=lambda trial: trial.key) if found else _fitted(task), False
 
 
+def start_of(task: Task, method: str) -> Trial:
+    """The plan of one method; where it finds none, what comes nearest. Raises InfeasibleError where it proves that there is no plan."""
+    return _trial_of(task, method, task.graph) or _fitted(task)
+
+
 def _is_late(task: Task) -> bool:
     return task.elapsed_seconds() > _SHARE * task.options.time_limit_seconds
 

@@ -30,7 +30,7 @@ METHODS: dict[str, Method] = {
         "baechi_ext.place.auto:auto", "the best of the quick methods, refined; one device where nothing beats it", time_limit_seconds=10.0
     ),
     "refine": Method(
-        "baechi_ext.place.refine:refine", "simulated annealing from --initial_plan, or from the best quick plan", time_limit_seconds=10.0
+        "baechi_ext.place.refine:refine", "simulated annealing from --initial_plan, or from the plan of m_etf", time_limit_seconds=10.0
     ),
     "single": Method("baechi_ext.place.baselines:single", "everything on the one device that is fastest and holds it", cheap=True),
     "m_etf": Method("baechi_ext.place.m_etf:m_etf", "earliest task first under memory limits (Baechi)", cheap=True),

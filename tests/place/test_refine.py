@@ -68,6 +68,12 @@ def test_it_is_never_worse_than_its_start() -> None:
     assert refined(graph, cluster, time_limit_seconds=2).predicted_step_us < 0.97 * place("m_etf", graph, cluster).predicted_step_us
 
 
+def test_without_a_plan_to_start_from_it_starts_from_that_of_m_etf() -> None:
+    graph, cluster = random_graph(60, 12), cluster_of(3, 20.0)
+    result, known = refined(graph, cluster, time_limit_seconds=1e-9), place("m_etf", graph, cluster)
+    assert (result.plan.placement, result.plan.priority) == (known.plan.placement, known.plan.priority)
+
+
 def test_a_start_that_splits_a_group_is_refused() -> None:
     graph = graph_of({"a": 1, "b": 1}, colocation={"a": "g", "b": "g"})
     for method in ("refine", "auto"):
