@@ -5,7 +5,9 @@ another within a round. So a search that ends by itself finds the same plan on a
 for two more rounds does the clock say how long the last one is: a round cut off while it is hot would be lost.
 
 How hot a round may begin depends on its length and on the graph: too hot, and the good start is lost; too cold, and the chain stays
-where it is. So each chain finds its temperature from how its rounds end: worse than they began, or with the very same makespan.
+where it is. So each chain finds its temperature from how its rounds end: worse than they began, or with the very same makespan. Once
+rounds are long enough to find a good plan from anywhere, one chain begins each so hot that it forgets where it began: what no search
+near the best plan would find.
 """
 
 import threading
@@ -27,7 +29,7 @@ _PATH_SHARES = (0.05, 0.3)
 """For each chain, how many of its moves are at the critical path."""
 _HOTTER = (1.0, 3.0)
 _ORDER_SHARE = 0.2
-_TEMPERATURE, _COLDEST, _HOTTEST = 0.1, 1e-5, 0.1
+_TEMPERATURE, _COLDEST, _HOTTEST = 0.1, 1e-5, 3e-2
 """In parts of the first plan's makespan: the first temperature, times devices and over blocks, and what all stay between."""
 _COOLER, _WARMER = (2.0, 1.2), 2.0
 """How much cooler each chain begins its next round after one that ended worse than it began, and how much warmer after one without
@@ -35,6 +37,8 @@ any change."""
 _LONGER = 2
 """From round to round: how many times as long."""
 _COOLING = 100.0
+_RESTARTING, _STEPS_OF_RESTART, _COOLING_OF_RESTART = 1, 300, 1000.0
+"""The chain that forgets the best plan in each round with so many steps for a block: it begins at the highest temperature."""
 _FIRST_WORK, _FEWEST_STEPS = 3_000_000, 200
 """Of the first round: steps times what there is to simulate in each."""
 _STEPS_PER_BLOCK = 50
@@ -159,7 +163,9 @@ class _Chain:
         self.state: State = make_state(problem)
         self.search: Search = refine_kernel.make_search(problem, levels)
         self.settings = self.search.settings[0]
-        self.temperature = min(_HOTTEST, max(_COLDEST, _TEMPERATURE * len(problem.devices) * _HOTTER[self.number] / (len(levels[0]) + 1)))
+        self.blocks = len(levels[0])
+        first = _TEMPERATURE * len(problem.devices) * _HOTTER[self.number] / (self.blocks + 1)
+        self.temperature = min(_HOTTEST, max(_COLDEST, first))
         """In parts of the first plan's makespan: what the next round begins with."""
         self.settings["random"] = scrambled(seed)
         self._thread: threading.Thread | None = None
@@ -171,8 +177,9 @@ class _Chain:
         self.state.totals["has_priority"] = best.priority is not None
         if best.priority is not None:
             self.state.priority[:] = best.priority
-        hot = self.temperature * annealing.scale_us
-        settings["from_temperature"], settings["to_temperature"] = hot, hot / _COOLING
+        restarts = self.number == _RESTARTING and steps >= _STEPS_OF_RESTART * self.blocks
+        hot = (_HOTTEST if restarts else self.temperature) * annealing.scale_us
+        settings["from_temperature"], settings["to_temperature"] = hot, hot / (_COOLING_OF_RESTART if restarts else _COOLING)
         settings["weight"], settings["heaviest"] = annealing.weight, _HEAVIER * annealing.weight
         settings["steps"] = steps
         settings["path_share"], settings["order_share"] = _PATH_SHARES[self.number], _ORDER_SHARE

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from baechi_ext.errors import InfeasibleError, PlanError
 from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
 from baechi_ext.place import refine_kernel
-from baechi_ext.place.annealing import Limits, anneal
+from baechi_ext.place.annealing import Limits, _Chain, anneal
 from baechi_ext.place.blocks import block_levels
 from baechi_ext.place.clock import clock_seconds
 from baechi_ext.place.common import PlaceOptions, Proposal, SearchProgress
@@ -161,6 +161,16 @@ def test_the_kernel_keeps_account_of_its_best_plan() -> None:
     assert trial.key == (chain["best_excess_bytes"], chain["best_makespan_us"])
     assert 2000 < chain["done"] <= 5001
     assert {trial.placement[v] for v in graph.groups["g1"]} == {trial.placement[graph.groups["g1"][0]]}
+
+
+def test_a_chain_becomes_cooler_where_it_ends_worse_and_warmer_where_nothing_changes() -> None:
+    graph, cluster = random_graph(50, 5), cluster_of(3, 15.0)
+    chain = _Chain(make_problem(graph, cluster), block_levels(graph, cluster), seed=0)
+    first = chain.temperature
+    ends = [(0, 99.0, 1.0), (0, 101.0, 0.5), (8, 99.0, 0.25), (0, 100.0, 0.5), (0, 100.0, 1.0)]
+    for chain.settings["excess_bytes"], chain.settings["makespan_us"], ratio in ends:
+        chain.adapt((0.0, 100.0))
+        assert chain.temperature == pytest.approx(ratio * first)
 
 
 def test_levels_of_blocks_hold_every_op_once() -> None:
