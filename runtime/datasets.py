@@ -21,7 +21,6 @@ from baechi_ext.group.contraction import bundled
 from baechi_ext.group.merging import merge
 from baechi_ext.ir import OpGraph
 from baechi_ext.ir.files import require_writable, write_json
-from baechi_ext.simulate.engine import tails_us
 from runtime.dataset_recipes import RECIPES, architectures, splits
 from runtime.executor import Executor
 from runtime.host import processor
@@ -92,8 +91,8 @@ def _facts(fine: OpGraph, graph: OpGraph) -> dict[str, Any]:
         "nodes": len(graph),
         "edges": sum(len(t.readers) for t in graph.tensors),
         "compute_us": graph.total_compute_us(),
-        "longest_path_us": max(tails_us(graph)),
-        "captured_longest_path_us": max(tails_us(fine)),
+        "longest_path_us": max(graph.tails_us),
+        "captured_longest_path_us": max(fine.tails_us),
     }
 
 

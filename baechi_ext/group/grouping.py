@@ -54,5 +54,10 @@ def compose(first: Grouping, second: Grouping) -> Grouping:
     their ops have to agree.
     """
     rank = {v: i for i, v in enumerate(first.fine.order)}
-    members = tuple(tuple(sorted((v for g in group for v in first.members[g]), key=rank.__getitem__)) for group in second.members)
-    return Grouping(first.fine, second.coarse, members)
+
+    def whole(group: Sequence[int]) -> tuple[int, ...]:
+        if len(group) == 1:
+            return first.members[group[0]]
+        return tuple(sorted((v for g in group for v in first.members[g]), key=rank.__getitem__))
+
+    return Grouping(first.fine, second.coarse, tuple(map(whole, second.members)))

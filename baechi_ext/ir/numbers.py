@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+_LARGEST = 2**63
+
 
 def as_number(value: Any, what: str, error: type[Exception], *, minimum: float = 0.0) -> float:
     """`value` as a finite float of at least `minimum`; otherwise raises `error` with a message that opens with `what`."""
@@ -26,3 +28,8 @@ def as_bytes(value: Any, what: str, error: type[Exception]) -> int | float:
     """
     number = as_number(value, what, error)
     return value if isinstance(value, int) else int(number) if number.is_integer() else number
+
+
+def is_plain_size(value: Any) -> bool:
+    """Whether a value is a number of bytes as nearly all files have it, which `as_bytes` would return as it is: asked a million times."""
+    return type(value) is int and 0 <= value <= _LARGEST

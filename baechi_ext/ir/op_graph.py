@@ -7,12 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from baechi_ext.errors import GraphError
 from baechi_ext.ir.collector import without_collection
 from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
-from baechi_ext.ir.numbers import as_bytes, as_number
+from baechi_ext.ir.numbers import as_bytes, as_number, is_plain_size
+
+if TYPE_CHECKING:
+    from baechi_ext.ir.columns import Columns
 
 PHASES = ("forward", "backward", "update")
 _DEFAULTS = {"op": "", "phase": "forward", "persistent_bytes": 0, "output_bytes": 0, "temporary_bytes": 0} | {
@@ -21,6 +24,8 @@ _DEFAULTS = {"op": "", "phase": "forward", "persistent_bytes": 0, "output_bytes"
     "tensor": "",
 }
 """Of the optional fields of a graph file."""
+_OF_EDGES = ("index", "order", "predecessors", "successors", "size")
+"""What is derived from ids and edges alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +191,31 @@ class OpGraph:
         """The one its file gave, else SHA-256 over the ops' digests in file order."""
         return self.given_fingerprint or hashlib.sha256(" ".join(self.op_digests).encode()).hexdigest()
 
+    @cached_property
+    def columns(self) -> "Columns":
+        """Costs and edges as arrays."""
+        from baechi_ext.ir.columns import columns  # loads numpy
+
+        return columns(self)
+
+    @cached_property
+    def size(self) -> int:
+        """How large the graph is, in ops of up to three inputs each."""
+        return max(len(self.ops), sum(map(len, self.inputs)) // 3)
+
+    @cached_property
+    def tails_us(self) -> tuple[float, ...]:
+        """For each op, the longest compute-only path from its start to the end of the step, on devices of speed 1."""
+        tails = [0.0] * len(self.ops)
+        for v in reversed(self.order):
+            after = 0.0
+            for t in self.outputs[v]:
+                for w in self.tensors[t].readers:
+                    if tails[w] > after:
+                        after = tails[w]
+            tails[v] = self.ops[v].compute_us + after
+        return tuple(tails)
+
     def total_compute_us(self) -> float:
         return sum(op.compute_us for op in self.ops)
 
@@ -196,7 +226,9 @@ class OpGraph:
         same = all(
             (a.colocation, a.op, a.phase) == (b.colocation, b.op, b.phase) for a, b in zip(ops, self.ops, strict=True)
         )
-        return replace(self, ops=tuple(ops), given_fingerprint=self.given_fingerprint if same else None)
+        graph = replace(self, ops=tuple(ops), given_fingerprint=self.given_fingerprint if same else None)
+        graph.__dict__.update((name, self.__dict__[name]) for name in _OF_EDGES if name in self.__dict__)
+        return graph
 
     def _find_cycle(self) -> list[int]:
         """The ops of one cycle in edge direction; every op left over by Kahn's algorithm has a leftover predecessor."""
@@ -349,7 +381,9 @@ def _op_from_json(node: Any, position: int) -> Op:
 
 def _bytes_from_json(node: dict[str, Any], key: str, id_: str) -> int | float:
     size = node.get(key)
-    return 0 if size is None else as_bytes(size, f"{key} of op {id_!r}", GraphError)
+    if size is None or is_plain_size(size):
+        return size or 0
+    return as_bytes(size, f"{key} of op {id_!r}", GraphError)
 
 
 def _edge_from_json(edge: Any, position: int) -> tuple[str, str, int | float, str]:
@@ -358,8 +392,10 @@ def _edge_from_json(edge: Any, position: int) -> tuple[str, str, int | float, st
     for key in ("source", "target", "bytes"):
         if edge.get(key) is None:
             raise GraphError(f'edge {position} ({edge.get("source")!r} -> {edge.get("target")!r}) has no "{key}"')
-    source = _id_from_json(edge["source"], f"the source of edge {position}")
-    target = _id_from_json(edge["target"], f"the target of edge {position}")
-    size = as_bytes(edge["bytes"], f"bytes of edge {source!r} -> {target!r}", GraphError)
-    tensor = edge.get("tensor")
+    source, target, size, tensor = edge["source"], edge["target"], edge["bytes"], edge.get("tensor")
+    if type(source) is str and type(target) is str and is_plain_size(size) and (tensor is None or type(tensor) is str):
+        return source, target, size, tensor or ""
+    source = _id_from_json(source, f"the source of edge {position}")
+    target = _id_from_json(target, f"the target of edge {position}")
+    size = as_bytes(size, f"bytes of edge {source!r} -> {target!r}", GraphError)
     return source, target, size, "" if tensor is None else _id_from_json(tensor, f"the tensor of edge {source!r} -> {target!r}")

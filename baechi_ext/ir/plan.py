@@ -18,8 +18,7 @@ STATUSES = ("optimal", "feasible")
 class Plan:
     """`placement[v]` and `priority[v]` belong to `graph.ops[v]`; files key them by op id."""
 
-    graph_fingerprint: str
-    op_digests: Mapping[str, str]
+    graph: OpGraph
     method: str
     status: str
     cluster: Cluster
@@ -34,11 +33,11 @@ class Plan:
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The plan file (DESIGN.md). Placement and priority are written in the graph's order, so the digests name the ops."""
-        ids = list(self.op_digests)
+        """The plan file (docs/files.md)."""
+        ids = self.graph.index
         value: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
-            "graph_fingerprint": self.graph_fingerprint,
+            "graph_fingerprint": self.graph.fingerprint,
             "method": self.method,
             "status": self.status,
             "cluster": self.cluster.to_json(),
@@ -50,7 +49,7 @@ class Plan:
             "options": dict(self.options),
             "seed": self.seed,
             "versions": dict(self.versions),
-            "op_digests": dict(self.op_digests),
+            "op_digests": dict(zip(ids, self.graph.op_digests, strict=True)),
         }
         if self.priority is not None:
             value["priority"] = dict(zip(ids, self.priority, strict=True))
@@ -78,8 +77,7 @@ class Plan:
         if priority is not None and not isinstance(priority, dict):
             raise PlanError('the plan\'s "priority" is not an object')
         return cls(
-            graph_fingerprint=graph.fingerprint,
-            op_digests=dict(zip(graph.index, graph.op_digests, strict=True)),
+            graph=graph,
             method=str(value.get("method", "")),
             status=status,
             cluster=cluster,
@@ -96,8 +94,8 @@ class Plan:
 
     def on(self, cluster: Cluster) -> "Plan":
         """The same placement and priorities on another cluster. Raises PlanError where that lacks the device of an op."""
-        for op_id, device in zip(self.op_digests, self.placement, strict=True):
-            _checked_device(op_id, device, cluster)
+        for op, device in zip(self.graph.ops, self.placement, strict=True):
+            _checked_device(op.id, device, cluster)
         return replace(self, cluster=cluster)
 
     def save(self, path: str | Path) -> None:

@@ -8,7 +8,7 @@ from baechi_ext.errors import InfeasibleError
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.arrange import arrange
-from baechi_ext.place.chunks import Unit, best_split, chunks, depth_first_order, held_bytes, ranks, spread, units
+from baechi_ext.place.chunks import Unit, all_held_bytes, best_split, chunks, depth_first_order, ranks, spread, sums, units
 from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, Task, begin, conclude
 
 Split = Callable[[Sequence[float], Sequence[float], Sequence[float], Sequence[float]], tuple[int, ...]]
@@ -71,8 +71,7 @@ def _deal(task: Task, choose: Callable[[Sequence[int]], int]) -> tuple[int, ...]
     room = [float("inf") if d.memory_bytes is None else float(d.memory_bytes) for d in task.cluster.devices]
     ordered = units(graph, task.order)
     devices = []
-    for unit in ordered:
-        size = held_bytes(graph, unit)
+    for size in all_held_bytes(graph, ordered):
         among = [d for d, free in enumerate(room) if size <= free]
         d = choose(among) if among else max(range(len(room)), key=lambda d: (room[d], -d))
         room[d] -= size
@@ -106,8 +105,8 @@ class _Cut:
         self.graph = graph
         self.ordered = ordered
         self.speeds = [d.speed for d in cluster.devices]
-        self.times = [sum(graph.ops[v].compute_us for v in unit) for unit in ordered]
-        self.sizes = [held_bytes(graph, unit) for unit in ordered]
+        self.times = sums([op.compute_us for op in graph.ops], ordered)
+        self.sizes = all_held_bytes(graph, ordered)
 
     def placement(self, split: Split, rooms: Sequence[float], sequence: Sequence[int]) -> tuple[int, ...]:
         """The chunks that `split` makes, the first for the first device of the sequence; a device holds at most its room."""

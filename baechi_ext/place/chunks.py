@@ -15,14 +15,29 @@ _HALVINGS = 60
 
 def units(graph: OpGraph, order: Sequence[int] | None = None) -> list[Unit]:
     """What can be placed on its own: colocation groups, and ops without one; by their first op in `order`, or `graph.order`."""
-    rank = {v: i for i, v in enumerate(graph.order if order is None else order)}
-    whole = [*graph.groups.values(), *((v,) for v, op in enumerate(graph.ops) if op.colocation is None)]
-    return sorted((tuple(sorted(unit, key=rank.__getitem__)) for unit in whole), key=lambda unit: rank[unit[0]])
+    if not graph.groups:
+        return [(v,) for v in (graph.order if order is None else order)]
+    found: dict[int | str, list[int]] = {}
+    for v in graph.order if order is None else order:
+        name = graph.ops[v].colocation
+        found.setdefault(v if name is None else name, []).append(v)
+    return [tuple(unit) for unit in found.values()]
 
 
 def held_bytes(graph: OpGraph, unit: Unit) -> float:
     """Persistent bytes and all outputs of a unit: in a training step nearly all of them are held when the forward pass ends."""
     return sum(graph.ops[v].persistent_bytes + sum(graph.tensors[t].bytes for t in graph.outputs[v]) for v in unit)
+
+
+def all_held_bytes(graph: OpGraph, ordered: Sequence[Unit]) -> list[float]:
+    """`held_bytes` of each unit."""
+    columns = graph.columns
+    return sums((columns.persistent_bytes + columns.made_bytes()).tolist(), ordered)
+
+
+def sums(values: Sequence[float], ordered: Sequence[Unit]) -> list[float]:
+    """For each unit, the sum of its ops' values."""
+    return [values[unit[0]] if len(unit) == 1 else sum(values[v] for v in unit) for unit in ordered]
 
 
 def chunks(weights: Sequence[float], shares: Sequence[float], sizes: Sequence[float], rooms: Sequence[float]) -> tuple[int, ...]:

@@ -184,8 +184,7 @@ def finish(task: Task, trial: Trial, bound_us: float | None = None, *, interrupt
     graph, timeline = task.graph, trial.timeline
     bound = task.bound_us if bound_us is None else bound_us
     plan = Plan(
-        graph_fingerprint=graph.fingerprint,
-        op_digests=dict(zip(graph.index, graph.op_digests, strict=True)),
+        graph=graph,
         method=task.method,
         status="optimal" if timeline.makespan_us <= bound * (1 + _ROUNDING) else "feasible",
         cluster=task.cluster,
@@ -210,7 +209,9 @@ def _shortlist(first: Sequence[tuple[Trial, tuple[Priority, ...]]]) -> list[tupl
 
 
 def _with_all_orders(task: Task, trial: Trial, priorities: Sequence[Priority]) -> Trial:
-    """The trial, or a better one of the same placement in another order."""
+    """The trial, or a better one of the same placement in another order; on one device none is faster."""
+    if trial.valid and len(set(trial.placement)) <= 1:
+        return trial
     placed_path = longest_placed_path_order(task.graph, task.cluster, trial.placement)
     orders = [*priorities, placed_path, longest_path_order(task.simulator)]
     best = min([trial, try_orders(task.simulator, trial.placement, orders)], key=lambda t: t.key)

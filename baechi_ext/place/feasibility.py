@@ -6,7 +6,7 @@ from baechi_ext.errors import GraphError, InfeasibleError
 from baechi_ext.ir.cluster import Cluster, Link
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.packing import Conflict, conflict
-from baechi_ext.simulate.holding import minimal_bytes
+from baechi_ext.simulate.holding import live_bytes, minimal_bytes
 
 NEXT_STEPS = "use more devices, devices with more memory (--device_memory), or a smaller batch"
 _SHOWN = 8
@@ -17,10 +17,14 @@ LONGEST_STEP_US = 1e14
 
 def require_sane_costs(graph: OpGraph, cluster: Cluster) -> None:
     """Raises GraphError where a step could take longer than any step does, up to overflow."""
-    links = {link for row in cluster.link_table() for link in row}
+    import numpy as np
+
+    links = sorted({_moving(link) for row in cluster.link_table() for link in row})
     slowest = min(d.speed for d in cluster.devices)
     compute = graph.total_compute_us() / slowest
-    transfers = sum(max(_moving_us(link, t.bytes) for link in links) for t in graph.tensors)
+    sizes = graph.columns.tensor_bytes
+    with np.errstate(over="ignore"):
+        transfers = float(np.max([fixed_us + us_per_byte * sizes for fixed_us, us_per_byte in links], axis=0).sum())
     for what, us, mend in (
         ("all ops on the slowest device", compute, "smaller compute_us or a larger speed"),
         ("moving every tensor over the worst link", transfers, "smaller link coefficients or bytes"),
@@ -29,8 +33,9 @@ def require_sane_costs(graph: OpGraph, cluster: Cluster) -> None:
             raise GraphError(f"{what} would take {us:.3g} us, and {LONGEST_STEP_US:g} us is the most that can be planned; give {mend}")
 
 
-def _moving_us(link: Link, size: float) -> float:
-    return link.transfer_us(size) + link.sending_us(size) + link.receiving_us(size)
+def _moving(link: Link) -> tuple[float, float]:
+    """What a tensor takes from the link and the devices at its ends: microseconds, and microseconds a byte."""
+    return link.latency_us + link.send_us + link.receive_us, link.us_per_byte + link.send_us_per_byte + link.receive_us_per_byte
 
 
 def require_feasible(graph: OpGraph, cluster: Cluster) -> None:
@@ -43,14 +48,16 @@ def require_feasible(graph: OpGraph, cluster: Cluster) -> None:
     if len(known) < len(limits) or not graph.ops:
         return
     largest, total = max(known), sum(known)
+    live = live_bytes(graph).tolist()
     for name, members in graph.groups.items():
-        _require_place(minimal_bytes(graph, members), largest, f"colocation group {name!r}", name)
-    for v, op in enumerate(graph.ops):
+        _require_place(minimal_bytes(graph, members, live), largest, f"colocation group {name!r}", name)
+    for op, needed in zip(graph.ops, live, strict=True):
         if op.colocation is None:
-            _require_place(minimal_bytes(graph, (v,)), largest, f"op {op.id!r}", op.id)
+            _require_place(op.persistent_bytes + needed, largest, f"op {op.id!r}", op.id)
     persistent = sum(op.persistent_bytes for op in graph.ops)
-    if len(known) == 1 and minimal_bytes(graph, range(len(graph))) > largest:
-        reason = f"the graph needs at least {minimal_bytes(graph, range(len(graph))):.0f} bytes, "
+    whole = minimal_bytes(graph, range(len(graph)), live)
+    if len(known) == 1 and whole > largest:
+        reason = f"the graph needs at least {whole:.0f} bytes, "
         _refuse(reason + f"its one device {cluster.devices[0].name!r} has {largest:.0f}", conflict(graph, cluster))
     if persistent > total:
         reason = f"all persistent bytes together need at least {persistent:.0f} bytes, "

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.place.chunks import spread, units
+from baechi_ext.place.chunks import spread, sums, units
 
 
 def fill(
@@ -20,8 +20,7 @@ def fill(
     current = 0
     ordered = units(graph, order)
     devices = []
-    for unit in ordered:
-        size = sum(op_bytes(graph, v) for v in unit)
+    for size in sums(graph.columns.all_bytes().tolist(), ordered):
         while current < len(caps) and used[sequence[current]] + size > caps[sequence[current]]:
             current += 1
         d = sequence[current] if current < len(caps) else max(range(len(caps)), key=lambda d: (caps[d] - used[d], -d))
@@ -32,7 +31,7 @@ def fill(
 
 def memory_cap_bytes(graph: OpGraph, num_devices: int) -> float:
     """How many bytes of ops one device takes before the next one's turn comes: an equal share and the largest op."""
-    sizes = [op_bytes(graph, v) for v in range(len(graph))]
+    sizes = graph.columns.all_bytes().tolist()
     return math.floor(sum(sizes) / num_devices) + max(sizes, default=0)
 
 

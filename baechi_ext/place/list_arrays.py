@@ -11,16 +11,31 @@ from baechi_ext.place.list_kernel import run, tails_us
 from baechi_ext.place.list_state_kernel import GROUPED_OP, Groups, make_state
 from baechi_ext.simulate.arrays import Problem, make_problem
 
+_MOST_LOOKS, _LOOKS_EACH = 40_000_000, 32
+"""How many ops and inputs a run may look at: so many, and for each op and entry of a list so many more. The first take seconds."""
+_FIRST_SHARE, _BEHIND = 0.25, 4
+"""After this share of the looks a run is given up that by then has started not even a fourth of its share of the ops."""
+
 
 def run_compiled(
     problem: Problem, groups: Groups, reluctance: float, lowered_bytes: Sequence[float] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The device of each op, and the ops in the order of their starts; limits are lower by `lowered_bytes`."""
-    state = make_state(problem, reluctance)
-    if lowered_bytes is not None:
-        state.devices["room"] -= lowered_bytes
-    run(problem, groups, state)
-    return tuple(state.ops["device"].tolist()), tuple(state.ops["started"].tolist())
+    """The device of each op, and the ops in the order of their starts; not all of them where that takes too many looks.
+
+    Limits are lower by `lowered_bytes`.
+    """
+    n = len(groups.ops)
+    most_looks = _MOST_LOOKS + _LOOKS_EACH * (n + len(problem.lists))
+    for share in (_FIRST_SHARE, 1.0):
+        state = make_state(problem, reluctance)
+        if lowered_bytes is not None:
+            state.devices["room"] -= lowered_bytes
+        state.totals["most_looks"] = share * most_looks
+        run(problem, groups, state)
+        started = int(state.totals["started"][0])
+        if started == n or started * _BEHIND < share * n:
+            break
+    return tuple(state.ops["device"].tolist()), tuple(state.ops["started"][:started].tolist())
 
 
 def arrays(graph: OpGraph, cluster: Cluster, favourite_child: Sequence[int | None] | None) -> tuple[Problem, Groups]:

@@ -31,7 +31,7 @@ def tails_us(p: Problem, order: Ints, tails: Floats) -> None:
 
 @kernel
 def run(p: Problem, g: Groups, s: State) -> None:
-    """Places and orders all ops: `s.ops` says where and in which order."""
+    """Places and orders all ops: `s.ops` says where and in which order. Where that takes too many looks, only the first of them."""
     total = s.totals[0]
     for v in range(len(s.ops)):
         if s.ops[v].missing == 0:
@@ -43,6 +43,8 @@ def run(p: Problem, g: Groups, s: State) -> None:
         then = _next_event_us(s)
         if then == NEVER and _force(p, g, s, now):
             then = _next_event_us(s)
+        if total.looks > total.most_looks:
+            return
         if then < NEVER:
             now = then
         elif total.started < len(s.ops) and total.compares_speeds:
@@ -261,7 +263,7 @@ def _eligible_us(p: Problem, s: State, v: int, d: int) -> float:
 @part
 def _data_ready(p: Problem, s: State, v: int, d: int) -> tuple[float, float]:
     """When the inputs of v are, or could be, on device d, and the transfer time that still has to be spent on that."""
-    s.totals[0].looks += 1
+    s.totals[0].looks += 1 + p.ops[v + 1].inputs_from - p.ops[v].inputs_from
     k, latest, spent = len(s.devices), 0.0, 0.0
     incoming = s.devices[d].in_free_us
     for i in range(p.ops[v].inputs_from, p.ops[v + 1].inputs_from):
@@ -325,12 +327,12 @@ def _offer(p: Problem, s: State, v: int) -> None:
 
 
 @part
-def _send(p: Problem, s: State, t: int, d: int) -> None:
-    """Enters the transfer of the finished tensor t to device d, unless it is there or on its way."""
+def _send(p: Problem, s: State, t: int, d: int) -> bool:
+    """Enters the transfer of the finished tensor t to device d; False where it is there or on its way."""
     k, producer = len(s.devices), p.tensors[t].producer
     source = s.ops[producer].device
     if source == d or s.copies[t * k + d].arrival_us < NEVER:
-        return
+        return False
     at = s.ops[producer].end_us
     transfer_us = _transfer_us(p, t, source, d)
     if p.rules[0].parallel or transfer_us == 0.0:
@@ -340,10 +342,7 @@ def _send(p: Problem, s: State, t: int, d: int) -> None:
         s.devices[d].in_free_us = s.devices[source].out_free_us = at
     s.copies[t * k + d].arrival_us = at
     s.devices[d].room -= p.tensors[t].bytes
-    for i in range(p.tensors[t].readers_from, p.tensors[t + 1].readers_from):
-        w = p.lists[i]
-        if s.ops[w].device == NONE and s.ops[w].missing == 0:
-            _reconsider(p, s, w, d)
+    return True
 
 
 @part
@@ -378,9 +377,27 @@ def _place(p: Problem, g: Groups, s: State, v: int, d: int) -> None:
         for j in range(p.ops[w].inputs_from, p.ops[w + 1].inputs_from):
             t = p.lists[j]
             if s.ops[p.tensors[t].producer].done:
-                _send(p, s, t, d)
+                s.copies[t * len(s.devices) + d].new = _send(p, s, t, d)
         if w != v and s.ops[w].missing == 0:
             _offer(p, s, w)
+    for i in range(g.ops[v].members_from, g.ops[v].members_to):
+        _reconsider_readers(p, s, g.members[i], d)
+
+
+@part
+def _reconsider_readers(p: Problem, s: State, v: int, d: int) -> None:
+    """Reconsiders, once, all ops that read what has just been sent to d for v."""
+    start = s.totals[0].started + 1
+    for i in range(p.ops[v].inputs_from, p.ops[v + 1].inputs_from):
+        t = p.lists[i]
+        copy = s.copies[t * len(s.devices) + d]
+        if copy.new:
+            copy.new = False
+            for j in range(p.tensors[t].readers_from, p.tensors[t + 1].readers_from):
+                op = s.ops[p.lists[j]]
+                if op.device == NONE and op.missing == 0 and op.reconsidered != start:
+                    op.reconsidered = start
+                    _reconsider(p, s, p.lists[j], d)
 
 
 @part

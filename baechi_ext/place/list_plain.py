@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.simulate.engine import tails_us
 
 _UNPLACED = -1
 _NEVER = float("inf")
@@ -37,7 +36,7 @@ class PlainRun:
         self.devices = range(k)
         self.reluctance = reluctance
         self.favourite_child = favourite_child
-        self.ranks = [-tail for tail in tails_us(graph)]
+        self.ranks = [-tail for tail in graph.tails_us]
         self.speed = [d.speed for d in cluster.devices]
         self.compares_speeds = len(set(self.speed)) > 1
         self.parallel = cluster.parallel_transfers
@@ -247,12 +246,12 @@ class PlainRun:
         for d in self.devices:
             heapq.heappush(self.waiting[d], (self._eligible_us(v, d), self.ranks[v], v))
 
-    def _send(self, t: int, d: int) -> None:
-        """Enters the transfer of the finished tensor t to device d, unless it is there or on its way."""
+    def _send(self, t: int, d: int) -> bool:
+        """Enters the transfer of the finished tensor t to device d; False where it is there or on its way."""
         tensor = self.graph.tensors[t]
         source = self.device[tensor.producer]
         if source == d or d in self.arrival_us[t]:
-            return
+            return False
         at = self.end_us[tensor.producer]
         transfer_us = self.latency_us[source][d] + tensor.bytes * self.us_per_byte[source][d]
         if self.parallel or not transfer_us:
@@ -262,9 +261,7 @@ class PlainRun:
             self.in_free_us[d] = self.out_free_us[source] = at
         self.arrival_us[t][d] = at
         self.memory.room[d] -= tensor.bytes
-        for w in tensor.readers:
-            if self.device[w] == _UNPLACED and self.missing[w] == 0:
-                heapq.heappush(self.waiting[d], (self._eligible_us(w, d), self.ranks[w], w))
+        return True
 
     def _place(self, v: int, d: int) -> None:
         """Gives v and the other ops of its colocation group device d."""
@@ -273,12 +270,16 @@ class PlainRun:
             self.device[w] = d
             self.load_us[d] += self.graph.ops[w].compute_us
         self.memory.room[d] -= self.memory.group_bytes[v]
+        nearer: dict[int, None] = {}
         for w in members:
             for t in self.graph.inputs[w]:
-                if self.done[self.graph.tensors[t].producer]:
-                    self._send(t, d)
+                if self.done[self.graph.tensors[t].producer] and self._send(t, d):
+                    nearer.update(dict.fromkeys(self.graph.tensors[t].readers))
             if w != v and self.missing[w] == 0:
                 self._offer(w)
+        for w in nearer:
+            if self.device[w] == _UNPLACED and self.missing[w] == 0:
+                heapq.heappush(self.waiting[d], (self._eligible_us(w, d), self.ranks[w], w))
 
     def _start(self, v: int, d: int, now: float) -> None:
         self.ready_us -= self.graph.ops[v].compute_us

@@ -26,8 +26,10 @@ from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.list_plain import PlainRun, turned_round, turned_round_links
 
 PLAIN_OPS = 2000
-"""Up to here plain Python is done before compiled code is loaded."""
+"""Up to here, an op having three inputs, plain Python is done before compiled code is loaded."""
 RELUCTANCES = (0.0, 1.0, 4.0)
+FEW_OPS = 300_000
+"""Larger graphs have schedules of the first reluctance alone."""
 STAY = 1e6
 """The reluctance of a device that takes an op from another only where that has no room left: it saves the bytes of copies."""
 
@@ -60,24 +62,32 @@ def schedules(
 
     Where memory is limited, one more reluctance keeps as much as possible together. `excess_bytes` says by how much a schedule
     exceeds each device's limit in truth: the scheduler knows memory only roughly, and not at all what a schedule turned round holds.
-    One that exceeds any is tried again with limits lowered by that.
+    One that exceeds any is tried again with limits lowered by that. Schedules that would take long are left out: those of a large
+    graph with so many ops ready at once that they wait for one another's transfers.
     """
     fastest = max(range(len(cluster)), key=lambda d: (cluster.devices[d].speed, -d))
     alone = Schedule((fastest,) * len(graph), graph.order)
     if len(cluster) == 1:
         return [alone]
-    factors = RELUCTANCES
+    factors = RELUCTANCES if len(graph) <= FEW_OPS else RELUCTANCES[:1]
     if any(d.memory_bytes is not None for d in cluster.devices):
         factors = (*factors, STAY)
     run = _runner(graph, cluster, favourite_child)
     found = []
     for turn in (False, True):
         for reluctance in factors:
-            found.append(run(reluctance, turn, None))
-            excess = () if excess_bytes is None else excess_bytes(found[-1])
+            schedule = run(reluctance, turn, None)
+            if not _is_complete(schedule):
+                break
+            found.append(schedule)
+            excess = () if excess_bytes is None else excess_bytes(schedule)
             if any(excess):
-                found.append(run(reluctance, turn, excess))
+                found += filter(_is_complete, [run(reluctance, turn, excess)])
     return [*found, alone]
+
+
+def _is_complete(schedule: Schedule) -> bool:
+    return len(schedule.started) == len(schedule.placement)
 
 
 def list_schedule(
@@ -96,7 +106,7 @@ Runner = Callable[[float, bool, Sequence[float] | None], Schedule]
 
 
 def _runner(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild | None) -> Runner:
-    return (plain_runner if len(graph) <= PLAIN_OPS else compiled_runner)(graph, cluster, favourite_child)
+    return (plain_runner if graph.size <= PLAIN_OPS else compiled_runner)(graph, cluster, favourite_child)
 
 
 def plain_runner(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild | None) -> Runner:

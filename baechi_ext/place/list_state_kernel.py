@@ -13,11 +13,11 @@ OUT, WAITING, STARTABLE, PARKED = 0, 1, 2, 3
 """The queue that an op is in on a device."""
 
 GROUPED_OP = record("group_us group_bytes output_bytes", "members_from members_to favourite_child")
-_OP_STATE = record("end_us least_transfer_us", "device missing parked started", "begun done")
-_COPY = record("arrival_us", "", "taken_in")
+_OP_STATE = record("end_us least_transfer_us", "device missing parked started reconsidered", "begun done")
+_COPY = record("arrival_us", "", "taken_in new")
 _TOKEN = record("first", "queue position")
 _DEVICE_STATE = record("free_us out_free_us in_free_us load_us room alarm_us", "running awake_for ended", "idle reads")
-_TOTALS = record("ready_us speed reluctance", "started looks", "compares_speeds limited")
+_TOTALS = record("ready_us speed reluctance looks most_looks", "started", "compares_speeds limited")
 
 
 class Groups(NamedTuple):
@@ -33,11 +33,12 @@ class State(NamedTuple):
     """All that one run writes."""
 
     ops: Records
-    """`parked`: on how many devices it is; entry i of `started`: the op that was started as number i. `device` -1: not placed."""
+    """`parked`: on how many devices it is; entry i of `started`: the op that was started as number i. `device` -1: not placed.
+    `reconsidered`: the number, from 1, of the start that brought something to a device for it last."""
     unread: Ints
     """Per tensor, its readers that have not ended."""
     copies: Records
-    """By tensor and device."""
+    """By tensor and device. `new`: sent because an op that reads it was just placed there."""
     tokens: Records
     """By device and op: the queue that the op is in there, and by what it is sorted. One row more for the ops that are stuck."""
     queues: Ints
@@ -46,7 +47,7 @@ class State(NamedTuple):
     """Of the queues."""
     devices: Records
     totals: Records
-    """One record. `looks`: how often the scheduler looked when the inputs of an op are on a device."""
+    """One record. `looks`: at how many ops and inputs the scheduler looked for when they are on a device; after `most_looks` it ends."""
 
 
 def make_state(p: Problem, reluctance: float) -> State:
@@ -67,6 +68,7 @@ def make_state(p: Problem, reluctance: float) -> State:
     s.copies["arrival_us"] = s.devices["alarm_us"] = NEVER
     s.devices["room"] = p.devices["memory_bytes"]
     s.totals["reluctance"] = reluctance
+    s.totals["most_looks"] = NEVER
     s.totals["speed"] = p.devices["speed"].sum()
     s.totals["compares_speeds"] = len(set(p.devices["speed"].tolist())) > 1
     s.totals["limited"] = np.isfinite(p.devices["memory_bytes"]).any()

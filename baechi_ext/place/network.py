@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.arrange import arrange
-from baechi_ext.place.chunks import Unit, held_bytes, spread
+from baechi_ext.place.chunks import Unit, all_held_bytes, spread, sums
 from baechi_ext.place.common import Proposal, Task
 from baechi_ext.place.sct_lp import pair_costs_us
 
@@ -36,13 +36,13 @@ def networks(task: Task, ordered: Sequence[Unit]) -> list[Network]:
     """
     graph, cluster, options = task.graph, task.cluster, task.options
     edges = _edges(graph, cluster, ordered)
-    times = _parts([sum(graph.ops[v].compute_us for v in unit) for unit in ordered])
+    times = _parts(sums([op.compute_us for op in graph.ops], ordered))
     speeds = _parts([device.speed for device in cluster.devices])
     kinds = [(times, speeds)]
     limits = [device.memory_bytes for device in cluster.devices]
     known = [limit for limit in limits if limit is not None]
     if known:
-        sizes = _parts([held_bytes(graph, unit) for unit in ordered])
+        sizes = _parts(all_held_bytes(graph, ordered))
         rooms = _parts([max(known) if limit is None else limit for limit in limits])
         kinds += [(sizes, rooms), (_mean(times, sizes), _mean(speeds, rooms))]
     whole = [tuple(1 + round(part * _TOTAL) for part in parts) for parts, _ in kinds]

@@ -49,16 +49,17 @@ def conflict(graph: OpGraph, cluster: Cluster) -> Conflict | None:
     limits = [d.memory_bytes * (1 + _ROUNDING) for d in cluster.devices if d.memory_bytes is not None]
     if len(limits) < len(cluster):
         return None
-    items = sorted((_item(graph, unit) for unit in units(graph)), key=lambda item: (-item.bytes, item.name))
+    live = live_bytes(graph).tolist()
+    items = sorted((_item(graph, unit, live) for unit in units(graph)), key=lambda item: (-item.bytes, item.name))
     packing = _Packing(limits)
     found = _smallest_prefix(packing, items)
     return None if found is None else _filtered(packing, found)
 
 
-def _item(graph: OpGraph, unit: Sequence[int]) -> Item:
+def _item(graph: OpGraph, unit: Sequence[int], live: Sequence[float]) -> Item:
     first = graph.ops[unit[0]]
     persistent = sum(graph.ops[v].persistent_bytes for v in unit)
-    return Item(first.colocation or first.id, persistent, max(live_bytes(graph, v) for v in unit))
+    return Item(first.colocation or first.id, persistent, max(live[v] for v in unit))
 
 
 def _smallest_prefix(packing: "_Packing", items: Sequence[Item]) -> Sequence[Item] | None:

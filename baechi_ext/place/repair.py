@@ -12,7 +12,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from baechi_ext.place.chunks import chunks, depth_first_order, held_bytes, least_memory_order, spread, units
+from baechi_ext.place.chunks import all_held_bytes, chunks, depth_first_order, least_memory_order, spread, units
 from baechi_ext.place.trial import Trial, draining_order, ranks, try_orders
 from baechi_ext.simulate import AdaptiveSimulator, Timeline
 
@@ -235,10 +235,11 @@ def trials_by_bytes(simulator: AdaptiveSimulator) -> Iterator[Trial]:
     draining = draining_order(simulator)
     for order in (graph.order, depth_first_order(graph), least_memory_order(graph)):
         ordered = units(graph, order)
-        sizes = [held_bytes(graph, unit) for unit in ordered]
+        sizes = all_held_bytes(graph, ordered)
         placement = spread(graph, ordered, chunks(sizes, shares, sizes, [float("inf")] * len(rooms)))
         yield try_orders(simulator, placement, [draining, ranks(order)])
-    sizes_of = {unit: held_bytes(graph, unit) for unit in units(graph)}
+    whole = units(graph)
+    sizes_of = dict(zip(whole, all_held_bytes(graph, whole), strict=True))
     largest_first = sorted(sizes_of, key=lambda unit: (-sizes_of[unit], unit))
     left = list(rooms)
     devices = []

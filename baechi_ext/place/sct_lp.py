@@ -36,7 +36,6 @@ from typing import Any
 from baechi_ext.errors import SolverError, SolverTimeoutError
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.simulate.engine import tails_us
 
 Pair = tuple[int, int]
 
@@ -128,7 +127,7 @@ def slices(graph: OpGraph, cluster: Cluster, costs: Mapping[Pair, float]) -> lis
     times = [op.compute_us / speed for op in graph.ops]
     count = 1 if len(graph) <= WHOLE_OPS else -(-len(graph) // SLICE_OPS)
     number = [0] * len(graph)
-    heads, tails = [0.0] * len(graph), list(tails_us(graph))
+    heads, tails = [0.0] * len(graph), graph.tails_us
     for rank, v in enumerate(graph.order):
         number[v] = rank * count // len(graph)
         for w in graph.successors[v]:

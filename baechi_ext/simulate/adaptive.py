@@ -24,9 +24,12 @@ class AdaptiveSimulator:
     def __init__(self, graph: OpGraph, cluster: Cluster) -> None:
         self.graph = graph
         self.cluster = cluster
-        self._plain = Simulator(graph, cluster)
-        self.tails_us = self._plain.tails_us
         self._ops_left = PLAIN_OPS
+
+    @property
+    def tails_us(self) -> tuple[float, ...]:
+        """See `OpGraph.tails_us`."""
+        return self.graph.tails_us
 
     def run(self, placement: Sequence[int], priority: Sequence[float] | None = None) -> Timeline:
         """The timeline of one step; see `engine.Simulator.run`."""
@@ -41,10 +44,14 @@ class AdaptiveSimulator:
         return timeline.makespan_us, timeline.peak_memory_bytes
 
     def _simulator(self) -> "Simulator | CompiledSimulator":
-        if self._ops_left <= 0 or _is_loaded():
+        if self._ops_left <= 0 or self.graph.size > PLAIN_OPS or _is_loaded():
             return self._compiled
-        self._ops_left -= len(self.graph)
+        self._ops_left -= self.graph.size
         return self._plain
+
+    @cached_property
+    def _plain(self) -> Simulator:
+        return Simulator(self.graph, self.cluster)
 
     @cached_property
     def _compiled(self) -> "CompiledSimulator":
@@ -55,9 +62,8 @@ class AdaptiveSimulator:
     @cached_property
     def _whole_bytes(self) -> bool:
         """Whether all sums of bytes are exact as floats."""
-        sizes = [size for op in self.graph.ops for size in (op.persistent_bytes, op.output_bytes, op.temporary_bytes)]
-        sizes += [t.bytes for t in self.graph.tensors]
-        return all(isinstance(size, int) for size in sizes) and sum(sizes) * len(self.cluster) < _EXACT
+        c = self.graph.columns
+        return c.are_whole() and (c.all_bytes().sum() + c.output_bytes.sum()) * len(self.cluster) < _EXACT
 
 
 def _is_loaded() -> bool:

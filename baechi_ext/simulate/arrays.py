@@ -3,15 +3,14 @@
 They are few because every call of a kernel's function passes all of them, and each makes the calls slower to compile and to run.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.simulate.engine import tails_us
 
 Records = NDArray[np.void]
 Ints = NDArray[np.int32]
@@ -99,28 +98,29 @@ class State(NamedTuple):
 
 def make_problem(graph: OpGraph, cluster: Cluster) -> Problem:
     """The arrays of a graph and a cluster."""
-    lists: list[int] = []
+    columns = graph.columns
+    lists = (columns.inputs, columns.outputs, columns.readers)
     tensors = np.zeros(len(graph.tensors) + 1, _TENSOR)
     ops = np.zeros(len(graph) + 1, _OP)
-    ops["inputs_from"] = _append(lists, graph.inputs)
-    ops["outputs_from"] = _append(lists, graph.outputs)
-    tensors["readers_from"] = _append(lists, [t.readers for t in graph.tensors])
-    _fill(tensors, bytes=(t.bytes for t in graph.tensors), producer=(t.producer for t in graph.tensors))
+    ops["inputs_from"] = columns.inputs.begins
+    ops["outputs_from"] = len(columns.inputs.items) + columns.outputs.begins
+    tensors["readers_from"] = len(columns.inputs.items) + len(columns.outputs.items) + columns.readers.begins
+    _fill(tensors, bytes=columns.tensor_bytes, producer=columns.producer)
     for outputs in graph.outputs:
-        for rank, t in enumerate(sorted(outputs, key=lambda t: graph.tensors[t].name)):
-            tensors["name_rank"][t] = rank
+        if len(outputs) > 1:
+            tensors["name_rank"][sorted(outputs, key=lambda t: graph.tensors[t].name)] = np.arange(len(outputs))
     _fill(
         ops,
-        compute_us=(op.compute_us for op in graph.ops),
-        tail_us=tails_us(graph),
-        persistent_bytes=(op.persistent_bytes for op in graph.ops),
-        working_bytes=(_working_bytes(graph, v) for v in range(len(graph))),
+        compute_us=columns.compute_us,
+        tail_us=graph.tails_us,
+        persistent_bytes=columns.persistent_bytes,
+        working_bytes=columns.working_bytes(),
     )
     ops["starting_bytes"] = ops["working_bytes"]
     np.add.at(ops["starting_bytes"], tensors["producer"][:-1], tensors["bytes"][:-1])
     devices = np.zeros(len(cluster), _DEVICE)
     limits = [np.inf if d.memory_bytes is None else d.memory_bytes for d in cluster.devices]
-    _fill(devices, speed=(d.speed for d in cluster.devices), memory_bytes=limits)
+    _fill(devices, speed=[d.speed for d in cluster.devices], memory_bytes=limits)
     table = [[tuple(getattr(link, name) for name in _LINK.names) for link in row] for row in cluster.link_table()]
     links = np.array(table, _LINK)
     rules = np.zeros(1, _RULES)
@@ -129,7 +129,8 @@ def make_problem(graph: OpGraph, cluster: Cluster) -> Problem:
     ops["least_us"] = ops["tail_us"] / devices["speed"].max()
     rules["charges"] = any(np.any(links[name]) for name in _LINK.names[2:])
     rules["parallel"] = cluster.parallel_transfers
-    return Problem(ops, tensors, np.array(lists, np.uint32), devices, links, rules)
+    items = np.concatenate([part.items for part in lists]).astype(np.uint32)
+    return Problem(ops, tensors, items, devices, links, rules)
 
 
 def make_state(problem: Problem) -> State:
@@ -153,24 +154,6 @@ def make_state(problem: Problem) -> State:
     )
 
 
-def _append(lists: list[int], more: Sequence[Sequence[int]]) -> list[int]:
-    """Appends the items of all lists; returns where each begins, and where the last one ends."""
-    begins = []
-    for items in more:
-        begins.append(len(lists))
-        lists += items
-    return [*begins, len(lists)]
-
-
-def _fill(records: Records, **columns: Iterable[Any]) -> None:
+def _fill(records: Records, **columns: Sequence[float] | Floats) -> None:
     for name, values in columns.items():
-        values = list(values)
         records[name][: len(values)] = values
-
-
-def _working_bytes(graph: OpGraph, v: int) -> float:
-    op = graph.ops[v]
-    beyond = op.output_bytes
-    for t in graph.outputs[v]:
-        beyond -= graph.tensors[t].bytes
-    return op.temporary_bytes + max(0, beyond)

@@ -21,7 +21,7 @@ class Simulator:
     def __init__(self, graph: OpGraph, cluster: Cluster) -> None:
         self.graph = graph
         self.cluster = cluster
-        self.tails_us = tails_us(graph)
+        self.tails_us = graph.tails_us
         self._links = cluster.link_table()
         self._names = [t.name for t in graph.tensors]
         self._charges_devices = any(
@@ -40,19 +40,6 @@ class Simulator:
 def simulate(graph: OpGraph, cluster: Cluster, placement: Sequence[int], priority: Sequence[float] | None = None) -> Timeline:
     """The timeline of one step; see `Simulator.run`."""
     return Simulator(graph, cluster).run(placement, priority)
-
-
-def tails_us(graph: OpGraph) -> tuple[float, ...]:
-    """For each op, the longest compute-only path from its start to the end of the step, on devices of speed 1."""
-    tails = [0.0] * len(graph)
-    for v in reversed(graph.order):
-        after = 0.0
-        for t in graph.outputs[v]:
-            for w in graph.tensors[t].readers:
-                if tails[w] > after:
-                    after = tails[w]
-        tails[v] = graph.ops[v].compute_us + after
-    return tuple(tails)
 
 
 class _Run:

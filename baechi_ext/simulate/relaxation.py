@@ -52,15 +52,14 @@ def lower_bound_us(graph: OpGraph, cluster: Cluster, *, thorough: bool = False) 
 def _relaxed(graph: OpGraph, cluster: Cluster) -> Relaxed:
     n, k = len(graph), len(cluster)
     order = np.array(graph.order, np.int64)
-    edges = [(tensor.producer, w, tensor.bytes) for tensor in graph.tensors for w in tensor.readers]
-    source = np.array([u for u, _, _ in edges], np.int64)
-    target = np.array([w for _, w, _ in edges], np.int64)
-    compute = np.array([op.compute_us for op in graph.ops], np.float64)
+    columns = graph.columns
+    read, target = columns.readers.owners, columns.readers.items
+    source, compute = columns.producer[read], columns.compute_us
     speed, memory = _kinds(cluster)
     return Relaxed(
         compute_us=compute,
-        persistent_bytes=np.array([op.persistent_bytes for op in graph.ops], np.float64),
-        live_bytes=np.array([live_bytes(graph, v) for v in range(n)], np.float64),
+        persistent_bytes=columns.persistent_bytes,
+        live_bytes=live_bytes(graph),
         cell=_cells(graph, one=k == 1),
         order=order,
         before=source[np.argsort(target, kind="stable")],
@@ -69,7 +68,7 @@ def _relaxed(graph: OpGraph, cluster: Cluster) -> Relaxed:
         after_from=_offsets(source, n),
         source=source,
         target=target,
-        crossing_us=_crossing_us(cluster, compute[source], compute[target], np.array([b for _, _, b in edges], np.float64)),
+        crossing_us=_crossing_us(cluster, compute[source], compute[target], columns.tensor_bytes[read]),
         kind_speed=speed,
         kind_bytes=memory,
         total_speed=sum(d.speed for d in cluster.devices),
@@ -82,6 +81,8 @@ def _cells(graph: OpGraph, *, one: bool) -> np.ndarray:
     """Colocation groups and single ops, numbered; all in one cell where there is one device."""
     if one:
         return np.zeros(len(graph), np.int64)
+    if not graph.groups:
+        return np.arange(len(graph))
     number: dict[object, int] = {}
     return np.array([number.setdefault(v if op.colocation is None else op.colocation, len(number)) for v, op in enumerate(graph.ops)])
 

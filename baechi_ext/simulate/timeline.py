@@ -1,6 +1,5 @@
 """Timeline: when every op and transfer of a simulated step starts and ends, and what the devices hold meanwhile."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -39,6 +38,8 @@ class Timeline:
     @cached_property
     def peak_memory_bytes(self) -> tuple[int | float, ...]:
         """The most each device holds at one instant; what ends at an instant is freed before what starts is taken."""
+        from baechi_ext.simulate.peak import peak_memory_bytes  # loads numpy
+
         return peak_memory_bytes(self)
 
     @property
@@ -85,45 +86,3 @@ class Timeline:
             "transfers": len(self.transfers),
             "bytes_moved": self.bytes_moved,
         }
-
-
-def peak_memory_bytes(timeline: Timeline) -> tuple[int | float, ...]:
-    """Peak bytes per device of a timeline (docs/simulator.md, "Memory")."""
-    graph, start, end = timeline.graph, timeline.start_us, timeline.end_us
-    changes: list[list[tuple[float, int, int | float]]] = [[] for _ in timeline.busy_us]
-    base: list[int | float] = [0] * len(changes)
-
-    def live(device: int, since: float, until: float, size: int | float) -> None:
-        if size and until > since:
-            changes[device].append((since, 1, size))
-            changes[device].append((until, 0, -size))
-
-    sent_until: dict[int, float] = {}
-    for transfer in timeline.transfers:
-        tensor = graph.tensors[transfer.tensor]
-        here = max(end[w] for w in tensor.readers if timeline.placement[w] == transfer.target)
-        live(transfer.target, transfer.start_us, here, tensor.bytes)
-        sent_until[transfer.tensor] = max(transfer.end_us, sent_until.get(transfer.tensor, 0.0))
-    for v, op in enumerate(graph.ops):
-        device = timeline.placement[v]
-        base[device] += op.persistent_bytes
-        beyond = op.output_bytes
-        for t in graph.outputs[v]:
-            tensor = graph.tensors[t]
-            beyond -= tensor.bytes
-            until = max(end[v], sent_until.get(t, 0.0))
-            for w in tensor.readers:
-                if timeline.placement[w] == device and end[w] > until:
-                    until = end[w]
-            live(device, start[v], until, tensor.bytes)
-        live(device, start[v], end[v], op.temporary_bytes + max(0, beyond))
-    return tuple(_peak(b, c) for b, c in zip(base, changes, strict=True))
-
-
-def _peak(base: int | float, changes: Sequence[tuple[float, int, int | float]]) -> int | float:
-    now = top = base
-    for _, _, size in sorted(changes):
-        now += size
-        if now > top:
-            top = now
-    return top

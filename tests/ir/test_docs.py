@@ -26,6 +26,5 @@ def test_the_examples_name_every_field_that_is_written() -> None:
     assert set(written["nodes"][0]) == set(GRAPH["nodes"][0])
     assert set(written["edges"][0]) == set(GRAPH["edges"][0])
     assert set(cluster_of(2).to_json()) == set(CLUSTER)
-    ids = tuple(graph.index)
-    plan = Plan("f", dict.fromkeys(ids, "d"), "m", "feasible", cluster_of(2), (0, 1), (0, 1), 1.0, 1.0, (0, 0), 0.0)
+    plan = Plan(graph, "m", "feasible", cluster_of(2), (0, 1), (0, 1), 1.0, 1.0, (0, 0), 0.0)
     assert set(plan.to_json()) == set(PLAN)

@@ -16,8 +16,7 @@ GRAPH = graph_of({"a": 1, "b": 2, "c": 3}, ("a", "b", 4), ("b", "c", 4))
 
 def a_plan(graph: OpGraph = GRAPH, **fields: Any) -> Plan:
     known = Plan(
-        graph_fingerprint=graph.fingerprint,
-        op_digests=dict(zip(graph.index, graph.op_digests, strict=True)),
+        graph=graph,
         method="by hand",
         status="feasible",
         cluster=cluster_of(2, memory_bytes=1000),

@@ -10,7 +10,7 @@ from baechi_ext.place.registry import METHODS, place
 from baechi_ext.place.repair import held_at_peak, repair, trials_by_bytes
 from baechi_ext.place.trial import longest_placed_path_order, try_orders
 from baechi_ext.simulate import AdaptiveSimulator, simulate
-from baechi_ext.simulate.holding import minimal_bytes
+from baechi_ext.simulate.holding import live_bytes, minimal_bytes
 from tests import oracle
 from tests.build import cluster_of, graph_of
 from tests.place.training import branchy_blocks
@@ -153,7 +153,7 @@ def test_no_proof_where_a_device_is_unlimited_or_an_op_takes_no_time() -> None:
     graph = INFEASIBLE["op"][0]
     require_feasible(graph, Cluster((Device("0", 10), Device("1"))))
     instant = graph_of({"a": 0}, temporary_bytes={"a": 99})
-    assert minimal_bytes(instant, (0,)) == 0
+    assert minimal_bytes(instant, (0,), live_bytes(instant)) == 0
     assert place("single", instant, cluster_of(1, memory_bytes=10)).plan.peak_memory_bytes == (0,)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from numba import typeof
 
 from baechi_ext.ir import Cluster, Device, Link, OpGraph
-from baechi_ext.place import list_scheduler
+from baechi_ext.place import list_arrays, list_scheduler
 from baechi_ext.place.list_arrays import arrays, turned_arrays
 from baechi_ext.place.list_scheduler import compiled_runner, list_schedule, plain_runner, schedules
 from tests import oracle
@@ -186,3 +186,18 @@ def test_large_graphs_run_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(list_scheduler, "PLAIN_OPS", 0)
     monkeypatch.setattr(list_scheduler, "plain_runner", None)
     assert schedules(graph, cluster) == expected
+
+
+def test_runs_that_would_look_at_too_much_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the limit, what is left are whole schedules as they would be without it; the one on the fastest device always is."""
+    graph, cluster = branchy_blocks(3, 3, 0), cluster_of(2)
+    expected = schedules(graph, cluster)
+    monkeypatch.setattr(list_scheduler, "PLAIN_OPS", 0)
+    monkeypatch.setattr(list_arrays, "_LOOKS_EACH", 0)
+    found = []
+    for limit in range(0, 2000, 100):
+        monkeypatch.setattr(list_arrays, "_MOST_LOOKS", limit)
+        found.append(schedules(graph, cluster))
+        assert all(schedule in expected for schedule in found[-1])
+    assert found[0] == expected[-1:]
+    assert found[-1] == expected

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from baechi_ext.ir import Cluster, Device, Link, OpGraph
 from baechi_ext.simulate import lower_bound_us, simulate
-from baechi_ext.simulate.engine import tails_us
 from tests import oracle
 from tests.build import cluster_of, graph_of
 from tests.simulate.strategies import cases, clusters, graphs
@@ -104,7 +103,7 @@ def test_no_less_than_the_plain_bounds(seed: int) -> None:
     names = [f"o{i}" for i in range(n)]
     edges = [(names[rng.randrange(max(0, i - 20), i)], names[i], 3) for i in range(1, n) for _ in range(2)]
     graph = graph_of({name: rng.uniform(1, 9) for name in names}, *edges)
-    longest, total = max(tails_us(graph)), graph.total_compute_us()
+    longest, total = max(graph.tails_us), graph.total_compute_us()
     for k in (1, 2, 9):
         plain = max(total / k, longest)
         bound = lower_bound_us(graph, cluster_of(k))

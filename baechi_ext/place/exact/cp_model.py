@@ -203,7 +203,7 @@ def channels(m: PlacingModel, times: _Times) -> None:
 def memory(m: PlacingModel, graph: OpGraph, cluster: Cluster) -> None:
     """(7); bytes of ops are rounded down."""
     persistent = [math.floor(op.persistent_bytes) for op in graph.ops]
-    live = [math.floor(live_bytes(graph, v)) for v in range(len(graph))]
+    live = [math.floor(live) for live in live_bytes(graph).tolist()]
     for d, device in enumerate(cluster.devices):
         if device.memory_bytes is None:
             continue

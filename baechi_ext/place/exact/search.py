@@ -93,7 +93,7 @@ def make_instance(simulator: AdaptiveSimulator) -> np.ndarray:
         "tensor_bytes": [t.bytes for t in tensors],
         "persistent_bytes": [op.persistent_bytes for op in graph.ops],
         "working_bytes": [_working_bytes(graph, v) for v in range(len(graph))],
-        "live_bytes": [live_bytes(graph, v) for v in range(len(graph))],
+        "live_bytes": live_bytes(graph),
         "memory_bytes": [np.inf if d.memory_bytes is None else d.memory_bytes for d in cluster.devices],
         "twin": twin,
         "labels": labels,
