@@ -14,6 +14,9 @@ from baechi_ext.place.list_scheduler import FavouriteChild, Schedule
 
 _MOST_LOOKS = 240_000
 """How many inputs, and ops, the schedule may look at to say when they could start on a device; takes about half a second."""
+_BEHIND = 4
+"""A run is given up where it would need so many times as many looks, judged by what has started after a part of them."""
+_JUDGED_AFTER = 1 / 8
 
 _Start = tuple[float, int, int, int]
 """When, rank of the op in topological order, device, op."""
@@ -21,7 +24,7 @@ _Start = tuple[float, int, int, int]
 
 def earliest_starts(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild | None = None) -> list[Schedule]:
     """The schedule; none for a graph so wide that it would take long, and none for one device."""
-    if len(cluster) == 1 or len(graph) > _MOST_LOOKS:
+    if len(cluster) == 1 or 2 * (len(graph) + sum(map(len, graph.inputs))) > _MOST_LOOKS:  # two looks at an op are the least
         return []
     run = _Run(graph, cluster, favourite_child)
     return [Schedule(tuple(run.device), tuple(run.started))] if len(run.started) == len(graph) else []
@@ -52,8 +55,12 @@ class _Run:
         self.needed_bytes = [op.temporary_bytes + sum(graph.tensors[t].bytes for t in graph.outputs[v]) for v, op in enumerate(graph.ops)]
         self.looks = 0
         now: float | None = 0.0
-        while now is not None and self.looks < _MOST_LOOKS:
+        while now is not None and self.looks < _MOST_LOOKS and not self._is_behind():
             now = self._instant(now)
+
+    def _is_behind(self) -> bool:
+        part = self.looks / _MOST_LOOKS
+        return part > _JUDGED_AFTER and len(self.started) * _BEHIND < part * len(self.graph)
 
     def _instant(self, now: float) -> float | None:
         """Ends and starts all it can now; returns the next instant, or None where nothing is left to do."""

@@ -1,0 +1,64 @@
+"""Graphs with a million edges get plans in seconds; and what makes that quick says the same as what is plain."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from baechi_ext.ir import Cluster, Link, Op, OpGraph
+from baechi_ext.place.chunks import all_held_bytes, held_bytes, sums, units
+from baechi_ext.place.common import PlaceOptions
+from baechi_ext.place.filling import op_bytes
+from baechi_ext.place.registry import place
+from baechi_ext.simulate import lower_bound_us
+from tests.simulate.strategies import graphs
+
+SIDE = 1000
+CLUSTER = Cluster.uniform(4, link=Link(us_per_byte=0.0001754, latency_us=134.0))
+
+
+def some_ops(n: int) -> list[Op]:
+    return [Op(f"n{v}", compute_us=float(1 + v * 37 % 101), persistent_bytes=v * 53 % 4999) for v in range(n)]
+
+
+def into_one() -> OpGraph:
+    """A million edges into one op: a thousand ops with a thousand tensors each."""
+    edges = ((f"n{v}", f"n{SIDE}", 1 + (v * i) % 977, f"t{i}") for v in range(SIDE) for i in range(SIDE))
+    return OpGraph.from_edges(some_ops(SIDE + 1), edges)
+
+
+def all_to_all() -> OpGraph:
+    """A million edges from a thousand ops to another thousand."""
+    edges = ((f"n{v}", f"n{SIDE + w}", 1 + v * 977 % 9973, "") for v in range(SIDE) for w in range(SIDE))
+    return OpGraph.from_edges(some_ops(2 * SIDE), edges)
+
+
+@pytest.fixture(scope="module", params=[into_one, all_to_all], ids=["into one", "all to all"])
+def large(request: pytest.FixtureRequest) -> OpGraph:
+    return request.param()
+
+
+@pytest.mark.parametrize("method", ["single", "m_topo", "m_etf", "auto"])
+def test_a_million_edges(method: str, large: OpGraph) -> None:
+    result = place(method, large, CLUSTER, PlaceOptions(time_limit_seconds=2))
+    plan, timeline = result.plan, result.timeline
+    assert sum(timeline.busy_us) == large.total_compute_us()
+    assert timeline.end_us == tuple(since + op.compute_us for since, op in zip(timeline.start_us, large.ops, strict=True))
+    assert lower_bound_us(large, CLUSTER) <= plan.lower_bound_us <= plan.predicted_step_us <= large.total_compute_us() or method == "m_topo"
+    columns, device = large.columns, np.array(plan.placement)
+    there_us = np.full((len(large.tensors), len(CLUSTER)), np.inf)
+    there_us[np.arange(len(there_us)), device[columns.producer]] = np.array(timeline.end_us)[columns.producer]
+    for x in timeline.transfers:
+        there_us[x.tensor, x.target] = x.end_us
+    tensor, reader = columns.readers.owners, columns.readers.items
+    assert np.all(there_us[tensor, device[reader]] <= np.array(timeline.start_us)[reader])
+
+
+@given(graphs())
+def test_units_and_their_bytes(graph: OpGraph) -> None:
+    rank = {v: i for i, v in enumerate(graph.order)}
+    whole = [*graph.groups.values(), *((v,) for v, op in enumerate(graph.ops) if op.colocation is None)]
+    assert units(graph) == sorted((tuple(sorted(unit, key=rank.__getitem__)) for unit in whole), key=lambda unit: rank[unit[0]])
+    assert all_held_bytes(graph, whole) == [held_bytes(graph, unit) for unit in whole]
+    every = [op_bytes(graph, v) for v in range(len(graph))]
+    assert graph.columns.all_bytes().tolist() == every
+    assert sums(every, whole) == [sum(every[v] for v in unit) for unit in whole]
