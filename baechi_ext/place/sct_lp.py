@@ -41,6 +41,8 @@ Pair = tuple[int, int]
 
 WHOLE_OPS, SLICE_OPS = 2000, 500
 """The most ops of a graph with one linear program, and of the slices of a larger one: simplex takes a twentieth of a second for these."""
+_PAIRS_A_SECOND = 5000
+"""A slice of more pairs than so many for each second left is not begun: it would be modelled for nothing, 10^6 pairs for a minute."""
 _SECOND_PART = 1e-3
 """epsilon is chosen so that the second part of the objective is at most this share of the mean op's time."""
 _WHOLE_LIMIT = 0.9
@@ -111,9 +113,11 @@ def favourite_children(graph: OpGraph, cluster: Cluster, threshold: float, time_
 
 def _solved_by(part: Slice, until_seconds: float) -> dict[Pair, float] | None:
     """The value of every x of a slice; None where that takes too long."""
-    lp = model(part) if time.perf_counter() < until_seconds else None
+    if len(part.costs) > _PAIRS_A_SECOND * (until_seconds - time.perf_counter()):
+        return None
+    lp = model(part)
     left_seconds = until_seconds - time.perf_counter()
-    if lp is None or left_seconds <= 0:
+    if left_seconds <= 0:
         return None
     try:
         return solve(lp, left_seconds)

@@ -174,6 +174,14 @@ def test_every_other_status_is_an_error(monkeypatch: pytest.MonkeyPatch, status:
     assert not isinstance(raised.value, SolverTimeoutError)
 
 
+def test_a_program_far_too_large_for_its_time_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    sides = [[f"{side}{i}" for i in range(80)] for side in "ab"]
+    graph = graph_of({name: 1 for side in sides for name in side}, *((a, b, 1) for a in sides[0] for b in sides[1]))
+    monkeypatch.setattr(sct_lp, "model", lambda part: pytest.fail(f"{len(part.costs)} pairs"))
+    found = sct_lp.favourite_children(graph, cluster_of(2), 0.1, time_limit_seconds=1.0)
+    assert (found.child, found.unsolved_ops) == ((None,) * 160, 160)
+
+
 def test_a_solver_that_stops_by_itself_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """HiGHS, kept from doing a single iteration."""
     import pulp
