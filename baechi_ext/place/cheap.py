@@ -12,7 +12,7 @@ from baechi_ext.place.common import SearchProgress, Task
 from baechi_ext.place.repair import trials_by_bytes
 from baechi_ext.place.trial import Trial
 
-_SHARE = 0.3
+_SHARE = 0.1
 """The part of the time that is left that one method may take, and the part of the limit past which no further one begins."""
 _ALWAYS_TRIED = 2
 """So many methods are tried whatever time they take, if none before has a plan: single, and one that splits."""
@@ -23,8 +23,8 @@ _FITTING_SHARE = 0.9
 def cheap_start(task: Task) -> tuple[Trial, bool]:
     """The best plan of the cheap methods, and whether the user interrupted them; where none finds one, what comes nearest.
 
-    In the registry's order, then the best of them on clusters; after a third of the time limit none begins but the first two.
-    Where there is no plan by then, the rest of the time but for a tenth goes to a search for one that fits.
+    In the registry's order, then the best of them on clusters; after a tenth of the time limit none begins but the first two.
+    Where there is no plan by then, the rest of the time but for another tenth goes to a search for one that fits.
     Raises InfeasibleError where a method proves that there is no plan, KeyboardInterrupt where there is none yet.
     """
     from baechi_ext.place.registry import METHODS  # above the placers that call this

@@ -34,14 +34,14 @@ METHODS: dict[str, Method] = {
     ),
     "single": Method("baechi_ext.place.baselines:single", "everything on the one device that is fastest and holds it", cheap=True),
     "m_etf": Method("baechi_ext.place.m_etf:m_etf", "earliest task first under memory limits (Baechi)", cheap=True),
-    "m_sct": Method(
-        "baechi_ext.place.m_sct:m_sct", "small communication times: m_etf guided by a favourite-child LP (Baechi)", cheap=True
-    ),
     "heft": Method("baechi_ext.place.heft:heft", "heterogeneous earliest finish time, into gaps too (Topcuoglu et al.)", cheap=True),
     "contiguous": Method("baechi_ext.place.baselines:contiguous", "topological chunks of equal time", cheap=True, ordered=True),
     "m_topo": Method("baechi_ext.place.m_topo:m_topo", "topological chunks of equal memory (Baechi)", cheap=True, ordered=True),
     "metis": Method(
         "baechi_ext.place.metis:metis", "balanced parts with the least transfer time between them (METIS; needs pymetis)", cheap=True
+    ),
+    "m_sct": Method(
+        "baechi_ext.place.m_sct:m_sct", "small communication times: m_etf guided by a favourite-child LP (Baechi)", cheap=True
     ),
     "scotch": Method("baechi_ext.place.scotch:scotch", "the same by Scotch's mapping (needs its program: apt-get install scotch)"),
     "m_etf_reserve": Method(
