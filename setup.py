@@ -29,6 +29,7 @@ setup(
     version=read_version(),
     description="Automatic device placement for training deep networks",
     python_requires=">=3.11,<3.14",
+    package_data={"baechi_ext.place.placeto": ["policies/*"]},
     packages=find_packages(include=["baechi_ext", "baechi_ext.*", "runtime", "runtime.*"]),
     package_data={"baechi_ext.datasets": ["graphs/*/*.json"]},
     install_requires=RANGES["core"],

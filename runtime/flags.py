@@ -90,6 +90,14 @@ def add_placing_flags(parser: argparse.ArgumentParser) -> None:
         help="m_sct: up to this LP value a successor counts as the favourite child (default %(default)s)",
     )
     _add_choice(group, "--traversal_order", TRAVERSALS, None)
+    group.add_argument("--placeto_policy", metavar="FILE", help="placeto: a policy file instead of the one that comes with the package")
+    group.add_argument(
+        "--placeto_episodes",
+        type=whole,
+        default=_DEFAULTS.options.placeto_episodes,
+        metavar="N",
+        help="placeto: episodes from which the policy learns on this graph, up to --time_limit (default %(default)s: none)",
+    )
     group.add_argument(
         "--seed", type=whole, default=_DEFAULTS.options.seed, metavar="N", help="for methods that draw lots (default %(default)s)"
     )
@@ -146,7 +154,12 @@ def request_of(args: argparse.Namespace) -> PlanRequest:
         raise OptionError(f"--initial_plan is only for --placement_method={' and '.join(SEARCHES)}; drop it or choose one of them")
     seconds = args.time_limit or METHODS[args.placement_method].time_limit_seconds
     options = PlaceOptions(
-        seed=args.seed, sct_threshold=args.sct_threshold, time_limit_seconds=seconds, traversal_order=args.traversal_order
+        seed=args.seed,
+        sct_threshold=args.sct_threshold,
+        time_limit_seconds=seconds,
+        traversal_order=args.traversal_order,
+        placeto_policy=args.placeto_policy,
+        placeto_episodes=args.placeto_episodes,
     )
     require_taken(args.placement_method, options)
     return PlanRequest(

@@ -36,6 +36,10 @@ class PlaceOptions:
     """For solvers and searches."""
     traversal_order: str | None = None
     """For methods that visit ops one after the other: a key of TRAVERSALS; None is the method's own order."""
+    placeto_policy: str | None = None
+    """placeto: a policy file; None is the one that comes with the package."""
+    placeto_episodes: int = 0
+    """placeto: how many episodes the policy learns from on the graph that is to be placed."""
     initial: "Proposal | None" = None
     """Where a search starts: a placement and the orders to try with it."""
     fits: bool = True
@@ -45,8 +49,9 @@ class PlaceOptions:
 
     def to_json(self) -> dict[str, Any]:
         """What a plan keeps of them."""
-        names = ("seed", "sct_threshold", "time_limit_seconds", *(() if self.traversal_order is None else ("traversal_order",)))
-        return {name: getattr(self, name) for name in names}
+        said = {name: getattr(self, name) for name in ("seed", "sct_threshold", "time_limit_seconds")}
+        further = {name: getattr(self, name) for name in ("traversal_order", "placeto_policy", "placeto_episodes")}
+        return said | {name: value for name, value in further.items() if value}
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,11 @@ METHODS: dict[str, Method] = {
         "topological chunks as large as each device's memory (Baechi)",
         ordered=True,
     ),
+    "placeto": Method(
+        "baechi_ext.place.placeto.placer:placeto",
+        "a learned policy that moves op after op (Placeto; needs torch); --placeto_episodes lets it learn on the graph",
+        ordered=True,
+    ),
     "round_robin": Method("baechi_ext.place.baselines:round_robin", "groups dealt to the devices in turn", ordered=True),
     "random": Method("baechi_ext.place.baselines:random", "each group on a device drawn by lot, by --seed", ordered=True),
     "exact": Method("baechi_ext.place.exact.placer:exact", "proven optimal up to about 16 ops; beyond, the best found by --time_limit"),
@@ -73,7 +78,9 @@ def place(method: str, graph: OpGraph, cluster: Cluster, options: PlaceOptions =
 
 
 def require_taken(method: str, options: PlaceOptions) -> None:
-    """Raises OptionError where the options ask for a traversal order and the method visits ops in none."""
+    """Raises OptionError where the options hold what is not for the method: an order and it visits ops in none, a policy of another."""
+    if method != "placeto" and (options.placeto_policy is not None or options.placeto_episodes):
+        raise OptionError(f"--placeto_policy and --placeto_episodes are only for --placement_method=placeto, not {method}; drop them")
     if options.traversal_order is not None and not METHODS[method].ordered:
         ordered = ", ".join(name for name, entry in METHODS.items() if entry.ordered)
         raise OptionError(

@@ -19,6 +19,8 @@ CLUSTER = {"--cluster", "--num_devices", "--num_gpus", "--device_memory", "--mem
 PLACING = {"--placement_method", "--initial_plan", "--expert_file", "--grouper", "--placer_type", "--only_forward"} | {
     "--sct_threshold",
     "--traversal_order",
+    "--placeto_policy",
+    "--placeto_episodes",
     "--seed",
     "--time_limit",
     "--only_important_ops",

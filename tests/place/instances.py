@@ -3,8 +3,13 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
+from baechi_ext.place.registry import METHODS
+
+RUNNABLE = [name for name in METHODS if name != "placeto" or find_spec("torch")]
+"""Methods that run where no deep-learning framework is installed, too, and there all."""
 
 Edge = tuple[str, str, float]
 

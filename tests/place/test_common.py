@@ -13,6 +13,7 @@ from baechi_ext.simulate import AdaptiveSimulator, simulate
 from baechi_ext.simulate.holding import live_bytes, minimal_bytes
 from tests import oracle
 from tests.build import cluster_of, graph_of
+from tests.place.instances import RUNNABLE
 from tests.place.training import branchy_blocks
 
 TWO_GROUPS = graph_of(
@@ -108,7 +109,7 @@ def test_trials_by_bytes_keep_groups() -> None:
 
 
 @pytest.mark.parametrize("share", [0.45, 0.35])
-@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("single", "expert")])
+@pytest.mark.parametrize("method", [m for m in RUNNABLE if m not in ("single", "expert")])
 def test_tight_memory_is_met_by_every_method_that_spreads(method: str, share: float) -> None:
     graph = branchy_blocks(6, 4, 1, parameter_bytes=1_000_000)
     peak = place("single", graph, Cluster.uniform(1)).plan.peak_memory_bytes[0]
@@ -133,7 +134,7 @@ INFEASIBLE = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", RUNNABLE)
 @pytest.mark.parametrize("case", INFEASIBLE)
 def test_proven_infeasible(method: str, case: str) -> None:
     graph, message = INFEASIBLE[case]
@@ -157,7 +158,7 @@ def test_no_proof_where_a_device_is_unlimited_or_an_op_takes_no_time() -> None:
     assert place("single", instant, cluster_of(1, memory_bytes=10)).plan.peak_memory_bytes == (0,)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", RUNNABLE)
 def test_bad_packing_is_proven(method: str) -> None:
     """Three ops of 6 bytes into two devices of 10: the sum fits, the ops do not."""
     graph = graph_of({f"o{i}": 1 for i in range(3)}, persistent_bytes={f"o{i}": 6 for i in range(3)}, expert={"o0": 0, "o1": 1, "o2": 2})
@@ -191,7 +192,7 @@ def test_unknown_method_lists_the_known() -> None:
         (1.0, Link(1e14, 0), "give smaller link coefficients or bytes"),
     ],
 )
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", RUNNABLE)
 def test_costs_beyond_all_bounds_are_refused(method: str, compute_us: float, link: Link, message: str) -> None:
     graph = OpGraph.from_edges([Op("a", compute_us=compute_us), Op("b", compute_us=compute_us)], [("a", "b", 8, "a:0")])
     with pytest.raises(GraphError, match=message):

@@ -10,9 +10,9 @@ import pytest
 from baechi_ext.errors import InfeasibleError
 from baechi_ext.ir import OpGraph
 from baechi_ext.place.common import PlaceOptions, PlanResult
-from baechi_ext.place.registry import METHODS, place
+from baechi_ext.place.registry import place
 from tests import oracle
-from tests.place.instances import HAND_MADE, RANDOM, Instance
+from tests.place.instances import HAND_MADE, RANDOM, RUNNABLE, Instance
 
 CAPS = {"single": 5.0, "random": 5.0, "round_robin": 5.0, "contiguous": 3.0, "m_topo": 3.5, "metis": 3.5, "scotch": 3.5} | {
     "m_topo_nonuniform": 5.0,
@@ -31,7 +31,7 @@ ONE_DEVICE_ONLY = {"single"}
 """Methods that may find no plan where one exists."""
 
 INSTANCES = {instance.name: instance for instance in (*HAND_MADE, *RANDOM)}
-each_method = pytest.mark.parametrize("method", METHODS)
+each_method = pytest.mark.parametrize("method", RUNNABLE)
 each_instance = pytest.mark.parametrize("instance", INSTANCES.values(), ids=INSTANCES)
 
 Distances = dict[tuple[str, str], float]
@@ -42,7 +42,7 @@ def distances() -> Iterator[Distances]:
     """Predicted / optimum by (method, instance); printed at the end (pytest -s shows it)."""
     found: Distances = {}
     yield found
-    for method in METHODS:
+    for method in RUNNABLE:
         row = {name: ratio for (m, name), ratio in found.items() if m == method}
         if row:
             worst = max(row, key=row.__getitem__)

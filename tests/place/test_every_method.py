@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from baechi_ext.errors import InfeasibleError
 from baechi_ext.ir import Cluster, Device, Link, OpGraph
 from baechi_ext.place.common import PlaceOptions, PlanResult
-from baechi_ext.place.registry import METHODS, place
+from baechi_ext.place.registry import place
 from baechi_ext.simulate import lower_bound_us, simulate
 from tests import oracle
 from tests.build import cluster_of, graph_of
+from tests.place.instances import RUNNABLE
 from tests.simulate.strategies import clusters, graphs
 
-each_method = pytest.mark.parametrize("method", METHODS)
+each_method = pytest.mark.parametrize("method", RUNNABLE)
 OPTIONS = PlaceOptions(seed=1, time_limit_seconds=2)
 EXAMPLES = settings(max_examples=40)
 

@@ -6,9 +6,10 @@ import pytest
 
 from baechi_ext.ir import Cluster, Link
 from baechi_ext.place.common import PlaceOptions
-from baechi_ext.place.registry import METHODS, place
+from baechi_ext.place.registry import place
 from tests import oracle
 from tests.build import cluster_of, graph_of
+from tests.place.instances import RUNNABLE
 
 FAN = {f"f{i}": float(1 + i % 3) for i in range(120)}
 GRAPHS = {
@@ -32,7 +33,7 @@ CLUSTERS = {
 }
 
 
-TRIED = [(method, name) for name in GRAPHS for method in METHODS if method != "expert"]
+TRIED = [(method, name) for name in GRAPHS for method in RUNNABLE if method != "expert"]
 """The expert needs hints."""
 
 

@@ -16,7 +16,7 @@ from tests.build import cluster_of, graph_of
 from tests.simulate.strategies import graphs
 
 BY_FILE = {"topo", "reversed_topo"}
-ORDERED = {"contiguous", "m_topo", "m_topo_nonuniform", "round_robin", "random"}
+ORDERED = {"contiguous", "m_topo", "m_topo_nonuniform", "placeto", "round_robin", "random"}
 
 
 def names(graph: OpGraph, order: str, seed: int = 0) -> list[str]:
