@@ -10,6 +10,7 @@ RANGES = {
     "solvers": ["ortools>=9.12,<10", "pymetis>=2025.2"],
     "torch": ["torch>=2.8,<3", "safetensors>=0.5,<1"],
     "tensorflow": ["tensorflow>=2.18,<3"],
+    "plots": ["matplotlib>=3.9,<4"],
     "nvidia": ["nvidia-ml-py>=12.535"],
     "dev": ["pytest>=8.3,<10", "hypothesis>=6.120,<7", "ruff>=0.15,<1"],
 }
@@ -29,9 +30,8 @@ setup(
     version=read_version(),
     description="Automatic device placement for training deep networks",
     python_requires=">=3.11,<3.14",
-    package_data={"baechi_ext.place.placeto": ["policies/*"]},
     packages=find_packages(include=["baechi_ext", "baechi_ext.*", "runtime", "runtime.*"]),
-    package_data={"baechi_ext.datasets": ["graphs/*/*.json"]},
+    package_data={"baechi_ext.datasets": ["graphs/*/*.json"], "baechi_ext.place.placeto": ["policies/*"]},
     install_requires=RANGES["core"],
     extras_require={name: needs for name, needs in RANGES.items() if name != "core"},
     entry_points={"console_scripts": ["baechi = runtime.cli:main"]},

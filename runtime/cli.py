@@ -21,7 +21,7 @@ from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.ir.check import memory_violations, placement_violations
 from baechi_ext.ir.files import require_writable
 from baechi_ext.simulate import lower_bound_us, simulate
-from runtime import baechi_flags, dataset_flags, flags, pipeline, tables, train_flags
+from runtime import baechi_flags, dataset_flags, flags, pipeline, placeto_flags, tables, train_flags
 from runtime.progress import progress
 
 if TYPE_CHECKING:
@@ -175,11 +175,18 @@ def _datasets(args: argparse.Namespace) -> int:
     return 0
 
 
+def _placeto(args: argparse.Namespace) -> int:
+    report = args.act(args)
+    print_json(report.to_json()) if args.json else print("\n".join(report.lines()))
+    return 0
+
+
 COMMANDS = (
     Command("place", "decide which device runs which op of a graph, and write the plan", _place_flags, _place),
     Command("train", "place a real training step, run it on several devices, and time it", train_flags.add_flags, _train),
     Command("probe-links", "measure what sending costs between every pair of devices", train_flags.add_probe_flags, _probe),
     Command("datasets", "make families of graphs for learned placers, or list them", dataset_flags.add_flags, _datasets),
+    Command("placeto", "train the learned placer, or compare it with the others", placeto_flags.add_flags, _placeto),
     Command("simulate", "say what a plan is worth: step time, busy time, memory, broken rules", _simulate_flags, _simulate),
 )
 

@@ -13,9 +13,9 @@ import torch
 import baechi_ext
 from baechi_ext.capture.torch_joint import Binding, CaptureOptions, capture_joint
 from baechi_ext.cost import Profile, attach_costs, scale_links
-from baechi_ext.errors import ClusterError, ExecutionError, FileError, MismatchError
+from baechi_ext.errors import ClusterError, ExecutionError, MismatchError
 from baechi_ext.ir import Cluster, Device, Link, OpGraph
-from baechi_ext.ir.files import require_writable, write_json
+from baechi_ext.ir.files import make_folder, require_writable, write_json
 from baechi_ext.place.common import PlanResult
 from runtime import pipeline
 from runtime.accounting import measured_peak_bytes
@@ -246,15 +246,6 @@ def run_plan(
         notes=tuple(notes),
         versions={"baechi": baechi_ext.__version__, "python": platform.python_version(), "torch": torch.__version__},
     )
-
-
-def make_folder(folder: Path) -> None:
-    """Before the work, not after it. Raises FileError where files can't be written there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise FileError(f"cannot make the folder {str(folder)!r}: {e.strerror}; choose another --out") from e
-    require_writable(folder / "report.json")
 
 
 def keep(folder: Path, captured: Captured, report: StepReport) -> None:

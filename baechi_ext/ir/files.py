@@ -98,6 +98,15 @@ def require_writable(path: str | Path) -> None:
         raise _cannot_write(path, os.strerror(errno.EACCES))
 
 
+def make_folder(folder: Path) -> None:
+    """For before a long computation: the folder, made if need be. Raises FileError where files can't be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise FileError(f"cannot make the folder {str(folder)!r}: {e.strerror}; choose another --out") from e
+    require_writable(folder / "file")
+
+
 def _is_special(path: str | Path) -> bool:
     """A pipe or a device can be written to, but not replaced; of a folder the system says itself that it is one."""
     return os.path.exists(path) and not os.path.isfile(path)

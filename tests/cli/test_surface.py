@@ -13,6 +13,7 @@ from baechi_ext.place.adjust import ADJUSTMENTS
 from baechi_ext.place.registry import METHODS
 from runtime import tables
 from runtime.cli import COMMANDS, make_parser, with_underscores
+from runtime.placeto_flags import ACTIONS as PLACETO_ACTIONS
 from runtime.progress import progress
 
 CLUSTER = {"--cluster", "--num_devices", "--num_gpus", "--device_memory", "--memory_fraction", "--comm_cost_coeffs"}
@@ -51,8 +52,16 @@ FLAGS = {
     "train": CLUSTER | PLACING | STEP | MODEL | COSTS | BAECHI | REFUSED | {"--out", "--json"},
     "probe-links": {"--num_devices", "--num_gpus", "--workers", "--max_exponent", "--timeout", "--out", "--samples", "--json"},
     "datasets": {"--out", "--graphs", "--seed", "--folder", "--json"},
+    "placeto": set(),
     "simulate": CLUSTER | {"--json"},
 }
+SOURCES = CLUSTER | {"--folder", "--most_graphs"}
+PLACETO_FLAGS = {
+    "train": SOURCES | {"--policy", "--algorithm", "--embedding", "--every_step", "--visits", "--updates", "--graphs", "--episodes"} | {
+        "--exam_every", "--workers", "--patience", "--start", "--learning_rate", "--entropy", "--discount", "--seed", "--time_limit",
+        "--tensorboard", "--out", "--json",
+    },
+}  # fmt: skip
 
 
 def test_commands_are_frozen() -> None:
@@ -64,6 +73,18 @@ def test_flags_are_frozen(name: str) -> None:
     parser = argparse.ArgumentParser(add_help=False)
     next(c for c in COMMANDS if c.name == name).add_flags(parser)
     assert {s for action in parser._actions for s in action.option_strings} == FLAGS[name]
+
+
+def test_actions_of_placeto_are_frozen() -> None:
+    assert set(PLACETO_ACTIONS) == set(PLACETO_FLAGS)
+
+
+@pytest.mark.parametrize("name", PLACETO_FLAGS)
+def test_flags_of_placeto_are_frozen(name: str) -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    PLACETO_ACTIONS[name].add_flags(parser)
+    assert {s for action in parser._actions for s in action.option_strings} == PLACETO_FLAGS[name]
+    assert all(action.help for action in parser._actions)
 
 
 def test_every_command_and_flag_has_help(capsys: pytest.CaptureFixture[str]) -> None:

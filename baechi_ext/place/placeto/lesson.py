@@ -1,5 +1,7 @@
 """A graph to learn from: its decisions, their environment, and where its episodes begin."""
 
+import math
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +14,7 @@ from baechi_ext.place.placeto.environment import Environment, Rules
 from baechi_ext.place.placeto.policy import Policy
 from baechi_ext.place.placeto.rollout import Rollout, run_episodes
 from baechi_ext.place.placeto.view import View
+from baechi_ext.simulate import lower_bound_us
 
 if TYPE_CHECKING:
     from torch import Generator
@@ -53,6 +56,17 @@ class Lesson:
         found = self.best | environment.best()
         self.best = dict(sorted(found.items(), key=lambda entry: entry[1])[:_KEPT])
         return rollout
+
+    @cached_property
+    def bound_us(self) -> float:
+        """The lower bound of the step."""
+        return max(lower_bound_us(self.decisions.graph, self.decisions.cluster), 1e-9)
+
+    @property
+    def best_ratio(self) -> float:
+        """Step over lower bound of the best plan that any episode saw; infinite before the first, or where none keeps the limits."""
+        excess, makespan_us = next(iter(self.best.values()), (math.inf, math.inf))
+        return math.inf if excess else makespan_us / self.bound_us
 
     def _single(self) -> Devices:
         speeds = [device.speed for device in self.decisions.cluster.devices]

@@ -17,7 +17,6 @@ from baechi_ext.place.placeto.learning import ALGORITHMS, LossWeights, advantage
 from baechi_ext.place.placeto.lesson import STARTS, Lesson
 from baechi_ext.place.placeto.policy import Policy
 from baechi_ext.place.placeto.rollout import Rollout
-from baechi_ext.simulate import lower_bound_us
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,6 +80,8 @@ class TrainingProgress:
     exam: float
     """The last exam's result: see `examined`."""
     best_exam: float
+    best: float
+    """Step over lower bound of the best plans that episodes saw, the geometric mean of the graphs that have a valid one."""
     evaluations_per_second: float
     """Simulated plans, by the time of episodes and updates together."""
     seconds: float
@@ -125,7 +126,8 @@ class Trainer:
                     elapsed = time.perf_counter() - begun_seconds
                     rate = (self._simulated() - before) / max(elapsed, 1e-9)
                     episodes = sum(lesson.episodes for lesson in self.lessons)
-                    watch(TrainingProgress(self.updates, episodes, reward, entropy, self.exam, self.best_exam, rate, elapsed))
+                    best = _geometric_mean([x.best_ratio for x in self.lessons if x.best_ratio < math.inf])
+                    watch(TrainingProgress(self.updates, episodes, reward, entropy, self.exam, self.best_exam, best, rate, elapsed))
         return self.result
 
     def _update(self, pool: ThreadPoolExecutor) -> tuple[float, float]:
@@ -202,13 +204,16 @@ class Trainer:
 
 def examined(policy: Policy, exams: Sequence[Lesson]) -> float:
     """What the policy's likeliest actions achieve: the geometric mean of step over lower bound, excess of memory included."""
-    total = 0.0
+    found = []
     for exam in exams:
         exam.run(policy, None)
-        environment = exam.environment
-        bound_us = max(lower_bound_us(exam.decisions.graph, exam.decisions.cluster), 1e-9)
-        total += math.log(max(float(environment.costs.min()) * environment.scale_us / bound_us, 1e-9))
-    return math.exp(total / len(exams))
+        found.append(max(float(exam.environment.costs.min()) * exam.environment.scale_us / exam.bound_us, 1e-9))
+    return _geometric_mean(found)
+
+
+def _geometric_mean(values: Sequence[float]) -> float:
+    """Infinite where there are none."""
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.inf
 
 
 @contextmanager
