@@ -1,9 +1,10 @@
-"""Trains the policy that `placeto` ships, on generated graphs of the tuning families, and says how it does on others of them.
+"""Trains the policy that `placeto` ships, on generated graphs and on the families' train splits, and says how it does on others of them.
 
     python -m benchmarks.placeto_policy --out=FOLDER                       trains, or goes on with what FOLDER holds
     python -m benchmarks.placeto_policy --out=FOLDER --updates=2000 --ship
 
-FOLDER gets the training to resume (training.json, .safetensors), progress.csv and the best policy (policy.json, .safetensors).
+FOLDER gets the training to resume (training.json, .safetensors), progress.csv and the best policy (policy.json, .safetensors). Of the
+train splits every fourth graph is for exams alone; the test splits stay unseen.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from baechi_ext.datasets import FAMILIES, INSTALLED, load
 from baechi_ext.ir import Cluster, Device, OpGraph
 from baechi_ext.place.placeto.checkpoint import SHIPPED, save_policy
 from baechi_ext.place.placeto.decisions import Decisions
@@ -27,25 +29,33 @@ from baechi_ext.place.placeto.policy import Policy, PolicyConfig
 from baechi_ext.place.placeto.resume import resume_training, save_training
 from baechi_ext.place.placeto.train import Trainer, TrainingConfig, TrainingProgress
 from benchmarks.families import link_of_ratio, tightened
-from benchmarks.shapes import FAMILIES
+from benchmarks.shapes import FAMILIES as SHAPES_OF
 
 SHAPES = ("layered", "fork_join", "series_parallel", "random", "training")
 """Not the three that are held out for the comparison of methods."""
-LESSONS, EXAMS = 192, 24
+LESSONS, EXAMS = 96, 24
+"""Of generated graphs."""
 FEWEST_OPS, MOST_OPS = 20, 120
-_EXAM_SEEDS = 100_000
+CLUSTERS = 2
+"""On which each graph of a family is placed."""
+_EXAM_SEEDS, _FAMILY_SEEDS = 100_000, 200_000
 
 
 def problem(seed: int) -> tuple[OpGraph, Cluster]:
-    """A graph of 20 to 120 ops on 2 to 8 devices, the seed says which: transfers 0.1 to 10 times as long as ops, in a quarter of the
-    problems devices of unequal speed, in a quarter memory that is tight."""
+    """A graph of 20 to 120 ops and its cluster; the seed says which."""
     draw = np.random.default_rng(seed)
-    graph = FAMILIES[str(draw.choice(SHAPES))](int(draw.integers(FEWEST_OPS, MOST_OPS + 1)), draw)
+    graph = SHAPES_OF[str(draw.choice(SHAPES))](int(draw.integers(FEWEST_OPS, MOST_OPS + 1)), draw)
+    return graph, drawn_cluster(graph, draw)
+
+
+def drawn_cluster(graph: OpGraph, draw: np.random.Generator) -> Cluster:
+    """2 to 8 devices: transfers take 0.1 to 10 times as long as ops, in a quarter of the clusters devices are of unequal speed, in a
+    quarter memory is tight."""
     count = int(draw.choice([2, 2, 3, 4, 4, 6, 8]))
     speeds = 2.0 ** draw.integers(-1, 2, size=count) if draw.random() < 0.25 else np.ones(count)
     devices = tuple(Device(f"device:{i}", None, float(speed)) for i, speed in enumerate(speeds))
     cluster = Cluster(devices, link_of_ratio(graph, 10 ** draw.uniform(-1, 1)))
-    return graph, tightened(graph, cluster) if draw.random() < 0.25 else cluster
+    return tightened(graph, cluster) if draw.random() < 0.25 else cluster
 
 
 def lessons(count: int, batch: int, first_seed: int, rules: Rules) -> list[Lesson]:
@@ -60,9 +70,23 @@ def lessons(count: int, batch: int, first_seed: int, rules: Rules) -> list[Lesso
     return found
 
 
+def family_lessons(folder: Path, episodes: int, rules: Rules) -> tuple[list[Lesson], list[Lesson]]:
+    """Lessons of the train splits, and exams."""
+    taught, exams = [], []
+    for family in FAMILIES:
+        for i, graph in enumerate(load(family, "train", folder)):
+            draw = np.random.default_rng(_FAMILY_SEEDS + i)
+            if i % 4 == 3:
+                exams.append(Lesson.of(graph, drawn_cluster(graph, draw), 1, rules))
+            else:
+                taught += [Lesson.of(graph, drawn_cluster(graph, draw), episodes, rules) for _ in range(CLUSTERS)]
+    return taught, exams
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, default=INSTALLED, help="where the families are")
     parser.add_argument("--updates", type=int, default=1000)
     parser.add_argument("--episodes", type=int, default=8, help="at once on each graph")
     parser.add_argument("--algorithm", choices=tuple(ALGORITHMS), default="ppo")
@@ -77,12 +101,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = TrainingConfig(**{f.name: getattr(args, f.name) for f in fields(TrainingConfig) if hasattr(args, f.name)})
     policy = Policy.fresh(PolicyConfig(embedding=args.embedding, visits=args.visits), args.seed)
     rules = Rules(visits=args.visits)
-    trainer = Trainer(policy, lessons(LESSONS, args.episodes, 0, rules), config, lessons(EXAMS, 1, _EXAM_SEEDS, rules))
+    taught, exams = family_lessons(args.folder, args.episodes, rules)
+    taught += lessons(LESSONS, args.episodes, 0, rules)
+    exams += lessons(EXAMS, 1, _EXAM_SEEDS, rules)
+    trainer = Trainer(policy, taught, config, exams)
     args.out.mkdir(parents=True, exist_ok=True)
     if (args.out / "training.json").exists():
         resume_training(args.out / "training", trainer)
     trainer.run(_watch(trainer, args.out))
-    training = {**config.to_json(), "lessons": LESSONS, "exams": EXAMS, "exam": trainer.best_exam, "command": "benchmarks.placeto_policy"}
+    size = {"lessons": len(taught), "exams": len(exams), "exam": trainer.best_exam}
+    training = {**config.to_json(), **size, "command": "benchmarks.placeto_policy"}
     save_policy(args.out / "policy", trainer.result, training)
     if args.ship:
         SHIPPED.parent.mkdir(exist_ok=True)

@@ -9,7 +9,11 @@ from baechi_ext.datasets import FAMILIES, INSTALLED
 from runtime import flags
 
 if TYPE_CHECKING:
+    from runtime.placeto_comparison import ComparisonRequest
     from runtime.placeto_training import TrainingRequest
+
+
+DEFAULT_EVALUATIONS = 4000
 
 
 class Report(Protocol):
@@ -108,8 +112,51 @@ def _train(args: argparse.Namespace) -> Report:
     return train(training_request_of(args))
 
 
+def _evaluate_flags(parser: argparse.ArgumentParser) -> None:
+    add_source_flags(parser)
+    group = parser.add_argument_group("comparison")
+    group.add_argument("--policy", metavar="FILE", help="a policy file instead of the one that comes with the package")
+    group.add_argument("--methods", metavar="A,B,...", help="only these of the methods that are compared (default all)")
+    group.add_argument(
+        "--evaluations",
+        type=flags.at_least_one,
+        default=DEFAULT_EVALUATIONS,
+        metavar="N",
+        help="plans that each method may simulate for each graph (default %(default)s)",
+    )
+    group.add_argument("--seed", type=flags.whole, default=0, metavar="N", help="for all that is drawn (default %(default)s)")
+    group = parser.add_argument_group("output")
+    group.add_argument("--out", metavar="FOLDER", help="write SOURCE.json, with every number, and SOURCE.md, a table")
+    group.add_argument("--plot", action="store_true", help="write SOURCE.svg to --out, too, the distributions (needs matplotlib)")
+    group.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def comparison_request_of(args: argparse.Namespace) -> "ComparisonRequest":
+    """What `placeto evaluate` is to do. Raises OptionError for what can't be."""
+    from runtime.placeto_comparison import ComparisonRequest
+    from runtime.placeto_graphs import Source
+
+    return ComparisonRequest(
+        sources=tuple(Source(name, Path(args.folder), args.most_graphs) for name in args.sources),
+        cluster=flags.cluster_of(args),
+        methods=None if args.methods is None else tuple(args.methods.split(",")),
+        policy=args.policy,
+        evaluations=args.evaluations,
+        seed=args.seed,
+        out=None if args.out is None else Path(args.out),
+        plot=args.plot,
+    )
+
+
+def _evaluate(args: argparse.Namespace) -> Report:
+    from runtime.placeto_comparison import compare
+
+    return compare(comparison_request_of(args))
+
+
 ACTIONS: dict[str, Action] = {
     "train": Action("train a policy on the graphs of families, or go on with a training", _train_flags, _train),
+    "evaluate": Action("compare placeto with other methods on graphs it was not trained on", _evaluate_flags, _evaluate),
 }
 
 

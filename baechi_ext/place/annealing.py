@@ -10,6 +10,7 @@ rounds are long enough to find a good plan from anywhere, one chain begins each 
 near the best plan would find.
 """
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,8 @@ class Limits:
     """On the clock that stands still while kernels are compiled."""
     seed: int
     watch: Callable[[SearchProgress], None] | None
+    evaluations: float = math.inf
+    """Plans that may be simulated in all."""
 
 
 def anneal(start: Trial, levels: Sequence[Sequence[Block]], limits: Limits) -> tuple[Trial, bool]:
@@ -100,7 +103,7 @@ class _Annealing:
                 chain.prepare(self, steps=0)
                 refine_kernel.anneal(self.problem, chain.state, chain.search)  # compiles it, where no thread waits for it
             while idle < patience and not self._is_over():
-                steps = self.steps
+                steps = self.steps = int(min(self.steps, self._evaluations_left()))
                 for chain in self.chains:
                     chain.prepare(self, steps)
                 self._run_round()
@@ -115,7 +118,15 @@ class _Annealing:
 
     def _is_over(self) -> bool:
         met = self.best.valid and self.best.makespan_us <= self.limits.bound_us * (1 + _ROUNDING)
-        return met or clock_seconds() >= self.limits.until_seconds
+        return met or clock_seconds() >= self.limits.until_seconds or self._evaluations_left() < 1
+
+    @property
+    def _evaluations(self) -> int:
+        return int(sum(chain.settings["done"] for chain in self.chains))
+
+    def _evaluations_left(self) -> float:
+        """For each chain, after the one with which it begins a round."""
+        return (self.limits.evaluations - self._evaluations) / len(self.chains) - 1
 
     def _run_round(self) -> None:
         """Runs the chains; the next round is longer, or as long as the time left where the one after it would not fit."""
@@ -131,7 +142,7 @@ class _Annealing:
                 self._stop()
         now_seconds = clock_seconds()
         rate = self.steps / (now_seconds - begun_seconds)
-        possible = int((self.limits.until_seconds - now_seconds) * rate * _SAFETY)
+        possible = int(min((self.limits.until_seconds - now_seconds) * rate * _SAFETY, self._evaluations_left()))
         last = possible < (_LONGER + _LONGER**2) * self.steps
         self.steps = max(1, possible) if last else _LONGER * self.steps
 
@@ -151,8 +162,7 @@ class _Annealing:
         plans = [(chain.settings["best_excess_bytes"], chain.settings["best_makespan_us"]) for chain in self.chains]
         excess_bytes, makespan_us = min([self.best.key, *plans])
         seconds = clock_seconds() - self.begun_seconds
-        evaluations = int(sum(chain.settings["done"] for chain in self.chains))
-        return SearchProgress(float(makespan_us), float(excess_bytes), self.limits.bound_us, evaluations, seconds)
+        return SearchProgress(float(makespan_us), float(excess_bytes), self.limits.bound_us, self._evaluations, seconds)
 
 
 class _Chain:

@@ -61,6 +61,7 @@ PLACETO_FLAGS = {
         "--exam_every", "--workers", "--patience", "--start", "--learning_rate", "--entropy", "--discount", "--seed", "--time_limit",
         "--tensorboard", "--out", "--json",
     },
+    "evaluate": SOURCES | {"--policy", "--methods", "--evaluations", "--seed", "--out", "--plot", "--json"},
 }  # fmt: skip
 
 

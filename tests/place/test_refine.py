@@ -147,6 +147,20 @@ def test_whatever_it_finds_is_worth_what_it_says(case: tuple[OpGraph, Cluster], 
     assert best.makespan_us == pytest.approx(expected.makespan_us)
 
 
+def test_a_search_keeps_to_the_plans_that_it_may_simulate() -> None:
+    """However far the clock's limit is; and nearly all of them are simulated. The last news say how many."""
+    graph, cluster = random_graph(50, 5, groups=True), cluster_of(3, 15.0)
+    start = try_orders(AdaptiveSimulator(graph, cluster), (0,) * len(graph), [None])
+    found = []
+    for evaluations in (1000, 1000, 4000):
+        news: list[SearchProgress] = []
+        limits = Limits(1.0, clock_seconds() + 1e6, 0, news.append, evaluations)
+        best, _ = anneal(start, block_levels(graph, cluster), limits)
+        assert 0.5 * evaluations < news[-1].evaluations <= evaluations
+        found.append(best.makespan_us)
+    assert found[0] == found[1] >= found[2]
+
+
 def test_the_kernel_keeps_account_of_its_best_plan() -> None:
     graph, cluster = random_graph(50, 5, groups=True), cluster_of(3, 15.0, memory_bytes=1500)
     problem = make_problem(graph, cluster)

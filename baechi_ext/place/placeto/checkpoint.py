@@ -86,9 +86,9 @@ def _config(value: object, source: str) -> PolicyConfig:
     names = {field.name for field in fields(PolicyConfig)}
     if not isinstance(value, dict) or set(value) != names:
         raise PolicyError(f'{source}: "config" is {value!r}; expected an object of {", ".join(sorted(names))}')
+    if value["embedding"] not in tuple(EMBEDDINGS):
+        raise PolicyError(f"{source}: unknown embedding {value['embedding']!r}; this version knows {', '.join(EMBEDDINGS)}")
     config = PolicyConfig(**{name: tuple(given) if isinstance(given, list) else given for name, given in value.items()})
-    if config.embedding not in EMBEDDINGS:
-        raise PolicyError(f"{source}: unknown embedding {config.embedding!r}; this version knows {', '.join(EMBEDDINGS)}")
     sizes = (config.width, config.rounds, config.hidden, config.visits)
     if not all(isinstance(size, int) and 1 <= size <= 4096 for size in sizes) or not isinstance(config.every_step, bool):
         raise PolicyError(f"{source}: width, rounds, hidden and visits are {sizes}; expected whole numbers from 1 to 4096")

@@ -57,6 +57,11 @@ class Environment:
         return self.rules.visits * len(self.decisions)
 
     @property
+    def most_simulated(self) -> int:
+        """Plans that a batch of episodes may simulate: the first ones, and one for each step."""
+        return self.batch * (self.horizon + 1)
+
+    @property
     def current(self) -> int:
         """The decision whose turn it is."""
         return self.time % len(self.decisions)

@@ -1,10 +1,12 @@
 """A graph to learn from: its decisions, their environment, and where its episodes begin."""
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
@@ -15,6 +17,7 @@ from baechi_ext.place.placeto.policy import Policy
 from baechi_ext.place.placeto.rollout import Rollout, run_episodes
 from baechi_ext.place.placeto.view import View
 from baechi_ext.simulate import lower_bound_us
+from baechi_ext.simulate.arrays import Floats
 
 if TYPE_CHECKING:
     from torch import Generator
@@ -50,12 +53,21 @@ class Lesson:
         elif start == "best" and self.best:
             environment.reset(next(iter(self.best)))
         else:
-            environment.reset(self._single())
+            environment.reset(self.single())
         rollout = run_episodes(policy, self.tensors, environment, generator, likeliest)
         self.episodes += environment.batch
-        found = self.best | environment.best()
-        self.best = dict(sorted(found.items(), key=lambda entry: entry[1])[:_KEPT])
+        self._keep_best()
         return rollout
+
+    def judge(self, plans: Sequence[int] | NDArray[np.integer]) -> Floats:
+        """The costs of a batch of plans, or of one for all; no episode."""
+        self.environment.reset(plans)
+        self._keep_best()
+        return self.environment.costs
+
+    def _keep_best(self) -> None:
+        found = self.best | self.environment.best()
+        self.best = dict(sorted(found.items(), key=lambda entry: entry[1])[:_KEPT])
 
     @cached_property
     def bound_us(self) -> float:
@@ -68,7 +80,8 @@ class Lesson:
         excess, makespan_us = next(iter(self.best.values()), (math.inf, math.inf))
         return math.inf if excess else makespan_us / self.bound_us
 
-    def _single(self) -> Devices:
+    def single(self) -> Devices:
+        """All decisions on the fastest device."""
         speeds = [device.speed for device in self.decisions.cluster.devices]
         return (speeds.index(max(speeds)),) * len(self.decisions)
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from baechi_ext.errors import OptionError
 from baechi_ext.place.placeto.embedding import EMBEDDINGS, GraphTensors, Size
 from baechi_ext.place.placeto.environment_kernel import FEATURES
 from baechi_ext.place.placeto.layers import Parameters, Shapes, draw, linear
@@ -36,6 +37,10 @@ class PolicyConfig:
     """How often the episodes visit each decision that it was trained in, and is to be used in."""
     op_features: tuple[str, ...] = OP_FEATURES
     device_features: tuple[str, ...] = FEATURES
+
+    def __post_init__(self) -> None:
+        if self.embedding not in EMBEDDINGS:
+            raise OptionError(f"unknown embedding {self.embedding!r} of a policy; choose one of {', '.join(EMBEDDINGS)}")
 
     @property
     def size(self) -> Size:

@@ -114,11 +114,17 @@ class Trainer:
         """The policy that did best in exams; without exams the one as it is."""
         return self.best if self.exams else self._copy()
 
-    def run(self, watch: Callable[[TrainingProgress], None] | None = None, seconds: float = math.inf) -> Policy:
-        """Trains until done or for so many seconds, and tells `watch` after each update; returns the result."""
+    def run(
+        self, watch: Callable[[TrainingProgress], None] | None = None, seconds: float = math.inf, evaluations: float = math.inf
+    ) -> Policy:
+        """Trains until done, or for so many seconds, and tells `watch` after each update; returns the result.
+
+        It also ends where another update could exceed `evaluations`, the plans simulated in all.
+        """
         begun_seconds, before = time.perf_counter(), self._simulated()
+        evaluations -= self.config.graphs * max(lesson.environment.most_simulated for lesson in self.lessons)
         with ThreadPoolExecutor(self.config.workers) as pool, single_threaded_torch():
-            while not self.done and time.perf_counter() < begun_seconds + seconds:
+            while not self.done and time.perf_counter() < begun_seconds + seconds and self._simulated() <= evaluations:
                 reward, entropy = self._update(pool)
                 if self.exams and (self.updates % self.config.exam_every == 0 or self.updates == self.config.updates):
                     self._take_exam()

@@ -1,6 +1,9 @@
 """Graphs for the tests of what learns: no two ops alike, so that nothing has to be broken by file order."""
 
+import json
 import random
+from collections.abc import Sequence
+from pathlib import Path
 
 from baechi_ext.ir import OpGraph
 from tests.build import graph_of
@@ -31,3 +34,14 @@ def towers(count: int = 2, length: int = 4) -> OpGraph:
     names = [[f"t{i}{j}" for j in range(length)] for i in range(count)]
     edges = [(a, b, 1) for row in names for a, b in zip(row, row[1:], strict=False)]
     return graph_of({name: 10.0 for row in names for name in row}, *edges)
+
+
+def write_family(folder: Path, family: str, train: Sequence[OpGraph], test: Sequence[OpGraph] = ()) -> None:
+    """The files of a family with these graphs; its sizes are not looked at here."""
+    (folder / family).mkdir(parents=True)
+    entries = []
+    for i, graph in enumerate((*train, *test)):
+        graph.save(folder / family / f"graph_{i:02}.json")
+        sizes = dict.fromkeys(("captured_ops", "nodes", "edges", "compute_us", "longest_path_us"), 1)
+        entries.append({"file": f"graph_{i:02}.json", "split": "train" if i < len(train) else "test", **sizes})
+    (folder / family / "index.json").write_text(json.dumps({"graphs": entries}))

@@ -196,6 +196,25 @@ def test_tensorboard_is_asked_for_where_it_is_missing(tmp_path: Path, monkeypatc
         tensorboard_log(tmp_path)
 
 
+def test_it_ends_with_the_budget() -> None:
+    """No update begins that could simulate more plans than are left: two graphs, 4 episodes of 7 decisions and a start each."""
+    trainer = Trainer(Policy.fresh(SMALL, 3), some_lessons(), replace(SHORT, updates=1000))
+    used: list[int] = []
+    trainer.run(lambda _: used.append(sum(one.environment.simulated for one in trainer.lessons)), evaluations=500)
+    assert len(trainer.lessons[0].decisions) == 7
+    assert 500 - 2 * 4 * 8 < used[-1] <= 500
+    assert 2 < len(used) == trainer.updates < 1000
+
+
+def test_progress_tells_of_the_best_plans() -> None:
+    """One device takes 80 us, the bound is 40: the first plan of an episode is seen, too."""
+    told: list[TrainingProgress] = []
+    one = lesson(towers(), cluster_of(2, latency_us=5))
+    Trainer(Policy.fresh(SMALL, 3), [one], SHORT).run(told.append)
+    assert one.best_ratio == told[-1].best <= told[0].best <= 2
+    assert lesson(towers(), cluster_of(2)).best_ratio == math.inf
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

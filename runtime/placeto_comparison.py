@@ -1,0 +1,190 @@
+"""Placeto beside other methods on graphs it was not trained on, with equal numbers of simulated plans: `baechi placeto evaluate`."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from baechi_ext.errors import OptionError
+from baechi_ext.ir import Cluster
+from baechi_ext.ir.files import SCHEMA_VERSION, make_folder, write_bytes, write_json
+from baechi_ext.place.placeto.checkpoint import SHIPPED, load_policy
+from baechi_ext.simulate import lower_bound_us
+from runtime.placeto_contenders import CONTENDERS, Contest, Entry, entry
+from runtime.placeto_graphs import Source
+from runtime.placeto_plots import require_matplotlib, save_distributions
+from runtime.progress import progress
+
+LEVEL = 1e-3
+"""A step that is longer than the best by less than this part of it is as good."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonRequest:
+    """Who is compared, on what, and where the numbers go."""
+
+    sources: Sequence[Source]
+    cluster: Cluster
+    methods: tuple[str, ...] | None = None
+    """Keys of CONTENDERS; None: all."""
+    policy: str | None = None
+    """A policy file; None: the one that comes with the package."""
+    evaluations: int = 4000
+    """Plans that each search may simulate for each graph."""
+    seed: int = 0
+    out: Path | None = None
+    plot: bool = False
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.methods or () if name not in CONTENDERS]
+        if unknown:
+            raise OptionError(f"unknown method {unknown[0]!r} of a comparison; choose some of {', '.join(CONTENDERS)}")
+        if self.plot and self.out is None:
+            raise OptionError("--plot writes to --out, which is not given; add --out=FOLDER")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What was found for one graph; a sentence where a method has no plan."""
+
+    file: str
+    ops: int
+    lower_bound_us: float
+    entries: dict[str, Entry | str]
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """Step over lower bound, of the methods that have a plan."""
+        return {name: e.step_us / max(self.lower_bound_us, 1e-9) for name, e in self.entries.items() if isinstance(e, Entry)}
+
+    @property
+    def winners(self) -> set[str]:
+        best = min(self.ratios.values(), default=0.0)
+        return {name for name, ratio in self.ratios.items() if ratio <= best * (1 + LEVEL)}
+
+    def to_json(self) -> dict[str, Any]:
+        entries = {name: asdict(e) if isinstance(e, Entry) else {"why_not": e} for name, e in self.entries.items()}
+        return {"file": self.file, "ops": self.ops, "lower_bound_us": self.lower_bound_us, "methods": entries}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All rows of one source."""
+
+    title: str
+    request: ComparisonRequest
+    rows: tuple[Row, ...]
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return self.request.methods or tuple(CONTENDERS)
+
+    def distribution(self, method: str) -> list[float]:
+        """Steps over lower bounds, sorted: with the share of graphs up to each, a distribution function."""
+        return sorted(row.ratios[method] for row in self.rows if method in row.ratios)
+
+    def summary(self) -> dict[str, dict[str, float | int | None]]:
+        """By method, the least mean first; means are of the graphs for which it has a plan."""
+        found = {}
+        for method in self.methods:
+            ratios = self.distribution(method)
+            entries = [e for row in self.rows if isinstance(e := row.entries[method], Entry)]
+            searched = [e.evaluations for e in entries if e.evaluations is not None]
+            found[method] = {
+                "graphs": len(ratios),
+                "mean_ratio": _mean(ratios),
+                "worst_ratio": max(ratios, default=None),
+                "wins": sum(method in row.winners for row in self.rows),
+                "mean_evaluations": _mean(searched),
+                "mean_seconds": _mean([e.seconds for e in entries]),
+            }
+        return dict(sorted(found.items(), key=lambda item: item[1]["mean_ratio"] or float("inf")))
+
+    def to_json(self) -> dict[str, Any]:
+        request = self.request
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "source": self.title,
+            "evaluations": request.evaluations,
+            "seed": request.seed,
+            "policy": request.policy or "default",
+            "cluster": request.cluster.to_json(),
+            "summary": self.summary(),
+            "distributions": {method: self.distribution(method) for method in self.methods},
+            "graphs": [row.to_json() for row in self.rows],
+        }
+
+    def lines(self) -> list[str]:
+        """A table in Markdown."""
+        request = self.request
+        title = f"{self.title}: {len(self.rows)} graphs, {len(request.cluster)} devices, {request.evaluations} plans for each search"
+        columns = ("method", "graphs", "step / bound", "worst", "wins", "plans simulated", "seconds")
+        found = [title, "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+        for method, facts in self.summary().items():
+            mean, worst, plans, seconds = (facts[k] for k in ("mean_ratio", "worst_ratio", "mean_evaluations", "mean_seconds"))
+            cells = (method, str(facts["graphs"]), _cell(mean, ".3f"), _cell(worst, ".3f"), str(facts["wins"]))
+            found.append(f"| {' | '.join((*cells, _cell(plans, '.0f'), _cell(seconds, '.2f')))} |")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonReport:
+    """A comparison for each source."""
+
+    comparisons: tuple[Comparison, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"comparisons": [comparison.to_json() for comparison in self.comparisons]}
+
+    def lines(self) -> list[str]:
+        tables = [[*comparison.lines(), ""] for comparison in self.comparisons]
+        return [line for table in tables for line in table][:-1]
+
+
+def compare(request: ComparisonRequest) -> ComparisonReport:
+    """Runs every method on the test graphs of every source, and writes what it knows after each graph.
+
+    Raises FileError, PolicyError or MissingBackendError where the policy can't be used, FileError or OptionError for wrong sources,
+    MissingBackendError where a plot is asked for without matplotlib. A method without a plan for a graph is an entry, no error.
+    """
+    if request.plot:
+        require_matplotlib()
+    if request.out is not None:
+        make_folder(request.out)
+    return ComparisonReport(tuple(_compared(request, source) for source in request.sources))
+
+
+def _compared(request: ComparisonRequest, source: Source) -> Comparison:
+    policy = load_policy(request.policy or SHIPPED)
+    graphs = source.graphs("test")
+    comparison = Comparison(source.title, request, ())
+    with progress(f"comparing {len(comparison.methods)} methods on {len(graphs)} graphs of {source.title}") as show:
+        for file, graph in graphs.items():
+            contest = Contest(graph, request.cluster, policy, request.evaluations, request.seed)
+            entries = {}
+            for method in comparison.methods:
+                show(f"{file}, {method}")
+                entries[method] = entry(method, contest)
+            row = Row(file, len(graph), float(lower_bound_us(graph, request.cluster)), entries)
+            comparison = replace(comparison, rows=(*comparison.rows, row))
+            _write(comparison)
+    return comparison
+
+
+def _write(comparison: Comparison) -> None:
+    folder = comparison.request.out
+    if folder is None:
+        return
+    write_json(folder / f"{comparison.title}.json", comparison.to_json())
+    write_bytes(folder / f"{comparison.title}.md", ("\n".join(comparison.lines()) + "\n").encode())
+    if comparison.request.plot:
+        curves = {method: comparison.distribution(method) for method in comparison.methods}
+        save_distributions(folder / f"{comparison.title}.svg", comparison.title, curves)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

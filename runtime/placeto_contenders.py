@@ -1,0 +1,163 @@
+"""What `baechi placeto evaluate` compares: searches that get the same number of simulated plans, and methods that need few.
+
+Searches begin with everything on the fastest device, and the best placements they saw go through the same choice of an order (about
+ten more plans, for all alike).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from baechi_ext.errors import InfeasibleError, MissingBackendError, OptionError
+from baechi_ext.ir import Cluster, OpGraph
+from baechi_ext.place.annealing import Limits, anneal
+from baechi_ext.place.clock import clock_seconds
+from baechi_ext.place.common import PlaceOptions, Proposal, SearchProgress, Task, begin, conclude
+from baechi_ext.place.expert import require_hints
+from baechi_ext.place.placeto.environment import Rules
+from baechi_ext.place.placeto.lesson import Lesson
+from baechi_ext.place.placeto.policy import Policy
+from baechi_ext.place.placeto.rnn import RnnConfig, RnnPlacer
+from baechi_ext.place.placeto.train import Trainer, TrainingConfig, single_threaded_torch
+from baechi_ext.place.registry import place
+from baechi_ext.place.trial import Trial
+
+_EPISODES = 4
+"""Of a policy at once: few, so that it learns often."""
+_PLANS = 16
+"""At once, of the RNN placer and of random placement."""
+_LONG_SECONDS = 1e6
+_UNTIL_THE_BUDGET_ENDS = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """One graph on one cluster, and what a search may use."""
+
+    graph: OpGraph
+    cluster: Cluster
+    policy: Policy
+    evaluations: int
+    seed: int
+
+    def lesson(self, batch: int, visits: int = 1) -> Lesson:
+        return Lesson.of(self.graph, self.cluster, batch, Rules(visits=visits))
+
+    def begin(self, name: str) -> Task:
+        return begin(name, self.graph, self.cluster, PlaceOptions(seed=self.seed))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a contender found."""
+
+    step_us: float
+    evaluations: int | None
+    """Plans simulated to find it; None where the method does not search."""
+    seconds: float
+
+
+def _from_lesson(task: Task, lesson: Lesson) -> Entry:
+    plans = [Proposal(lesson.decisions.placement(devices)) for devices in lesson.best]
+    result = conclude(task, plans)
+    return Entry(result.predicted_step_us, lesson.environment.simulated, result.placement_seconds)
+
+
+def zero_shot(contest: Contest) -> Entry:
+    """The policy as it is: episodes, the first with the likeliest actions, while another batch could not exceed the budget."""
+    import torch
+
+    task, lesson = contest.begin("placeto"), contest.lesson(_EPISODES, contest.policy.config.visits)
+    generator = torch.Generator().manual_seed(contest.seed)
+    with single_threaded_torch():
+        lesson.run(contest.policy, generator, likeliest=1)
+        while lesson.environment.simulated + lesson.environment.most_simulated <= contest.evaluations:
+            lesson.run(contest.policy, generator)
+    return _from_lesson(task, lesson)
+
+
+def fine_tuned(contest: Contest) -> Entry:
+    """The policy, which learns on the graph."""
+    return _learning(contest, contest.policy, 1e-3)
+
+
+def from_scratch(contest: Contest) -> Entry:
+    """The same network without what it learned before, which learns on the graph alone."""
+    return _learning(contest, Policy.fresh(contest.policy.config, contest.seed), 3e-3)
+
+
+def _learning(contest: Contest, policy: Policy, learning_rate: float) -> Entry:
+    import torch
+
+    task, lesson = contest.begin("placeto"), contest.lesson(_EPISODES, policy.config.visits)
+    config = TrainingConfig(
+        updates=_UNTIL_THE_BUDGET_ENDS, graphs=1, learning_rate=(learning_rate, learning_rate), entropy=(0.02, 0.02), seed=contest.seed
+    )
+    with single_threaded_torch():
+        lesson.run(policy, torch.Generator().manual_seed(contest.seed), likeliest=1)
+    Trainer(policy, [lesson], config).run(evaluations=contest.evaluations)
+    return _from_lesson(task, lesson)
+
+
+def rnn(contest: Contest) -> Entry:
+    """The RNN placer, which learns on the graph alone."""
+    task, lesson = contest.begin("rnn"), contest.lesson(_PLANS)
+    with single_threaded_torch():
+        RnnPlacer(lesson, RnnConfig(seed=contest.seed)).run(contest.evaluations)
+    return _from_lesson(task, lesson)
+
+
+def annealing(contest: Contest) -> Entry:
+    """Local search: the annealing of `refine`, which moves ops in their order, too."""
+    task = contest.begin("annealing")
+    fastest = max(range(len(contest.cluster)), key=lambda d: contest.cluster.devices[d].speed)
+    start = Trial((fastest,) * len(contest.graph), None, task.simulator)
+    told: list[SearchProgress] = []
+    limits = Limits(task.bound_us, clock_seconds() + _LONG_SECONDS, contest.seed, told.append, contest.evaluations)
+    best, _ = anneal(start, task.block_levels, limits)
+    result = conclude(task, [Proposal(best.placement, (best.priority,))])
+    return Entry(result.predicted_step_us, told[-1].evaluations if told else 1, result.placement_seconds)
+
+
+def random(contest: Contest) -> Entry:
+    """Each decision by lot, again and again."""
+    task, lesson = contest.begin("random"), contest.lesson(_PLANS)
+    draw = np.random.default_rng(contest.seed)
+    lesson.judge(lesson.single())
+    for _ in range(contest.evaluations // _PLANS - 1):
+        lesson.judge(draw.integers(len(contest.cluster), size=(_PLANS, len(lesson.decisions))))
+    return _from_lesson(task, lesson)
+
+
+def _method(name: str, contest: Contest) -> Entry:
+    result = place(name, contest.graph, contest.cluster, PlaceOptions(seed=contest.seed))
+    return Entry(result.predicted_step_us, None, result.placement_seconds)
+
+
+def expert(contest: Contest) -> Entry:
+    """Raises OptionError where the graph has no hints."""
+    require_hints(contest.graph)
+    return _method("expert", contest)
+
+
+CONTENDERS: dict[str, Callable[[Contest], Entry]] = {
+    "zero_shot": zero_shot,
+    "fine_tuned": fine_tuned,
+    "from_scratch": from_scratch,
+    "rnn": rnn,
+    "annealing": annealing,
+    "random": random,
+    **{name: partial(_method, name) for name in ("single", "metis", "m_etf", "m_sct")},
+    "expert": expert,
+}
+"""Placeto in three ways, the RNN placer, two searches without learning, and methods that simulate few plans."""
+
+
+def entry(name: str, contest: Contest) -> Entry | str:
+    """What a contender finds; why it finds nothing, where it has no plan, no hints, or lacks a package."""
+    try:
+        return CONTENDERS[name](contest)
+    except (InfeasibleError, MissingBackendError, OptionError) as e:
+        return str(e)

@@ -1,0 +1,170 @@
+"""Training on families and comparing on others of their graphs: what is written, gone on with, counted and refused."""
+
+import csv
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from baechi_ext.errors import FileError, MissingBackendError, OptionError, PolicyError
+from baechi_ext.ir import Cluster, Link
+from baechi_ext.place.placeto.checkpoint import load_policy, save_policy
+from baechi_ext.place.placeto.policy import Policy, PolicyConfig
+from baechi_ext.place.placeto.train import TrainingConfig
+from runtime.placeto_comparison import Comparison, ComparisonRequest, Row, compare
+from runtime.placeto_contenders import CONTENDERS, Contest, Entry, entry
+from runtime.placeto_graphs import Source
+from runtime.placeto_training import TrainingRequest, train
+from tests.place.placeto.graphs import distinct, towers, write_family
+
+CLUSTER = Cluster.uniform(2, link=Link(us_per_byte=0.5, latency_us=1.0))
+NETWORK = PolicyConfig(width=4, rounds=2, hidden=8)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    """A family of five graphs to train on, of which one is for exams, and two to test on."""
+    write_family(tmp_path, "ptb", [distinct(8, seed) for seed in range(5)], [distinct(9, 7), towers()])
+    return Source("ptb", tmp_path)
+
+
+@pytest.fixture
+def request_to_train(tmp_path: Path, source: Source) -> TrainingRequest:
+    config = TrainingConfig(updates=6, graphs=2, exam_every=3)
+    return TrainingRequest((source,), CLUSTER, tmp_path / "out" / "deep", config, network=NETWORK, episodes=2)
+
+
+# Sources
+
+
+def test_a_family_by_split_and_a_folder_whole(source: Source, tmp_path: Path) -> None:
+    assert list(source.graphs("test")) == ["graph_05.json", "graph_06.json"]
+    assert list(replace(source, most=3).graphs("train")) == ["graph_00.json", "graph_01.json", "graph_02.json"]
+    towers(3).save(tmp_path / "three.json")
+    folder = Source(str(tmp_path), tmp_path)
+    assert (len(folder.graphs("test")["three.json"]), folder.title) == (12, tmp_path.name)
+
+
+def test_what_is_no_source(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="'imagenet' is neither a family .cifar10, ptb, nmt. nor a folder; give one of them"):
+        Source("imagenet", tmp_path).graphs("test")
+    with pytest.raises(FileError, match="has no graph files"):
+        Source(str(tmp_path), tmp_path).graphs("test")
+
+
+# Training
+
+
+def test_a_training(request_to_train: TrainingRequest) -> None:
+    report = train(request_to_train)
+    assert (report.updates, report.done, report.graphs, report.exam_graphs) == (6, True, 4, 1)
+    policy = load_policy(report.file)
+    assert policy.config == NETWORK
+    said = json.loads(Path(report.file).read_text())["training"]
+    assert (said["sources"], said["updates_made"], said["exam"]) == (["ptb"], 6, report.exam)
+    rows = list(csv.DictReader((request_to_train.out / "progress.csv").read_text().splitlines()))
+    assert [row["updates"] for row in rows] == list("123456")
+    assert report.lines()[1].startswith("training  6 updates on 4 graphs; step over lower bound in exams on 1 others: ")
+
+
+def test_a_training_goes_on(request_to_train: TrainingRequest) -> None:
+    """Stopped at once, it has made an update or two; the same request then ends as one that was never stopped."""
+    first = train(replace(request_to_train, time_limit_seconds=1e-9))
+    assert (first.done, first.to_json()["exam"]) == (False, None)
+    second = train(request_to_train)
+    whole = train(replace(request_to_train, out=request_to_train.out.parent / "whole"))
+    assert (second.exam, second.updates) == (whole.exam, 6)
+    with pytest.raises(PolicyError, match="the training is another one"):
+        train(replace(request_to_train, config=TrainingConfig(updates=7)))
+
+
+def test_an_interrupted_training_keeps_what_it_has(request_to_train: TrainingRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("runtime.placeto_training.news", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train(request_to_train)
+    assert json.loads((request_to_train.out / "policy.json").read_text())["training"]["updates_made"] == 1
+    monkeypatch.undo()
+    assert train(request_to_train).done
+
+
+def test_a_training_begins_with_a_policy(request_to_train: TrainingRequest, tmp_path: Path) -> None:
+    save_policy(tmp_path / "given", Policy.fresh(replace(NETWORK, width=8), 5), {})
+    report = train(replace(request_to_train, policy=str(tmp_path / "given.json")))
+    assert load_policy(report.file).config.width == 8
+
+
+def test_tensorboard_is_asked_for_where_it_is_missing(request_to_train: TrainingRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(MissingBackendError, match="pip install tensorboard"):
+        train(replace(request_to_train, tensorboard=True))
+
+
+# Comparison
+
+
+@pytest.fixture
+def request_to_compare(source: Source, tmp_path: Path) -> ComparisonRequest:
+    save_policy(tmp_path / "given", Policy.fresh(NETWORK, 5), {})
+    return ComparisonRequest((source,), CLUSTER, policy=str(tmp_path / "given.json"), evaluations=400, out=tmp_path / "found")
+
+
+def test_every_contender_keeps_to_the_budget(request_to_compare: ComparisonRequest) -> None:
+    found = compare(request_to_compare).comparisons[0]
+    assert [set(row.entries) for row in found.rows] == [set(CONTENDERS)] * 2
+    for row in found.rows:
+        assert row.entries["expert"].startswith("the graph has no expert hints")
+        plans = {name: e.evaluations for name, e in row.entries.items() if isinstance(e, Entry)}
+        assert {name for name, count in plans.items() if count is None} - {"metis"} == {"single", "m_etf", "m_sct"}
+        assert all(0 < count <= 400 for count in plans.values() if count is not None)
+        assert all(ratio >= 1 - 1e-9 for ratio in row.ratios.values())
+    searches = ("zero_shot", "fine_tuned", "from_scratch", "rnn", "annealing", "random")
+    assert {name for name in searches if found.rows[1].ratios[name] == pytest.approx(1.0)} == set(searches)  # two towers
+
+
+def test_what_a_comparison_writes(request_to_compare: ComparisonRequest) -> None:
+    report = compare(replace(request_to_compare, methods=("single", "m_etf", "expert")))
+    written = json.loads((request_to_compare.out / "ptb.json").read_text())
+    assert written == report.to_json()["comparisons"][0]
+    assert (request_to_compare.out / "ptb.md").read_text().splitlines() == report.lines()
+    assert [len(written["distributions"][name]) for name in ("single", "m_etf", "expert")] == [2, 2, 0]
+    assert written["graphs"][1]["methods"]["single"]["step_us"] == 80
+
+
+def test_the_same_comparison_twice(request_to_compare: ComparisonRequest) -> None:
+    rows = [compare(request_to_compare).comparisons[0].rows for _ in range(2)]
+    assert [row.ratios for row in rows[0]] == [row.ratios for row in rows[1]]
+
+
+def test_a_summary_by_hand() -> None:
+    """Bounds of 10: a takes 12 and 10, b 10 and nothing, c 12 and 10.005, as good as 10."""
+    request = ComparisonRequest((), CLUSTER, methods=("annealing", "rnn", "random"))
+    first = Row("1", 3, 10.0, {"annealing": Entry(12, 50, 1.0), "rnn": Entry(10, None, 2.0), "random": Entry(12, 40, 0.5)})
+    second = Row("2", 3, 10.0, {"annealing": Entry(10, 70, 3.0), "rnn": "no plan", "random": Entry(10.005, 40, 0.5)})
+    found = Comparison("x", request, (first, second))
+    assert list(found.summary()) == ["rnn", "annealing", "random"]
+    assert [facts["wins"] for facts in found.summary().values()] == [1, 1, 1]
+    annealing = {"graphs": 2, "mean_ratio": 1.1, "worst_ratio": 1.2, "wins": 1, "mean_evaluations": 60, "mean_seconds": 2}
+    assert found.summary()["annealing"] == annealing
+    assert found.distribution("random") == pytest.approx([1.0005, 1.2])
+    assert found.lines()[4] == "| rnn | 1 | 1.000 | 1.000 | 1 | - | 2.00 |"
+
+
+def test_what_no_comparison_is(request_to_compare: ComparisonRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match="unknown method 'placeto' of a comparison; choose some of zero_shot, fine_tuned"):
+        replace(request_to_compare, methods=("single", "placeto"))
+    with pytest.raises(OptionError, match="add --out=FOLDER"):
+        replace(request_to_compare, plot=True, out=None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingBackendError, match="leave out --plot"):
+        compare(replace(request_to_compare, plot=True))
+
+
+def test_a_contender_without_a_plan_says_why() -> None:
+    contest = Contest(towers(), CLUSTER, Policy.fresh(NETWORK, 0), 8, 0)
+    assert "too few for the RNN placer" in entry("rnn", contest)
+    assert "no plan can exist" in entry("m_etf", replace(contest, cluster=Cluster.uniform(2, memory_bytes=1)))
