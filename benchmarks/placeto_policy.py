@@ -96,6 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         default = getattr(TrainingConfig(), name)
         kind = _pair if isinstance(default, tuple) else type(default)
         parser.add_argument(f"--{name}", type=kind, default=default, help="of TrainingConfig; a pair is written A,B")
+    parser.add_argument("--time_limit", type=float, default=math.inf, metavar="SECONDS", help="stop then; the same command goes on")
     parser.add_argument("--ship", action="store_true", help="write the best policy to where the package has it, too")
     args = parser.parse_args(argv)
     config = TrainingConfig(**{f.name: getattr(args, f.name) for f in fields(TrainingConfig) if hasattr(args, f.name)})
@@ -108,8 +109,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     if (args.out / "training.json").exists():
         resume_training(args.out / "training", trainer)
-    trainer.run(_watch(trainer, args.out))
-    size = {"lessons": len(taught), "exams": len(exams), "exam": trainer.best_exam}
+    trainer.run(_watch(trainer, args.out), args.time_limit)
+    save_training(args.out / "training", trainer)
+    exam = None if math.isinf(trainer.best_exam) else trainer.best_exam
+    size = {"updates_made": trainer.updates, "lessons": len(taught), "exams": len(exams), "exam": exam}
     training = {**config.to_json(), **size, "command": "benchmarks.placeto_policy"}
     save_policy(args.out / "policy", trainer.result, training)
     if args.ship:

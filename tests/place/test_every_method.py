@@ -98,7 +98,7 @@ FORK = graph_of({"a": 1, "b": 10, "c": 10}, ("a", "b", 0), ("a", "c", 0), persis
 FAST_AND_SLOW = Cluster((Device("slow", None, 1.0), Device("fast", None, 4.0)), Link(0, 1))
 ONE_WAY = Cluster(tuple(map(Device, "xyz")), Link(0, 100), {("y", "x"): Link(0, 1), ("y", "z"): Link(0, 3)})
 SPEED_US = {"single": 10, "m_topo": 16, "m_topo_nonuniform": 10}
-LINK_US = {"single": 21, "m_topo_nonuniform": 21, "round_robin": 15, "metis": 21, "scotch": 21, "m_topo": 21}
+LINK_US = {"single": 21, "m_topo_nonuniform": 21, "round_robin": 15, "metis": 21, "scotch": 21, "m_topo": 21, "placeto": 21}
 DRAWS_LOTS = {"random"}
 FOLLOWS_HINTS = {"expert"}
 

@@ -3,11 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from baechi_ext.errors import FileError, InfeasibleError
 from baechi_ext.place.common import PlaceOptions, SearchProgress
-from baechi_ext.place.placeto.checkpoint import save_policy
+from baechi_ext.place.placeto.checkpoint import SHIPPED, load_policy, save_policy
 from baechi_ext.place.placeto.environment import Rules
 from baechi_ext.place.placeto.lesson import Lesson
 from baechi_ext.place.placeto.placer import placeto
@@ -42,6 +43,21 @@ def test_zero_shot(trained: PlaceOptions) -> None:
     assert (result.predicted_step_us, result.status) == (40, "optimal")
     assert result.plan.options["placeto_policy"].endswith("towers.json")
     assert "placeto_episodes" not in result.plan.options
+
+
+def test_the_shipped_policy_knows_more_than_chance() -> None:
+    """One episode of its likeliest actions, on graphs it has not seen, against the best of as many random plans as it simulates."""
+    policy = load_policy(SHIPPED)
+    found = []
+    for seed in range(4):
+        one, lots = (Lesson.of(distinct(30, seed), cluster_of(3), 1, Rules(visits=policy.config.visits)) for _ in range(2))
+        one.run(policy, None)
+        draw = np.random.default_rng(seed)
+        while lots.environment.simulated < one.environment.simulated:
+            lots.judge(draw.integers(3, size=(1, len(lots.decisions))))
+        found.append((one.best_ratio, lots.best_ratio))
+    placed, drawn = map(sum, zip(*found, strict=True))
+    assert placed < 0.9 * drawn
 
 
 def test_every_plan_is_valid(fresh: PlaceOptions) -> None:
