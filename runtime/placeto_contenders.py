@@ -28,6 +28,8 @@ _EPISODES = 4
 """Of a policy at once: few, so that it learns often."""
 _PLANS = 16
 """At once, of the RNN placer and of random placement."""
+_MOST_BATCHES = 100
+"""Of a policy that leaves most decisions as they are, which takes no simulation."""
 _LONG_SECONDS = 1e6
 _UNTIL_THE_BUDGET_ENDS = 10**6
 
@@ -66,15 +68,12 @@ def _from_lesson(task: Task, lesson: Lesson) -> Entry:
 
 
 def zero_shot(contest: Contest) -> Entry:
-    """The policy as it is: episodes, the first with the likeliest actions, while another batch could not exceed the budget."""
+    """The policy as it is."""
     import torch
 
     task, lesson = contest.begin("placeto"), contest.lesson(_EPISODES, contest.policy.config.visits)
-    generator = torch.Generator().manual_seed(contest.seed)
     with single_threaded_torch():
-        lesson.run(contest.policy, generator, likeliest=1)
-        while lesson.environment.simulated + lesson.environment.most_simulated <= contest.evaluations:
-            lesson.run(contest.policy, generator)
+        lesson.search(contest.policy, torch.Generator().manual_seed(contest.seed), _MOST_BATCHES, contest.evaluations)
     return _from_lesson(task, lesson)
 
 
@@ -93,10 +92,15 @@ def _learning(contest: Contest, policy: Policy, learning_rate: float) -> Entry:
 
     task, lesson = contest.begin("placeto"), contest.lesson(_EPISODES, policy.config.visits)
     config = TrainingConfig(
-        updates=_UNTIL_THE_BUDGET_ENDS, graphs=1, learning_rate=(learning_rate, learning_rate), entropy=(0.02, 0.02), seed=contest.seed
+        updates=_UNTIL_THE_BUDGET_ENDS,
+        graphs=1,
+        start="best",
+        learning_rate=(learning_rate, learning_rate),
+        entropy=(0.02, 0.02),
+        seed=contest.seed,
     )
     with single_threaded_torch():
-        lesson.run(policy, torch.Generator().manual_seed(contest.seed), likeliest=1)
+        lesson.search(policy, torch.Generator().manual_seed(contest.seed), 1)
     Trainer(policy, [lesson], config).run(evaluations=contest.evaluations)
     return _from_lesson(task, lesson)
 

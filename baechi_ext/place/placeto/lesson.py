@@ -59,6 +59,17 @@ class Lesson:
         self._keep_best()
         return rollout
 
+    def search(self, policy: Policy, generator: "Generator", batches: int, evaluations: float = math.inf) -> None:
+        """Batches of episodes, the first of all with the likeliest actions; from the second batch on they begin at the best plan.
+
+        There are fewer where a further one could exceed `evaluations`, the plans simulated in all.
+        """
+        self.run(policy, generator, likeliest=1)
+        for _ in range(batches - 1):
+            if self.environment.simulated + self.environment.most_simulated > evaluations:
+                break
+            self.run(policy, generator, "best")
+
     def judge(self, plans: Sequence[int] | NDArray[np.integer]) -> Floats:
         """The costs of a batch of plans, or of one for all; no episode."""
         self.environment.reset(plans)

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from baechi_ext.place.placeto.policy import Policy
     from baechi_ext.place.placeto.train import TrainingProgress
 
-_EPISODES = 16
-"""At once, of which the first takes the likeliest actions and the others draw theirs."""
+_EPISODES, _BATCHES = 8, 4
+"""At once, and how often."""
 _FEWEST_DECISIONS = 64
 _SIMULATED_OPS = 20_000_000
-"""What a batch of episodes may simulate: on large graphs it has fewer episodes, and those fewer decisions."""
+"""What all batches may simulate: on large graphs they have fewer episodes, and those fewer decisions."""
 
 
 def placeto(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult:
-    """The best plan seen in a batch of episodes of the policy, and in `options.placeto_episodes` more that it learns from.
+    """The best plan seen in a few batches of episodes of the policy, and in `options.placeto_episodes` more that it learns from.
 
-    Learning also ends at the time limit, or when the user interrupts it: then the result says so. The episodes begin with all on the
+    Learning also ends at the time limit, or when the user interrupts it: then the result says so. The first episodes begin with all on the
     fastest device, so where that holds everything the plan is never slower. The same for the same seed where the clock did not end it.
     Raises InfeasibleError where no valid plan was found, FileError or PolicyError where the policy can't be used,
     MissingBackendError without torch or safetensors.
@@ -44,7 +44,7 @@ def placeto(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResu
     most = max(_FEWEST_DECISIONS, min(MOST_DECISIONS, _SIMULATED_OPS // len(graph)))
     decisions = Decisions.of(graph, cluster, task.order, most)
     simulated_ops = len(graph) * len(decisions) * policy.config.visits
-    batch = max(1, min(_EPISODES, _SIMULATED_OPS // simulated_ops))
+    batch = max(1, min(_EPISODES, _SIMULATED_OPS // (_BATCHES * simulated_ops)))
     lesson = Lesson(decisions, batch, Rules(visits=policy.config.visits))
     interrupted = _search(task, lesson, policy)
     plans = [decisions.placement(devices) for devices in lesson.best]
@@ -60,10 +60,10 @@ def _search(task: Task, lesson: "Lesson", policy: "Policy") -> bool:
     seed, batch = task.options.seed, lesson.environment.batch
     try:
         with single_threaded_torch():
-            lesson.run(policy, torch.Generator().manual_seed(seed), likeliest=1)
+            lesson.search(policy, torch.Generator().manual_seed(seed), _BATCHES)
         updates = math.ceil(task.options.placeto_episodes / batch)
         if updates:
-            config = TrainingConfig(updates=updates, graphs=1, learning_rate=(3e-4, 1e-4), seed=seed)
+            config = TrainingConfig(updates=updates, graphs=1, start="best", learning_rate=(3e-4, 1e-4), seed=seed)
             left_seconds = task.options.time_limit_seconds - task.elapsed_seconds()
             Trainer(policy, [lesson], config).run(_reporter(task, lesson), left_seconds)
     except KeyboardInterrupt:

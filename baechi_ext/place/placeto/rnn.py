@@ -2,10 +2,12 @@
 
 Mirhoseini et al., "Device placement optimization with reinforcement learning" (ICML 2017), with the group embeddings of "A hierarchical
 model for device placement" (ICLR 2018, section 3): a bidirectional LSTM reads the groups in topological order; an LSTM decoder with
-additive attention (Bahdanau et al., ICLR 2015) gives each a device, and gets the embedding of the device before. REINFORCE: whole
-plans are rewarded, here with the cost that Placeto's episodes lower.
+attention gives each a device, and gets the embedding of the device before. REINFORCE: whole plans are rewarded, here with the cost
+that Placeto's episodes lower. Attention is multiplicative (Luong, Pham and Manning, EMNLP 2015), not additive, and does not feed back into
+the LSTM: so what a batch of plans teaches takes one pass of the LSTM, and no step after step.
 """
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,36 +70,60 @@ class RnnPlacer:
         """A batch of plans and what they teach; returns their mean cost."""
         import torch
 
-        plans, log_probabilities, entropy = self.drawn(self.lesson.environment.batch, self.generator)
+        plans = self.drawn(self.lesson.environment.batch, self.generator)
         costs = torch.from_numpy(self.lesson.judge(plans.numpy()).astype(np.float32))
         gain = (costs.mean() - costs) / (costs.std(correction=0) + 1e-8)
-        loss = -(log_probabilities.sum(dim=0) * gain).mean() / len(log_probabilities) - self.config.entropy * entropy
+        chances = self.chances(plans)
+        chosen = chances.gather(-1, plans.T.unsqueeze(-1)).squeeze(-1)
+        entropy = -(chances.exp() * chances).sum(dim=-1).mean()
+        loss = -(chosen.mean(dim=0) * gain).mean() - self.config.entropy * entropy
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.layers.parameters(), MAX_NORM)
         self.optimizer.step()
         return float(costs.mean())
 
-    def drawn(self, batch: int, generator: "Generator") -> tuple["Tensor", "Tensor", "Tensor"]:
-        """Plans (batch x group), the log-probabilities of their devices (group x batch), and the mean entropy of the choices."""
+    def drawn(self, batch: int, generator: "Generator") -> "Tensor":
+        """Plans: batch x group."""
         import torch
 
-        layers = self.layers
-        encoded, (last, cell) = layers["encoder"](self.groups)
-        keys = layers["key"](encoded)
-        h, c = (x.flatten().expand(batch, -1) for x in (last, cell))
-        before = torch.full((batch,), len(self.lesson.decisions.cluster), dtype=torch.long)
-        devices, log_probabilities, entropies = [], [], []
-        for group in encoded:
-            h, c = layers["decoder"](torch.cat([layers["device"](before), group.expand(batch, -1)], dim=-1), (h, c))
-            energy = layers["energy"]((keys + layers["query"](h).unsqueeze(1)).tanh()).squeeze(-1)
-            context = energy.softmax(dim=-1) @ encoded
-            chances = layers["score"](torch.cat([h, context], dim=-1)).log_softmax(dim=-1)
-            before = torch.multinomial(chances.detach().exp(), 1, generator=generator).squeeze(-1)
-            devices.append(before)
-            log_probabilities.append(chances.gather(-1, before.unsqueeze(-1)).squeeze(-1))
-            entropies.append(-(chances.exp() * chances).sum(dim=-1).mean())
-        return torch.stack(devices, dim=1), torch.stack(log_probabilities), torch.stack(entropies).mean()
+        with torch.no_grad():
+            encoded, state = self._encoded(batch)
+            before = torch.full((batch,), len(self.lesson.decisions.cluster))
+            devices = []
+            for group in encoded:
+                h, state = self.layers["decoder"](self._inputs(before.unsqueeze(0), group.view(1, -1)), state)
+                chances = self._scored(h, encoded).exp().squeeze(0)
+                before = torch.multinomial(chances, 1, generator=generator).squeeze(-1)
+                devices.append(before)
+        return torch.stack(devices, dim=1)
+
+    def chances(self, plans: "Tensor") -> "Tensor":
+        """Log-probabilities of all devices, group x batch x device, where the groups before have the devices of the plans."""
+        encoded, state = self._encoded(len(plans))
+        first = plans.new_full((1, len(plans)), len(self.lesson.decisions.cluster))
+        h, _ = self.layers["decoder"](self._inputs(_joined([first, plans.T[:-1]]), encoded), state)
+        return self._scored(h, encoded)
+
+    def _encoded(self, batch: int) -> tuple["Tensor", tuple["Tensor", "Tensor"]]:
+        """Group x feature, and where the decoder begins."""
+        encoded, state = self.layers["encoder"](self.groups)
+        h, c = (x.flatten().expand(1, batch, -1).contiguous() for x in state)
+        return encoded, (h, c)
+
+    def _inputs(self, before: "Tensor", groups: "Tensor") -> "Tensor":
+        """Of the decoder: the device before and the group, group x batch x feature."""
+        return _joined([self.layers["device"](before), groups.unsqueeze(1).expand(-1, before.shape[1], -1)], dim=-1)
+
+    def _scored(self, h: "Tensor", encoded: "Tensor") -> "Tensor":
+        energy = self.layers["query"](h) @ encoded.T / math.sqrt(encoded.shape[1])
+        return self.layers["score"](_joined([h, energy.softmax(dim=-1) @ encoded], dim=-1)).log_softmax(dim=-1)
+
+
+def _joined(parts: "list[Tensor]", dim: int = 0) -> "Tensor":
+    import torch
+
+    return torch.cat(parts, dim=dim)
 
 
 def group_features(view: View) -> NDArray[np.float32]:
@@ -124,11 +150,9 @@ def _layers(config: RnnConfig, inputs: int, devices: int) -> Any:
     return nn.ModuleDict(
         {
             "encoder": nn.LSTM(inputs, hidden, bidirectional=True),
-            "decoder": nn.LSTMCell(config.device_width + both, both),
+            "decoder": nn.LSTM(config.device_width + both, both),
             "device": nn.Embedding(devices + 1, config.device_width),  # the last one: none was chosen yet
-            "key": nn.Linear(both, hidden),
-            "query": nn.Linear(both, hidden),
-            "energy": nn.Linear(hidden, 1),
+            "query": nn.Linear(both, both),
             "score": nn.Linear(2 * both, devices),
         }
     )

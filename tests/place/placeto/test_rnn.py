@@ -35,13 +35,30 @@ def test_features_of_groups_by_hand() -> None:
 def test_a_batch_of_plans() -> None:
     one = lesson(distinct(), cluster_of(3))
     placer = RnnPlacer(one, SMALL)
-    plans, log_probabilities, entropy = placer.drawn(16, torch.Generator().manual_seed(0))
+    plans = placer.drawn(16, torch.Generator().manual_seed(0))
     groups = len(one.decisions)
-    assert (plans.shape, log_probabilities.shape) == ((16, groups), (groups, 16))
+    assert plans.shape == (16, groups)
     assert set(plans.flatten().tolist()) == {0, 1, 2}
-    assert 0.9 * math.log(3) < float(entropy.detach()) <= math.log(3) + 1e-6
-    again, _, _ = placer.drawn(16, torch.Generator().manual_seed(0))
-    assert torch.equal(plans, again)
+    assert torch.equal(plans, placer.drawn(16, torch.Generator().manual_seed(0)))
+    chances = placer.chances(plans).detach()
+    assert chances.shape == (groups, 16, 3)
+    torch.testing.assert_close(chances.exp().sum(dim=-1), torch.ones(groups, 16))
+    assert float(-(chances.exp() * chances).sum(dim=-1).mean()) > 0.9 * math.log(3)
+
+
+def test_drawn_step_by_step_as_learned_in_one_pass() -> None:
+    """How often a device is drawn for each group, given what was drawn before, is what `chances` says of the plans."""
+    one = lesson(distinct(6), cluster_of(2))
+    placer = RnnPlacer(one, RnnConfig(hidden=4))
+    with torch.no_grad():
+        for parameter in placer.layers.parameters():
+            parameter *= 3  # so that some devices are far likelier
+    plans = placer.drawn(20_000, torch.Generator().manual_seed(0))
+    distinct_plans, count = plans.unique(dim=0, return_counts=True)
+    chances = placer.chances(distinct_plans).detach()
+    chosen = chances.gather(-1, distinct_plans.T.unsqueeze(-1)).squeeze(-1).sum(dim=0).exp()
+    torch.testing.assert_close(count / 20_000, chosen, atol=0.01, rtol=0)
+    assert chosen.max() > 2 * chosen.mean()
 
 
 def test_two_towers_go_to_two_devices() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from baechi_ext.errors import FileError, MissingBackendError, OptionError, PolicyError
 from baechi_ext.ir import Cluster, OpGraph
-from baechi_ext.place.placeto.environment import Rules
+from baechi_ext.place.placeto.environment import Environment, Rules
 from baechi_ext.place.placeto.learning import LossWeights, advantages, loss, ppo, reinforce
 from baechi_ext.place.placeto.lesson import Lesson
 from baechi_ext.place.placeto.logs import csv_log, tensorboard_log
@@ -226,6 +226,20 @@ def test_progress_tells_of_the_best_plans() -> None:
 def test_what_is_no_training(changes: dict[str, object], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         TrainingConfig(**changes)
+
+
+def test_a_search_begins_where_it_was_best_and_keeps_to_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = lesson(towers(), cluster_of(2, latency_us=5), 4)
+    begun = []
+    reset = Environment.reset
+    monkeypatch.setattr(Environment, "reset", lambda self, plans: begun.append(tuple(plans)) or reset(self, plans))
+    best = []
+    run = Lesson.run
+    monkeypatch.setattr(Lesson, "run", lambda *a, **more: (run(*a, **more), best.append(next(iter(one.best)))))
+    one.search(Policy.fresh(SMALL, 0), torch.Generator().manual_seed(0), 100, evaluations=150)
+    assert begun == [one.single(), *best[:-1]]
+    assert 150 - 4 * 9 < one.environment.simulated <= 150
+    assert one.best_ratio == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("start", ["random", "best"])
