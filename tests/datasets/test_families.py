@@ -76,3 +76,18 @@ def test_a_wrong_index(folder: Path, entries: object, message: str) -> None:
     write_index(folder, entries)
     with pytest.raises(FileError, match=message):
         datasets.load("ptb", folder=folder)
+
+
+@pytest.mark.parametrize("family", datasets.FAMILIES)
+@pytest.mark.skipif(not datasets.INSTALLED.exists(), reason="no graphs come with this checkout; `baechi datasets make` makes them")
+def test_what_comes_with_the_package(family: str) -> None:
+    index = datasets.read_index(family)
+    train, test = (datasets.load(family, split) for split in datasets.SPLITS)
+    assert (len(train), len(test)) == (16, 16)
+    assert len({graph.fingerprint for graph in (*train, *test)}) == 32
+    assert len({json.dumps(entry["architecture"]) for entry in index["graphs"]}) == 32
+    for graph in (*train, *test):
+        assert 50 <= len(graph) <= 200
+        assert {op.phase for op in graph.ops} >= {"forward", "backward"}
+        assert sum(op.persistent_bytes for op in graph.ops) > 0
+    assert sum(path.stat().st_size for path in (datasets.INSTALLED / family).iterdir()) < 3_000_000
