@@ -31,7 +31,11 @@ setup(
     description="Automatic device placement for training deep networks",
     python_requires=">=3.11,<3.14",
     packages=find_packages(include=["baechi_ext", "baechi_ext.*", "runtime", "runtime.*"]),
-    package_data={"baechi_ext.datasets": ["graphs/*/*.json"], "baechi_ext.place.placeto": ["policies/*"]},
+    package_data={
+        "baechi_ext.datasets": ["graphs/*/index.json", "graphs/*/*.json.gz"],
+        "baechi_ext.place": ["order_rules.json"],
+        "baechi_ext.place.placeto": ["policies/*"],
+    },
     install_requires=RANGES["core"],
     extras_require={name: needs for name, needs in RANGES.items() if name != "core"},
     entry_points={"console_scripts": ["baechi = runtime.cli:main"]},

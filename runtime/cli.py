@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import baechi_ext
 from baechi_ext.datasets import read_index
-from baechi_ext.errors import BaechiError, InfeasibleError, OptionError
+from baechi_ext.errors import BaechiError, InfeasibleError, MissingBackendError, OptionError
 from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.ir.check import memory_violations, placement_violations
 from baechi_ext.ir.files import require_writable
@@ -165,13 +165,17 @@ def _datasets(args: argparse.Namespace) -> int:
         indexes = [read_index(family, folder) for family in families]
         print_json({"families": indexes}) if args.json else tables.print_families(indexes)
         return 0
-    with progress("loading torch"):
-        from runtime.datasets import make_family
+    try:
+        with progress("loading torch"):
+            from runtime.datasets import make_family
+    except ImportError as e:
+        message = f"`baechi datasets make` captures real training steps, which needs PyTorch ({e}); pip install 'baechi-ext[torch]'"
+        raise MissingBackendError(message) from e
 
     folder, graphs, seed = dataset_flags.target_of(args)
     for family in dict.fromkeys(args.families):
-        make_family(family, folder, graphs, seed)
-        print(f"{graphs} graphs of {family} written to {folder / family}")
+        made = make_family(family, folder, graphs, seed)
+        print(f"{graphs} graphs of {family} are in {folder / family}, {made} of them new")
     return 0
 
 

@@ -16,11 +16,10 @@ import baechi_ext
 from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
 from baechi_ext.cost import attach_costs
 from baechi_ext.datasets.families import INDEX
-from baechi_ext.errors import FileError
 from baechi_ext.group.contraction import bundled
 from baechi_ext.group.merging import merge
 from baechi_ext.ir import OpGraph
-from baechi_ext.ir.files import require_writable, write_json
+from baechi_ext.ir.files import make_folder, read_json, write_json
 from runtime.dataset_recipes import RECIPES, architectures, splits
 from runtime.executor import Executor
 from runtime.host import processor
@@ -30,6 +29,8 @@ from runtime.step import TrainingStep, optimizer_spec
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import cpu_devices
 
+UNFINISHED = "unfinished.json"
+"""The index as far as it goes, while a family is being made."""
 MOST_NODES = 200
 OPS_PER_NODE = 3
 """Graphs are merged to MOST_NODES nodes, smaller ones to a node for so many ops: their sizes still differ then."""
@@ -39,27 +40,33 @@ DIGITS = 4
 """Significant ones of times: profiles do not repeat better."""
 
 
-def make_family(family: str, folder: Path, graphs: int, seed: int) -> dict[str, Any]:
-    """Writes the graph files of a family and then its index into `folder`/`family`, in place of what is there; returns the index.
+def make_family(family: str, folder: Path, graphs: int, seed: int) -> int:
+    """Writes the graph files of a family and then its index into `folder`/`family`; returns how many graphs it had to make.
 
-    Raises OptionError where the family has not so many graphs, FileError where the folder can't be written.
+    What the same command has made there before is kept: all of them, or those that were done when it was interrupted. What another
+    one has made is replaced. Raises OptionError where the family has not so many graphs, FileError where the folder can't be written.
     """
     drawn = list(zip(architectures(family, graphs, seed), splits(family, graphs, seed), strict=True))
-    target = _emptied(folder / family)
-    loads, entries = [os.getloadavg()[0]], []
+    target = folder / family
+    make_folder(target)
+    index = _begun(target, _origin(family, graphs, seed))
+    entries = index["graphs"]
+    kept = len(entries)
+    if kept == graphs:
+        return 0
+    (target / INDEX).unlink(missing_ok=True)
     with ThreadExecutor(cpu_devices(1)) as executor:
-        for number, (architecture, split) in enumerate(drawn):
+        for number, (architecture, split) in list(enumerate(drawn))[kept:]:
             fine = costed_graph(executor, make_step(family, architecture, number))
             graph = coarse_graph(fine)
-            entry = {"file": f"graph_{number:02d}.json", "split": split, **_facts(fine, graph)}
+            entry = {"file": f"graph_{number:02d}.json.gz", "split": split, **_facts(fine, graph)}
             entry["architecture"] = {"kind": type(architecture).__name__.lower(), **asdict(architecture)}
             graph.save(target / entry["file"], compact=True)
-            loads.append(os.getloadavg()[0])
             entries.append(entry)
-    load = {"least": min(loads), "most": max(loads)}
-    index = {**_origin(family, graphs, seed), "load_average": load, "graphs": entries}
-    write_json(target / INDEX, index, compact=True)
-    return index
+            index["load_average"] = _with(index["load_average"], os.getloadavg()[0])
+            write_json(target / (UNFINISHED if len(entries) < graphs else INDEX), index, compact=True)
+    (target / UNFINISHED).unlink(missing_ok=True)
+    return graphs - kept
 
 
 def make_step(family: str, architecture: Any, number: int) -> TrainingStep:
@@ -110,12 +117,17 @@ def _origin(family: str, graphs: int, seed: int) -> dict[str, Any]:
     }
 
 
-def _emptied(folder: Path) -> Path:
-    """The folder, made if need be and without an index: that comes last, when all it names is there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        require_writable(folder / INDEX)
-        (folder / INDEX).unlink(missing_ok=True)
-    except OSError as e:
-        raise FileError(f"cannot make the folder {str(folder)!r}: {e.strerror}; choose another --out") from e
-    return folder
+def _begun(folder: Path, origin: dict[str, Any]) -> dict[str, Any]:
+    """The index of what is there of the same origin, whole or as far as it goes; else one without graphs."""
+    for name in (INDEX, UNFINISHED):
+        if (folder / name).exists():
+            index = read_json(folder / name, "index")
+            same = all(index.get(key) == value for key, value in origin.items())
+            if same and all((folder / entry["file"]).exists() for entry in index["graphs"]):
+                return index
+    load = os.getloadavg()[0]
+    return {**origin, "load_average": {"least": load, "most": load}, "graphs": []}
+
+
+def _with(range_: dict[str, float], value: float) -> dict[str, float]:
+    return {"least": min(range_["least"], value), "most": max(range_["most"], value)}

@@ -1,9 +1,11 @@
-"""Reading and writing the project's JSON files: strict on the way in, atomic on the way out."""
+"""Reading and writing the project's JSON files: strict on the way in, atomic on the way out. Compressed files are read as well."""
 
 import errno
+import gzip
 import json
 import os
 import tempfile
+import zlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,16 +13,21 @@ from typing import Any
 from baechi_ext.errors import FileError
 
 SCHEMA_VERSION = 1
+_GZIP = b"\x1f\x8b"
+"""How a compressed file begins; JSON never does."""
 
 
 def read_json(path: str | Path, kind: str) -> dict[str, Any]:
-    """The object in a JSON file; `kind` ("graph", "plan", ...) names it in messages.
+    """The object in a JSON file, compressed by gzip or not; `kind` ("graph", "plan", ...) names it in messages.
 
     Raises FileError where the file is missing, truncated, not JSON, not an object, or of a newer schema. Numbers are not
     looked at: who reads a field refuses NaN there, and can say whose it is.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        content = Path(path).read_bytes()
+        text = (gzip.decompress(content) if content.startswith(_GZIP) else content).decode()
+    except (EOFError, zlib.error, gzip.BadGzipFile) as e:
+        raise FileError(f"{kind} file {str(path)!r} is damaged: {e}; write it again") from e
     except OSError as e:
         raise FileError(f"cannot read {kind} file {str(path)!r}: {e.strerror}; check the path") from e
     except UnicodeDecodeError as e:
@@ -59,9 +66,10 @@ def write_json(path: str | Path, value: dict[str, Any], *, compact: bool = False
     """Writes `value` beside `path` and renames it into place, so that a reader never sees half a file.
 
     `compact`: without indentation, for files that are kept in numbers. Raises FileError where the folder is missing or not
-    writable; nothing is left behind then.
+    writable; nothing is left behind then. A file whose name ends in .gz is compressed, and is the same for the same value.
     """
-    write_bytes(path, _encode(value, compact))
+    content = _encode(value, compact)
+    write_bytes(path, gzip.compress(content, mtime=0) if Path(path).suffix == ".gz" else content)
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:

@@ -1,6 +1,7 @@
 """`baechi datasets list`, and what both actions refuse."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,13 @@ def test_what_is_refused(run, line: list[str], code: int, message: str) -> None:
     assert (found, out) == (code, "")
     assert err.startswith("error: ")
     assert message in err
+
+
+def test_without_torch(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "runtime.datasets", raising=False)
+    code, out, err = run("datasets", "make", "ptb", f"--out={tmp_path}")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: `baechi datasets make` captures real training steps, which needs PyTorch (")
+    assert err.endswith("pip install 'baechi-ext[torch]'\n")
+    assert list(tmp_path.iterdir()) == []

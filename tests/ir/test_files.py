@@ -1,6 +1,7 @@
 """JSON files: strict on the way in, whole or not there on the way out."""
 
 import errno
+import gzip
 import json
 import os
 import stat
@@ -26,6 +27,10 @@ UNREADABLE = [
     (b"null", "holds a JSON NoneType, expected an object"),
     (b'{"schema_version": 2}', "has schema_version 2; this program reads 1"),
     (b'{"schema_version": "1"}', "has schema_version '1'; this program reads 1"),
+    (gzip.compress(b'{"a": 1}')[:-9], "is damaged: Compressed file ended before .*; write it again"),
+    (gzip.compress(b'{"a": 1}')[:-1] + b"x", "is damaged: Incorrect length of data"),
+    (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\x07", "is damaged: Error -3 while decompressing data"),
+    (gzip.compress(b"[1, 2]"), "holds a JSON list, expected an object"),
 ]
 
 
@@ -59,6 +64,18 @@ def test_what_is_written_is_read_back(tmp_path: Path, value: dict[str, Any]) -> 
     assert read_json(tmp_path / "x.json", "graph") == value
     assert stat.S_IMODE((tmp_path / "x.json").stat().st_mode) == 0o644
     assert list(tmp_path.iterdir()) == [tmp_path / "x.json"]
+
+
+def test_compressed_by_name(tmp_path: Path) -> None:
+    """The same bytes each time, whenever it is written; whoever reads need not know that it is compressed."""
+    value = {"schema_version": 1, "n": list(range(100))}
+    for name in ("x.json", "x.json.gz", "y.json.gz"):
+        write_json(tmp_path / name, value)
+    x, y = ((tmp_path / name).read_bytes() for name in ("x.json.gz", "y.json.gz"))
+    assert x == y
+    assert gzip.decompress(x) == (tmp_path / "x.json").read_bytes()
+    (tmp_path / "unnamed").write_bytes(x)
+    assert read_json(tmp_path / "x.json.gz", "graph") == read_json(tmp_path / "unnamed", "graph") == value
 
 
 def test_text_is_written_as_text(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_cifar10_has_both_spaces() -> None:
 @pytest.mark.parametrize("family", RECIPES)
 def test_made_and_loaded(family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["datasets", "make", family, f"--out={tmp_path}", "--graphs=2", "--seed=3"]) == 0
-    assert capsys.readouterr().out == f"2 graphs of {family} written to {tmp_path / family}\n"
+    assert capsys.readouterr().out == f"2 graphs of {family} are in {tmp_path / family}, 2 of them new\n"
     index = datasets.read_index(family, tmp_path)
     assert (index["seed"], index["command"]) == (3, f"baechi datasets make {family} --graphs=2 --seed=3")
     graphs = datasets.load(family, folder=tmp_path)
@@ -115,23 +115,51 @@ def test_equal_costs_give_equal_data() -> None:
     assert {op.compute_us for op in coarse_graph(graph).ops} <= {float(f"{op.compute_us:.4g}") for op in coarse_graph(graph).ops}
 
 
-@pytest.mark.usefixtures("small")
-def test_nothing_is_left_of_an_old_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Making stops at the second graph: the folder then has no index, rather than one of other files."""
-    (tmp_path / "nmt").mkdir()
-    (tmp_path / "nmt" / "index.json").write_text(json.dumps({"graphs": []}))
-    built = []
+class Building:
+    """Builds small translators, and counts them; the one of a number is interrupted."""
 
-    def build(lengths: Lengths) -> object:
-        built.append(lengths)
-        if len(built) == 2:
+    def __init__(self, interrupted: int) -> None:
+        self.interrupted = interrupted
+        self.built: list[Lengths] = []
+
+    def __call__(self, lengths: Lengths) -> object:
+        self.built.append(lengths)
+        if len(self.built) == self.interrupted:
             raise KeyboardInterrupt
         return SMALL["nmt"](lengths)
 
-    monkeypatch.setitem(RECIPES, "nmt", replace(RECIPES["nmt"], build=build))
+
+@pytest.fixture
+def building(monkeypatch: pytest.MonkeyPatch) -> Building:
+    found = Building(interrupted=2)
+    monkeypatch.setitem(RECIPES, "nmt", replace(RECIPES["nmt"], build=found))
+    return found
+
+
+def test_an_interrupted_family_is_gone_on_with(building: Building, tmp_path: Path) -> None:
+    """The second of three graphs is interrupted: there is no index of other files then, and the first graph is not made again."""
+    folder = tmp_path / "nmt"
+    folder.mkdir()
+    (folder / "index.json").write_text(json.dumps({"graphs": []}))
     with pytest.raises(KeyboardInterrupt):
-        make_family("nmt", tmp_path, 2, 0)
-    assert [path.name for path in (tmp_path / "nmt").iterdir()] == ["graph_00.json"]
+        make_family("nmt", tmp_path, 4, 0)
+    assert sorted(path.name for path in folder.iterdir()) == ["graph_00.json.gz", "unfinished.json"]
+    first = (folder / "graph_00.json.gz").read_bytes()
+    assert make_family("nmt", tmp_path, 4, 0) == 3
+    assert (folder / "graph_00.json.gz").read_bytes() == first
+    assert sorted(path.name for path in folder.iterdir()) == [*(f"graph_0{n}.json.gz" for n in range(4)), "index.json"]
+    expected = architectures("nmt", 4, 0)
+    assert building.built == [*expected[:2], *expected[1:]]
+    sizes = [entry["architecture"]["max_seq_length"] for entry in datasets.read_index("nmt", tmp_path)["graphs"]]
+    assert sizes == [lengths.max_seq_length for lengths in expected]
+
+
+def test_what_is_there_is_not_made_again(building: Building, tmp_path: Path) -> None:
+    building.interrupted = 0
+    assert [make_family("nmt", tmp_path, 2, seed) for seed in (0, 0, 1)] == [2, 0, 2]
+    (tmp_path / "nmt" / "graph_01.json.gz").unlink()
+    assert make_family("nmt", tmp_path, 2, 1) == 2
+    assert len(building.built) == 6
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
