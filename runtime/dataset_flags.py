@@ -18,7 +18,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     families = "; ".join(f"{name}: {text}" for name, text in FAMILIES.items())
     parser.add_argument("action", type=flags.one_of(ACTIONS), metavar="ACTION", help="make: graph files; list: what there is of them")
     parser.add_argument("families", type=flags.one_of(FAMILIES), nargs="*", metavar="FAMILY", help=f"{families} (list: default all)")
-    parser.add_argument("--out", metavar="FOLDER", help="make: write FOLDER/FAMILY/graph_00.json, ... and index.json (default datasets)")
+    parser.add_argument("--out", metavar="FOLDER", help="make: write FOLDER/FAMILY/graph_00.json.gz, ... and index.json (default datasets)")
     parser.add_argument("--graphs", type=_even, metavar="N", help=f"make: of each family (default {DEFAULT_GRAPHS}), half for testing")
     parser.add_argument("--seed", type=flags.whole, metavar="N", help="make: architectures and split are drawn from it (default 0)")
     parser.add_argument("--folder", metavar="FOLDER", help="list: what `make` wrote to (default what comes with the package)")
