@@ -14,6 +14,8 @@ from baechi_ext.ir.expert import ExpertFile
 from baechi_ext.ir.numbers import as_number
 from baechi_ext.place.adjust import ADJUSTMENTS
 from baechi_ext.place.common import PlaceOptions
+from baechi_ext.place.order_choice import AUTO
+from baechi_ext.place.order_choice import HELP as AUTO_HELP
 from baechi_ext.place.registry import METHODS, require_taken
 from baechi_ext.place.traversal import TRAVERSALS
 from runtime.pipeline import PlanRequest
@@ -89,7 +91,7 @@ def add_placing_flags(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="m_sct: up to this LP value a successor counts as the favourite child (default %(default)s)",
     )
-    _add_choice(group, "--traversal_order", TRAVERSALS, None)
+    _add_choice(group, "--traversal_order", {AUTO: (AUTO_HELP,), **TRAVERSALS}, None)
     group.add_argument("--placeto_policy", metavar="FILE", help="placeto: a policy file instead of the one that comes with the package")
     group.add_argument(
         "--placeto_episodes",

@@ -171,8 +171,8 @@ def _judged(task: Task, seen: PlanResult) -> PlanResult:
 
 
 def _as_found(found: PlanResult, result: PlanResult) -> PlanResult:
-    """A result with what is said of the one that it was made from."""
-    return replace(result, interrupted=found.interrupted, notes=found.notes)
+    """A result with what is said of the one that it was made from, the options with which it was made among it."""
+    return replace(result, plan=replace(result.plan, options=found.plan.options), interrupted=found.interrupted, notes=found.notes)
 
 
 def _verify_grouping(grouping: Grouping) -> None:

@@ -35,7 +35,7 @@ class PlaceOptions:
     time_limit_seconds: float = 60.0
     """For solvers and searches."""
     traversal_order: str | None = None
-    """For methods that visit ops one after the other: a key of TRAVERSALS; None is the method's own order."""
+    """For methods that visit ops one after the other: a key of TRAVERSALS, or "auto"; None is the method's own order."""
     placeto_policy: str | None = None
     """placeto: a policy file; None is the one that comes with the package."""
     placeto_episodes: int = 0

@@ -3,6 +3,7 @@
 Modules are loaded when a method is asked for.
 """
 
+from dataclasses import replace
 from importlib import import_module
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from baechi_ext.errors import OptionError
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.common import PlaceOptions, PlanResult
+from baechi_ext.place.order_choice import AUTO, choose_order
 
 
 class Method(NamedTuple):
@@ -66,7 +68,7 @@ METHODS: dict[str, Method] = {
 
 
 def place(method: str, graph: OpGraph, cluster: Cluster, options: PlaceOptions = PlaceOptions()) -> PlanResult:  # noqa: B008 - frozen
-    """The plan of `method` (a key of METHODS) for a costed graph.
+    """The plan of `method` (a key of METHODS) for a costed graph. Where the order is to be chosen, its notes say which one was, and why.
 
     Raises OptionError for an unknown method or an option that is not for it, InfeasibleError where no valid plan was found.
     """
@@ -74,7 +76,12 @@ def place(method: str, graph: OpGraph, cluster: Cluster, options: PlaceOptions =
         raise OptionError(f"unknown placement method {method!r}; choose one of {', '.join(METHODS)}")
     require_taken(method, options)
     module, function = METHODS[method].function.split(":")
-    return getattr(import_module(module), function)(graph, cluster, options)
+    placer = getattr(import_module(module), function)
+    if options.traversal_order != AUTO:
+        return placer(graph, cluster, options)
+    choice = choose_order(method, graph, cluster)
+    result = placer(graph, cluster, replace(options, traversal_order=choice.order))
+    return replace(result, notes=(*result.notes, choice.reason))
 
 
 def require_taken(method: str, options: PlaceOptions) -> None:

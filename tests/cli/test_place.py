@@ -13,6 +13,7 @@ import pytest
 from baechi_ext.group.registry import GROUPERS, PLACER_TYPES
 from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.place.registry import METHODS
+from baechi_ext.place.traversal import TRAVERSALS
 from baechi_ext.simulate import simulate
 from runtime.cli import main
 from tests.cli.files import ROOT, a_graph, write
@@ -244,3 +245,16 @@ def test_a_traversal_order(run: Run, graph: Path) -> None:
     plans = [json.loads(run("place", graph, *flags, *order)[1]) for order in ((), ("--traversal_order=reversed_topo",))]
     assert [plan["placement"] for plan in plans] == [{"a": 0, "b": 1, "c": 2}, {"c": 0, "b": 1, "a": 2}]
     assert [plan["options"].get("traversal_order") for plan in plans] == [None, "reversed_topo"]
+
+
+@pytest.mark.parametrize("grouping", [(), ("--placer_type=colocation",), ("--cost_factor=1.5",)])
+def test_an_order_chosen_by_rule_is_explained(run: Run, big: Path, grouping: tuple[str, ...]) -> None:
+    """Whatever way the plan comes about, it names the order that was used, and a note says why."""
+    flags = ("--num_devices=2", "--placement_method=m_topo", "--traversal_order=auto", *grouping)
+    plan = json.loads(run("place", big, *flags, "--json")[1])
+    order = plan["options"]["traversal_order"]
+    assert order in TRAVERSALS
+    assert [note.partition(": ")[0] for note in plan["notes"]] == [f"traversal order {order}"]
+    same = json.loads(run("place", big, *flags, f"--traversal_order={order}", "--json")[1])
+    assert same["placement"] == plan["placement"]
+    assert f"  traversal order {order}: " in run("place", big, *flags)[1]

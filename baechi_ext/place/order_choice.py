@@ -1,0 +1,52 @@
+"""The traversal order `auto`: for each method a decision tree over features of the graph, two questions deep at most.
+
+The trees were fitted; where questions did not help on graphs that had no part in it, a tree is one order. They are in order_rules.json,
+beside the command that fitted them.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from baechi_ext.ir.cluster import Cluster
+from baechi_ext.ir.files import read_json
+from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.place.graph_features import GraphFeatures
+
+AUTO = "auto"
+HELP = "the one that a fitted rule recommends for the method and the graph; the output says which and why"
+RULES = Path(__file__).parent / "order_rules.json"
+Rule = Mapping[str, Any]
+"""{"order": ...}, where it is not a fitted one with "why", or {"feature": ..., "at_most": ..., "then": a rule, "else": a rule}."""
+
+
+class OrderChoice(NamedTuple):
+    """An order, a key of TRAVERSALS, and a line that says why."""
+
+    order: str
+    reason: str
+
+
+def choose_order(method: str, graph: OpGraph, cluster: Cluster) -> OrderChoice:
+    """The order that a method of those that visit ops in one is recommended to visit the ops of this graph in."""
+    rule = _rules()[method]
+    order, answers = decide(rule, GraphFeatures.of(graph, cluster))
+    why = ", ".join(answers) or rule.get("why", f"on average the best one for {method}")
+    return OrderChoice(order, f"traversal order {order}: {why}")
+
+
+def decide(rule: Rule, features: GraphFeatures) -> tuple[str, list[str]]:
+    """The order that a rule comes to, and what the questions on the way there were answered."""
+    answers = []
+    while "order" not in rule:
+        value, limit = getattr(features, rule["feature"]), rule["at_most"]
+        below = value <= limit
+        answers.append(f"{rule['feature'].replace('_', ' ')} {value:.4g} {'<=' if below else '>'} {limit:.4g}")
+        rule = rule["then" if below else "else"]
+    return rule["order"], answers
+
+
+@cache
+def _rules() -> dict[str, Rule]:
+    return read_json(RULES, "order rules")["rules"]
