@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from baechi_ext.datasets import FAMILIES, INSTALLED
-from runtime import flags
+from runtime import flags, study_flags
 
 if TYPE_CHECKING:
     from runtime.placeto_comparison import ComparisonRequest
@@ -154,9 +154,22 @@ def _evaluate(args: argparse.Namespace) -> Report:
     return compare(comparison_request_of(args))
 
 
+def _study_flags(parser: argparse.ArgumentParser) -> None:
+    add_source_flags(parser)
+    study_flags.add_flags(parser)
+
+
+def _study(args: argparse.Namespace) -> Report:
+    request = study_flags.request_of(args)
+    from runtime.placeto_study import study
+
+    return study(request)
+
+
 ACTIONS: dict[str, Action] = {
     "train": Action("train a policy on the graphs of families, or go on with a training", _train_flags, _train),
     "evaluate": Action("compare placeto with other methods on graphs it was not trained on", _evaluate_flags, _evaluate),
+    "study": Action("find out which traversal order Placeto learns best in, family by family", _study_flags, _study),
 }
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baechi_ext.datasets import FAMILIES, read_index
+from baechi_ext.datasets.families import INDEX
 from baechi_ext.errors import FileError, OptionError
 from baechi_ext.ir import OpGraph
 
@@ -33,7 +34,7 @@ class Source:
             folder = Path(self.name)
             if not folder.is_dir():
                 raise OptionError(f"{self.name!r} is neither a family ({', '.join(FAMILIES)}) nor a folder; give one of them")
-            names = sorted(path.name for path in folder.glob("*.json"))
+            names = sorted(path.name for path in folder.glob("*.json*") if path.name != INDEX)
         if not names:
             raise FileError(f"{str(folder)!r} has no graph files; expected some *.json")
         return {name: OpGraph.load(folder / name) for name in names[: self.most]}

@@ -21,7 +21,8 @@ LIBRARY = {
     "shard": {"errors", "ir", "capture", "cost", "group", "simulate"},
 }
 """What each part of baechi_ext may import besides itself."""
-DRIVERS = {"baechi_flags", "cli", "__main__", "dataset_flags", "flags", "pipeline", "placeto_flags", "train_flags", "training"}
+DRIVERS = {"cli", "__main__", "pipeline", "training", "flags"}
+DRIVERS |= {f"{name}_flags" for name in ("baechi", "dataset", "placeto", "study", "train")}
 """Modules of runtime that drive its stages; no stage imports them."""
 FRAMEWORKS = {"torch", "tensorflow", "torchvision", "jax"}
 

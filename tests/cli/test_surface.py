@@ -62,6 +62,7 @@ PLACETO_FLAGS = {
         "--tensorboard", "--out", "--json",
     },
     "evaluate": SOURCES | {"--policy", "--methods", "--evaluations", "--seed", "--out", "--plot", "--json"},
+    "study": SOURCES | {"--orders", "--split", "--repeats", "--episodes", "--seed", "--workers", "--budget", "--out", "--plot", "--json"},
 }  # fmt: skip
 
 
