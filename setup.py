@@ -10,7 +10,7 @@ RANGES = {
     "solvers": ["ortools>=9.12,<10", "pymetis>=2025.2"],
     "torch": ["torch>=2.8,<3", "safetensors>=0.5,<1"],
     "tensorflow": ["tensorflow>=2.18,<3"],
-    "plots": ["matplotlib>=3.9,<4"],
+    "plots": ["matplotlib>=3.9,<4", "tensorboard>=2.18,<3"],
     "nvidia": ["nvidia-ml-py>=12.535"],
     "dev": ["pytest>=8.3,<10", "hypothesis>=6.120,<7", "ruff>=0.15,<1"],
 }

@@ -20,7 +20,7 @@ PINS = {
     for line in (ROOT / "constraints.txt").read_text().splitlines()
     if line and not line.startswith("#")
 }
-INSTALLED = [Requirement(text) for extra in ("core", "torch", "dev") for text in RANGES[extra]]
+INSTALLED = [Requirement(text) for extra in ("core", "torch", "solvers", "plots", "dev") for text in RANGES[extra]]
 
 
 @pytest.mark.parametrize("requirement", INSTALLED, ids=str)

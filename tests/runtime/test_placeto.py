@@ -100,7 +100,7 @@ def test_a_training_begins_with_a_policy(request_to_train: TrainingRequest, tmp_
 
 def test_tensorboard_is_asked_for_where_it_is_missing(request_to_train: TrainingRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(MissingBackendError, match="pip install tensorboard"):
+    with pytest.raises(MissingBackendError, match="pip install 'baechi-ext"):
         train(replace(request_to_train, tensorboard=True))
 
 
@@ -132,6 +132,13 @@ def test_what_a_comparison_writes(request_to_compare: ComparisonRequest) -> None
     assert (request_to_compare.out / "ptb.md").read_text().splitlines() == report.lines()
     assert [len(written["distributions"][name]) for name in ("single", "m_etf", "expert")] == [2, 2, 0]
     assert written["graphs"][1]["methods"]["single"]["step_us"] == 80
+
+
+def test_a_plot_of_distributions(request_to_compare: ComparisonRequest) -> None:
+    compare(replace(request_to_compare, methods=("single", "m_etf"), plot=True))
+    text = (request_to_compare.out / "ptb.svg").read_text()
+    assert text.lstrip().startswith("<?xml")
+    assert all(name in text for name in ("single", "m_etf"))
 
 
 def test_the_same_comparison_twice(request_to_compare: ComparisonRequest) -> None:

@@ -140,7 +140,6 @@ def test_a_budget_decides_and_is_kept(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_plots(folder: Path) -> None:
-    pytest.importorskip("matplotlib")
     assert cli.main(command(folder, "--plot")) == 0
     for name in ("boxes", "curves", "improvement"):
         text = (folder / "out" / f"{name}.svg").read_text()

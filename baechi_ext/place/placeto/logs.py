@@ -32,7 +32,7 @@ def tensorboard_log(folder: str | Path) -> Watch:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as e:
-        raise MissingBackendError("TensorBoard scalars need tensorboard; pip install tensorboard, or keep to the CSV file") from e
+        raise MissingBackendError("TensorBoard scalars need tensorboard; pip install 'baechi-ext[plots]', or keep to the CSV file") from e
     writer = SummaryWriter(str(folder))
 
     def write(progress: TrainingProgress) -> None:

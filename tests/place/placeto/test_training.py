@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from baechi_ext.errors import FileError, MissingBackendError, OptionError, PolicyError
 from baechi_ext.ir import Cluster, OpGraph
@@ -190,9 +191,18 @@ def test_progress_and_its_csv_file(tmp_path: Path) -> None:
         csv_log(tmp_path / "no" / "log.csv")
 
 
+def test_scalars_for_tensorboard(tmp_path: Path) -> None:
+    told: list[TrainingProgress] = []
+    log = tensorboard_log(tmp_path)
+    Trainer(Policy.fresh(SMALL, 3), some_lessons(), SHORT).run(lambda progress: (told.append(progress), log(progress)))
+    written = EventAccumulator(str(tmp_path)).Reload()
+    scalars = [(event.step, event.value) for event in written.Scalars("placeto/reward")]
+    assert scalars == [(p.updates, pytest.approx(p.reward)) for p in told]
+
+
 def test_tensorboard_is_asked_for_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(MissingBackendError, match="pip install tensorboard"):
+    with pytest.raises(MissingBackendError, match="pip install 'baechi-ext"):
         tensorboard_log(tmp_path)
 
 
