@@ -46,7 +46,7 @@ def lower_bound_us(graph: OpGraph, cluster: Cluster, *, thorough: bool = False) 
         return 0.0
     relaxed = _relaxed(graph, cluster)
     fold_ops, deep_ops = (_THOROUGH_FOLD_OPS, _THOROUGH_DEEP_OPS) if thorough else (_FOLD_OPS, _DEEP_OPS)
-    return bound(relaxed, fold_ops, deep_ops) * (1.0 - relaxed.rounding)
+    return float(bound(relaxed, fold_ops, deep_ops) * (1.0 - relaxed.rounding))
 
 
 def _relaxed(graph: OpGraph, cluster: Cluster) -> Relaxed:

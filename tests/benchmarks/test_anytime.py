@@ -19,5 +19,5 @@ def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     short, longer = value["rows"]
     assert (short["limit_seconds"], longer["limit_seconds"], longer["of_longest"]) == (0.1, 0.5, 1)
     assert short["of_longest"] == short["predicted_us"] / longer["predicted_us"]
-    assert min(short["predicted_us"], longer["predicted_us"]) >= longer["lower_bound_us"] == lower_bound_us(case.graph, case.cluster)
+    assert min(short["predicted_us"], longer["predicted_us"]) >= longer["lower_bound_us"] >= lower_bound_us(case.graph, case.cluster)
     assert "| of the longest" in capsys.readouterr().out
