@@ -1,7 +1,8 @@
 """How the whole suite runs: the same hypothesis examples every time, no deadline on a shared machine, methods only where their
-solvers are."""
+solvers are, Ctrl-C as from a terminal."""
 
 import shutil
+import signal
 from importlib.util import find_spec
 
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile("suite", deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+# Shells start background jobs with Ctrl-C ignored, and what they start inherits that: tests that send it would wait in vain.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def missing_backends() -> dict[str, str]:
