@@ -170,7 +170,7 @@ WRONG_USAGE = [
     (("place", GRAPH, "--placement_method=best"), "unknown value 'best'; choose one of auto, refine, single, "),
     (("place", GRAPH, "--grouper=best"), "unknown value 'best'; choose one of tf, coplace"),
     (("place", GRAPH, "--placer_type=best"), "unknown value 'best'; choose one of default, colocation, fusion"),
-    (("place", GRAPH, "--placement_method=m_topo", "--traversal_order=best"), "unknown value 'best'; choose one of topo, reversed_topo, "),
+    (("place", GRAPH, "--placement_method=m_topo", "--traversal_order=best"), "unknown value 'best'; choose one of auto, topo, "),
     (("place", GRAPH, "--num_devices=2", "--traversal_order=bfs"), "--traversal_order is only for methods that visit ops in an order"),
     (("place", GRAPH, "--num_devices=2", "--placeto_episodes=9"), "are only for --placement_method=placeto, not auto; drop them"),
     (("place", GRAPH, "--sct_threshold=2"), "'2' is not a number from 0 to 1"),
