@@ -22,6 +22,8 @@ from baechi_ext.errors import BaechiError, ExecutionError, OptionError
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 3.0
+_PLAN_SECONDS = 20.0
+"""What rank 0 may take, once interrupted, to end its search and write the plan."""
 _LAST_WORDS_SECONDS = 2.0
 """How long a dead worker's peers may take to be found dead too, so that the first cause is reported and not its echo."""
 _PR_SET_PDEATHSIG = 1
@@ -122,7 +124,7 @@ def _interrupted(workers: Sequence[Worker]) -> str:
     for rank_0 in workers[:1]:
         rank_0.process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            rank_0.process.wait(timeout=_GRACE_SECONDS)
+            rank_0.process.wait(timeout=_PLAN_SECONDS)
             return "".join(rank_0.last_words()[:1]).removeprefix("error:").strip()
     return ""
 
