@@ -21,6 +21,8 @@ def missing_backends() -> dict[str, str]:
         missing["metis"] = "pymetis is not installed"
     if shutil.which("scotch_gmap") is None and shutil.which("gmap") is None:
         missing["scotch"] = "Scotch's gmap is not installed (apt-get install scotch)"
+    if find_spec("torch") is None:
+        missing["placeto"] = "torch is not installed"
     return missing
 
 
