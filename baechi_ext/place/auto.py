@@ -1,4 +1,4 @@
-"""The default: the best plan of the cheap methods, proven optimal where the graph is small, else refined for as long as there is time."""
+"""The default: the best plan of the cheap methods, proven optimal where that is quick, else refined for as long as there is time."""
 
 from baechi_ext.ir.check import verify_placement
 from baechi_ext.ir.cluster import Cluster
@@ -11,7 +11,7 @@ from baechi_ext.place.trial import try_orders
 
 
 def auto(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult:
-    """The best plan of the cheap methods and of `options.initial`; on small graphs the optimum; else refined until the time limit.
+    """The best plan of the cheap methods and of `options.initial`, refined until the time limit; proven where `exhaust` can.
 
     Never slower than `single` where one device holds the graph; where no plan found is faster than that, the plan is that one
     (`PlanResult.splits` is False). Raises InfeasibleError where no valid plan was found.

@@ -10,7 +10,6 @@ from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, SearchPr
 from baechi_ext.place.placeto.checkpoint import SHIPPED, load_policy
 from baechi_ext.place.placeto.decisions import MOST_DECISIONS, Decisions
 from baechi_ext.place.trial import Trial
-from baechi_ext.simulate import lower_bound_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,12 +76,11 @@ def _reporter(task: Task, lesson: "Lesson") -> "Callable[[TrainingProgress], Non
     watch = task.options.watch
     if watch is None:
         return None
-    bound_us = float(lower_bound_us(task.graph, task.cluster))
 
     def report(progress: "TrainingProgress") -> None:
         devices, (excess, makespan_us) = next(iter(lesson.best.items()))
         placed = Trial(lesson.decisions.placement(devices), None, task.simulator)
         excess_bytes = sum(placed.excess_bytes) if excess else 0.0
-        watch(SearchProgress(makespan_us, excess_bytes, bound_us, lesson.environment.simulated, task.elapsed_seconds()))
+        watch(SearchProgress(makespan_us, excess_bytes, task.bound_us, lesson.environment.simulated, task.elapsed_seconds()))
 
     return report
