@@ -116,8 +116,7 @@ def rnn(contest: Contest) -> Entry:
 def annealing(contest: Contest) -> Entry:
     """Local search: the annealing of `refine`, which moves ops in their order, too."""
     task = contest.begin("annealing")
-    fastest = max(range(len(contest.cluster)), key=lambda d: contest.cluster.devices[d].speed)
-    start = Trial((fastest,) * len(contest.graph), None, task.simulator)
+    start = Trial((contest.cluster.fastest,) * len(contest.graph), None, task.simulator)
     told: list[SearchProgress] = []
     limits = Limits(task.bound_us, clock_seconds() + _LONG_SECONDS, contest.seed, told.append, contest.evaluations)
     best, _ = anneal(start, task.block_levels, limits)

@@ -251,8 +251,8 @@ def local_search(decisions: Decisions, episodes: int, seed: int) -> list[Point]:
 
 
 def _first_point(environment: Environment, begun_seconds: float) -> Point:
-    """Of all episodes: all on the fastest device, of equals the first."""
-    speeds = [device.speed for device in environment.decisions.cluster.devices]
-    environment.reset([(speeds.index(max(speeds)),) * len(environment.decisions)])
+    """Of all episodes: all on the fastest device."""
+    decisions = environment.decisions
+    environment.reset([(decisions.cluster.fastest,) * len(decisions)])
     step_us = float(environment.makespans_us[0])
     return Point(0, step_us, step_us, environment.simulated, time.process_time() - begun_seconds)

@@ -87,6 +87,11 @@ class Cluster:
     def __len__(self) -> int:
         return len(self.devices)
 
+    @property
+    def fastest(self) -> int:
+        """The position of the fastest device, of equals the first."""
+        return max(range(len(self.devices)), key=lambda d: (self.devices[d].speed, -d))
+
     def link(self, source: int, target: int) -> Link:
         return self.pairs.get((self.devices[source].name, self.devices[target].name), self.default)
 

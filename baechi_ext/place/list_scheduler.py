@@ -65,8 +65,7 @@ def schedules(
     One that exceeds any is tried again with limits lowered by that. Schedules that would take long are left out: those of a large
     graph with so many ops ready at once that they wait for one another's transfers.
     """
-    fastest = max(range(len(cluster)), key=lambda d: (cluster.devices[d].speed, -d))
-    alone = Schedule((fastest,) * len(graph), graph.order)
+    alone = Schedule((cluster.fastest,) * len(graph), graph.order)
     if len(cluster) == 1:
         return [alone]
     factors = RELUCTANCES if len(graph) <= FEW_OPS else RELUCTANCES[:1]

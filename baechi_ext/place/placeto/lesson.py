@@ -93,8 +93,7 @@ class Lesson:
 
     def single(self) -> Devices:
         """All decisions on the fastest device."""
-        speeds = [device.speed for device in self.decisions.cluster.devices]
-        return (speeds.index(max(speeds)),) * len(self.decisions)
+        return (self.decisions.cluster.fastest,) * len(self.decisions)
 
     def _random(self, generator: "Generator | None") -> np.ndarray:
         import torch
