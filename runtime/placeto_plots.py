@@ -16,11 +16,19 @@ def require_matplotlib() -> Any:
     return Figure
 
 
-def save_distributions(path: Path, title: str, curves: Mapping[str, Sequence[float]]) -> None:
-    """Writes the distribution functions of sorted values, by name, as the format that the path's suffix says.
+def save_figure(figure: Any, path: Path) -> None:
+    """Writes a figure as the format that the path's suffix says; the same file for the same figure. Raises FileError where it can't be."""
+    import matplotlib as mpl
 
-    Raises MissingBackendError without matplotlib, FileError where the file can't be written.
-    """
+    try:
+        with mpl.rc_context({"svg.hashsalt": path.stem}):
+            figure.savefig(path, metadata={"Date": None})
+    except OSError as e:
+        raise FileError(f"cannot write {str(path)!r}: {e.strerror}; choose another --out") from e
+
+
+def save_distributions(path: Path, title: str, curves: Mapping[str, Sequence[float]]) -> None:
+    """Writes the distribution functions of sorted values, by name. Raises MissingBackendError without matplotlib, FileError."""
     figure = require_matplotlib()(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     for name, values in curves.items():
@@ -28,7 +36,4 @@ def save_distributions(path: Path, title: str, curves: Mapping[str, Sequence[flo
             axes.step([values[0], *values], [i / len(values) for i in range(len(values) + 1)], where="post", label=name)
     axes.set(title=title, xlabel="step / lower bound", ylabel="share of the graphs")
     axes.legend()
-    try:
-        figure.savefig(path)
-    except OSError as e:
-        raise FileError(f"cannot write {str(path)!r}: {e.strerror}; choose another --out") from e
+    save_figure(figure, path)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtime.placeto_plots import require_matplotlib
+from runtime.placeto_plots import require_matplotlib, save_figure
 from runtime.study_runs import CONTROLS, LOCAL_SEARCH, UNTRAINED
 from runtime.study_table import StudyTable
 
@@ -27,10 +27,7 @@ def _write(path: Path, table: StudyTable, draw: "Callable[[Axes, StudyTable, str
     for axes, source in zip(figure.subplots(1, len(table.sources), squeeze=False)[0], table.sources, strict=True):
         axes.set_title(source)
         draw(axes, table, source)
-    import matplotlib as mpl
-
-    with mpl.rc_context({"svg.hashsalt": path.stem}):  # the same file for the same study
-        figure.savefig(path, metadata={"Date": None})
+    save_figure(figure, path)
     return path
 
 
