@@ -25,3 +25,9 @@ def cluster_of(
     memory = fields.pop("memory_bytes", None)
     devices = tuple(Device(f"device:{i}", memory, speeds[i] if speeds else 1.0) for i in range(n))
     return Cluster(devices, link, **fields)
+
+
+def with_memory(cluster: Cluster, memory_bytes: int | None) -> Cluster:
+    """The cluster with the same limit for every device."""
+    devices = tuple(Device(d.name, memory_bytes, d.speed) for d in cluster.devices)
+    return Cluster(devices, cluster.default, cluster.pairs, cluster.parallel_transfers)

@@ -22,16 +22,11 @@ from baechi_ext.place.exact.search import Search, exchangeable
 from baechi_ext.place.registry import place
 from baechi_ext.simulate import AdaptiveSimulator, simulate
 from tests import oracle
-from tests.build import cluster_of, graph_of
+from tests.build import cluster_of, graph_of, with_memory
 from tests.place.instances import RUNNABLE
 from tests.simulate.strategies import clusters, graphs
 
 TIES = graph_of({"a": 1, "b": 5, "c": 5, "d": 5}, ("a", "b", 2), ("a", "c", 2), ("a", "d", 2))
-
-
-def with_memory(cluster: Cluster, memory_bytes: int | None) -> Cluster:
-    devices = tuple(Device(d.name, memory_bytes, d.speed) for d in cluster.devices)
-    return Cluster(devices, cluster.default, cluster.pairs, cluster.parallel_transfers)
 
 
 def searched_us(graph: OpGraph, cluster: Cluster) -> float:

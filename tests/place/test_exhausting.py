@@ -5,22 +5,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baechi_ext.errors import InfeasibleError
-from baechi_ext.ir import Cluster, Device, OpGraph
+from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.place.common import PlaceOptions, begin
 from baechi_ext.place.exact.search import Search
 from baechi_ext.place.exhausting import exhaust
 from baechi_ext.place.registry import place
 from baechi_ext.place.trial import Trial
 from tests import oracle
-from tests.build import cluster_of, graph_of
+from tests.build import cluster_of, graph_of, with_memory
 from tests.simulate.strategies import clusters, graphs
 
 
 @settings(max_examples=40)
 @given(graphs(max_ops=4), clusters(max_devices=3), st.sampled_from([None, 8, 14, 20]))
 def test_small_graphs_get_the_optimum_and_a_proof(graph: OpGraph, cluster: Cluster, memory_bytes: int | None) -> None:
-    devices = tuple(Device(d.name, memory_bytes, d.speed) for d in cluster.devices)
-    cluster = Cluster(devices, cluster.default, cluster.pairs, cluster.parallel_transfers)
+    cluster = with_memory(cluster, memory_bytes)
     best = oracle.optimum(graph, cluster, with_orders=True)
     try:
         result = place("auto", graph, cluster, PlaceOptions(time_limit_seconds=2))

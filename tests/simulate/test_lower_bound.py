@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from baechi_ext.ir import Cluster, Device, Link, OpGraph
 from baechi_ext.simulate import lower_bound_us, simulate
 from tests import oracle
-from tests.build import cluster_of, graph_of
+from tests.build import cluster_of, graph_of, with_memory
 from tests.simulate.strategies import cases, clusters, graphs
 
 ABC = {"a": 3, "b": 4, "c": 5}
@@ -80,8 +80,7 @@ def test_no_plan_is_faster(case: tuple[OpGraph, Cluster], seed: int) -> None:
 @settings(max_examples=60)
 @given(graphs(max_ops=4), clusters(max_devices=3), st.sampled_from([None, 6, 12, 20]))
 def test_never_above_the_optimum(graph: OpGraph, cluster: Cluster, memory_bytes: int | None) -> None:
-    devices = tuple(Device(d.name, memory_bytes, d.speed) for d in cluster.devices)
-    cluster = Cluster(devices, cluster.default, cluster.pairs, cluster.parallel_transfers)
+    cluster = with_memory(cluster, memory_bytes)
     best = oracle.optimum(graph, cluster, with_orders=True)
     if best.placement is not None:
         assert lower_bound_us(graph, cluster) <= best.makespan_us
