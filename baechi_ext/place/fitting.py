@@ -17,10 +17,11 @@ from baechi_ext.place.refine_kernel import Search, make_search
 from baechi_ext.place.trial import Trial
 from baechi_ext.simulate.arrays import Problem, State, make_problem, make_state
 
-_ORDER_SHARES = (0.0, 0.6)
+_ORDER_SHARES = (0.0, 0.6, 0.3)
 """For each chain, how many of its moves change the order. The first one begins each round at its own best plan, in the draining order."""
-_HOT, _COLD = 0.02, 2e-5
-"""The first and the last temperature of a round, in parts of the mean limit."""
+_HOT, _COLD = (0.02, 0.02, 0.3), 2e-5
+"""For each chain the first temperature of a round, and the last one of all, in parts of the mean limit. A hot chain packs large units
+anew, a cool one improves on the order."""
 _FIRST_WORK, _FEWEST_STEPS = 1_000_000, 50
 """Of the first round: steps times ops."""
 _LOOK_SECONDS = 0.1
@@ -48,19 +49,19 @@ def fit(start: Trial, seed: int, effort: Effort, watch: Watch | None = None) -> 
     simulator = start.simulator
     problem = make_problem(simulator.graph, simulator.cluster)
     levels = block_levels(simulator.graph, simulator.cluster)
-    chains = [_Chain(problem, make_state(problem), make_search(problem, levels)) for _ in _ORDER_SHARES]
+    chains = [_Chain(problem, make_state(problem), make_search(problem, levels), *kind) for kind in zip(_ORDER_SHARES, _HOT, strict=True)]
     n = len(simulator.graph)
     bests = [start for _ in chains]
     best, left, rounds, done = start, effort.simulated_ops / n / len(chains), 0, 0
     steps = max(_FEWEST_STEPS, _FIRST_WORK // n)
-    chains[0].prepare(start, 0, 0.0, seed)
+    chains[0].prepare(start, 0, seed)
     chains[0].run()  # compiles it, where no thread waits for it
     until = time.perf_counter() + effort.seconds
     with ThreadPoolExecutor(len(chains)) as pool:
         while not best.valid and left > 0 and time.perf_counter() < until:
             for i, chain in enumerate(chains):
-                begin = bests[i] if _ORDER_SHARES[i] == 0 else best
-                chain.prepare(begin, int(min(steps, left)), _ORDER_SHARES[i], seed + 1_000_003 * (len(chains) * rounds + i))
+                begin = bests[i] if chain.order_share == 0 else best
+                chain.prepare(begin, int(min(steps, left)), seed + 1_000_003 * (len(chains) * rounds + i))
             running = [pool.submit(chain.run) for chain in chains]
             try:
                 while wait(running, _LOOK_SECONDS).not_done:
@@ -89,16 +90,18 @@ class _Chain:
     problem: Problem
     state: State
     search: Search
+    order_share: float
+    hot: float
 
     @property
     def evaluations(self) -> int:
         return int(self.search.settings["done"][0])
 
-    def prepare(self, start: Trial, steps: int, order_share: float, seed: int) -> None:
+    def prepare(self, start: Trial, steps: int, seed: int) -> None:
         """Sets the chain to a plan, and to its part of a round."""
         self.state.placement[:] = start.placement
         self.state.totals["has_priority"] = start.priority is not None
-        if order_share == 0:
+        if self.order_share == 0:
             self.state.totals["has_priority"] = True
             self.state.priority[:] = self.problem.ops["tail_us"][:-1]
         elif start.priority is not None:
@@ -106,8 +109,8 @@ class _Chain:
         limits = self.problem.devices["memory_bytes"]
         limit = float(np.mean(limits[np.isfinite(limits)]))
         settings = self.search.settings
-        settings["from_temperature"], settings["to_temperature"] = max(1.0, _HOT * limit), max(1e-3, _COLD * limit)
-        settings["steps"], settings["order_share"], settings["done"], settings["stop"] = steps, order_share, 0, False
+        settings["from_temperature"], settings["to_temperature"] = max(1.0, self.hot * limit), max(1e-3, _COLD * limit)
+        settings["steps"], settings["order_share"], settings["done"], settings["stop"] = steps, self.order_share, 0, False
         settings["random"] = scrambled(seed)
         settings["best_excess_bytes"] = settings["best_makespan_us"] = np.inf
 

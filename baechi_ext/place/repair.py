@@ -17,7 +17,7 @@ from baechi_ext.place.trial import Trial, draining_order, ranks, try_orders
 from baechi_ext.simulate import AdaptiveSimulator, Timeline
 
 REPAIRED_OPS, BRIEFLY_REPAIRED_OPS = 2_000_000, 50_000
-_FITTED_OPS = 10_000_000
+_FITTED_OPS = 20_000_000
 """How many ops a repair, and a search for a plan that fits, may simulate."""
 _FEWEST_STEPS, _MOST_STEPS = 16, 10_000
 _STEPS_PER_MOVE = 50
