@@ -136,10 +136,10 @@ class _Annealing:
         while any(chain.is_running() for chain in self.chains):
             for chain in self.chains:
                 chain.wait(_LOOK_SECONDS / len(self.chains))
-            if self.limits.watch is not None:
-                self.limits.watch(self._progress())
+            self._tell()
             if clock_seconds() >= self.limits.until_seconds:
                 self._stop()
+        self._tell()
         now_seconds = clock_seconds()
         rate = self.steps / (now_seconds - begun_seconds)
         possible = int(min((self.limits.until_seconds - now_seconds) * rate * _SAFETY, self._evaluations_left()))
@@ -158,11 +158,13 @@ class _Annealing:
         before, self.best = self.best, min(trials, key=lambda trial: trial.key)
         return self.best.key < before.key
 
-    def _progress(self) -> SearchProgress:
+    def _tell(self) -> None:
+        if self.limits.watch is None:
+            return
         plans = [(chain.settings["best_excess_bytes"], chain.settings["best_makespan_us"]) for chain in self.chains]
         excess_bytes, makespan_us = min([self.best.key, *plans])
         seconds = clock_seconds() - self.begun_seconds
-        return SearchProgress(float(makespan_us), float(excess_bytes), self.limits.bound_us, self._evaluations, seconds)
+        self.limits.watch(SearchProgress(float(makespan_us), float(excess_bytes), self.limits.bound_us, self._evaluations, seconds))
 
 
 class _Chain:
