@@ -1,17 +1,21 @@
-# make train | test | lint: each sets up .venv first, and again only where setup.py, pyproject.toml or constraints.txt changed.
+# make train | test | lint | test-compat: each sets up .venv first, and again only where setup.py, pyproject.toml or constraints.txt changed.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: train test lint
+.PHONY: train test test-compat lint
 
 train: $(STAMP)
 	$(BIN)/baechi train --model_name=inception_v3 --image_size=149 --batch_size=8 --placement_method=m_sct --num_devices=2
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q
+
+# The torch tests with the other release of torch that is supported, where it can be had; it takes a Python of its own.
+test-compat: $(STAMP)
+	COMPAT_PYTHON='$(COMPAT_PYTHON)' tests/compat.sh
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from baechi_ext.capture.torch_joint import Binding
+from baechi_ext.capture.torch_private import profiler_events
 from baechi_ext.cost.profile import Contention, OpProfile, Profile
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.simulate import Timeline
@@ -190,7 +191,7 @@ def _temporary_by_profiler(placed: PlacedStep) -> list[int]:
                     action(slots)
     finally:
         torch.set_num_threads(threads)
-    events = profiler.profiler.kineto_results.events()
+    events = profiler_events(profiler)
     spans = sorted((e.start_ns(), e.start_ns() + e.duration_ns(), int(e.name()[3:])) for e in events if e.name().startswith("op "))
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     position = 0

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from baechi_ext.capture.torch_private import abort_process_group
 from baechi_ext.errors import ExecutionError
 
 COMMAND, ANSWER = "command", "answer"
@@ -153,4 +154,4 @@ class WorkerGroup:
 
 def _abort() -> None:
     with contextlib.suppress(Exception):
-        dist.distributed_c10d._abort_process_group()
+        abort_process_group()

@@ -126,3 +126,34 @@ def test_the_command_line_loads_no_framework_no_solver_and_no_compiler() -> None
     loaded = loaded_by("import runtime.cli")
     assert "runtime" in loaded
     assert loaded & (FRAMEWORKS | {"pulp", "highspy", "ortools", "numba", "llvmlite", "numpy"}) == set()
+
+
+# The parts of torch that are not public
+
+
+def private_names(path: Path) -> Iterator[str]:
+    """Dotted names of torch in a file with a part that begins with an underscore."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    alias = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            alias |= {a.asname or a.name.split(".")[0]: a.name if a.asname else a.name.split(".")[0] for a in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            alias |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    chains = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    names = {chain.replace(chain.split(".")[0], alias[chain.split(".")[0]], 1) for chain in chains if chain.split(".")[0] in alias}
+    for name in sorted({*imports(path), *names}):
+        head, *rest = name.split(".")
+        if head == "torch" and any(part.startswith("_") and not part.startswith("__") for part in rest):
+            yield name
+
+
+def test_private_names_are_seen(tmp_path: Path) -> None:
+    code = "import torch._a\nimport torch.distributed as dist\ndef f():\n    from torch import fx, nn as n\n    from torch._b.c import d\n"
+    (tmp_path / "x.py").write_text(code + "    dist.e._f(n._g.h(), n.__name__, fx.i, f._j, torch.k)\n")
+    assert list(private_names(tmp_path / "x.py")) == ["torch._a", "torch._b.c.d", "torch.distributed.e._f", "torch.nn._g", "torch.nn._g.h"]
+
+
+def test_only_one_module_uses_what_is_private_in_torch() -> None:
+    paths = [path for package in ("baechi_ext", "runtime", "benchmarks", "tests") for path in modules(package)]
+    assert {str(path.relative_to(ROOT)) for path in paths if list(private_names(path))} == {"baechi_ext/capture/torch_private.py"}

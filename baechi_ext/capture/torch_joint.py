@@ -3,17 +3,14 @@
 What becomes an op: every aten call that computes something. Views and tuple elements are not ops: they are made on the reading
 device from the storage they look at, so a tensor of the graph is a storage, sent once and counted once. Parameters and buffers are
 not tensors either: their readers, gradient and update share one colocation group and use them in place.
-
-The private parts of torch used here were tried with torch 2.13.
 """
 
-import contextlib
 import operator
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from baechi_ext.capture.torch_private import descriptors, joint_graph
 from baechi_ext.errors import CaptureError, MissingBackendError
 from baechi_ext.ir.expert import with_experts
 from baechi_ext.ir.op_graph import Op, OpGraph
@@ -88,15 +85,13 @@ def capture_joint(
 def _export(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> "fx.GraphModule":
     try:
         import torch
-        from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     except ImportError as e:
-        raise MissingBackendError(f"capturing a PyTorch step needs torch 2.11 or newer ({e}); install baechi[torch]") from e
+        raise MissingBackendError(f"capturing a PyTorch step needs torch ({e}); install baechi[torch]") from e
     rng = torch.get_rng_state()
     try:
-        with contextlib.ExitStack() as stack, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            joint = aot_export_joint_with_descriptors(stack, module, tuple(inputs))
-            return joint.graph_module
+        return joint_graph(module, inputs)
+    except MissingBackendError:
+        raise
     except Exception as e:  # noqa: BLE001 - whatever the user's forward raises while traced
         reason = str(e).strip().splitlines() or [type(e).__name__]
         raise CaptureError(
@@ -131,8 +126,7 @@ class _Nodes:
 
     @classmethod
     def of(cls, module: "fx.GraphModule") -> "_Nodes":
-        from torch._functorch._aot_autograd import descriptors as d
-
+        d = descriptors()
         _drop_detached(module)
         state, plain, constants, calls = {}, {}, {}, []
         gradients, buffer_values, losses, tangents = {}, {}, [], 0

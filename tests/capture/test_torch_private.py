@@ -1,0 +1,36 @@
+"""The parts of torch that are not public: whether they are there, and what is said where they are not."""
+
+import sys
+
+import pytest
+import torch
+
+from baechi_ext.capture import torch_private
+from baechi_ext.errors import MissingBackendError
+from tests.torch_steps import make_step
+
+
+def test_this_release_of_torch_is_one_that_was_tried() -> None:
+    assert ".".join(torch.__version__.split(".")[:2]) in torch_private.TRIED_WITH
+
+
+def test_the_joint_graph_says_what_its_ends_stand_for() -> None:
+    step = make_step("tied")
+    nodes = torch_private.joint_graph(step.module, step.inputs).graph.nodes
+    kinds = {type(node.meta["desc"]).__name__ for node in nodes if node.op == "placeholder"}
+    d = torch_private.descriptors()
+    assert kinds == {"ParamAOTInput", "PlainAOTInput", "TangentAOTInput"}
+    assert kinds < set(vars(d))
+
+
+def test_a_profile_holds_what_was_allocated() -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        torch.ones(1000)
+    assert 4000 in [event.nbytes() for event in torch_private.profiler_events(profiler) if event.name() == "[memory]"]
+
+
+@pytest.mark.parametrize("module", ["torch._functorch.aot_autograd", "torch._functorch._aot_autograd"])
+def test_a_release_without_them_is_named_beside_those_that_were_tried(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingBackendError, match=r"a release like 2\.11 or 2\.13, not 2\..*pip install 'torch==2\.13\.\*'"):
+        torch_private.joint_graph(torch.nn.Identity(), ()) if module.endswith("h.aot_autograd") else torch_private.descriptors()
