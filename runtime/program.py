@@ -4,8 +4,10 @@ All programs follow one global order, the order of starts in the timeline, which
 been started before by a device that does not wait for it, and no set of programs can block itself.
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from baechi_ext.capture.torch_joint import ORDER
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.simulate import Timeline, simulate
 
@@ -46,11 +48,12 @@ def one_device_timeline(graph: OpGraph) -> Timeline:
     return simulate(graph, Cluster.uniform(1), [0] * len(graph), captured if in_file_order else rank)
 
 
-def cut(timeline: Timeline) -> tuple[DeviceProgram, ...]:
-    """One program per device. A tensor is sent right after its op, most urgent reader first, received before its first reader
-    there, and freed after its last use on each device."""
+def cut(timeline: Timeline, started: Sequence[int] | None = None) -> tuple[DeviceProgram, ...]:
+    """One program per device, in the timeline's order of starts or another topological one. A tensor is sent right after its op, most
+    urgent reader first, received before its first reader there, and freed after its last use on each device."""
     graph, placement = timeline.graph, timeline.placement
-    rank = {v: i for i, v in enumerate(timeline.started)}
+    started = timeline.started if started is None else started
+    rank = {v: i for i, v in enumerate(started)}
     programs: list[list[Instruction]] = [[] for _ in timeline.cluster.devices]
     held: list[set[int]] = [set() for _ in programs]
     uses = [_local_uses(timeline, device) for device in range(len(programs))]
@@ -60,7 +63,7 @@ def cut(timeline: Timeline) -> tuple[DeviceProgram, ...]:
         if uses[device][tensor] == 0:
             programs[device].append(Free(tensor))
 
-    for v in timeline.started:
+    for v in started:
         device = placement[v]
         program = programs[device]
         for t in graph.inputs[v]:
@@ -80,6 +83,34 @@ def cut(timeline: Timeline) -> tuple[DeviceProgram, ...]:
         program.extend(Send(t, target) for _, t, target in sorted(sends))
         program.extend(Free(t) for t in graph.outputs[v] if t not in uses[device])
     return tuple(map(tuple, programs))
+
+
+def in_two_phases(timeline: Timeline, forward: Collection[int]) -> list[tuple[DeviceProgram, DeviceProgram]]:
+    """For each device its programs of the ops in `forward` and of all others, which are run later, on what the first left behind.
+
+    No other op may come before one of `forward`. What the first phase computes is received in it, wherever it is read, so that nothing
+    is on its way between the phases. An order that crosses devices is kept by the phases and moves nothing.
+    """
+    started = timeline.started
+    parted = [v for v in started if v in forward] + [v for v in started if v not in forward]
+    phases = []
+    tensors = timeline.graph.tensors
+    for program in cut(timeline, parted):
+        first: list[Instruction] = []
+        later: list[Instruction] = []
+        current = first
+        for instruction in program:
+            if isinstance(instruction, Run):
+                current = first if instruction.op in forward else later
+            if isinstance(instruction, (Send, Receive)):
+                tensor = tensors[instruction.tensor]
+                if tensor.bytes == 0 and tensor.name == ORDER:
+                    continue
+                (first if tensor.producer in forward else later).append(instruction)
+            else:
+                current.append(instruction)
+        phases.append((tuple(first), tuple(later)))
+    return phases
 
 
 def _local_uses(timeline: Timeline, device: int) -> dict[int, int]:

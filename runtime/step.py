@@ -74,6 +74,11 @@ class TrainingStep:
         """The live parameters and buffers by their first name, tied ones once."""
         return dict(self.module.named_parameters()) | dict(self.module.named_buffers())
 
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """A fresh optimizer for each parameter, by name."""
+        # Said outright, foreach=False spares each of hundreds of small optimizers torch's own search for the best variant (0.1 ms a step).
+        return {n: self.optimizer.make([p], foreach=False) for n, p in self.module.named_parameters() if p.requires_grad}
+
     def snapshot(self) -> dict[str, Tensor]:
         """Copies of the state, on the host."""
         return {name: value.detach().to("cpu", copy=True) for name, value in self.state().items()}

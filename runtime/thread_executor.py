@@ -153,9 +153,7 @@ class ThreadExecutor:
         if any(d.torch_device.type != "cpu" for d in self.devices):
             step = self._scattered(timeline, binding, step)
         mailboxes = Mailboxes(self.timeout_seconds)
-        # Said outright, foreach=False spares each of hundreds of small optimizers torch's own search for the best variant (0.1 ms a step).
-        optimizers = {n: step.optimizer.make([p], foreach=False) for n, p in step.module.named_parameters() if p.requires_grad}
-        context = StepContext(timeline.graph, binding, step, mailboxes, optimizers, {} if keep_gradients else None)
+        context = StepContext(timeline.graph, binding, step, mailboxes, step.optimizers(), {} if keep_gradients else None)
         programs = [Lowering(context, self.devices[i], i).lower(program) for i, program in enumerate(cut(timeline))]
         return PlacedStep(self, programs, context)
 

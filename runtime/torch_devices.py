@@ -65,6 +65,7 @@ class CpuDevice:
         self.torch_device = torch.device("cpu")
 
     def enter(self) -> None:
+        torch.get_num_threads()  # a thread's first look takes over what another thread set last; after it, what it sets is its own
         torch.set_num_threads(1)
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {self.core})

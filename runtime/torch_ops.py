@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from baechi_ext.capture.torch_joint import Binding, BoundOp
+from baechi_ext.capture.torch_private import as_if_recording
 from baechi_ext.errors import BaechiError, ExecutionError
 from baechi_ext.ir.op_graph import OpGraph
 from runtime.program import DeviceProgram, Free, Receive, Run, Send
@@ -67,7 +68,7 @@ class LoweredProgram:
 
     segments: tuple[Segment, ...]
     epilogue: tuple[Action, ...]
-    """Buffer writes, after the last op: no op may read a new value where it means the old one."""
+    """What comes in for a later program, and buffer writes, after the last op: no op may read a new value where it means the old one."""
     num_slots: int
     loss_slot: int | None
     slot_of: Mapping[Key, int] = field(default_factory=dict)
@@ -81,12 +82,14 @@ class LoweredProgram:
     def _actions_of_ops(self) -> tuple[tuple[int, Action], ...]:
         return tuple((s.op, action) for s in self.segments for action in (*s.before, s.compute, *s.after))
 
-    def run(self) -> Slots:
-        """One step of this program; the slots hold what is left: the loss and the new values of buffers.
+    def run(self, slots: Slots | None = None) -> Slots:
+        """One step of this program, on what earlier programs of the device left in `slots`; the slots hold what is left: the loss and
+        the new values of buffers.
 
         Raises OpError, naming the op, for whatever an instruction raises; the project's own errors pass.
         """
-        slots: Slots = [None] * self.num_slots
+        if slots is None:
+            slots = [None] * self.num_slots
         position = 0
         try:
             with torch.no_grad():
@@ -165,7 +168,7 @@ class Lowering:
                 case Free(tensor=t) if self._tensor_key(t) not in self._kept:
                     segments[-1] = _append(segments[-1], self._free([self._tensor_key(t)]))
         loss = self._slot(context.binding.loss) if any(s.op == context.binding.loss_op for s in segments) else None
-        epilogue = [w for s in segments for w in self._buffer_writes(s.op)]
+        epilogue = before + [w for s in segments for w in self._buffer_writes(s.op)]
         return LoweredProgram(tuple(segments), tuple(epilogue), len(self.slot_of), loss, dict(self.slot_of))
 
     def _last_view_uses(self, program: DeviceProgram) -> dict[fx.Node, int]:
@@ -181,7 +184,8 @@ class Lowering:
     def _kept(self) -> set[Key]:
         """What is needed after the last op: the loss and the new values of buffers."""
         binding = self.context.binding
-        nodes = [binding.loss, *(node for writes in binding.buffer_writes.values() for _, node in writes)]
+        nodes = [] if binding.loss is None else [binding.loss]
+        nodes += [node for writes in binding.buffer_writes.values() for _, node in writes]
         return {binding.home.get(node, node) for node in nodes}
 
     def _tensor_key(self, tensor: int) -> tuple[int, str]:
@@ -228,8 +232,14 @@ class Lowering:
         bound = self.context.binding.ops[v]
         if bound.input_index is not None:
             return self._input(v, bound.input_index)
-        if bound.parameters:
+        if bound.parameters and self.context.binding.loss is not None:
             return self._update(bound), ()
+        if bound.parameters or bound.input_gradient is not None:
+            return self._hand_over_gradient(bound), ()
+        if bound.outputs:
+            return self._hand_over_outputs(bound), ()
+        if bound.tangents:
+            return self._take_tangents(bound)
         if bound.node is None:
             raise ExecutionError(f"op {self.context.graph.ops[v].id!r} is bound to nothing that can run")
         elements = {int(name.rsplit(":", 1)[1]): self._slot_of_key(key) for key in self._keys_of.get(v, ()) for name in (key[1],)}
@@ -278,19 +288,58 @@ class Lowering:
 
         return update
 
+    def _hand_over_gradient(self, bound: BoundOp) -> Action:
+        """Adds up the gradients of a parameter's names and gives the sum to the step."""
+        name = self.context.binding.state_names[bound.parameters[0]] if bound.parameters else bound.input_gradient
+        step = self.context.step
+        first, *rest = [self._slot(g) for g in bound.gradients]
+
+        def hand_over(slots: Slots) -> None:
+            gradient = slots[first]
+            for slot in rest:
+                gradient = gradient + slots[slot]
+            step.gradients[name] = gradient
+
+        return hand_over
+
+    def _hand_over_outputs(self, bound: BoundOp) -> Action:
+        step, places = self.context.step, [(self.constant(node), self._slot(node)) for node in bound.outputs]
+
+        def hand_over(slots: Slots) -> None:
+            step.outputs = [slots[slot] if constant is None else constant for constant, slot in places]
+
+        return hand_over
+
+    def _take_tangents(self, bound: BoundOp) -> tuple[Action, tuple[int, ...]]:
+        """What the step was given for each output; ones where it was given nothing, as when it is profiled."""
+        step, device = self.context.step, self.device.torch_device
+        places = [(self._slot(node), node.meta["val"]) for node in bound.tangents]
+
+        def take(slots: Slots) -> None:
+            given = step.tangents
+            for i, (slot, like) in enumerate(places):
+                if given is None:
+                    slots[slot] = torch.ones(like.shape, dtype=like.dtype, device=device)
+                elif given[i] is None:
+                    slots[slot] = torch.zeros(like.shape, dtype=like.dtype, device=device)
+                else:
+                    slots[slot] = given[i].to(device)
+
+        return take, tuple(slot for slot, _ in places)
+
     def _buffer_writes(self, v: int) -> list[Action]:
         return [self._write(self.state[name], self._slot(node)) for name, node in self.context.binding.buffer_writes.get(v, ())]
 
     @staticmethod
     def _write(buffer: torch.Tensor, slot: int) -> Action:
         def write(slots: Slots) -> None:
-            buffer.copy_(slots[slot])
+            buffer.data.copy_(slots[slot])  # as BatchNorm does: for autograd it is no change of what a backward pass reads
 
         return write
 
     def _call(self, node: fx.Node, elements: Mapping[int, int] | None = None) -> Action:
         """Calls the node's target on its arguments; fills the node's slot, or the slots of the elements that are read."""
-        target, arguments = node.target, _Arguments(node, self)
+        target, arguments = _runnable(node.target), _Arguments(node, self)
         args, kwargs = arguments.args, arguments.kwargs
         if elements is not None:
             wanted = tuple(elements.items())
@@ -322,6 +371,18 @@ class Lowering:
         if node in binding.constants:
             return binding.constants[node].to(self.device.torch_device)
         return None
+
+
+def _runnable(target: Callable[..., Any]) -> Callable[..., Any]:
+    """What to call for a node's target where gradients are not recorded."""
+    if target is not torch.ops.aten.mkldnn_rnn_layer.default:
+        return target
+
+    def with_workspace(*args: Any) -> Any:
+        with as_if_recording():
+            return target(*args)
+
+    return with_workspace
 
 
 class _Arguments:

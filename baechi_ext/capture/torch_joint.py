@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch import fx
 
 INPUT, UPDATE = "input", "update"
+ORDER = "order"
+"""The name of a tensor that moves nothing: its reader only waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +36,22 @@ class CaptureOptions:
 
 @dataclass(frozen=True, slots=True)
 class BoundOp:
-    """How to run one op. Exactly one of `node`, `input_index` and `parameters` is set."""
+    """How to run one op. Exactly one of `node`, `input_index`, `parameters`, `input_gradient`, `outputs` and `tangents` is set."""
 
     node: "fx.Node | None" = None
     """An aten call."""
     input_index: int | None = None
     """A plain input of the step; a negative index is the tangent of the loss (ones)."""
     parameters: tuple[str, ...] = ()
-    """An update: the names of one parameter, several where it is tied."""
+    """An update, or the handing over of a gradient: the names of one parameter, several where it is tied."""
     gradients: "tuple[fx.Node, ...]" = ()
-    """An update: the gradient node of each name."""
+    """An update: the gradient node of each name. With `input_gradient`: that gradient's node."""
+    input_gradient: int | None = None
+    """The handing over of the gradient of this input."""
+    outputs: "tuple[fx.Node, ...]" = ()
+    """The end of a module's forward pass: what it returns."""
+    tangents: "tuple[fx.Node, ...]" = ()
+    """The begin of a module's backward pass: the gradients that come in, one for each output that has one."""
     views: "tuple[fx.Node, ...]" = ()
     """Views the op reads, each after what it looks at; made on the op's device when first needed there."""
 
@@ -60,13 +68,17 @@ class Binding:
     constants: "Mapping[fx.Node, torch.Tensor]"
     buffer_writes: "Mapping[int, tuple[tuple[str, fx.Node], ...]]"
     """Op -> the buffers whose new value it computes."""
-    loss: "fx.Node"
+    loss: "fx.Node | None"
+    """None where a module was captured without its loss."""
     loss_op: int
+    """-1 where there is no loss."""
     seeded_ops: tuple[int, ...]
     state_reader: Mapping[str, int]
     """Parameter or buffer -> the first op that reads it; all its readers run on one device, where it lives."""
     state_names: Mapping[str, str]
     """Every parameter or buffer name -> the first name of the same one (differs for tied weights)."""
+    forward_ops: frozenset[int] = frozenset()
+    """Where a module was captured without its loss: the ops of its forward pass; the others wait for the gradients of its outputs."""
 
 
 def capture_joint(
@@ -79,10 +91,11 @@ def capture_joint(
     The module is left as it is: no parameter, buffer or random state changes. Raises CaptureError with the framework's reason,
     MissingBackendError without torch.
     """
-    return _Builder(module, _Nodes.of(_export(module, inputs)), options).build(name)
+    return _Builder(module, _Nodes.of(export(module, inputs)), options).build(name)
 
 
-def _export(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> "fx.GraphModule":
+def export(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> "fx.GraphModule":
+    """AOTAutograd's joint graph of `module(*inputs)` and its backward pass; raises as `capture_joint` does."""
     try:
         import torch
     except ImportError as e:
@@ -90,7 +103,7 @@ def _export(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> "fx.
     rng = torch.get_rng_state()
     try:
         return joint_graph(module, inputs)
-    except MissingBackendError:
+    except (CaptureError, MissingBackendError):
         raise
     except Exception as e:  # noqa: BLE001 - whatever the user's forward raises while traced
         reason = str(e).strip().splitlines() or [type(e).__name__]
@@ -120,8 +133,11 @@ class _Nodes:
     plain: "dict[fx.Node, int]"
     calls: "list[fx.Node]"
     constants: "dict[fx.Node, torch.Tensor]"
-    loss: "fx.Node"
+    outputs: "list[fx.Node]"
+    tangents: "dict[int, fx.Node]"
+    """Output -> the placeholder of its gradient."""
     gradients: "dict[str, fx.Node]"
+    input_gradients: "dict[int, fx.Node]"
     buffer_values: "dict[str, fx.Node]"
 
     @classmethod
@@ -129,7 +145,7 @@ class _Nodes:
         d = descriptors()
         _drop_detached(module)
         state, plain, constants, calls = {}, {}, {}, []
-        gradients, buffer_values, losses, tangents = {}, {}, [], 0
+        gradients, input_gradients, buffer_values, outputs, tangents = {}, {}, {}, [], {}
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 match node.meta["desc"]:
@@ -137,9 +153,8 @@ class _Nodes:
                         state[node] = target
                     case d.PlainAOTInput(idx=idx):
                         plain[node] = idx
-                    case d.TangentAOTInput():
-                        tangents += 1
-                        plain[node] = -tangents
+                    case d.TangentAOTInput(output=d.PlainAOTOutput(idx=idx)):
+                        tangents[idx] = node
                     case other:
                         raise CaptureError(f"the step takes an input of an unknown kind, {other!r}; pass plain tensors")
             elif node.op == "get_attr":
@@ -154,12 +169,18 @@ class _Nodes:
                         case d.InputMutationAOTOutput():
                             raise CaptureError("the step changes one of its inputs in place; copy the input first (x = x.clone())")
                         case d.PlainAOTOutput():
-                            losses.append(value)
+                            outputs.append(value)
                         case d.GradAOTOutput(grad_of=d.ParamAOTInput(target=target)) if value is not None:
                             gradients[target] = value
-        if len(losses) != 1 or losses[0].meta["val"].numel() != 1:
-            raise CaptureError(f"the step returns {len(losses)} tensors instead of one scalar loss; wrap the model with its loss")
-        return cls(state, plain, calls, constants, losses[0], gradients, buffer_values)
+                        case d.GradAOTOutput(grad_of=d.PlainAOTInput(idx=idx)) if value is not None:
+                            input_gradients[idx] = value
+        return cls(state, plain, calls, constants, outputs, tangents, gradients, input_gradients, buffer_values)
+
+    @property
+    def loss(self) -> "fx.Node":
+        if len(self.outputs) != 1 or self.outputs[0].meta["val"].numel() != 1:
+            raise CaptureError(f"the step returns {len(self.outputs)} tensors instead of one scalar loss; wrap the model with its loss")
+        return self.outputs[0]
 
 
 def _drop_detached(module: "fx.GraphModule") -> None:
@@ -228,14 +249,19 @@ class _Builder:
         self.forward_of_seq: dict[int, int] = {}
 
     def build(self, name: str) -> tuple[OpGraph, Binding]:
-        for node, index in self.nodes.plain.items():
+        loss = self.nodes.loss
+        self._add_inputs()
+        for node in self.nodes.tangents.values():
             if node.users:
-                self._add_input(node, index)
+                self._add_input(node, -1)
         for node in self.nodes.calls:
             if node.target is not operator.getitem and not _is_view(node):
                 self._add_call(node)
         for parameter in dict.fromkeys(self.state_names[p] for p in self.nodes.gradients):
             self._add_update(parameter)
+        return self._finish(name, (loss, self._base(loss)[0]))
+
+    def _finish(self, name: str, loss: "tuple[fx.Node | None, int]", forward_ops: frozenset[int] = frozenset()) -> tuple[OpGraph, Binding]:
         writes = self._bind_buffer_writes()
         self._order_seeded_ops()
         labels = self.groups.labels(self.ops)
@@ -248,13 +274,19 @@ class _Builder:
             state_nodes={n: self.state_names[s] for n, s in self.nodes.state.items()},
             constants=self.nodes.constants,
             buffer_writes=writes,
-            loss=self.nodes.loss,
-            loss_op=self._base(self.nodes.loss)[0],
+            loss=loss[0],
+            loss_op=loss[1],
             seeded_ops=tuple(self.seeded),
             state_reader={name: readers[0] for name, readers in self.state_readers.items()},
             state_names=self.state_names,
+            forward_ops=forward_ops,
         )
         return graph, binding
+
+    def _add_inputs(self) -> None:
+        for node, index in self.nodes.plain.items():
+            if node.users:
+                self._add_input(node, index)
 
     def _add(self, op: Op, bound: BoundOp) -> int:
         self.ops.append(op)
@@ -334,7 +366,7 @@ class _Builder:
 
     def _order(self, first: int, second: int) -> None:
         """An edge that moves nothing; its ends share a colocation group, so it never crosses devices."""
-        self._edge(first, second, 0, "order")
+        self._edge(first, second, 0, ORDER)
 
     def _edge(self, source: int, target: int, size: int, tensor: str) -> None:
         self.edges.append((self.ops[source].id, self.ops[target].id, size, tensor))

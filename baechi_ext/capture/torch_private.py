@@ -24,9 +24,14 @@ def joint_graph(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> 
     """AOTAutograd's graph of forward and backward together. The module must return its outputs as tensors; those that need a gradient
     get a tangent as a further input. What is raised while the module's forward is traced passes. Raises MissingBackendError."""
     with _needed("capturing a step"):
+        from torch._functorch import config
         from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+        # As loss.backward() runs, behind a `with autocast`.
+        without_autocast = config.patch(backward_pass_autocast="off")
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        stack.enter_context(without_autocast)
         return aot_export_joint_with_descriptors(stack, module, tuple(inputs)).graph_module
 
 
@@ -35,6 +40,71 @@ def descriptors() -> ModuleType:
     with _needed("capturing a step"):
         from torch._functorch._aot_autograd import descriptors
     return descriptors
+
+
+def shapes_of(tensors: "Sequence[torch.Tensor]") -> "list[torch.Tensor]":
+    """The tensors without their values, for tracing; what else the traced code uses, and has values, becomes a constant of the graph."""
+    with _needed("capturing a call"):
+        from torch._subclasses.fake_tensor import FakeTensorMode
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    return [mode.from_tensor(t) for t in tensors]
+
+
+@contextlib.contextmanager
+def distributions_unchecked() -> Iterator[None]:
+    """torch.distributions checks values by branches, on which nothing that it computes depends."""
+    from torch.distributions import Distribution
+
+    checked = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(checked)
+
+
+def tree_flatten(value: Any) -> tuple[list[Any], Any]:
+    """The leaves of nested containers, and what puts them together again with `tree_unflatten`."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_flatten(value)
+
+
+def tree_unflatten(leaves: Sequence[Any], spec: Any) -> Any:
+    """See `tree_flatten`."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_unflatten(leaves, spec)
+
+
+@contextlib.contextmanager
+def as_if_recording() -> Iterator[None]:
+    """Ops compute what their backward ops need, as where gradients are recorded, and none are."""
+    import torch
+
+    with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+        yield
+
+
+def backward_again() -> bool:
+    """In a backward pass: whether it was told to keep the graph for another one (retain_graph)."""
+    import torch
+
+    return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def is_traced() -> bool:
+    """Whether ops are being recorded or changed by whoever calls, rather than run."""
+    import torch
+
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0
+
+
+def no_view(tensor: "torch.Tensor") -> "torch.Tensor":
+    """The same memory as a tensor that autograd does not take for a view."""
+    import torch
+
+    return tensor if tensor._base is None else torch.ops.aten._unsafe_view.default(tensor, tensor.shape)
 
 
 def profiler_events(profiler: "torch.profiler.profile") -> list[Any]:

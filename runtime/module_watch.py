@@ -1,0 +1,103 @@
+"""What a captured call of a module took for granted: parameters, buffers, training flags, hooks, and the attributes Python code reads."""
+
+from collections.abc import Mapping
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import nn
+
+_OWN = frozenset(vars(nn.Module()))
+"""Attributes of nn.Module itself; `training` apart, they are looked at one by one."""
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_FEW = 64
+"""Longer lists are told apart by their length alone."""
+
+
+class ModuleWatch:
+    """A module as it is now. `changes` says what is different later."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._modules = [_Watched(name, m) for name, m in module.named_modules()]
+
+    def holds(self) -> bool:
+        """Whether nothing changed."""
+        return all(m.holds() for m in self._modules)
+
+    def changes(self) -> list[str]:
+        """What changed, each as "module.attribute"."""
+        return [f"{m.name}.{what}" if m.name else what for m in self._modules if not m.holds() for what in m.changes()]
+
+
+class _Watched:
+    """One module, without its children."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self.name = name
+        self._attributes = vars(module)
+        self._names = ["training", *(n for n in self._attributes if n not in _OWN)]
+        self._get = itemgetter(*self._names) if len(self._names) > 1 else lambda d: d["training"]
+        values = self._get(self._attributes)
+        self._values = values
+        self._count = len(self._attributes)
+        self._contents = {n: frozen for n in self._names if (frozen := _frozen(self._attributes[n])) is not None}
+        self._tensors = {kind: dict(self._attributes[kind]) for kind in ("_parameters", "_buffers", "_modules")}
+        self._trained = [(p, p.requires_grad) for p in self._attributes["_parameters"].values() if p is not None]
+        self._hooks = [(self._attributes[kind], tuple(self._attributes[kind])) for kind in _HOOKS]
+
+    def holds(self) -> bool:
+        attributes = self._attributes
+        try:
+            if self._count != len(attributes) or self._get(attributes) != self._values:
+                return False
+        except (KeyError, RuntimeError, ValueError):  # gone, or compared element by element
+            return False
+        if any(p.requires_grad is not trained for p, trained in self._trained) or any(len(h) != len(k) for h, k in self._hooks):
+            return False
+        if any(not _same(attributes[kind], members) for kind, members in self._tensors.items()):
+            return False
+        return all(_frozen(attributes[n]) == frozen for n, frozen in self._contents.items())
+
+    def changes(self) -> list[str]:
+        now, found = self._attributes, []
+        values = self._values if len(self._names) > 1 else (self._values,)
+        for name, before in zip(self._names, values, strict=True):
+            same = name in now and (now[name] is before or _equal(now[name], before))
+            if not same or (name in self._contents and _frozen(now[name]) != self._contents[name]):
+                found.append(name)
+        found += [n for n in now if n not in _OWN and n not in self._names]
+        for members, before in ((now[kind], before) for kind, before in self._tensors.items()):
+            found += [n for n in {**members, **before} if members.get(n) is not before.get(n)]
+        trained = {id(p): flag for p, flag in self._trained}
+        switched = [n for n, p in now["_parameters"].items() if p is not None and p.requires_grad is not trained.get(id(p))]
+        found += [f"{n}.requires_grad" for n in switched]
+        return found or ["hooks"]
+
+
+def _same(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    return len(now) == len(before) and all(a is b for a, b in zip(now.values(), before.values(), strict=True))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    try:
+        return type(a) is type(b) and bool(a == b)
+    except (RuntimeError, ValueError, TypeError):
+        return False
+
+
+def _frozen(value: Any) -> Any:
+    """What tells that a mutable value was changed in place; None where it is not looked into."""
+    if isinstance(value, torch.Tensor):
+        return value._version
+    if isinstance(value, (list, set, dict)):
+        if len(value) > _FEW:
+            return len(value)
+        items = value.items() if isinstance(value, dict) else value
+        return tuple(_item(i) for i in items)
+    return None
+
+
+def _item(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_item(v) for v in value)
+    return value if isinstance(value, (int, float, str, bool, type(None))) else id(value)
