@@ -12,6 +12,7 @@ from baechi_ext.place.placeto.checkpoint import SHIPPED, load_policy
 from baechi_ext.simulate import lower_bound_us
 from runtime.placeto_contenders import CONTENDERS, Contest, Entry, entry
 from runtime.placeto_graphs import Source
+from runtime.placeto_needs import Needs, needs, table
 from runtime.placeto_plots import require_matplotlib, save_distributions
 from runtime.progress import progress
 
@@ -62,8 +63,15 @@ class Row:
         best = min(self.ratios.values(), default=0.0)
         return {name for name, ratio in self.ratios.items() if ratio <= best * (1 + LEVEL)}
 
+    @property
+    def needs(self) -> dict[str, Needs]:
+        """By method, how many plans it simulated until it came near what it found in the end, and what others found."""
+        return needs(self.entries)
+
     def to_json(self) -> dict[str, Any]:
-        entries = {name: asdict(e) if isinstance(e, Entry) else {"why_not": e} for name, e in self.entries.items()}
+        entries = {name: _to_json(e) for name, e in self.entries.items()}
+        for name, plans in self.needs.items():
+            entries[name]["plans_until_near"] = plans
         return {"file": self.file, "ops": self.ops, "lower_bound_us": self.lower_bound_us, "methods": entries}
 
 
@@ -124,7 +132,8 @@ class Comparison:
             mean, worst, plans, seconds = (facts[k] for k in ("mean_ratio", "worst_ratio", "mean_evaluations", "mean_seconds"))
             cells = (method, str(facts["graphs"]), _cell(mean, ".3f"), _cell(worst, ".3f"), str(facts["wins"]))
             found.append(f"| {' | '.join((*cells, _cell(plans, '.0f'), _cell(seconds, '.2f')))} |")
-        return found
+        needed = table([row.needs for row in self.rows])
+        return [*found, "", *needed] if needed else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +189,13 @@ def _write(comparison: Comparison) -> None:
     if comparison.request.plot:
         curves = {method: comparison.distribution(method) for method in comparison.methods}
         save_distributions(folder / f"{comparison.title}.svg", comparison.title, curves)
+
+
+def _to_json(found: Entry | str) -> dict[str, Any]:
+    """Without the curve, which is long."""
+    if not isinstance(found, Entry):
+        return {"why_not": found}
+    return {name: value for name, value in asdict(found).items() if name != "curve"}
 
 
 def _mean(values: Sequence[float]) -> float | None:

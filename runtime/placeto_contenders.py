@@ -59,12 +59,15 @@ class Entry:
     evaluations: int | None
     """Plans simulated to find it; None where the method does not search."""
     seconds: float
+    curve: tuple[tuple[int, float], ...] = ()
+    """Of a search that knows: plans simulated when one was shorter than all before, and its step; the choice of an order comes later."""
 
 
 def _from_lesson(task: Task, lesson: Lesson) -> Entry:
     plans = [Proposal(lesson.decisions.placement(devices)) for devices in lesson.best]
     result = conclude(task, plans)
-    return Entry(result.predicted_step_us, lesson.environment.simulated, result.placement_seconds)
+    environment = lesson.environment
+    return Entry(result.predicted_step_us, environment.simulated, result.placement_seconds, tuple(environment.improvements))
 
 
 def zero_shot(contest: Contest) -> Entry:

@@ -16,6 +16,7 @@ from baechi_ext.place.placeto.train import TrainingConfig
 from runtime.placeto_comparison import Comparison, ComparisonRequest, Row, compare
 from runtime.placeto_contenders import CONTENDERS, Contest, Entry, entry
 from runtime.placeto_graphs import Source
+from runtime.placeto_needs import needs
 from runtime.placeto_training import TrainingRequest, train
 from tests.place.placeto.graphs import distinct, towers, write_family
 
@@ -158,6 +159,48 @@ def test_a_summary_by_hand() -> None:
     assert found.summary()["annealing"] == annealing
     assert found.distribution("random") == pytest.approx([1.0005, 1.2])
     assert found.lines()[4] == "| rnn | 1 | 1.000 | 1.000 | 1 | - | 2.00 |"
+
+
+def test_needs_by_hand() -> None:
+    """The RNN placer ends with 100, near which `random` comes with its fourth plan, and near what m_etf found nobody does."""
+    entries = {
+        "rnn": Entry(95.0, 60, 1.0, ((1, 200.0), (30, 100.9), (50, 100.0))),
+        "random": Entry(90.0, 40, 1.0, ((1, 200.0), (4, 101.0), (9, 99.8))),
+        "zero_shot": Entry(150.0, 40, 1.0, ((1, 200.0), (8, 160.0))),
+        "m_etf": Entry(80.0, None, 1.0),
+        "expert": "no hints",
+    }
+    assert needs(entries) == {
+        "rnn": {"own": 30, "rnn": 30, "m_etf": None},
+        "random": {"own": 9, "rnn": 4, "m_etf": None},
+        "zero_shot": {"own": 8, "rnn": None, "m_etf": None},
+    }
+    row = Row("1", 3, 10.0, entries)
+    found = Comparison("x", ComparisonRequest((), CLUSTER, methods=tuple(entries)), (row, row)).lines()
+    assert found[-3:] == [
+        "| rnn | 30 (2 of 2) | 30 (2 of 2) | - (0 of 2) |",
+        "| random | 9 (2 of 2) | 4 (2 of 2) | - (0 of 2) |",
+        "| zero_shot | 8 (2 of 2) | - (0 of 2) | - (0 of 2) |",
+    ]
+    assert row.to_json()["methods"]["random"]["plans_until_near"] == {"own": 9, "rnn": 4, "m_etf": None}
+
+
+def test_goals_that_are_not_compared() -> None:
+    entries = {"random": Entry(90.0, 40, 1.0, ((1, 200.0),)), "annealing": Entry(90.0, 40, 1.0)}
+    assert needs(entries) == {"random": {"own": 1}}
+
+
+def test_curves_are_of_the_search(request_to_compare: ComparisonRequest) -> None:
+    """Steps fall, and all but the choice of an order, which can only help, is in them."""
+    for row in compare(request_to_compare).comparisons[0].rows:
+        assert {name for name, e in row.entries.items() if isinstance(e, Entry) and e.curve} == set(row.needs)
+        assert set(row.needs) == {"zero_shot", "fine_tuned", "from_scratch", "rnn", "random"}
+        for e in (row.entries[name] for name in row.needs):
+            plans, steps = zip(*e.curve, strict=True)
+            assert sorted(set(plans)) == list(plans)
+            assert sorted(set(steps), reverse=True) == list(steps)
+            assert plans[-1] <= e.evaluations
+            assert e.step_us <= steps[-1] * (1 + 1e-9)
 
 
 def test_what_no_comparison_is(request_to_compare: ComparisonRequest, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,8 @@ class Environment:
         speeds = [d.speed for d in decisions.cluster.devices]
         self.scale_us = max(decisions.graph.total_compute_us() / max(speeds), 1e-9)
         self._first_costs = np.zeros(batch)
+        self.improvements: list[tuple[int, float]] = []
+        """Of each valid plan that was shorter than all before it: how many had been simulated when it was seen, and its step."""
 
     @property
     def batch(self) -> int:
@@ -104,6 +106,7 @@ class Environment:
         self.time = 0
         kernel.begin(self.problem, self._state, self._world, self._episodes)
         self._first_costs = self.costs.copy()
+        self._note_improvement()
 
     def observe(self) -> NDArray[np.float32]:
         """FEATURES of every device for the current decision: episode x device x feature. The next call overwrites it."""
@@ -115,9 +118,16 @@ class Environment:
         before = self.costs
         kernel.act(self.problem, self._state, self._world, self._episodes, self.current, actions)
         self.time += 1
+        self._note_improvement()
         if self.rules.terminal_reward:
             return self._first_costs - self.costs if self.done else np.zeros(self.batch)
         return before - self.costs
+
+    def _note_improvement(self) -> None:
+        e = self._episodes
+        least_us = float(e.makespan_us.min(where=e.excess == 0, initial=np.inf))
+        if least_us < (self.improvements[-1][1] if self.improvements else np.inf):
+            self.improvements.append((self.simulated, least_us))
 
     def best(self) -> dict[tuple[int, ...], tuple[float, float]]:
         """The best plan of each episode: a device per decision -> what it exceeds memory limits by, and its step in microseconds."""

@@ -96,6 +96,26 @@ def test_the_best_plan_of_an_episode_is_kept() -> None:
     assert away < 22
 
 
+def test_improvements_say_when_they_were_seen() -> None:
+    """Begun with two plans of 22; the third that is simulated has b on another device, and is not seen for the first time again."""
+    environment = Environment(Decisions.of(FORK, cluster_of(2)), 2)
+    for _ in range(2):
+        environment.reset([0, 0, 0, 0])
+        for actions in ([0, 0], [0, 1], [0, 0], [0, 0]):
+            environment.step(np.array(actions))
+    assert environment.improvements == [(2, 22.0), (3, simulate(FORK, cluster_of(2), (0, 1, 0, 0)).makespan_us)]
+    assert environment.simulated == 6
+
+
+def test_plans_that_do_not_fit_improve_nothing() -> None:
+    graph = graph_of({"a": 10, "b": 10}, ("a", "b", 0), persistent_bytes={"a": 4, "b": 4})
+    environment = Environment(Decisions.of(graph, cluster_of(2, latency_us=15, memory_bytes=4)), 1)
+    environment.reset([0, 0])
+    assert environment.improvements == []
+    environment.step(np.array([1]))
+    assert environment.improvements == [(2, 35.0)]
+
+
 def test_memory_beyond_the_limit_costs() -> None:
     """Three of 4 bytes on a device of 8 are half a limit too much; the best plan is one that fits, although it is slower."""
     graph = graph_of({"a": 10, "b": 10, "c": 10}, ("a", "b", 0), ("b", "c", 0), persistent_bytes={"a": 4, "b": 4, "c": 4})
