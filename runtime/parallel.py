@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from baechi_ext.errors import ExecutionError
@@ -13,25 +14,37 @@ Result = TypeVar("Result")
 def each(function: Callable[[Task], Result], tasks: Iterable[Task], workers: int) -> Iterator[tuple[Task, Result]]:
     """Each task and what the function makes of it, in the order in which they are done; one worker is this process.
 
-    Close the generator, and tasks that have not begun are dropped. Raises ExecutionError where a worker dies.
+    Close the generator, and the tasks that are not done are dropped. Raises ExecutionError where a worker dies.
     """
     if workers == 1:
         yield from ((task, function(task)) for task in tasks)
         return
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import get_context
+    from multiprocessing import active_children, get_context
 
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _leave_interrupts_to_the_parent)
+    others, done = set(active_children()), False
+    pool = ProcessPoolExecutor(workers, get_context("spawn"))
     try:
-        futures = {pool.submit(function, task): task for task in tasks}
+        with _interrupts_held_back():  # which is how the workers begin, and stay: they leave Ctrl-C to this process
+            futures = {pool.submit(function, task): task for task in tasks}
         for future in as_completed(futures):
             yield futures[future], future.result()
+        done = True
     except BrokenProcessPool as e:
         raise ExecutionError(f"one of {workers} workers died ({e}); the same command goes on, with fewer --workers if it was memory") from e
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)
+        if not done:  # nobody will have the results of what is under way
+            for worker in set(active_children()) - others:
+                worker.terminate()
+        pool.shutdown()
 
 
-def _leave_interrupts_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,7 +1,11 @@
 """The study, for real but small: its runs are repeatable, equal in what they may use, and survive an interrupt."""
 
 import json
+import os
+import signal
 import sys
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +19,7 @@ from runtime.placeto_study import BATCH, StudySettings, Task, affordable, runs_o
 from runtime.study_runs import CONTROLS, Run, read_runs
 from runtime.study_table import StudyTable
 from tests.build import cluster_of, graph_of
+from tests.runtime.workers import finish, only_error, shared_memory, start
 
 SETTINGS = StudySettings(("small",), "train", 2, ("topo", "bfs"), 2, 2 * BATCH, cluster_of(3, latency_us=1), 0)
 
@@ -114,6 +119,42 @@ def test_an_interrupted_study_goes_on(folder: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(placeto_study, "search", lambda task: made.append(task.run) or search(task))
     assert cli.main(all_graphs) == 0
     assert len(made) == len(set(made)) == 3 * (2 + len(CONTROLS))
+
+
+def test_ctrl_c_of_a_study_in_two_processes(folder: Path) -> None:
+    """As from a terminal, which tells the workers, too: what is done is kept, nobody and nothing else stays, and the study goes on."""
+    before, table = shared_memory(), folder / "out" / "runs.csv"
+    line = command(folder, "--workers=2", "--repeats=4")
+    process = start(*line)
+    while not table.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    family = children_of(process.pid)
+    for pid in (process.pid, *family):
+        os.kill(pid, signal.SIGINT)
+    code, out, err = finish(process)
+    assert (code, out, only_error(err)) == (130, "", "error: interrupted")
+    assert len(family) == 3  # the workers, and what looks after their semaphores, which hears only later that they have ended
+    assert ended(family)
+    assert shared_memory() == before
+    kept = table.read_text()
+    assert 0 < len(read_runs(table, 2 * BATCH)) < 2 * 4 * (2 + len(CONTROLS))
+    assert cli.main(line) == 0
+    assert table.read_text().startswith(kept)
+    assert len(read_runs(table, 2 * BATCH)) == 2 * 4 * (2 + len(CONTROLS))
+
+
+def children_of(parent: int) -> list[int]:
+    return [int(pid) for task in Path(f"/proc/{parent}/task").glob("*") for pid in (task / "children").read_text().split()]
+
+
+def ended(processes: Sequence[int], within_seconds: float = 30.0) -> bool:
+    until = time.monotonic() + within_seconds
+    while any(Path(f"/proc/{pid}").exists() for pid in processes):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def test_budgets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
