@@ -9,6 +9,7 @@ train splits every fourth graph is for exams alone; the test splits stay unseen.
 
 import argparse
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -113,11 +114,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     save_training(args.out / "training", trainer)
     exam = None if math.isinf(trainer.best_exam) else trainer.best_exam
     size = {"updates_made": trainer.updates, "lessons": len(taught), "exams": len(exams), "exam": exam}
-    training = {**config.to_json(), **size, "command": "benchmarks.placeto_policy"}
+    training = {**config.to_json(), **size, "command": command(sys.argv[1:] if argv is None else argv)}
     save_policy(args.out / "policy", trainer.result, training)
     if args.ship:
         SHIPPED.parent.mkdir(exist_ok=True)
         save_policy(SHIPPED, trainer.result, training)
+
+
+def command(argv: Sequence[str]) -> str:
+    """What trains such a policy, whatever the folder, in however many parts."""
+    said = [word for word in argv if not word.startswith(("--out", "--time_limit", "--ship", "--workers"))]
+    return " ".join(["python -m benchmarks.placeto_policy --out=FOLDER", *said, "--ship"])
 
 
 def _pair(text: str) -> tuple[float, float]:

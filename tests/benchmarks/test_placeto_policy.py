@@ -43,7 +43,10 @@ def test_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     main(command)
     policy = load_policy(tmp_path / "policy")
     assert policy.config.visits == 2
-    assert json.loads((tmp_path / "policy.json").read_text())["training"]["entropy"] == [0.1, 0.01]
+    said = json.loads((tmp_path / "policy.json").read_text())["training"]
+    assert said["entropy"] == [0.1, 0.01]
+    options = f"--folder={tmp_path} --updates=25 --episodes=2 --visits=2 --entropy=0.1,0.01"
+    assert said["command"] == f"python -m benchmarks.placeto_policy --out=FOLDER {options} --ship"
     assert "update    25  reward " in capsys.readouterr().out
     assert len((tmp_path / "progress.csv").read_text().splitlines()) == 1 + 25
     main(command)
