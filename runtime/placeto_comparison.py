@@ -133,7 +133,17 @@ class Comparison:
             cells = (method, str(facts["graphs"]), _cell(mean, ".3f"), _cell(worst, ".3f"), str(facts["wins"]))
             found.append(f"| {' | '.join((*cells, _cell(plans, '.0f'), _cell(seconds, '.2f')))} |")
         needed = table([row.needs for row in self.rows])
-        return [*found, "", *needed] if needed else found
+        return [*found, *([""] if needed else []), *needed, "", *self._lines_by_graph()]
+
+    def _lines_by_graph(self) -> list[str]:
+        """A table of what was found for each graph."""
+        names = list(self.summary())
+        found = ["Step over lower bound, graph by graph:", "", f"| graph | ops | lower bound, ms | {' | '.join(names)} |"]
+        found.append("|---" * (len(names) + 3) + "|")
+        for row in self.rows:
+            ratios = [_cell(row.ratios.get(name), ".3f") for name in names]
+            found.append(f"| {' | '.join((row.file.partition('.')[0], str(row.ops), f'{row.lower_bound_us / 1000:.3g}', *ratios))} |")
+        return found
 
 
 @dataclass(frozen=True, slots=True)

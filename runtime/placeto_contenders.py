@@ -155,7 +155,7 @@ CONTENDERS: dict[str, Callable[[Contest], Entry]] = {
     "rnn": rnn,
     "annealing": annealing,
     "random": random,
-    **{name: partial(_method, name) for name in ("single", "metis", "m_etf", "m_sct")},
+    **{name: partial(_method, name) for name in ("single", "metis", "scotch", "m_etf", "m_sct")},
     "expert": expert,
 }
 """Placeto in three ways, the RNN placer, two searches without learning, and methods that simulate few plans."""
