@@ -2,10 +2,9 @@
 
 from typing import NamedTuple
 
-from baechi_ext.errors import InfeasibleError
 from baechi_ext.place.clock import clock_seconds
 from baechi_ext.place.common import Task
-from baechi_ext.place.feasibility import NEXT_STEPS
+from baechi_ext.place.feasibility import refuse_after_all_tried
 from baechi_ext.place.trial import Trial
 
 _STEPS = 1_000_000
@@ -40,5 +39,5 @@ def exhaust(task: Task, start: Trial) -> Exhausted:
     except KeyboardInterrupt:
         return Exhausted(best, False, True)
     if search.done and not best.valid:
-        raise InfeasibleError(f"no plan can exist: {task.method} tried every placement and order, and none fits; {NEXT_STEPS}")
+        refuse_after_all_tried(task.method)
     return Exhausted(best, search.done, False)

@@ -1,6 +1,7 @@
 """Proofs that no plan can hold a graph in memory, made before a placer starts."""
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 from baechi_ext.errors import GraphError, InfeasibleError
 from baechi_ext.ir.cluster import Cluster, Link
@@ -69,6 +70,11 @@ def require_packing(graph: OpGraph, cluster: Cluster) -> None:
     found = conflict(graph, cluster)
     if found is not None:
         _refuse(f"the devices hold {_listed([f'{d.memory_bytes:.0f}' for d in cluster.devices])} bytes", found)
+
+
+def refuse_after_all_tried(method: str) -> NoReturn:
+    """Raises InfeasibleError, status "infeasible": what to say once a method has tried everything, and nothing fits."""
+    raise InfeasibleError(f"no plan can exist: {method} tried every placement and order, and none fits; {NEXT_STEPS}")
 
 
 def _require_place(needed: float, available: float, what: str, name: str) -> None:

@@ -16,7 +16,7 @@ from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.common import PlaceOptions, PlanResult, SearchProgress, Task, begin, finish
 from baechi_ext.place.exact.process import SolverProcess, threads
 from baechi_ext.place.exact.search import Search, is_small
-from baechi_ext.place.feasibility import NEXT_STEPS
+from baechi_ext.place.feasibility import NEXT_STEPS, refuse_after_all_tried
 from baechi_ext.place.registry import place
 from baechi_ext.place.trial import Trial, longest_placed_path_order, try_orders
 from baechi_ext.simulate import lower_bound_us
@@ -156,7 +156,7 @@ class _Proof:
         if self.best is not None:
             return finish(self.task, self.best, min(self.bound_us, self.best_us))
         if self.no_plan:
-            raise InfeasibleError(f"no plan can exist: exact tried every placement and order, and none fits; {NEXT_STEPS}")
+            refuse_after_all_tried(self.task.method)
         if self.complaint:
             raise SolverError(f"the solver's process failed ({self.complaint}), and no plan was found; use another method")
         raise InfeasibleError(
