@@ -19,9 +19,10 @@ from baechi_ext.datasets import read_index
 from baechi_ext.errors import BaechiError, InfeasibleError, MissingBackendError, OptionError
 from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.ir.check import memory_violations, placement_violations
-from baechi_ext.ir.files import require_writable
+from baechi_ext.ir.files import require_writable, write_json
 from baechi_ext.simulate import lower_bound_us, simulate
 from runtime import baechi_flags, dataset_flags, flags, pipeline, placeto_flags, tables, train_flags
+from runtime.device_map_export import export_device_map
 from runtime.progress import progress
 
 if TYPE_CHECKING:
@@ -99,6 +100,23 @@ def _simulate(args: argparse.Namespace) -> int:
         print_json({**timeline.to_json(), "lower_bound_us": bound, "violations": violations})
     else:
         tables.print_timeline(timeline, bound, {"violations": "; ".join(violations) or "none"})
+    return 0
+
+
+def _export_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("graph", metavar="GRAPH", help="a graph file whose ops know their modules: one that `baechi train --out` wrote")
+    parser.add_argument("plan", metavar="PLAN", help="a plan file of this graph")
+    flags.add_output_flags(parser, out="write the device map to this file")
+
+
+def _export(args: argparse.Namespace) -> int:
+    exported = export_device_map(Plan.load(args.plan, OpGraph.load(args.graph)))
+    if args.out is not None:
+        write_json(args.out, exported.devices)
+    if args.json:
+        print_json(exported.to_json())
+    else:
+        print("\n".join([*exported.lines(), f"written to      {args.out or 'nothing (no --out)'}"]))
     return 0
 
 
@@ -191,6 +209,7 @@ COMMANDS = (
     Command("probe-links", "measure what sending costs between every pair of devices", train_flags.add_probe_flags, _probe),
     Command("datasets", "make families of graphs for learned placers, or list them", dataset_flags.add_flags, _datasets),
     Command("placeto", "train the learned placer, or compare it with the others", placeto_flags.add_flags, _placeto),
+    Command("export-device-map", "write the device_map of accelerate's that is nearest to a plan", _export_flags, _export),
     Command("simulate", "say what a plan is worth: step time, busy time, memory, broken rules", _simulate_flags, _simulate),
 )
 

@@ -10,8 +10,10 @@ from baechi_ext.errors import OptionError
 from baechi_ext.group.grouping import GroupOptions
 from baechi_ext.group.registry import GROUPERS, PLACER_TYPES
 from baechi_ext.ir.cluster import Cluster, Device, Link
+from baechi_ext.ir.device_map import DeviceMap
 from baechi_ext.ir.expert import ExpertFile
 from baechi_ext.ir.numbers import as_number
+from baechi_ext.ir.pins import Pin
 from baechi_ext.place.adjust import ADJUSTMENTS
 from baechi_ext.place.common import PlaceOptions
 from baechi_ext.place.order_choice import AUTO
@@ -81,6 +83,21 @@ def add_placing_flags(parser: argparse.ArgumentParser) -> None:
     _add_choice(group, "--placement_method", METHODS, _DEFAULTS.method)
     group.add_argument("--initial_plan", metavar="FILE", help="auto, refine: a plan file of this graph to start the search from")
     group.add_argument("--expert_file", metavar="FILE", help="expert: a JSON object of op or colocation names -> device; see docs/files.md")
+    group.add_argument(
+        "--device_map",
+        metavar="FILE",
+        help="a device_map of accelerate's as JSON, module name -> device: what --placement_method=expert does, and where auto and refine "
+        "start",
+    )
+    group.add_argument(
+        "--pin",
+        type=Pin.parse,
+        action="append",
+        default=[],
+        metavar="PATTERN=DEVICE",
+        help="what is called so stays on this device (its index or name), whatever the method; PATTERN is a module's name, which covers "
+        "what is below it, a parameter's, an op's id or a colocation string, and may hold *, ? and [...]; may be given several times",
+    )
     _add_choice(group, "--grouper", GROUPERS, _DEFAULTS.grouper)
     _add_choice(group, "--placer_type", PLACER_TYPES, _DEFAULTS.placer_type)
     group.add_argument("--only_forward", action="store_true", help="place the forward ops; each backward op goes with its own")
@@ -154,6 +171,7 @@ def request_of(args: argparse.Namespace) -> PlanRequest:
         raise OptionError("--expert_file is only for --placement_method=expert; drop it or choose that method")
     if args.initial_plan is not None and args.placement_method not in SEARCHES:
         raise OptionError(f"--initial_plan is only for --placement_method={' and '.join(SEARCHES)}; drop it or choose one of them")
+    _check_device_map(args)
     seconds = args.time_limit or METHODS[args.placement_method].time_limit_seconds
     options = PlaceOptions(
         seed=args.seed,
@@ -171,6 +189,8 @@ def request_of(args: argparse.Namespace) -> PlanRequest:
         only_forward=args.only_forward,
         expert_file=None if args.expert_file is None else ExpertFile.load(args.expert_file),
         initial_plan=args.initial_plan,
+        device_map=None if args.device_map is None else DeviceMap.load(args.device_map),
+        pins=tuple(args.pin),
         options=options,
         group_options=GroupOptions(
             only_important_ops=args.only_important_ops,
@@ -183,6 +203,17 @@ def request_of(args: argparse.Namespace) -> PlanRequest:
         adjustment_with_memory_limit=args.adjustment_with_memory_limit,
         cost_factor=args.cost_factor,
     )
+
+
+def _check_device_map(args: argparse.Namespace) -> None:
+    if args.device_map is None:
+        return
+    if args.placement_method not in (*SEARCHES, "expert"):
+        methods = ", ".join(("expert", *SEARCHES))
+        raise OptionError(f"--device_map is only for --placement_method={methods}; drop it or choose one of them")
+    for other in ("expert_file", "initial_plan"):
+        if getattr(args, other) is not None:
+            raise OptionError(f"--device_map and --{other} exclude each other; give one of them")
 
 
 def add_output_flags(parser: argparse.ArgumentParser, out: str | None = None) -> None:

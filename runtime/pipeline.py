@@ -1,6 +1,6 @@
 """The order of the stages, and the checks between them. No other file knows it, and no stage calls the next."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from baechi_ext.cost import vary_costs
@@ -10,8 +10,10 @@ from baechi_ext.group.grouping import Grouping, GroupOptions
 from baechi_ext.group.registry import group
 from baechi_ext.ir.check import verify_placement
 from baechi_ext.ir.cluster import Cluster
+from baechi_ext.ir.device_map import DeviceMap
 from baechi_ext.ir.expert import ExpertFile
 from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.ir.pins import Pin, with_pins, with_pins_of_groups
 from baechi_ext.ir.plan import Plan
 from baechi_ext.place.adjust import NOOP, adjust
 from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, SearchProgress, Task, begin, conclude, finish
@@ -32,6 +34,10 @@ class PlanRequest:
     """Hints that take the place of the graph's own."""
     initial_plan: str | None = None
     """A plan file that a search starts from."""
+    device_map: DeviceMap | None = None
+    """Devices by module: hints for `expert`, where a search starts for `auto` and `refine`."""
+    pins: tuple[Pin, ...] = ()
+    """Ops that have to be where a person wants them."""
     options: PlaceOptions = field(default_factory=PlaceOptions)
     group_options: GroupOptions = field(default_factory=GroupOptions)
     adjustment_method: str = NOOP
@@ -57,6 +63,10 @@ class PlanRequest:
             further["expert_file"] = self.expert_file.path
         if self.initial_plan is not None:
             further["initial_plan"] = self.initial_plan
+        if self.device_map is not None:
+            further["device_map"] = dict(self.device_map.devices)
+        if self.pins:
+            further["pins"] = list(map(str, self.pins))
         if self.adjustment_method != NOOP:
             further |= {k: getattr(self, k) for k in ("adjustment_method", "adjustment_with_memory_limit")}
         if self.cost_factor != 1:
@@ -64,16 +74,19 @@ class PlanRequest:
         return said | {k: v for k, v in further.items() if v}
 
 
-def hinted(graph: OpGraph, request: PlanRequest) -> OpGraph:
-    """The graph with the hints of the request's expert file, where it has one; costs are not needed.
+def prepared(graph: OpGraph, request: PlanRequest, devices: Sequence[str]) -> OpGraph:
+    """The graph with the hints of the request's expert file or device map, where it has one, and with its pins; costs are not needed.
 
-    Raises FileError where the file names what the graph has not, OptionError where the expert is to place a graph without hints.
+    Raises FileError where the file or map names what the graph has not, OptionError where the expert is to place a graph without hints,
+    and for a pin that matches nothing, contradicts another or names none of the `devices`.
     """
     if request.expert_file is not None:
         graph = request.expert_file.apply(graph)
+    if request.device_map is not None:
+        graph = request.device_map.apply(graph, devices)
     if request.method == "expert":
         require_hints(graph)
-    return graph
+    return with_pins(graph, request.pins, devices)
 
 
 def announcement(graph: OpGraph, cluster: Cluster, request: PlanRequest) -> str:
@@ -92,12 +105,15 @@ def plan(graph: OpGraph, cluster: Cluster, request: PlanRequest) -> PlanResult:
     gets a device afterwards. The plan's `placement_seconds` cover all of it.
 
     Raises InfeasibleError (status "infeasible" where it is proven that no plan exists, "unknown" where none was found),
-    OptionError for an unknown name, and what `hinted`, the grouper and the placer raise.
+    OptionError for an unknown name, and what `prepared`, the grouper and the placer raise.
     """
-    graph = hinted(graph, request)
+    graph = prepared(graph, request, [d.name for d in cluster.devices])
     if request.initial_plan is not None:
         given = Plan.load(request.initial_plan, graph, cluster)
         request = replace(request, options=replace(request.options, initial=Proposal(given.placement, (given.priority,))))
+    elif request.device_map is not None and request.method != "expert":
+        mapped = Proposal([op.expert or 0 for op in graph.ops])
+        request = replace(request, options=replace(request.options, initial=mapped))
     task = begin(request.method, graph, cluster, request.options)
     if request.cost_factor == 1:
         result, done = _plan(task, request)
@@ -106,7 +122,18 @@ def plan(graph: OpGraph, cluster: Cluster, request: PlanRequest) -> PlanResult:
         result = _judged(task, seen)
     verify_placement(graph, cluster, result.plan.placement, f"place {request.method}")
     options = done.to_json() | dict(result.plan.options)
+    result = replace(result, notes=(*result.notes, *_strays(graph, cluster, request, result.plan.placement)))
     return replace(result, plan=replace(result.plan, options=options, placement_seconds=task.elapsed_seconds()))
+
+
+def _strays(graph: OpGraph, cluster: Cluster, request: PlanRequest, placement: Sequence[int]) -> tuple[str, ...]:
+    """A note, where `expert` could not do all that a device map says."""
+    if request.device_map is None or request.method != "expert":
+        return ()
+    hints = request.device_map.hints(graph, [d.name for d in cluster.devices])
+    strays = sum(hint not in (None, d) for hint, d in zip(hints, placement, strict=True))
+    why = "they are pinned, or share a colocation group with ops of other modules"
+    return (f"{strays} ops are not where the device map has them: {why}",) if strays else ()
 
 
 def _plan(task: Task, request: PlanRequest) -> tuple[PlanResult, PlanRequest]:
@@ -129,7 +156,7 @@ def _plan(task: Task, request: PlanRequest) -> tuple[PlanResult, PlanRequest]:
 
 
 def _place_grouped(task: Task, grouping: Grouping, request: PlanRequest) -> PlanResult:
-    graph, adjusts = grouping.coarse, request.adjustment_method != NOOP
+    graph, adjusts = with_pins_of_groups(grouping.coarse), request.adjustment_method != NOOP
     if adjusts:
         graph = with_colocation(graph, [None] * len(graph))
     options = task.options

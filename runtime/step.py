@@ -47,6 +47,9 @@ def optimizer_spec(name: str, learning_rate: float) -> OptimizerSpec:
 class WithLoss(nn.Module):
     """A model and its loss: (inputs, labels) -> scalar cross-entropy."""
 
+    inner_model = "model"
+    """Modules are called by their names in there."""
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model

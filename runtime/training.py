@@ -165,7 +165,7 @@ def capture_and_profile(request: TrainRequest, executor: Executor) -> Captured:
     """The model's step, captured, with costs read from `cost_path` or measured on device 0; first of all with the hints it needs."""
     step, graph, binding = capture(request)
     if not request.costgen:
-        pipeline.hinted(graph, request.plan)
+        pipeline.prepared(graph, request.plan, [d.name for d in executor.devices])
     if request.cost_path is not None and not request.costgen:
         profile = Profile.load(request.cost_path, graph)
         if profile.clock != executor.devices[0].clock_name:

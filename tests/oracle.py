@@ -180,6 +180,8 @@ def violations(graph: OpGraph, cluster: Cluster, placement: Sequence[int], prior
     for op, d in zip(graph.ops, placement, strict=True):
         if op.colocation is not None and homes.setdefault(op.colocation, d) != d:
             found.append(f"group {op.colocation} is split")
+        if op.pin not in (None, d):
+            found.append(f"{op.id} is not where it is pinned")
     peaks = peak_bytes(graph, cluster, placement, simulate(graph, cluster, placement, priority))
     for device, peak in zip(cluster.devices, peaks, strict=True):
         if device.memory_bytes is not None and peak > device.memory_bytes:
@@ -188,12 +190,14 @@ def violations(graph: OpGraph, cluster: Cluster, placement: Sequence[int], prior
 
 
 def placements(graph: OpGraph, num_devices: int) -> Iterator[tuple[int, ...]]:
-    """Every placement that keeps colocation groups whole."""
+    """Every placement that keeps colocation groups whole and pinned ops where they are pinned."""
     names = [op.colocation if op.colocation is not None else (v,) for v, op in enumerate(graph.ops)]
     distinct = list(dict.fromkeys(names))
     for devices in product(range(num_devices), repeat=len(distinct)):
         chosen = dict(zip(distinct, devices, strict=True))
-        yield tuple(chosen[name] for name in names)
+        placement = tuple(chosen[name] for name in names)
+        if all(op.pin in (None, d) for op, d in zip(graph.ops, placement, strict=True)):
+            yield placement
 
 
 def orders(graph: OpGraph) -> Iterator[tuple[float, ...]]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from baechi_ext.capture.module_names import known_model, module_of, noting_modules
 from baechi_ext.capture.torch_private import descriptors, joint_graph
 from baechi_ext.errors import CaptureError, MissingBackendError
 from baechi_ext.ir.expert import with_experts
@@ -86,6 +87,9 @@ def capture_joint(
 ) -> tuple[OpGraph, Binding]:
     """The costless op graph of one training step of `module`, which must return the loss, and the binding to run it.
 
+    Ops know the innermost module that they come from; names are those of `module`, or of its submodule `inner_model` where it has
+    such an attribute.
+
     Where the module has a method `expert_device(parameter name) -> device index or None`, the ops get expert hints from it.
 
     The module is left as it is: no parameter, buffer or random state changes. Raises CaptureError with the framework's reason,
@@ -102,7 +106,8 @@ def export(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> "fx.G
         raise MissingBackendError(f"capturing a PyTorch step needs torch ({e}); install baechi[torch]") from e
     rng = torch.get_rng_state()
     try:
-        return joint_graph(module, inputs)
+        with noting_modules(known_model(module)[0]):
+            return joint_graph(module, inputs)
     except (CaptureError, MissingBackendError):
         raise
     except Exception as e:  # noqa: BLE001 - whatever the user's forward raises while traced
@@ -233,6 +238,8 @@ class _Builder:
         self.nodes = nodes
         self.options = options
         self.expert_device = getattr(module, "expert_device", None)
+        model, self.prefix = known_model(module)
+        self.modules = tuple(name for name, _ in model.named_modules() if name)
         self.state = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
         first: dict[int, str] = {}
         self.state_names = {name: first.setdefault(id(value), name) for name, value in self.state.items()}
@@ -267,6 +274,7 @@ class _Builder:
         labels = self.groups.labels(self.ops)
         ops = [replace(op, colocation=label) for op, label in zip(self.ops, labels, strict=True)]
         graph = OpGraph.from_edges(ops, self.edges, name=name, framework="torch")
+        graph = replace(graph, modules=self.modules)
         graph = with_experts(graph, self._expert_hints()) if self.expert_device is not None else graph
         binding = Binding(
             ops=tuple(self.bound),
@@ -325,6 +333,7 @@ class _Builder:
             output_bytes=sum(_bytes(e) for e in elements),
             persistent_bytes=0,
             forward_op=None if forward is None else self.ops[forward].id,
+            module=module_of(node),
         )
         v = self._add(op, BoundOp(node=node, views=self._views(node.all_input_nodes)))
         if isinstance(value, (tuple, list)):
@@ -351,6 +360,7 @@ class _Builder:
             phase=UPDATE,
             persistent_bytes=size * self.options.optimizer_slots,
             forward_op=next((self.ops[r].id for r in readers if self.ops[r].phase == "forward"), None),
+            module=self._owner(parameter),
         )
         v = self._add(op, BoundOp(parameters=names, gradients=gradients, views=self._views(gradients)))
         self.groups.join(v, parameter)
@@ -363,6 +373,10 @@ class _Builder:
         for reader in dict.fromkeys(readers):
             if not self.ancestors[v] >> reader & 1:
                 self._order(reader, v)
+
+    def _owner(self, parameter: str) -> str | None:
+        """The name of the module that holds a parameter; None for one that is not the model's."""
+        return parameter.removeprefix(self.prefix).rpartition(".")[0] if parameter.startswith(self.prefix) else None
 
     def _order(self, first: int, second: int) -> None:
         """An edge that moves nothing; its ends share a colocation group, so it never crosses devices."""

@@ -120,6 +120,8 @@ def _coarse_op(graph: OpGraph, head: Sequence[int], h: int, group: Sequence[int]
         colocation=graph.ops[h].colocation,
         expert=next((op.expert for op in ops if op.expert is not None), None),
         forward_op=_coarse_forward_op(graph, head, group),
+        module=graph.ops[h].module,
+        pin=next((op.pin for op in ops if op.pin is not None), None),
     )
 
 

@@ -9,11 +9,11 @@ NEGLIGIBLE_SHARE = 0.01
 
 
 def important_ops(graph: OpGraph) -> tuple[bool, ...]:
-    """Whether each op counts: it belongs to a colocation group, holds persistent bytes, or takes time.
+    """Whether each op counts: it belongs to a colocation group, is pinned, holds persistent bytes, or takes time.
 
     The quickest of the others do not, as long as they take together at most NEGLIGIBLE_SHARE of the graph's compute time.
     """
-    counts = [op.colocation is not None or op.persistent_bytes > 0 for op in graph.ops]
+    counts = [op.colocation is not None or op.pin is not None or op.persistent_bytes > 0 for op in graph.ops]
     left_us = NEGLIGIBLE_SHARE * graph.total_compute_us()
     for v in sorted(range(len(graph)), key=lambda v: graph.ops[v].compute_us):
         if not counts[v]:

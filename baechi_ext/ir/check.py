@@ -20,6 +20,9 @@ def placement_violations(graph: OpGraph, cluster: Cluster, placement: Sequence[i
         devices = sorted({placement[v] for v in members})
         if len(devices) > 1:
             found.append(f"colocation group {name!r} is split over devices {', '.join(map(str, devices))}")
+    for v, pin in graph.pins.items():
+        if placement[v] != pin:
+            found.append(f"op {graph.ops[v].id!r} is pinned to device {pin} and placed on {placement[v]}")
     return found
 
 

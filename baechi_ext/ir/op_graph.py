@@ -24,6 +24,8 @@ _DEFAULTS = {"op": "", "phase": "forward", "persistent_bytes": 0, "output_bytes"
     "tensor": "",
 }
 """Of the optional fields of a graph file."""
+_NULLABLE = ("forward_op", "module", "pin")
+"""Fields that a graph file has only where they are not null."""
 _OF_EDGES = ("index", "order", "predecessors", "successors", "size")
 """What is derived from ids and edges alone."""
 
@@ -50,6 +52,10 @@ class Op:
     """A device index, taken modulo the number of devices."""
     forward_op: str | None = None
     """For a backward or update op, the forward op it belongs to (where known)."""
+    module: str | None = None
+    """The module whose code it comes from, by its name in the model ("" is the model itself), where known."""
+    pin: int | None = None
+    """The index of the device that it has to run on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,8 @@ class OpGraph:
     name: str = ""
     framework: str = ""
     given_fingerprint: str | None = None
+    modules: tuple[str, ...] = ()
+    """Names of all modules of the model that was captured, where known; those without an op of their own, too."""
 
     @classmethod
     @without_collection()
@@ -177,6 +185,17 @@ class OpGraph:
         return {name: tuple(members) for name, members in groups.items()}
 
     @cached_property
+    def pins(self) -> dict[int, int]:
+        """Position of a pinned op -> its device."""
+        return {v: op.pin for v, op in enumerate(self.ops) if op.pin is not None}
+
+    def pinned(self, placement: Sequence[int]) -> tuple[int, ...]:
+        """The placement with every pinned op on its device."""
+        if not self.pins:
+            return tuple(placement)
+        return tuple(self.pins.get(v, d) for v, d in enumerate(placement))
+
+    @cached_property
     def op_digests(self) -> tuple[str, ...]:
         """A short digest per op over its id, op, phase, colocation and in-edges with tensor and bytes; costs are left out."""
         digests = []
@@ -257,8 +276,7 @@ class OpGraph:
                 "colocation": op.colocation,
                 "expert": op.expert,
             }
-            if op.forward_op is not None:
-                node["forward_op"] = op.forward_op
+            node |= {key: value for key in _NULLABLE if (value := getattr(op, key)) is not None}
             nodes.append(node)
         edges = []
         for v, op in enumerate(self.ops):
@@ -270,7 +288,8 @@ class OpGraph:
             "schema_version": SCHEMA_VERSION,
             "directed": True,
             "multigraph": True,
-            "graph": {"name": self.name, "framework": self.framework, "fingerprint": self.fingerprint},
+            "graph": {"name": self.name, "framework": self.framework, "fingerprint": self.fingerprint}
+            | ({"modules": list(self.modules)} if self.modules else {}),
             "nodes": nodes,
             "edges": edges,
         }
@@ -290,14 +309,17 @@ class OpGraph:
         for key in ("nodes", "edges"):
             if not isinstance(value.get(key), list):
                 raise GraphError(f'the graph file has no list "{key}"; expected networkx node-link JSON with "nodes" and "edges"')
-        fingerprint = attributes.get("fingerprint")
-        return cls.from_edges(
+        fingerprint, modules = attributes.get("fingerprint"), attributes.get("modules", [])
+        if not isinstance(modules, list):
+            raise GraphError(f'the graph file\'s "modules" are {modules!r}; expected a list of names')
+        graph = cls.from_edges(
             [_op_from_json(node, position) for position, node in enumerate(value["nodes"])],
             [_edge_from_json(edge, position) for position, edge in enumerate(value["edges"])],
             name=str(attributes.get("name") or ""),
             framework=str(attributes.get("framework") or ""),
             given_fingerprint=fingerprint if isinstance(fingerprint, str) and fingerprint else None,
         )
+        return replace(graph, modules=tuple(map(str, modules))) if modules else graph
 
     def save(self, path: str | Path, *, compact: bool = False) -> None:
         """`compact`: without indentation, and without fields that have their default value."""
@@ -365,8 +387,10 @@ def _op_from_json(node: Any, position: int) -> Op:
     if phase not in PHASES:
         raise GraphError(f"op {id_!r} has phase {phase!r}; expected one of {', '.join(PHASES)}")
     colocation, expert, forward_op = node.get("colocation"), node.get("expert"), node.get("forward_op")
-    if expert is not None and (isinstance(expert, bool) or not isinstance(expert, int)):
-        raise GraphError(f'op {id_!r} has "expert": {expert!r}; expected a device index or null')
+    module, pin = node.get("module"), node.get("pin")
+    for key, device in (("expert", expert), ("pin", pin)):
+        if device is not None and (isinstance(device, bool) or not isinstance(device, int)):
+            raise GraphError(f'op {id_!r} has "{key}": {device!r}; expected a device index or null')
     return Op(
         id=id_,
         op=str(node.get("op") or ""),
@@ -376,6 +400,8 @@ def _op_from_json(node: Any, position: int) -> Op:
         colocation=None if colocation is None else _id_from_json(colocation, f"colocation of op {id_!r}"),
         expert=expert,
         forward_op=None if forward_op is None else _id_from_json(forward_op, f"forward_op of op {id_!r}"),
+        module=None if module is None else str(module),
+        pin=pin,
     )
 
 

@@ -19,8 +19,9 @@ def auto(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult:
     task = begin("auto", graph, cluster, options)
     start, interrupted = cheap_start(task)
     if options.initial is not None:
-        verify_placement(graph, cluster, options.initial.placement, "the initial plan")
-        given = try_orders(task.simulator, options.initial.placement, options.initial.priorities or (None,))
+        placement = graph.pinned(options.initial.placement)
+        verify_placement(graph, cluster, placement, "the initial plan")
+        given = try_orders(task.simulator, placement, options.initial.priorities or (None,))
         start = min([start, given], key=lambda trial: trial.key)
     if not interrupted:
         start, optimal, interrupted = exhaust(task, start)

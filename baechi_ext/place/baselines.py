@@ -16,13 +16,14 @@ Split = Callable[[Sequence[float], Sequence[float], Sequence[float], Sequence[fl
 
 
 def single(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult:
-    """Every op on one device: the fastest that holds them all, of equals the first.
+    """Every op that is not pinned on one device: the fastest that holds them all, of equals the first.
 
     Raises InfeasibleError, with the bytes needed and available, where no device does.
     """
     task = begin("single", graph, cluster, options)
     # Of equal devices only the first is simulated.
-    kinds = {(device.speed, device.memory_bytes): d for d, device in reversed(list(enumerate(cluster.devices)))}
+    pinned = set(graph.pins.values())
+    kinds = {(x.speed, x.memory_bytes, d if d in pinned else -1): d for d, x in reversed(list(enumerate(cluster.devices)))}
     try:
         return conclude(task, [Proposal((d,) * len(graph)) for d in sorted(kinds.values())], repairs=False)
     except InfeasibleError as e:

@@ -84,7 +84,8 @@ def _clustered(task: Task) -> Iterator[OpGraph]:
     """The task's graph with clusters of ops for colocation groups, the coarsest clusters first."""
     for blocks in reversed(task.block_levels[1:]):
         cluster_of = {v: i for i, block in enumerate(blocks) for v in block}
-        ops = [replace(op, colocation=f"cluster {cluster_of[v]}") for v, op in enumerate(task.graph.ops)]
+        # What is pinned is a cluster of its own.
+        ops = [replace(op, colocation=f"cluster {cluster_of[v]}, pin {op.pin}") for v, op in enumerate(task.graph.ops)]
         yield task.graph.replace_ops(ops)
 
 

@@ -87,12 +87,12 @@ def best_split(weights: Sequence[float], speeds: Sequence[float], sizes: Sequenc
 
 
 def spread(graph: OpGraph, ordered: Sequence[Unit], devices: Sequence[int]) -> tuple[int, ...]:
-    """A device per unit -> a device per op."""
+    """A device per unit -> a device per op; pinned ops are where they are pinned."""
     placement = [0] * len(graph)
     for unit, d in zip(ordered, devices, strict=True):
         for v in unit:
             placement[v] = d
-    return tuple(placement)
+    return graph.pinned(placement)
 
 
 def ranks(order: Sequence[int]) -> tuple[float, ...]:

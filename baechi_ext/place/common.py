@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -161,6 +161,7 @@ def conclude(task: Task, proposals: Iterable[Proposal], *, repairs: bool = True)
     Each is simulated without priorities and with the first order it suggests; the best few with all their orders, with the
     longest path to the end first, and with the same path of the placed graph, transfers included. Unless `repairs` is False,
     proposals that do not fit but are faster than those that do are repaired, and where none fits placements by bytes alone, too.
+    Pinned ops go where they are pinned, whatever a proposal says.
 
     Raises InfeasibleError where that finds no valid plan, status "infeasible" where it is proven that none exists, else "unknown";
     PlanError where a proposal splits a group.
@@ -168,8 +169,9 @@ def conclude(task: Task, proposals: Iterable[Proposal], *, repairs: bool = True)
     simulator = task.simulator
     chosen: dict[tuple[int, ...], Proposal] = {}
     for proposal in proposals:
-        verify_placement(task.graph, task.cluster, proposal.placement, task.method)
-        chosen.setdefault(tuple(proposal.placement), proposal)
+        placement = task.graph.pinned(proposal.placement)
+        verify_placement(task.graph, task.cluster, placement, task.method)
+        chosen.setdefault(placement, replace(proposal, placement=placement))
     first = [(try_orders(simulator, p.placement, (None, *p.priorities[:1])), p.priorities[1:]) for p in chosen.values()]
     trials = [_with_all_orders(task, trial, priorities) for trial, priorities in _shortlist(first)]
     best = min(trials, key=lambda trial: trial.key)

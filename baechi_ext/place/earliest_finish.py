@@ -139,10 +139,12 @@ class _Run:
         return sorted(range(len(self.graph)), key=lambda v: (self.start_us[v], topological[v]))
 
     def _choose(self, v: int, unit: Unit, counts_outputs: bool) -> None:
-        """Gives the unit of v the device where v ends first, of those with room."""
+        """Gives the unit of v the device where v ends first, of those with room, or the one that it is pinned to."""
         persistent = sum(self.graph.ops[w].persistent_bytes for w in unit)
         needed = held_bytes(self.graph, unit) if counts_outputs else persistent
-        among = [d for d, room in enumerate(self.room) if needed <= room] or [max(range(len(self.room)), key=self.room.__getitem__)]
+        roomy = [d for d, room in enumerate(self.room) if needed <= room] or [max(range(len(self.room)), key=self.room.__getitem__)]
+        pin = self.graph.ops[v].pin
+        among = roomy if pin is None else [pin]
         d = min(among, key=lambda d: (sum(self._slot(v, d)), self.sending_us[d], d))
         self.room[d] -= needed
         for w in unit:

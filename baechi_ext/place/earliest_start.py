@@ -54,6 +54,9 @@ class _Run:
         self.persistent_bytes = _persistent_bytes(graph)
         self.needed_bytes = [op.temporary_bytes + sum(graph.tensors[t].bytes for t in graph.outputs[v]) for v, op in enumerate(graph.ops)]
         self.looks = 0
+        for v, pin in graph.pins.items():
+            if self.device[v] == -1:
+                self._assign(v, pin)
         now: float | None = 0.0
         while now is not None and self.looks < _MOST_LOOKS and not self._is_behind():
             now = self._instant(now)
@@ -144,15 +147,18 @@ class _Run:
         for t in self.graph.inputs[v]:
             self._receive(t, d)
         if self.device[v] == -1:
-            self.room[d] -= self.persistent_bytes[v]
-            for w in self.members[v]:
-                self.device[w] = d
+            self._assign(v, d)
         begin_us = max(now, self._schedule_us(v, d))
         self.end_us[v] = self.free_us[d] = begin_us + self.graph.ops[v].compute_us / self.speed[d]
         self.running[d], self.awake_for[d] = v, None
         self.ready.discard(v)
         self.started.append(v)
         self.room[d] -= sum(self.graph.tensors[t].bytes for t in self.graph.outputs[v])
+
+    def _assign(self, v: int, d: int) -> None:
+        self.room[d] -= self.persistent_bytes[v]
+        for w in self.members[v]:
+            self.device[w] = d
 
     def _receive(self, t: int, d: int) -> None:
         """Sends tensor t to device d, unless it is there, and frees it where this was its last reader."""

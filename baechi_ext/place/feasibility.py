@@ -40,16 +40,26 @@ def _moving(link: Link) -> tuple[float, float]:
 
 
 def require_feasible(graph: OpGraph, cluster: Cluster) -> None:
-    """Raises InfeasibleError, status "infeasible", where one op, one colocation group or the whole graph provably fits nowhere.
+    """Raises InfeasibleError, status "infeasible", where one op, one colocation group, what is pinned to one device, or the whole
+    graph provably fits nowhere.
 
     Says nothing about graphs that merely pack badly; `require_packing` does, and takes longer.
     """
     limits = [d.memory_bytes for d in cluster.devices]
     known = [limit for limit in limits if limit is not None]
-    if len(known) < len(limits) or not graph.ops:
+    if not known or not graph.ops:
+        return
+    live = live_bytes(graph).tolist()
+    for d, device in enumerate(cluster.devices):
+        members = [v for v, pin in graph.pins.items() if pin == d]
+        if members and device.memory_bytes is not None and minimal_bytes(graph, members, live) > device.memory_bytes:
+            needed = f"need at least {minimal_bytes(graph, members, live):.0f} bytes"
+            reason = f"what is pinned to device {device.name!r} ({len(members)} ops) {needed}, and it has {device.memory_bytes:.0f}"
+            names = tuple(dict.fromkeys(graph.ops[v].colocation or graph.ops[v].id for v in members))
+            raise InfeasibleError(f"no plan can exist: {reason}; pin less there, or {NEXT_STEPS}", conflict=names)
+    if len(known) < len(limits):
         return
     largest, total = max(known), sum(known)
-    live = live_bytes(graph).tolist()
     for name, members in graph.groups.items():
         _require_place(minimal_bytes(graph, members, live), largest, f"colocation group {name!r}", name)
     for op, needed in zip(graph.ops, live, strict=True):

@@ -34,6 +34,9 @@ def run(p: Problem, g: Groups, s: State) -> None:
     """Places and orders all ops: `s.ops` says where and in which order. Where that takes too many looks, only the first of them."""
     total = s.totals[0]
     for v in range(len(s.ops)):
+        if p.ops[v].pin >= 0 and s.ops[v].device == NONE:
+            _assign(g, s, v, p.ops[v].pin)
+    for v in range(len(s.ops)):
         if s.ops[v].missing == 0:
             _release(p, s, v)
     now = 0.0
@@ -366,12 +369,17 @@ def _unpark(p: Problem, s: State, d: int) -> None:
 
 
 @part
-def _place(p: Problem, g: Groups, s: State, v: int, d: int) -> None:
-    """Gives v and the other ops of its colocation group device d."""
+def _assign(g: Groups, s: State, v: int, d: int) -> None:
     for i in range(g.ops[v].members_from, g.ops[v].members_to):
         s.ops[g.members[i]].device = d
     s.devices[d].load_us += g.ops[v].group_us
     s.devices[d].room -= g.ops[v].group_bytes
+
+
+@part
+def _place(p: Problem, g: Groups, s: State, v: int, d: int) -> None:
+    """Gives v and the other ops of its colocation group device d."""
+    _assign(g, s, v, d)
     for i in range(g.ops[v].members_from, g.ops[v].members_to):
         w = g.members[i]
         for j in range(p.ops[w].inputs_from, p.ops[w + 1].inputs_from):

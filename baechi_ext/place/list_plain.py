@@ -72,6 +72,9 @@ class PlainRun:
 
     def run(self) -> None:
         """Places and orders all ops: `device` and `started` say where and in which order."""
+        for v, pin in self.graph.pins.items():
+            if self.device[v] == _UNPLACED:
+                self._assign(v, pin)
         for v, count in enumerate(self.missing):
             if count == 0:
                 self._release(v)
@@ -263,13 +266,17 @@ class PlainRun:
         self.memory.room[d] -= tensor.bytes
         return True
 
-    def _place(self, v: int, d: int) -> None:
-        """Gives v and the other ops of its colocation group device d."""
+    def _assign(self, v: int, d: int) -> Sequence[int]:
         members = self.memory.mates[v]
         for w in members:
             self.device[w] = d
             self.load_us[d] += self.graph.ops[w].compute_us
         self.memory.room[d] -= self.memory.group_bytes[v]
+        return members
+
+    def _place(self, v: int, d: int) -> None:
+        """Gives v and the other ops of its colocation group device d."""
+        members = self._assign(v, d)
         nearer: dict[int, None] = {}
         for w in members:
             for t in self.graph.inputs[w]:

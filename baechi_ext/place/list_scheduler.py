@@ -4,6 +4,7 @@ At every instant each idle device proposes, among the ops whose inputs could be 
 the end; of all proposals the one that could have started earliest is committed (Baechi, SoCC 2020, section 3; ETF is Hwang et
 al., SIAM Journal on Computing 18, 1989). What goes beyond that:
 
+- what is pinned has its device from the start;
 - the first op of a colocation group takes all members to its device, and their persistent bytes are reserved there at once;
 - a transfer to a device that was only just chosen is entered where it would have run: from the producer's end on, as soon as both
   channels are free;
@@ -65,7 +66,7 @@ def schedules(
     One that exceeds any is tried again with limits lowered by that. Schedules that would take long are left out: those of a large
     graph with so many ops ready at once that they wait for one another's transfers.
     """
-    alone = Schedule((cluster.fastest,) * len(graph), graph.order)
+    alone = Schedule(graph.pinned((cluster.fastest,) * len(graph)), graph.order)
     if len(cluster) == 1:
         return [alone]
     factors = RELUCTANCES if len(graph) <= FEW_OPS else RELUCTANCES[:1]

@@ -29,6 +29,7 @@ class Item:
     name: str
     persistent_bytes: float
     live_bytes: float
+    pin: int | None = None
 
     @property
     def bytes(self) -> float:
@@ -50,7 +51,8 @@ def conflict(graph: OpGraph, cluster: Cluster) -> Conflict | None:
     if len(limits) < len(cluster):
         return None
     live = live_bytes(graph).tolist()
-    items = sorted((_item(graph, unit, live) for unit in units(graph)), key=lambda item: (-item.bytes, item.name))
+    # What is pinned comes first: after it, devices that hold the same are alike.
+    items = sorted((_item(graph, unit, live) for unit in units(graph)), key=lambda item: (item.pin is None, -item.bytes, item.name))
     packing = _Packing(limits)
     found = _smallest_prefix(packing, items)
     return None if found is None else _filtered(packing, found)
@@ -59,11 +61,11 @@ def conflict(graph: OpGraph, cluster: Cluster) -> Conflict | None:
 def _item(graph: OpGraph, unit: Sequence[int], live: Sequence[float]) -> Item:
     first = graph.ops[unit[0]]
     persistent = sum(graph.ops[v].persistent_bytes for v in unit)
-    return Item(first.colocation or first.id, persistent, max(live[v] for v in unit))
+    return Item(first.colocation or first.id, persistent, max(live[v] for v in unit), first.pin)
 
 
 def _smallest_prefix(packing: "_Packing", items: Sequence[Item]) -> Sequence[Item] | None:
-    """So many of the largest items that they provably do not fit; None where even all of them may."""
+    """So many of the first items that they provably do not fit; None where even all of them may."""
     fits, size = 0, 1
     while packing.fits(items[:size]) is not False:
         if size >= len(items):
@@ -99,7 +101,7 @@ class _Packing:
         self._steps = _STEPS
 
     def fits(self, items: Sequence[Item]) -> bool | None:
-        """Whether the items, the largest first, can be packed; None where that took too many steps."""
+        """Whether the items, pinned ones first, can be packed; None where that took too many steps."""
         left = _Left.of(items)
         if left.sums[0] > sum(self._limits):
             return False
@@ -138,7 +140,7 @@ class _Packing:
             return []
         kinds: dict[tuple[float, float, float], int] = {}
         for d, (limit, (persistent, need)) in enumerate(zip(self._limits, held, strict=True)):
-            if persistent + item.persistent_bytes + max(need, item.live_bytes) <= limit:
+            if item.pin in (None, d) and persistent + item.persistent_bytes + max(need, item.live_bytes) <= limit:
                 kinds.setdefault((limit, persistent, need), d)
         return sorted(kinds.values(), key=lambda d: (-rooms[d], -d))
 

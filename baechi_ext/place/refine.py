@@ -26,5 +26,6 @@ def _start(task: Task) -> tuple[Trial, bool]:
     initial = task.options.initial
     if initial is None:
         return start_of(task, "m_etf"), False
-    verify_placement(task.graph, task.cluster, initial.placement, "the initial plan")
-    return try_orders(task.simulator, initial.placement, initial.priorities or (None,)), False
+    placement = task.graph.pinned(initial.placement)
+    verify_placement(task.graph, task.cluster, placement, "the initial plan")
+    return try_orders(task.simulator, placement, initial.priorities or (None,)), False

@@ -231,7 +231,7 @@ def _move(p: Problem, s: State, q: Search, step: int) -> None:
 def _move_block(p: Problem, s: State, q: Search, block: int, target: int) -> None:
     for i in range(q.block_from[block], q.block_from[block + 1]):
         v = q.members[i]
-        if s.placement[v] != target:
+        if s.placement[v] != target and p.ops[v].pin < 0:
             _log(s, q, v)
             q.persistent[s.placement[v]] -= p.ops[v].persistent_bytes
             q.persistent[target] += p.ops[v].persistent_bytes

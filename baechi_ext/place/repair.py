@@ -58,7 +58,7 @@ class _Repair:
         self.best = start
         self.random = random.Random(seed)
         self.links = simulator.cluster.link_table()
-        self.units = units(self.graph)
+        self.units = [unit for unit in units(self.graph) if unit[0] not in self.graph.pins]
         self.orders = (draining_order(simulator),)
         moves = len(self.units) * (len(simulator.cluster) - 1)
         self.steps = min(_MOST_STEPS, _STEPS_PER_MOVE * moves, max(_FEWEST_STEPS, simulated_ops // max(1, len(self.graph))))

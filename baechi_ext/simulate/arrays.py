@@ -26,7 +26,7 @@ def record(floats: str, ints: str = "", flags: str = "", indices: str = "") -> n
 
 
 # The *_from of ops and tensors are offsets into `Problem.lists`, up to that of the next record.
-_OP = record("compute_us tail_us least_us persistent_bytes working_bytes starting_bytes", "inputs_from outputs_from urgency")
+_OP = record("compute_us tail_us least_us persistent_bytes working_bytes starting_bytes", "inputs_from outputs_from urgency pin")
 _TENSOR = record("bytes", "name_rank readers_from", indices="producer")
 _DEVICE = record("speed memory_bytes")
 _LINK = record("latency_us us_per_byte send_us send_us_per_byte receive_us receive_us_per_byte")
@@ -51,7 +51,8 @@ class Problem(NamedTuple):
 
     ops: Records
     """`tail_us`: the longest compute-only path to the end; `least_us`: the same on the fastest device; `urgency`: the op's rank by it,
-    the longest first. `working_bytes`: held while the op runs, its tensors left out; `starting_bytes`: its tensors as well."""
+    the longest first. `working_bytes`: held while the op runs, its tensors left out; `starting_bytes`: its tensors as well.
+    `pin`: the device that it has to be on, or -1."""
     tensors: Records
     """`name_rank`: by name among the tensors of its producer."""
     lists: Indices
@@ -116,6 +117,8 @@ def make_problem(graph: OpGraph, cluster: Cluster) -> Problem:
         persistent_bytes=columns.persistent_bytes,
         working_bytes=columns.working_bytes(),
     )
+    ops["pin"] = -1
+    ops["pin"][list(graph.pins)] = list(graph.pins.values())
     ops["starting_bytes"] = ops["working_bytes"]
     np.add.at(ops["starting_bytes"], tensors["producer"][:-1], tensors["bytes"][:-1])
     devices = np.zeros(len(cluster), _DEVICE)

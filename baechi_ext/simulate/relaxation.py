@@ -78,13 +78,16 @@ def _relaxed(graph: OpGraph, cluster: Cluster) -> Relaxed:
 
 
 def _cells(graph: OpGraph, *, one: bool) -> np.ndarray:
-    """Colocation groups and single ops, numbered; all in one cell where there is one device."""
+    """Colocation groups, what is pinned to one device, and single ops, numbered; all in one cell where there is one device."""
     if one:
         return np.zeros(len(graph), np.int64)
-    if not graph.groups:
+    if not graph.groups and not graph.pins:
         return np.arange(len(graph))
     number: dict[object, int] = {}
-    return np.array([number.setdefault(v if op.colocation is None else op.colocation, len(number)) for v, op in enumerate(graph.ops)])
+    keys = [
+        ("pin", op.pin) if op.pin is not None else v if op.colocation is None else op.colocation for v, op in enumerate(graph.ops)
+    ]
+    return np.array([number.setdefault(key, len(number)) for key in keys])
 
 
 def _offsets(ends: np.ndarray, n: int) -> np.ndarray:

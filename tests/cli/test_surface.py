@@ -18,6 +18,8 @@ from runtime.progress import progress
 
 CLUSTER = {"--cluster", "--num_devices", "--num_gpus", "--device_memory", "--memory_fraction", "--comm_cost_coeffs"}
 PLACING = {"--placement_method", "--initial_plan", "--expert_file", "--grouper", "--placer_type", "--only_forward"} | {
+    "--device_map",
+    "--pin",
     "--sct_threshold",
     "--traversal_order",
     "--placeto_policy",
@@ -54,6 +56,7 @@ FLAGS = {
     "datasets": {"--out", "--graphs", "--seed", "--folder", "--json"},
     "placeto": set(),
     "simulate": CLUSTER | {"--json"},
+    "export-device-map": {"--out", "--json"},
 }
 SOURCES = CLUSTER | {"--folder", "--most_graphs"}
 PLACETO_FLAGS = {

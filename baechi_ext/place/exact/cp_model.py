@@ -118,11 +118,15 @@ def ticks_per_us(graph: OpGraph, cluster: Cluster, horizon_us: float) -> float:
 
 
 def one_device_each(m: PlacingModel, graph: OpGraph, cluster: Cluster) -> None:
-    """(1); equal devices are taken in their order."""
+    """(1), a pinned unit's among them; equal devices are taken in their order, where nothing is pinned."""
     unit_devices = [m.on[members[0]] for members in units(graph)]
     for x in unit_devices:
         m.model.add_exactly_one(x)
+    for v, pin in graph.pins.items():
+        m.model.add_bool_or([m.on[v][pin]])
     devices = cluster.devices
+    if graph.pins:
+        return
     if not cluster.pairs and all((d.speed, d.memory_bytes) == (devices[0].speed, devices[0].memory_bytes) for d in devices):
         for u, x in enumerate(unit_devices):
             for d in range(1, len(devices)):

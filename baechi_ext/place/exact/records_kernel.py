@@ -32,6 +32,8 @@ INSTANCE = np.dtype(
         # Ops of units, in the order in which units are placed.
         ("members", np.int64, OPS),
         ("members_from", np.int64, OPS + 1),
+        # By unit: the device that it has to be on, or -1.
+        ("pin", np.int64, OPS),
         ("duration_us", np.float64, (OPS, DEVICES)),
         ("least_us", np.float64, OPS),
         # Each op's time at the speed of all devices together.

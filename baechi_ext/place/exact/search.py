@@ -1,6 +1,6 @@
 """Exhaustive search over placements and orders: what the kernel needs, and what it finds."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import permutations, product
 from math import factorial, prod
 
@@ -67,7 +67,7 @@ def make_instance(simulator: AdaptiveSimulator) -> np.ndarray:
     compute = np.array([op.compute_us for op in graph.ops], np.float64)
     duration = compute[:, None] / speeds[None, :]
     charged = ("send_us", "send_us_per_byte", "receive_us", "receive_us_per_byte")
-    twin, labels = exchangeable(cluster)
+    twin, labels = exchangeable(cluster, set(graph.pins.values()))
 
     def table(cost: str) -> list:
         return [[[getattr(links[i][j], cost)(t.bytes) for t in tensors] for j in range(k)] for i in range(k)]
@@ -104,6 +104,7 @@ def make_instance(simulator: AdaptiveSimulator) -> np.ndarray:
         values[name] = [x for things in some for x in things]
         values[f"{name}_from"] = np.cumsum([0, *map(len, some)])
     values["units"] = len(placed)
+    values["pin"] = [graph.pins.get(unit[0], -1) for unit in placed]
     return _record(records.INSTANCE, values)
 
 
@@ -122,14 +123,15 @@ def _record(dtype: np.dtype, values: dict[str, object]) -> np.ndarray:
     return record
 
 
-def exchangeable(cluster: Cluster) -> tuple[list[int], list[tuple[int, ...]]]:
-    """For each device the first that is like it in all but the name, links included; and all exchanges of such devices.
+def exchangeable(cluster: Cluster, pinned: Collection[int] = ()) -> tuple[list[int], list[tuple[int, ...]]]:
+    """For each device the first that is like it in all but the name, links included; and all exchanges of such devices. A device
+    to which ops are `pinned` is like no other.
 
     Only the order of two transfers that tie depends on which is which. Where there are too many exchanges to try, no devices are
     said to be alike, unless all transfers run in parallel: then there are no such ties, and the first exchange, which is none, is enough.
     """
     k = len(cluster)
-    twin = [next(e for e in range(d + 1) if e == d or _alike(cluster, e, d)) for d in range(k)]
+    twin = [next(e for e in range(d + 1) if e == d or (not {d, e} & set(pinned) and _alike(cluster, e, d))) for d in range(k)]
     classes = [[d for d in range(k) if twin[d] == first] for first in sorted(set(twin))]
     same = tuple(range(k))
     if cluster.parallel_transfers:

@@ -39,7 +39,7 @@ def _step_placement(p: Record, s: Record) -> None:
             begin_schedule(p, s)
         return
     d = s.choice[u] + 1
-    while d < p.devices and not _opens_in_turn(p, s, u, d):
+    while d < p.devices and ((p.pin[u] >= 0 and d != p.pin[u]) or not _opens_in_turn(p, s, u, d)):
         d += 1
     s.choice[u] = d if d < p.devices else -1
     for i in range(p.members_from[u], p.members_from[u + 1]):
