@@ -1,7 +1,6 @@
 """Which module's code an op comes from: noted on the nodes while a model is traced.
 
 The calls of modules are watched by hooks, and torch notes on every node, those of its backward pass included, what is going on.
-The private parts of torch used here were tried with torch 2.13.
 """
 
 import contextlib

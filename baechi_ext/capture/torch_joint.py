@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from baechi_ext.capture.module_names import known_model, module_of, noting_modules
 from baechi_ext.capture.torch_private import descriptors, joint_graph
+from baechi_ext.capture.why_not import not_capturable
 from baechi_ext.errors import CaptureError, MissingBackendError
 from baechi_ext.ir.expert import with_experts
 from baechi_ext.ir.op_graph import Op, OpGraph
@@ -111,11 +112,7 @@ def export(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> "fx.G
     except (CaptureError, MissingBackendError):
         raise
     except Exception as e:  # noqa: BLE001 - whatever the user's forward raises while traced
-        reason = str(e).strip().splitlines() or [type(e).__name__]
-        raise CaptureError(
-            f"the training step of {type(module).__name__} cannot be captured as one graph: {type(e).__name__}: {reason[0]}; "
-            "remove data-dependent Python (.item(), .numpy(), branches on tensor values) from forward"
-        ) from e
+        raise not_capturable(f"the training step of {type(module).__name__}", e) from e
     finally:
         torch.set_rng_state(rng)
 
