@@ -120,6 +120,27 @@ def abort_process_group() -> None:
     _abort_process_group()
 
 
+def parts_of(value: Any) -> tuple[list[Any], Any]:
+    """What a nest of lists, tuples, dicts and registered classes holds; and its kind, from which `nest_of` makes such a nest again."""
+    with _needed("running blocks of a module"):
+        from torch.utils import _pytree as pytree
+    return pytree.tree_flatten(value)
+
+
+def nest_of(kind: Any, parts: Sequence[Any]) -> Any:
+    """A nest of this kind that holds these."""
+    from torch.utils import _pytree as pytree
+
+    return pytree.tree_unflatten(list(parts), kind)
+
+
+def backward_may_come_again() -> bool:
+    """In the backward pass: whether the caller asked to keep the graph for another one."""
+    with _needed("running blocks of a module"):
+        from torch._C._autograd import _get_current_graph_task_keep_graph as keeps
+    return keeps()
+
+
 @contextlib.contextmanager
 def _needed(what: str) -> Iterator[None]:
     """Raises MissingBackendError, which names the releases that were tried, where this torch has not what is used inside."""
