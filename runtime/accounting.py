@@ -12,6 +12,7 @@ import torch
 
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.simulate import Timeline
+from runtime.cuda_graphs import WARM_UP_STEPS
 from runtime.executor import Executor
 from runtime.step import TrainingStep
 from runtime.thread_executor import PlacedStep
@@ -36,6 +37,9 @@ def measured_peak_bytes(executor: Executor, timeline: Timeline, binding: Binding
 def _of_threads(placed: PlacedStep, timeline: Timeline, binding: Binding) -> tuple[int, ...]:
     executor = placed.executor
     if all(d.peak_bytes() is not None for d in executor.devices):
+        for _ in range(WARM_UP_STEPS if placed.graphed else 0):
+            placed.run()
+        # The next step captures its graphs: what stays in their pool is allocated then.
         for device in executor.devices:
             device.reset_peak()
         placed.run()

@@ -11,7 +11,7 @@ from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.errors import ParityError
 from baechi_ext.simulate import Timeline
 from runtime.step import EagerStep, TrainingStep
-from runtime.thread_executor import ThreadExecutor
+from runtime.thread_executor import PlacedStep, ThreadExecutor
 
 TOLERANCE = {"cpu": 1e-6, "cuda": 1e-4}
 """Largest relative difference. On CPU devices 0 is expected; CUDA kernels may add in another order from run to run."""
@@ -49,6 +49,8 @@ def check_parity(executor: ThreadExecutor, timeline: Timeline, binding: Binding,
         expected = executor.call(0, lambda: _eager_results(step, executor.devices[0].torch_device))
         step.restore(saved)
         placed = executor.load(timeline, binding, step, keep_gradients=True)
+        if isinstance(placed, PlacedStep):
+            placed.rehearse()
         torch.manual_seed(step.seed)
         loss, _ = placed.run()
         actual = _results(loss, *placed.gather())

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,12 @@ class OptimizerSpec:
     def make(self, parameters: Sequence[Tensor], **options: bool) -> torch.optim.Optimizer:
         """A torch.optim optimizer of `parameters`; `options` go to its constructor (foreach, fused)."""
         return self._make(parameters, lr=self.learning_rate, **options)
+
+    @property
+    def capturable(self) -> bool:
+        """Whether it takes the option of that name: CUDA optimizers that count their steps on the device."""
+        made = self._make.func if isinstance(self._make, partial) else self._make
+        return "capturable" in signature(made).parameters
 
 
 OPTIMIZERS: dict[str, tuple[int, Callable[..., torch.optim.Optimizer]]] = {
@@ -77,10 +84,10 @@ class TrainingStep:
         """The live parameters and buffers by their first name, tied ones once."""
         return dict(self.module.named_parameters()) | dict(self.module.named_buffers())
 
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """A fresh optimizer for each parameter, by name."""
+    def optimizers(self, **options: bool) -> dict[str, torch.optim.Optimizer]:
+        """A fresh optimizer for each parameter, by name; `options` as for OptimizerSpec.make."""
         # Said outright, foreach=False spares each of hundreds of small optimizers torch's own search for the best variant (0.1 ms a step).
-        return {n: self.optimizer.make([p], foreach=False) for n, p in self.module.named_parameters() if p.requires_grad}
+        return {n: self.optimizer.make([p], foreach=False, **options) for n, p in self.module.named_parameters() if p.requires_grad}
 
     def snapshot(self) -> dict[str, Tensor]:
         """Copies of the state, on the host."""

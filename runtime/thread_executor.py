@@ -15,12 +15,13 @@ import torch
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.errors import BaechiError, ExecutionError
 from baechi_ext.simulate import Timeline
+from runtime.cuda_graphs import WARM_UP_STEPS, GraphedProgram, Recorder
 from runtime.host_memory import keep_freed_memory
 from runtime.links import PROBE_BYTES, LinkProbe, probe_link
 from runtime.mailbox import Mailboxes
 from runtime.program import cut
 from runtime.step import TrainingStep
-from runtime.torch_devices import TorchDevice
+from runtime.torch_devices import TorchDevice, settle
 from runtime.torch_ops import LoweredProgram, Lowering, OpError, StepContext
 
 T = TypeVar("T")
@@ -76,12 +77,20 @@ class PlacedStep:
         self.programs = tuple(programs)
         self._graph = context.graph
         self._loss: torch.Tensor | None = None
+        self.graphed: tuple[GraphedProgram, ...] = ()
+        """Each device's CUDA graphs, where the executor makes them."""
+        if executor.recorder is not None:
+            fixed = self.state_storages()
+            self.graphed = tuple(GraphedProgram(program, executor.recorder, fixed) for program in programs)
 
     def run(self) -> tuple[torch.Tensor, StepTimes]:
         """The loss and the times of one step.
 
         Raises ExecutionError where an op fails or a device does not answer in time; the step can't be run again then.
         """
+        for index, graphed in enumerate(self.graphed):
+            if graphed.due:
+                self.executor.call(index, graphed.capture)
         begin = time.perf_counter_ns()
         busy = self.executor.run_all([self._task(i) for i in range(len(self.programs))], on_failure=self.abort)
         wall_us = (time.perf_counter_ns() - begin) / 1000
@@ -89,6 +98,20 @@ class PlacedStep:
             raise ExecutionError("the step has no loss; no device ran the op that computes it")
         loss, self._loss = self._loss, None
         return loss, StepTimes(wall_us, tuple(busy))
+
+    def rehearse(self) -> None:
+        """Where there are CUDA graphs: the steps until one of them alone has run. The state is put back, as are the optimizers'."""
+        if not self.graphed:
+            return
+        saved = self.step.snapshot()
+        for _ in range(WARM_UP_STEPS + 1):
+            self.run()
+        self.step.restore(saved)
+        states = [state for optimizer in self.optimizers.values() for state in optimizer.state.values()]
+        for value in (value for state in states for value in state.values()):
+            if isinstance(value, torch.Tensor):
+                value.zero_()  # as they all begin
+        settle(self.executor.devices)
 
     def gather(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The last step's gradients (where `load` was told to keep them), and the parameters and buffers as they are now, by name."""
@@ -100,11 +123,15 @@ class PlacedStep:
 
     def _task(self, index: int) -> Callable[[], float]:
         program, device = self.programs[index], self.executor.devices[index]
+        run = self.graphed[index].run if self.graphed else program.run
 
         def task() -> float:
             try:
                 start = device.mark()
-                slots = program.run()
+                slots = run()
+                if program.loss_slot is not None:
+                    # The next replay would overwrite it where it stands.
+                    self._loss = slots[program.loss_slot].clone() if self.graphed else slots[program.loss_slot]
                 end = device.mark()
                 device.synchronize()
             except OpError as e:
@@ -113,18 +140,22 @@ class PlacedStep:
             except BaseException:
                 self.abort()
                 raise
-            if program.loss_slot is not None:
-                self._loss = slots[program.loss_slot]
             return device.elapsed_us(start, end)
 
         return task
 
 
 class ThreadExecutor:
-    """Threads for `devices`. Use it as a context manager: leaving it ends the threads."""
+    """Threads for `devices`. Use it as a context manager: leaving it ends the threads.
 
-    def __init__(self, devices: Sequence[TorchDevice], timeout_seconds: float = 300.0) -> None:
+    With a `recorder` placed steps turn into CUDA graphs once they have run (see runtime.cuda_graphs).
+    """
+
+    def __init__(
+        self, devices: Sequence[TorchDevice], timeout_seconds: float = 300.0, recorder: Callable[[], Recorder] | None = None
+    ) -> None:
         keep_freed_memory()
+        self.recorder = recorder
         self.devices = tuple(devices)
         self.timeout_seconds = timeout_seconds
         self._workers = [_Worker(d) for d in devices]
@@ -153,9 +184,14 @@ class ThreadExecutor:
         if any(d.torch_device.type != "cpu" for d in self.devices):
             step = self._scattered(timeline, binding, step)
         mailboxes = Mailboxes(self.timeout_seconds)
-        context = StepContext(timeline.graph, binding, step, mailboxes, step.optimizers(), {} if keep_gradients else None)
+        optimizers = step.optimizers(capturable=True) if self._graphs_hold_updates_of(step) else step.optimizers()
+        context = StepContext(timeline.graph, binding, step, mailboxes, optimizers, {} if keep_gradients else None)
         programs = [Lowering(context, self.devices[i], i).lower(program) for i, program in enumerate(cut(timeline))]
+        settle(self.devices)
         return PlacedStep(self, programs, context)
+
+    def _graphs_hold_updates_of(self, step: TrainingStep) -> bool:
+        return self.recorder is not None and step.optimizer.capturable and all(p.is_cuda for p in step.module.parameters())
 
     def _scattered(self, timeline: Timeline, binding: Binding, step: TrainingStep) -> TrainingStep:
         replica = step.replica("cpu")

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -98,8 +99,19 @@ class CpuDevice:
         torch.set_rng_state(state)
 
 
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A tensor on its way from a CUDA device to another."""
+
+    value: torch.Tensor
+    ready: torch.cuda.Event
+    """Behind the kernel that computes it."""
+    outgoing: torch.cuda.Stream
+    """The stream of the sending device that copies."""
+
+
 class CudaDevice:
-    """One CUDA device: a compute stream, and a copy stream for what comes in from other devices."""
+    """One CUDA device: a compute stream, and copy streams for what comes in from other devices and for what goes out."""
 
     clock_name = "cuda_event"
 
@@ -117,30 +129,37 @@ class CudaDevice:
     def copy(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self.torch_device)
 
+    @cached_property
+    def outgoing(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.torch_device)
+
     def enter(self) -> None:
         torch.set_num_threads(1)
         torch.cuda.set_device(self.torch_device)
         torch.cuda.set_stream(self.compute)
 
-    def pack(self, value: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
+    def pack(self, value: torch.Tensor) -> "Handover":
         ready = torch.cuda.Event()
         ready.record(self.compute)
-        return value, ready
+        return Handover(value, ready, self.outgoing)
 
-    def unpack(self, packed: tuple[torch.Tensor, torch.cuda.Event]) -> torch.Tensor:
-        value, ready = packed
-        self.copy.wait_event(ready)
-        with torch.cuda.stream(self.copy):
+    def unpack(self, packed: "Handover") -> torch.Tensor:
+        value = packed.value
+        self.copy.wait_event(packed.ready)
+        # torch copies between two devices on the current stream of the source's; before and after, it and that of the target wait for
+        # each other. So a device sends one tensor at a time, and takes in one at a time.
+        with torch.cuda.stream(packed.outgoing), torch.cuda.stream(self.copy):
             here = torch.empty_like(value, device=self.torch_device)
             here.copy_(value, non_blocking=True)
-            value.record_stream(self.copy)
+        # The allocator knows each tensor by the stream it was made on: it must hear of the others that use it.
+        value.record_stream(packed.outgoing)
         self.compute.wait_stream(self.copy)
         here.record_stream(self.compute)
         return here
 
     def synchronize(self) -> None:
-        self.compute.synchronize()
-        self.copy.synchronize()
+        for stream in (self.compute, self.copy, self.outgoing):
+            stream.synchronize()
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
@@ -212,6 +231,12 @@ def _require_cuda(count: int, here: int) -> None:
         raise MissingBackendError(
             f"--num_gpus={count} asks for {wanted} and this machine has {found}; use --num_devices={count} for CPU workers"
         )
+
+
+def settle(devices: Sequence[TorchDevice]) -> None:
+    """Waits for what the calling thread gave CUDA devices outside of their own streams, which do not wait for it by themselves."""
+    for device in {d.torch_device for d in devices if d.torch_device.type == "cuda"}:
+        torch.cuda.synchronize(device)
 
 
 def memory_bytes(devices: Sequence[TorchDevice]) -> list[int]:

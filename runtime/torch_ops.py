@@ -35,6 +35,12 @@ class Segment:
     compute: Action
     after: tuple[Action, ...]
     output_slots: tuple[int, ...]
+    arrivals: int = 0
+    """How many of `before`, its first ones, take tensors in from other devices, or get ready to."""
+    departs: bool = False
+    """Whether `after` gives tensors away."""
+    capturable: bool = False
+    """Whether a CUDA graph can do again what the op does, view by view and kernel by kernel."""
 
 
 _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "Cannot allocate memory")
@@ -155,16 +161,17 @@ class Lowering:
                     before.append(self._receive(t))
                 case Run(op=v):
                     before = [*context.posts.get(v, ()), *before]
+                    arrivals = len(before)
                     for view in bound[v].views:
                         if view not in made:
                             made.add(view)
                             before.append(self._call(view))
                     compute, outputs = self._compute(v)
                     frees = self._free([view for view in bound[v].views if last_use.get(view) == v])
-                    segments.append(Segment(v, tuple(before), compute, frees, outputs))
+                    segments.append(Segment(v, tuple(before), compute, frees, outputs, arrivals, capturable=self._capturable(bound[v])))
                     before = []
                 case Send(tensor=t, target=target):
-                    segments[-1] = _append(segments[-1], (self._send(t, target),))
+                    segments[-1] = replace(_append(segments[-1], (self._send(t, target),)), departs=True)
                 case Free(tensor=t) if self._tensor_key(t) not in self._kept:
                     segments[-1] = _append(segments[-1], self._free([self._tensor_key(t)]))
         loss = self._slot(context.binding.loss) if any(s.op == context.binding.loss_op for s in segments) else None
@@ -246,6 +253,17 @@ class Lowering:
         if isinstance(bound.node.meta["val"], (tuple, list)):
             return self._call(bound.node, elements), tuple(elements.values())
         return self._call(bound.node), (self._slot(bound.node),)
+
+    def _capturable(self, bound: BoundOp) -> bool:
+        """Not what reads the host's memory, or makes tensors whose sizes depend on values."""
+        if bound.input_index is not None:
+            return bound.input_index < 0
+        if bound.parameters and self.context.binding.loss is not None:
+            return replayable(self.context.optimizers[self.context.binding.state_names[bound.parameters[0]]])
+        if bound.node is None:
+            return False
+        tags = getattr(bound.node.target, "tags", ())
+        return not {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(tags)
 
     @cached_property
     def _keys_of(self) -> dict[int, list[tuple[int, str]]]:
@@ -383,6 +401,11 @@ def _runnable(target: Callable[..., Any]) -> Callable[..., Any]:
             return target(*args)
 
     return with_workspace
+
+
+def replayable(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step of the optimizer is kernels alone. Others count their steps on the host, unless they are told to be `capturable`."""
+    return isinstance(optimizer, torch.optim.SGD) or all(group.get("capturable", False) for group in optimizer.param_groups)
 
 
 class _Arguments:
