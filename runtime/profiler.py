@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from baechi_ext.capture.torch_joint import Binding
-from baechi_ext.capture.torch_private import profiler_events
+from baechi_ext.capture.torch_private import memory_profile, profiler_events
 from baechi_ext.cost.profile import Contention, OpProfile, Profile
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.simulate import Timeline
@@ -181,7 +181,7 @@ def _temporary_by_profiler(placed: PlacedStep) -> list[int]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        with torch.no_grad(), memory_profile() as profiler:
             for segment in program.segments:
                 for action in segment.before:
                     action(slots)

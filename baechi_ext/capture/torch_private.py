@@ -107,6 +107,13 @@ def no_view(tensor: "torch.Tensor") -> "torch.Tensor":
     return tensor if tensor._base is None else torch.ops.aten._unsafe_view.default(tensor, tensor.shape)
 
 
+def memory_profile() -> "torch.profiler.profile":
+    """A profile of the host that records memory, to be entered. Told to keep all events, 2.11 does not warn that it might not."""
+    import torch
+
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+
+
 def profiler_events(profiler: "torch.profiler.profile") -> list[Any]:
     """What a finished profile recorded, memory events included; each has name(), start_ns(), duration_ns() and nbytes()."""
     with _needed("profiling memory"):

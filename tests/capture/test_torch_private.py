@@ -24,7 +24,7 @@ def test_the_joint_graph_says_what_its_ends_stand_for() -> None:
 
 
 def test_a_profile_holds_what_was_allocated() -> None:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with torch_private.memory_profile() as profiler:
         torch.ones(1000)
     assert 4000 in [event.nbytes() for event in torch_private.profiler_events(profiler) if event.name() == "[memory]"]
 
