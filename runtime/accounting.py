@@ -36,7 +36,7 @@ def measured_peak_bytes(executor: Executor, timeline: Timeline, binding: Binding
 
 def _of_threads(placed: PlacedStep, timeline: Timeline, binding: Binding) -> tuple[int, ...]:
     executor = placed.executor
-    if all(d.peak_bytes() is not None for d in executor.devices):
+    if all(d.peak_bytes() is not None and d.share == 1 for d in executor.devices):
         for _ in range(WARM_UP_STEPS if placed.graphed else 0):
             placed.run()
         # The next step captures its graphs: what stays in their pool is allocated then.

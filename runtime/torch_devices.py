@@ -22,6 +22,8 @@ class TorchDevice(Protocol):
     clock_name: str
     cores: tuple[int, ...]
     """The host's cores that this process may use, all devices of the run together."""
+    share: int
+    """Of how many parts of one GPU this is one; 1 where it is not split."""
 
     def enter(self) -> None:
         """Prepares the calling thread: core or stream, one intra-op thread."""
@@ -58,6 +60,7 @@ class CpuDevice:
     """One core, one intra-op thread. Tensors are handed over by reference."""
 
     clock_name = "thread_cpu"
+    share = 1
 
     def __init__(self, index: int) -> None:
         self.cores = available_cores()
@@ -114,6 +117,7 @@ class CudaDevice:
     """One CUDA device: a compute stream, and copy streams for what comes in from other devices and for what goes out."""
 
     clock_name = "cuda_event"
+    share = 1
 
     def __init__(self, index: int) -> None:
         self.cores = available_cores()
@@ -224,8 +228,13 @@ def cuda_workers(count: int, environment: Mapping[str, str] = os.environ) -> lis
     return [CudaWorker(rank, rank % here) for rank in range(count)]
 
 
+def cuda_found() -> int:
+    """How many CUDA devices this process can use."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def _require_cuda(count: int, here: int) -> None:
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = cuda_found()
     if here > found:
         wanted = f"{count} CUDA devices" if here == count else f"{count} CUDA devices, {here} of them here,"
         raise MissingBackendError(
@@ -240,7 +249,8 @@ def settle(devices: Sequence[TorchDevice]) -> None:
 
 
 def memory_bytes(devices: Sequence[TorchDevice]) -> list[int]:
-    """What each device may hold: a CUDA device its own memory, a CPU device an equal part of the memory that this process may use."""
+    """What each device may hold: a CUDA device its own memory, or its part of it; a CPU device an equal part of the memory that this
+    process may use."""
     share = usable_bytes() // len(devices)
     of = torch.cuda.get_device_properties
-    return [of(d.torch_device).total_memory if d.torch_device.type == "cuda" else share for d in devices]
+    return [of(d.torch_device).total_memory // d.share if d.torch_device.type == "cuda" else share for d in devices]

@@ -1,0 +1,131 @@
+"""Reading GPUs: a recorded driver with four of them, pairs on NVLink and the pairs on two processors, takes the place of NVML."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from baechi_ext.errors import MissingBackendError
+from runtime.gpus import Gpus, Tie, read_gpus
+
+GIB = 2**30
+
+
+class NVMLError(Exception):
+    pass
+
+
+class Driver:
+    """Two links tie 0 to 1 and 2 to 3, a third one is down; 0 and 1 sit under one switch. With `switched` all have four links to a switch."""
+
+    NVML_NVLINK_MAX_LINKS = 6
+    NVMLError = NVMLError
+    peers = {0: 1, 1: 0, 2: 3, 3: 2}
+
+    def __init__(self, switched: bool = False, running: bool = True) -> None:
+        self.switched, self.running, self.open = switched, running, 0
+
+    def nvmlInit(self) -> None:
+        if not self.running:
+            raise NVMLError("Driver Not Loaded")
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        if not uuid.startswith("GPU-") or int(uuid[4:]) > 3:
+            raise NVMLError("Not Found")
+        return int(uuid[4:])
+
+    def nvmlDeviceGetName(self, gpu: int) -> str | bytes:
+        return b"NVIDIA T" if gpu == 3 else "NVIDIA T"
+
+    def nvmlDeviceGetPciInfo(self, gpu: int) -> SimpleNamespace:
+        return SimpleNamespace(busId=f"00000000:{gpu + 10:02X}:00.0")
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: int) -> SimpleNamespace:
+        return SimpleNamespace(total=16 * GIB, free=(16 - gpu) * GIB)
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, gpu: int) -> int:
+        if gpu == 3:
+            raise NVMLError("Not Supported")
+        return 4
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, gpu: int) -> int:
+        return 16
+
+    def nvmlDeviceGetUtilizationRates(self, gpu: int) -> SimpleNamespace:
+        return SimpleNamespace(gpu=35 if gpu == 1 else 0)
+
+    def nvmlDeviceGetP2PStatus(self, a: int, b: int, index: int) -> int:
+        assert index == 2
+        return 0 if self.switched or self.peers[a] == b else 5
+
+    def nvmlDeviceGetNvLinkState(self, gpu: int, link: int) -> int:
+        if link >= 5:
+            raise NVMLError("Invalid Argument")
+        return int(link < (4 if self.switched else 2))
+
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, gpu: int, link: int) -> int:
+        return 2 if self.switched else 0
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, gpu: int, link: int) -> SimpleNamespace:
+        return SimpleNamespace(busId=f"00000000:{self.peers[gpu] + 10:02x}:00.0".encode())
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, a: int, b: int) -> int:
+        return 10 if {a, b} == {0, 1} else 30 if {a, b} == {2, 3} else 50
+
+
+def read(*numbers: int, **options: bool) -> Gpus:
+    return read_gpus([f"GPU-{n}" for n in numbers], Driver(**options))
+
+
+def test_names_memory_and_use() -> None:
+    found = read(3, 1)
+    assert [(g.name, g.bus_id, g.memory_bytes, g.free_bytes, g.utilisation, g.pcie) for g in found.gpus] == [
+        ("NVIDIA T", "00000000:0D:00.0", 16 * GIB, 13 * GIB, 0.0, "PCIe"),
+        ("NVIDIA T", "00000000:0B:00.0", 16 * GIB, 15 * GIB, 0.35, "PCIe 4 x16"),
+    ]
+    assert found.busy() == ["cuda:1 (NVIDIA T) was 35% busy before this run began"]
+
+
+def test_ties_are_of_the_pairs_in_the_order_asked_for() -> None:
+    found = read(2, 0, 3)
+    near, far = Tie(2, "one PCIe host bridge"), Tie(0, "the link between processors")
+    assert found.ties == {(0, 1): far, (0, 2): near, (1, 0): far, (1, 2): far, (2, 0): near, (2, 1): far}
+    assert found.alike() == {far: [(0, 1), (1, 0), (1, 2), (2, 1)], near: [(0, 2), (2, 0)]}
+    assert [str(tie) for tie in (near, far, Tie(1, "one board"))] == ["2 NVLinks", "PCIe through the link between processors", "1 NVLink"]
+
+
+def test_links_to_a_switch_lead_to_all() -> None:
+    assert {tie.nvlinks for tie in read(0, 1, 2, 3, switched=True).ties.values()} == {4}
+
+
+def test_the_session_is_ended_whatever_happens() -> None:
+    driver = Driver()
+    read_gpus(["GPU-0"], driver)
+    with pytest.raises(MissingBackendError, match=r"does not tell what was asked \(Not Found\)"):
+        read_gpus(["GPU-9"], driver)
+    assert driver.open == 0
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MissingBackendError, match=r"does not answer \(Driver Not Loaded\); see whether nvidia-smi runs"):
+        read(0, running=False)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(MissingBackendError, match=r"needs nvidia-ml-py .*; pip install 'baechi-ext\[nvidia\]'"):
+        read_gpus(["GPU-0"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_driver_and_torch_speak_of_the_same_gpus() -> None:
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    from runtime.torch_devices import uuids_of_gpus
+
+    found = read_gpus(uuids_of_gpus(torch.cuda.device_count()))
+    properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    assert [gpu.name for gpu in found.gpus] == [p.name for p in properties]
+    assert all(abs(gpu.memory_bytes / p.total_memory - 1) < 0.1 for gpu, p in zip(found.gpus, properties, strict=True))
