@@ -9,6 +9,7 @@ RANGES = {
     "core": ["networkx>=3.6,<4", "pulp>=3.3.2,<4", "highspy>=1.8,<2", "rich>=13.9,<16", "numpy>=1.26,<3", "numba>=0.61,<1"],
     "solvers": ["ortools>=9.12,<10", "pymetis>=2025.2"],
     "torch": ["torch>=2.11,<3", "safetensors>=0.5,<1"],
+    "transformers": ["transformers>=5.8,<6"],
     "tensorflow": ["tensorflow>=2.18,<3"],
     "plots": ["matplotlib>=3.9,<4", "tensorboard>=2.18,<3"],
     "nvidia": ["nvidia-ml-py>=12.535"],

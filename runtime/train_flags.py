@@ -57,19 +57,25 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     sizes = {
         "batch_size": ("N", ""),
         "image_size": ("PIXELS", "height and width; "),
-        "vocab_size": ("N", "words of either language; "),
+        "vocab_size": ("N", "words of a language; "),
         "max_seq_length": ("N", "words of every sentence; "),
         "rnn_units": ("N", "width of all layers; "),
-        "num_layers": ("N", "of the encoder, and of the decoder; "),
+        "num_layers": ("N", "of the network, or of encoder and decoder each; "),
         "rnn_chunk": ("N", "time steps per op; "),
         "nasnet_cells": ("N", "normal cells between reductions; "),
         "nasnet_filters": ("N", "of the first cells; "),
+        "resnet_filters": ("N", "of the first stage; "),
+        "d_model": ("N", "width of what passes from layer to layer; "),
+        "d_ff": ("N", "width inside feed-forward layers; "),
+        "num_heads": ("N", "of every attention; "),
     }
     for name, (metavar, what) in sizes.items():
         group.add_argument(f"--{name}", type=flags.at_least_one, metavar=metavar, help=what + _takers(name))
     for name, values in {"rnn_unit_type": RNN_UNIT_TYPES, "encoder_type": ENCODER_TYPES}.items():
         choose = flags.one_of(dict.fromkeys(values))
         group.add_argument(f"--{name}", type=choose, metavar="NAME", help=f"{', '.join(values)}; " + _takers(name))
+    dropped = "the part of the activations that dropout zeroes; "
+    group.add_argument("--dropout", type=flags.from_zero_to_one, metavar="F", help=dropped + _takers("dropout"))
     group.add_argument("--residual", action="store_true", default=None, help="add a layer's input to its output; " + _takers("residual"))
     group.add_argument("--large", action="store_true", default=None, help="the network for ImageNet; " + _takers("large"))
 

@@ -15,7 +15,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def missing_backends() -> dict[str, str]:
-    """Placement method -> why it can't run on this machine."""
+    """Placement method or model -> why it can't run on this machine."""
     missing = {}
     if find_spec("pymetis") is None:
         missing["metis"] = "pymetis is not installed"
@@ -23,6 +23,8 @@ def missing_backends() -> dict[str, str]:
         missing["scotch"] = "Scotch's gmap is not installed (apt-get install scotch)"
     if find_spec("torch") is None:
         missing["placeto"] = "torch is not installed"
+    if find_spec("transformers") is None:
+        missing["gpt2"] = "transformers is not installed"
     return missing
 
 
@@ -30,6 +32,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = missing_backends()
     for item in items:
         callspec = getattr(item, "callspec", None)
-        method = None if callspec is None else callspec.params.get("method")
-        if method in missing:
-            item.add_marker(pytest.mark.skip(reason=missing[method]))
+        for value in () if callspec is None else callspec.params.values():
+            if isinstance(value, str) and value in missing:
+                item.add_marker(pytest.mark.skip(reason=missing[value]))

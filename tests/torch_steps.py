@@ -16,6 +16,11 @@ SMALL_MODELS = {
     "wide_towers": ModelOptions(batch_size=2, image_size=16),
     "gnmt_v2": ModelOptions(batch_size=16, vocab_size=60, max_seq_length=8, rnn_units=64, rnn_chunk=4, num_layers=4, residual=True),
     "nasnet": ModelOptions(batch_size=4, image_size=16, nasnet_cells=1, nasnet_filters=8),
+    "transformer": ModelOptions(batch_size=4, vocab_size=60, max_seq_length=6, num_layers=2, d_model=32, d_ff=64, num_heads=4),
+    "gpt2": ModelOptions(batch_size=4, vocab_size=60, max_seq_length=6, num_layers=2, d_model=32, num_heads=4),
+    "resnet101": ModelOptions(batch_size=4, image_size=32, resnet_filters=4),
+    "alexnet": ModelOptions(batch_size=2, image_size=63),
+    "rnnlm": ModelOptions(batch_size=8, vocab_size=60, max_seq_length=8, num_layers=2, rnn_units=64, rnn_chunk=4),
 }
 """The built-in models at sizes that keep their structure."""
 

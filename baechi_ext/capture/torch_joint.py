@@ -343,7 +343,8 @@ class _Builder:
             self._read(read, v)
         if self.options.colocate_grads_with_ops and forward is not None:
             self.groups.join(v, forward)
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        # Attention that drops nothing draws nothing.
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and _argument(node, "dropout_p") != 0:
             self.seeded.append(v)
 
     def _add_update(self, parameter: str) -> None:
@@ -445,6 +446,13 @@ class _Builder:
         for a, b in zip(self.seeded, self.seeded[1:], strict=False):
             self.groups.join(a, b)
             self._order(a, b)
+
+
+def _argument(node: "fx.Node", name: str) -> Any:
+    """The value of an aten call's argument, or its default; None where it has none of that name."""
+    arguments = node.target._schema.arguments
+    defaults = {argument.name: argument.default_value for argument in arguments}
+    return (defaults | dict(zip(defaults, node.args, strict=False)) | node.kwargs).get(name)
 
 
 def _bytes(value: Any) -> int:

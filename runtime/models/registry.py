@@ -31,6 +31,11 @@ class ModelOptions:
     nasnet_cells: int | None = None
     nasnet_filters: int | None = None
     large: bool | None = None
+    d_model: int | None = None
+    d_ff: int | None = None
+    num_heads: int | None = None
+    dropout: float | None = None
+    resnet_filters: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ class Model:
 
 
 _IMAGES = ("batch_size", "image_size")
+_TEXT = ("batch_size", "vocab_size", "max_seq_length", "num_layers")
 _RNN = ("vocab_size", "max_seq_length", "rnn_units", "rnn_unit_type", "num_layers", "encoder_type", "residual", "rnn_chunk")
 MODELS: dict[str, Model] = {
     "inception_v3": Model("runtime.models.torch.inception_v3", _IMAGES, "Inception-V3, 23.8 M parameters"),
@@ -60,6 +66,26 @@ MODELS: dict[str, Model] = {
         "runtime.models.torch.nasnet",
         (*_IMAGES, "nasnet_cells", "nasnet_filters", "large"),
         "NASNet-A for CIFAR-10, 3.3 M parameters; with --large the one for ImageNet, 88.8 M",
+    ),
+    "transformer": Model(
+        "runtime.models.torch.transformer",
+        (*_TEXT, "d_model", "d_ff", "num_heads", "dropout"),
+        "encoder and decoder of Attention is all you need, base; 49.3 M parameters, with the paper's 37,000 words 63.1 M",
+        has_loss=True,
+    ),
+    "gpt2": Model(
+        "runtime.models.torch.gpt2",
+        (*_TEXT, "d_model", "num_heads", "dropout"),
+        "GPT-2 from transformers, fresh weights, 5.3 M parameters; GPT-2 small, 124.4 M, by its sizes",
+        has_loss=True,
+    ),
+    "resnet101": Model("runtime.models.torch.resnet101", (*_IMAGES, "resnet_filters"), "ResNet-101, 44.5 M parameters"),
+    "alexnet": Model("runtime.models.torch.alexnet", (*_IMAGES, "dropout"), "AlexNet, 61.1 M parameters"),
+    "rnnlm": Model(
+        "runtime.models.torch.rnnlm",
+        (*_TEXT, "rnn_units", "rnn_unit_type", "rnn_chunk", "dropout"),
+        "LSTM language model, 19.8 M parameters",
+        has_loss=True,
     ),
 }
 

@@ -142,6 +142,28 @@ class Branching(nn.Module):
         return y if y.sum().item() > 0 else -y
 
 
+class Attending(nn.Module):
+    """Dropout before and after an attention that drops nothing."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.dropout(self.linear(x)).unsqueeze(1)
+        return self.dropout(nn.functional.scaled_dot_product_attention(y, y, y)).sum()
+
+
+@pytest.mark.parametrize(("dropout", "count"), [(0.5, 2), (0.0, 0)])
+def test_only_ops_that_draw_numbers_share_a_device(dropout: float, count: int) -> None:
+    """Attention that drops nothing draws nothing, though torch calls it seeded."""
+    graph, binding = capture_joint(Attending(dropout), (torch.ones(2, 3, 4),), CaptureOptions())
+    assert len(binding.seeded_ops) == count
+    assert [graph.ops[v].op for v in binding.seeded_ops] == ["aten.native_dropout"] * count
+    assert len(named(graph, "scaled_dot_product")) == 2
+
+
 class TwoOutputs(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -43,6 +43,11 @@ MODEL = {"--vocab_size", "--max_seq_length", "--rnn_units", "--rnn_unit_type", "
     "--nasnet_cells",
     "--nasnet_filters",
     "--large",
+    "--d_model",
+    "--d_ff",
+    "--num_heads",
+    "--dropout",
+    "--resnet_filters",
 }
 COSTS = {"--costgen", "--cost_path", "--colocate_grads_with_ops", "--relaxed_random"}
 BAECHI = {"--data_format", "--logdir", "--log_device_placement", "--log_placer_device_placement"}

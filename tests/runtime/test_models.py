@@ -39,6 +39,25 @@ def plan(graph, method: str, num_devices: int):
     return pipeline.plan(graph, cluster, pipeline.PlanRequest(method=method))
 
 
+PUBLISHED = {
+    "resnet101": (ModelOptions(), 44_549_160),
+    "alexnet": (ModelOptions(), 61_100_840),
+    "transformer": (ModelOptions(vocab_size=37_000), 63_082_496),
+    "gpt2": (ModelOptions(vocab_size=50_257, max_seq_length=1024, num_layers=12, d_model=768, num_heads=12), 124_439_808),
+    "rnnlm": (ModelOptions(rnn_units=1500), 66_022_000),
+}
+"""Models at the sizes of their papers, and the parameters these have, tied ones once. Of the Transformer the paper says 65 M, with about
+37,000 words; its layers have 6 * (3,152,384 + 4,204,032)."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes(name: str) -> None:
+    options, expected = PUBLISHED[name]
+    with torch.device("meta"):
+        step = make_step(name, options, optimizer_spec("sgd", 0.1))
+    assert sum(p.numel() for p in step.module.parameters()) == expected
+
+
 def test_parameters() -> None:
     inception = make_step("inception_v3", ModelOptions(), optimizer_spec("sgd", 0.1))
     assert sum(p.numel() for p in inception.module.parameters()) == 23_834_568
@@ -86,17 +105,22 @@ def losses(captured: tuple, placed: bool) -> list[float]:
 
 def test_wrong_models_and_sizes_say_what_is_right() -> None:
     spec = optimizer_spec("sgd", 0.1)
-    with pytest.raises(OptionError, match="unknown model 'vgg'; choose one of inception_v3, wide_towers, gnmt_v2, nasnet"):
+    with pytest.raises(OptionError, match="unknown model 'vgg'; choose one of inception_v3, wide_towers, gnmt_v2, nasnet, "):
         make_step("vgg", ModelOptions(), spec)
     with pytest.raises(OptionError, match="--image_size=74 is too small for inception_v3; it takes 75 pixels or more"):
         make_step("inception_v3", ModelOptions(image_size=74), spec)
+    for name, least in (("resnet101", 32), ("alexnet", 63)):
+        with pytest.raises(OptionError, match=f"is too small for {name}; it takes {least} pixels or more"):
+            make_step(name, ModelOptions(image_size=least - 1), spec)
+    with pytest.raises(OptionError, match="--d_model=30 does not suit --num_heads=4; it takes a multiple of that"):
+        make_step("transformer", ModelOptions(d_model=30, num_heads=4), spec)
     with pytest.raises(OptionError, match="unknown optimizer 'lion'; choose one of sgd, momentum"):
         optimizer_spec("lion", 0.1)
 
 
 def test_an_option_of_another_model_is_refused() -> None:
     for name, options, message in (
-        ("inception_v3", ModelOptions(vocab_size=9), "--vocab_size is not an option of inception_v3; it is one of gnmt_v2"),
+        ("inception_v3", ModelOptions(vocab_size=9), "--vocab_size is not an option of inception_v3; it is one of gnmt_v2, "),
         ("gnmt_v2", ModelOptions(image_size=9), "--image_size is not an option of gnmt_v2; it is one of inception_v3, wide_towers"),
         ("wide_towers", ModelOptions(large=True), "--large is not an option of wide_towers; it is one of nasnet"),
     ):
