@@ -1,4 +1,4 @@
-"""What the driver's management library (NVML, read with nvidia-ml-py) says of the GPUs: names, memory, use, and how they are tied together."""
+"""What the management library of NVIDIA (NVML, by nvidia-ml-py) says of the GPUs: names, memory, use, and how they are tied together."""
 
 import contextlib
 import importlib

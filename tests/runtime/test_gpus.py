@@ -17,7 +17,7 @@ class NVMLError(Exception):
 
 
 class Driver:
-    """Two links tie 0 to 1 and 2 to 3, a third one is down; 0 and 1 sit under one switch. With `switched` all have four links to a switch."""
+    """Two links tie 0 to 1 and 2 to 3, a third one is down; 0 and 1 sit under one switch. `switched`: each has four links to a switch."""
 
     NVML_NVLINK_MAX_LINKS = 6
     NVMLError = NVMLError
