@@ -117,4 +117,4 @@ class CallReport:
 
 
 def _measured(call: PlacedCall) -> float | None:
-    return sum(statistics.median(phase) for phase in call.times) if all(call.times) else None
+    return sum(statistics.median(phase) for phase in call.loaded.times) if all(call.loaded.times) else None

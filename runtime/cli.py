@@ -21,7 +21,7 @@ from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.ir.check import memory_violations, placement_violations
 from baechi_ext.ir.files import require_writable, write_json
 from baechi_ext.simulate import lower_bound_us, simulate
-from runtime import baechi_flags, dataset_flags, flags, pipeline, placeto_flags, tables, train_flags
+from runtime import baechi_flags, dataset_flags, flags, pipeline, placeto_flags, script_flags, tables, train_flags
 from runtime.device_map_export import export_device_map
 from runtime.progress import progress
 
@@ -121,6 +121,10 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
+    if args.script is not None:
+        return _train_script(args)
+    if args.script_args is not None:
+        raise OptionError("what follows -- are the arguments of a script; name the script before it: baechi train SCRIPT -- ARGUMENTS")
     with progress("loading torch"):
         request = train_flags.request_of(args)
         from runtime.training import train
@@ -144,6 +148,20 @@ def _train(args: argparse.Namespace) -> int:
     else:
         outcome.print()
     return 0
+
+
+def _train_script(args: argparse.Namespace) -> int:
+    with progress("loading torch"):
+        request = script_flags.request_of(args)
+        from runtime.script import run_script
+
+    run = run_script(request)
+    if args.json:
+        print_json(run.to_json())
+    if run.code is not None and not isinstance(run.code, int):
+        print(run.code, file=sys.stderr)
+        return 1
+    return int(run.code or 0)
 
 
 def _probe(args: argparse.Namespace) -> int:
@@ -261,7 +279,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         spelled = with_underscores(sys.argv[1:] if argv is None else argv)
         spelled = baechi_flags.with_plain_switches(spelled)
-        args = make_parser().parse_args(spelled)
+        own, passed = script_flags.parted(spelled)
+        args = make_parser().parse_args(own)
+        args.script_args = passed
         args.command_line = spelled
         code = args.run(args)
         sys.stdout.flush()

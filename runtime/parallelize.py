@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -21,6 +21,8 @@ from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import CudaDevice, TorchDevice, cpu_devices, cuda_devices
 from runtime.training import TrainRequest
 
+_CALLS = "_placed_calls"
+"""Where a module of a decorated class keeps its PlacedCalls."""
 _EXECUTORS: dict[tuple[str, ...], ThreadExecutor] = {}
 
 
@@ -98,6 +100,12 @@ class PlacedModule(nn.Module):
 
     _OWN = frozenset({"_placed", "_examples"})
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """isinstance(placed, Net) holds for a placed Net."""
+        placed = self.__dict__.get("_placed")
+        return PlacedModule if placed is None else type(placed.module)
+
     def __init__(self, module: nn.Module, settings: Settings, examples: tuple[tuple, dict] | None) -> None:
         super().__init__()
         for kind in ("_parameters", "_buffers", "_modules"):
@@ -109,23 +117,17 @@ class PlacedModule(nn.Module):
     @property
     def plan(self) -> Plan | None:
         """The plan of the first call; made now, where example inputs were given. None where there is none yet, or none can be had."""
-        self._prepared()
-        calls = self._placed.calls
-        return calls[0].placement.result.plan if calls else None
+        return _plan(self._placed, self._examples)
 
     def report(self) -> CallReport:
         """What was placed, and what it takes: predicted, and measured so far."""
-        self._prepared()
+        _prepare(self._placed, self._examples)
         return CallReport.of(self._placed)
 
     def unplace(self) -> nn.Module:
         """The ordinary module, with all that was trained; this one runs unplaced from now on."""
         self._placed.drop()
         return self._placed.module
-
-    def _prepared(self) -> None:
-        if self._examples is not None and not self._placed.calls and not self._placed.refusal:
-            self._placed.prepare(*self._examples)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._placed(*args, **kwargs)
@@ -172,7 +174,7 @@ def parallelize(model: Any, example_inputs: Any, options: Mapping[str, Any]) -> 
         raise OptionError(f"unknown option {unknown[0]!r} of parallelize; it takes {', '.join(known)}")
     chosen = ParallelizeOptions(**options)
     if isinstance(model, nn.Module):
-        if isinstance(model, PlacedModule):
+        if type(model) is PlacedModule:
             raise OptionError("the module is placed already; call its unplace() first")
         return PlacedModule(model, chosen.settings(), _examples(example_inputs))
     chosen.request()
@@ -203,17 +205,41 @@ def _decorated(target: Any, example_inputs: Any, options: ParallelizeOptions) ->
     raise OptionError(f"parallelize takes an nn.Module, a class of modules or a function that makes one, not a {type(target).__name__}")
 
 
-def _placed_class(target: type[nn.Module], example_inputs: Any, options: ParallelizeOptions) -> Callable[..., PlacedModule]:
-    """The class itself, whose call makes placed modules: `super(Net, self)` in it and `isinstance(x, Net)` go on to work."""
+def _placed_class(target: type[nn.Module], example_inputs: Any, options: ParallelizeOptions) -> type[nn.Module]:
+    """The class itself: its modules place their own calls, and have plan, report and unplace, where the class has none of these."""
+    ordinary, examples = target.__call__, _examples(example_inputs)
 
-    class Placing(type(target)):  # type: ignore[misc]
-        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            made = super().__call__(*args, **kwargs)
-            return PlacedModule(made, options.settings(), _examples(example_inputs)) if cls is target else made
+    def placed_of(module: nn.Module) -> PlacedCalls:
+        if vars(module).get(_CALLS) is None:
+            vars(module)[_CALLS] = PlacedCalls(module, functools.partial(ordinary, module), options.settings())
+        return vars(module)[_CALLS]
 
-        def __instancecheck__(cls, instance: Any) -> bool:
-            inner = instance._placed.module if type(instance) is PlacedModule else instance
-            return super().__instancecheck__(inner)
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return placed_of(self)(*args, **kwargs)
 
-    target.__class__ = Placing
+    def unplace(self: nn.Module) -> nn.Module:
+        placed_of(self).drop()
+        return self
+
+    def report(self: nn.Module) -> CallReport:
+        _prepare(placed_of(self), examples)
+        return CallReport.of(placed_of(self))
+
+    def plan(self: nn.Module) -> Plan | None:
+        return _plan(placed_of(self), examples)
+
+    target.__call__ = call  # type: ignore[method-assign]
+    for name, member in (("plan", property(plan)), ("report", report), ("unplace", unplace)):
+        if not hasattr(target, name):
+            setattr(target, name, member)
     return target
+
+
+def _prepare(calls: PlacedCalls, examples: tuple[tuple, dict] | None) -> None:
+    if examples is not None and not calls.calls and not calls.refusal:
+        calls.prepare(*examples)
+
+
+def _plan(calls: PlacedCalls, examples: tuple[tuple, dict] | None) -> Plan | None:
+    _prepare(calls, examples)
+    return calls.calls[0].placement.result.plan if calls.calls else None

@@ -25,18 +25,19 @@ from runtime.ladder import Runner, next_rung
 from runtime.module_watch import ModuleWatch
 from runtime.optimizers import optimizer_of
 from runtime.phases import ModuleStep, PhasedStep
-from runtime.placed_function import Gradients, LoadedCall
+from runtime.placed_function import LoadedCall
 from runtime.placing import Placement, home_of, place_alike, place_call
 from runtime.progress import progress
 from runtime.thread_executor import ThreadExecutor
 from runtime.training import TrainRequest
-from runtime.verify import PythonRandomness, RandomState, Verification, one_thread, timed, tolerance_of
+from runtime.verify import Comparison, PythonRandomness, RandomState, Verification, one_thread, timed, tolerance_of
 
 MOST_CALLS = 8
 """So many shapes and states of a module are captured; further ones run as they are."""
 _SETTLING = 2
 """So many calls may change the module's attributes, as where forward makes a table at first use."""
 _TIMES = 200
+_WAITING = 64
 _DEPENDS = "forward depends on something that is not a tensor and changes; take that out of it, or go on unplaced with fallback"
 
 
@@ -60,8 +61,6 @@ class PlacedCall:
     placement: Placement
     tolerance: float
     verification: Verification = field(default_factory=Verification)
-    times: tuple[deque[float], deque[float]] = field(default_factory=lambda: (deque(maxlen=_TIMES), deque(maxlen=_TIMES)))
-    """Microseconds of forward and backward phases that were not verified."""
     count: int = 0
 
 
@@ -78,7 +77,9 @@ class PlacedCalls:
         """Training calls that ran as they are: of another shape, or before a refusal."""
         self._ordinary = ordinary
         self._other_way: Runner | None = None
-        self._seen: set[object] = set()
+        self._waiting: dict[object, ModuleWatch] = {}
+        """Shapes that came once, and the module as it was then."""
+        self._said: set[str] = set()
         self._settling = 0
         self._inside = threading.local()
         self._process = os.getpid()
@@ -114,6 +115,13 @@ class PlacedCalls:
         if self._find(key) is None:
             with torch.enable_grad():
                 self._add(key, inputs, given)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy of the module has calls of its own."""
+
+    def __reduce__(self) -> tuple[type, tuple]:
+        """A saved module has none."""
+        return type(None), ()
 
     def drop(self) -> None:
         """From now on all calls run as they are."""
@@ -158,16 +166,19 @@ class PlacedCalls:
             return self.run_unplaced(*args, **kwargs)
         if call is None or call.count < self.settings.verify_steps:
             return self._verified(call, key, (inputs, given), (args, kwargs))
+        outputs = call.loaded.run(inputs)
         call.count += 1
-        return self._returned(call, call.loaded.run(inputs), inputs)
+        return self._returned(call, outputs, inputs)
 
     def _find(self, key: object) -> PlacedCall | None:
         return next((c for c in self.calls if c.key == key and c.watch.holds()), None)
 
     def _is_worth_it(self, key: object) -> bool:
         """Whether to capture another shape: not before it comes the second time, and not where too many came already."""
-        if key not in self._seen:
-            self._seen.add(key)
+        if key not in self._waiting or not self._waiting[key].holds():
+            if len(self._waiting) == _WAITING:
+                self._waiting.clear()
+            self._waiting[key] = ModuleWatch(self.module)
             return False
         if self.settings.executor.devices[0].torch_device.type != "cpu":
             return False  # its parameters are spread over devices by now
@@ -207,9 +218,9 @@ class PlacedCalls:
         step.inputs = ()
         times: tuple[deque[float], deque[float]] = (deque(maxlen=_TIMES), deque(maxlen=_TIMES))
         placed = PhasedStep(executor, timeline, captured, step)
-        loaded = LoadedCall(captured, placed, live, home, lambda phase, us: times[phase].append(us))
+        loaded = LoadedCall(captured, placed, live, home, times)
         tolerance = tolerance_of([n.meta["val"].dtype for n in captured.binding.home if hasattr(n.meta["val"], "dtype")], home)
-        self.calls.append(PlacedCall(key, watch, loaded, placement, tolerance, times=times))
+        self.calls.append(PlacedCall(key, watch, loaded, placement, tolerance))
         return self.calls[-1]
 
     def _returned(self, call: PlacedCall, outputs: list[Tensor], inputs: Sequence[Tensor]) -> Any:
@@ -220,7 +231,9 @@ class PlacedCalls:
         inputs, tree = taken
         if self.settings.verify_steps == 0:
             call = self._add(key, inputs, tree)
-            return self._returned(call, call.loaded.run(inputs), inputs)
+            outputs = call.loaded.run(inputs)
+            call.count += 1
+            return self._returned(call, outputs, inputs)
         args, kwargs = given
         watch, randomness = ModuleWatch(self.module), PythonRandomness()
         before = _Moment(self.module)
@@ -261,14 +274,10 @@ class PlacedCalls:
             raise ParityError(f"the placed call returns another number of tensors than the unplaced one; {_DEPENDS}")
         pairs = reversed(list(zip(leaves, found, strict=True)))
         own = {leaf.index: tensor for leaf, tensor in pairs if isinstance(leaf, TensorLeaf)}
-
-        def check(tangents: Sequence[Tensor | None], gradients: Gradients) -> Gradients:
-            return self._check_gradients(call, (forward_us, own, inputs), tangents, gradients)
-
-        outputs = call.loaded.run(inputs, check)
+        go_on = self._go_on_unplaced if self.settings.fallback else None
+        outputs = call.loaded.run(inputs, Comparison(call.loaded, call.verification, (forward_us, own, inputs), call.tolerance, go_on))
         value = self._returned(call, outputs, inputs)
-        _, placed_tree = flatten(value, "what the module returns")
-        if placed_tree != tree:
+        if flatten(value, "what the module returns")[1] != tree:
             raise ParityError(f"the placed call returns something else than the unplaced one beside its tensors; {_DEPENDS}")
         names = {n: f"new value of {n}" for n in after.buffers}
         call.verification.compare(
@@ -280,36 +289,7 @@ class PlacedCalls:
             raise ParityError(f"the placed call drew other random numbers than the unplaced one; {_DEPENDS}")
         call.count += 1
         call.verification.steps += 1
-        for phase in call.times:
-            phase.clear()
         return value
-
-    def _check_gradients(
-        self, call: PlacedCall, eager: tuple[float, dict[int, Tensor], list[Tensor]], tangents: Sequence[Tensor | None], found: Gradients
-    ) -> Gradients:
-        """The placed gradients, compared with those of the unplaced call; with `fallback` the unplaced ones where they differ."""
-        forward_us, outputs, inputs = eager
-        live, wanted = call.loaded.live, list(call.loaded.captured.reached_by)
-        used = [(outputs[i], t) for i, t in enumerate(tangents) if t is not None and outputs[i].requires_grad]
-        sources = [live[n] if isinstance(n, str) else inputs[n] for n in wanted]
-        with one_thread(), _hooks_off(sources):
-            roots, given = zip(*used, strict=True)
-            backward_us, values = timed(lambda: torch.autograd.grad(roots, sources, given, allow_unused=True))
-        expected = {n: v for n, v in zip(wanted, values, strict=True) if v is not None}
-        call.verification.unplaced_us.append((forward_us, backward_us))
-        title = {n: f"gradient of {n}" if isinstance(n, str) else f"gradient of input {n}" for n in wanted}
-        try:
-            named = ({title[n]: g for n, g in gradients.items()} for gradients in (expected, found))
-            call.verification.compare(*named, call.tolerance)
-        except ParityError as e:
-            if not self.settings.fallback:
-                raise
-            self._go_on_unplaced(e)
-            return expected
-        finally:
-            for phase in call.times:
-                phase.clear()
-        return found
 
     def _refuse(self, error: CaptureError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.settings.fallback:
@@ -322,8 +302,8 @@ class PlacedCalls:
         self._say_once(f"{type(self.module).__name__} runs unplaced: {error}")
 
     def _say_once(self, text: str) -> None:
-        if text not in self._seen:
-            self._seen.add(text)
+        if text not in self._said:
+            self._said.add(text)
             sys.stderr.write(f"baechi: {text}\n")
             sys.stderr.flush()
 
@@ -341,19 +321,6 @@ class _Moment:
         self.random.restore()
         for name, value in self.buffers.items():
             self._live[name].data.copy_(value)
-
-
-@contextmanager
-def _hooks_off(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """The caller's hooks on these tensors are for gradients that are used."""
-    hooked = [(t, t._backward_hooks) for t in tensors if t._backward_hooks]
-    for tensor, _ in hooked:
-        tensor._backward_hooks = None
-    try:
-        yield
-    finally:
-        for tensor, hooks in hooked:
-            tensor._backward_hooks = hooks
 
 
 def _key(inputs: Sequence[Tensor], given: Tree) -> object:

@@ -2,21 +2,31 @@
 to its outputs. Its forward runs the forward programs on all devices, its backward the backward programs with the gradients that come in."""
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from baechi_ext.capture.torch_module import CapturedCall
 from baechi_ext.capture.torch_private import backward_again
+from baechi_ext.errors import ExecutionError
 from runtime.phases import PhasedStep
 
+NO_SECOND_ORDER = "a placed call has none of second order; leave this module unplaced, or go on unplaced with fallback"
 Gradients = Mapping[str | int, Tensor]
-Check = Callable[[Sequence[Tensor | None], Gradients], Gradients]
-"""Looks at a call's gradients, made from the given ones of its outputs, and says which to use."""
+
+
+class Check(Protocol):
+    """Looks on while a call's gradients are made from those of its outputs."""
+
+    def compared(self, tangents: Sequence[Tensor | None], gradients: Gradients) -> Gradients:
+        """The gradients to use."""
+
+    def recorded(self, tangents: Sequence[Tensor | None], gradients: Gradients) -> Gradients:
+        """The same gradients, made so that they have gradients themselves (create_graph=True), which a placed call can't give."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +39,8 @@ class LoadedCall:
     """Parameters and buffers by their first name."""
     home: torch.device
     """Where the caller expects outputs."""
-    on_time: Callable[[int, float], None]
-    """Takes the wall time in microseconds of phase 0 (forward) or 1 (backward)."""
+    times: tuple[deque[float], deque[float]]
+    """Wall times in microseconds of the last forward and backward phases that were not checked."""
 
     def run(self, inputs: Sequence[Tensor], check: Check | None = None) -> list[Tensor]:
         """The outputs, which have gradients where the captured ones have."""
@@ -54,7 +64,8 @@ class _Call:
     def forward(self) -> list[Tensor]:
         loaded, inputs = self.loaded, self.inputs
         outputs, self.kept, times = loaded.placed.forward(inputs)
-        loaded.on_time(0, times.wall_us)
+        if self.check is None:
+            loaded.times[0].append(times.wall_us)
         captured = loaded.captured
         outputs = [o.to(loaded.home) for o in outputs]
         watched = {f"parameter or buffer {n!r}": loaded.live[n] for n in captured.saved_state}
@@ -65,6 +76,16 @@ class _Call:
         return outputs
 
     def backward(self, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        recorded = torch.is_grad_enabled()
+        if recorded and self.check is None:
+            raise ExecutionError(f"gradients are to have gradients (create_graph=True): {NO_SECOND_ORDER}")
+        with torch.no_grad():
+            gradients = self._gradients(tangents)
+        if self.check is not None:
+            gradients = (self.check.recorded if recorded else self.check.compared)(tangents, gradients)
+        return [gradients.get(n) for n in self.wanted]
+
+    def _gradients(self, tangents: Sequence[Tensor | None]) -> dict[str | int, Tensor]:
         if self.kept is None:
             raise RuntimeError(
                 "backward was called a second time for one call of a placed module, whose values are freed; "
@@ -81,13 +102,11 @@ class _Call:
         captured = self.loaded.captured
         given = [t for t, d in zip(tangents, captured.differentiable, strict=True) if d]
         gradients, times = self.loaded.placed.backward(given, kept)
-        self.loaded.on_time(1, times.wall_us)
+        if self.check is None:
+            self.loaded.times[1].append(times.wall_us)
         used = {i for i, t in enumerate(tangents) if t is not None}
-        gradients = {n: g for n, g in gradients.items() if not captured.reached_by[n].isdisjoint(used)}
-        gradients = _apart(gradients, [*(t for t in tangents if t is not None), *self.inputs])
-        if self.check is not None:
-            gradients = self.check(tangents, gradients)
-        return [gradients.get(n) for n in self.wanted]
+        reached = {n: g for n, g in gradients.items() if not captured.reached_by[n].isdisjoint(used)}
+        return _apart(reached, [*(t for t in tangents if t is not None), *self.inputs])
 
 
 def _apart(gradients: Gradients, others: Sequence[Tensor]) -> dict[str | int, Tensor]:
@@ -112,6 +131,5 @@ class _Placed(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         return (None, *ctx.call.backward(tangents))

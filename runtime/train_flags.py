@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster
-from runtime import baechi_flags, flags
+from runtime import baechi_flags, flags, script_flags
 from runtime.models.registry import MODELS, ModelOptions
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ ENCODER_TYPES = ("gnmt", "bi", "uni")
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """All flags of the sub-command."""
+    script_flags.add_flags(parser)
     _add_step_flags(parser)
     _add_model_flags(parser)
     flags.add_placing_flags(parser)

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baechi_ext.errors import ParityError
+from baechi_ext.capture.torch_private import backward_again
+from baechi_ext.errors import BaechiError, ExecutionError, ParityError
 from runtime.parity import TOLERANCE
+from runtime.placed_function import NO_SECOND_ORDER, Gradients, LoadedCall
 
 LOW_PRECISION = 2e-2
 """Allowed relative difference where ops compute in 16 bits."""
@@ -95,6 +97,77 @@ class Verification:
                 "forward may branch on values or depend on something that is not a tensor and changes from call to call. Take that out of "
                 "forward, or go on unplaced with fallback"
             )
+
+
+@dataclass
+class Comparison:
+    """Makes the gradients of an unplaced call, too (see runtime.placed_function.Check)."""
+
+    loaded: LoadedCall
+    verification: Verification
+    eager: tuple[float, Mapping[int, Tensor], Sequence[Tensor]]
+    """The time of the unplaced call's forward pass, its outputs by number, and its inputs."""
+    tolerance: float
+    go_on: Callable[[BaechiError], None] | None
+    """Told why the unplaced call's gradients are used; None: errors are raised."""
+    second_order: bool = False
+    """Gradients of the gradients were asked for."""
+
+    def compared(self, tangents: Sequence[Tensor | None], gradients: Gradients) -> Gradients:
+        """The placed gradients, or, where they differ and `go_on` is given, the unplaced ones. Raises ParityError where it is not."""
+        if self.second_order:  # autograd is on its way through the unplaced call itself, and back here
+            return gradients
+        with one_thread():
+            backward_us, expected = timed(lambda: self._unplaced(tangents, again=backward_again()))
+        self.verification.unplaced_us.append((self.eager[0], backward_us))
+        try:
+            self._compare(expected, gradients)
+        except ParityError as e:
+            if self.go_on is None:
+                raise
+            self.go_on(e)
+            return expected
+        return gradients
+
+    def recorded(self, tangents: Sequence[Tensor | None], gradients: Gradients) -> Gradients:
+        """The unplaced call's gradients. Raises ExecutionError where going on unplaced is not wanted, and ParityError."""
+        error = ExecutionError(f"gradients are to have gradients (create_graph=True): {NO_SECOND_ORDER}")
+        if self.go_on is None:
+            raise error
+        self.go_on(error)
+        self.second_order = True
+        with one_thread():
+            expected = self._unplaced(tangents, again=True, recorded=True)
+        self._compare(expected, gradients)
+        return expected
+
+    def _compare(self, expected: Gradients, gradients: Gradients) -> None:
+        title = {n: f"gradient of {n}" if isinstance(n, str) else f"gradient of input {n}" for n in self.loaded.captured.reached_by}
+        named = ({title[n]: g for n, g in found.items()} for found in (expected, gradients))
+        self.verification.compare(*named, self.tolerance)
+
+    def _unplaced(self, tangents: Sequence[Tensor | None], *, again: bool, recorded: bool = False) -> dict[str | int, Tensor]:
+        _, outputs, inputs = self.eager
+        wanted = list(self.loaded.captured.reached_by)
+        sources = [self.loaded.live[n] if isinstance(n, str) else inputs[n] for n in wanted]
+        used = [(outputs[i], t) for i, t in enumerate(tangents) if t is not None and outputs[i].requires_grad]
+        with _hooks_off(sources):
+            roots, given = zip(*used, strict=True)
+            values = torch.autograd.grad(roots, sources, given, allow_unused=True, retain_graph=again, create_graph=recorded)
+        return {n: v for n, v in zip(wanted, values, strict=True) if v is not None}
+
+
+@contextmanager
+def _hooks_off(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """The caller's hooks on these tensors are for gradients that are used."""
+    hooked = [(t, t._backward_hooks) for t in tensors if t._backward_hooks]
+    for tensor, _ in hooked:
+        tensor._backward_hooks = None
+    try:
+        yield
+    finally:
+        for tensor, hooks in hooked:
+            tensor._backward_hooks = hooks
 
 
 def tolerance_of(dtypes: Sequence[torch.dtype], device: torch.device) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.capture.torch_joint import Binding, BoundOp, CaptureOptions, _Builder, _bytes, _is_view, _Nodes, export
-from baechi_ext.capture.torch_private import distributions_unchecked, shapes_of
+from baechi_ext.capture.torch_private import as_if_compiled, distributions_unchecked, shapes_of
 from baechi_ext.capture.torch_recurrent import recurrent_layers_kept
 from baechi_ext.capture.torch_tree import InputLeaf, Leaf, TensorLeaf, Tree, flatten
 from baechi_ext.errors import CaptureError
@@ -56,7 +56,7 @@ def capture_call(
 
     flat = _flat_module(module, given)
     examples = [x.detach().requires_grad_(x.requires_grad) if x.is_floating_point() else x for x in inputs]
-    with recurrent_layers_kept(), distributions_unchecked(), torch.enable_grad():
+    with recurrent_layers_kept(), distributions_unchecked(), as_if_compiled(), torch.enable_grad():
         joint = export(flat, shapes_of(examples))
     nodes = _Nodes.of(joint)
     _require_no_foreign_parameters(module, nodes)

@@ -51,6 +51,19 @@ def shapes_of(tensors: "Sequence[torch.Tensor]") -> "list[torch.Tensor]":
 
 
 @contextlib.contextmanager
+def as_if_compiled() -> Iterator[None]:
+    """Libraries that look at values, where they may, to save work do not look (torch.compiler.is_compiling)."""
+    import torch
+
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+@contextlib.contextmanager
 def distributions_unchecked() -> Iterator[None]:
     """torch.distributions checks values by branches, on which nothing that it computes depends."""
     from torch.distributions import Distribution
@@ -65,9 +78,10 @@ def distributions_unchecked() -> Iterator[None]:
 
 def tree_flatten(value: Any) -> tuple[list[Any], Any]:
     """The leaves of nested containers, and what puts them together again with `tree_unflatten`."""
+    import torch
     from torch.utils import _pytree
 
-    return _pytree.tree_flatten(value)
+    return _pytree.tree_flatten(value, is_leaf=lambda x: isinstance(x, torch.Size))  # which is put together as a plain tuple
 
 
 def tree_unflatten(leaves: Sequence[Any], spec: Any) -> Any:

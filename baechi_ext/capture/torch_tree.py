@@ -104,7 +104,8 @@ def _leaf(value: Any, tensors: "list[torch.Tensor]", what: str, depth: int) -> L
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return TensorLeaf(len(tensors) - 1)
-    plain = (bool, int, float, complex, str, bytes, type(None), type, range, slice, torch.dtype, torch.device, torch.layout)
+    plain = (bool, int, float, complex, str, bytes, type(None), type, range, torch.Size)
+    plain = (*plain, torch.dtype, torch.device, torch.layout)
     if isinstance(value, (*plain, types.FunctionType, types.BuiltinFunctionType)):
         return ValueLeaf(type(value), value)
     attributes = getattr(value, "__dict__", None)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import baechi_ext
+from baechi_ext.errors import CaptureError, ExecutionError, OptionError
 from tests.torch_steps import Branches, Tied
 
 QUICK = {"devices": 2, "method": "random"}
@@ -74,3 +76,250 @@ def test_training_is_bitwise_the_same(name: str, make: Callable[[], nn.Module], 
     assert len(report.devices) == devices
     assert report.measured_us > 0
     assert placed.plan.method == "random"
+
+
+class Answers(nn.Module):
+    """Returns `shape` of its two heads; takes keyword arguments."""
+
+    def __init__(self, shape: Callable[[Tensor, Tensor, Tensor], object]) -> None:
+        super().__init__()
+        self.body, self.left, self.right = nn.Linear(6, 12), nn.Linear(12, 4), nn.Linear(12, 3)
+        self.shape = shape
+
+    def forward(self, x: Tensor, scale: float = 1.0, *, mask: Tensor | None = None) -> object:
+        h = torch.tanh(self.body(x)) * scale
+        h = h if mask is None else h * mask
+        return self.shape(self.left(h), self.right(h), x)
+
+
+@dataclass
+class Pair:
+    left: Tensor
+    rest: dict
+    name: str = "pair"
+
+
+SHAPES = {
+    "tensor": lambda a, b, x: a,
+    "tuple": lambda a, b, x: (a, b),
+    "nested": lambda a, b, x: {"a": [a, None, 3], "b": (b, "text")},
+    "dataclass": lambda a, b, x: Pair(a, {"b": b}),
+    "twice": lambda a, b, x: (a, a, b.view(-1), b),
+    "input": lambda a, b, x: (a, x, x.view(-1)),
+    "detached": lambda a, b, x: (a, b.detach(), b.argmax(1)),
+    "distribution": lambda a, b, x: torch.distributions.Normal(a, b.exp().sum()),
+}
+
+
+def tensors_of(value: object) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (Pair, torch.distributions.Normal)):
+        value = vars(value)
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [t for v in value for t in tensors_of(v)] if isinstance(value, (list, tuple)) else []
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_whatever_forward_returns(shape: str) -> None:
+    torch.manual_seed(2)
+    model = Answers(SHAPES[shape])
+    placed = place(copy.deepcopy(model))
+    mask = (torch.rand(5, 12) > 0.3).float()
+    for _ in range(4):
+        x = torch.randn(5, 6)
+        seen = []
+        for module in (model, placed):
+            own = x.clone().requires_grad_()
+            value = module(own, 0.5, mask=mask)
+            found = tensors_of(value)
+            module.zero_grad()
+            sum((t * (i + 1)).sum() for i, t in enumerate(found) if t.requires_grad).backward()
+            seen.append((type(value), found, [p.grad for p in module.parameters()], own.grad))
+        (kind, expected, gradients, of_input), (placed_kind, actual, placed_gradients, placed_of_input) = seen
+        assert kind is placed_kind
+        assert [t.requires_grad for t in expected] == [t.requires_grad for t in actual]
+        # The caller's own code adds up what comes back to the input, through the module and beside it.
+        assert torch.allclose(of_input, placed_of_input, rtol=1e-6)
+        for a, b in zip([*expected, *gradients], [*actual, *placed_gradients], strict=True):
+            assert (a is None and b is None) or torch.equal(a, b)
+    assert placed.report().placed_steps == 4
+
+
+def test_an_output_that_the_loss_leaves_out_gives_no_gradient() -> None:
+    model = place(Answers(SHAPES["tuple"]))
+    for turn in range(4):
+        model.zero_grad()
+        model(torch.randn(5, 6))[turn % 2].sum().backward()
+        used, unused = (model.left, model.right) if turn % 2 == 0 else (model.right, model.left)
+        assert used.weight.grad is not None
+        assert unused.weight.grad is None
+    assert model.report().placed_steps == 4
+
+
+def test_calls_under_way_at_the_same_time() -> None:
+    torch.manual_seed(3)
+    model = Branches()
+    placed = place(copy.deepcopy(model))
+    for seed in range(3):
+        (x, y), (u, v) = batch("branches", seed), batch("branches", seed + 50)
+        for module in (model, placed):
+            torch.manual_seed(seed)
+            module.zero_grad()
+            first, second = cross_entropy(module(x), y), cross_entropy(module(u), v)
+            (second * first).backward(retain_graph=True)
+            second.backward()
+        assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), placed.parameters(), strict=True))
+        with pytest.raises(RuntimeError, match="backward.* a second time"):
+            second.backward()
+
+
+def test_what_changes_between_a_call_and_its_backward_is_an_error() -> None:
+    placed = place(Answers(SHAPES["tensor"]), verify_steps=0)
+    out = placed(torch.randn(5, 6))
+    with torch.no_grad():
+        placed.left.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="parameter or buffer 'left.weight' of a placed module was changed in place"):
+        out.sum().backward()
+
+
+def test_gradients_of_gradients_are_refused() -> None:
+    placed = place(Answers(SHAPES["tensor"]), verify_steps=0)
+    x = torch.randn(5, 6, requires_grad=True)
+    with pytest.raises(ExecutionError, match="a placed call has none of second order"):
+        torch.autograd.grad(placed(x).sum(), x, create_graph=True)
+    model = Answers(SHAPES["tensor"])
+    goes_on = place(copy.deepcopy(model), fallback=True)
+    for _ in range(3):
+        for module in (model, goes_on):
+            (gradient,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+            gradient.square().sum().backward()
+        for p, q in zip(model.parameters(), goes_on.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None)
+            assert p.grad is None or torch.allclose(p.grad, q.grad, rtol=1e-5)
+    assert model.body.weight.grad.abs().sum() > 0
+    assert "second order" in goes_on.report().refusal
+
+
+def test_frozen_parameters_hooks_and_a_change_of_mind() -> None:
+    torch.manual_seed(4)
+    model = Answers(SHAPES["tensor"])
+    model.body.requires_grad_(False)
+    placed = place(copy.deepcopy(model))
+    for step in range(8):
+        if step == 3:
+            for module in (model, placed):
+                module.body.weight.requires_grad_()
+                module.left.bias.register_hook(lambda g: g * 2)
+        x = torch.randn(5, 6)
+        for module in (model, placed):
+            module.zero_grad()
+            module(x).square().sum().backward()
+        assert [p.grad is None for p in model.parameters()] == [p.grad is None for p in placed.parameters()]
+        assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), placed.parameters(), strict=True) if p.grad is not None)
+    assert placed.report().shapes == 2
+    assert placed.report().unplaced_steps == 1
+
+
+def test_shapes_that_come_again_are_placed_like_the_first() -> None:
+    model = place(Answers(SHAPES["tensor"]))
+    for size in (5, 5, 5, 3, 3, 3, 5, 2):
+        model(torch.randn(size, 6)).sum().backward()
+    report = model.report()
+    assert (report.shapes, report.placed_steps, report.unplaced_steps, report.verified_steps) == (2, 6, 2, 4)
+
+
+def test_evaluation_and_a_model_without_parameters_run_as_they_are() -> None:
+    placed = place(nn.Sequential(nn.ReLU(), nn.Flatten()))
+    assert placed(torch.ones(2, 3)).tolist() == [[1.0] * 3] * 2
+    other = place(Branches())
+    x, _ = batch("branches", 0)
+    with torch.no_grad():
+        assert not other(x).requires_grad
+    assert not other.eval()(x).isnan().any()
+    assert placed.plan is None
+    assert other.plan is None
+    assert "not placed" in str(other.report())
+
+
+def test_a_placed_module_is_the_module() -> None:
+    torch.manual_seed(6)
+    model = Branches()
+    placed = place(model, (batch("branches", 0)[0],))
+    assert placed.plan.method == "random"  # made from the example
+    assert placed.report().placed_steps == 0
+    assert [n for n, _ in placed.named_parameters()] == [n for n, _ in model.named_parameters()]
+    assert placed.last is model.last
+    placed.note = 5
+    assert model.note == 5
+    assert placed.train(False).training is model.training is False
+    copied = copy.deepcopy(placed)
+    assert type(copied) is Branches
+    kept = {k: v + 1 for k, v in model.state_dict().items()}
+    placed.load_state_dict(kept)
+    assert all(torch.equal(v, kept[k]) for k, v in model.state_dict().items())
+    assert placed.unplace() is model
+    placed.train()
+    assert placed(batch("branches", 0)[0]).requires_grad
+    assert placed.report().placed_steps == 0
+
+
+def test_decorators() -> None:
+    @baechi_ext.parallelize(**QUICK)
+    class Net(Answers):
+        def __init__(self, shape: Callable) -> None:
+            super(Net, self).__init__(shape)  # noqa: UP008
+
+    @baechi_ext.parallelize(**QUICK, verify_steps=1)
+    def make() -> nn.Module:
+        return Answers(SHAPES["tensor"])
+
+    for placed in (Net(SHAPES["tensor"]), make()):
+        for _ in range(3):
+            placed(torch.randn(5, 6)).sum().backward()
+        assert placed.report().placed_steps == 3
+        assert placed.plan.method == "random"
+        assert isinstance(placed, Answers)
+        copied = copy.deepcopy(placed)
+        copied(torch.randn(5, 6)).sum().backward()
+        placed.unplace()(torch.randn(5, 6)).sum().backward()
+        assert placed.report().placed_steps == 3
+    assert type(Net(SHAPES["tensor"])) is Net
+    assert not isinstance(make(), Net)
+
+
+def test_an_error_in_an_op_names_it_and_the_next_call_runs() -> None:
+    placed = place(Tied(), verify_steps=1)
+    x, y = batch("tied", 0)
+    cross_entropy(placed(x), y).backward()
+    with pytest.raises(ExecutionError, match=r"device cpu:[01] failed in op 'embedding': IndexError"):
+        placed(x + 100)
+    cross_entropy(placed(x), y).backward()
+    assert placed.report().placed_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "best"}, "unknown method 'best'; choose one of auto"),
+        ({"device": 2}, "unknown option 'device' of parallelize; it takes devices, method"),
+        ({"devices": 0}, "devices=0 is no number of devices"),
+        ({"devices": ["cpu", "cuda:0"]}, "name devices of one kind"),
+    ],
+)
+def test_bad_options(options: dict, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        place(nn.Linear(2, 2), **options)
+    with pytest.raises(OptionError, match=message):
+        place(None, **options)
+    with pytest.raises(OptionError, match="takes an nn.Module"):
+        place(5)
+
+
+def test_arguments_that_hide_tensors_are_refused() -> None:
+    model = Answers(SHAPES["tensor"])
+    with pytest.raises(CaptureError, match="in which no tensors can be told apart"):
+        place(model)(torch.randn(5, 6), mask={torch.ones(12)})
+    with pytest.raises(CaptureError, match="special kind"):
+        place(model)(torch.eye(6).to_sparse())

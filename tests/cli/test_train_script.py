@@ -1,0 +1,117 @@
+"""`baechi train SCRIPT -- ARGUMENTS` as a user calls it: exit codes, exceptions and Ctrl-C are the script's own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.cli import main
+
+ROOT = Path(__file__).parents[2]
+TRAINS = """
+import sys
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    loss = nn.functional.cross_entropy(model(torch.randn(8, 20)), torch.randint(10, (8,)))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(step, loss.item())
+"""
+
+
+def command(*arguments: str) -> dict:
+    flags = ["--placement_method=random", "--num_devices=2"]
+    return {"args": [sys.executable, "-m", "runtime", "train", *flags, *arguments], "cwd": ROOT, "text": True}
+
+
+def test_a_script_with_arguments_and_an_exit_code(tmp_path: Path) -> None:
+    script, helper = tmp_path / "train.py", tmp_path / "beside_it.py"
+    helper.write_text("CODE = 3\n")
+    script.write_text(f"{TRAINS}\nfrom beside_it import CODE\nprint(sys.argv, __name__)\nsys.exit(CODE)\n")
+    out = tmp_path / "run"
+    line = command(f"--out={out}", str(script), "--", "--epochs", "1", "--verify-steps=x", "--", "-v")
+    done = subprocess.run(**line, capture_output=True)
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.splitlines()[-1] == f"{[str(script), '--epochs', '1', '--verify-steps=x', '--', '-v']} __main__"
+    assert len(done.stdout.splitlines()) == 5
+    assert "baechi: Sequential: random" in done.stderr
+    assert "4 steps placed, 2 verified (largest relative difference 0)" in done.stderr
+    report = json.loads((out / "report.json").read_text())
+    assert report["modules"][0]["predicted_step_us"]["placed"] > 0
+    for name in ("graph", "profile", "plan"):
+        assert (out / f"{name}.json").exists()
+
+
+def test_an_exception_of_the_script_is_shown_as_python_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("def f():\n    raise ValueError('mine')\nf()\n")
+    assert main(["train", str(script)]) == 1
+    said = capsys.readouterr()
+    traceback, _, rest = said.err.partition("ValueError: mine\n")
+    assert "Traceback (most recent call last):\n  File " in traceback
+    assert traceback.count("File ") == 2
+    assert "runtime/script.py" not in traceback
+    assert rest == "baechi: nothing was placed: no module was called in training mode (model.train()) while gradients were recorded\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["nowhere.py"], 1, "cannot read script 'nowhere.py'"),
+        (["--", "--epochs"], 2, "name the script before it"),
+        (["SCRIPT", "--epochs=1"], 2, "--epochs=1"),
+        (["SCRIPT", "--workers=process"], 2, "drop --workers=process"),
+        (["SCRIPT", "--costgen"], 2, "--costgen profiles a built-in model"),
+        (["SCRIPT", "--verify_steps=-1"], 2, "whole number"),
+    ],
+)
+def test_bad_input(flags: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('never')\n")
+    assert main(["train", *(str(script) if f == "SCRIPT" else f for f in flags)]) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert message in said.err.splitlines()[-1]
+
+
+def test_sys_exit_with_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nsys.exit('enough')\n")
+    assert main(["train", str(script)]) == 1
+    assert "enough\n" in capsys.readouterr().err
+
+
+def test_a_small_module_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\ntorch.nn.Linear(4, 2)(torch.ones(1, 4)).sum().backward()\nprint('done')\n")
+    assert main(["train", "--json", str(script)]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("done\n")
+    assert json.loads(said.out.removeprefix("done\n"))["modules"] == []
+    assert "the largest module that trained has 10 parameters, fewer than 1000" in said.err
+
+
+def test_ctrl_c(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINS.replace("range(4)", "range(10**9)").replace("print(step, loss.item())", "print(step, flush=True)"))
+    process = subprocess.Popen(**command(str(script)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ})
+    try:
+        for line in process.stdout:
+            if int(line) > 5:
+                break
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "error: interrupted"
+    assert "Sequential: random" in errors
