@@ -11,11 +11,14 @@ from typing import Any
 import torch
 
 from baechi_ext.capture.torch_joint import Binding
+from baechi_ext.errors import ExecutionError
+from baechi_ext.ir import Cluster
 from baechi_ext.simulate import Timeline
 from runtime.cuda_graphs import WARM_UP_STEPS
 from runtime.executor import Executor
 from runtime.step import TrainingStep
 from runtime.thread_executor import PlacedStep
+from runtime.torch_devices import TorchDevice
 from runtime.torch_ops import LoweredProgram
 
 
@@ -32,6 +35,16 @@ def measured_peak_bytes(executor: Executor, timeline: Timeline, binding: Binding
     finally:
         step.restore(saved)
         torch.set_rng_state(rng)
+
+
+def require_room(devices: Sequence[TorchDevice], cluster: Cluster, peak_bytes: Sequence[int]) -> None:
+    """Raises ExecutionError where a part of a GPU held more than its limit: no allocator keeps the parts' limits."""
+    for device, limit, held in zip(devices, cluster.devices, peak_bytes, strict=False):
+        if device.share > 1 and limit.memory_bytes is not None and held > limit.memory_bytes:
+            raise ExecutionError(
+                f"device {device.name} held {held} bytes in a step and its limit is {limit.memory_bytes:.0f}; the step takes more than its "
+                "profile says: raise --device_memory, profile again without --cost_path, use more parts, or a smaller batch"
+            )
 
 
 def _of_threads(placed: PlacedStep, timeline: Timeline, binding: Binding) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
-"""What the management library of NVIDIA (NVML, by nvidia-ml-py) says of the GPUs: names, memory, use, and how they are tied together."""
+"""What the driver's management library (NVML, read with nvidia-ml-py) says of the GPUs: names, memory, use, and how they are tied."""
 
 import contextlib
 import importlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,13 @@ class Gpus:
         for pair, tie in self.ties.items():
             found.setdefault(tie, []).append(pair)
         return found
+
+    def lines(self) -> list[str]:
+        """What they are, and how they are tied together."""
+        kinds = Counter(f"{gpu.name} ({gpu.pcie})" for gpu in self.gpus)
+        found = ["GPUs: " + ", ".join(f"{count} x {kind}" for kind, count in kinds.items())]
+        ties = [f"{tie}: {', '.join(f'{i}-{j}' for i, j in pairs if i < j)}" for tie, pairs in self.alike().items()]
+        return [*found, "; ".join(ties)] if ties else found
 
     def busy(self) -> list[str]:
         """Which of them others use, in words."""

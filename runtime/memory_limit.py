@@ -4,9 +4,12 @@ what goes beyond it fails to be allocated."""
 import contextlib
 import ctypes
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+
+from baechi_ext.errors import ExecutionError
 
 try:
     import resource
@@ -41,23 +44,39 @@ class MemoryLimit:
 
 
 class CudaMemoryLimit:
-    """The same for what torch holds on a CUDA device. What it keeps of freed memory counts too, as far as it can't be given back."""
+    """The same for what torch holds on a CUDA device. What it keeps of freed memory counts too, as far as it can't be given back; what
+    others have come to hold since the limit was made is not charged."""
 
     def __init__(self, more_bytes: int | None, device: torch.device) -> None:
         self._device = device
-        self._fraction = 1.0
+        self._limit: int | None = None
         if more_bytes is not None:
             torch.cuda.empty_cache()
+            self._total = torch.cuda.get_device_properties(device).total_memory
+            self._held = torch.cuda.memory_allocated(device)
             limit = torch.cuda.memory_reserved(device) + max(0, more_bytes) + SLACK_BYTES
-            self._fraction = min(1.0, limit / torch.cuda.get_device_properties(device).total_memory)
+            self._limit = limit if limit < self._total else None
 
     def __enter__(self) -> None:
-        if self._fraction < 1.0:
-            torch.cuda.set_per_process_memory_fraction(self._fraction, self._device)
+        if self._limit is not None:
+            limit = self._limit + max(0, torch.cuda.memory_allocated(self._device) - self._held)
+            torch.cuda.set_per_process_memory_fraction(min(1.0, limit / self._total), self._device)
 
     def __exit__(self, *_: object) -> None:
-        if self._fraction < 1.0:
+        if self._limit is not None:
             torch.cuda.set_per_process_memory_fraction(1.0, self._device)
+
+
+@contextlib.contextmanager
+def loading(what: str) -> Iterator[None]:
+    """Raises ExecutionError where there is no memory for what is done inside."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as e:
+        reason = (str(e).splitlines() or ["no more memory"])[0]
+        raise ExecutionError(
+            f"out of memory while {what} was loaded: {reason}; use more devices or a smaller batch, or end what else holds memory there"
+        ) from e
 
 
 def _data_bytes() -> int | None:

@@ -10,9 +10,11 @@ from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster, Device
 from baechi_ext.ir.files import write_json
 from runtime.executor import Executor
+from runtime.gpu_cluster import by_reference, free_bytes, topology
 from runtime.links import LinkProbe
 from runtime.process_executor import ProcessExecutor, follow_probes
 from runtime.progress import progress
+from runtime.split_gpu import split_gpu
 from runtime.tables import as_size
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import cpu_devices, cuda_devices, cuda_workers, memory_bytes
@@ -27,6 +29,8 @@ _COPIES = 6
 class ProbeRequest:
     num_devices: int = 2
     cuda: bool = False
+    split_gpu: bool = False
+    use_free_memory: bool = False
     workers: str = "thread"
     max_exponent: int = 29
     """Tensors of up to 2^this floats, or what memory allows."""
@@ -41,10 +45,12 @@ class LinkReport:
 
     cluster: Cluster
     probes: dict[tuple[int, int], LinkProbe]
+    notes: tuple[str, ...] = ()
+    """What the driver says of GPUs."""
 
     def lines(self) -> list[str]:
         """Per pair the cost function as Baechi prints it, how well it fits, and where it bends."""
-        found = []
+        found = list(self.notes)
         for (source, target), probe in self.probes.items():
             fit, sizes = probe.fit, sorted(probe.samples_us)
             found.append(
@@ -84,8 +90,8 @@ def probe_links(request: ProbeRequest) -> LinkReport | None:
                 return None
             with ProcessExecutor(group, devices) as executor:
                 return _probe_all(request, executor)
-    made = (cuda_devices if request.cuda else cpu_devices)(request.num_devices)
-    with ThreadExecutor(made, request.timeout_seconds) as executor:
+    make = split_gpu if request.split_gpu else cuda_devices if request.cuda else cpu_devices
+    with ThreadExecutor(make(request.num_devices), request.timeout_seconds) as executor:
         return _probe_all(request, executor)
 
 
@@ -98,10 +104,11 @@ def _probe_all(request: ProbeRequest, executor: Executor) -> LinkReport:
             probes[source, target] = executor.probe_link(source, target, sizes)
     names = [d.name for d in executor.devices]
     links = {(names[s], names[t]): probe.to_link() for (s, t), probe in probes.items()}
-    by_reference = request.workers == "thread" and not request.cuda
-    devices = tuple(Device(n, size) for n, size in zip(names, memory_bytes(executor.devices), strict=True))
-    cluster = Cluster(devices, next(iter(links.values())), links, parallel_transfers=by_reference)
-    report = LinkReport(cluster, probes)
+    memory = (free_bytes if request.use_free_memory else memory_bytes)(executor.devices)
+    devices = tuple(Device(n, size) for n, size in zip(names, memory, strict=True))
+    parallel = request.workers == "thread" and by_reference(executor.devices)
+    cluster = Cluster(devices, next(iter(links.values())), links, parallel_transfers=parallel)
+    report = LinkReport(cluster, probes, tuple(topology(executor.devices).notes()))
     if request.out is not None:
         cluster.save(Path(request.out))
     if request.samples is not None:

@@ -26,7 +26,7 @@ from runtime.accounting import live_peak_bytes, resident_bytes
 from runtime.channels import Channels, LostPeerError, in_order_of_ends
 from runtime.host_memory import keep_freed_memory
 from runtime.links import PROBE_BYTES, LinkProbe
-from runtime.memory_limit import CudaMemoryLimit, MemoryLimit
+from runtime.memory_limit import CudaMemoryLimit, MemoryLimit, loading
 from runtime.program import cut, one_device_timeline
 from runtime.step import TrainingStep
 from runtime.stream_channels import StreamChannels
@@ -257,8 +257,9 @@ class ProcessExecutor:
         live = [placed.number for placed in self._live]
         command = {"plan": plan, "keep_gradients": keep_gradients, "costs": costs_of(graph)}
         self.group.command({"do": "load", "step": self._loaded, "live": live, **command})
-        share = LocalShare(self.group, self.devices[0], timeline, binding, step)
-        share.load(keep_gradients=keep_gradients)
+        with loading(f"the plan's part of device {self.devices[0].name}"):
+            share = LocalShare(self.group, self.devices[0], timeline, binding, step)
+            share.load(keep_gradients=keep_gradients)
         self.group.answers()
         placed = ProcessStep(self, share, self._loaded)
         self._live.add(placed)
@@ -322,8 +323,9 @@ def _load(
     ended = None if group.tagged else in_order_of_ends(timeline)
     if (list(timeline.started), ended) != (plan["started"], plan["ended"]):
         raise ExecutionError("this worker simulates the plan in another order than rank 0; are all workers of one version?")
-    share = LocalShare(group, device, timeline, binding, step)
-    share.load(keep_gradients=command["keep_gradients"])
+    with loading(f"the plan's part of device {device.name}"):
+        share = LocalShare(group, device, timeline, binding, step)
+        share.load(keep_gradients=command["keep_gradients"])
     return share
 
 

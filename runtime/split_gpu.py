@@ -12,7 +12,6 @@ The parts share the GPU's memory bandwidth, its cache and its copy engines: a ri
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,19 +22,13 @@ from runtime.torch_devices import CudaDevice, Handover, TorchDevice, cuda_found
 GPU = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """How a GPU was split."""
-
-    devices: tuple[TorchDevice, ...]
-    note: str
-
-
 class GpuPart(CudaDevice):
     """One of the `share` parts of a GPU. `stream` is a green context's; without it the part has a stream of its own like any device."""
 
-    def __init__(self, number: int, share: int, stream: torch.cuda.Stream | None) -> None:
+    def __init__(self, number: int, share: int, note: str, stream: torch.cuda.Stream | None = None) -> None:
         super().__init__(GPU)
+        self.note = note
+        """How the GPU was split."""
         self.name = f"cuda:{GPU}/{number}"
         self.share = share
         if stream is not None:
@@ -48,7 +41,7 @@ class GpuPart(CudaDevice):
         return packed.value
 
 
-def split_gpu(parts: int) -> Split:
+def split_gpu(parts: int) -> list[TorchDevice]:
     """The first GPU as `parts` devices. Raises MissingBackendError where there is none."""
     if not cuda_found():
         raise MissingBackendError(
@@ -56,14 +49,14 @@ def split_gpu(parts: int) -> Split:
         )
     multiprocessors = torch.cuda.get_device_properties(GPU).multi_processor_count
     try:
-        streams = _green_streams(parts, multiprocessors // parts)
+        streams = _green_streams(parts, max(1, multiprocessors // parts))
     except (ImportError, AttributeError, RuntimeError) as e:
         reason = (str(e).splitlines() or [type(e).__name__])[0]
-        devices = tuple(GpuPart(i, parts, None) for i in range(parts))
-        return Split(devices, f"--split_gpu: {parts} streams of one GPU, which share its {multiprocessors} multiprocessors ({reason})")
-    devices = tuple(GpuPart(i, parts, stream) for i, (stream, _) in enumerate(streams))
+        note = f"{parts} streams of one GPU, which share its {multiprocessors} multiprocessors ({reason})"
+        return [GpuPart(i, parts, note) for i in range(parts)]
     sizes = ", ".join(str(size) for _, size in streams)
-    return Split(devices, f"--split_gpu: {parts} green contexts of one GPU, with {sizes} of its {multiprocessors} multiprocessors")
+    note = f"{parts} green contexts of one GPU, with {sizes} of its {multiprocessors} multiprocessors"
+    return [GpuPart(i, parts, note, stream) for i, (stream, _) in enumerate(streams)]
 
 
 def _green_streams(parts: int, least: int) -> list[tuple[torch.cuda.Stream, int]]:

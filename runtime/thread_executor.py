@@ -1,11 +1,11 @@
 """The thread executor: one thread per device in this process, each running its static program; mailboxes hand tensors over."""
 
+import contextlib
 import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from runtime.cuda_graphs import WARM_UP_STEPS, GraphedProgram, Recorder
 from runtime.host_memory import keep_freed_memory
 from runtime.links import PROBE_BYTES, LinkProbe, probe_link
 from runtime.mailbox import Mailboxes
+from runtime.memory_limit import CudaMemoryLimit, loading
 from runtime.program import cut
 from runtime.step import TrainingStep
 from runtime.torch_devices import TorchDevice, settle
@@ -77,6 +78,7 @@ class PlacedStep:
         self.programs = tuple(programs)
         self._graph = context.graph
         self._loss: torch.Tensor | None = None
+        self.limits: Sequence[CudaMemoryLimit] = ()
         self.graphed: tuple[GraphedProgram, ...] = ()
         """Each device's CUDA graphs, where the executor makes them."""
         if executor.recorder is not None:
@@ -91,9 +93,12 @@ class PlacedStep:
         for index, graphed in enumerate(self.graphed):
             if graphed.due:
                 self.executor.call(index, graphed.capture)
-        begin = time.perf_counter_ns()
-        busy = self.executor.run_all([self._task(i) for i in range(len(self.programs))], on_failure=self.abort)
-        wall_us = (time.perf_counter_ns() - begin) / 1000
+        with contextlib.ExitStack() as stack:
+            for limit in self.limits:
+                stack.enter_context(limit)
+            begin = time.perf_counter_ns()
+            busy = self.executor.run_all([self._task(i) for i in range(len(self.programs))], on_failure=self.abort)
+            wall_us = (time.perf_counter_ns() - begin) / 1000
         if self._loss is None:
             raise ExecutionError("the step has no loss; no device ran the op that computes it")
         loss, self._loss = self._loss, None
@@ -182,13 +187,25 @@ class ThreadExecutor:
         if len(timeline.cluster) > len(self.devices):
             raise ExecutionError(f"the plan is for {len(timeline.cluster)} devices, the executor has {len(self.devices)}")
         if any(d.torch_device.type != "cpu" for d in self.devices):
-            step = self._scattered(timeline, binding, step)
+            with loading("a plan"):
+                step = self._scattered(timeline, binding, step)
         mailboxes = Mailboxes(self.timeout_seconds)
         optimizers = step.optimizers(capturable=True) if self._graphs_hold_updates_of(step) else step.optimizers()
         context = StepContext(timeline.graph, binding, step, mailboxes, optimizers, {} if keep_gradients else None)
         programs = [Lowering(context, self.devices[i], i).lower(program) for i, program in enumerate(cut(timeline))]
         settle(self.devices)
-        return PlacedStep(self, programs, context)
+        placed = PlacedStep(self, programs, context)
+        placed.limits = self._limits(timeline, binding, step)
+        return placed
+
+    def _limits(self, timeline: Timeline, binding: Binding, step: TrainingStep) -> list[CudaMemoryLimit]:
+        """Of the CUDA devices whose memory the cluster limits; not of the parts of a split GPU, which share an allocator."""
+        state, limits = step.state(), []
+        for i, (device, limited) in enumerate(zip(self.devices, timeline.cluster.devices, strict=False)):
+            if device.torch_device.type == "cuda" and device.share == 1 and limited.memory_bytes is not None:
+                resident = sum(state[name].nbytes for name, reader in binding.state_reader.items() if timeline.placement[reader] == i)
+                limits.append(CudaMemoryLimit(int(limited.memory_bytes) - resident, device.torch_device))
+        return limits
 
     def _graphs_hold_updates_of(self, step: TrainingStep) -> bool:
         return self.recorder is not None and step.optimizer.capturable and all(p.is_cuda for p in step.module.parameters())
@@ -208,7 +225,7 @@ class ThreadExecutor:
             raise error
         return value
 
-    @contextmanager
+    @contextlib.contextmanager
     def keep_busy(self, companions: int, timeline: Timeline, binding: Binding, step: TrainingStep) -> Iterator[None]:
         """See `Executor`. The steps are replicas of `step`."""
         enough = threading.Event()

@@ -233,6 +233,11 @@ def cuda_found() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
+def uuids_of_gpus(indices: Sequence[int]) -> list[str]:
+    """As the driver names them, whatever CUDA_VISIBLE_DEVICES leaves and orders."""
+    return [f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in indices]
+
+
 def _require_cuda(count: int, here: int) -> None:
     found = cuda_found()
     if here > found:

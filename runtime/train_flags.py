@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster
-from runtime import baechi_flags, flags, script_flags
+from runtime import baechi_flags, cuda_flags, flags, script_flags
 from runtime.models.registry import MODELS, ModelOptions
 
 if TYPE_CHECKING:
@@ -96,6 +96,8 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--num_gpus", type=flags.number_of_devices, metavar="N", help="CUDA devices; --num_devices wins where both are given"
     )
+    cuda_flags.add_flags(group)
+    cuda_flags.add_graphs_flag(group)
     group.add_argument(
         "--workers",
         type=flags.one_of(WORKERS),
@@ -146,11 +148,10 @@ def request_of(args: argparse.Namespace) -> "TrainRequest":
     cluster = None if args.cluster is None else Cluster.load(args.cluster)
     if cluster is not None and args.comm_cost_coeffs is not None:
         raise OptionError("--cluster and --comm_cost_coeffs exclude each other; give one of them")
-    cuda = _wants_cuda(args)
+    cuda = cuda_flags.wants_cuda(args)
     from runtime.training import TrainRequest
 
-    given = args.num_gpus if cuda else args.num_devices
-    num_devices = given or (len(cluster) if cluster is not None else DEFAULT_DEVICES)
+    num_devices = cuda_flags.number_given(args) or (len(cluster) if cluster is not None else DEFAULT_DEVICES)
     return TrainRequest(
         model=args.model_name,
         plan=plan,
@@ -161,6 +162,9 @@ def request_of(args: argparse.Namespace) -> "TrainRequest":
         relaxed_random=args.relaxed_random,
         num_devices=num_devices,
         cuda=cuda,
+        cuda_graphs=cuda_flags.graphs_wanted(args),
+        split_gpu=args.split_gpu is not None,
+        use_free_memory=args.use_free_memory,
         workers=args.workers,
         cluster=cluster,
         device_memory=args.device_memory,
@@ -176,15 +180,12 @@ def request_of(args: argparse.Namespace) -> "TrainRequest":
     )
 
 
-def _wants_cuda(args: argparse.Namespace) -> bool:
-    return args.num_devices is None and args.num_gpus is not None
-
-
 def add_probe_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `probe-links`."""
     group = parser.add_argument_group("devices")
     group.add_argument("--num_devices", type=flags.number_of_devices, metavar="N", help=f"CPU workers (default {DEFAULT_DEVICES})")
     group.add_argument("--num_gpus", type=flags.number_of_devices, metavar="N", help="CUDA devices; --num_devices wins over it")
+    cuda_flags.add_flags(group)
     group.add_argument("--workers", type=flags.one_of(WORKERS), default="thread", metavar="KIND", help="thread or process (default thread)")
     group = parser.add_argument_group("run")
     group.add_argument(
@@ -206,12 +207,14 @@ def _exponent(text: str) -> int:
 
 def probe_request_of(args: argparse.Namespace) -> "ProbeRequest":
     """The request that the flags of `probe-links` ask for."""
-    cuda = _wants_cuda(args)
+    cuda = cuda_flags.wants_cuda(args)
     from runtime.probe_links import ProbeRequest
 
     return ProbeRequest(
-        num_devices=(args.num_gpus if cuda else args.num_devices) or DEFAULT_DEVICES,
+        num_devices=cuda_flags.number_given(args) or DEFAULT_DEVICES,
         cuda=cuda,
+        split_gpu=args.split_gpu is not None,
+        use_free_memory=args.use_free_memory,
         workers=args.workers,
         max_exponent=args.max_exponent,
         out=args.out,

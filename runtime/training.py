@@ -14,12 +14,14 @@ import baechi_ext
 from baechi_ext.capture.torch_joint import Binding, CaptureOptions, capture_joint
 from baechi_ext.cost import Profile, attach_costs, scale_links
 from baechi_ext.errors import ClusterError, ExecutionError, MismatchError
-from baechi_ext.ir import Cluster, Device, Link, OpGraph
+from baechi_ext.ir import Cluster, Link, OpGraph
 from baechi_ext.ir.files import make_folder, require_writable, write_json
 from baechi_ext.place.common import PlanResult
 from runtime import pipeline
-from runtime.accounting import measured_peak_bytes
+from runtime.accounting import measured_peak_bytes, require_room
+from runtime.cuda_graphs import CudaRecorder
 from runtime.executor import Executor
+from runtime.gpu_cluster import free_bytes, measured_cluster, notes_on, topology
 from runtime.links import LinkProbe
 from runtime.measure import measure
 from runtime.models.registry import ModelOptions, make_step
@@ -29,10 +31,11 @@ from runtime.profiler import ProfileOptions, profile_step
 from runtime.program import one_device_timeline
 from runtime.progress import progress
 from runtime.report import StepReport
+from runtime.split_gpu import split_gpu
 from runtime.step import TrainingStep, optimizer_spec
 from runtime.tables import search_news
 from runtime.thread_executor import ThreadExecutor
-from runtime.torch_devices import cpu_devices, cuda_devices, cuda_workers, memory_bytes
+from runtime.torch_devices import cpu_devices, cuda_devices, cuda_workers
 from runtime.worker_group import WorkerGroup, worker_place
 
 T = TypeVar("T")
@@ -51,6 +54,10 @@ class TrainRequest:
     relaxed_random: bool = False
     num_devices: int = 2
     cuda: bool = False
+    cuda_graphs: bool = False
+    split_gpu: bool = False
+    """The devices are parts of the first GPU."""
+    use_free_memory: bool = False
     workers: str = "thread"
     """thread: this process runs all devices; process: it is one of a group of workers (runtime.worker_group)."""
     cluster: Cluster | None = None
@@ -103,8 +110,9 @@ def with_executor(request: TrainRequest, drive: Callable[[Executor], T]) -> T | 
     """What `drive` returns for the executor of the request. In a worker group rank 0 drives; the others do as they are told and
     return None."""
     if request.workers == "thread":
-        devices = (cuda_devices if request.cuda else cpu_devices)(request.num_devices)
-        with ThreadExecutor(devices, request.timeout_seconds) as executor:
+        make = split_gpu if request.split_gpu else cuda_devices if request.cuda else cpu_devices
+        recorder = CudaRecorder if request.cuda_graphs else None
+        with ThreadExecutor(make(request.num_devices), request.timeout_seconds, recorder) as executor:
             return drive(executor)
     rank, size = worker_place()
     if size != request.num_devices:
@@ -190,16 +198,10 @@ def find_cluster(request: TrainRequest, executor: Executor) -> tuple[Cluster, Li
             f"the cluster file has {len(cluster)} devices and the run {len(executor.devices)}; give --num_devices={len(cluster)}"
         )
     if cluster is None:
-        link = request.link or Link()
-        if request.link is None and len(executor.devices) > 1:
-            with progress("probing the link between two devices"):
-                probe = executor.probe_link()
-            link = probe.to_link()
-        memory = memory_bytes(executor.devices)
-        devices = tuple(Device(d.name, m) for d, m in zip(executor.devices, memory, strict=True))
-        # Threads on CPU devices hand tensors over by reference, which no copy channel slows down.
-        by_reference = request.workers == "thread" and not request.cuda
-        cluster = Cluster(devices, link, parallel_transfers=by_reference)
+        cluster, probe = measured_cluster(executor, topology(executor.devices), request.link, threads=request.workers == "thread")
+    if request.use_free_memory:
+        free = zip(cluster.devices, free_bytes(executor.devices), strict=True)
+        cluster = replace(cluster, devices=tuple(replace(d, memory_bytes=min(d.memory_bytes or size, size)) for d, size in free))
     limited = []
     for device in cluster.devices:
         size = request.device_memory or device.memory_bytes
@@ -219,6 +221,7 @@ def run_plan(
         require_parity(parity)
     with progress("accounting memory"):
         peak = measured_peak_bytes(executor, timeline, binding, step)
+    require_room(executor.devices, timeline.cluster, peak)
     single = one_device_timeline(captured.alone)
     variants = {"single": executor.load(single, binding, step), "placed": executor.load(timeline, binding, step)}
     with progress(f"measuring {request.num_steps} steps of each variant"):
@@ -234,9 +237,10 @@ def run_plan(
         notes.append(f"--cost_factor: planned with costs off by up to {factor:g} times, on purpose, and predicted with the right ones")
     if probe is not None:
         notes.append(f"probed link: {probe}")
+    notes += notes_on(executor.devices, variants["placed"])
     return StepReport(
         model=request.model,
-        executor={"thread": "cuda streams", "process": "cuda processes"}[request.workers] if request.cuda else request.workers,
+        executor=_kind_of_executor(request),
         result=result,
         single=single,
         parity=parity,
@@ -246,6 +250,14 @@ def run_plan(
         notes=tuple(notes),
         versions={"baechi": baechi_ext.__version__, "python": platform.python_version(), "torch": torch.__version__},
     )
+
+
+def _kind_of_executor(request: TrainRequest) -> str:
+    if not request.cuda:
+        return request.workers
+    if request.workers == "process":
+        return "cuda processes"
+    return ("one gpu split" if request.split_gpu else "cuda streams") + " with graphs" * request.cuda_graphs
 
 
 def keep(folder: Path, captured: Captured, report: StepReport) -> None:

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -84,14 +84,13 @@ class WorkerGroup:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self.tagged or kind is None:
+        if self.tagged:
             dist.destroy_process_group()
-        else:
-            # A transfer over NCCL without its peer never ends by itself; nor might what is done about it, or python, which waits for it.
+        elif kind is not None or not _ends(dist.destroy_process_group, self.timeout_seconds):
+            # A transfer over NCCL without its peer never ends by itself, nor does leaving without a peer that stands still; nor might what
+            # is done about it, or python, which waits for it.
             signal.alarm(_ENDING_SECONDS)
-            abort = threading.Thread(target=_abort, daemon=True)
-            abort.start()
-            abort.join(timeout=_LAST_WORDS_SECONDS)
+            _ends(abort_process_group, _LAST_WORDS_SECONDS)
 
     def command(self, value: dict[str, Any]) -> None:
         """Rank 0: gives all others a command."""
@@ -152,6 +151,14 @@ class WorkerGroup:
         return json.loads(self.store.get(self._answer_key(rank)))
 
 
-def _abort() -> None:
-    with contextlib.suppress(Exception):
-        abort_process_group()
+def _ends(function: Callable[[], None], seconds: float) -> bool:
+    """Calls a function in a thread of its own; whether it ends in time, with whatever result."""
+
+    def call() -> None:
+        with contextlib.suppress(Exception):
+            function()
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(timeout=seconds)
+    return not thread.is_alive()

@@ -38,6 +38,7 @@ PLACING = {"--placement_method", "--initial_plan", "--expert_file", "--grouper",
     "--placer_memory_fraction",
 }
 STEP = {"--model_name", "--batch_size", "--image_size", "--optimizer", "--learning_rate", "--num_steps", "--timeout", "--workers"}
+CUDA = {"--split_gpu", "--use_free_memory"}
 MODEL = {"--vocab_size", "--max_seq_length", "--rnn_units", "--rnn_unit_type", "--num_layers", "--encoder_type", "--residual"} | {
     "--rnn_chunk",
     "--nasnet_cells",
@@ -57,8 +58,8 @@ REFUSED = {f"--{name}" for name in (
 )}  # fmt: skip
 FLAGS = {
     "place": CLUSTER | PLACING | {"--out", "--json"},
-    "train": CLUSTER | PLACING | STEP | MODEL | COSTS | SCRIPT | BAECHI | REFUSED | {"--out", "--json"},
-    "probe-links": {"--num_devices", "--num_gpus", "--workers", "--max_exponent", "--timeout", "--out", "--samples", "--json"},
+    "train": CLUSTER | PLACING | STEP | CUDA | {"--cuda_graphs"} | MODEL | COSTS | SCRIPT | BAECHI | REFUSED | {"--out", "--json"},
+    "probe-links": {"--num_devices", "--num_gpus", "--workers", "--max_exponent", "--timeout", "--out", "--samples", "--json"} | CUDA,
     "datasets": {"--out", "--graphs", "--seed", "--folder", "--json"},
     "placeto": set(),
     "simulate": CLUSTER | {"--json"},

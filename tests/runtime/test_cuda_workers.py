@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +15,16 @@ import torch
 import torch.distributed as dist
 
 from baechi_ext.errors import ExecutionError, MissingBackendError
+from runtime import worker_group
 from runtime.launch import run_workers
 from runtime.memory_limit import SLACK_BYTES, CudaMemoryLimit
-from runtime.torch_devices import cuda_workers
+from runtime.process_executor import LocalShare, ProcessExecutor
+from runtime.torch_devices import cpu_devices, cuda_workers
+from runtime.worker_group import WorkerGroup
 from tests.runtime.models_on_processes import STEPS
 from tests.runtime.test_models_on_processes import on_processes
 from tests.runtime.workers import finish, only_error, start, torchrun, wait_for_line, workers_of
+from tests.torch_steps import capture, make_step, scattered
 
 needs_two_devices = pytest.mark.skipif(
     torch.cuda.device_count() < 2 or not dist.is_nccl_available(), reason="needs two CUDA devices, and torch with NCCL"
@@ -126,3 +131,58 @@ def test_what_exceeds_the_limit_is_refused_and_what_fits_is_not() -> None:
         with pytest.raises(torch.OutOfMemoryError):
             torch.ones(2 * (more + SLACK_BYTES), dtype=torch.uint8, device=device)
     assert torch.ones(2 * (more + SLACK_BYTES), dtype=torch.uint8, device=device)[-1] == 1
+
+
+# What is done where memory ends or a peer stands still; the parts of it that need no CUDA device
+
+
+def group_of_cuda_workers(timeout_seconds: float = 0.2) -> WorkerGroup:
+    return WorkerGroup(0, 2, dist.HashStore(), timeout_seconds, tagged=False)
+
+
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What leaving the group does; its alarm is not set."""
+    done: list[object] = []
+    monkeypatch.setattr(worker_group.signal, "alarm", done.append)
+    monkeypatch.setattr(worker_group, "abort_process_group", lambda: done.append("aborted"))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("left"))
+    return done
+
+
+def test_a_group_is_left_in_peace_where_all_leave(ending: list[object]) -> None:
+    with group_of_cuda_workers():
+        pass
+    assert ending == ["left"]
+
+
+def test_a_peer_that_stands_still_while_all_leave_is_waited_for_until_the_time_out(
+    ending: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = threading.Event()
+    monkeypatch.setattr(dist, "destroy_process_group", peer.wait)
+    with group_of_cuda_workers():
+        begin = time.monotonic()
+    assert ending == [worker_group._ENDING_SECONDS, "aborted"]
+    assert time.monotonic() - begin < 20
+    peer.set()
+
+
+def test_after_an_error_nobody_is_waited_for(ending: list[object]) -> None:
+    with pytest.raises(ExecutionError, match="the cause"), group_of_cuda_workers():
+        raise ExecutionError("the cause")
+    assert ending == [worker_group._ENDING_SECONDS, "aborted"]
+
+
+def test_a_plan_for_which_rank_0_has_no_memory_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(self: LocalShare, *, keep_gradients: bool) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+
+    monkeypatch.setattr(LocalShare, "load", load)
+    monkeypatch.setattr(WorkerGroup, "command", lambda self, value: None)
+    step = make_step("tied")
+    graph, binding = capture(step)
+    executor = ProcessExecutor(WorkerGroup(0, 2, dist.HashStore(), 5.0), cpu_devices(2))
+    with pytest.raises(ExecutionError, match=r"device cpu:0 was loaded: CUDA out of memory. Tried to allocate 2 GiB.; use"):
+        executor.load(scattered(graph, 2, 0), binding, step)
+    executor.__exit__()

@@ -8,6 +8,7 @@ import torch
 
 from baechi_ext.errors import MissingBackendError
 from runtime.gpus import Gpus, Tie, read_gpus
+from runtime.torch_devices import uuids_of_gpus
 
 GIB = 2**30
 
@@ -17,7 +18,7 @@ class NVMLError(Exception):
 
 
 class Driver:
-    """Two links tie 0 to 1 and 2 to 3, a third one is down; 0 and 1 sit under one switch. `switched`: each has four links to a switch."""
+    """Two links tie 0 to 1 and 2 to 3, a third one is down; 0 and 1 are on one PCIe switch. `switched`: all have four links to a switch."""
 
     NVML_NVLINK_MAX_LINKS = 6
     NVMLError = NVMLError
@@ -99,6 +100,15 @@ def test_ties_are_of_the_pairs_in_the_order_asked_for() -> None:
     assert [str(tie) for tie in (near, far, Tie(1, "one board"))] == ["2 NVLinks", "PCIe through the link between processors", "1 NVLink"]
 
 
+def test_it_is_said_in_words() -> None:
+    assert read(0, 1, 2).lines() == [
+        "GPUs: 3 x NVIDIA T (PCIe 4 x16)",
+        "2 NVLinks: 0-1; PCIe through the link between processors: 0-2, 1-2",
+    ]
+    assert read(2, 3).lines()[0] == "GPUs: 1 x NVIDIA T (PCIe 4 x16), 1 x NVIDIA T (PCIe)"
+    assert read(0).lines() == ["GPUs: 1 x NVIDIA T (PCIe 4 x16)"]
+
+
 def test_links_to_a_switch_lead_to_all() -> None:
     assert {tie.nvlinks for tie in read(0, 1, 2, 3, switched=True).ties.values()} == {4}
 
@@ -123,9 +133,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_driver_and_torch_speak_of_the_same_gpus() -> None:
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
-    from runtime.torch_devices import uuids_of_gpus
-
-    found = read_gpus(uuids_of_gpus(torch.cuda.device_count()))
+    found = read_gpus(uuids_of_gpus(range(torch.cuda.device_count())))
     properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     assert [gpu.name for gpu in found.gpus] == [p.name for p in properties]
     assert all(abs(gpu.memory_bytes / p.total_memory - 1) < 0.1 for gpu, p in zip(found.gpus, properties, strict=True))
