@@ -27,8 +27,8 @@ def test_contradictions(line: list[str], message: str, capsys: pytest.CaptureFix
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-@pytest.mark.parametrize("line", [["train", "--split_gpu=4"], ["probe-links", "--split_gpu=4"], ["train", "--split_gpu=4", "--cuda_graphs"]])
+@pytest.mark.parametrize("line", [["train"], ["probe-links"], ["train", "--cuda_graphs"]])
 def test_a_gpu_that_is_not_there(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(line) == 1
+    assert main([*line, "--split_gpu=4"]) == 1
     message = "error: --split_gpu=4 needs a CUDA device and this machine has none; use --num_devices=4 for CPU workers\n"
     assert capsys.readouterr().err == message
