@@ -41,7 +41,7 @@ def place_call(request: TrainRequest, executor: ThreadExecutor, captured: Captur
 
     Raises what the stages raise: ProfileError, MismatchError, InfeasibleError, ExecutionError.
     """
-    graph = pipeline.hinted(captured.graph, request.plan)
+    pipeline.prepared(captured.graph, request.plan, [d.name for d in executor.devices])  # what hints and pins need, told early
     if request.cost_path is not None:
         profile = Profile.load(request.cost_path, captured.graph)
         if profile.clock != executor.devices[0].clock_name:
