@@ -45,7 +45,11 @@ def noting_modules(model: "torch.nn.Module") -> "Iterator[None]":
     hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
     try:
         with traceback.preserve_node_meta():
-            yield
+            try:
+                yield
+            finally:
+                while entered:  # those that an error got out of
+                    entered.pop().__exit__(None, None, None)
     finally:
         for hook in hooks:
             hook.remove()
