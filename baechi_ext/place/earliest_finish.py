@@ -53,7 +53,7 @@ class Slots:
         """The first time from `ready_us` on at which it is free for so long."""
         at, first = ready_us, bisect_right(self.lasts, ready_us)
         for b in range(first, len(self.lasts)):
-            if b > first and duration_us >= self.too_long[b]:
+            if duration_us >= self.too_long[b]:
                 at = self.lasts[b]
                 continue
             starts, ends = self.starts[b], self.ends[b]
