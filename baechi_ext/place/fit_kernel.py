@@ -83,8 +83,9 @@ def _move(p: Problem, s: State, q: Search, step: int) -> None:
         level = 1 + _below(q, q_.levels - 1)
         block = q.blocks_from[level] + _below(q, q.blocks_from[level + 1] - q.blocks_from[level])
         d = s.placement[q.members[q.block_from[block]]]
-    target = _neighbour(p, s, q, v) if _random(q) < 0.5 else -1
-    if target < 0 or target == d:
+    w = _neighbour(p, q, v) if _random(q) < 0.5 else -1
+    target = s.placement[w] if w >= 0 else d
+    if target == d:
         target = (d + 1 + _below(q, k - 1)) % k
     _move_block(p, s, q, block, target)
     if choice > 0.6:

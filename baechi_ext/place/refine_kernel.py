@@ -4,9 +4,9 @@ A plan costs its makespan and, for every byte over a device's limit, a weight th
 shrinks while it keeps them. Whenever a plan is accepted its priorities become the ranks of its ops in the order of their starts:
 the same timeline, and a move in the order is then a rank between two others.
 
-Moves: a block of ops (a unit, or one of the clusters of units) to a device, of its own choice or a neighbour's; an exchange of two
-units; an op of the critical path to where its input comes from, or before the op that holds it up; an op earlier on its device; a
-unit off a device that is too full.
+Moves: a block of ops (a unit, one of the clusters of units, or a region: what grows from a unit along tensors on its device) to a
+device, any or a neighbour's; an exchange of two units or of two regions; an op of the critical path to where its input comes from, or
+before the op that holds it up; an op earlier on its device; a unit off a device that is too full.
 """
 
 from collections.abc import Sequence
@@ -27,6 +27,9 @@ SETTINGS = np.dtype(
 )
 OP = np.dtype([("start_us", "f8"), ("end_us", "f8"), ("before", "i4"), ("rank", "i4")], align=True)
 CHANGE = np.dtype([("priority", "f8"), ("op", "i4"), ("device", "i4")], align=True)
+
+_REGIONS, _LARGEST_REGION = 0.7, 0.5
+"""How many of the moves between devices are of regions, and how large one is at most, in parts of a device's share of the ops."""
 
 
 class Search(NamedTuple):
@@ -209,22 +212,52 @@ def _move(p: Problem, s: State, q: Search, step: int) -> None:
         return
     choice = _random(q)
     v = _below(q, len(q.order))
+    region = _random(q) < _REGIONS
     if choice < 0.3:
         w = _below(q, len(q.order))
         d, e = s.placement[v], s.placement[w]
-        if d != e:
+        if d != e and region:
+            _move_region(p, s, q, v, e, step)
+            _move_region(p, s, q, w, d, step)
+        elif d != e:
             _move_block(p, s, q, q.unit[v], e)
             _move_block(p, s, q, q.unit[w], d)
         return
+    block = q.unit[v] if region else _draw_block(q, v, step)
+    v = q.members[q.block_from[block] + _below(q, q.block_from[block + 1] - q.block_from[block])]
+    w = _neighbour(p, q, v) if choice < 0.8 else -1
+    target = s.placement[w] if w >= 0 else s.placement[v]
+    if target == s.placement[v]:
+        target = (s.placement[v] + 1 + _below(q, k - 1)) % k
+    if region:
+        _move_region(p, s, q, v, target, step)
+    else:
+        _move_block(p, s, q, block, target)
+
+
+@part
+def _draw_block(q: Search, v: int, step: int) -> int:
+    """The unit of v, or one of the clusters: only the finer ones towards the end of a round."""
+    q_ = q.settings[0]
     levels = 1 + int((q_.levels - 1) * (1 - step / q_.steps) + 0.999)
     level = _below(q, levels)
-    block = q.blocks_from[level] + _below(q, q.blocks_from[level + 1] - q.blocks_from[level]) if level > 0 else q.unit[v]
-    size = q.block_from[block + 1] - q.block_from[block]
-    v = q.members[q.block_from[block] + _below(q, size)]
-    target = _neighbour(p, s, q, v) if choice < 0.8 else -1
-    if target < 0 or target == s.placement[v]:
-        target = (s.placement[v] + 1 + _below(q, k - 1)) % k
-    _move_block(p, s, q, block, target)
+    return q.blocks_from[level] + _below(q, q.blocks_from[level + 1] - q.blocks_from[level]) if level > 0 else q.unit[v]
+
+
+@part
+def _move_region(p: Problem, s: State, q: Search, v: int, target: int, step: int) -> None:
+    """The unit of v and others of its device that it is bound to, one by way of another; fewer and fewer towards the end of a round."""
+    q_ = q.settings[0]
+    source, first = s.placement[v], q_.logged
+    most = max(2.0, _LARGEST_REGION * len(q.order) / len(s.devices))
+    size = 1 + int(most ** (_random(q) * (1 - step / q_.steps)))
+    _move_block(p, s, q, q.unit[v], target)
+    for _ in range(2 * size):
+        if q_.logged - first >= size:
+            break
+        w = _neighbour(p, q, q.log[first + _below(q, q_.logged - first)].op)
+        if w >= 0 and s.placement[w] == source:
+            _move_block(p, s, q, q.unit[w], target)
 
 
 @part
@@ -246,18 +279,18 @@ def _log(s: State, q: Search, v: int) -> None:
 
 
 @part
-def _neighbour(p: Problem, s: State, q: Search, v: int) -> int:
-    """The device of an op that v reads from or that reads from v; -1 where there is none."""
+def _neighbour(p: Problem, q: Search, v: int) -> int:
+    """An op that v reads from or that reads from v, drawn by lot; -1 where there is none."""
     inputs = p.ops[v + 1].inputs_from - p.ops[v].inputs_from
     outputs = p.ops[v + 1].outputs_from - p.ops[v].outputs_from
     if inputs + outputs == 0:
         return -1
     i = _below(q, inputs + outputs)
     if i < inputs:
-        return s.placement[p.tensors[p.lists[p.ops[v].inputs_from + i]].producer]
+        return p.tensors[p.lists[p.ops[v].inputs_from + i]].producer
     t = p.lists[p.ops[v].outputs_from + i - inputs]
     readers = p.tensors[t + 1].readers_from - p.tensors[t].readers_from
-    return s.placement[p.lists[p.tensors[t].readers_from + _below(q, readers)]]
+    return p.lists[p.tensors[t].readers_from + _below(q, readers)]
 
 
 @part
