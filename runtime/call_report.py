@@ -35,6 +35,8 @@ class CallReport:
     shapes: int
     unplaced_steps: int
     refusal: str
+    blocks: str
+    """What is placed in blocks, and why not op by op; empty where that is not so."""
     notes: tuple[str, ...]
 
     @classmethod
@@ -48,6 +50,7 @@ class CallReport:
             "shapes": len(calls.calls),
             "unplaced_steps": calls.unplaced,
             "refusal": calls.refusal,
+            "blocks": "" if calls.other_way is None else calls.other_way.line(),
         }
         if not calls.calls:
             method = calls.settings.request.plan.method
@@ -87,11 +90,14 @@ class CallReport:
             "unplaced_steps": self.unplaced_steps,
             "shapes": self.shapes,
             "refusal": self.refusal,
+            "blocks": self.blocks,
             "notes": list(self.notes),
         }
 
     def line(self) -> str:
         """One line: what was placed and what it gained, or why not."""
+        if self.blocks and not self.refusal:
+            return self.blocks
         if not self.devices:
             return f"{self.module}: not placed; {self.refusal or 'no training call of it came'}"
         if self.refusal:

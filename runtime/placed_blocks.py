@@ -6,7 +6,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from runtime.parity import compare
 from runtime.tables import as_time
 from runtime.thread_executor import ThreadExecutor
 from runtime.training import TrainRequest
+from runtime.verify import one_thread
 
 TOLERANCE = 1e-5
 """Largest relative difference to the module as it is: gradients of one tensor may be added up in another order."""
@@ -110,6 +112,8 @@ class PlacedBlocks:
                 self.plan = plan_blocks(
                     self.module, (self.ordinary, *given), self.settings.request, self.settings.executor, self.threads
                 )
+        except CaptureError as e:
+            raise CaptureError(f"{self.reason}; and it can't be placed in blocks: {e}") from e
         finally:
             moment.restore()
         devices = self.threads.devices
@@ -144,9 +148,9 @@ class PlacedBlocks:
     def _verified(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call as it is and in blocks, compared. Where blocks whose results come later don't do, each is waited for."""
         before = Moment(self.module)
-        with one_thread():
+        with one_thread(), _buffers_apart(self.module):
             expected = self.ordinary(*args, **kwargs)
-        after = Moment(self.module)
+            after = Moment(self.module)
         while True:
             before.restore()
             try:
@@ -275,9 +279,8 @@ class Moment:
         for now, before in self._attributes:
             now.clear()
             now.update(before)
-        with torch.no_grad():
-            for name, buffer in self._module.named_buffers():
-                buffer.copy_(self.buffers[name])
+        for name, buffer in self._module.named_buffers():
+            buffer.data.copy_(self.buffers[name])  # by way of .data: no graph minds
         torch.set_rng_state(self.torch_random)
         if self._cuda_random:
             torch.cuda.set_rng_state_all(self._cuda_random)
@@ -286,15 +289,22 @@ class Moment:
             sys.modules["numpy"].random.set_state(self._numpy_random)
 
 
-class one_thread:  # noqa: N801 - used like a function
-    """While it is entered, ops of this thread run in one thread, so that sums are added up in the order in which a device adds them."""
-
-    def __enter__(self) -> None:
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_num_threads(self._threads)
+@contextmanager
+def _buffers_apart(module: nn.Module) -> Iterator[None]:
+    """While it is entered, the module has copies of its buffers: what changes them in place leaves another call's graph as it is."""
+    copies: dict[int, Tensor] = {}
+    before = []
+    for part in module.modules():
+        buffers = vars(part)["_buffers"]
+        for name, buffer in buffers.items():
+            if buffer is not None:
+                before.append((buffers, name, buffer))
+                buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
+    try:
+        yield
+    finally:
+        for buffers, name, buffer in before:
+            buffers[name] = buffer
 
 
 def _require_same(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> None:

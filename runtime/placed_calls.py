@@ -25,6 +25,7 @@ from runtime.ladder import Runner, next_rung
 from runtime.module_watch import ModuleWatch
 from runtime.optimizers import optimizer_of
 from runtime.phases import ModuleStep, PhasedStep
+from runtime.placed_blocks import BlockSettings, PlacedBlocks
 from runtime.placed_function import LoadedCall
 from runtime.placing import Placement, home_of, place_alike, place_call
 from runtime.progress import progress
@@ -76,7 +77,8 @@ class PlacedCalls:
         self.unplaced = 0
         """Training calls that ran as they are: of another shape, or before a refusal."""
         self._ordinary = ordinary
-        self._other_way: Runner | None = None
+        self.other_way: PlacedBlocks | None = None
+        """What runs training calls that can't be captured."""
         self._waiting: dict[object, ModuleWatch] = {}
         """Shapes that came once, and the module as it was then."""
         self._said: set[str] = set()
@@ -87,8 +89,8 @@ class PlacedCalls:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if getattr(self._inside, "now", False) or not self._trains():
             return self.run_unplaced(*args, **kwargs)
-        if self._other_way is not None:
-            return self._other_way(*args, **kwargs)
+        if self.other_way is not None:
+            return self.other_way(*args, **kwargs)
         try:
             return self._train(args, kwargs)
         except CaptureError as e:
@@ -259,10 +261,10 @@ class PlacedCalls:
         except BaechiError as e:
             after.restore()
             if isinstance(e, CaptureError):
-                self._other_way = next_rung(self.module, self.run_unplaced, e)
-            if self._other_way is None and not self.settings.fallback:
+                self.other_way = self._next_rung(e)
+            if self.other_way is None and not self.settings.fallback:
                 raise
-            if self._other_way is None:
+            if self.other_way is None:
                 self._go_on_unplaced(e)
             return expected
 
@@ -291,7 +293,15 @@ class PlacedCalls:
         call.verification.steps += 1
         return value
 
+    def _next_rung(self, error: CaptureError) -> PlacedBlocks | None:
+        asked = self.settings
+        settings = BlockSettings(asked.request, asked.executor, asked.verify_steps, asked.fallback)
+        return next_rung(self.module, self.run_unplaced, settings, error)
+
     def _refuse(self, error: CaptureError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.other_way = self._next_rung(error)
+        if self.other_way is not None:
+            return self.other_way(*args, **kwargs)
         if not self.settings.fallback:
             raise error
         self._go_on_unplaced(error)

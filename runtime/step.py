@@ -54,7 +54,7 @@ def optimizer_spec(name: str, learning_rate: float) -> OptimizerSpec:
 class WithLoss(nn.Module):
     """A model and its loss: (inputs, labels) -> scalar cross-entropy."""
 
-    inner_model = "model"
+    baechi_model = "model"
     """Modules are called by their names in there."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -17,9 +17,9 @@ _KEY = "baechi_module"
 def known_model(module: "torch.nn.Module") -> "tuple[torch.nn.Module, str]":
     """The part of a step that a person calls their model, and what its parameters' names begin with in the step.
 
-    It is the submodule that the step names by `inner_model`, or else the step itself.
+    It is the submodule that the step names by `baechi_model`, or else the step itself.
     """
-    inner = getattr(module, "inner_model", None)
+    inner = getattr(module, "baechi_model", None)
     return (module, "") if inner is None else (module.get_submodule(inner), f"{inner}.")
 
 

@@ -88,7 +88,7 @@ def capture_joint(
 ) -> tuple[OpGraph, Binding]:
     """The costless op graph of one training step of `module`, which must return the loss, and the binding to run it.
 
-    Ops know the innermost module that they come from; names are those of `module`, or of its submodule `inner_model` where it has
+    Ops know the innermost module that they come from; names are those of `module`, or of its submodule `baechi_model` where it has
     such an attribute.
 
     Where the module has a method `expert_device(parameter name) -> device index or None`, the ops get expert hints from it.

@@ -216,6 +216,7 @@ class _ModuleBuilder(_Builder):
             phase="backward",
             persistent_bytes=_bytes(self.state[parameter]) * (1 + self.options.optimizer_slots),
             forward_op=next((self.ops[r].id for r in readers if self.ops[r].phase == "forward"), None),
+            module=self._owner(parameter),
         )
         v = self._add(op, BoundOp(parameters=names, gradients=gradients, views=self._views(gradients)))
         self.groups.join(v, parameter)

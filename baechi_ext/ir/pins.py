@@ -92,8 +92,8 @@ def modules_around(module: str) -> Iterator[str]:
 
 
 def parameter_of(op: Op) -> str | None:
-    """The name in the model of the parameter that an op updates, or None."""
-    if op.phase != "update" or op.module is None:
+    """The name in the model of the parameter that an op updates, or whose gradient it hands over; None for other ops."""
+    if op.module is None or (op.phase != "update" and op.op != "gradient"):
         return None
     return f"{op.module}.{op.id.rpartition('.')[2]}".removeprefix(".")
 
