@@ -17,7 +17,7 @@ def parallelize(model: Any = None, example_inputs: Any = None, **options: Any) -
     makes one; the class, or the function, then makes placed modules.
 
     The options are those of runtime.parallelize.ParallelizeOptions: devices, method, verify_steps, fallback, device_memory, time_limit,
-    seed, cluster, timeout_seconds.
+    seed, cluster, pins, device_map, timeout_seconds.
 
     Raises MissingBackendError without torch, OptionError for an unknown option. A training call raises CaptureError where it can't be
     captured, ParityError where the placed call differs from the unplaced one, InfeasibleError where nothing fits; with fallback=True it

@@ -70,7 +70,7 @@ def _place(args: argparse.Namespace) -> int:
             "method": f"{result.plan.method} ({result.status}, {result.placement_seconds:.3g} s)",
             "plan": args.out or "not written (no --out)",
         }
-        if request.method in flags.SEARCHES and len(cluster) > 1 and not result.splits:
+        if request.method in pipeline.SEARCHES and len(cluster) > 1 and not result.splits:
             facts["verdict"] = f"splitting does not pay: {result.plan.method} found nothing faster than one device"
         if result.notes:
             facts["note"] = "; ".join(result.notes)

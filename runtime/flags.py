@@ -20,7 +20,7 @@ from baechi_ext.place.order_choice import AUTO
 from baechi_ext.place.order_choice import HELP as AUTO_HELP
 from baechi_ext.place.registry import METHODS, require_taken
 from baechi_ext.place.traversal import TRAVERSALS
-from runtime.pipeline import PlanRequest
+from runtime.pipeline import MAPPED, SEARCHES, PlanRequest
 
 DEFAULT_LINK = Link(us_per_byte=0.0001754, latency_us=134.0)
 """Baechi's own defaults."""
@@ -28,8 +28,6 @@ _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000**i for i, prefix in enumerate("KMGT", 1)}
 _UNITS |= {f"{prefix}IB": 1024**i for i, prefix in enumerate("KMGT", 1)}
 _DEFAULTS = PlanRequest()
-SEARCHES = ("auto", "refine")
-"""Methods that start from a plan."""
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)")
 
 
@@ -208,9 +206,8 @@ def request_of(args: argparse.Namespace) -> PlanRequest:
 def _check_device_map(args: argparse.Namespace) -> None:
     if args.device_map is None:
         return
-    if args.placement_method not in (*SEARCHES, "expert"):
-        methods = ", ".join(("expert", *SEARCHES))
-        raise OptionError(f"--device_map is only for --placement_method={methods}; drop it or choose one of them")
+    if args.placement_method not in MAPPED:
+        raise OptionError(f"--device_map is only for --placement_method={', '.join(MAPPED)}; drop it or choose one of them")
     for other in ("expert_file", "initial_plan"):
         if getattr(args, other) is not None:
             raise OptionError(f"--device_map and --{other} exclude each other; give one of them")

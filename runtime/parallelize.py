@@ -11,11 +11,13 @@ from torch import nn
 
 from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster
+from baechi_ext.ir.device_map import DeviceMap
+from baechi_ext.ir.pins import Pin
 from baechi_ext.ir.plan import Plan
 from baechi_ext.place.common import PlaceOptions
 from baechi_ext.place.registry import METHODS
 from runtime.call_report import CallReport
-from runtime.pipeline import PlanRequest
+from runtime.pipeline import MAPPED, PlanRequest
 from runtime.placed_calls import PlacedCalls, Settings
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import CudaDevice, TorchDevice, cpu_devices, cuda_devices
@@ -45,18 +47,25 @@ class ParallelizeOptions:
     seed: int = 0
     cluster: Cluster | None = None
     """The devices as the placer is to see them, instead of what is found and probed."""
+    pins: Sequence[str] = ()
+    """What stays where: "encoder.*=0", as for --pin."""
+    device_map: Mapping[str, int | str] | None = None
+    """Devices by module, as accelerate has them: method "expert" does what it says, "auto" and "refine" start from it."""
     timeout_seconds: float = 300.0
     """How long a device may take to answer."""
 
     def request(self) -> TrainRequest:
-        """The same as a run's request. Raises OptionError for an unknown method."""
+        """The same as a run's request. Raises OptionError for an unknown method, what is no pin, and a device map for another method."""
         if self.method not in METHODS:
             raise OptionError(f"unknown method {self.method!r}; choose one of {', '.join(METHODS)}")
+        if self.device_map is not None and self.method not in MAPPED:
+            raise OptionError(f"device_map is only for the methods {', '.join(MAPPED)}; drop it or choose one of them")
+        device_map = None if self.device_map is None else DeviceMap("device_map", dict(self.device_map))
         devices = self._devices()
         options = PlaceOptions(seed=self.seed, time_limit_seconds=self.time_limit or METHODS[self.method].time_limit_seconds)
         return TrainRequest(
             model="",
-            plan=PlanRequest(method=self.method, options=options),
+            plan=PlanRequest(method=self.method, options=options, pins=tuple(map(Pin.parse, self.pins)), device_map=device_map),
             num_devices=len(devices),
             cuda=devices[0].torch_device.type == "cuda",
             cluster=self.cluster,

@@ -21,6 +21,11 @@ from baechi_ext.place.expert import require_hints
 from baechi_ext.place.registry import place
 from baechi_ext.place.trial import try_orders
 
+SEARCHES = ("auto", "refine")
+"""Methods that start from a plan."""
+MAPPED = ("expert", *SEARCHES)
+"""Methods that take a device map."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
