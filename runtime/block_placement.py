@@ -60,6 +60,7 @@ def plan_blocks(module: nn.Module, call: Call, request: TrainRequest, executor: 
     with progress(f"profiling {len(blocks)} blocks of {name}"):
         runs = [_profiled(threads, blocks, call) for _ in range(_RUNS)]
     graph = block_graph(runs, name)
+    graph = replace(graph, modules=tuple(part for part, _ in module.named_modules() if part))
     cluster, _ = find_cluster(request, executor)
     cluster = scale_links(cluster, request.comm_cost_factor)
     with progress(pipeline.announcement(graph, cluster, request.plan)) as show:

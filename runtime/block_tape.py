@@ -65,7 +65,7 @@ class Slot:
         """The tensor for the caller's code, which may change it: blocks that read it are done."""
         if self.tensor is None:
             for reader in self.call.readers:
-                reader.done.wait()
+                reader.done.wait(tape.timeout_seconds)
             value = self.value if tape.home is None else self.value.to(tape.home)
             if self.differentiable:
                 self.leaf = value.detach().requires_grad_()
@@ -133,8 +133,10 @@ class BlockCall:
         return leaf, slot if slot is not None and leaf._version == slot.version else None
 
     def wait(self) -> None:
-        """Returns when the call is done; raises what it raised."""
-        self.done.wait()
+        """Returns when the call is done; raises what it raised, and ExecutionError where it takes too long."""
+        if not self.done.wait(self.tape.timeout_seconds):
+            name = self.tape.threads.devices[self.block.device].name
+            raise ExecutionError(f"device {name} has not done {self.block.name!r} within {self.tape.timeout_seconds:g} s; raise the time-out")
         if self.error is not None:
             raise self.error
 
@@ -229,6 +231,7 @@ class Tape:
         self.blocks = tuple(blocks)
         self.home = home
         """The device of what the caller's code sees; None: it stays where it is (CPU devices share their memory)."""
+        self.timeout_seconds = threads.timeout_seconds
         self.lazy = lazy
         """Hand out results before they are there."""
         self.profiles = False
@@ -262,8 +265,7 @@ class Tape:
             found, kind = parts_of(value)
             value = nest_of(kind, [settled(leaf) for leaf in found])
         finally:
-            for call in self.calls:
-                call.done.wait()
+            all(call.done.wait(self.timeout_seconds) for call in self.calls)  # up to the first that is late
         for call in self.calls:
             call.wait()
         return value

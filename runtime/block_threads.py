@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from baechi_ext.errors import ExecutionError
 from runtime.torch_devices import TorchDevice
 
 CALLER = -1
@@ -24,7 +25,9 @@ def inside_a_block() -> bool:
 class BlockThreads:
     """The threads, which end with the process. Of the tasks that a device has, the one of the lowest order runs next."""
 
-    def __init__(self, devices: Sequence[TorchDevice]) -> None:
+    def __init__(self, devices: Sequence[TorchDevice], timeout_seconds: float = 300.0) -> None:
+        self.timeout_seconds = timeout_seconds
+        """How long a device may take for a task."""
         self.devices = tuple(devices)
         self.lock = threading.RLock()
         """Held while a forward or backward pass runs: tasks of two passes could wait for one another."""
@@ -90,7 +93,12 @@ class _Pass:
         while True:
             with self.changed:
                 while self.left and not self.own:
-                    self.changed.wait()
+                    before = self.left
+                    if not self.changed.wait(self.threads.timeout_seconds) and before == self.left:
+                        raise self.error or ExecutionError(
+                            f"{before} tasks of a backward pass are not done, and no device has ended one within "
+                            f"{self.threads.timeout_seconds:g} s; raise the time-out"
+                        )
                 if not self.left:
                     break
                 task = heapq.heappop(self.own)[-1]

@@ -325,10 +325,10 @@ def _without_graph(value: Any) -> Any:
 
 def _threads_of(executor: ThreadExecutor) -> BlockThreads:
     """The process's threads for these devices; all modules share them."""
-    key = tuple(device.name for device in executor.devices)
+    key = (*(device.name for device in executor.devices), str(executor.timeout_seconds))
     with _making:
         if key not in _THREADS:
-            _THREADS[key] = BlockThreads(executor.devices)
+            _THREADS[key] = BlockThreads(executor.devices, executor.timeout_seconds)
         return _THREADS[key]
 
 

@@ -3,7 +3,7 @@
 A name covers what is below it, "" covers all, and of several the most specific counts. A name may also be a parameter's.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from baechi_ext.errors import FileError, GraphError
 from baechi_ext.ir.expert import with_experts
 from baechi_ext.ir.files import read_json
 from baechi_ext.ir.op_graph import Op, OpGraph
-from baechi_ext.ir.pins import modules_around, parameter_of
+from baechi_ext.ir.pins import modules_around, names_within, parameter_of
 
 _OFFLOADED = ("cpu", "disk", "meta")
 """Where accelerate keeps parameters that are not on the device that uses them."""
@@ -52,7 +52,7 @@ class DeviceMap:
                 f"its modules are {_listed(tops)} and what is in them"
             )
         index = {name: self._index(name, devices) for name in self.devices}
-        hints = [self._hint(op, index) for op in graph.ops]
+        hints = [self._hint(op, graph, index) for op in graph.ops]
         for name, v in parameters.items():
             if name in index:
                 group = graph.ops[v].colocation
@@ -67,9 +67,13 @@ class DeviceMap:
         """The graph with the map's devices, and those that follow from them, for hints in place of its own. Raises as `hints` does."""
         return with_experts(graph, self.hints(graph, devices))
 
-    def _hint(self, op: Op, index: Mapping[str, int]) -> int | None:
+    def _hint(self, op: Op, graph: OpGraph, index: Mapping[str, int]) -> int | None:
+        """The device of an op; that of most names inside, where it is a whole module and is taken apart by the map."""
         if op.module is None:
             return None
+        inside = Counter(index[name] for name in names_within(op, graph) if name in index)
+        if inside:
+            return inside.most_common(1)[0][0]
         return next((index[name] for name in (*modules_around(op.module), "") if name in index), None)
 
     def _index(self, name: str, devices: Sequence[str]) -> int:

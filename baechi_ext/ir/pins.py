@@ -40,7 +40,7 @@ def with_pins(graph: OpGraph, pins: Sequence[Pin], devices: Sequence[str]) -> Op
     """The graph with these pins beside its own; what shares a colocation group with a pinned op is pinned with it.
 
     A pattern is compared with an op's id and colocation string, with the name of its module and of those around that, and with the
-    name of the parameter that it updates. Raises OptionError for a pin that matches nothing, one whose device is none of `devices`
+    name of the parameter that it updates; where none of these is called so, with modules inside of ops that are whole modules. Raises OptionError for a pin that matches nothing, one whose device is none of `devices`
     (names), and for two that want a group, or an op, on different devices.
     """
     chosen: dict[int | str, tuple[int, str]] = {}
@@ -51,6 +51,7 @@ def with_pins(graph: OpGraph, pins: Sequence[Pin], devices: Sequence[str]) -> Op
     for pin in pins:
         device, matches = pin.index(devices), re.compile(translate(pin.pattern)).match
         found = [v for v, op in enumerate(graph.ops) if any(map(matches, names_of(op)))]
+        found = found or [v for v, op in enumerate(graph.ops) if any(map(matches, names_within(op, graph)))]
         if not found:
             raise OptionError(
                 f"the pin {str(pin)!r} matches nothing: no module, parameter, op or colocation group of the graph is called so; "
@@ -82,6 +83,12 @@ def names_of(op: Op) -> Iterator[str]:
     if (parameter := parameter_of(op)) is not None:
         yield parameter
     yield from modules_around(op.module or "")
+
+
+def names_within(op: Op, graph: OpGraph) -> Iterator[str]:
+    """The modules inside an op that is a whole module, called by its colocation string; none for other ops."""
+    if op.module and op.module == op.colocation:
+        yield from (name for name in graph.modules if name.startswith(f"{op.module}."))
 
 
 def modules_around(module: str) -> Iterator[str]:

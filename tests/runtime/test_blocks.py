@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import baechi_ext
 from baechi_ext.capture.torch_modules import find_blocks
-from baechi_ext.errors import CaptureError
+from baechi_ext.errors import CaptureError, ExecutionError
 from runtime.block_backward import BlockBackward
 from runtime.block_tape import Block, Tape
 from runtime.block_threads import BlockThreads
@@ -393,3 +393,58 @@ def test_graphs_that_reach_into_one_another_are_followed() -> None:
     torch.manual_seed(5)
     placed = baechi_ext.parallelize(Wrong(), devices=2, method="round_robin")
     assert trained(placed) == pytest.approx(expected, rel=1e-5)
+
+
+class Asks(nn.Module):
+    """Code between blocks that looks at the type of what they return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        if not isinstance(y, Tensor):
+            raise TypeError("no tensor")
+        return self.b(y * float(y.sum().item() > -1e9))
+
+
+def test_code_that_wants_real_tensors_waits_for_them() -> None:
+    torch.manual_seed(5)
+    expected = trained(Asks())
+    torch.manual_seed(5)
+    placed = baechi_ext.parallelize(Asks(), devices=2, method="round_robin")
+    assert trained(placed) == pytest.approx(expected, rel=1e-5)
+    assert placed._placed.other_way.plan.result.splits
+    assert not placed._placed.other_way.refusal
+
+
+class Endless(nn.Linear):
+    def __init__(self, until: threading.Event, *, backward: bool) -> None:
+        super().__init__(4, 4)
+        self._until, self._backward = until, backward
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if self._backward:
+            y.register_hook(lambda _: self._until.wait(60) and None)
+        else:
+            self._until.wait(60)
+        return y
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_block_that_does_not_end_is_given_up(backward: bool) -> None:
+    until = threading.Event()
+    module = nn.Sequential(nn.Linear(4, 4), Endless(until, backward=backward), nn.Linear(4, 4))
+    threads = BlockThreads(cpu_devices(2), timeout_seconds=0.5)
+    blocks = [Block(name, part, i % 2) for i, (name, part) in enumerate(module.named_children())]
+
+    def both() -> None:
+        tape = Tape(threads, blocks)
+        value = tape.run(module.forward, (torch.randn(2, 4),), {})
+        BlockBackward(tape, [value], [torch.ones_like(value)], keep=False).run()
+
+    with pytest.raises(ExecutionError, match="within 0.5 s; raise the time-out"):
+        both()
+    until.set()

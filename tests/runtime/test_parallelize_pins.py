@@ -49,6 +49,15 @@ def test_pins(takes_a_number: bool) -> None:
 
 
 @pytest.mark.parametrize("takes_a_number", [False, True])
+def test_what_is_inside_of_a_block_takes_it_along(takes_a_number: bool) -> None:
+    plan = plan_of(takes_a_number, method="m_etf", pins=["a.2=1", "b.2=0"])
+    assert 1 in devices_of(plan, "a")
+    assert 0 in devices_of(plan, "b")
+    plan = plan_of(takes_a_number, method="expert", device_map={"a.0": 1, "a.1": 1, "a.2": 1, "b": 0, "head": 0})
+    assert (devices_of(plan, "a"), devices_of(plan, "b")) == ({1}, {0})
+
+
+@pytest.mark.parametrize("takes_a_number", [False, True])
 def test_device_maps(takes_a_number: bool) -> None:
     given = {"a": 0, "b": 1, "head": 0}
     plan = plan_of(takes_a_number, method="expert", device_map=given)
