@@ -135,8 +135,9 @@ class BlockCall:
     def wait(self) -> None:
         """Returns when the call is done; raises what it raised, and ExecutionError where it takes too long."""
         if not self.done.wait(self.tape.timeout_seconds):
-            name = self.tape.threads.devices[self.block.device].name
-            raise ExecutionError(f"device {name} has not done {self.block.name!r} within {self.tape.timeout_seconds:g} s; raise the time-out")
+            device = self.tape.threads.devices[self.block.device].name
+            late = f"device {device} has not done {self.block.name!r} within {self.tape.timeout_seconds:g} s"
+            raise ExecutionError(f"{late}; raise the time-out")
         if self.error is not None:
             raise self.error
 

@@ -40,8 +40,10 @@ def with_pins(graph: OpGraph, pins: Sequence[Pin], devices: Sequence[str]) -> Op
     """The graph with these pins beside its own; what shares a colocation group with a pinned op is pinned with it.
 
     A pattern is compared with an op's id and colocation string, with the name of its module and of those around that, and with the
-    name of the parameter that it updates; where none of these is called so, with modules inside of ops that are whole modules. Raises OptionError for a pin that matches nothing, one whose device is none of `devices`
-    (names), and for two that want a group, or an op, on different devices.
+    name of the parameter that it updates; where none of these is called so, with modules inside of ops that are whole modules.
+
+    Raises OptionError for a pin that matches nothing, one whose device is none of `devices` (names), and for two that want a group,
+    or an op, on different devices.
     """
     chosen: dict[int | str, tuple[int, str]] = {}
     for v, device in graph.pins.items():
