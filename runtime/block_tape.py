@@ -58,11 +58,9 @@ class Slot:
     """What the caller's code sees of it."""
     leaf: Tensor | None = None
     """The end of the graph of what the caller's code does with it."""
-    version: int = 0
-    """Of `tensor`, while it is as the block made it."""
 
     def settle(self, tape: "Tape") -> Tensor:
-        """The tensor for the caller's code, which may change it: blocks that read it are done."""
+        """The tensor for the caller's code, which may change it: blocks that read it are done. From now on it is the code's."""
         if self.tensor is None:
             for reader in self.call.readers:
                 reader.done.wait(tape.timeout_seconds)
@@ -72,8 +70,7 @@ class Slot:
                 tape.slots[id(self.leaf)] = self
                 with torch.enable_grad():
                     value = Boundary.apply(self.leaf)
-            self.tensor, self.version = value, value._version
-            tape.seen[id(value)] = self
+            self.tensor = value
         return self.tensor
 
 
@@ -102,9 +99,9 @@ class BlockCall:
         """Calls that were given a result of this one before it was there."""
         self.before: BlockCall | None = None
         self.sources: list[Slot | None] = []
-        """For each input with a gradient, the slot that it is; None for a tensor of the caller's code, which is in `roots`."""
+        """For each input with a gradient, the slot that it is; None for a tensor that the caller's code has, which is in `roots`."""
         self.reads: list[Slot] = []
-        """All slots among its arguments, with gradients or not."""
+        """All slots among its arguments, with gradients or not, that the caller's code has not seen."""
         self.inner: list[Tensor] = []
         """For each input with a gradient, the leaf that stands for it."""
         self.roots: list[Tensor] = []
@@ -117,20 +114,25 @@ class BlockCall:
         self._returned: tuple[Any, list[Any]] = (None, [])
         leaves, self._kind = parts_of(given)
         self._given = [self._looked_at(leaf) for leaf in leaves]
-        self._versions = [(leaf, leaf._version) for leaf, _ in self._given if isinstance(leaf, Tensor)]
+        self._versions = [(leaf, leaf._version) for leaf in self._given if isinstance(leaf, Tensor)]
 
-    def _looked_at(self, leaf: Any) -> tuple[Any, Slot | None]:
-        """An argument, and the slot that it still is, if it is one that the caller's code has seen."""
+    def _looked_at(self, leaf: Any) -> Any:
+        """An argument; of a tensor that the caller's code has, the graph as it is now, which the code may go on to change."""
         if type(leaf) is Pending:
             call, number = leaf.source
-            if call.tape is self.tape and not (call.done.is_set() and call.error is None and call.slots[number].tensor is not None):
+            unseen = not (call.done.is_set() and call.error is None and call.slots[number].tensor is not None)
+            if call.tape is self.tape and unseen:
                 call.readers.append(self)
-                return leaf, None
+                return leaf
             leaf = leaf.settle()
-        if not isinstance(leaf, Tensor):
-            return leaf, None
-        slot = self.tape.seen.get(id(leaf))
-        return leaf, slot if slot is not None and leaf._version == slot.version else None
+        if isinstance(leaf, Tensor) and leaf.requires_grad and self.modes.grad:
+            return Boundary.apply(leaf)
+        return leaf
+
+    @property
+    def rewritten(self) -> bool:
+        """Whether an argument was changed in place since the call had it."""
+        return any(tensor._version != version for tensor, version in self._versions)
 
     def wait(self) -> None:
         """Returns when the call is done; raises what it raised, and ExecutionError where it takes too long."""
@@ -147,7 +149,7 @@ class BlockCall:
             if self.before is not None:
                 self.before.wait()
             device = self.tape.threads.devices[self.block.device]
-            args, kwargs = nest_of(self._kind, [self._taken(leaf, slot, device.torch_device) for leaf, slot in self._given])
+            args, kwargs = nest_of(self._kind, [self._taken(leaf, device.torch_device) for leaf in self._given])
             start = device.mark()
             with self.modes.entered(), _counting_saved(self):
                 value = self.tape.forwards[self.block.module](*args, **kwargs)
@@ -155,23 +157,24 @@ class BlockCall:
             device.synchronize()
             self.profile.forward_us = device.elapsed_us(start, end)
             self._hand_out(value)
-            if any(tensor._version != version for tensor, version in self._versions):
-                raise ExecutionError(f"an argument of {self.block.name} was changed in place while {self.block.name} read it")
+            if self.rewritten:
+                raise ExecutionError(f"an argument of {self.block.name} was changed in place while it ran")
         except BaseException as e:  # noqa: BLE001 - raised in the caller's thread
             self.error = e
         finally:
             self.done.set()
 
-    def _taken(self, leaf: Any, slot: Slot | None, device: torch.device) -> Any:
+    def _taken(self, leaf: Any, device: torch.device) -> Any:
         """An argument as the block gets it: on its device, and cut off from the graph that made it."""
+        slot = None
         if type(leaf) is Pending:
             call, number = leaf.source
             call.wait()
             slot = call.slots[number]
+            self.reads.append(slot)
+            self._versions.append((slot.value, slot.value._version))
         elif not isinstance(leaf, Tensor):
             return leaf
-        if slot is not None:
-            self.reads.append(slot)
         value = (leaf if slot is None else slot.value).detach().to(device)
         if not (self.modes.grad and (leaf.requires_grad if slot is None else slot.differentiable)):
             return value
@@ -240,8 +243,6 @@ class Tape:
         self.calls: list[BlockCall] = []
         self.slots: dict[int, Slot] = {}
         """By id of the leaf."""
-        self.seen: dict[int, Slot] = {}
-        """By id of the tensor that the caller's code sees."""
         self.inputs: list[tuple[Tensor, Tensor]] = []
         """Arguments of the pass that have gradients, and the leaves that stand for them."""
         self.forwards: Mapping[nn.Module, Callable[..., Any]] = {block.module: block.module.forward for block in blocks}

@@ -134,6 +134,8 @@ class PlacedBlocks:
         tape = self._tape()
         with one_thread():
             value = tape.run(self.ordinary, args, kwargs)
+        if any(call.rewritten for call in tape.calls):
+            self._lazy = False  # the code between the blocks changes in place what a block may still be reading
         leaves, kind = parts_of(value)
         roots = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad}.values())
         if not roots:
