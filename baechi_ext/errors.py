@@ -76,5 +76,9 @@ class ExecutionError(BaechiError):
     """A placed step failed while it ran: an op raised, or a device did not answer in time."""
 
 
+class CheckpointError(BaechiError):
+    """A checkpoint is damaged, or of another training."""
+
+
 class ParityError(BaechiError):
     """The placed step does not compute what the unplaced step computes."""

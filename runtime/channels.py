@@ -37,6 +37,7 @@ class Channels:
 
     def __init__(self, timeline: Timeline, binding: Binding, group: WorkerGroup, device: TorchDevice) -> None:
         self._rank = group.rank
+        self._whereabouts = group.whereabouts
         self._tagged = group.tagged
         self._device = device.torch_device
         self._timeout = timedelta(seconds=group.timeout_seconds)
@@ -136,9 +137,10 @@ class Channels:
     def _in_vain(self, tensor: int, reason: str) -> LostPeerError:
         """What to raise where a tensor does not come."""
         producer = self._tensors[tensor].producer
+        source = self._placement[producer]
         return LostPeerError(
-            f"device {self._rank} waited in vain for the output of op {self._ids[producer]!r} from device {self._placement[producer]} "
-            f"({reason}); see whether that worker still runs, or raise --timeout"
+            f"device {self._rank} waited in vain for the output of op {self._ids[producer]!r} from device {source} "
+            f"({reason}){self._whereabouts(source)}; see whether that worker still runs, or raise --timeout"
         )
 
     def finish(self) -> float:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import torch
 
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.simulate import Timeline
+from runtime.checkpoint import Shard
 from runtime.links import PROBE_BYTES, LinkProbe
 from runtime.step import TrainingStep
 from runtime.thread_executor import StepTimes
@@ -27,6 +29,16 @@ class LoadedStep(Protocol):
     def gather(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The last step's gradients, where they were kept, and the parameters and buffers as they are now, by name."""
 
+    @property
+    def random_device(self) -> TorchDevice:
+        """The device whose generator the step's random numbers are drawn from, one after the other."""
+
+    def save(self, folder: Path) -> list[Shard]:
+        """Every device writes what lives there into the folder: its shard of a checkpoint."""
+
+    def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:
+        """Takes up the parameters, buffers and optimizer state of a checkpoint, which may be of another plan. Raises CheckpointError."""
+
 
 class Executor(Protocol):
     """Devices that run placed steps. Device 0 also runs functions: profiling, and the unplaced step."""
@@ -36,6 +48,9 @@ class Executor(Protocol):
 
     def call(self, device: int, function: Callable[[], T]) -> T:
         """Runs a function on a device and returns its value."""
+
+    def memory_bytes(self) -> list[int]:
+        """What each device may hold."""
 
     def cpu_seconds(self) -> float:
         """CPU time that all processes of this executor have used."""

@@ -14,7 +14,7 @@ from runtime.links import LinkProbe
 from runtime.progress import progress
 from runtime.split_gpu import GpuPart
 from runtime.thread_executor import PlacedStep
-from runtime.torch_devices import TorchDevice, memory_bytes, uuids_of_gpus
+from runtime.torch_devices import TorchDevice, uuids_of_gpus
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def measured_cluster(executor: Executor, found: Topology, given: Link | None, *,
     names = [d.name for d in devices]
     default, probe, pairs = given or Link(), None, {}
     if given is None and len(devices) > 1:
-        kinds = [[(0, 1)]] if found.gpus is None else list(found.gpus.alike().values())
+        kinds = _across_and_within(devices) if found.gpus is None else list(found.gpus.alike().values())
         for alike in kinds:
             with progress(f"probing the link {names[alike[0][0]]} -> {names[alike[0][1]]}"):
                 measured = executor.probe_link(*alike[0])
@@ -61,8 +61,16 @@ def measured_cluster(executor: Executor, found: Topology, given: Link | None, *,
                 probe, default = measured, measured.to_link()
             elif len(kinds) > 1:
                 pairs |= {(names[i], names[j]): measured.to_link() for i, j in alike}
-    held = tuple(Device(name, size) for name, size in zip(names, memory_bytes(devices), strict=True))
+    held = tuple(Device(name, size) for name, size in zip(names, executor.memory_bytes(), strict=True))
     return Cluster(held, default, pairs, parallel_transfers=threads and by_reference(devices)), probe
+
+
+def _across_and_within(devices: Sequence[TorchDevice]) -> list[list[tuple[int, int]]]:
+    """The pairs of devices on different machines, and those on one; for a single machine one pair stands for all."""
+    pairs = [(i, j) for i in range(len(devices)) for j in range(len(devices)) if i != j]
+    across = [(i, j) for i, j in pairs if devices[i].node != devices[j].node]
+    within = [(i, j) for i, j in pairs if devices[i].node == devices[j].node]
+    return [kind for kind in (across, within) if kind] if across else [pairs[:1]]
 
 
 def free_bytes(devices: Sequence[TorchDevice]) -> list[int]:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import IO
@@ -19,6 +19,8 @@ from typing import IO
 import torch.distributed as dist
 
 from baechi_ext.errors import BaechiError, ExecutionError, OptionError
+from runtime import op_board
+from runtime.op_board import OpBoard
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 3.0
@@ -67,18 +69,23 @@ def run_workers(arguments: Sequence[str], count: int, timeout_seconds: float, mo
     An interrupt is passed on to rank 0, which may still have a plan to write, and raised again with what rank 0 says of it.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_seconds))
+    board = OpBoard.make(count)
     workers: list[Worker] = []
     try:
         for rank in range(count):
-            workers.append(_start([module, *arguments], rank, count, store.port))
-        _wait(workers)
+            workers.append(_start([module, *arguments], rank, count, {"MASTER_PORT": str(store.port), **_told(board)}))
+        _wait(workers, board)
     except KeyboardInterrupt as e:
         raise KeyboardInterrupt(_interrupted(workers)) from e
     finally:
         _end(workers)
 
 
-def _start(arguments: Sequence[str], rank: int, count: int, port: int) -> Worker:
+def _told(board: OpBoard) -> dict[str, str]:
+    return {} if board.address is None else {op_board.VARIABLE: board.address}
+
+
+def _start(arguments: Sequence[str], rank: int, count: int, meeting: Mapping[str, str]) -> Worker:
     environment = {
         **os.environ,
         "RANK": str(rank),
@@ -86,7 +93,7 @@ def _start(arguments: Sequence[str], rank: int, count: int, port: int) -> Worker
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        **meeting,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     process = subprocess.Popen(
@@ -109,13 +116,13 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _wait(workers: Sequence[Worker]) -> None:
+def _wait(workers: Sequence[Worker], board: OpBoard) -> None:
     """Returns when rank 0 is done; raises the cause where a worker failed."""
     while workers[0].process.poll() != 0:
         ended = [w for w in workers if w.process.poll() not in (None, 0)]
         if ended:
             time.sleep(_LAST_WORDS_SECONDS)
-            raise _cause(workers)
+            raise _cause(workers, board)
         time.sleep(_POLL_SECONDS)
 
 
@@ -129,14 +136,15 @@ def _interrupted(workers: Sequence[Worker]) -> str:
     return ""
 
 
-def _cause(workers: Sequence[Worker]) -> BaechiError:
+def _cause(workers: Sequence[Worker], board: OpBoard) -> BaechiError:
     """A worker killed by a signal is a cause, unless it had said one; what the others say is an echo of it. Otherwise rank 0 says what
     happened."""
     for worker in workers:
         code = worker.process.poll()
         if code is not None and code < 0 and not worker.last_words():
             return ExecutionError(
-                f"the worker of device {worker.rank} was killed by {signal.Signals(-code).name}; see whether the machine ran out of memory"
+                f"the worker of device {worker.rank} was killed by {signal.Signals(-code).name}{board.at(worker.rank)}; see whether the "
+                "machine ran out of memory"
             )
     for worker in workers:
         said = worker.last_words() if worker.process.poll() not in (None, 0) else []

@@ -163,8 +163,8 @@ def _eager_us(executor: Executor, eager: EagerStep) -> float:
 
 
 def _oversubscribed(executor: Executor) -> bool:
-    cores = [getattr(d, "core", None) for d in executor.devices]
-    return None not in cores and len(set(cores)) < len(cores)
+    cores = [(d.node, getattr(d, "core", None)) for d in executor.devices]
+    return all(core is not None for _, core in cores) and len(set(cores)) < len(cores)
 
 
 class _LoadOfOthers:
@@ -173,10 +173,14 @@ class _LoadOfOthers:
     def __init__(self, executor: Executor) -> None:
         self._own_seconds = executor.cpu_seconds
         self._cores = executor.devices[0].cores
+        self._nodes = {d.node for d in executor.devices}
         self._start = self._now()
 
     def _now(self) -> tuple[float, float, float] | None:
-        """(seconds the cores were busy, seconds this run used, seconds on the clock)."""
+        """(seconds the cores were busy, seconds this run used, seconds on the clock). None where the system does not tell, and where the
+        run has several machines, of which one is seen from here."""
+        if len(self._nodes) > 1:
+            return None
         try:
             busy = busy_seconds(Path("/proc/stat").read_text(encoding="ascii"), self._cores)
         except OSError:

@@ -17,7 +17,7 @@ from runtime.progress import progress
 from runtime.split_gpu import split_gpu
 from runtime.tables import as_size
 from runtime.thread_executor import ThreadExecutor
-from runtime.torch_devices import cpu_devices, cuda_devices, cuda_workers, memory_bytes
+from runtime.torch_devices import cpu_devices, cpu_workers, cuda_devices, cuda_workers
 from runtime.worker_group import WorkerGroup, worker_place
 
 _FLOAT_BYTES = 4
@@ -82,7 +82,7 @@ def probe_links(request: ProbeRequest) -> LinkReport | None:
         raise OptionError("a link has two ends; give --num_devices=2 or more")
     if request.workers == "process":
         rank, size = worker_place()
-        devices = (cuda_workers if request.cuda else cpu_devices)(size)
+        devices = (cuda_workers if request.cuda else cpu_workers)(size)
         devices[rank].enter()
         with WorkerGroup.join(request.timeout_seconds, devices[rank].torch_device) as group:
             if rank:
@@ -104,7 +104,7 @@ def _probe_all(request: ProbeRequest, executor: Executor) -> LinkReport:
             probes[source, target] = executor.probe_link(source, target, sizes)
     names = [d.name for d in executor.devices]
     links = {(names[s], names[t]): probe.to_link() for (s, t), probe in probes.items()}
-    memory = (free_bytes if request.use_free_memory else memory_bytes)(executor.devices)
+    memory = free_bytes(executor.devices) if request.use_free_memory else executor.memory_bytes()
     devices = tuple(Device(n, size) for n, size in zip(names, memory, strict=True))
     parallel = request.workers == "thread" and by_reference(executor.devices)
     cluster = Cluster(devices, next(iter(links.values())), links, parallel_transfers=parallel)

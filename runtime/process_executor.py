@@ -3,14 +3,14 @@
 Rank 0 drives: it captures, profiles, places, measures, and is device 0. The others capture the same step and follow its commands.
 """
 
-import base64
 import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -24,14 +24,16 @@ from baechi_ext.simulate import Timeline, simulate
 from runtime import process_probe
 from runtime.accounting import live_peak_bytes, resident_bytes
 from runtime.channels import Channels, LostPeerError, in_order_of_ends
+from runtime.checkpoint import Shard, homes, living_on, read_shards, verify_shard, write_shard
 from runtime.host_memory import keep_freed_memory
 from runtime.links import PROBE_BYTES, LinkProbe
 from runtime.memory_limit import CudaMemoryLimit, MemoryLimit, loading
 from runtime.program import cut, one_device_timeline
+from runtime.random_state import decoded, encoded
 from runtime.step import TrainingStep
 from runtime.stream_channels import StreamChannels
 from runtime.thread_executor import PlacedStep, StepTimes, ThreadExecutor, run_until
-from runtime.torch_devices import TorchDevice
+from runtime.torch_devices import TorchDevice, memory_bytes
 from runtime.torch_ops import Lowering, OpError, StepContext
 from runtime.worker_group import WorkerGroup
 
@@ -72,7 +74,7 @@ class LocalShare:
         channels = Channels if self.on_host else StreamChannels
         self.channels = channels(self.timeline, self.binding, self.group, self.device)
         state = self.step.state()
-        self.owned = [n for n, reader in self.binding.state_reader.items() if self.timeline.placement[reader] == rank]
+        self.owned = [n for n, home in homes(self.binding, self.timeline.placement).items() if home == rank]
         for name in self.owned:
             state[name].data = state[name].data.to(self.device.torch_device)
         parameters = {n: state[n] for n in self.owned if state[n].requires_grad}
@@ -81,7 +83,8 @@ class LocalShare:
         context = StepContext(
             self.timeline.graph, self.binding, self.step, self.channels, self.optimizers, self.gradients, self.channels.posts
         )
-        self.program = Lowering(context, self.device, rank).lower(cut(self.timeline)[rank])
+        program = Lowering(context, self.device, rank).lower(cut(self.timeline)[rank])
+        self.program = self.group.board.marked(program, self.timeline.graph, rank)
         if self.group.rank:
             self._drop_the_rest()
         self.memory_bytes = self.timeline.cluster.devices[rank].memory_bytes
@@ -116,6 +119,19 @@ class LocalShare:
         self.channels.finish()
         return peak + resident_bytes(self.owned, self.step.state(), self.optimizers)
 
+    def save(self, folder: Path) -> Shard:
+        """Writes this rank's shard of a checkpoint."""
+        return write_shard(folder, self.group.rank, self._kept_here(), self.optimizers)
+
+    def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:
+        """Takes up what belongs here, whichever device wrote it; each rank verifies its part of the shards."""
+        for shard in shards[self.group.rank :: self.group.size]:
+            verify_shard(checkpoint, shard)
+        read_shards(checkpoint, [s.file for s in shards], self._kept_here(), self.optimizers)
+
+    def _kept_here(self) -> dict[str, torch.Tensor]:
+        return living_on(self.group.rank, homes(self.binding, self.timeline.placement), self.step.state())
+
     def _drop_the_rest(self) -> None:
         """Frees the parameters and buffers that live on other ranks: a device holds what is its own."""
         for name, value in self.step.state().items():
@@ -131,7 +147,7 @@ class LocalShare:
     def names_of(self, rank: int | None) -> list[str]:
         """What lives on a rank (None: this one), in an order all ranks find alike."""
         rank = self.group.rank if rank is None else rank
-        owned = [n for n, reader in self.binding.state_reader.items() if self.timeline.placement[reader] == rank]
+        owned = [n for n, home in homes(self.binding, self.timeline.placement).items() if home == rank]
         updated = {self.binding.state_names[b.parameters[0]] for b in self.binding.ops if b.parameters}
         gradients = [_GRADIENT + n for n in owned if n in updated] if self.gradients is not None else []
         return gradients + owned
@@ -154,7 +170,7 @@ class ProcessStep:
         Where seeded ops run on another rank, the random state goes there and comes back, so that all steps draw from one sequence.
         """
         group, device = self._executor.group, self._executor.devices[0]
-        state = _encoded(device.random_state()) if self._seeded_rank else None
+        state = encoded(device.random_state()) if self._seeded_rank else None
         begin = time.perf_counter_ns()
         group.command({"do": "run", "step": self.number, "random_state": state, "seeded_rank": self._seeded_rank})
         try:
@@ -164,7 +180,7 @@ class ProcessStep:
         others = group.answers()
         wall_us = (time.perf_counter_ns() - begin) / 1000
         if self._seeded_rank:
-            device.set_random_state(_decoded(others[self._seeded_rank - 1]["random_state"]))
+            device.set_random_state(decoded(others[self._seeded_rank - 1]["random_state"]))
         if loss is None:
             loss = torch.tensor(next(a["loss"] for a in others if a["loss"] is not None))
         return loss, StepTimes(wall_us, (busy, *(a["busy_us"] for a in others)))
@@ -183,6 +199,24 @@ class ProcessStep:
         self._executor.group.answers()
         gradients = {name.removeprefix(_GRADIENT): value for name, value in found.items() if name.startswith(_GRADIENT)}
         return gradients, {name: found.get(name, value) for name, value in everything.items()}
+
+    @property
+    def random_device(self) -> TorchDevice:
+        """See LoadedStep: between steps the random state is here."""
+        return self._executor.devices[0]
+
+    def save(self, folder: Path) -> list[Shard]:
+        """See LoadedStep; every rank writes its own shard."""
+        self._executor.group.command({"do": "save", "step": self.number, "folder": str(folder)})
+        own = self._executor.call(0, partial(self._share.save, folder))
+        return [own, *(Shard(**a["shard"]) for a in self._executor.group.answers())]
+
+    def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:
+        """See LoadedStep; every rank reads what belongs to it."""
+        command = {"do": "restore", "step": self.number, "folder": str(checkpoint), "shards": [asdict(s) for s in shards]}
+        self._executor.group.command(command)
+        self._executor.call(0, partial(self._share.restore, checkpoint, shards))
+        self._executor.group.answers()
 
     def peak_bytes(self) -> tuple[int, ...]:
         """Peak bytes of every device during one step; see runtime.accounting."""
@@ -206,8 +240,9 @@ class ProcessExecutor:
     def __enter__(self) -> "ProcessExecutor":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.group.command({"do": "stop"})
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with contextlib.suppress(*[ExecutionError] if kind else []):  # the first error says more
+            self.group.command({"do": "stop"})
         self._local.close()
 
     def call(self, device: int, function: Callable[[], T]) -> T:
@@ -215,6 +250,11 @@ class ProcessExecutor:
         if device != 0:
             raise ExecutionError(f"device {device} is another process; only device 0 runs functions of this one")
         return self._local.call(0, function)
+
+    def memory_bytes(self) -> list[int]:
+        """What each device may hold, as each worker finds it on its own machine."""
+        self.group.command({"do": "memory"})
+        return [memory_bytes(self.devices[0], self.group.local_size), *(a["memory_bytes"] for a in self.group.answers())]
 
     def cpu_seconds(self) -> float:
         """CPU time that all workers have used."""
@@ -274,6 +314,8 @@ def follow(group: WorkerGroup, device: TorchDevice, graph: OpGraph, binding: Bin
         try:
             if command["do"] == "probe":
                 answer: dict[str, Any] = {"part": process_probe.play(group.rank, device, command)}
+            elif command["do"] == "memory":
+                answer = {"memory_bytes": memory_bytes(device, group.local_size)}
             elif command["do"] == "time":
                 answer = {"cpu_seconds": sum(os.times()[:2])}
             elif command["do"] == "keep_busy":
@@ -293,12 +335,15 @@ def follow(group: WorkerGroup, device: TorchDevice, graph: OpGraph, binding: Bin
 
 def follow_probes(group: WorkerGroup, device: TorchDevice) -> None:
     """What ranks other than 0 do where links are probed and nothing else."""
-    while (command := group.next_command())["do"] == "probe":
+    while (command := group.next_command())["do"] != "stop":
         try:
-            part = process_probe.play(group.rank, device, command)
+            if command["do"] == "memory":
+                answer = {"memory_bytes": memory_bytes(device, group.local_size)}
+            else:
+                answer = {"part": process_probe.play(group.rank, device, command)}
         except Exception as e:
             raise _answered(group, e) from e
-        group.answer({"part": part})
+        group.answer(answer)
 
 
 def _answered(group: WorkerGroup, error: Exception) -> ExecutionError:
@@ -355,9 +400,9 @@ def _obey(share: LocalShare, command: dict[str, Any]) -> dict[str, Any]:
     if command["do"] == "run":
         mine = command["seeded_rank"] == group.rank
         if mine:
-            device.set_random_state(_decoded(command["random_state"]))
+            device.set_random_state(decoded(command["random_state"]))
         loss, busy_us = share.run()
-        state = _encoded(device.random_state()) if mine else None
+        state = encoded(device.random_state()) if mine else None
         return {"loss": None if loss is None else loss.item(), "busy_us": busy_us, "random_state": state}
     if command["do"] == "gather":
         for number, (_, value) in enumerate(share.named()):
@@ -365,6 +410,11 @@ def _obey(share: LocalShare, command: dict[str, Any]) -> dict[str, Any]:
         return {}
     if command["do"] == "account":
         return {"peak_bytes": share.account()}
+    if command["do"] == "save":
+        return {"shard": asdict(share.save(Path(command["folder"])))}
+    if command["do"] == "restore":
+        share.restore(Path(command["folder"]), [Shard(**s) for s in command["shards"]])
+        return {}
     raise ExecutionError(f"unknown command {command['do']!r}; are all workers of one version?")
 
 
@@ -376,10 +426,3 @@ def costs_of(graph: OpGraph) -> list[list[float]]:
 def with_costs(graph: OpGraph, costs: Sequence[Sequence[float]]) -> OpGraph:
     return graph.replace_ops([replace(op, compute_us=us, temporary_bytes=t) for op, (us, t) in zip(graph.ops, costs, strict=True)])
 
-
-def _encoded(state: torch.Tensor) -> str:
-    return base64.b64encode(bytes(state.tolist())).decode("ascii")
-
-
-def _decoded(text: str) -> torch.Tensor:
-    return torch.tensor(list(base64.b64decode(text)), dtype=torch.uint8)

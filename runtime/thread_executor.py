@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.errors import BaechiError, ExecutionError
 from baechi_ext.simulate import Timeline
+from runtime.checkpoint import Shard, homes, living_on, read_shards, verify_shard, write_shard
 from runtime.cuda_graphs import WARM_UP_STEPS, GraphedProgram, Recorder
 from runtime.host_memory import keep_freed_memory
 from runtime.links import PROBE_BYTES, LinkProbe, probe_link
@@ -22,7 +24,7 @@ from runtime.mailbox import Mailboxes
 from runtime.memory_limit import CudaMemoryLimit, loading
 from runtime.program import cut
 from runtime.step import TrainingStep
-from runtime.torch_devices import TorchDevice, settle
+from runtime.torch_devices import TorchDevice, memory_bytes, settle
 from runtime.torch_ops import LoweredProgram, Lowering, OpError, StepContext
 
 T = TypeVar("T")
@@ -69,8 +71,12 @@ class OpFailure(ExecutionError):
 class PlacedStep:
     """One plan's programs, loaded into an executor. `run` does one training step."""
 
-    def __init__(self, executor: "ThreadExecutor", programs: Sequence[LoweredProgram], context: StepContext) -> None:
+    def __init__(
+        self, executor: "ThreadExecutor", programs: Sequence[LoweredProgram], context: StepContext, placement: Sequence[int]
+    ) -> None:
         self.executor = executor
+        self._placement = placement
+        self._binding = context.binding
         self.abort = context.mailboxes.abort
         self.step = context.step
         self.optimizers = context.optimizers
@@ -121,6 +127,25 @@ class PlacedStep:
     def gather(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The last step's gradients (where `load` was told to keep them), and the parameters and buffers as they are now, by name."""
         return dict(self._gradients or {}), self.step.state()
+
+    @property
+    def random_device(self) -> TorchDevice:
+        """See LoadedStep."""
+        seeded = self._binding.seeded_ops
+        return self.executor.devices[self._placement[seeded[0]] if seeded else 0]
+
+    def save(self, folder: Path) -> list[Shard]:
+        """See LoadedStep."""
+        where, state = homes(self._binding, self._placement), self.step.state()
+        parts = [living_on(device, where, state) for device in range(len(self.programs))]
+        tasks = [partial(write_shard, folder, device, part, self.optimizers) for device, part in enumerate(parts)]
+        return self.executor.run_all(tasks, on_failure=self.abort)
+
+    def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:
+        """See LoadedStep."""
+        for shard in shards:
+            verify_shard(checkpoint, shard)
+        read_shards(checkpoint, [shard.file for shard in shards], self.step.state(), self.optimizers)
 
     def state_storages(self) -> set[int]:
         """Where the storages of parameters and buffers begin: they are resident, whoever looks at them."""
@@ -194,7 +219,7 @@ class ThreadExecutor:
         context = StepContext(timeline.graph, binding, step, mailboxes, optimizers, {} if keep_gradients else None)
         programs = [Lowering(context, self.devices[i], i).lower(program) for i, program in enumerate(cut(timeline))]
         settle(self.devices)
-        placed = PlacedStep(self, programs, context)
+        placed = PlacedStep(self, programs, context, timeline.placement)
         placed.limits = self._limits(timeline, binding, step)
         return placed
 
@@ -241,6 +266,10 @@ class ThreadExecutor:
         for _, error in answers:
             if error is not None:
                 raise error
+
+    def memory_bytes(self) -> list[int]:
+        """What each device may hold."""
+        return [memory_bytes(device, len(self.devices)) for device in self.devices]
 
     def cpu_seconds(self) -> float:
         """CPU time this process has used."""

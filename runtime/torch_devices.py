@@ -24,6 +24,8 @@ class TorchDevice(Protocol):
     """The host's cores that this process may use, all devices of the run together."""
     share: int
     """Of how many parts of one GPU this is one; 1 where it is not split."""
+    node: int
+    """Which of the run's machines it is on."""
 
     def enter(self) -> None:
         """Prepares the calling thread: core or stream, one intra-op thread."""
@@ -62,10 +64,12 @@ class CpuDevice:
     clock_name = "thread_cpu"
     share = 1
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, node: int = 0, local: int | None = None) -> None:
+        """`local` is its number among the devices of its machine; None: it is alone there with those of smaller index."""
         self.cores = available_cores()
         self.name = f"cpu:{index}"
-        self.core = self.cores[index % len(self.cores)]
+        self.node = node
+        self.core = self.cores[(index if local is None else local) % len(self.cores)]
         self.torch_device = torch.device("cpu")
 
     def enter(self) -> None:
@@ -118,6 +122,7 @@ class CudaDevice:
 
     clock_name = "cuda_event"
     share = 1
+    node = 0
 
     def __init__(self, index: int) -> None:
         self.cores = available_cores()
@@ -189,9 +194,10 @@ class CudaDevice:
 class CudaWorker(CudaDevice):
     """The CUDA device of a worker process. StreamChannels hand tensors over as they are."""
 
-    def __init__(self, rank: int, index: int) -> None:
+    def __init__(self, rank: int, index: int, node: int = 0) -> None:
         super().__init__(index)
         self.name = f"cuda:{rank}"
+        self.node = node
 
     def pack(self, value: torch.Tensor) -> torch.Tensor:
         return value
@@ -209,6 +215,17 @@ def cpu_devices(count: int) -> list[TorchDevice]:
     return [CpuDevice(i) for i in range(count)]
 
 
+def cpu_workers(count: int, environment: Mapping[str, str] = os.environ) -> list[TorchDevice]:
+    """The devices of `count` worker processes, cpu:RANK each. `environment` is torchrun's: a machine's workers take its cores in turn."""
+    here = _workers_here(count, environment)
+    return [CpuDevice(rank, rank // here, rank % here) for rank in range(count)]
+
+
+def _workers_here(count: int, environment: Mapping[str, str]) -> int:
+    """How many workers a machine has; torchrun starts equally many on each."""
+    return int(environment.get("LOCAL_WORLD_SIZE", count))
+
+
 def cuda_devices(count: int) -> list[TorchDevice]:
     """Raises MissingBackendError where there are fewer."""
     _require_cuda(count, count)
@@ -221,11 +238,11 @@ def cuda_workers(count: int, environment: Mapping[str, str] = os.environ) -> lis
 
     Raises MissingBackendError where this machine has fewer devices than workers, or torch has no NCCL.
     """
-    here = int(environment.get("LOCAL_WORLD_SIZE", count))
+    here = _workers_here(count, environment)
     _require_cuda(count, here)
     if not dist.is_nccl_available():
         raise MissingBackendError("--workers=process for CUDA devices needs NCCL, which this torch has not; drop --workers=process")
-    return [CudaWorker(rank, rank % here) for rank in range(count)]
+    return [CudaWorker(rank, rank % here, rank // here) for rank in range(count)]
 
 
 def cuda_found() -> int:
@@ -253,9 +270,9 @@ def settle(devices: Sequence[TorchDevice]) -> None:
         torch.cuda.synchronize(device)
 
 
-def memory_bytes(devices: Sequence[TorchDevice]) -> list[int]:
-    """What each device may hold: a CUDA device its own memory, or its part of it; a CPU device an equal part of the memory that this
-    process may use."""
-    share = usable_bytes() // len(devices)
-    of = torch.cuda.get_device_properties
-    return [of(d.torch_device).total_memory // d.share if d.torch_device.type == "cuda" else share for d in devices]
+def memory_bytes(device: TorchDevice, sharers: int) -> int:
+    """What a device of this machine may hold: a CUDA device its own memory, or its part of it; one of `sharers` CPU devices an equal part of
+    the memory that this process may use."""
+    if device.torch_device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device.torch_device).total_memory // device.share)
+    return usable_bytes() // sharers

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster
-from runtime import baechi_flags, cuda_flags, flags, script_flags
+from runtime import baechi_flags, cuda_flags, flags, run_flags, script_flags
 from runtime.models.registry import MODELS, ModelOptions
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     _add_device_flags(parser)
     _add_cost_flags(parser)
     _add_run_flags(parser)
+    run_flags.add_flags(parser)
     baechi_flags.add_flags(parser)
 
 
@@ -177,6 +178,7 @@ def request_of(args: argparse.Namespace) -> "TrainRequest":
         timeout_seconds=args.timeout,
         out=args.out,
         log_device_placement=args.log_device_placement,
+        run=run_flags.options_of(args),
     )
 
 

@@ -13,7 +13,7 @@ import torch
 import baechi_ext
 from baechi_ext.capture.torch_joint import Binding, CaptureOptions, capture_joint
 from baechi_ext.cost import Profile, attach_costs, scale_links
-from baechi_ext.errors import ClusterError, ExecutionError, MismatchError
+from baechi_ext.errors import ClusterError, ExecutionError, MismatchError, OptionError
 from baechi_ext.ir import Cluster, Link, OpGraph
 from baechi_ext.ir.files import make_folder, require_writable, write_json
 from baechi_ext.place.common import PlanResult
@@ -25,7 +25,7 @@ from runtime.gpu_cluster import free_bytes, measured_cluster, notes_on, topology
 from runtime.links import LinkProbe
 from runtime.measure import measure
 from runtime.models.registry import ModelOptions, make_step
-from runtime.parity import check_parity, require_parity
+from runtime.parity import Parity, check_parity, require_parity
 from runtime.process_executor import ProcessExecutor, follow
 from runtime.profiler import ProfileOptions, profile_step
 from runtime.program import one_device_timeline
@@ -35,7 +35,8 @@ from runtime.split_gpu import split_gpu
 from runtime.step import TrainingStep, optimizer_spec
 from runtime.tables import search_news
 from runtime.thread_executor import ThreadExecutor
-from runtime.torch_devices import cpu_devices, cuda_devices, cuda_workers
+from runtime.torch_devices import cpu_devices, cpu_workers, cuda_devices, cuda_workers
+from runtime.training_run import RunOptions, RunReport, train_on
 from runtime.worker_group import WorkerGroup, worker_place
 
 T = TypeVar("T")
@@ -72,6 +73,8 @@ class TrainRequest:
     timeout_seconds: float = 300.0
     out: str | None = None
     log_device_placement: bool = False
+    run: RunOptions | None = None
+    """Where given, the placed model is trained; otherwise its step is timed."""
 
     @property
     def costs_file(self) -> str:
@@ -92,12 +95,12 @@ class Captured:
     profile: Profile
 
 
-def train(request: TrainRequest) -> StepReport | Profile | None:
-    """The report of a measured, placed step; with `costgen` the profile, written to `cost_path`. None in a worker process that
-    does not report (ranks other than 0).
+def train(request: TrainRequest) -> StepReport | RunReport | Profile | None:
+    """The report of a measured, placed step, or with `run` of a training; with `costgen` the profile, written to `cost_path`. None in a
+    worker process that does not report (ranks other than 0).
 
     Raises what the stages raise: CaptureError, ProfileError, MismatchError, InfeasibleError, ParityError, ExecutionError,
-    MissingBackendError where there are too few CUDA devices.
+    MissingBackendError where there are too few CUDA devices; with `run` what train_on raises.
     """
     if request.costgen:
         require_writable(request.costs_file)
@@ -117,7 +120,7 @@ def with_executor(request: TrainRequest, drive: Callable[[Executor], T]) -> T | 
     rank, size = worker_place()
     if size != request.num_devices:
         raise ExecutionError(f"{size} workers were started for --num_devices={request.num_devices}; start one worker per device")
-    devices = (cuda_workers if request.cuda else cpu_devices)(size)
+    devices = (cuda_workers if request.cuda else cpu_workers)(size)
     with WorkerGroup.join(request.timeout_seconds, devices[rank].torch_device) as group:
         # Now that torch.distributed has started its threads: they may run on any core, and only have to share this one where all are busy.
         devices[rank].enter()
@@ -129,7 +132,7 @@ def with_executor(request: TrainRequest, drive: Callable[[Executor], T]) -> T | 
     return None
 
 
-def _drive(request: TrainRequest, executor: Executor) -> StepReport | Profile:
+def _drive(request: TrainRequest, executor: Executor) -> StepReport | RunReport | Profile:
     captured = capture_and_profile(request, executor)
     if request.costgen:
         captured.profile.save(request.costs_file)
@@ -147,9 +150,11 @@ def _drive(request: TrainRequest, executor: Executor) -> StepReport | Profile:
     if request.log_device_placement:
         placed = zip(captured.graph.ops, result.plan.placement, strict=True)
         sys.stderr.write("".join(f"{op.id} -> {cluster.devices[d].name}\n" for op, d in placed))
-    report = run_plan(request, executor, captured, (result, probe))
     if request.out is not None:
-        keep(Path(request.out), captured, report)
+        keep(Path(request.out), captured, result)
+    report = (run_plan if request.run is None else run_training)(request, executor, captured, (result, probe))
+    if request.out is not None:
+        write_json(Path(request.out) / "report.json", report.to_json())
     return report
 
 
@@ -215,10 +220,7 @@ def run_plan(
     """Parity, accounting and interleaved timing of a plan on the executor."""
     result, probe = placed
     step, binding, timeline = captured.step, captured.binding, result.timeline
-    with progress("checking parity with the unplaced step"):
-        parity = check_parity(executor, timeline, binding, step)
-    if not request.relaxed_random:
-        require_parity(parity)
+    parity = _parity(request, executor, captured, result)
     with progress("accounting memory"):
         peak = measured_peak_bytes(executor, timeline, binding, step)
     require_room(executor.devices, timeline.cluster, peak)
@@ -226,15 +228,7 @@ def run_plan(
     variants = {"single": executor.load(single, binding, step), "placed": executor.load(timeline, binding, step)}
     with progress(f"measuring {request.num_steps} steps of each variant"):
         measurement = measure(executor, step, variants, num_steps=request.num_steps)
-    notes = list(result.notes)
-    if request.relaxed_random and binding.seeded_ops:
-        same = "all the same" if parity.passed else "so parity does not hold"
-        notes.append(f"--relaxed_random: {len(binding.seeded_ops)} seeded ops draw numbers in no fixed order, {same}")
-    if request.comm_cost_factor != 1:
-        notes.append(f"--comm_cost_factor: planned and predicted with {request.comm_cost_factor:g} times the links' costs")
-    if request.plan.cost_factor != 1:
-        factor = request.plan.cost_factor
-        notes.append(f"--cost_factor: planned with costs off by up to {factor:g} times, on purpose, and predicted with the right ones")
+    notes = _notes(request, captured, result, parity)
     if probe is not None:
         notes.append(f"probed link: {probe}")
     notes += notes_on(executor.devices, variants["placed"])
@@ -248,8 +242,61 @@ def run_plan(
         measured_peak_bytes=peak,
         probe=probe,
         notes=tuple(notes),
-        versions={"baechi": baechi_ext.__version__, "python": platform.python_version(), "torch": torch.__version__},
+        versions=_versions(),
     )
+
+
+def run_training(
+    request: TrainRequest, executor: Executor, captured: Captured, placed: tuple[PlanResult, LinkProbe | None]
+) -> RunReport:
+    """Parity, and then the training that `request.run` asks for, on the executor."""
+    if request.run is None:
+        raise OptionError("there is no training to run; give --train_steps=N")
+    result, _ = placed
+    step, run = captured.step, request.run
+    parity = _parity(request, executor, captured, result)
+    training = {
+        "model": request.model,
+        "graph_fingerprint": captured.graph.fingerprint,
+        "optimizer": step.optimizer.name,
+        "learning_rate": step.optimizer.learning_rate,
+        "seed": step.seed,
+        "devices": executor.devices[0].torch_device.type,
+    }
+    loaded = executor.load(result.timeline, captured.binding, step)
+    with progress(f"training {request.model} until step {run.steps}") as show:
+        progressed = train_on(loaded, run, training, show)
+    return RunReport(
+        model=request.model,
+        executor=_kind_of_executor(request),
+        result=result,
+        parity=parity,
+        progressed=progressed,
+        checkpoint=run.checkpoint,
+        notes=(*_notes(request, captured, result, parity), *notes_on(executor.devices, loaded)),
+        versions=_versions(),
+    )
+
+
+def _parity(request: TrainRequest, executor: Executor, captured: Captured, result: PlanResult) -> Parity:
+    with progress("checking parity with the unplaced step"):
+        parity = check_parity(executor, result.timeline, captured.binding, captured.step)
+    if not request.relaxed_random:
+        require_parity(parity)
+    return parity
+
+
+def _notes(request: TrainRequest, captured: Captured, result: PlanResult, parity: Parity) -> list[str]:
+    notes, binding = list(result.notes), captured.binding
+    if request.relaxed_random and binding.seeded_ops:
+        same = "all the same" if parity.passed else "so parity does not hold"
+        notes.append(f"--relaxed_random: {len(binding.seeded_ops)} seeded ops draw numbers in no fixed order, {same}")
+    if request.comm_cost_factor != 1:
+        notes.append(f"--comm_cost_factor: planned and predicted with {request.comm_cost_factor:g} times the links' costs")
+    if request.plan.cost_factor != 1:
+        factor = request.plan.cost_factor
+        notes.append(f"--cost_factor: planned with costs off by up to {factor:g} times, on purpose, and predicted with the right ones")
+    return notes
 
 
 def _kind_of_executor(request: TrainRequest) -> str:
@@ -260,9 +307,12 @@ def _kind_of_executor(request: TrainRequest) -> str:
     return ("one gpu split" if request.split_gpu else "cuda streams") + " with graphs" * request.cuda_graphs
 
 
-def keep(folder: Path, captured: Captured, report: StepReport) -> None:
-    """Writes graph.json, profile.json, plan.json and report.json."""
+def _versions() -> dict[str, str]:
+    return {"baechi": baechi_ext.__version__, "python": platform.python_version(), "torch": torch.__version__}
+
+
+def keep(folder: Path, captured: Captured, result: PlanResult) -> None:
+    """Writes graph.json, profile.json and plan.json."""
     captured.graph.save(folder / "graph.json")
     captured.profile.save(folder / "profile.json")
-    report.result.plan.save(folder / "plan.json")
-    write_json(folder / "report.json", report.to_json())
+    result.plan.save(folder / "plan.json")

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -21,8 +21,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from baechi_ext.capture.torch_private import abort_process_group
 from baechi_ext.errors import ExecutionError
+from runtime import heartbeat, network, op_board
+from runtime.op_board import OpBoard
 
-COMMAND, ANSWER = "command", "answer"
+COMMAND, ANSWER, BOARD = "command", "answer", "board"
 _LAST_WORDS_SECONDS, _POLL_SECONDS = 1.0, 0.05
 _ENDING_SECONDS = 5
 
@@ -48,10 +50,16 @@ class WorkerGroup:
     size: int
     store: dist.Store
     timeout_seconds: float
+    board: OpBoard
+    """On which the workers of this machine say where they are."""
+    local_size: int = 1
+    """Workers on this one's machine, itself included."""
     tagged: bool = True
     """Whether what carries the step's tensors tells them apart by tags, as gloo does; otherwise by their order. The same on all ranks."""
     said: int = 0
     """Commands given so far (rank 0) or heard so far (others)."""
+    quiet: Callable[[], None] = lambda: None
+    """Ends the signs of life, or the listening to them."""
 
     @classmethod
     def join(cls, timeout_seconds: float, device: torch.device) -> "WorkerGroup":
@@ -61,6 +69,7 @@ class WorkerGroup:
         Raises ExecutionError where they are not there in time, or the address is taken.
         """
         timeout = timedelta(seconds=timeout_seconds)
+        network.choose_interface()
         backend: dict[str, Any] = {"backend": "gloo", "timeout": timeout}
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -78,12 +87,18 @@ class WorkerGroup:
                 f"the workers could not meet at {address} within {timeout_seconds:g} s: {str(e).splitlines()[0]}; "
                 "see whether the port is free and every worker was started"
             ) from e
-        return cls(rank, size, dist.PrefixStore("baechi", store), timeout_seconds, tagged=device.type != "cuda")
+        own = dist.PrefixStore("baechi", store)
+        with _through_the_store():
+            board = _board(own, rank, size)
+            quiet = heartbeat.listen(own, timeout_seconds) if rank else heartbeat.give(own)
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+        return cls(rank, size, own, timeout_seconds, board, local_size, device.type != "cuda", quiet=quiet)
 
     def __enter__(self) -> "WorkerGroup":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.quiet()
         if self.tagged:
             dist.destroy_process_group()
         elif kind is not None or not _ends(dist.destroy_process_group, self.timeout_seconds):
@@ -95,14 +110,16 @@ class WorkerGroup:
     def command(self, value: dict[str, Any]) -> None:
         """Rank 0: gives all others a command."""
         self.said += 1
-        self.store.set(f"{COMMAND} {self.said}", json.dumps(value))
+        with _through_the_store():
+            self.store.set(f"{COMMAND} {self.said}", json.dumps(value))
 
     def next_command(self) -> dict[str, Any]:
         """Others: waits for rank 0's next command, as long as it takes: rank 0 profiles and places meanwhile."""
         self.said += 1
         key = f"{COMMAND} {self.said}"
-        self.store.wait([key], timedelta(days=1))
-        return json.loads(self.store.get(key))
+        with _through_the_store():
+            self.store.wait([key], timedelta(days=1))
+            return json.loads(self.store.get(key))
 
     def answer(self, value: dict[str, Any]) -> None:
         """Others: answers the last command."""
@@ -116,10 +133,11 @@ class WorkerGroup:
         found = []
         for rank in range(1, self.size):
             try:
-                self.store.wait([self._answer_key(rank)], timedelta(seconds=self.timeout_seconds))
+                with _through_the_store():
+                    self.store.wait([self._answer_key(rank)], timedelta(seconds=self.timeout_seconds))
             except RuntimeError as e:
                 raise ExecutionError(
-                    f"the worker of device {rank} did not answer within {self.timeout_seconds:g} s; "
+                    f"the worker of device {rank} did not answer within {self.timeout_seconds:g} s{self.whereabouts(rank)}; "
                     "see whether it still runs, or raise --timeout"
                 ) from e
             value = self._heard(rank)
@@ -129,6 +147,11 @@ class WorkerGroup:
             found.append(value)
         return found
 
+    def whereabouts(self, rank: int) -> str:
+        """Where a worker of this machine was seen last, in brackets; nothing where it is in no step, or on another machine."""
+        where = self.board.at(rank)
+        return where and f" (it was last seen{where})"
+
     def first_failure(self) -> ExecutionError | None:
         """Rank 0: the error that another rank answered to the last command; a cause rather than its echo on a rank that lost its peer.
 
@@ -137,7 +160,8 @@ class WorkerGroup:
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
         while True:
             keys = {rank: self._answer_key(rank) for rank in range(1, self.size)}
-            said = {rank: self._heard(rank) for rank, key in keys.items() if self.store.check([key])}
+            with _through_the_store():
+                said = {rank: self._heard(rank) for rank, key in keys.items() if self.store.check([key])}
             failed = sorted((value.get("echo", False), rank, value["error"]) for rank, value in said.items() if "error" in value)
             if (failed and not failed[0][0]) or time.monotonic() > deadline:
                 break
@@ -162,3 +186,25 @@ def _ends(function: Callable[[], None], seconds: float) -> bool:
     thread.start()
     thread.join(timeout=seconds)
     return not thread.is_alive()
+
+
+@contextlib.contextmanager
+def _through_the_store() -> Iterator[None]:
+    """Raises ExecutionError where the store is gone, and with it whoever started the workers."""
+    try:
+        yield
+    except dist.DistNetworkError as e:
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise ExecutionError(f"nobody answers at {address} any more; see whether what started the workers still runs") from e
+
+
+def _board(store: dist.Store, rank: int, size: int) -> OpBoard:
+    """The board that all workers of a machine share: of whoever started them, or else of rank 0."""
+    given = os.environ.get(op_board.VARIABLE)
+    if given is not None:
+        return OpBoard.join(given, size)
+    if rank == 0:
+        board = OpBoard.make(size)
+        store.set(BOARD, board.address or "")
+        return board
+    return OpBoard.join(store.get(BOARD).decode(), size)

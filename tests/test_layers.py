@@ -23,7 +23,7 @@ LIBRARY = {
 """What each part of baechi_ext may import besides itself."""
 DRIVERS = {"cli", "__main__", "pipeline", "training", "flags", "placing", "placed_calls", "call_report", "parallelize", "script"}
 DRIVERS |= {"block_placement", "placed_blocks", "ladder"}
-DRIVERS |= {f"{name}_flags" for name in ("baechi", "cuda", "dataset", "placeto", "script", "study", "train")}
+DRIVERS |= {f"{name}_flags" for name in ("baechi", "cuda", "dataset", "placeto", "run", "script", "study", "train")}
 """Modules of runtime that drive its stages; no stage imports them."""
 FRAMEWORKS = {"torch", "tensorflow", "torchvision", "jax"}
 

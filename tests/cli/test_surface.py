@@ -52,13 +52,14 @@ MODEL = {"--vocab_size", "--max_seq_length", "--rnn_units", "--rnn_unit_type", "
 }
 COSTS = {"--costgen", "--cost_path", "--colocate_grads_with_ops", "--relaxed_random"}
 SCRIPT = {"--verify_steps", "--fallback"}
+RUN = {"--train_steps", "--checkpoint", "--checkpoint_every", "--resume"}
 BAECHI = {"--data_format", "--logdir", "--log_device_placement", "--log_placer_device_placement"}
 REFUSED = {f"--{name}" for name in (
     "disable_nmt_colocation", "grappler", "grappler_time", "stats_path", "device_info_path", "log_colocation_graph",
 )}  # fmt: skip
 FLAGS = {
     "place": CLUSTER | PLACING | {"--out", "--json"},
-    "train": CLUSTER | PLACING | STEP | CUDA | {"--cuda_graphs"} | MODEL | COSTS | SCRIPT | BAECHI | REFUSED | {"--out", "--json"},
+    "train": CLUSTER | PLACING | STEP | CUDA | {"--cuda_graphs"} | MODEL | COSTS | SCRIPT | RUN | BAECHI | REFUSED | {"--out", "--json"},
     "probe-links": {"--num_devices", "--num_gpus", "--workers", "--max_exponent", "--timeout", "--out", "--samples", "--json"} | CUDA,
     "datasets": {"--out", "--graphs", "--seed", "--folder", "--json"},
     "placeto": set(),

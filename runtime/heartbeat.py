@@ -1,0 +1,61 @@
+"""Signs of life: rank 0 gives them through the store, the other workers listen. A worker waits for commands as long as rank 0 plans, which
+may be hours; without signs of life it would wait as long for a rank 0 that was stopped, or whose machine was cut off."""
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+_BEAT_SECONDS = 1.0
+_KEY = "sign of life"
+
+
+def give(store: dist.Store) -> Callable[[], None]:
+    """Gives signs of life in a thread until the function that comes back is called."""
+    own, enough = store.clone(), threading.Event()  # a store does one thing at a time, and may be waiting
+
+    def beat() -> None:
+        count = 0
+        with contextlib.suppress(RuntimeError):  # the store is gone: whoever uses it next says so
+            while not enough.wait(_BEAT_SECONDS):
+                count += 1
+                own.set(_KEY, str(count))
+
+    threading.Thread(target=beat, name="baechi beat", daemon=True).start()
+    return enough.set
+
+
+def listen(store: dist.Store, timeout_seconds: float) -> Callable[[], None]:
+    """Ends this process with an error where no sign of life comes for that long; until the function that comes back is called.
+
+    Two threads, since one that asks a machine that is cut off gets stuck.
+    """
+    own, enough, fresh = store.clone(), threading.Event(), threading.Event()
+
+    def hear() -> None:
+        last = None
+        with contextlib.suppress(RuntimeError):  # the store is gone: whoever uses it next says so
+            while not enough.wait(_BEAT_SECONDS):
+                if own.check([_KEY]) and (count := own.get(_KEY)) != last:
+                    last = count
+                    fresh.set()
+
+    def judge() -> None:
+        silent = 0.0  # counted, not read off a clock, which goes on while this process itself is stopped
+        while not enough.wait(_BEAT_SECONDS):
+            silent = 0.0 if fresh.is_set() else silent + _BEAT_SECONDS
+            fresh.clear()
+            if silent > timeout_seconds:
+                sys.stderr.write(
+                    f"error: the worker of device 0 gave no sign of life for {timeout_seconds:g} s; see whether it still runs, and "
+                    "whether its machine can be reached\n"
+                )
+                sys.stderr.flush()
+                os._exit(1)
+
+    for task in (hear, judge):
+        threading.Thread(target=task, name=f"baechi {task.__name__}", daemon=True).start()
+    return enough.set

@@ -1,0 +1,99 @@
+"""Two nodes, each with an address of its own and a cable between them: the same command under torchrun on both, and the cable pulled."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime import network
+from runtime.torch_devices import available_cores, cpu_workers
+from tests.runtime.namespaces import ADDRESSES, require_namespaces, two_nodes
+from tests.runtime.trainings import STEP, costs_of, losses_of
+
+STEPS = 5
+TIMEOUT_SECONDS = 15
+ENDS_WITHIN = 45.0
+"""Seconds beyond --timeout; generous, since the machine may be busy."""
+
+
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    require_namespaces()
+    return costs_of(tmp_path_factory.mktemp("costs"))
+
+
+def on_two_nodes(*flags: str, per_node: int = 1) -> list[list[str]]:
+    """The same command for each node but for its number, as torchrun is told."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--nproc-per-node={per_node}"]
+    meeting = [f"--master-addr={ADDRESSES[0]}", "--master-port=29500"]
+    command = ["-m", "runtime", *flags, "--workers=process", f"--num_devices={2 * per_node}"]
+    return [[*torchrun, f"--node-rank={rank}", *meeting, *command] for rank in range(2)]
+
+
+def test_parity_and_losses(costs: str, tmp_path: Path) -> None:
+    """Four devices; a checkpoint that both nodes write, taken up by threads."""
+    run = tmp_path / "run"
+    flags = (*STEP, costs, "--train_steps=3", f"--checkpoint={run}", "--json")
+    first, second = two_nodes(on_two_nodes(*flags, per_node=2))
+    assert (first["code"], second["code"]) == (0, 0), first["err"] + second["err"]
+    report = json.loads(first["out"])
+    assert second["out"] == ""
+    assert (report["parity"]["passed"], report["parity"]["max_abs_diff"]) == (True, 0.0)
+    assert [d["name"] for d in report["cluster"]["devices"]] == ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
+    assert len({d["memory_bytes"] for d in report["cluster"]["devices"]}) == 1
+    whole = losses_of(costs, f"--train_steps={STEPS}")
+    assert report["losses"] == whole[:3]
+    assert losses_of(costs, f"--train_steps={STEPS}", f"--checkpoint={run}", "--resume") == whole
+
+
+def test_the_links_between_nodes_and_on_one_are_probed(costs: str) -> None:
+    flags = [flag for flag in STEP if not flag.startswith("--comm_cost")]
+    first, second = two_nodes(on_two_nodes(*flags, costs, "--train_steps=1", "--json", per_node=2))
+    assert (first["code"], second["code"]) == (0, 0), first["err"] + second["err"]
+    links = json.loads(first["out"])["cluster"]["links"]
+    near = {("cpu:0", "cpu:1"), ("cpu:1", "cpu:0"), ("cpu:2", "cpu:3"), ("cpu:3", "cpu:2")}
+    assert {(pair["source"], pair["target"]) for pair in links["pairs"]} == near
+    assert links["default"]["us_per_byte"] > 0
+
+
+def test_a_node_is_cut_off(costs: str, tmp_path: Path) -> None:
+    """Its cable is pulled in mid-training: both nodes end by themselves, and the training goes on elsewhere."""
+    run = tmp_path / "run"
+    flags = (*STEP, costs, "--train_steps=1000000", f"--checkpoint={run}", "--checkpoint_every=1", f"--timeout={TIMEOUT_SECONDS}")
+    first, second = two_nodes(on_two_nodes(*flags), cut=run / "step_00000002" / "checkpoint.json")
+    assert (first["code"], second["code"]) == (1, 1)
+    assert first["seconds"] < TIMEOUT_SECONDS + ENDS_WITHIN
+    assert first["left"] == []
+    said = [line for line in first["err"].splitlines() if line.startswith("error:")]
+    assert len(said) == 1, first["err"]
+    assert re.search(r"output of op '[\w.]+' from device 1|the worker of device 1 did not answer", said[0])
+    assert "--resume goes on from the checkpoint of step" in said[0]
+    said = [line for line in second["err"].splitlines() if line.startswith("error:")]
+    assert len(said) == 1, second["err"]
+    assert re.search(r"output of op '[\w.]+' from device 0|device 0 gave no sign of life", said[0])
+    steps = max(int(path.name.removeprefix("step_")) for path in run.glob("step_*")) + 2
+    assert losses_of(costs, f"--train_steps={steps}", f"--checkpoint={run}", "--resume") == losses_of(costs, f"--train_steps={steps}")
+
+
+def test_devices_of_several_nodes() -> None:
+    """Names go by rank, cores by the rank on the node."""
+    devices = cpu_workers(4, {"LOCAL_WORLD_SIZE": "2"})
+    cores = available_cores()
+    assert [d.name for d in devices] == ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
+    assert [d.node for d in devices] == [0, 0, 1, 1]
+    assert [d.core for d in devices] == [cores[i % len(cores)] for i in (0, 1, 0, 1)]
+
+
+def test_the_interface_is_the_users_where_one_is_named() -> None:
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", network.VARIABLE: "wlan7"}
+    network.choose_interface(environment)
+    assert environment[network.VARIABLE] == "wlan7"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "no such host", ""])
+def test_on_one_machine_no_interface_is_chosen(address: str) -> None:
+    environment = {"MASTER_ADDR": address, "MASTER_PORT": "1"}
+    network.choose_interface(environment)
+    assert network.VARIABLE not in environment

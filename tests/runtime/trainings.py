@@ -1,0 +1,60 @@
+"""A small training by command line, for tests that interrupt it: its flags, its losses, its checkpoints."""
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from runtime.cli import main
+from tests.runtime.workers import ROOT, finish
+
+STEP = [
+    *("train", "--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--optimizer=adam", "--learning_rate=0.001"),
+    *("--placement_method=contiguous", "--comm_cost_coeffs=0.001,100"),
+]
+"""No search, and no link to probe."""
+TIMEOUT_SECONDS = 240
+
+
+def costs_of(folder: Path) -> str:
+    """The flag that spares runs the profile."""
+    path = folder / "cost.json"
+    here("--costgen", f"--cost_path={path}")
+    return f"--cost_path={path}"
+
+
+def here(*flags: str) -> str:
+    """What the training prints in this process, with threads as devices."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert main([*STEP, *flags]) == 0
+    return out.getvalue()
+
+
+def baechi(*flags: str, module: str = "runtime", wrapper: tuple[str, ...] = (), **environment: str) -> subprocess.Popen:
+    """`baechi` in a process of its own."""
+    return subprocess.Popen(
+        [*wrapper, sys.executable, "-m", module, *flags],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def losses_of(*flags: str, processes: bool = False) -> list[float]:
+    """Of a training that is to end well, on threads of this process or on worker processes."""
+    if not processes:
+        return json.loads(here(*flags, "--json"))["losses"]
+    code, out, err = finish(baechi(*STEP, *flags, "--workers=process", "--json"), timeout=TIMEOUT_SECONDS)
+    assert code == 0, err
+    return json.loads(out)["losses"]
+
+
+def steps_in(checkpoints: Path) -> list[int]:
+    """The complete checkpoints in a folder; there is nothing else in it."""
+    return sorted(int(path.name.removeprefix("step_")) for path in checkpoints.iterdir())
