@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from baechi_ext.capture.torch_joint import Binding
-from baechi_ext.errors import BaechiError, ExecutionError
+from baechi_ext.errors import BaechiError, ExecutionError, FileError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.simulate import Timeline, simulate
 from runtime import process_probe
@@ -208,7 +208,11 @@ class ProcessStep:
     def save(self, folder: Path) -> list[Shard]:
         """See LoadedStep; every rank writes its own shard."""
         self._executor.group.command({"do": "save", "step": self.number, "folder": str(folder)})
-        own = self._executor.call(0, partial(self._share.save, folder))
+        try:
+            own = self._executor.call(0, partial(self._share.save, folder))
+        except FileError:
+            self._executor.group.settle()  # the folder is going to be removed
+            raise
         return [own, *(Shard(**a["shard"]) for a in self._executor.group.answers())]
 
     def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:

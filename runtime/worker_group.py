@@ -147,6 +147,11 @@ class WorkerGroup:
             found.append(value)
         return found
 
+    def settle(self) -> None:
+        """Rank 0: waits until all others have answered the last command, whatever they say."""
+        with contextlib.suppress(RuntimeError):
+            self.store.wait([self._answer_key(rank) for rank in range(1, self.size)], timedelta(seconds=self.timeout_seconds))
+
     def whereabouts(self, rank: int) -> str:
         """Where a worker of this machine was seen last, in brackets; nothing where it is in no step, or on another machine."""
         where = self.board.at(rank)

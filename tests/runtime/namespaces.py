@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 MODULE = "tests.runtime.namespaces"
-OWN = ("unshare", "--user", "--map-root-user", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+OWN = ("unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 """Of the two nodes, from the range for private networks; they see nothing else."""
 
@@ -27,7 +27,8 @@ def refusal() -> str | None:
     if os.environ.get("CI") and hasattr(os, "geteuid") and os.geteuid() == 0:
         return "namespaces are not used as root in continuous integration"
     try:
-        done = subprocess.run([*OWN, "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, text=True, timeout=30)
+        command = [*OWN, "unshare", "--net", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired) as e:
         return f"no namespaces: {e}"
     return None if done.returncode == 0 else f"the kernel refuses namespaces: {done.stderr.strip()}"
@@ -80,7 +81,8 @@ def two_nodes(commands: Sequence[Sequence[str]], *, cut: Path | None = None, tim
     """For each node: "code", "out", "err" of its command, "seconds" that both took to end after the cut, and "left": the processes of this
     project that were left over then."""
     request = json.dumps({"commands": commands, "cut": None if cut is None else str(cut), "timeout": timeout})
-    done = subprocess.run([*OWN, sys.executable, "-m", MODULE, "two_nodes", request], capture_output=True, text=True, timeout=timeout + 30)
+    command = [*OWN, "unshare", "--net", sys.executable, "-m", MODULE, "two_nodes", request]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout + 30)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
