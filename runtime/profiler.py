@@ -117,9 +117,11 @@ def _passes(executor: Executor, placed: PlacedStep, options: ProfileOptions) -> 
 def _clocked(function: Callable[[], T]) -> tuple[float, T]:
     """The wall time of a call in microseconds, and what it returns. What the thread spent waiting for a core is left out: other
     programs took it, or other devices where there are fewer cores than devices. Waits for locks and memory are in it."""
-    waited, begin = _waited_for_core_ns(), time.perf_counter_ns()
+    begin = time.perf_counter_ns()  # around the other clock's readings: a thread may have to wait between them
+    waited = _waited_for_core_ns()
     value = function()
-    return (time.perf_counter_ns() - begin - (_waited_for_core_ns() - waited)) / 1000, value
+    waited = _waited_for_core_ns() - waited
+    return (time.perf_counter_ns() - begin - waited) / 1000, value
 
 
 def _waited_for_core_ns() -> int:
