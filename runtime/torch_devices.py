@@ -271,8 +271,8 @@ def settle(devices: Sequence[TorchDevice]) -> None:
 
 
 def memory_bytes(device: TorchDevice, sharers: int) -> int:
-    """What a device of this machine may hold: a CUDA device its own memory, or its part of it; one of `sharers` CPU devices an equal part of
-    the memory that this process may use."""
+    """What a device of this machine may hold: a CUDA device its own memory, or its part of it; one of `sharers` CPU devices an equal part
+    of the memory that this process may use."""
     if device.torch_device.type == "cuda":
         return int(torch.cuda.get_device_properties(device.torch_device).total_memory // device.share)
     return usable_bytes() // sharers
