@@ -9,6 +9,7 @@ bytes moved, and the CPU time that other processes took meanwhile. The JSON keep
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,17 @@ from rich.table import Table
 from baechi_ext.ir.files import write_json
 from baechi_ext.place.common import PlaceOptions, PlanResult
 from benchmarks.machine import machine
-from runtime import pipeline
+from runtime import cuda_flags, pipeline
 from runtime.accounting import measured_peak_bytes
 from runtime.executor import Executor
+from runtime.gpu_cluster import notes_on
 from runtime.launch import run_workers
 from runtime.measure import Measurement, measure
 from runtime.models.registry import MODELS, ModelOptions
 from runtime.parity import check_parity, require_parity
 from runtime.program import one_device_timeline
 from runtime.tables import as_size, as_time
-from runtime.training import TrainRequest, capture_and_profile, find_cluster, with_executor
+from runtime.training import TrainRequest, capture_and_profile, find_cluster, kind_of_executor, with_executor
 from runtime.worker_group import is_worker
 
 SIZES = {
@@ -62,7 +64,8 @@ def run(args: argparse.Namespace, request: TrainRequest, executor: Executor) -> 
         **machine(),
         "link": None if probe is None else probe.to_json(),
         "load_of_others": measurement.load_of_others,
-        "workers": args.workers,
+        "workers": kind_of_executor(request),
+        "devices": notes_on(executor.devices, [*variants.values()][-1]),
         "rows": [{**row, "peak_memory_bytes": list(peaks.get(row["variant"], ()))} for row in rows(measurement, plans, single.makespan_us)],
     }
 
@@ -115,10 +118,22 @@ def show(result: dict[str, Any]) -> None:
     console.print(f"load of others while measuring: {'unknown' if load is None else f'{load:.1%}'} of the cores")
 
 
+def _option(text: str) -> tuple[str, Any]:
+    """NAME=VALUE of ModelOptions."""
+    name, _, value = text.partition("=")
+    if name not in {field.name for field in fields(ModelOptions)}:
+        raise argparse.ArgumentTypeError(f"{name!r} is no size of a model")
+    return name, int(value) if value.isdigit() else value
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_name", choices=tuple(MODELS), default="wide_towers")
-    parser.add_argument("--num_devices", type=int, default=2)
+    parser.add_argument("--num_devices", type=int, help="CPU workers (default 2)")
+    parser.add_argument("--num_gpus", type=int, help="CUDA devices")
+    cuda_flags.add_flags(parser)
+    cuda_flags.add_graphs_flag(parser)
+    parser.add_argument("--set", type=_option, action="append", default=[], metavar="NAME=VALUE", help="a size, as batch_size=2")
     parser.add_argument("--num_steps", type=int, default=30)
     parser.add_argument("--methods", type=lambda text: text.split(","), default=list(METHODS))
     parser.add_argument("--workers", choices=("thread", "process"), default="thread")
@@ -126,11 +141,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--placer_type", default="default")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(argv)
+    num_devices = cuda_flags.number_given(args) or 2
     if args.workers == "process" and not is_worker():
-        run_workers(sys.argv[1:] if argv is None else argv, args.num_devices, 300.0, "benchmarks.step_time")
+        run_workers(sys.argv[1:] if argv is None else argv, num_devices, 300.0, "benchmarks.step_time")
         return
     request = TrainRequest(
-        args.model_name, pipeline.PlanRequest(), SIZES[args.model_name], num_devices=args.num_devices, workers=args.workers
+        args.model_name,
+        pipeline.PlanRequest(),
+        replace(SIZES.get(args.model_name, ModelOptions()), **dict(args.set)),
+        num_devices=num_devices,
+        cuda=cuda_flags.wants_cuda(args),
+        cuda_graphs=cuda_flags.graphs_wanted(args),
+        split_gpu=args.split_gpu is not None,
+        use_free_memory=args.use_free_memory,
+        workers=args.workers,
     )
     result = with_executor(request, partial(run, args, request))
     if result is None:

@@ -234,7 +234,7 @@ def run_plan(
     notes += notes_on(executor.devices, variants["placed"])
     return StepReport(
         model=request.model,
-        executor=_kind_of_executor(request),
+        executor=kind_of_executor(request),
         result=result,
         single=single,
         parity=parity,
@@ -268,7 +268,7 @@ def run_training(
         progressed = train_on(loaded, run, training, show)
     return RunReport(
         model=request.model,
-        executor=_kind_of_executor(request),
+        executor=kind_of_executor(request),
         result=result,
         parity=parity,
         progressed=progressed,
@@ -299,7 +299,8 @@ def _notes(request: TrainRequest, captured: Captured, result: PlanResult, parity
     return notes
 
 
-def _kind_of_executor(request: TrainRequest) -> str:
+def kind_of_executor(request: TrainRequest) -> str:
+    """What the report calls what runs the devices."""
     if not request.cuda:
         return request.workers
     if request.workers == "process":

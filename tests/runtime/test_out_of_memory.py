@@ -9,7 +9,7 @@ import pytest
 from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
 from baechi_ext.cost import Profile, attach_costs
 from baechi_ext.errors import InfeasibleError
-from baechi_ext.ir import Cluster, OpGraph
+from baechi_ext.ir import Cluster, Link, OpGraph
 from baechi_ext.ir.expert import ExpertFile
 from runtime import pipeline
 from runtime.memory_limit import SLACK_BYTES
@@ -22,9 +22,11 @@ from tests.runtime.workers import command_line, finish, only_error, shared_memor
 
 WIDE = ModelOptions(batch_size=1, vocab_size=300_000, max_seq_length=2, rnn_units=64, num_layers=2, rnn_chunk=2)
 """Three weights of 73 MiB, and little to compute. Adam needs another 146 MiB for a moment while it updates one."""
+LINK = Link(us_per_byte=0.001, latency_us=100.0)
+"""Plans are timed with it, here and in the run: what is held at a time depends on when what is moved."""
 FLAGS = [
     *("train", "--model_name=gnmt_v2", "--optimizer=adam", "--workers=process", "--placement_method=expert"),
-    "--comm_cost_coeffs=0.001,100",
+    f"--comm_cost_coeffs={LINK.us_per_byte},{LINK.latency_us}",
     *(f"--{name}={getattr(WIDE, name)}" for name in ("batch_size", "vocab_size", "max_seq_length", "rnn_units", "num_layers", "rnn_chunk")),
 ]
 
@@ -47,8 +49,8 @@ def test_a_step_that_takes_more_than_its_profile_said(profiled: tuple[OpGraph, P
     modest = replace(profile, ops={name: replace(op, temporary_bytes=0) for name, op in profile.ops.items()})
     modest.save(tmp_path / "cost.json")
     request = pipeline.PlanRequest(method="expert", expert_file=ExpertFile.load(rules))
-    limit = int(max(pipeline.plan(attach_costs(graph, modest), Cluster.uniform(2), request).plan.peak_memory_bytes)) + 1
-    exact = Cluster.uniform(2, memory_bytes=limit)
+    limit = int(max(pipeline.plan(attach_costs(graph, modest), Cluster.uniform(2, link=LINK), request).plan.peak_memory_bytes)) + 1
+    exact = Cluster.uniform(2, memory_bytes=limit, link=LINK)
     needed = max(op.temporary_bytes for op in profile.ops.values())
     assert needed > 2 * SLACK_BYTES
     with pytest.raises(InfeasibleError):

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# The table of benchmarks.step_time on four devices, unattended:
+#
+#     benchmarks/run_4gpu.sh [FOLDER]          four GPUs: streams, streams with CUDA graphs, and a process each over NCCL
+#     DEVICES=split benchmarks/run_4gpu.sh     four parts of one GPU, without and with CUDA graphs
+#     DEVICES=cpu benchmarks/run_4gpu.sh       four CPU workers, threads and processes: the rehearsal
+#
+# FOLDER (runs/4gpu_DEVICES) gets a result and a log of every run, the measured links and the table. Results that are there are kept, so
+# the command can be given again after a failure. A run that fails or takes longer than LIMIT does not stop the others; the exit code is 1 then.
+#
+# MODELS and METHODS choose what is run, STEPS how often, SIZES other sizes (SIZES="batch_size=2 image_size=16"), PYTHON the interpreter.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+devices=${DEVICES:-gpu}
+folder=${1:-runs/4gpu_$devices}
+python=${PYTHON:-.venv/bin/python}
+models=${MODELS:-wide_towers inception_v3 gnmt_v2 nasnet transformer gpt2 resnet101 alexnet rnnlm}
+methods=${METHODS:-contiguous,m_topo,m_etf,m_sct,auto}
+steps=${STEPS:-30}
+limit=${LIMIT:-3600}
+sizes=()
+for size in ${SIZES:-}; do sizes+=(--set "$size"); done
+
+case $devices in
+    gpu) kinds=("--num_gpus=4" "--num_gpus=4 --cuda_graphs" "--num_gpus=4 --workers=process") ;;
+    split) kinds=("--split_gpu=4" "--split_gpu=4 --cuda_graphs") ;;
+    cpu) kinds=("--num_devices=4" "--num_devices=4 --workers=process") ;;
+    *) echo "error: DEVICES is $devices; give gpu, split or cpu" >&2; exit 2 ;;
+esac
+case $devices in cpu) most=0 ;; split) most=1 ;; *) most=4 ;; esac
+found=$("$python" -c 'import torch; print(torch.cuda.device_count())') || { echo "error: $python has no torch; make .venv/installed" >&2; exit 1; }
+[ "$found" -ge "$most" ] || { echo "error: DEVICES=$devices needs $most CUDA devices and this machine has $found; DEVICES=cpu rehearses" >&2; exit 1; }
+mkdir -p "$folder"
+command -v nvidia-smi >/dev/null && { nvidia-smi; nvidia-smi topo -m; } > "$folder/nvidia-smi.txt" 2>&1
+
+failed=()
+run() { # NAME COMMAND...: its output in NAME.log; nothing where NAME.json is there
+    local name=$1
+    shift
+    [ -s "$folder/$name.json" ] && { echo "$name: there already"; return; }
+    echo "$name: $(date +%H:%M:%S) $*"
+    timeout --kill-after=60 "$limit" "$@" > "$folder/$name.log" 2>&1
+    local code=$?
+    [ $code = 0 ] && return
+    [ $code = 124 ] || [ $code = 137 ] && echo "error: it took longer than $limit s" >> "$folder/$name.log"
+    failed+=("$name")
+    rm -f "$folder/$name.json"
+    echo "$name: failed: $(grep -m 1 '^error:' "$folder/$name.log" || tail -n 1 "$folder/$name.log")"
+}
+
+set -f
+for kind in "${kinds[@]}"; do
+    name=$(echo "$kind" | tr -d '-' | tr ' =' '_' | tr -d '\n')
+    links=${kind/ --cuda_graphs/}
+    [ "$links" = "$kind" ] && run "links_$name" "$python" -m runtime probe-links $kind --max_exponent="${EXPONENT:-26}" \
+        --out="$folder/cluster_$name.json" --samples="$folder/links_$name.json"
+    for model in $models; do
+        run "step_time_${model}_$name" "$python" -m benchmarks.step_time --model_name="$model" $kind --methods="$methods" \
+            --num_steps="$steps" "${sizes[@]}" --out="$folder/step_time_${model}_$name.json"
+    done
+done
+set +f
+
+results=("$folder"/step_time_*.json)
+[ -e "${results[0]}" ] && "$python" -m benchmarks.step_time_table "${results[@]}" > "$folder/step_time.md" && echo "the table: $folder/step_time.md"
+if [ ${#failed[@]} -gt 0 ]; then
+    echo "error: ${#failed[@]} runs failed: ${failed[*]}; their logs are in $folder" >&2
+    exit 1
+fi
