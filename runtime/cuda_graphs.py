@@ -8,6 +8,7 @@ torch's allocator would; what crosses a graph's border keeps its place for good.
 See https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs for what a graph may hold.
 """
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,8 +45,11 @@ class CudaRecorder:
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             work()
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # which says only that it failed
+                graph.capture_end()
+            raise
+        graph.capture_end()
         return graph.replay
 
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -32,10 +33,16 @@ class Topology:
 
 
 def topology(devices: Sequence[TorchDevice]) -> Topology:
-    """Of CUDA devices that are GPUs of this machine, each another one; of others nothing is asked."""
+    """Of CUDA devices that are GPUs of this machine, each another one; of others nothing is asked. They are asked once, so a run does so
+    before it makes them busy itself."""
     indices = [d.torch_device.index for d in devices if d.torch_device.type == "cuda" and d.share == 1]
     if len(set(indices)) < len(devices) or int(os.environ.get("LOCAL_WORLD_SIZE", len(devices))) < len(devices):
         return Topology(None)
+    return _topology(tuple(indices))
+
+
+@cache
+def _topology(indices: tuple[int, ...]) -> Topology:
     try:
         return Topology(read_gpus(uuids_of_gpus(indices)))
     except MissingBackendError as e:

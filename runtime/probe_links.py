@@ -96,6 +96,7 @@ def probe_links(request: ProbeRequest) -> LinkReport | None:
 
 
 def _probe_all(request: ProbeRequest, executor: Executor) -> LinkReport:
+    notes = tuple(topology(executor.devices).notes())
     sizes = sizes_bytes(request.max_exponent, len(executor.devices))
     probes = {}
     ranks = range(len(executor.devices))
@@ -108,7 +109,7 @@ def _probe_all(request: ProbeRequest, executor: Executor) -> LinkReport:
     devices = tuple(Device(n, size) for n, size in zip(names, memory, strict=True))
     parallel = request.workers == "thread" and by_reference(executor.devices)
     cluster = Cluster(devices, next(iter(links.values())), links, parallel_transfers=parallel)
-    report = LinkReport(cluster, probes, tuple(topology(executor.devices).notes()))
+    report = LinkReport(cluster, probes, notes)
     if request.out is not None:
         cluster.save(Path(request.out))
     if request.samples is not None:

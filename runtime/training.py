@@ -176,6 +176,7 @@ def capture(request: TrainRequest) -> tuple[TrainingStep, OpGraph, Binding]:
 
 def capture_and_profile(request: TrainRequest, executor: Executor) -> Captured:
     """The model's step, captured, with costs read from `cost_path` or measured on device 0; first of all with the hints it needs."""
+    topology(executor.devices)
     step, graph, binding = capture(request)
     if not request.costgen:
         pipeline.prepared(graph, request.plan, [d.name for d in executor.devices])

@@ -29,7 +29,7 @@ if [ "$(cat "$here/installed" 2>/dev/null)" != "$wanted" ]; then
     "$found" -m venv --clear "$here"
     # torch brings the setuptools that it goes with.
     { grep -v -E '^(torch|setuptools)==' constraints.txt; echo "torch==$torch.*"; } > "$here/constraints.txt"
-    "$here/bin/python" -m pip install -q -c "$here/constraints.txt" -e '.[torch,plots,dev]' ||
+    "$here/bin/python" -m pip install -q -c "$here/constraints.txt" -e '.[torch,transformers,plots,dev]' ||
         fail "torch $torch for Python $python cannot be installed; what pip says of it stands above"
     echo "$wanted" > "$here/installed"
 fi

@@ -1,14 +1,20 @@
 """Reading GPUs: a recorded driver with four of them, pairs on NVLink and the pairs on two processors, takes the place of NVML."""
 
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from baechi_ext.cost import fit_link
 from baechi_ext.errors import MissingBackendError
+from baechi_ext.ir import Link
+from runtime import gpu_cluster
+from runtime.gpu_cluster import free_bytes, measured_cluster, topology
 from runtime.gpus import Gpus, Tie, read_gpus
-from runtime.torch_devices import uuids_of_gpus
+from runtime.links import LinkProbe
+from runtime.torch_devices import CudaDevice, uuids_of_gpus
 
 GIB = 2**30
 
@@ -107,6 +113,72 @@ def test_it_is_said_in_words() -> None:
     ]
     assert read(2, 3).lines()[0] == "GPUs: 1 x NVIDIA T (PCIe 4 x16), 1 x NVIDIA T (PCIe)"
     assert read(0).lines() == ["GPUs: 1 x NVIDIA T (PCIe 4 x16)"]
+
+
+class Executor:
+    """Links take 2 us on NVLinks, 5 us elsewhere."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.devices = tuple(map(CudaDevice, numbers))
+        self.probed: list[tuple[int, int]] = []
+
+    def probe_link(self, source: int, target: int) -> LinkProbe:
+        self.probed.append((source, target))
+        ends = self.devices[source].torch_device.index, self.devices[target].torch_device.index
+        us = 2.0 if Driver.peers[ends[0]] == ends[1] else 5.0
+        return LinkProbe({4: (us,), 4096: (us,)}, fit_link([(4, us), (4096, us)]))
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """torch sees the driver's four GPUs."""
+    gpu_cluster._topology.cache_clear()
+    monkeypatch.setattr(gpu_cluster, "uuids_of_gpus", lambda indices: [f"GPU-{i}" for i in indices])
+    monkeypatch.setattr(gpu_cluster, "read_gpus", lambda uuids: read_gpus(uuids, Driver()))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: index)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=15 * GIB))
+    yield
+    gpu_cluster._topology.cache_clear()
+
+
+def test_a_link_of_each_kind_is_probed(machine: None) -> None:
+    executor = Executor(0, 1, 2, 3)
+    cluster, probe = measured_cluster(executor, topology(executor.devices), None, threads=True)
+    assert executor.probed == [(0, 1), (0, 2), (2, 3)]
+    assert [[link.latency_us for j, link in enumerate(row) if j != i] for i, row in enumerate(cluster.link_table())] == [
+        [2.0, 5.0, 5.0], [2.0, 5.0, 5.0], [5.0, 5.0, 2.0], [5.0, 5.0, 2.0],
+    ]  # fmt: skip
+    assert [(d.name, d.memory_bytes) for d in cluster.devices] == [(f"cuda:{i}", 15 * GIB) for i in range(4)]
+    assert not cluster.parallel_transfers
+    assert probe.fit.latency_us == 2.0
+
+
+def test_links_alike_are_one(machine: None) -> None:
+    executor = Executor(0, 1)
+    cluster, _ = measured_cluster(executor, topology(executor.devices), None, threads=True)
+    assert (executor.probed, cluster.pairs) == ([(0, 1)], {})
+
+
+def test_a_given_link_is_taken(machine: None) -> None:
+    executor = Executor(0, 1, 2)
+    cluster, probe = measured_cluster(executor, topology(executor.devices), Link(1.0, 7.0), threads=True)
+    assert (executor.probed, probe, cluster.default, cluster.pairs) == ([], None, Link(1.0, 7.0), {})
+
+
+def test_without_the_driver_all_links_count_as_the_first(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(uuids: list[str]) -> Gpus:
+        raise MissingBackendError("no driver")
+
+    monkeypatch.setattr(gpu_cluster, "read_gpus", refuse)
+    executor = Executor(0, 1, 2)
+    found = topology(executor.devices)
+    cluster, _ = measured_cluster(executor, found, None, threads=True)
+    assert (executor.probed, cluster.pairs) == ([(0, 1)], {})
+    assert found.notes() == ["all links are taken to be alike: no driver"]
+
+
+def test_what_is_free_counts_what_this_process_holds(machine: None) -> None:
+    assert free_bytes(Executor(2, 1).devices) == [14 * GIB + 2, 15 * GIB + 1]
 
 
 def test_links_to_a_switch_lead_to_all() -> None:
