@@ -250,8 +250,8 @@ class PlacedCalls:
                 if self._settling <= _SETTLING:
                     return expected
                 raise CaptureError(
-                    f"forward changes attributes of the module ({', '.join(changed[:5])}), which a captured call can't; return them, or"
-                    "  keep tensors in buffers that forward changes in place (self.name.copy_(...))"
+                    f"forward changes attributes of the module ({', '.join(changed[:5])}), which a captured call can't; return them, or "
+                    "keep tensors in buffers that forward changes in place (self.name.copy_(...))"
                 )
             before.restore()
             if call is None:

@@ -111,9 +111,12 @@ class _Call:
 
 def _apart(gradients: Gradients, others: Sequence[Tensor]) -> dict[str | int, Tensor]:
     """The gradients, those that share memory with another one or with `others` as copies: the caller may add to each in place."""
-    taken = {t.untyped_storage().data_ptr() for t in others}
+    taken = {t.untyped_storage().data_ptr() for t in others if t.layout == torch.strided}
     apart = {}
     for name, gradient in gradients.items():
+        if gradient.layout != torch.strided:  # of an embedding with sparse=True: made for it alone
+            apart[name] = gradient
+            continue
         memory = gradient.untyped_storage().data_ptr()
         apart[name] = gradient.clone() if memory in taken else gradient
         taken.add(memory)

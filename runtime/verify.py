@@ -177,10 +177,15 @@ def tolerance_of(dtypes: Sequence[torch.dtype], device: torch.device) -> float:
     return max(FULL_PRECISION, TOLERANCE.get(device.type, FULL_PRECISION))
 
 
+def _dense(a: Tensor) -> Tensor:
+    return a.detach() if a.layout == torch.strided else a.detach().to_dense()
+
+
 def _magnitude(a: Tensor) -> float:
+    a = _dense(a)
     if a.numel() == 0 or a.dtype == torch.bool:
         return 0.0
-    a = (torch.view_as_real(a.detach()) if a.is_complex() else a.detach()).double()
+    a = (torch.view_as_real(a) if a.is_complex() else a).double()
     return torch.where(a.isfinite(), a.abs(), 0.0).max().item()
 
 
@@ -191,7 +196,7 @@ def relative_difference(a: Tensor | None, b: Tensor | None, floor: float = 0.0) 
         return 0.0
     if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
         return float("inf")
-    a, b = a.detach(), b.detach().to(a.device)
+    a, b = _dense(a), _dense(b).to(a.device)
     if a.numel() == 0 or torch.equal(a, b):
         return 0.0
     if a.is_complex():
