@@ -99,9 +99,9 @@ class PlacedCalls:
     def run_unplaced(self, *args: Any, **kwargs: Any) -> Any:
         """What the module itself returns. Where its parameters are on several devices, they are brought together for the call."""
         with self._within():
-            home = self.calls[0].loaded.home if self.calls else None
-            if home is None or home.type == "cpu" or all(t.device == home for t in self._state().values()):
+            if not self._spread:
                 return self._ordinary(*args, **kwargs)
+            home = self.calls[0].loaded.home
             together = {name: value.to(home) for name, value in self._state().items()}
             found = torch.func.functional_call(self.module, together, args, kwargs, tie_weights=True)
             with torch.no_grad():
@@ -128,6 +128,11 @@ class PlacedCalls:
     def drop(self) -> None:
         """From now on all calls run as they are."""
         self.refusal = self.refusal or "it was unplaced"
+
+    @property
+    def _spread(self) -> bool:
+        """Whether the parameters are on several devices by now."""
+        return bool(self.calls) and self.settings.executor.devices[0].torch_device.type != "cpu"
 
     @property
     def _arguments(self) -> str:
@@ -182,8 +187,8 @@ class PlacedCalls:
                 self._waiting.clear()
             self._waiting[key] = ModuleWatch(self.module)
             return False
-        if self.settings.executor.devices[0].torch_device.type != "cpu":
-            return False  # its parameters are spread over devices by now
+        if self._spread:
+            return False
         if len(self.calls) == MOST_CALLS:
             self._say_once(
                 f"{MOST_CALLS} shapes of the arguments of {type(self.module).__name__}, or states of its attributes, are placed; others "
@@ -256,6 +261,10 @@ class PlacedCalls:
             before.restore()
             if call is None:
                 call = self._add(key, inputs, tree)
+                if self._spread:  # what autograd keeps of the call above was moved away from under it
+                    before.restore()
+                    forward_us, expected = timed(lambda: self.run_unplaced(*args, **kwargs))
+                    after = _Moment(self.module)
             before.restore()
             return self._compared(call, inputs, expected, (forward_us, after))
         except BaechiError as e:

@@ -23,8 +23,7 @@ from baechi_ext.ir.files import make_folder, write_json
 from runtime.call_report import CallReport
 from runtime.parallelize import executor_of
 from runtime.placed_calls import PlacedCalls, Settings
-from runtime.torch_devices import cpu_devices, cuda_devices
-from runtime.training import TrainRequest
+from runtime.training import TrainRequest, devices_of
 
 LARGE_ENOUGH = 1000
 """Parameters to be trained; a module with fewer is not worth a plan."""
@@ -165,8 +164,7 @@ class _Placing:
 
     def _settings(self) -> Settings:
         asked, request = self._asked, self._asked.request
-        devices = (cuda_devices if request.cuda else cpu_devices)(request.num_devices)
-        return Settings(request, executor_of(devices, request.timeout_seconds), asked.verify_steps, asked.fallback)
+        return Settings(request, executor_of(devices_of(request), request.timeout_seconds), asked.verify_steps, asked.fallback)
 
 
 def _keep(folder: Path, run: ScriptRun) -> None:

@@ -1,6 +1,7 @@
 """The flags of `baechi train` for a training script of the user's own, and the ScriptRequest they become."""
 
 import argparse
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -51,7 +52,11 @@ def request_of(args: argparse.Namespace) -> "ScriptRequest":
         raise OptionError("--costgen profiles a built-in model; drop it, and --out=DIR keeps the profile of a script's model")
     if args.workers != "thread":
         raise OptionError("a script's model runs on the threads, or CUDA streams, of the script's own process; drop --workers=process")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise OptionError("a script's model runs on all devices from one process; start it once, without torchrun")
     request = train_flags.request_of(args)
+    if request.cuda_graphs:
+        raise OptionError("--cuda_graphs is for built-in models; drop it")
     from runtime.script import ScriptRequest
 
     return ScriptRequest(args.script, tuple(args.script_args or ()), request, args.verify_steps, args.fallback)

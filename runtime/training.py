@@ -35,7 +35,7 @@ from runtime.split_gpu import split_gpu
 from runtime.step import TrainingStep, optimizer_spec
 from runtime.tables import search_news
 from runtime.thread_executor import ThreadExecutor
-from runtime.torch_devices import cpu_devices, cpu_workers, cuda_devices, cuda_workers
+from runtime.torch_devices import TorchDevice, cpu_devices, cpu_workers, cuda_devices, cuda_workers
 from runtime.training_run import RunOptions, RunReport, train_on
 from runtime.worker_group import WorkerGroup, worker_place
 
@@ -113,9 +113,8 @@ def with_executor(request: TrainRequest, drive: Callable[[Executor], T]) -> T | 
     """What `drive` returns for the executor of the request. In a worker group rank 0 drives; the others do as they are told and
     return None."""
     if request.workers == "thread":
-        make = split_gpu if request.split_gpu else cuda_devices if request.cuda else cpu_devices
         recorder = CudaRecorder if request.cuda_graphs else None
-        with ThreadExecutor(make(request.num_devices), request.timeout_seconds, recorder) as executor:
+        with ThreadExecutor(devices_of(request), request.timeout_seconds, recorder) as executor:
             return drive(executor)
     rank, size = worker_place()
     if size != request.num_devices:
@@ -130,6 +129,12 @@ def with_executor(request: TrainRequest, drive: Callable[[Executor], T]) -> T | 
         _, graph, binding = capture(request)
         follow(group, devices[rank], graph, binding, lambda: build_step(request))
     return None
+
+
+def devices_of(request: TrainRequest) -> list[TorchDevice]:
+    """The devices that one process runs. Raises MissingBackendError where there are too few."""
+    make = split_gpu if request.split_gpu else cuda_devices if request.cuda else cpu_devices
+    return make(request.num_devices)
 
 
 def _drive(request: TrainRequest, executor: Executor) -> StepReport | RunReport | Profile:
