@@ -28,18 +28,21 @@ class Rules:
     """Of each decision."""
     terminal_reward: bool = False
     """Only the last action is rewarded, with the whole improvement."""
+    longest_path_first: bool = True
+    """Plans are simulated with the longest path to the end first, transfers included; else ops run as they become ready, as published."""
     memory_penalty: float = 5.0
     """What a plan costs more for each device's limit that its peaks exceed the limits by; the step costs 1 on the fastest device."""
 
 
 class Environment:
-    """A batch of episodes on one graph, in step with each other. It simulates as every placer does, without priorities."""
+    """A batch of episodes on one graph, in step with each other. It simulates as every placer does."""
 
     def __init__(self, decisions: Decisions, batch: int, rules: Rules = Rules()) -> None:  # noqa: B008 - frozen
         self.decisions = decisions
         self.rules = rules
         self.problem = make_problem(decisions.graph, decisions.cluster)
         self._state = make_state(self.problem)
+        self._state.totals["has_priority"] = rules.longest_path_first
         self._world = _make_world(decisions)
         self._episodes = _make_episodes(decisions, batch)
         self.time = 0
@@ -151,6 +154,7 @@ def _make_world(decisions: Decisions) -> World:
         unit=decisions.unit_of,
         member_from=np.cumsum([0, *map(len, units)], dtype=np.int32),
         members=np.array([v for unit in units for v in unit], np.int32),
+        order=np.array(graph.order, np.int32),
         work_us=np.array([sum(graph.ops[v].compute_us for v in unit) for unit in units], np.float64),
         held_bytes=np.array([held_bytes(graph, unit) for unit in units], np.float64),
         parallel=parallel,

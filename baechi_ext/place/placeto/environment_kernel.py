@@ -34,6 +34,8 @@ class World(NamedTuple):
     member_from: Ints
     """By decision, the first of its `members`."""
     members: Ints
+    order: Ints
+    """Of all ops, topological."""
     work_us: Floats
     held_bytes: Floats
     parallel: NDArray[np.bool_]
@@ -88,9 +90,28 @@ def act(p: Problem, s: State, w: World, e: Episodes, u: int, actions: NDArray[np
 
 
 @part
+def _longest_paths_first(p: Problem, s: State, w: World) -> None:
+    """The priorities of `trial.longest_placed_path_order`."""
+    for i in range(len(w.order) - 1, -1, -1):
+        v = w.order[i]
+        here, after_us = s.placement[v], 0.0
+        for j in range(p.ops[v].outputs_from, p.ops[v + 1].outputs_from):
+            t = p.lists[j]
+            for reading in range(p.tensors[t].readers_from, p.tensors[t + 1].readers_from):
+                reader = p.lists[reading]
+                path_us, there = -s.priority[reader], s.placement[reader]
+                if there != here:
+                    path_us += p.links[here, there].latency_us + p.tensors[t].bytes * p.links[here, there].us_per_byte
+                after_us = max(after_us, path_us)
+        s.priority[v] = -(p.ops[v].compute_us / p.devices[here].speed + after_us)
+
+
+@part
 def _simulate(p: Problem, s: State, w: World, e: Episodes, b: int) -> None:
     for v in range(len(w.unit)):
         s.placement[v] = e.device[b, w.unit[v]]
+    if s.totals[0].has_priority:
+        _longest_paths_first(p, s, w)
     e.makespan_us[b] = run(p, s)
     e.simulated[0] += 1
     for v in range(len(w.unit)):

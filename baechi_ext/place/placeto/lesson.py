@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.place.common import Proposal
 from baechi_ext.place.placeto.decisions import Decisions
 from baechi_ext.place.placeto.embedding import GraphTensors
 from baechi_ext.place.placeto.environment import Environment, Rules
 from baechi_ext.place.placeto.policy import Policy
 from baechi_ext.place.placeto.rollout import Rollout, run_episodes
 from baechi_ext.place.placeto.view import View
+from baechi_ext.place.trial import longest_placed_path_order
 from baechi_ext.simulate import lower_bound_us
 from baechi_ext.simulate.arrays import Floats
 
@@ -79,6 +81,12 @@ class Lesson:
     def _keep_best(self) -> None:
         found = self.best | self.environment.best()
         self.best = dict(sorted(found.items(), key=lambda entry: entry[1])[:_KEPT])
+
+    def proposals(self) -> list[Proposal]:
+        """The best plans, in the order in which episodes simulate them."""
+        graph, cluster = self.decisions.graph, self.decisions.cluster
+        placements = [self.decisions.placement(devices) for devices in self.best]
+        return [Proposal(placement, (longest_placed_path_order(graph, cluster, placement),)) for placement in placements]
 
     @cached_property
     def bound_us(self) -> float:

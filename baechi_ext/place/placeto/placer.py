@@ -46,8 +46,7 @@ def placeto(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResu
     batch = max(1, min(_EPISODES, _SIMULATED_OPS // (_BATCHES * simulated_ops)))
     lesson = Lesson(decisions, batch, Rules(visits=policy.config.visits))
     interrupted = _search(task, lesson, policy)
-    plans = [decisions.placement(devices) for devices in lesson.best]
-    return replace(conclude(task, [Proposal(plan) for plan in plans]), interrupted=interrupted)
+    return replace(conclude(task, lesson.proposals()), interrupted=interrupted)
 
 
 def _search(task: Task, lesson: "Lesson", policy: "Policy") -> bool:
@@ -78,8 +77,9 @@ def _reporter(task: Task, lesson: "Lesson") -> "Callable[[TrainingProgress], Non
         return None
 
     def report(progress: "TrainingProgress") -> None:
-        devices, (excess, makespan_us) = next(iter(lesson.best.items()))
-        placed = Trial(lesson.decisions.placement(devices), None, task.simulator)
+        excess, makespan_us = next(iter(lesson.best.values()))
+        best = lesson.proposals()[0]
+        placed = Trial(best.placement, best.priorities[0], task.simulator)
         excess_bytes = sum(placed.excess_bytes) if excess else 0.0
         watch(SearchProgress(makespan_us, excess_bytes, task.bound_us, lesson.environment.simulated, task.elapsed_seconds()))
 

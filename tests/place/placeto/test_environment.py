@@ -12,6 +12,7 @@ from baechi_ext.place.placeto.decisions import Decisions
 from baechi_ext.place.placeto.environment import Environment, Rules
 from baechi_ext.place.placeto.environment_kernel import FEATURES
 from baechi_ext.place.traversal import TRAVERSALS, traversal
+from baechi_ext.place.trial import longest_placed_path_order
 from baechi_ext.simulate import simulate
 from tests.build import cluster_of, graph_of
 from tests.simulate.strategies import clusters, graphs
@@ -63,10 +64,10 @@ def test_large_graphs_are_decided_in_clusters() -> None:
 
 
 @settings(max_examples=60)
-@given(graph=graphs(), cluster=clusters(), visits=st.integers(1, 2), terminal=st.booleans(), data=st.data())
-def test_rewards_add_up_to_the_improvement(graph: OpGraph, cluster: Cluster, visits: int, terminal: bool, data: st.DataObject) -> None:
+@given(graph=graphs(), cluster=clusters(), rules=st.builds(Rules, st.integers(1, 2), st.booleans(), st.booleans()), data=st.data())
+def test_rewards_add_up_to_the_improvement(graph: OpGraph, cluster: Cluster, rules: Rules, data: st.DataObject) -> None:
     decisions = Decisions.of(graph, cluster)
-    environment = Environment(decisions, 2, Rules(visits=visits, terminal_reward=terminal))
+    environment = Environment(decisions, 2, rules)
     device = st.integers(0, len(cluster) - 1)
     plans = data.draw(st.lists(st.lists(device, min_size=len(decisions), max_size=len(decisions)), min_size=2, max_size=2))
     environment.reset(plans)
@@ -77,12 +78,14 @@ def test_rewards_add_up_to_the_improvement(graph: OpGraph, cluster: Cluster, vis
         for plan, action in zip(plans, actions, strict=True):
             plan[environment.current] = action
         rewards = environment.step(np.array(actions))
-        assert not terminal or environment.done or not rewards.any()
+        assert not rules.terminal_reward or environment.done or not rewards.any()
         total += rewards
-    assert environment.time == visits * len(decisions)
+    assert environment.time == rules.visits * len(decisions)
     assert total == pytest.approx(first - environment.costs, abs=1e-9 * max(1.0, first.max()))
     for b, plan in enumerate(plans):
-        assert environment.makespans_us[b] == simulate(graph, cluster, decisions.placement(plan)).makespan_us
+        placement = decisions.placement(plan)
+        order = longest_placed_path_order(graph, cluster, placement) if rules.longest_path_first else None
+        assert environment.makespans_us[b] == simulate(graph, cluster, placement, order).makespan_us
 
 
 def test_the_best_plan_of_an_episode_is_kept() -> None:
