@@ -1,16 +1,17 @@
 """Placeto beside other methods on graphs it was not trained on, with equal numbers of simulated plans: `baechi placeto evaluate`."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster
-from baechi_ext.ir.files import SCHEMA_VERSION, make_folder, write_bytes, write_json
-from baechi_ext.place.placeto.checkpoint import SHIPPED, load_policy
+from baechi_ext.ir.files import SCHEMA_VERSION, make_folder, read_json, write_bytes, write_json
+from baechi_ext.place.placeto.checkpoint import SHIPPED, load_policy, parameters_sha256
 from baechi_ext.simulate import lower_bound_us
-from runtime.placeto_contenders import CONTENDERS, Contest, Entry, entry
+from runtime.placeto_contenders import CONTENDERS, WITH_POLICY, Contest, Entry, entry
 from runtime.placeto_graphs import Source
 from runtime.placeto_needs import Needs, needs, table
 from runtime.placeto_plots import require_matplotlib, save_distributions
@@ -46,7 +47,7 @@ class ComparisonRequest:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was found for one graph; a sentence where a method has no plan."""
+    """What was found for one graph as yet; a sentence where a method has no plan."""
 
     file: str
     ops: int
@@ -69,7 +70,7 @@ class Row:
         return needs(self.entries)
 
     def to_json(self) -> dict[str, Any]:
-        entries = {name: _to_json(e) for name, e in self.entries.items()}
+        entries = {name: e.to_json() if isinstance(e, Entry) else {"why_not": e} for name, e in self.entries.items()}
         for name, plans in self.needs.items():
             entries[name]["plans_until_near"] = plans
         return {"file": self.file, "ops": self.ops, "lower_bound_us": self.lower_bound_us, "methods": entries}
@@ -82,10 +83,17 @@ class Comparison:
     title: str
     request: ComparisonRequest
     rows: tuple[Row, ...]
+    policy_sha256: str = ""
 
     @property
     def methods(self) -> tuple[str, ...]:
         return self.request.methods or tuple(CONTENDERS)
+
+    def completed(self, i: int, method: str, found: Entry | str) -> "Comparison":
+        """With one more entry, of the graph i."""
+        entries = {**self.rows[i].entries, method: found}
+        row = replace(self.rows[i], entries={name: entries[name] for name in self.methods if name in entries})
+        return replace(self, rows=(*self.rows[:i], row, *self.rows[i + 1 :]))
 
     def distribution(self, method: str) -> list[float]:
         """Steps over lower bounds, sorted: with the share of graphs up to each, a distribution function."""
@@ -96,7 +104,7 @@ class Comparison:
         found = {}
         for method in self.methods:
             ratios = self.distribution(method)
-            entries = [e for row in self.rows if isinstance(e := row.entries[method], Entry)]
+            entries = [e for row in self.rows if isinstance(e := row.entries.get(method), Entry)]
             searched = [e.evaluations for e in entries if e.evaluations is not None]
             found[method] = {
                 "graphs": len(ratios),
@@ -104,7 +112,7 @@ class Comparison:
                 "worst_ratio": max(ratios, default=None),
                 "wins": sum(method in row.winners for row in self.rows),
                 "mean_evaluations": _mean(searched),
-                "mean_seconds": _mean([e.seconds for e in entries]),
+                "median_seconds": median(e.seconds for e in entries) if entries else None,
             }
         return dict(sorted(found.items(), key=lambda item: item[1]["mean_ratio"] or float("inf")))
 
@@ -116,6 +124,7 @@ class Comparison:
             "evaluations": request.evaluations,
             "seed": request.seed,
             "policy": request.policy or "default",
+            "policy_sha256": self.policy_sha256,
             "cluster": request.cluster.to_json(),
             "summary": self.summary(),
             "distributions": {method: self.distribution(method) for method in self.methods},
@@ -129,7 +138,7 @@ class Comparison:
         columns = ("method", "graphs", "step / bound", "worst", "wins", "plans simulated", "seconds")
         found = [title, "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
         for method, facts in self.summary().items():
-            mean, worst, plans, seconds = (facts[k] for k in ("mean_ratio", "worst_ratio", "mean_evaluations", "mean_seconds"))
+            mean, worst, plans, seconds = (facts[k] for k in ("mean_ratio", "worst_ratio", "mean_evaluations", "median_seconds"))
             cells = (method, str(facts["graphs"]), _cell(mean, ".3f"), _cell(worst, ".3f"), str(facts["wins"]))
             found.append(f"| {' | '.join((*cells, _cell(plans, '.0f'), _cell(seconds, '.2f')))} |")
         needed = table([row.needs for row in self.rows])
@@ -161,10 +170,11 @@ class ComparisonReport:
 
 
 def compare(request: ComparisonRequest) -> ComparisonReport:
-    """Runs every method on the test graphs of every source, and writes what it knows after each graph.
+    """Runs every method on the test graphs of every source, and writes what it knows after each of them.
 
-    Raises FileError, PolicyError or MissingBackendError where the policy can't be used, FileError or OptionError for wrong sources,
-    MissingBackendError where a plot is asked for without matplotlib. A method without a plan for a graph is an entry, no error.
+    What `out` has of the same methods, budgets, seed, cluster and policy is not found anew. Raises FileError, PolicyError or
+    MissingBackendError where the policy can't be used, FileError or OptionError for wrong sources, MissingBackendError where a plot is
+    asked for without matplotlib. A method without a plan for a graph is an entry, no error.
     """
     if request.plot:
         require_matplotlib()
@@ -174,19 +184,38 @@ def compare(request: ComparisonRequest) -> ComparisonReport:
 
 
 def _compared(request: ComparisonRequest, source: Source) -> Comparison:
-    policy = load_policy(request.policy or SHIPPED)
+    path = request.policy or SHIPPED
+    policy, sha256 = load_policy(path), parameters_sha256(path)
     graphs = source.graphs("test")
-    comparison = Comparison(source.title, request, ())
+    rows = tuple(Row(file, len(graph), float(lower_bound_us(graph, request.cluster)), {}) for file, graph in graphs.items())
+    comparison = _with_known(Comparison(source.title, request, rows, sha256))
     with progress(f"comparing {len(comparison.methods)} methods on {len(graphs)} graphs of {source.title}") as show:
-        for file, graph in graphs.items():
+        for i, (file, graph) in enumerate(graphs.items()):
             contest = Contest(graph, request.cluster, policy, request.evaluations, request.seed)
-            entries = {}
             for method in comparison.methods:
-                show(f"{file}, {method}")
-                entries[method] = entry(method, contest)
-            row = Row(file, len(graph), float(lower_bound_us(graph, request.cluster)), entries)
-            comparison = replace(comparison, rows=(*comparison.rows, row))
-            _write(comparison)
+                if method not in comparison.rows[i].entries:
+                    show(f"{file}, {method}")
+                    comparison = comparison.completed(i, method, entry(method, contest))
+                    _write(comparison)
+    return comparison
+
+
+def _with_known(comparison: Comparison) -> Comparison:
+    """With what the folder `out` has of the same comparison; of another policy, what has nothing to do with it."""
+    folder = comparison.request.out
+    path = None if folder is None else folder / f"{comparison.title}.json"
+    if path is None or not path.exists():
+        return comparison
+    there, here = read_json(path, "comparison"), comparison.to_json()
+    if any(there.get(name) != here[name] for name in ("evaluations", "seed", "cluster")):
+        return comparison
+    same_policy = there.get("policy_sha256") == comparison.policy_sha256
+    found = {tuple(row[name] for name in ("file", "ops", "lower_bound_us")): row["methods"] for row in there["graphs"]}
+    for i, row in enumerate(comparison.rows):
+        for method, value in found.get((row.file, row.ops, row.lower_bound_us), {}).items():
+            if method in comparison.methods and (same_policy or method not in WITH_POLICY):
+                known = value["why_not"] if "why_not" in value else Entry.from_json(value)
+                comparison = comparison.completed(i, method, known)
     return comparison
 
 
@@ -194,18 +223,11 @@ def _write(comparison: Comparison) -> None:
     folder = comparison.request.out
     if folder is None:
         return
-    write_json(folder / f"{comparison.title}.json", comparison.to_json())
+    write_json(folder / f"{comparison.title}.json", comparison.to_json(), compact=True)
     write_bytes(folder / f"{comparison.title}.md", ("\n".join(comparison.lines()) + "\n").encode())
     if comparison.request.plot:
         curves = {method: comparison.distribution(method) for method in comparison.methods}
         save_distributions(folder / f"{comparison.title}.svg", comparison.title, curves)
-
-
-def _to_json(found: Entry | str) -> dict[str, Any]:
-    """Without the curve, which is long."""
-    if not isinstance(found, Entry):
-        return {"why_not": found}
-    return {name: value for name, value in asdict(found).items() if name != "curve"}
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -4,9 +4,11 @@ Searches begin with everything on the fastest device, and the best placements th
 ten more plans, for all alike).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +32,8 @@ _PLANS = 16
 """At once, of the RNN placer and of random placement."""
 _MOST_BATCHES = 100
 """Of a policy that leaves most decisions as they are, which takes no simulation."""
+CURVE_STEP = 0.002
+"""By how much points of a curve differ at least: they are many, and kept."""
 _LONG_SECONDS = 1e6
 _UNTIL_THE_BUDGET_ENDS = 10**6
 
@@ -59,15 +63,32 @@ class Entry:
     evaluations: int | None
     """Plans simulated to find it; None where the method does not search."""
     seconds: float
+    """Of processor time."""
     curve: tuple[tuple[int, float], ...] = ()
     """Of a search that knows: plans simulated when one was shorter than all before, and its step; the choice of an order comes later."""
 
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "curve": [list(point) for point in self.curve]}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "Entry":
+        curve = tuple((int(plans), float(step_us)) for plans, step_us in value["curve"])
+        return cls(float(value["step_us"]), value["evaluations"], float(value["seconds"]), curve)
+
+
+def _thinned(curve: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """The points that are better by CURVE_STEP than the one kept before them, and the last one."""
+    kept: list[tuple[int, float]] = []
+    for plans, step_us in curve:
+        if not kept or step_us <= kept[-1][1] * (1 - CURVE_STEP) or (plans, step_us) == curve[-1]:
+            kept.append((plans, step_us))
+    return tuple(kept)
+
 
 def _from_lesson(task: Task, lesson: Lesson) -> Entry:
-    plans = [Proposal(lesson.decisions.placement(devices)) for devices in lesson.best]
-    result = conclude(task, plans)
+    result = conclude(task, lesson.proposals())
     environment = lesson.environment
-    return Entry(result.predicted_step_us, environment.simulated, result.placement_seconds, tuple(environment.improvements))
+    return Entry(result.predicted_step_us, environment.simulated, result.placement_seconds, _thinned(environment.improvements))
 
 
 def zero_shot(contest: Contest) -> Entry:
@@ -161,9 +182,14 @@ CONTENDERS: dict[str, Callable[[Contest], Entry]] = {
 """Placeto in three ways, the RNN placer, two searches without learning, and methods that simulate few plans."""
 
 
+WITH_POLICY = ("zero_shot", "fine_tuned", "from_scratch")
+"""What they find depends on the policy, or on what it is made of."""
+
+
 def entry(name: str, contest: Contest) -> Entry | str:
     """What a contender finds; why it finds nothing, where it has no plan, no hints, or lacks a package."""
+    begun_seconds = time.process_time()
     try:
-        return CONTENDERS[name](contest)
+        return replace(CONTENDERS[name](contest), seconds=time.process_time() - begun_seconds)
     except (InfeasibleError, MissingBackendError, OptionError) as e:
         return str(e)

@@ -120,7 +120,7 @@ def test_every_contender_keeps_to_the_budget(request_to_compare: ComparisonReque
     for row in found.rows:
         assert row.entries["expert"].startswith("the graph has no expert hints")
         plans = {name: e.evaluations for name, e in row.entries.items() if isinstance(e, Entry)}
-        assert {name for name, count in plans.items() if count is None} - {"metis"} == {"single", "m_etf", "m_sct"}
+        assert {name for name, count in plans.items() if count is None} - {"metis", "scotch"} == {"single", "m_etf", "m_sct"}
         assert all(0 < count <= 400 for count in plans.values() if count is not None)
         assert all(ratio >= 1 - 1e-9 for ratio in row.ratios.values())
     assert {name for name, ratio in found.rows[1].ratios.items() if ratio == pytest.approx(1.0)} >= {"rnn", "annealing", "random"}  # towers
@@ -133,6 +133,32 @@ def test_what_a_comparison_writes(request_to_compare: ComparisonRequest) -> None
     assert (request_to_compare.out / "ptb.md").read_text().splitlines() == report.lines()
     assert [len(written["distributions"][name]) for name in ("single", "m_etf", "expert")] == [2, 2, 0]
     assert written["graphs"][1]["methods"]["single"]["step_us"] == 80
+
+
+def test_a_comparison_goes_on(request_to_compare: ComparisonRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was found is kept, but for what another policy may find, and nothing of another budget is."""
+    made: list[str] = []
+
+    def counted(name: str, contest: Contest) -> Entry | str:
+        made.append(name)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        return entry(name, contest)
+
+    monkeypatch.setattr("runtime.placeto_comparison.entry", counted)
+    request = replace(request_to_compare, methods=("zero_shot", "random"))
+    with pytest.raises(KeyboardInterrupt):
+        compare(request)
+    found = compare(request)
+    assert compare(request) == found
+    assert made == ["zero_shot", "random", "zero_shot", "zero_shot", "random"]
+    assert [list(row.entries) for row in found.comparisons[0].rows] == [["zero_shot", "random"]] * 2
+    save_policy(request.policy, Policy.fresh(NETWORK, 6), {})
+    again = compare(replace(request, methods=("random", "single", "zero_shot"))).comparisons[0]
+    assert made[5:] == ["single", "zero_shot"] * 2
+    assert again.rows[0].entries["random"] == found.comparisons[0].rows[0].entries["random"]
+    compare(replace(request, evaluations=300))
+    assert made[9:] == ["zero_shot", "random"] * 2
 
 
 def test_a_plot_of_distributions(request_to_compare: ComparisonRequest) -> None:
@@ -155,7 +181,7 @@ def test_a_summary_by_hand() -> None:
     found = Comparison("x", request, (first, second))
     assert list(found.summary()) == ["rnn", "annealing", "random"]
     assert [facts["wins"] for facts in found.summary().values()] == [1, 1, 1]
-    annealing = {"graphs": 2, "mean_ratio": 1.1, "worst_ratio": 1.2, "wins": 1, "mean_evaluations": 60, "mean_seconds": 2}
+    annealing = {"graphs": 2, "mean_ratio": 1.1, "worst_ratio": 1.2, "wins": 1, "mean_evaluations": 60, "median_seconds": 2}
     assert found.summary()["annealing"] == annealing
     assert found.distribution("random") == pytest.approx([1.0005, 1.2])
     assert found.lines()[4] == "| rnn | 1 | 1.000 | 1.000 | 1 | - | 2.00 |"

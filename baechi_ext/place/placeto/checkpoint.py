@@ -42,6 +42,11 @@ def load_policy(path: str | Path) -> Policy:
     return Policy(config, fitting(tensors, config, str(path)))
 
 
+def parameters_sha256(path: str | Path) -> str:
+    """Of a policy that `load_policy` loads."""
+    return str(read_json(_named(path, ".json"), KIND)["sha256"])
+
+
 def write_pair(path: str | Path, value: dict[str, Any], tensors: dict[str, "Tensor"]) -> None:
     """The tensors, and JSON that names and seals them."""
     save = _safetensors().save
