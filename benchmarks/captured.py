@@ -1,8 +1,11 @@
 """Graphs of real training steps to compare placers on: the built-in models, captured and profiled on this machine.
 
     python -m benchmarks.captured inception_v3 --out=FILE.json
+    python -m benchmarks.captured inception_v3 --most_ops=500 --out=FILE.json.gz
 
-Profiled times differ from run to run, so a comparison keeps the graph file and uses it for all methods.
+With `--most_ops` neighbours are merged until so few ops are left, as in data sets: as many as a learned placer can visit one by one; with
+`--graph=FILE.json` those of a graph that was captured before. Profiled times differ from run to run, so a comparison keeps the graph
+file and uses it for all methods.
 """
 
 import argparse
@@ -13,6 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from baechi_ext.group.contraction import bundled
+from baechi_ext.group.merging import merge
 from baechi_ext.ir import Cluster, OpGraph
 from benchmarks.families import cluster_for
 
@@ -69,9 +74,14 @@ def costed_graph(model: str) -> OpGraph:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=MODELS)
+    parser.add_argument("--graph", type=Path, help="take this file instead of capturing")
+    parser.add_argument("--most_ops", type=int, help="merge neighbours until so few ops are left")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(argv)
-    costed_graph(args.model).save(args.out)
+    graph = costed_graph(args.model) if args.graph is None else OpGraph.load(args.graph)
+    if args.most_ops is not None:
+        graph = bundled(merge(graph, args.most_ops).coarse)
+    graph.save(args.out, compact=args.out.suffix == ".gz")
 
 
 if __name__ == "__main__":
