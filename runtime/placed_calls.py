@@ -308,9 +308,6 @@ class PlacedCalls:
         return next_rung(self.module, self.run_unplaced, settings, error)
 
     def _refuse(self, error: CaptureError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.other_way = self._next_rung(error)
-        if self.other_way is not None:
-            return self.other_way(*args, **kwargs)
         if not self.settings.fallback:
             raise error
         self._go_on_unplaced(error)

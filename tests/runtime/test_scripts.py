@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baechi_ext.errors import CaptureError, FileError, ParityError
+from baechi_ext.errors import FileError, ParityError
 from baechi_ext.place.common import PlaceOptions
 from runtime.pipeline import PlanRequest
 from runtime.script import ScriptRequest, ScriptRun, run_script
@@ -129,29 +129,44 @@ for step in range(5):
 """
 
 
-@pytest.mark.parametrize(
-    ("forward", "error", "reason"),
-    [
-        ("y = y * 2 if y.sum().item() > 0 else y", CaptureError, "cannot be captured"),
-        ("y = y + float(y.detach().numpy().mean())", CaptureError, "cannot be captured"),
-        ("y = y + y[y > 0].mean()", CaptureError, "cannot be captured"),
-        ("y = y * 2 if random.random() > 0.5 else y", CaptureError, "draws from Python's or NumPy's random"),
-        ("y = y * next(NUMBERS)", ParityError, "differs from the unplaced one"),
-        ("self.n = getattr(self, 'n', 0) + 1; y = y * (1 + self.n % 2)", CaptureError, "changes attributes of the module (n)"),
-        ("self.b.seen = self.b.seen + [y] if hasattr(self.b, 'seen') else []", CaptureError, "changes attributes of the module (b.seen)"),
-        ("y = OUTSIDE(y)", CaptureError, "is to be trained and is no parameter"),
-    ],
-)
-def test_what_cannot_be_placed_stops_or_goes_on_as_it_is(tmp_path: Path, forward: str, error: type[Exception], reason: str) -> None:
-    path = tmp_path / "odd.py"
-    head = "from itertools import cycle\nNUMBERS = cycle([1.0, 1.5])\nOUTSIDE = nn.Linear(40, 40)"
-    path.write_text(ODD.replace("HEAD", head).replace("FORWARD", forward))
-    with pytest.raises(error, match=re.escape(reason)):
+HEAD = "from itertools import cycle\nNUMBERS = cycle([1.0, 1.5])\nOUTSIDE = nn.Linear(40, 40)"
+
+
+def test_what_differs_stops_or_goes_on_as_it_is(tmp_path: Path) -> None:
+    path, reason = tmp_path / "odd.py", "differs from the unplaced one"
+    path.write_text(ODD.replace("HEAD", HEAD).replace("FORWARD", "y = y * next(NUMBERS)"))
+    with pytest.raises(ParityError, match=reason):
         placed(path)
     printed, run = placed(path, fallback=True)
     assert printed == unplaced(path)
     assert reason in run.placed[0].refusal
     assert reason in run.lines()[0]
+
+
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [
+        ("y = y * 2 if y.sum().item() > 0 else y", "odd.py:LINE in forward: `y = y * 2 if y.sum().item() > 0 else y`"),
+        ("y = y + float(y.detach().numpy().mean())", "odd.py:LINE in forward"),
+        ("y = y + y[y > 0].mean()", "odd.py:LINE in forward"),
+        ("y = y * 2 if random.random() > 0.5 else y", "draws from Python's or NumPy's random"),
+        ("self.n = getattr(self, 'n', 0) + 1; y = y * (1 + self.n % 2)", "changes attributes of the module (n)"),
+        ("self.b.seen = self.b.seen + [y] if hasattr(self.b, 'seen') else []", "changes attributes of the module (b.seen)"),
+        ("y = OUTSIDE(y)", "is to be trained and is no parameter"),
+    ],
+)
+def test_what_cannot_be_one_graph_is_placed_in_blocks(tmp_path: Path, forward: str, reason: str) -> None:
+    """And it is said why."""
+    path = tmp_path / "odd.py"
+    path.write_text(ODD.replace("HEAD", HEAD).replace("FORWARD", forward))
+    line = 1 + [text.strip() for text in path.read_text().splitlines()].index(forward)
+    printed, run = placed(path, seed=1)
+    assert numbers(printed) == pytest.approx(numbers(unplaced(path)), rel=1e-5)
+    blocks = run.placed[0].other_way
+    assert blocks.plan.result.splits
+    assert blocks.verified == 2
+    assert "2 blocks, 1 on cpu:0, 1 on cpu:1" in run.lines()[0]
+    assert reason.replace("LINE", str(line)) in run.lines()[0]
 
 
 def test_what_is_set_up_at_first_use_is_placed(tmp_path: Path) -> None:
