@@ -108,6 +108,8 @@ class CallReport:
             if self.unplaced_us is not None:
                 gain += f", {as_time(self.unplaced_us)} unplaced on one thread ({self.unplaced_us / self.measured_us:.2f} times)"
         verified = f"{self.verified_steps} verified (largest relative difference {self.max_rel_diff:.2g})"
+        if len(self.devices) > 1 and sum(count > 0 for count in self.num_ops) < 2:
+            gain += "; splitting does not pay: one device is as fast"
         left_out = f"; {self.unplaced_steps} steps of other shapes ran unplaced" if self.unplaced_steps else ""
         ops = " + ".join(map(str, self.num_ops))
         placed = f"{self.method}, {ops} ops on {', '.join(self.devices)}; {self.placed_steps} steps placed"

@@ -35,10 +35,10 @@ class _Watched:
     def __init__(self, name: str, module: nn.Module) -> None:
         self.name = name
         self._attributes = vars(module)
-        self._names = ["training", *(n for n in self._attributes if n not in _OWN)]
-        self._get = itemgetter(*self._names) if len(self._names) > 1 else lambda d: d["training"]
-        values = self._get(self._attributes)
-        self._values = values
+        self._names = [n for n in self._attributes if n not in _OWN or n == "training"]
+        # Twice the first, so that it is a tuple of values however many there are.
+        self._get = itemgetter(*self._names[:1], *self._names) if self._names else lambda _: ()
+        self._values = self._get(self._attributes)
         self._count = len(self._attributes)
         self._contents = {n: frozen for n in self._names if (frozen := _frozen(self._attributes[n])) is not None}
         self._tensors = {kind: dict(self._attributes[kind]) for kind in ("_parameters", "_buffers", "_modules")}
@@ -60,8 +60,7 @@ class _Watched:
 
     def changes(self) -> list[str]:
         now, found = self._attributes, []
-        values = self._values if len(self._names) > 1 else (self._values,)
-        for name, before in zip(self._names, values, strict=True):
+        for name, before in zip(self._names, self._values[1:], strict=True):
             same = name in now and (now[name] is before or _equal(now[name], before))
             if not same or (name in self._contents and _frozen(now[name]) != self._contents[name]):
                 found.append(name)

@@ -113,7 +113,7 @@ class PlacedModule(nn.Module):
     def __class__(self) -> type:
         """isinstance(placed, Net) holds for a placed Net."""
         placed = self.__dict__.get("_placed")
-        return PlacedModule if placed is None else type(placed.module)
+        return PlacedModule if placed is None else type(placed.given)
 
     def __init__(self, module: nn.Module, settings: Settings, examples: tuple[tuple, dict] | None) -> None:
         super().__init__()
@@ -136,44 +136,44 @@ class PlacedModule(nn.Module):
     def unplace(self) -> nn.Module:
         """The ordinary module, with all that was trained; this one runs unplaced from now on."""
         self._placed.drop()
-        return self._placed.module
+        return self._placed.given
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._placed(*args, **kwargs)
 
     def train(self, mode: bool = True) -> "PlacedModule":
-        self._placed.module.train(mode)
+        self._placed.given.train(mode)
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return self._placed.module.state_dict(*args, **kwargs)
+        return self._placed.given.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        return self._placed.module.load_state_dict(state_dict, *args, **kwargs)
+        return self._placed.given.load_state_dict(state_dict, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name in self._OWN:
             raise AttributeError(name)
-        return getattr(self._placed.module, name)
+        return getattr(self._placed.given, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._placed.module, name, value) if "_placed" in self.__dict__ else super().__setattr__(name, value)
+        setattr(self._placed.given, name, value) if "_placed" in self.__dict__ else super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(self._placed.module, name)
+        delattr(self._placed.given, name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         """A copy, as of averaged weights, is an ordinary module."""
         import copy
 
-        return copy.deepcopy(self._placed.module, memo)
+        return copy.deepcopy(self._placed.given, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Saved as the ordinary module."""
-        return self._placed.module.__reduce_ex__(protocol)
+        return self._placed.given.__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
-        return f"placed {self._placed.module!r}"
+        return f"placed {self._placed.given!r}"
 
 
 def parallelize(model: Any, example_inputs: Any, options: Mapping[str, Any]) -> Any:

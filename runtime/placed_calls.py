@@ -69,7 +69,9 @@ class PlacedCalls:
     """Stands in for `module.__call__`; `ordinary` is what it stands in for."""
 
     def __init__(self, module: nn.Module, ordinary: Runner, settings: Settings) -> None:
-        self.module = module
+        self.given = module
+        self.module = getattr(module, "_orig_mod", module)
+        """What is captured: of a compiled module, what was compiled."""
         self.settings = settings
         self.calls: list[PlacedCall] = []
         self.refusal = ""
@@ -199,9 +201,20 @@ class PlacedCalls:
 
     def _add(self, key: object, inputs: list[Tensor], given: Tree) -> PlacedCall:
         """Captures, places and loads the call. The module's attributes are as they were."""
+        try:
+            return self._added(key, inputs, given)
+        except BaechiError:
+            raise
+        except Exception as e:  # noqa: BLE001 - what nobody has thought of is no reason to stop where `fallback` is wanted
+            reason = (str(e).splitlines() or [""])[0]
+            raise CaptureError(f"a call of {type(self.module).__name__} can't be placed: {type(e).__name__}: {reason}") from e
+
+    def _added(self, key: object, inputs: list[Tensor], given: Tree) -> PlacedCall:
         module, request, executor = self.module, self.settings.request, self.settings.executor
         name = type(module).__name__
         watch, attributes = ModuleWatch(module), [(vars(m), dict(vars(m))) for m in module.modules()]
+        for now, _ in attributes:
+            now.pop("_compiled_call_impl", None)
         optimizer = optimizer_of(module)
         options = CaptureOptions("in the caller's code", optimizer.slots, request.colocate_grads_with_ops, request.relaxed_random)
         try:

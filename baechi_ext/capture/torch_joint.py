@@ -186,13 +186,16 @@ class _Nodes:
 
 
 def _drop_detached(module: "fx.GraphModule") -> None:
-    """Replaces detach and alias, which compute nothing, by their argument and drops what nobody reads."""
+    """Replaces detach and alias, which compute nothing, by their argument and drops what nobody reads, and notes for profilers."""
     import torch
 
     silent = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}
     for node in list(module.graph.nodes):
         if node.op == "call_function" and node.target in silent:
             node.replace_all_uses_with(node.args[0])
+    for node in reversed(list(module.graph.nodes)):
+        if str(node.target).startswith("profiler.") and not node.users:
+            module.graph.erase_node(node)
     module.graph.eliminate_dead_code()
 
 

@@ -323,3 +323,27 @@ def test_arguments_that_hide_tensors_are_refused() -> None:
         place(model)(torch.randn(5, 6), mask={torch.ones(12)})
     with pytest.raises(CaptureError, match="special kind"):
         place(model)(torch.eye(6).to_sparse())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("start", ["cpu", "cuda:0"])
+def test_two_cuda_devices(start: str) -> None:
+    torch.manual_seed(1)
+    model = Branches().to(start)
+    reference, placed = copy.deepcopy(model), place(model, devices=["cuda:0", "cuda:1"])
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01) for m in (reference, placed)]
+    for i in range(6):
+        x, y = (t.to(start) for t in batch("branches", i))
+        losses = []
+        for module, optimizer in zip((reference, placed), optimizers, strict=True):
+            torch.manual_seed(i)
+            loss = cross_entropy(module.train()(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                losses += [loss.item(), cross_entropy(module.eval()(x), y).item()]
+        assert losses[:2] == pytest.approx(losses[2:], rel=0.5 if start == "cpu" else 1e-3)  # dropout draws from the device's generator
+    assert {p.device.index for p in placed.parameters()} == {0, 1}
+    assert placed.report().placed_steps == 6

@@ -29,12 +29,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def placed(path: Path, *arguments: str, verify_steps: int = 2, fallback: bool = False, seed: int = 0) -> tuple[str, ScriptRun]:
+def placed(
+    path: Path, *arguments: str, verify_steps: int = 2, fallback: bool = False, seed: int = 0, num_devices: int = 2
+) -> tuple[str, ScriptRun]:
     """What the script prints, run on two devices, each op on any of them."""
-    plan = PlanRequest(method="random", options=PlaceOptions(seed=seed))
+    request = TrainRequest("", PlanRequest(method="random", options=PlaceOptions(seed=seed)), num_devices=num_devices)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        run = run_script(ScriptRequest(str(path), arguments, TrainRequest("", plan), verify_steps, fallback))
+        run = run_script(ScriptRequest(str(path), arguments, request, verify_steps, fallback))
     return printed.getvalue(), run
 
 
@@ -141,6 +143,31 @@ def test_what_differs_stops_or_goes_on_as_it_is(tmp_path: Path) -> None:
     assert printed == unplaced(path)
     assert reason in run.placed[0].refusal
     assert reason in run.lines()[0]
+
+
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [
+        ("y = y * 2 if y.sum().item() > 0 else y", "cannot be captured"),
+        ("y = y + float(y.detach().numpy().mean())", "cannot be captured"),
+        ("y = y + y[y > 0].mean()", "cannot be captured"),
+        ("y = y * 2 if random.random() > 0.5 else y", "draws from Python's or NumPy's random"),
+        ("self.n = getattr(self, 'n', 0) + 1; y = y * (1 + self.n % 2)", "changes attributes of the module (n)"),
+        ("self.b.seen = self.b.seen + [y] if hasattr(self.b, 'seen') else []", "changes attributes of the module (b.seen)"),
+        ("y = OUTSIDE(y)", "is to be trained and is no parameter"),
+    ],
+)
+def test_what_cannot_be_placed_stops_or_goes_on_as_it_is(tmp_path: Path, forward: str, reason: str) -> None:
+    path = tmp_path / "odd.py"
+    path.write_text(ODD.replace("HEAD", HEAD).replace("FORWARD", forward))
+    with pytest.raises(CaptureError, match=re.escape(reason)):
+        placed(path, num_devices=1)  # with more, parts of the module may be placed
+    expected = unplaced(path)
+    printed, run = placed(path, fallback=True, num_devices=1)
+    assert printed == expected
+    assert reason in run.placed[0].refusal
+    assert reason in run.lines()[0]
+    assert placed(path, fallback=True)[0] == expected
 
 
 @pytest.mark.parametrize(
