@@ -83,8 +83,10 @@ def _across_and_within(devices: Sequence[TorchDevice]) -> list[list[tuple[int, i
 def free_bytes(devices: Sequence[TorchDevice]) -> list[int]:
     """What is free on each device for this process: what nobody holds, and what it holds itself.
 
-    Raises MissingBackendError where NVML cannot be asked.
+    Raises MissingBackendError where NVML cannot be asked, or not for all of them.
     """
+    if len({d.node for d in devices}) > 1:
+        raise MissingBackendError("--use_free_memory is for the GPUs of one machine; drop it, or give --device_memory")
     indices = sorted({d.torch_device.index for d in devices})
     gpus = read_gpus(uuids_of_gpus(indices)).gpus
     free = {index: gpu.free_bytes + torch.cuda.memory_reserved(index) for index, gpu in zip(indices, gpus, strict=True)}

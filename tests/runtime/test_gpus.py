@@ -14,7 +14,7 @@ from runtime import gpu_cluster
 from runtime.gpu_cluster import free_bytes, measured_cluster, topology
 from runtime.gpus import Gpus, Tie, read_gpus
 from runtime.links import LinkProbe
-from runtime.torch_devices import CudaDevice, uuids_of_gpus
+from runtime.torch_devices import CudaDevice, memory_bytes, uuids_of_gpus
 
 GIB = 2**30
 
@@ -122,6 +122,9 @@ class Executor:
         self.devices = tuple(map(CudaDevice, numbers))
         self.probed: list[tuple[int, int]] = []
 
+    def memory_bytes(self) -> list[int]:
+        return [memory_bytes(device, 1) for device in self.devices]
+
     def probe_link(self, source: int, target: int) -> LinkProbe:
         self.probed.append((source, target))
         ends = self.devices[source].torch_device.index, self.devices[target].torch_device.index
@@ -179,6 +182,13 @@ def test_without_the_driver_all_links_count_as_the_first(machine: None, monkeypa
 
 def test_what_is_free_counts_what_this_process_holds(machine: None) -> None:
     assert free_bytes(Executor(2, 1).devices) == [14 * GIB + 2, 15 * GIB + 1]
+
+
+def test_what_is_free_on_another_machine_is_not_known_here() -> None:
+    devices = [CudaDevice(0), CudaDevice(0)]
+    devices[1].node = 1
+    with pytest.raises(MissingBackendError, match="--use_free_memory is for the GPUs of one machine"):
+        free_bytes(devices)
 
 
 def test_links_to_a_switch_lead_to_all() -> None:
