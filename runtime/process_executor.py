@@ -244,7 +244,7 @@ class ProcessExecutor:
     def __enter__(self) -> "ProcessExecutor":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         with contextlib.suppress(*[ExecutionError] if kind else []):  # the first error says more
             self.group.command({"do": "stop"})
         self._local.close()

@@ -18,6 +18,7 @@ from baechi_ext.errors import ExecutionError, MissingBackendError
 from runtime import worker_group
 from runtime.launch import run_workers
 from runtime.memory_limit import SLACK_BYTES, CudaMemoryLimit
+from runtime.op_board import OpBoard
 from runtime.process_executor import LocalShare, ProcessExecutor
 from runtime.torch_devices import cpu_devices, cuda_workers
 from runtime.worker_group import WorkerGroup
@@ -137,7 +138,7 @@ def test_what_exceeds_the_limit_is_refused_and_what_fits_is_not() -> None:
 
 
 def group_of_cuda_workers(timeout_seconds: float = 0.2) -> WorkerGroup:
-    return WorkerGroup(0, 2, dist.HashStore(), timeout_seconds, tagged=False)
+    return WorkerGroup(0, 2, dist.HashStore(), timeout_seconds, OpBoard.make(2), tagged=False)
 
 
 @pytest.fixture
@@ -182,7 +183,7 @@ def test_a_plan_for_which_rank_0_has_no_memory_ends_in_one_line(monkeypatch: pyt
     monkeypatch.setattr(WorkerGroup, "command", lambda self, value: None)
     step = make_step("tied")
     graph, binding = capture(step)
-    executor = ProcessExecutor(WorkerGroup(0, 2, dist.HashStore(), 5.0), cpu_devices(2))
+    executor = ProcessExecutor(WorkerGroup(0, 2, dist.HashStore(), 5.0, OpBoard.make(2)), cpu_devices(2))
     with pytest.raises(ExecutionError, match=r"device cpu:0 was loaded: CUDA out of memory. Tried to allocate 2 GiB.; use"):
         executor.load(scattered(graph, 2, 0), binding, step)
     executor.__exit__()
