@@ -60,7 +60,7 @@ def measured_cluster(executor: Executor, found: Topology, given: Link | None, *,
     names = [d.name for d in devices]
     default, probe, pairs = given or Link(), None, {}
     if given is None and len(devices) > 1:
-        kinds = _across_and_within(devices) if found.gpus is None else list(found.gpus.alike().values())
+        kinds = pairs_to_probe(devices) if found.gpus is None else list(found.gpus.alike().values())
         for alike in kinds:
             with progress(f"probing the link {names[alike[0][0]]} -> {names[alike[0][1]]}"):
                 measured = executor.probe_link(*alike[0])
@@ -72,7 +72,7 @@ def measured_cluster(executor: Executor, found: Topology, given: Link | None, *,
     return Cluster(held, default, pairs, parallel_transfers=threads and by_reference(devices)), probe
 
 
-def _across_and_within(devices: Sequence[TorchDevice]) -> list[list[tuple[int, int]]]:
+def pairs_to_probe(devices: Sequence[TorchDevice]) -> list[list[tuple[int, int]]]:
     """The pairs of devices on different machines, and those on one; for a single machine one pair stands for all."""
     pairs = [(i, j) for i in range(len(devices)) for j in range(len(devices)) if i != j]
     across = [(i, j) for i, j in pairs if devices[i].node != devices[j].node]

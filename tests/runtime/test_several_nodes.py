@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime import network
+from runtime.gpu_cluster import pairs_to_probe
 from runtime.torch_devices import available_cores, cpu_workers
 from tests.runtime.namespaces import ADDRESSES, require_namespaces, two_nodes
 from tests.runtime.trainings import STEP, costs_of, losses_of
@@ -48,14 +49,13 @@ def test_parity_and_losses(costs: str, tmp_path: Path) -> None:
     assert losses_of(costs, f"--train_steps={STEPS}", f"--checkpoint={run}", "--resume") == whole
 
 
-def test_the_links_between_nodes_and_on_one_are_probed(costs: str) -> None:
-    flags = [flag for flag in STEP if not flag.startswith("--comm_cost")]
-    first, second = two_nodes(on_two_nodes(*flags, costs, "--train_steps=1", "--json", per_node=2))
-    assert (first["code"], second["code"]) == (0, 0), first["err"] + second["err"]
-    links = json.loads(first["out"])["cluster"]["links"]
-    near = {("cpu:0", "cpu:1"), ("cpu:1", "cpu:0"), ("cpu:2", "cpu:3"), ("cpu:3", "cpu:2")}
-    assert {(pair["source"], pair["target"]) for pair in links["pairs"]} == near
-    assert links["default"]["us_per_byte"] > 0
+def test_links_across_nodes_and_on_one_are_probed_apart() -> None:
+    """The first pair of each kind is probed; across nodes first, since it stands for all that are not told apart."""
+    across, within = pairs_to_probe(cpu_workers(4, {"LOCAL_WORLD_SIZE": "2"}))
+    assert across == [(0, 2), (0, 3), (1, 2), (1, 3), (2, 0), (2, 1), (3, 0), (3, 1)]
+    assert within == [(0, 1), (1, 0), (2, 3), (3, 2)]
+    assert pairs_to_probe(cpu_workers(2, {"LOCAL_WORLD_SIZE": "1"})) == [[(0, 1), (1, 0)]]
+    assert pairs_to_probe(cpu_workers(4, {})) == [[(0, 1)]]
 
 
 def test_a_node_is_cut_off(costs: str, tmp_path: Path) -> None:
