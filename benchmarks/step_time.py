@@ -1,4 +1,5 @@
-"""Real step times of every method's plan, interleaved with plain eager and the one-device program.
+"""Real step times of every method's plan, interleaved with plain eager, the one-device program, DistributedDataParallel on the same global
+batch, and torch.distributed.pipelining where the model can be cut into stages; where not, the reason.
 
     python -m benchmarks.step_time --model_name=wide_towers --num_devices=2 [--num_steps=30] [--out=benchmarks/results/NAME.json]
 
@@ -9,6 +10,7 @@ bytes moved, and the CPU time that other processes took meanwhile. The JSON keep
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -19,9 +21,10 @@ from rich.table import Table
 
 from baechi_ext.ir.files import write_json
 from baechi_ext.place.common import PlaceOptions, PlanResult
+from benchmarks.baselines import DDP, PIPELINE, TITLES, Baseline, reason_without_stages
 from benchmarks.machine import machine
 from runtime import cuda_flags, pipeline
-from runtime.accounting import measured_peak_bytes
+from runtime.accounting import how_measured, measured_peak_bytes
 from runtime.executor import Executor
 from runtime.gpu_cluster import notes_on
 from runtime.launch import run_workers
@@ -29,6 +32,7 @@ from runtime.measure import Measurement, measure
 from runtime.models.registry import MODELS, ModelOptions
 from runtime.parity import check_parity, require_parity
 from runtime.program import one_device_timeline
+from runtime.step import TrainingStep
 from runtime.tables import as_size, as_time
 from runtime.training import TrainRequest, capture_and_profile, find_cluster, kind_of_executor, with_executor
 from runtime.worker_group import is_worker
@@ -38,8 +42,13 @@ SIZES = {
     "wide_towers": ModelOptions(),
     "gnmt_v2": ModelOptions(16, num_devices=2, vocab_size=2000, max_seq_length=20, rnn_units=256, num_layers=4),
     "nasnet": ModelOptions(8),
+    "transformer": ModelOptions(4),
+    "gpt2": ModelOptions(),
+    "resnet101": ModelOptions(4, 128),
+    "alexnet": ModelOptions(8),
+    "rnnlm": ModelOptions(),
 }
-METHODS = ("contiguous", "m_topo", "m_etf", "m_sct", "expert")
+METHODS = ("contiguous", "m_topo", "m_etf", "m_sct", "auto")
 
 
 def run(args: argparse.Namespace, request: TrainRequest, executor: Executor) -> dict[str, Any]:
@@ -47,9 +56,9 @@ def run(args: argparse.Namespace, request: TrainRequest, executor: Executor) -> 
     captured = capture_and_profile(request, executor)
     cluster, probe = find_cluster(request, executor)
     single = one_device_timeline(captured.alone)
-    variants = {"single": executor.load(single, captured.binding, captured.step)}
+    variants: dict[str, Any] = {"single": executor.load(single, captured.binding, captured.step)}
+    peaks = {"single": measured_peak_bytes(executor, single, captured.binding, captured.step)}
     plans: dict[str, PlanResult] = {}
-    peaks = {}
     methods = [m for m in args.methods if m != "expert" or any(op.expert is not None for op in captured.graph.ops)]
     for method in methods:
         plan_request = pipeline.PlanRequest(method, args.grouper, args.placer_type, options=PlaceOptions(seed=0))
@@ -58,7 +67,12 @@ def run(args: argparse.Namespace, request: TrainRequest, executor: Executor) -> 
         require_parity(check_parity(executor, timeline, captured.binding, captured.step))
         peaks[method] = measured_peak_bytes(executor, timeline, captured.binding, captured.step)
         variants[method] = executor.load(timeline, captured.binding, captured.step)
-    measurement = measure(executor, captured.step, variants, num_steps=args.num_steps)
+    with ExitStack() as stack:
+        baselines, left_out = _baselines(args.baselines, request, captured.step, stack)
+        peaks |= {name: tuple(baseline.peak_bytes()) for name, baseline in baselines.items()}
+        counting = _Counting(executor, tuple(baselines.values()))
+        measurement = measure(counting, captured.step, variants | baselines, num_steps=args.num_steps)
+    table = rows(measurement, plans, single.makespan_us)
     return {
         "command": "python -m benchmarks.step_time " + " ".join(sys.argv[1:]),
         **machine(),
@@ -66,8 +80,42 @@ def run(args: argparse.Namespace, request: TrainRequest, executor: Executor) -> 
         "load_of_others": measurement.load_of_others,
         "workers": kind_of_executor(request),
         "devices": notes_on(executor.devices, [*variants.values()][-1]),
-        "rows": [{**row, "peak_memory_bytes": list(peaks.get(row["variant"], ()))} for row in rows(measurement, plans, single.makespan_us)],
+        "peaks_measured_by": how_measured(executor),
+        "left_out": left_out,
+        "rows": [{**row, "peak_memory_bytes": _peaks(row["variant"], plans, peaks)} for row in table],
     }
+
+
+def _baselines(
+    kinds: Sequence[str], request: TrainRequest, step: TrainingStep, stack: ExitStack
+) -> tuple[dict[str, Baseline], dict[str, str]]:
+    """The baselines that can run the step, started, by name; and why others cannot."""
+    found, left_out = {}, {}
+    for kind in kinds:
+        reason = "it is run here on CPU workers alone" if request.cuda else reason_without_stages(step) if kind == PIPELINE else None
+        if reason is None:
+            found[kind] = stack.enter_context(Baseline(kind, request))
+        else:
+            left_out[kind] = reason
+    return found, left_out
+
+
+def _peaks(variant: str, plans: dict[str, PlanResult], peaks: dict[str, tuple[int, ...]]) -> dict[str, list[float]]:
+    predicted = list(plans[variant].timeline.peak_memory_bytes) if variant in plans else []
+    return {"predicted": predicted, "measured": list(peaks.get(variant, ()))}
+
+
+class _Counting:
+    """An executor whose CPU time includes that of the baselines' workers."""
+
+    def __init__(self, executor: Executor, baselines: Sequence[Baseline]) -> None:
+        self._executor, self._baselines = executor, baselines
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def cpu_seconds(self) -> float:
+        return self._executor.cpu_seconds() + sum(baseline.cpu_seconds() for baseline in self._baselines)
 
 
 def rows(measurement: Measurement, plans: dict[str, PlanResult], single_us: float) -> list[dict[str, Any]]:
@@ -110,10 +158,12 @@ def show(result: dict[str, Any]) -> None:
             f"{ratio['low']:.2f} to {ratio['high']:.2f}",
             "-" if row["prediction_error"] is None else f"{row['prediction_error']:+.1%}",
             as_size(row["bytes_moved"]),
-            " + ".join(map(as_size, row["peak_memory_bytes"])) or "-",
+            " + ".join(map(as_size, row["peak_memory_bytes"]["measured"])) or "-",
             "-" if row["lower_bound_us"] is None else as_time(row["lower_bound_us"]),
         )
     console.print(table)
+    for name, reason in result["left_out"].items():
+        console.print(f"{TITLES[name]}: not run, {reason}")
     load = result["load_of_others"]
     console.print(f"load of others while measuring: {'unknown' if load is None else f'{load:.1%}'} of the cores")
 
@@ -136,6 +186,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--set", type=_option, action="append", default=[], metavar="NAME=VALUE", help="a size, as batch_size=2")
     parser.add_argument("--num_steps", type=int, default=30)
     parser.add_argument("--methods", type=lambda text: text.split(","), default=list(METHODS))
+    parser.add_argument("--baselines", type=lambda text: [k for k in text.split(",") if k], default=[DDP, PIPELINE])
     parser.add_argument("--workers", choices=("thread", "process"), default="thread")
     parser.add_argument("--grouper", default="tf")
     parser.add_argument("--placer_type", default="default")

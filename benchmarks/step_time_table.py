@@ -23,6 +23,8 @@ def lines(results: Sequence[dict[str, Any]]) -> Iterator[str]:
         for row in result["rows"]:
             yield _row(title, row)
             title = ""
+        for name, reason in result.get("left_out", {}).items():
+            yield f"| | {name} | not run: {reason} |" + " |" * (HEADER.count(" | ") - 2)
     yield ""
     yield from sorted({f"Others used {_load(result)} of the cores. `{result['command']}`  " for result in results})
 
@@ -42,10 +44,15 @@ def _row(title: str, row: dict[str, Any]) -> str:
         f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})",
         "" if row["prediction_error"] is None else f"{row['prediction_error']:+.1%}",
         as_size(row["bytes_moved"]) if row["lower_bound_us"] else "",
-        " + ".join(map(as_size, row["peak_memory_bytes"])),
+        " + ".join(map(as_size, _measured(row["peak_memory_bytes"]))),
         "" if row["lower_bound_us"] is None else as_time(row["lower_bound_us"]),
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _measured(peaks: dict[str, list[int]] | list[int]) -> list[int]:
+    """Older results have no predicted peaks."""
+    return peaks["measured"] if isinstance(peaks, dict) else peaks
 
 
 def main(argv: Sequence[str] | None = None) -> None:

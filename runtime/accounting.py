@@ -1,10 +1,10 @@
 """Memory accounting of a placed step: what each device really holds, op by op, counted over the live tensors' storages.
 
-Host memory is one for all threads, so a CPU device's share can't be read from the system: it is counted. A CUDA device's allocator
-counts itself.
+Host memory is one for all threads, so a thread's share can't be read from the system: it is counted, with temporaries as profiled. A CUDA
+device's allocator counts itself, and a worker process sees what the system says of it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.errors import ExecutionError
 from baechi_ext.ir import Cluster
 from baechi_ext.simulate import Timeline
+from runtime import process_memory
 from runtime.cuda_graphs import WARM_UP_STEPS
 from runtime.executor import Executor
 from runtime.step import TrainingStep
@@ -24,7 +25,7 @@ from runtime.torch_ops import LoweredProgram
 
 def measured_peak_bytes(executor: Executor, timeline: Timeline, binding: Binding, step: TrainingStep) -> tuple[int, ...]:
     """Peak bytes per device of one real step: parameters, buffers and optimizer state of the ops there, live tensors, received
-    copies, and the profiled temporaries of the op that runs. The step's state is put back.
+    copies, and temporaries of the op that runs. The step's state is put back.
     """
     saved, rng = step.snapshot(), torch.get_rng_state()
     try:
@@ -45,6 +46,14 @@ def require_room(devices: Sequence[TorchDevice], cluster: Cluster, peak_bytes: S
                 f"device {device.name} held {held} bytes in a step and its limit is {limit.memory_bytes:.0f}; the step takes more than its "
                 "profile says: raise --device_memory, profile again without --cost_path, use more parts, or a smaller batch"
             )
+
+
+def how_measured(executor: Executor) -> str:
+    """Where `measured_peak_bytes` has its numbers from: "allocator" (torch's, of CUDA devices), "system" (what worker processes hold in
+    memory, beyond what they hold when no step runs and the step is not theirs), or "accounting" (counted tensors)."""
+    if all(d.torch_device.type != "cpu" for d in executor.devices):
+        return "allocator"
+    return "accounting" if executor.shared_memory or not process_memory.can_tell() else "system"
 
 
 def _of_threads(placed: PlacedStep, timeline: Timeline, binding: Binding) -> tuple[int, ...]:
@@ -90,14 +99,21 @@ def live_peak_bytes(program: LoweredProgram, timeline: Timeline, state_storages:
     return peak
 
 
+def held_tensors(
+    names: Iterable[str], state: Mapping[str, torch.Tensor], optimizers: Mapping[str, torch.optim.Optimizer]
+) -> dict[str, torch.Tensor]:
+    """The named parameters and buffers, and what their optimizers keep for them, by name."""
+    held = {name: state[name] for name in names}
+    for name in list(held):
+        if name in optimizers:
+            slots = (item for kept in optimizers[name].state.values() for item in kept.items())
+            held |= {f"{slot} of {name}": value for slot, value in slots if isinstance(value, torch.Tensor) and value.dim() > 0}
+    return held
+
+
 def resident_bytes(names: Sequence[str], state: Mapping[str, torch.Tensor], optimizers: Mapping[str, torch.optim.Optimizer]) -> int:
     """Bytes of the named parameters and buffers, and of what their optimizers keep for them."""
-    total = sum(_bytes(state[name]) for name in names)
-    for name in names:
-        if name in optimizers:
-            values = (value for slots in optimizers[name].state.values() for value in slots.values())
-            total += sum(_bytes(v) for v in values if isinstance(v, torch.Tensor) and v.dim() > 0)
-    return total
+    return sum(_bytes(value) for value in held_tensors(names, state, optimizers).values())
 
 
 def _do(actions: Sequence[Callable[[list[Any]], None]], slots: list[Any]) -> None:

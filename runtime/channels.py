@@ -1,7 +1,7 @@
 """Channels: tensors between worker processes over torch.distributed.
 
 With tags (gloo), which are the tensors' numbers in the graph: a gloo send is a rendezvous even for a few bytes: it ends when the receiver
-has posted the same tag. So sends never block (they are waited for at the end of the step, or dropped when seen done), and a receive is
+has posted the same tag. So sends never block (a thread waits for them, and drops what has arrived), and a receive is
 posted at the step's start as long as there is memory for its buffer, at the latest before the op that runs when the tensor is predicted
 to leave its sender: one that is not posted in time costs both ends a round of messages while they compute. Every blocking wait is for a
 tensor whose op stands earlier in the one global order, and nothing can wait in a circle.
@@ -13,6 +13,9 @@ start later, computing included, nothing can wait in a circle: of the transfers 
 before it at either end, so both ends come to it. It may therefore share one communicator and one stream with all others of its rank.
 """
 
+import queue
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -32,6 +35,46 @@ class LostPeerError(ExecutionError):
     """A transfer failed because its other end is gone or late: an echo of what happened there."""
 
 
+class Going:
+    """Tensors that are being sent. Each is held until it has arrived, no longer: gloo tells that only to who waits, so a thread does."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._failures: list[RuntimeError] = []
+
+    def add(self, value: torch.Tensor, work: dist.Work) -> None:
+        if self._thread is None:
+            arguments = (self._items, self._timeout, self._failures)
+            self._thread = threading.Thread(target=_wait_for_each, args=arguments, name="baechi sends", daemon=True)
+            self._thread.start()
+            weakref.finalize(self, self._items.put, None)
+        self._items.put((value, work))
+
+    def drain(self) -> None:
+        """Returns when all has arrived. Raises the RuntimeError of what could not be sent."""
+        if self._thread is not None:
+            done = threading.Event()
+            self._items.put(done)
+            done.wait()
+        if self._failures:
+            raise self._failures[0]
+
+
+def _wait_for_each(items: "queue.SimpleQueue[Any]", timeout: timedelta, failures: list[RuntimeError]) -> None:
+    """Waits for one work after the other, in the order they were started; after a failure for none: their peer is gone, or late."""
+    while (item := items.get()) is not None:
+        if isinstance(item, threading.Event):
+            item.set()
+        elif not failures:
+            try:
+                item[1].wait(timeout)
+            except RuntimeError as e:
+                failures.append(e)
+        del item
+
+
 class Channels:
     """One worker's ends of all transfers of one placed step."""
 
@@ -47,7 +90,7 @@ class Channels:
         nodes = {key: node for node, key in binding.home.items()}
         self._meta = {t: nodes[tensor.producer, tensor.name].meta["val"] for t, tensor in self._named(nodes)}
         self._coming: dict[int, tuple[torch.Tensor, dist.Work]] = {}
-        self._going: list[tuple[torch.Tensor, dist.Work]] = []
+        self._going = Going(self._timeout)
         self.posts = self._early_posts(timeline) if self._tagged else self._ordered_posts(timeline)
 
     def _named(self, nodes: dict[tuple[int, str], Any]) -> list[tuple[int, Any]]:
@@ -93,7 +136,6 @@ class Channels:
             if work is None:
                 raise ExecutionError(f"device {self._rank} cannot receive from itself; the plan is broken")
             self._coming[tensor] = buffer, work
-            self._going = [item for item in self._going if not item[1].is_completed()]
 
         return post
 
@@ -111,8 +153,8 @@ class Channels:
         return give
 
     def _keep(self, value: torch.Tensor, work: dist.Work) -> None:
-        """Keeps what is being sent."""
-        self._going.append((value, work))
+        """Keeps what is being sent until it has arrived."""
+        self._going.add(value, work)
 
     def _tag(self, tensor: int) -> int:
         return tensor if self._tagged else 0
@@ -146,14 +188,10 @@ class Channels:
     def finish(self) -> float:
         """Waits until all that was sent has arrived. How many microseconds of the step the device's own clock ran on while the device
         waited for tensors: none here, since CPU time stands still then."""
-        for _, work in self._going:
-            try:
-                work.wait(self._timeout)
-            except RuntimeError as e:
-                raise LostPeerError(
-                    f"device {self._rank} could not send a tensor ({_reason(e)}); see whether all workers still run"
-                ) from e
-        self._going.clear()
+        try:
+            self._going.drain()
+        except RuntimeError as e:
+            raise LostPeerError(f"device {self._rank} could not send a tensor ({_reason(e)}); see whether all workers still run") from e
         return 0.0
 
     def abort(self) -> None:

@@ -45,6 +45,8 @@ class Executor(Protocol):
 
     devices: tuple[TorchDevice, ...]
     timeout_seconds: float
+    shared_memory: bool
+    """Whether all devices are in one process."""
 
     def call(self, device: int, function: Callable[[], T]) -> T:
         """Runs a function on a device and returns its value."""

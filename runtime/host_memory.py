@@ -4,12 +4,15 @@ import contextlib
 import ctypes
 import os
 import platform
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path, PurePosixPath
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _LARGEST_MMAP_THRESHOLD = 32 * 1024 * 1024
 """What glibc takes at most on 64-bit machines."""
+_SMALL_MMAP_THRESHOLD = 128 * 1024
+"""What it begins with."""
 
 
 @cache
@@ -26,6 +29,19 @@ def keep_freed_memory() -> bool:
     settings = ((_M_TRIM_THRESHOLD, 2**31 - 1), (_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD), (_M_ARENA_MAX, 1))
     taken = [mallopt(name, value) == 1 for name, value in settings]
     return all(taken)
+
+
+@contextlib.contextmanager
+def freed_memory_given_back() -> Iterator[None]:
+    """As a context: all but small blocks go back to the system when they are freed. What is held then is what is used, and a step takes a
+    fifth to two fifths more CPU time, in page faults."""
+    if keep_freed_memory():
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _SMALL_MMAP_THRESHOLD)
+    try:
+        yield
+    finally:
+        if keep_freed_memory():
+            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
 
 
 def usable_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:

@@ -2,14 +2,12 @@
 what goes beyond it fails to be allocated."""
 
 import contextlib
-import ctypes
-import platform
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
 from baechi_ext.errors import ExecutionError
+from runtime import process_memory
 
 try:
     import resource
@@ -26,7 +24,8 @@ class MemoryLimit:
     def __init__(self, more_bytes: int | None) -> None:
         self._limit = None
         self._before: tuple[int, int] | None = None
-        data = _data_bytes()
+        process_memory.trim()
+        data = process_memory.data_bytes()
         if more_bytes is not None and data is not None and resource is not None:
             self._limit = data + max(0, more_bytes) + SLACK_BYTES
 
@@ -77,14 +76,3 @@ def loading(what: str) -> Iterator[None]:
         raise ExecutionError(
             f"out of memory while {what} was loaded: {reason}; use more devices or a smaller batch, or end what else holds memory there"
         ) from e
-
-
-def _data_bytes() -> int | None:
-    """This process's private writable memory, after giving back what malloc holds free; None where the system does not tell."""
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).malloc_trim(0)
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmData:"):
-                return int(line.split()[1]) * 1024
-    return None

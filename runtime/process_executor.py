@@ -4,9 +4,10 @@ Rank 0 drives: it captures, profiles, places, measures, and is device 0. The oth
 """
 
 import contextlib
+import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
@@ -21,11 +22,11 @@ from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.errors import BaechiError, ExecutionError, FileError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.simulate import Timeline, simulate
-from runtime import process_probe
-from runtime.accounting import live_peak_bytes, resident_bytes
+from runtime import process_memory, process_probe
+from runtime.accounting import held_tensors, live_peak_bytes, resident_bytes
 from runtime.channels import Channels, LostPeerError, in_order_of_ends
 from runtime.checkpoint import Shard, homes, living_on, read_shards, verify_shard, write_shard
-from runtime.host_memory import keep_freed_memory
+from runtime.host_memory import freed_memory_given_back, keep_freed_memory
 from runtime.links import PROBE_BYTES, LinkProbe
 from runtime.memory_limit import CudaMemoryLimit, MemoryLimit, loading
 from runtime.program import cut, one_device_timeline
@@ -34,11 +35,15 @@ from runtime.step import TrainingStep
 from runtime.stream_channels import StreamChannels
 from runtime.thread_executor import PlacedStep, StepTimes, ThreadExecutor, run_until
 from runtime.torch_devices import TorchDevice, memory_bytes
-from runtime.torch_ops import Lowering, OpError, StepContext
+from runtime.torch_ops import Action, LoweredProgram, Lowering, OpError, StepContext
 from runtime.worker_group import WorkerGroup
 
 T = TypeVar("T")
+_LITTLE = 0.005
+"""An op that takes no more than this part of its device's predicted peak changes the peak by no more."""
 _GRADIENT = "gradient of "
+_ROOMY = 2.0
+"""A worker whose limit is so many times its predicted peak may keep what it frees; malloc keeps up to 1.6 times what is used."""
 _LONGER_SECONDS = 10.0
 _GATHER = 1 << 24
 """Tags from here on are for gathering; a tensor's number is far below."""
@@ -80,44 +85,71 @@ class LocalShare:
         parameters = {n: state[n] for n in self.owned if state[n].requires_grad}
         self.optimizers = {n: self.step.optimizer.make([p], foreach=False) for n, p in parameters.items()}
         self.gradients = {} if keep_gradients else None
-        context = StepContext(
-            self.timeline.graph, self.binding, self.step, self.channels, self.optimizers, self.gradients, self.channels.posts
-        )
-        program = Lowering(context, self.device, rank).lower(cut(self.timeline)[rank])
-        self.program = self.group.board.marked(program, self.timeline.graph, rank)
+        self.program = self._lowered(self.channels.posts)
         if self.group.rank:
             self._drop_the_rest()
         self.memory_bytes = self.timeline.cluster.devices[rank].memory_bytes
+        self.tight = self.memory_bytes is not None and self.memory_bytes < _ROOMY * self.timeline.peak_memory_bytes[rank]
         resident = resident_bytes(self.owned, state, self.optimizers)
         more_bytes = None if self.memory_bytes is None else int(self.memory_bytes) - resident
         self.limit = MemoryLimit(more_bytes) if self.on_host else CudaMemoryLimit(more_bytes, self.device.torch_device)
+
+    def _lowered(self, posts: Mapping[int, tuple[Action, ...]]) -> LoweredProgram:
+        """This rank's program, with `posts` before its ops."""
+        graph, rank = self.timeline.graph, self.group.rank
+        context = StepContext(graph, self.binding, self.step, self.channels, self.optimizers, self.gradients, posts)
+        return self.group.board.marked(Lowering(context, self.device, rank).lower(cut(self.timeline)[rank]), graph, rank)
 
     def run(self) -> tuple[torch.Tensor | None, float]:
         """The loss, on the rank that computes it, and for how many microseconds the device was busy: the CPU time that this process took,
         its transfers included; on a CUDA device the time from the step's first event to its last, without the waits for tensors."""
         start = self.clock.mark()
-        with self.limit:
+        with self.limit, freed_memory_given_back() if self.tight and self.on_host else contextlib.nullcontext():
             try:
                 slots = self.program.run()
                 waited_us = self.channels.finish()
                 end = self.clock.mark()
                 self.device.synchronize()
             except OpError as e:
-                raise ExecutionError(e.explain(self.device.name, self.timeline.graph, self.memory_bytes)) from e.cause
+                held = held_tensors(self.owned, self.step.state(), self.optimizers)
+                raise ExecutionError(e.explain(self.device.name, self.timeline.graph, self.memory_bytes, held)) from e.cause
             except RuntimeError as e:  # of a kernel, found only now
                 raise ExecutionError(f"device {self.device.name} failed: {type(e).__name__}: {(str(e).splitlines() or [''])[0]}") from e
         loss = None if self.program.loss_slot is None else slots[self.program.loss_slot]
         return loss, self.clock.elapsed_us(start, end) - waited_us
 
     def account(self) -> int:
-        """Peak bytes here during one step."""
+        """Peak bytes here during one step: a CUDA device's by its allocator; a process's as the system sees it, above what it holds when no
+        step runs, plus what of the step it always holds. Freed memory is given back: what malloc would keep of it is not what a step takes.
+        """
         if not self.on_host:
             self.device.reset_peak()
             self.run()
             return int(self.device.peak_bytes() or 0)
-        peak = live_peak_bytes(self.program, self.timeline, {v.untyped_storage().data_ptr() for v in self.step.state().values()})
-        self.channels.finish()
-        return peak + resident_bytes(self.owned, self.step.state(), self.optimizers)
+        if not process_memory.can_tell():
+            state = self.step.state()
+            peak = live_peak_bytes(self.program, self.timeline, {v.untyped_storage().data_ptr() for v in state.values()})
+            self.channels.finish()
+            return peak + resident_bytes(self.owned, state, self.optimizers)
+        kept, self.program = self.program, self._lowered(before_large_ops(self.timeline, self.group.rank, self.channels.posts))
+        try:
+            with freed_memory_given_back():
+                self.run()  # what is made once is made: the optimizers' state
+                gc.collect()
+                process_memory.trim()
+                before = process_memory.resident_bytes()
+                process_memory.reset_high_water()
+                self.run()
+                grown = process_memory.high_water_bytes() - before
+        finally:
+            self.program = kept
+        return grown + resident_bytes(self.owned, self.step.state(), self.optimizers) + self._input_bytes()
+
+    def _input_bytes(self) -> int:
+        """Of the step's inputs that are read here."""
+        ops = (v for v, device in enumerate(self.timeline.placement) if device == self.group.rank)
+        read = {index for v in ops if (index := self.binding.ops[v].input_index) is not None and index >= 0}
+        return sum(self.step.inputs[i].numel() * self.step.inputs[i].element_size() for i in read)
 
     def save(self, folder: Path) -> Shard:
         """Writes this rank's shard of a checkpoint."""
@@ -151,6 +183,17 @@ class LocalShare:
         updated = {self.binding.state_names[b.parameters[0]] for b in self.binding.ops if b.parameters}
         gradients = [_GRADIENT + n for n in owned if n in updated] if self.gradients is not None else []
         return gradients + owned
+
+
+def before_large_ops(timeline: Timeline, rank: int, posts: Mapping[int, tuple[Action, ...]]) -> dict[int, tuple[Action, ...]]:
+    """`posts`, and before every op of `rank` that takes more than a little memory: what is free goes back to the system."""
+    ops, little = timeline.graph.ops, _LITTLE * timeline.peak_memory_bytes[rank]
+    large = [v for v, d in enumerate(timeline.placement) if d == rank and ops[v].output_bytes + ops[v].temporary_bytes > little]
+    return {**posts, **{v: (_give_back, *posts.get(v, ())) for v in large}}
+
+
+def _give_back(_: Any) -> None:
+    process_memory.trim()
 
 
 class ProcessStep:
@@ -231,6 +274,8 @@ class ProcessStep:
 
 class ProcessExecutor:
     """Rank 0's view of all workers; the same face as ThreadExecutor. Leaving it ends the other ranks' work."""
+
+    shared_memory = False
 
     def __init__(self, group: WorkerGroup, devices: Sequence[TorchDevice]) -> None:
         self.group = group

@@ -30,6 +30,8 @@ class StepReport:
     parity: Parity
     measurement: Measurement
     measured_peak_bytes: tuple[int, ...]
+    peak_measured_by: str
+    """See runtime.accounting.how_measured."""
     probe: LinkProbe | None
     notes: tuple[str, ...]
     versions: dict[str, str]
@@ -57,7 +59,11 @@ class StepReport:
             "overhead_of_one_device_program": measured.ratio("single", "eager").to_json(),
             "predicted_speedup": self.single.makespan_us / timeline.makespan_us if timeline.makespan_us else 1.0,
             "busy_us": {"predicted": list(timeline.busy_us), "measured": list(measured.busy_us["placed"])},
-            "peak_memory_bytes": {"predicted": list(timeline.peak_memory_bytes), "measured": list(self.measured_peak_bytes)},
+            "peak_memory_bytes": {
+                "predicted": list(timeline.peak_memory_bytes),
+                "measured": list(self.measured_peak_bytes),
+                "measured_by": self.peak_measured_by,
+            },
             "lower_bound_us": self.result.lower_bound_us,
             "placement_seconds": self.result.placement_seconds,
             "transfers": len(timeline.transfers),
@@ -101,7 +107,8 @@ class StepReport:
 
     def _devices(self) -> Table:
         timeline, measured = self.result.timeline, self.measurement
-        table = _table("device", "ops", "busy predicted", "busy measured", "peak predicted", "peak measured", "limit")
+        peak = "peak accounted" if self.peak_measured_by == "accounting" else "peak measured"
+        table = _table("device", "ops", "busy predicted", "busy measured", "peak predicted", peak, "limit")
         step = measured.samples["placed"].median
         for i, (device, order) in enumerate(zip(timeline.cluster.devices, timeline.device_order(), strict=True)):
             table.add_row(

@@ -181,6 +181,8 @@ class ThreadExecutor:
     With a `recorder` placed steps turn into CUDA graphs once they have run (see runtime.cuda_graphs).
     """
 
+    shared_memory = True
+
     def __init__(
         self, devices: Sequence[TorchDevice], timeout_seconds: float = 300.0, recorder: Callable[[], Recorder] | None = None
     ) -> None:

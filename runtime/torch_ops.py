@@ -5,7 +5,7 @@ profiling and accounting see op by op what the step runs.
 """
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -48,24 +48,58 @@ _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "Cannot
 
 
 class OpError(Exception):
-    """An instruction of an op (None: of the writing back of buffers) raised `cause`."""
+    """An instruction of an op (None: of the writing back of buffers) raised `cause`; `live` are the tensors that the device held then."""
 
-    def __init__(self, op: int | None, cause: Exception) -> None:
+    def __init__(self, op: int | None, cause: Exception, live: "LiveTensors | None" = None) -> None:
         super().__init__(op, cause)
         self.op = op
         self.cause = cause
+        self.live = LiveTensors() if live is None else live
 
-    def explain(self, device: str, graph: OpGraph, limit_bytes: float | None = None) -> str:
-        """One line: device, op, and what happened; `limit_bytes` is what the device may hold, where that is kept."""
+    def explain(
+        self, device: str, graph: OpGraph, limit_bytes: float | None = None, held: Mapping[str, torch.Tensor] | None = None
+    ) -> str:
+        """One line: device, op, and what happened; where memory ran out also how much was held, in which tensors, and what to try.
+
+        `limit_bytes` is what the device may hold, where that is kept; `held` is what it holds whether a step runs or not, by name.
+        """
         where = "writing back buffers" if self.op is None else f"op {graph.ops[self.op].id!r}"
         reason = (str(self.cause).splitlines() or [""])[0]
         if isinstance(self.cause, (MemoryError, torch.OutOfMemoryError)) or any(words in str(self.cause) for words in _OUT_OF_MEMORY):
             limit = "" if limit_bytes is None else f" (its limit is {limit_bytes:.0f} bytes, and the step takes more than its profile says)"
             return (
-                f"device {device} ran out of memory in {where}{limit}: {reason}; raise --device_memory, profile again without --cost_path, "
-                "use more devices, or a smaller batch"
+                f"device {device} ran out of memory in {where}{limit}: {reason}; {self.live.beside(held or {})}; raise --device_memory, "
+                "profile again without --cost_path, use more devices, or a smaller batch"
             )
         return f"device {device} failed in {where}: {type(self.cause).__name__}: {reason}"
+
+
+_NAMED = 3
+"""So many of the largest tensors are named where memory runs out."""
+
+
+@dataclass(frozen=True)
+class LiveTensors:
+    """The storages that tensors were in: where each begins -> (the tensor's name, bytes)."""
+
+    storages: Mapping[int, tuple[str, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, named: Iterable[tuple[str, Any]]) -> "LiveTensors":
+        """The first name of a storage counts. What is no tensor is passed over."""
+        found: dict[int, tuple[str, int]] = {}
+        for name, value in named:
+            if isinstance(value, torch.Tensor):
+                storage = value.untyped_storage()
+                found.setdefault(storage.data_ptr(), (name, storage.nbytes()))
+        return cls(found)
+
+    def beside(self, held: Mapping[str, torch.Tensor]) -> str:
+        """How many bytes these and `held` are, and which of them are the largest."""
+        sizes = (dict(self.storages) | dict(LiveTensors.of(held.items()).storages)).values()
+        largest = sorted(sizes, key=lambda item: (-item[1], item[0]))[:_NAMED]
+        named = ", ".join(f"{name} ({size} bytes)" for name, size in largest)
+        return f"it held {sum(size for _, size in sizes)} bytes then, most of them in {named or 'no tensor'}"
 
 
 @dataclass(frozen=True)
@@ -105,8 +139,13 @@ class LoweredProgram:
             raise
         except Exception as e:
             op = self._actions_of_ops[position][0] if position < len(self._actions_of_ops) else None
-            raise OpError(op, e) from e
+            raise OpError(op, e, self._live(slots)) from e
         return slots
+
+    def _live(self, slots: Slots) -> LiveTensors:
+        """What the slots hold, by the tensors' names in the graph; views go by what they look at, where that is here."""
+        keys = sorted(self.slot_of.items(), key=lambda item: not isinstance(item[0], tuple))
+        return LiveTensors.of((key[1] if isinstance(key, tuple) else key.name, slots[slot]) for key, slot in keys)
 
 
 class Exchange(Protocol):

@@ -18,7 +18,7 @@ from baechi_ext.ir import Cluster, Link, OpGraph
 from baechi_ext.ir.files import make_folder, require_writable, write_json
 from baechi_ext.place.common import PlanResult
 from runtime import pipeline
-from runtime.accounting import measured_peak_bytes, require_room
+from runtime.accounting import how_measured, measured_peak_bytes, require_room
 from runtime.cuda_graphs import CudaRecorder
 from runtime.executor import Executor
 from runtime.gpu_cluster import free_bytes, measured_cluster, notes_on, topology
@@ -246,6 +246,7 @@ def run_plan(
         parity=parity,
         measurement=measurement,
         measured_peak_bytes=peak,
+        peak_measured_by=how_measured(executor),
         probe=probe,
         notes=tuple(notes),
         versions=_versions(),

@@ -1,6 +1,7 @@
 """A device's memory limit is kept while a placed step runs on worker processes: whoever takes more ends the run with one clear line."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +65,27 @@ def test_a_step_that_takes_more_than_its_profile_said(profiled: tuple[OpGraph, P
     said = only_error(err)
     assert f"device cpu:{rank} ran out of memory in op 'update." in said
     assert f"(its limit is {limit} bytes, and the step takes more than its profile says)" in said
-    assert "raise --device_memory" in said
+    assert "raise --device_memory, profile again without --cost_path, use more devices, or a smaller batch" in said
+    held, largest = re.search(r"it held (\d+) bytes then, most of them in (.*?); raise", said).groups()
+    named = re.findall(r"([^,]+?) \((\d+) bytes\)(?:, )?", largest)
+    weights = [f"{part}.weight" for part in ("encoder.embedding", "decoder.embedding", "projection")]
+    assert len(named) == 3
+    assert sum(int(size) for _, size in named) <= int(held) <= limit
+    assert all(int(size) == 4 * 300_000 * 64 for _, size in named)
+    assert any(weight in name for name, _ in named for weight in weights)
     assert [pid for pid in Path("/proc").glob("[0-9]*") if str(rules) in command_line(pid)] == []
     assert shared_memory() == before
+
+
+def test_a_plan_predicted_not_to_fit_is_refused_before_a_step_runs(profiled: tuple[OpGraph, Profile], tmp_path: Path) -> None:
+    """Two devices with less memory than the weights need: the error is the placer's, with numbers, and no worker ran out of anything."""
+    _, profile = profiled
+    profile.save(tmp_path / "cost.json")
+    flags = [f"--cost_path={tmp_path / 'cost.json'}", "--device_memory=64MiB"]
+    code, out, err = finish(start(*(f for f in FLAGS if "expert" not in f), "--placement_method=m_etf", *flags), timeout=300)
+    assert (code, out) == (1, "")
+    said = only_error(err)
+    assert "ran out of memory" not in said
+    assert "bytes" in said
+    assert "parity" not in err
+    assert "measuring" not in err

@@ -1,0 +1,50 @@
+"""What the system says a process holds: it rises with what is used, falls with what is given back, and its high water stays."""
+
+import pytest
+import torch
+
+from runtime import process_memory
+from runtime.host_memory import freed_memory_given_back, keep_freed_memory
+from runtime.torch_ops import LiveTensors
+
+MIB = 1024 * 1024
+pytestmark = pytest.mark.skipif(not process_memory.can_tell(), reason="the system does not tell a process's high water")
+
+
+def test_the_high_water_is_of_what_was_held_at_one_time() -> None:
+    with freed_memory_given_back():
+        process_memory.trim()
+        process_memory.reset_high_water()
+        before = process_memory.resident_bytes()
+        for _ in range(3):
+            torch.ones(8 * MIB)  # 32 MiB, gone at once
+        one = process_memory.high_water_bytes() - before
+        two = [torch.ones(8 * MIB) for _ in range(2)]
+        both = process_memory.high_water_bytes() - before
+        del two
+        assert abs(process_memory.resident_bytes() - before) < 2 * MIB
+    assert abs(one - 32 * MIB) < 2 * MIB
+    assert abs(both - 64 * MIB) < 2 * MIB
+    process_memory.reset_high_water()
+    assert process_memory.high_water_bytes() - before < 2 * MIB
+
+
+@pytest.mark.skipif(not keep_freed_memory(), reason="this malloc cannot be told what to keep")
+def test_afterwards_freed_memory_is_kept_again() -> None:
+    with freed_memory_given_back():
+        torch.ones(4 * MIB)
+    blocks = [torch.ones(MIB) for _ in range(16)]
+    held = process_memory.resident_bytes()
+    del blocks
+    assert held - process_memory.resident_bytes() < 16 * MIB
+    process_memory.trim()
+    assert held - process_memory.resident_bytes() > 48 * MIB
+
+
+def test_live_tensors_are_counted_once_and_parameters_go_by_their_names() -> None:
+    big, small = torch.zeros(1000), torch.zeros(10)
+    live = LiveTensors.of([("conv:0", big), ("view", big[10:]), ("relu:0", small), ("nothing", None), ("mean:0", torch.zeros(2))])
+    said = live.beside({"weight": torch.zeros(500), "bias": small})
+    largest = "conv:0 (4000 bytes), weight (2000 bytes), bias (40 bytes)"
+    assert said == f"it held {4 * (1000 + 10 + 2 + 500)} bytes then, most of them in {largest}"
+    assert LiveTensors().beside({}) == "it held 0 bytes then, most of them in no tensor"
