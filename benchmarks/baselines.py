@@ -118,11 +118,8 @@ class Baseline:
 
 
 def data_parallel(step: TrainingStep, rank: int, size: int) -> tuple[TrainingStep, Callable[[], Tensor]]:
-    """This worker's part of the batch, and its step. Raises ExecutionError where the batch does not divide."""
-    dim = 1 if step.name in _TIME_MAJOR else 0
-    if any(x.shape[dim] % size for x in step.inputs):
-        raise ExecutionError(f"a batch of {step.inputs[0].shape[dim]} does not divide among {size} workers")
-    inputs = [x.chunk(size, dim)[rank].contiguous() for x in step.inputs]
+    """The step, and how this worker does its part of the batch."""
+    inputs = [x.chunk(size, _batch_dimension(step))[rank].contiguous() for x in step.inputs]
     module = nn.parallel.DistributedDataParallel(step.module)
     optimizer = step.optimizer.make(list(module.parameters()))
 
@@ -137,11 +134,9 @@ def data_parallel(step: TrainingStep, rank: int, size: int) -> tuple[TrainingSte
 
 
 def pipelined(step: TrainingStep, rank: int, size: int) -> tuple[TrainingStep, Callable[[], Tensor | None]]:
-    """This worker's stage, and its step over MICROBATCHES microbatches. Only for sequences of modules, two stages."""
+    """The step with this worker's stage of its model alone, and how it is done over MICROBATCHES microbatches."""
     layers = list(step.module.model)
     images, labels = step.inputs
-    if size != 2 or len(images) % MICROBATCHES:
-        raise ExecutionError(f"two stages and a batch that {MICROBATCHES} divides are needed, not {size} and {len(images)}")
     first = halfway(layers, images)
     module = nn.Sequential(*(layers[:first] if rank == 0 else layers[first:]))
     step.module.model = module  # the other stage's parameters are not held here
@@ -217,13 +212,22 @@ def work(asked: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
-def reason_without_stages(step: TrainingStep) -> str | None:
-    """Why the model cannot be pipelined as it is; None where it can."""
+def reason_against(kind: str, step: TrainingStep, size: int) -> str | None:
+    """Why `kind` cannot run the step on `size` CPU workers as it is; None where it can."""
+    batch = step.inputs[0].shape[_batch_dimension(step)]
+    if kind == DDP:
+        return None if batch % size == 0 else f"a batch of {batch} does not divide among {size} workers"
     if step.name in NO_STAGES:
         return NO_STAGES[step.name]
+    if size != 2:
+        return f"it is cut into two stages here, not {size}"
     if not isinstance(step.module, WithLoss) or not isinstance(step.module.model, nn.Sequential):
         return "it is no sequence of modules"
-    return None if len(step.inputs[0]) % MICROBATCHES == 0 else f"its batch does not divide into {MICROBATCHES} microbatches"
+    return None if batch % MICROBATCHES == 0 else f"its batch of {batch} does not divide into {MICROBATCHES} microbatches"
+
+
+def _batch_dimension(step: TrainingStep) -> int:
+    return 1 if step.name in _TIME_MAJOR else 0
 
 
 if __name__ == "__main__":

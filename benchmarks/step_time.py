@@ -21,7 +21,7 @@ from rich.table import Table
 
 from baechi_ext.ir.files import write_json
 from baechi_ext.place.common import PlaceOptions, PlanResult
-from benchmarks.baselines import DDP, PIPELINE, TITLES, Baseline, reason_without_stages
+from benchmarks.baselines import DDP, PIPELINE, TITLES, Baseline, reason_against
 from benchmarks.machine import machine
 from runtime import cuda_flags, pipeline
 from runtime.accounting import how_measured, measured_peak_bytes
@@ -92,7 +92,7 @@ def _baselines(
     """The baselines that can run the step, started, by name; and why others cannot."""
     found, left_out = {}, {}
     for kind in kinds:
-        reason = "it is run here on CPU workers alone" if request.cuda else reason_without_stages(step) if kind == PIPELINE else None
+        reason = "it is run here on CPU workers alone" if request.cuda else reason_against(kind, step, request.num_devices)
         if reason is None:
             found[kind] = stack.enter_context(Baseline(kind, request))
         else:

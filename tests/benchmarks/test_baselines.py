@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.baselines import DDP, NO_STAGES, PIPELINE, Baseline, reason_without_stages
+from benchmarks.baselines import DDP, NO_STAGES, PIPELINE, Baseline, reason_against
 from runtime import pipeline
 from runtime.models.registry import MODELS, ModelOptions, make_step
 from runtime.step import EagerStep, optimizer_spec
@@ -29,9 +29,12 @@ def test_two_workers_train_the_model(kind: str) -> None:
         assert baseline.cpu_seconds() > 0
 
 
-def test_why_a_model_has_no_stages() -> None:
+def test_why_a_baseline_cannot_run() -> None:
     assert set(NO_STAGES) <= set(MODELS)
     step = make_step("transformer", ModelOptions(num_layers=1, d_model=8, d_ff=8, vocab_size=9), optimizer_spec("sgd", 0.1))
-    assert "embedding" in reason_without_stages(step)
+    assert "embedding" in reason_against(PIPELINE, step, 2)
+    assert reason_against(DDP, step, 2) is None
     odd = make_step("alexnet", ModelOptions(batch_size=3, image_size=63), optimizer_spec("sgd", 0.1))
-    assert reason_without_stages(odd) == "its batch does not divide into 4 microbatches"
+    assert reason_against(PIPELINE, odd, 2) == "its batch of 3 does not divide into 4 microbatches"
+    assert reason_against(PIPELINE, odd, 4) == "it is cut into two stages here, not 4"
+    assert reason_against(DDP, odd, 2) == "a batch of 3 does not divide among 2 workers"
