@@ -1,7 +1,7 @@
 """Fits the rules by which `--traversal_order=auto` chooses an order, and says what they are worth on graphs that were set aside.
 
     python -m benchmarks.order_rules --steps=FILE            measures what FILE has not yet, fits, says
-    python -m benchmarks.order_rules --steps=FILE --ship     and writes the rules to where the package has them
+    python -m benchmarks.order_rules --steps=FILE --ship     and writes the rules to where the package has them, beside those of others
 
 For each method, its step under each order on each case of benchmarks.order_cases is divided by the least of them, and logarithms
 are taken: what a rule costs is their mean under the orders that it chooses. Rules are fitted to
@@ -12,8 +12,9 @@ recommended.
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from rich.console import Console
 
 from baechi_ext.datasets import SPLITS
 from baechi_ext.errors import InfeasibleError
-from baechi_ext.ir.files import write_bytes, write_json
+from baechi_ext.ir.files import read_json, write_bytes, write_json
 from baechi_ext.place.common import PlaceOptions
 from baechi_ext.place.graph_features import GraphFeatures
 from baechi_ext.place.order_choice import RULES, Rule, decide
@@ -84,12 +85,12 @@ class Sample:
         return self.costs[np.arange(len(self)), chosen]
 
 
-def measure(path: Path, methods: Sequence[str], clusters: int) -> None:
+def measure(path: Path, methods: Sequence[str], cases: Iterable[OrderCase]) -> None:
     """Appends to `path` a line for each case and method that it has not yet: the graph, its features, and the step under each order that
     found a plan."""
     done = {(record["graph"], record["cluster"], record["method"]) for record in recorded(path)}
     with path.open("a", encoding="utf-8") as out:
-        for case in order_cases(clusters):
+        for case in cases:
             missing = [method for method in methods if (case.name, case.number, method) not in done]
             if missing:
                 CompiledSimulator(case.graph, case.cluster).evaluate([0] * len(case.graph))  # from here on all plans are simulated so
@@ -204,11 +205,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=Path, required=True)
     parser.add_argument("--methods", default=",".join(METHODS), help=f"default {','.join(METHODS)}; placeto is slow")
     parser.add_argument("--clusters", type=int, default=1, help="that each graph is placed on")
+    parser.add_argument("--cases", type=int, help="the first so many, which are a sample of all (default all)")
     parser.add_argument("--out", type=Path, help="write the table to this file, too")
     parser.add_argument("--ship", action="store_true")
     args = parser.parse_args(argv)
     methods = args.methods.split(",")
-    measure(args.steps, methods, args.clusters)
+    measure(args.steps, methods, islice(order_cases(args.clusters), args.cases))
     records = recorded(args.steps)
     samples = {method: [Sample.of(records, method, split) for split in SPLITS] for method in methods}
     rules = {method: fitted(train) for method, (train, _) in samples.items()}
@@ -217,8 +219,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.out is not None:
         write_bytes(args.out, ("\n".join(lines) + "\n").encode())
     if args.ship:
-        command = ("python -m benchmarks.order_rules", f"--methods={args.methods}", f"--clusters={args.clusters}", "--ship")
-        write_json(RULES, {"command": " ".join(command), "rules": NOT_FITTED | rules})
+        ship(rules, [f"--{name}={value}" for name in ("methods", "clusters", "cases") if (value := getattr(args, name)) is not None])
+
+
+def ship(rules: dict[str, Rule], flags: Sequence[str]) -> None:
+    """Writes rules and the command that fitted them to where the package has them; those of other methods stay."""
+    there = read_json(RULES, "order rules") if RULES.exists() else {"commands": {}, "rules": {}}
+    command = " ".join(("python -m benchmarks.order_rules", *flags, "--ship"))
+    found = {"commands": there["commands"] | dict.fromkeys(rules, command), "rules": NOT_FITTED | there["rules"] | rules}
+    write_json(RULES, found)
 
 
 if __name__ == "__main__":

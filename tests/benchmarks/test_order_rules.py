@@ -97,13 +97,21 @@ def test_from_measuring_to_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     cases = sorted((case for case in order_cases(1) if len(case.graph) <= 60), key=lambda case: len(case.graph))[:8]
     monkeypatch.setattr(order_rules, "order_cases", lambda clusters: iter(cases))
     monkeypatch.setattr(order_rules, "RULES", tmp_path / "rules.json")
-    measure(tmp_path / "steps", ["m_topo"], 1)
+    measure(tmp_path / "steps", ["m_topo"], cases[:3])
+    assert len(recorded(tmp_path / "steps")) == 3
+    line = [f"--steps={tmp_path / 'steps'}", "--cases=8", "--ship", f"--out={tmp_path / 'table.md'}"]
+    order_rules.main([*line, "--methods=m_topo"])
     assert len(recorded(tmp_path / "steps")) == 8
-    order_rules.main([f"--steps={tmp_path / 'steps'}", "--methods=m_topo,round_robin", "--ship", f"--out={tmp_path / 'table.md'}"])
+    capsys.readouterr()
+    order_rules.main([*line, "--methods=round_robin"])
     records = recorded(tmp_path / "steps")
     assert [record["method"] for record in records] == ["m_topo"] * 8 + ["round_robin"] * 8
     assert all(set(ORDERS) == record["steps"].keys() for record in records)
-    rules = json.loads((tmp_path / "rules.json").read_text())["rules"]
-    assert rules.keys() == {"m_topo", "round_robin", "random", "placeto"}
+    found = json.loads((tmp_path / "rules.json").read_text())
+    assert found["rules"].keys() == {"m_topo", "round_robin", "random", "placeto"}
+    command = "python -m benchmarks.order_rules --methods={} --clusters=1 --cases=8 --ship"
+    assert found["commands"] == {name: command.format(name) for name in ("m_topo", "round_robin")}
     assert capsys.readouterr().out == (tmp_path / "table.md").read_text()
-    assert json.loads(RULES.read_text())["command"].startswith("python -m benchmarks.order_rules ")
+    shipped = json.loads(RULES.read_text())
+    assert shipped["rules"].keys() - shipped["commands"].keys() <= order_rules.NOT_FITTED.keys()
+    assert all(command.startswith("python -m benchmarks.order_rules ") for command in shipped["commands"].values())
