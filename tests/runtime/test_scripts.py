@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baechi_ext.errors import FileError, ParityError
+from baechi_ext.errors import CaptureError, FileError, ParityError
 from baechi_ext.place.common import PlaceOptions
 from runtime.pipeline import PlanRequest
 from runtime.script import ScriptRequest, ScriptRun, run_script
