@@ -24,10 +24,8 @@ from runtime.block_threads import BlockThreads, inside_a_block
 from runtime.tables import as_time
 from runtime.thread_executor import ThreadExecutor
 from runtime.training import TrainRequest
-from runtime.verify import one_thread, relative_difference
+from runtime.verify import one_thread, relative_difference, tolerance_of
 
-TOLERANCE = 1e-5
-"""Largest relative difference to the module as it is: gradients of one tensor may be added up in another order."""
 _SHARE = 0.01
 """A gradient is compared with at least this part of the largest of all gradients."""
 _TIMES = 200
@@ -182,6 +180,10 @@ class _Check:
         self.lazy = owner._lazy
         leaves, self._kind = parts_of(expected)
         self._expected = leaves
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        low = [torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        some = next(owner.module.parameters(), torch.empty(0))
+        self._tolerance = tolerance_of([*low, some.dtype, *(t.dtype for t in tensors)], some.device)
 
     def outputs(self, value: Any, after: "Moment") -> None:
         """Raises ParityError, naming the tensor that differs most."""
@@ -192,7 +194,7 @@ class _Check:
         tensors = [{f"output {i}": t for i, t in enumerate(some) if isinstance(t, Tensor)} for some in (self._expected, leaves)]
         tensors[0] |= {f"new value of {name}": b for name, b in after.buffers.items()}
         tensors[1] |= {f"new value of {name}": b for name, b in module.named_buffers()}
-        _require_same(*tensors)
+        _require_same(*tensors, tolerance=self._tolerance)
         if not torch.equal(torch.get_rng_state(), after.torch_random):
             raise ParityError("blocks drew other random numbers than the module as it is; it draws them in an order that is not fixed")
 
@@ -210,7 +212,7 @@ class _Check:
         names = {key: names.get(key, f"gradient of input {i}") for i, key in enumerate(done.keys)}
         try:
             named = [{names[key]: gradient for key, gradient in some.items()} for some in (expected, found)]
-            _require_same(*named, share=_SHARE)
+            _require_same(*named, tolerance=self._tolerance, share=_SHARE)
         except ParityError:
             if not self.lazy:
                 raise
@@ -311,7 +313,7 @@ def _buffers_apart(module: nn.Module) -> Iterator[None]:
             buffers[name] = buffer
 
 
-def _require_same(expected: dict[str, Tensor], actual: dict[str, Tensor], share: float = 0.0) -> None:
+def _require_same(expected: dict[str, Tensor], actual: dict[str, Tensor], *, tolerance: float, share: float = 0.0) -> None:
     """Raises ParityError, naming the tensor that differs most, relative to its largest magnitude, or to that `share` of the largest of all
     tensors, if that is more: a gradient that is nearly 0 is what rounding left of larger ones."""
     floor = share * max((_magnitude(tensor) for tensor in expected.values()), default=0.0)
@@ -324,9 +326,9 @@ def _require_same(expected: dict[str, Tensor], actual: dict[str, Tensor], share:
             difference = difference * max(own, 1e-30) / max(own, floor, 1e-30)
         if difference > most:
             worst, most = name, difference
-    if most > TOLERANCE:
+    if most > tolerance:
         raise ParityError(
-            f"the module in blocks differs from the module as it is: {worst} by {most:.3g} relative (allowed {TOLERANCE:g}); "
+            f"the module in blocks differs from the module as it is: {worst} by {most:.3g} relative (allowed {tolerance:g}); "
             "its code may change tensors in a way that blocks don't see. Go on unplaced with fallback"
         )
 

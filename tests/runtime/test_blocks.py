@@ -372,6 +372,20 @@ def test_training_in_blocks(name: str, capfd: pytest.CaptureFixture[str]) -> Non
     assert str(placed.report()) in said.replace("baechi: ", "")
 
 
+def test_training_in_blocks_under_autocast() -> None:
+    def under_autocast(module: nn.Module) -> list[float]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return trained(module)
+
+    torch.manual_seed(5)
+    expected = under_autocast(Towers())
+    torch.manual_seed(5)
+    placed = baechi_ext.parallelize(Towers(), devices=2, method="round_robin")
+    assert under_autocast(placed) == pytest.approx(expected, rel=2e-2, abs=5e-3)  # sums of numbers of 8 bits
+    assert placed._placed.other_way.plan.result.splits
+    assert placed._placed.other_way.verified == 2
+
+
 class NoBlocks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
