@@ -1,5 +1,6 @@
 """The built-in models, for real: their size, parity of every method's plan on 1, 2 and 4 devices, and twenty equal losses."""
 
+import sys
 from dataclasses import fields
 from importlib import import_module
 
@@ -8,7 +9,7 @@ import torch
 
 from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
 from baechi_ext.cost import attach_costs
-from baechi_ext.errors import OptionError
+from baechi_ext.errors import MissingBackendError, OptionError
 from baechi_ext.ir import Cluster, Link
 from runtime import pipeline
 from runtime.models.registry import MODELS, ModelOptions, make_step
@@ -116,6 +117,12 @@ def test_wrong_models_and_sizes_say_what_is_right() -> None:
         make_step("transformer", ModelOptions(d_model=30, num_heads=4), spec)
     with pytest.raises(OptionError, match="unknown optimizer 'lion'; choose one of sgd, momentum"):
         optimizer_spec("lion", 0.1)
+
+
+def test_without_transformers_gpt2_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingBackendError, match=r"the model gpt2 needs transformers .*; pip install 'baechi-ext\[transformers\]'"):
+        make_step("gpt2", ModelOptions(), optimizer_spec("sgd", 0.1))
 
 
 def test_an_option_of_another_model_is_refused() -> None:
