@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from baechi_ext.capture.torch_private import backward_may_come_again, nest_of, parts_of
-from baechi_ext.errors import BaechiError, CaptureError, ParityError
+from baechi_ext.errors import BaechiError, CaptureError, ExecutionError, ParityError
 from runtime.block_backward import BlockBackward
 from runtime.block_placement import BlockPlan, plan_blocks
 from runtime.block_tape import Tape
 from runtime.block_threads import BlockThreads, inside_a_block
+from runtime.placed_function import NO_SECOND_ORDER
 from runtime.tables import as_time
 from runtime.thread_executor import ThreadExecutor
 from runtime.training import TrainRequest
@@ -263,8 +263,9 @@ class _InBlocks(torch.autograd.Function):
         return tuple(root.detach() for root in done.roots)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # which once_differentiable would take for constants
+            raise ExecutionError(f"gradients are to have gradients (create_graph=True): {NO_SECOND_ORDER}")
         return (None, *ctx.done.backward(tangents, ctx.leaves))
 
 

@@ -202,6 +202,51 @@ def test_gradients_of_gradients_are_refused() -> None:
     assert "second order" in goes_on.report().refusal
 
 
+class LooksAtItself(nn.Module):
+    """Can't be captured as one graph, and has blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 20)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = sum(part(x) for part in self.parts)
+        return y if y.sum().item() < 1e9 else y * 2
+
+
+def test_so_are_those_of_a_module_in_blocks() -> None:
+    placed = place(LooksAtItself(), method="round_robin", verify_steps=1)
+    x = torch.randn(4, 20, requires_grad=True)
+    for _ in range(2):
+        placed(x).sum().backward()
+    assert "3 blocks" in placed.report().line()
+    with pytest.raises(ExecutionError, match="none of second order"):
+        torch.autograd.grad(placed(x).sum(), x, create_graph=True)
+
+
+def test_notes_for_profilers_are_left_out() -> None:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(20, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.profiler.record_function("mine"):
+                return self.last(torch.relu(x))
+
+    torch.manual_seed(8)
+    model = Inner()
+    placed = place(nn.DataParallel(copy.deepcopy(model)), verify_steps=1)
+    assert list(placed.state_dict()) == ["module.last.weight", "module.last.bias"]
+    for _ in range(3):
+        x = torch.randn(3, 20)
+        for module in (model, placed):
+            module.zero_grad()
+            module(x).sum().backward()
+        assert torch.equal(model.last.weight.grad, placed.module.last.weight.grad)
+    assert placed.report().placed_steps == 3
+
+
 def test_frozen_parameters_hooks_and_a_change_of_mind() -> None:
     torch.manual_seed(4)
     model = Answers(SHAPES["tensor"])

@@ -167,7 +167,7 @@ def test_what_cannot_be_placed_stops_or_goes_on_as_it_is(tmp_path: Path, forward
     assert printed == expected
     assert reason in run.placed[0].refusal
     assert reason in run.lines()[0]
-    assert placed(path, fallback=True)[0] == expected
+    assert numbers(placed(path, fallback=True)[0]) == pytest.approx(numbers(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize(
