@@ -130,7 +130,7 @@ def test_the_master_is_killed(clean: None, costs: str, tmp_path: Path, launcher:
         process.kill()
     assert ended(workers, 10 + ENDS_WITHIN)
     process.communicate()
-    steps = max(steps_in(run) if launcher == "baechi" else complete(run)) + 3
+    steps = max(complete(run)) + 3  # one may be unfinished
     assert losses_of(costs, f"--train_steps={steps}", f"--checkpoint={run}", "--resume") == losses_of(costs, f"--train_steps={steps}")
 
 
