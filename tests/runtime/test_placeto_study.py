@@ -136,7 +136,7 @@ def test_ctrl_c_of_a_study_in_two_processes(folder: Path) -> None:
     assert (code, out, only_error(err)) == (130, "", "error: interrupted")
     assert len(family) == 3  # the workers, and what looks after their semaphores, which hears only later that they have ended
     assert ended(family)
-    assert shared_memory() == before
+    assert shared_memory() <= before
     kept = table.read_text()
     assert 0 < len(read_runs(table, 2 * BATCH)) < 2 * 4 * (2 + len(CONTROLS))
     assert cli.main(line) == 0
