@@ -39,7 +39,7 @@ def clean() -> Iterator[None]:
     """Nothing is left in shared memory."""
     before = shared_memory()
     yield
-    assert shared_memory() == before
+    assert shared_memory() <= before
 
 
 def training(costs: str, checkpoints: Path, *flags: str) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ def test_a_step_that_takes_more_than_its_profile_said(profiled: tuple[OpGraph, P
     assert all(int(size) == 4 * 300_000 * 64 for _, size in named)
     assert any(weight in name for name, _ in named for weight in weights)
     assert [pid for pid in Path("/proc").glob("[0-9]*") if str(rules) in command_line(pid)] == []
-    assert shared_memory() == before
+    assert shared_memory() <= before
 
 
 def test_a_plan_predicted_not_to_fit_is_refused_before_a_step_runs(profiled: tuple[OpGraph, Profile], tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_parity(num_devices: int) -> None:
     assert report["parity"]["max_abs_diff"] == 0.0
     assert report["transfers"] > 0 or num_devices == 1
     assert len(report["peak_memory_bytes"]["measured"]) == num_devices
-    assert shared_memory() == before
+    assert shared_memory() <= before
 
 
 def test_dropout_draws_the_same_numbers_wherever_it_runs() -> None:
@@ -57,7 +57,7 @@ def test_a_worker_killed_in_mid_step_ends_all_with_its_name(rank: int) -> None:
     assert (code, out) == (1, "")
     assert f"the worker of device {rank} was killed by SIGKILL" in only_error(err)
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers.values())
-    assert shared_memory() == before
+    assert shared_memory() <= before
 
 
 def test_a_worker_that_never_answers_is_named_after_the_time_out() -> None:
@@ -72,7 +72,7 @@ def test_a_worker_that_never_answers_is_named_after_the_time_out() -> None:
     assert "device 1" in only_error(err)
     assert time.monotonic() - begin < 40
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers.values())
-    assert shared_memory() == before
+    assert shared_memory() <= before
 
 
 ENDLESS = (*SMALL[:-1], "--num_steps=100000", "--placement_method=m_etf", "--timeout=5")
@@ -90,7 +90,7 @@ def test_torchrun_ends_all_where_a_worker_is_killed(rank: int) -> None:
     assert (code, out) == (1, "")
     assert f"Signal 9 (SIGKILL) received by PID {workers[rank]}" in err
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers.values())
-    assert shared_memory() == before
+    assert shared_memory() <= before
 
 
 def test_torchrun_ends_all_where_a_worker_never_answers() -> None:
@@ -105,7 +105,7 @@ def test_torchrun_ends_all_where_a_worker_never_answers() -> None:
     assert len(said) == 1
     assert "device 1" in said[0]
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers.values())
-    assert shared_memory() == before
+    assert shared_memory() <= before
 
 
 def test_torchrun_with_a_port_already_taken() -> None:
