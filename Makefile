@@ -27,5 +27,5 @@ $(STAMP): setup.py pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments: \
 	apt install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')" >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[torch,transformers,solvers,plots,dev]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[torch,transformers,tensorflow-cpu,solvers,plots,dev]'
 	@touch $@

@@ -11,6 +11,7 @@ RANGES = {
     "torch": ["torch>=2.11,<3", "safetensors>=0.5,<1"],
     "transformers": ["transformers>=5.8,<6"],
     "tensorflow": ["tensorflow>=2.18,<3"],
+    "tensorflow-cpu": ["tensorflow-cpu>=2.18,<3"],
     "plots": ["matplotlib>=3.9,<4", "tensorboard>=2.18,<3"],
     "nvidia": ["nvidia-ml-py>=12.535"],
     "dev": ["pytest>=8.3,<10", "hypothesis>=6.120,<7", "ruff>=0.15,<1"],
