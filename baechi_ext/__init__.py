@@ -16,8 +16,8 @@ def parallelize(model: Any = None, example_inputs: Any = None, **options: Any) -
     that gained; `placed.unplace()` gives the model back. Without a model it is a decorator, of a class of modules or of a function that
     makes one; the class, or the function, then makes placed modules.
 
-    The options are those of runtime.parallelize.ParallelizeOptions: devices, method, verify_steps, fallback, device_memory, time_limit,
-    seed, cluster, pins, device_map, timeout_seconds.
+    The options are those of runtime.calls.parallelize.ParallelizeOptions: devices, method, verify_steps, fallback, device_memory,
+    time_limit, seed, cluster, pins, device_map, timeout_seconds.
 
     Raises MissingBackendError without torch, OptionError for an unknown option. A training call raises CaptureError where it can't be
     captured, ParityError where the placed call differs from the unplaced one, InfeasibleError where nothing fits; with fallback=True it
@@ -29,6 +29,6 @@ def parallelize(model: Any = None, example_inputs: Any = None, **options: Any) -
         import torch  # noqa: F401
     except ImportError as e:
         raise MissingBackendError(f"placing a module needs torch 2.11 or newer ({e}); install baechi-ext[torch]") from e
-    from runtime.parallelize import parallelize
+    from runtime.calls.parallelize import parallelize
 
     return parallelize(model, example_inputs, options)

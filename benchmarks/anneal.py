@@ -23,7 +23,7 @@ from baechi_ext.simulate import Timeline, lower_bound_us, simulate
 from benchmarks import kernel
 from benchmarks.arrays import Best, Decision, Problem, Slice, State, Units, make_problem, make_state, make_units
 from benchmarks.families import chunks, depth_first_order
-from runtime import flags
+from runtime.flags import common as flags
 from runtime.tables import as_time
 
 COLDEST = 1e-3

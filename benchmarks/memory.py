@@ -3,7 +3,7 @@
     python -m benchmarks.memory [--model_names=A,B] [--methods=contiguous,m_etf] --out=benchmarks/results/memory
 
 Writes NAME.json and NAME.md. Measured is what a worker process holds in memory at most during one real step, beyond what it holds when no
-step runs and the step is not its own, freed memory given back (runtime.process_executor); one row per device that runs anything.
+step runs and the step is not its own, freed memory given back (runtime.processes.executor); one row per device that runs anything.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from benchmarks.step_time import SIZES
 from runtime import pipeline
 from runtime.accounting import how_measured, measured_peak_bytes
 from runtime.executor import Executor
-from runtime.launch import run_workers
+from runtime.processes.launch import run_workers
+from runtime.processes.worker_group import is_worker
 from runtime.profiler import ProfileOptions, profile_step
 from runtime.tables import as_size
 from runtime.training import TrainRequest, capture, find_cluster, with_executor
-from runtime.worker_group import is_worker
 
 METHODS = ("contiguous", "m_etf")
 TIMEOUT_SECONDS = 900.0

@@ -23,19 +23,20 @@ from baechi_ext.ir.files import write_json
 from baechi_ext.place.common import PlaceOptions, PlanResult
 from benchmarks.baselines import DDP, PIPELINE, TITLES, Baseline, reason_against
 from benchmarks.machine import machine
-from runtime import cuda_flags, pipeline
+from runtime import pipeline
 from runtime.accounting import how_measured, measured_peak_bytes
+from runtime.cluster import notes_on
 from runtime.executor import Executor
-from runtime.gpu_cluster import notes_on
-from runtime.launch import run_workers
+from runtime.flags import cuda as cuda_flags
 from runtime.measure import Measurement, measure
 from runtime.models.registry import MODELS, ModelOptions
 from runtime.parity import check_parity, require_parity
+from runtime.processes.launch import run_workers
+from runtime.processes.worker_group import is_worker
 from runtime.program import one_device_timeline
 from runtime.step import TrainingStep
 from runtime.tables import as_size, as_time
 from runtime.training import TrainRequest, capture_and_profile, find_cluster, kind_of_executor, with_executor
-from runtime.worker_group import is_worker
 
 SIZES = {
     "inception_v3": ModelOptions(8, 149),

@@ -15,7 +15,7 @@ from baechi_ext.errors import ExecutionError
 from baechi_ext.ir import Cluster
 from baechi_ext.simulate import Timeline
 from runtime import process_memory
-from runtime.cuda_graphs import WARM_UP_STEPS
+from runtime.cuda.graphs import WARM_UP_STEPS
 from runtime.executor import Executor
 from runtime.step import TrainingStep
 from runtime.thread_executor import PlacedStep

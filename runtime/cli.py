@@ -21,8 +21,14 @@ from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.ir.check import memory_violations, placement_violations
 from baechi_ext.ir.files import require_writable, write_json
 from baechi_ext.simulate import lower_bound_us, simulate
-from runtime import baechi_flags, dataset_flags, flags, pipeline, placeto_flags, script_flags, tables, train_flags
+from runtime import pipeline, tables
 from runtime.device_map_export import export_device_map
+from runtime.flags import baechi as baechi_flags
+from runtime.flags import common as flags
+from runtime.flags import datasets as dataset_flags
+from runtime.flags import placeto as placeto_flags
+from runtime.flags import script as script_flags
+from runtime.flags import train as train_flags
 from runtime.progress import progress
 
 if TYPE_CHECKING:
@@ -127,8 +133,8 @@ def _train(args: argparse.Namespace) -> int:
         raise OptionError("what follows -- are the arguments of a script; name the script before it: baechi train SCRIPT -- ARGUMENTS")
     with progress("loading torch"):
         request = train_flags.request_of(args)
+        from runtime.processes.worker_group import is_worker
         from runtime.training import train
-        from runtime.worker_group import is_worker
 
     if request.workers == "process" and not is_worker():
         return _run_workers(args, request)
@@ -153,7 +159,7 @@ def _train(args: argparse.Namespace) -> int:
 def _train_script(args: argparse.Namespace) -> int:
     with progress("loading torch"):
         request = script_flags.request_of(args)
-        from runtime.script import run_script
+        from runtime.calls.script import run_script
 
     run = run_script(request)
     if args.json:
@@ -171,7 +177,7 @@ def _probe(args: argparse.Namespace) -> int:
     with progress("loading torch"):
         request = train_flags.probe_request_of(args)
         from runtime.probe_links import probe_links
-        from runtime.worker_group import is_worker
+        from runtime.processes.worker_group import is_worker
 
     if request.workers == "process" and not is_worker():
         return _run_workers(args, request)
@@ -185,7 +191,7 @@ def _probe(args: argparse.Namespace) -> int:
 
 def _run_workers(args: argparse.Namespace, request: "TrainRequest | ProbeRequest") -> int:
     """Runs this very command on one worker per device."""
-    from runtime.launch import run_workers
+    from runtime.processes.launch import run_workers
     from runtime.torch_devices import cuda_workers
 
     if request.cuda:
@@ -203,7 +209,7 @@ def _datasets(args: argparse.Namespace) -> int:
         return 0
     try:
         with progress("loading torch"):
-            from runtime.datasets import make_family
+            from runtime.datasets.making import make_family
     except ImportError as e:
         message = f"`baechi datasets make` captures real training steps, which needs PyTorch ({e}); pip install 'baechi-ext[torch]'"
         raise MissingBackendError(message) from e

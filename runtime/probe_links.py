@@ -9,16 +9,16 @@ from baechi_ext.cost import bend_bytes
 from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster, Device
 from baechi_ext.ir.files import write_json
+from runtime.cluster import by_reference, free_bytes, topology
+from runtime.cuda.split_gpu import split_gpu
 from runtime.executor import Executor
-from runtime.gpu_cluster import by_reference, free_bytes, topology
 from runtime.links import LinkProbe
-from runtime.process_executor import ProcessExecutor, follow_probes
+from runtime.processes.executor import ProcessExecutor, follow_probes
+from runtime.processes.worker_group import WorkerGroup, worker_place
 from runtime.progress import progress
-from runtime.split_gpu import split_gpu
 from runtime.tables import as_size
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import cpu_devices, cpu_workers, cuda_devices, cuda_workers
-from runtime.worker_group import WorkerGroup, worker_place
 
 _FLOAT_BYTES = 4
 _COPIES = 6

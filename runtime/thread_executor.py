@@ -17,7 +17,7 @@ from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.errors import BaechiError, ExecutionError
 from baechi_ext.simulate import Timeline
 from runtime.checkpoint import Shard, homes, living_on, read_shards, verify_shard, write_shard
-from runtime.cuda_graphs import WARM_UP_STEPS, GraphedProgram, Recorder
+from runtime.cuda.graphs import WARM_UP_STEPS, GraphedProgram, Recorder
 from runtime.host_memory import keep_freed_memory
 from runtime.links import PROBE_BYTES, LinkProbe, probe_link
 from runtime.mailbox import Mailboxes
@@ -178,7 +178,7 @@ class PlacedStep:
 class ThreadExecutor:
     """Threads for `devices`. Use it as a context manager: leaving it ends the threads.
 
-    With a `recorder` placed steps turn into CUDA graphs once they have run (see runtime.cuda_graphs).
+    With a `recorder` placed steps turn into CUDA graphs once they have run (see runtime.cuda.graphs).
     """
 
     shared_memory = True

@@ -19,25 +19,25 @@ from baechi_ext.ir.files import make_folder, require_writable, write_json
 from baechi_ext.place.common import PlanResult
 from runtime import pipeline
 from runtime.accounting import how_measured, measured_peak_bytes, require_room
-from runtime.cuda_graphs import CudaRecorder
+from runtime.cluster import free_bytes, measured_cluster, notes_on, topology
+from runtime.cuda.graphs import CudaRecorder
+from runtime.cuda.split_gpu import split_gpu
 from runtime.executor import Executor
-from runtime.gpu_cluster import free_bytes, measured_cluster, notes_on, topology
 from runtime.links import LinkProbe
 from runtime.measure import measure
 from runtime.models.registry import ModelOptions, make_step
 from runtime.parity import Parity, check_parity, require_parity
-from runtime.process_executor import ProcessExecutor, follow
+from runtime.processes.executor import ProcessExecutor, follow
+from runtime.processes.worker_group import WorkerGroup, worker_place
 from runtime.profiler import ProfileOptions, profile_step
 from runtime.program import one_device_timeline
 from runtime.progress import progress
 from runtime.report import StepReport
-from runtime.split_gpu import split_gpu
 from runtime.step import TrainingStep, optimizer_spec
 from runtime.tables import search_news
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import TorchDevice, cpu_devices, cpu_workers, cuda_devices, cuda_workers
 from runtime.training_run import RunOptions, RunReport, train_on
-from runtime.worker_group import WorkerGroup, worker_place
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class TrainRequest:
     """The devices are parts of the first GPU."""
     use_free_memory: bool = False
     workers: str = "thread"
-    """thread: this process runs all devices; process: it is one of a group of workers (runtime.worker_group)."""
+    """thread: this process runs all devices; process: it is one of a group of workers (runtime.processes.worker_group)."""
     cluster: Cluster | None = None
     device_memory: int | None = None
     memory_fraction: float = 1.0

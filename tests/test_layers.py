@@ -21,10 +21,8 @@ LIBRARY = {
     "shard": {"errors", "ir", "capture", "cost", "group", "simulate"},
 }
 """What each part of baechi_ext may import besides itself."""
-DRIVERS = {"cli", "__main__", "pipeline", "training", "flags", "placing", "placed_calls", "call_report", "parallelize", "script"}
-DRIVERS |= {"block_placement", "placed_blocks", "ladder"}
-DRIVERS |= {f"{name}_flags" for name in ("baechi", "cuda", "dataset", "placeto", "run", "script", "study", "train")}
-"""Modules of runtime that drive its stages; no stage imports them."""
+DRIVERS = {"cli", "__main__", "pipeline", "training", "flags", "calls"}
+"""Modules and folders of runtime that drive its stages; no stage imports them."""
 FRAMEWORKS = {"torch", "tensorflow", "torchvision", "jax"}
 
 

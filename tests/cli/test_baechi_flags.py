@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from baechi_ext.errors import OptionError
-from runtime.baechi_flags import SWITCHES, TABLE, BaechiFlag, with_plain_switches
 from runtime.cli import main, make_parser
+from runtime.flags.baechi import SWITCHES, TABLE, BaechiFlag, with_plain_switches
 
 TAKEN = [flag for flag in TABLE if flag.instead is None]
 TEXT = (Path(__file__).parents[2] / "docs" / "baechi.md").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from baechi_ext.place.adjust import ADJUSTMENTS
 from baechi_ext.place.registry import METHODS
 from runtime import tables
 from runtime.cli import COMMANDS, make_parser, with_underscores
-from runtime.placeto_flags import ACTIONS as PLACETO_ACTIONS
+from runtime.flags.placeto import ACTIONS as PLACETO_ACTIONS
 from runtime.progress import progress
 
 CLUSTER = {"--cluster", "--num_devices", "--num_gpus", "--device_memory", "--memory_fraction", "--comm_cost_coeffs"}

@@ -12,7 +12,7 @@ import pytest
 
 from baechi_ext.ir import OpGraph, Plan
 from runtime.cli import main
-from runtime.train_flags import OPTIMIZERS
+from runtime.flags.train import OPTIMIZERS
 
 SMALL = ["--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--num_steps=2"]
 KEYS = {
@@ -169,7 +169,7 @@ def test_missing_hints_are_told_before_the_profile(
 
 def test_num_devices_wins_over_num_gpus() -> None:
     from runtime.cli import make_parser
-    from runtime.train_flags import request_of
+    from runtime.flags.train import request_of
 
     request = request_of(make_parser().parse_args(["train", "--num_gpus=4", "--num_devices=3"]))
     assert (request.num_devices, request.cuda) == (3, False)
@@ -248,8 +248,8 @@ def test_the_expert_places_gnmt(tmp_path: Path) -> None:
 
 def test_the_models_flags_become_its_options() -> None:
     from runtime.cli import make_parser
+    from runtime.flags.train import request_of
     from runtime.models.registry import ModelOptions
-    from runtime.train_flags import request_of
 
     given = [*GNMT, "--rnn_unit_type=gru", "--encoder_type=bi", "--batch_size=7", "--seed=3", "--num_gpus=5"]
     expected = ModelOptions(7, None, 3, 5, 40, 6, 8, "gru", 2, "bi", True, 3)
@@ -258,8 +258,8 @@ def test_the_models_flags_become_its_options() -> None:
 
 
 def test_the_flags_list_the_models_choices() -> None:
+    from runtime.flags.train import ENCODER_TYPES, RNN_UNIT_TYPES
     from runtime.models.torch import gnmt_v2, rnn
-    from runtime.train_flags import ENCODER_TYPES, RNN_UNIT_TYPES
 
     assert gnmt_v2.ENCODER_TYPES == ENCODER_TYPES
     assert tuple(rnn.UNIT_TYPES) == RNN_UNIT_TYPES

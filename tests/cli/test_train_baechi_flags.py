@@ -9,7 +9,7 @@ import pytest
 from baechi_ext.ir import Link, OpGraph, Plan
 from baechi_ext.simulate import simulate
 from runtime.cli import make_parser
-from runtime.train_flags import request_of
+from runtime.flags.train import request_of
 
 
 def test_they_reach_the_request() -> None:

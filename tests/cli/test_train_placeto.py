@@ -9,7 +9,7 @@ import pytest
 from baechi_ext.place.placeto.embedding import EMBEDDINGS
 from baechi_ext.place.placeto.learning import ALGORITHMS
 from baechi_ext.place.placeto.lesson import STARTS
-from runtime.placeto_flags import ACTIONS
+from runtime.flags.placeto import ACTIONS
 from tests.place.placeto.graphs import distinct, towers, write_family
 
 

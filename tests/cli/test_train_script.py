@@ -59,7 +59,7 @@ def test_an_exception_of_the_script_is_shown_as_python_shows_it(tmp_path: Path, 
     traceback, _, rest = said.err.partition("ValueError: mine\n")
     assert "Traceback (most recent call last):\n  File " in traceback
     assert traceback.count("File ") == 2
-    assert "runtime/script.py" not in traceback
+    assert "runtime/calls/script.py" not in traceback
     assert rest == "baechi: nothing was placed: no module was called in training mode (model.train()) while gradients were recorded\n"
 
 

@@ -14,9 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runtime import checkpoint, launch, process_executor
+from runtime import checkpoint
 from runtime.cli import main
-from runtime.process_executor import LocalShare
+from runtime.processes import executor as process_executor
+from runtime.processes import launch
+from runtime.processes.executor import LocalShare
 
 MODULE = "tests.runtime.faulty_worker"
 

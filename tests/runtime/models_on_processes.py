@@ -20,14 +20,14 @@ from baechi_ext.cost import attach_costs
 from baechi_ext.ir import Cluster, Link, OpGraph
 from baechi_ext.simulate import Timeline
 from runtime import pipeline
-from runtime.launch import run_workers
 from runtime.models.registry import make_step
 from runtime.parity import check_parity
-from runtime.process_executor import ProcessExecutor, follow
+from runtime.processes.executor import ProcessExecutor, follow
+from runtime.processes.launch import run_workers
+from runtime.processes.worker_group import WorkerGroup, is_worker, worker_place
 from runtime.profiler import ProfileOptions, profile_step
 from runtime.step import EagerStep, TrainingStep, optimizer_spec
 from runtime.torch_devices import cpu_devices, cuda_workers
-from runtime.worker_group import WorkerGroup, is_worker, worker_place
 from tests.torch_steps import SMALL_MODELS, scattered
 
 TIMEOUT_SECONDS, STEPS = 120.0, 20

@@ -42,7 +42,7 @@ class _Notes(TorchFunctionMode):
 
 
 class HostRecorder:
-    """See runtime.cuda_graphs.Recorder."""
+    """See runtime.cuda.graphs.Recorder."""
 
     graphs = 0
 

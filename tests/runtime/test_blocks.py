@@ -13,10 +13,10 @@ from torch import Tensor, nn
 import baechi_ext
 from baechi_ext.capture.torch_modules import find_blocks
 from baechi_ext.errors import CaptureError, ExecutionError
-from runtime.block_backward import BlockBackward
-from runtime.block_tape import Block, Tape
-from runtime.block_threads import BlockThreads
-from runtime.pending import Pending
+from runtime.calls.blocks.backward import BlockBackward
+from runtime.calls.blocks.pending import Pending
+from runtime.calls.blocks.tape import Block, Tape
+from runtime.calls.blocks.threads import BlockThreads
 from runtime.torch_devices import cpu_devices
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from baechi_ext.ir import Cluster, Link, OpGraph
 from baechi_ext.simulate import Timeline, simulate
-from runtime.channels import early_posts, ordered_posts
+from runtime.processes.channels import early_posts, ordered_posts
 from runtime.program import Receive, Run, Send, cut
 from tests.runtime.test_program import placed_graphs
 

@@ -9,7 +9,7 @@ import torch
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.ir import Cluster
 from baechi_ext.simulate import Timeline, simulate
-from runtime.cuda_graphs import WARM_UP_STEPS, CudaRecorder
+from runtime.cuda.graphs import WARM_UP_STEPS, CudaRecorder
 from runtime.parity import check_parity
 from runtime.program import one_device_timeline
 from runtime.step import EagerStep, TrainingStep

@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 
 from baechi_ext.errors import ExecutionError, MissingBackendError
-from runtime import worker_group
-from runtime.launch import run_workers
 from runtime.memory_limit import SLACK_BYTES, CudaMemoryLimit
-from runtime.op_board import OpBoard
-from runtime.process_executor import LocalShare, ProcessExecutor
+from runtime.processes import worker_group
+from runtime.processes.executor import LocalShare, ProcessExecutor
+from runtime.processes.launch import run_workers
+from runtime.processes.op_board import OpBoard
+from runtime.processes.worker_group import WorkerGroup
 from runtime.torch_devices import cpu_devices, cuda_workers
-from runtime.worker_group import WorkerGroup
 from tests.runtime.models_on_processes import STEPS
 from tests.runtime.test_models_on_processes import on_processes
 from tests.runtime.workers import finish, only_error, start, torchrun, wait_for_line, workers_of

@@ -13,8 +13,8 @@ from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
 from baechi_ext.errors import FileError, OptionError
 from baechi_ext.ir import OpGraph
 from runtime import cli
-from runtime.dataset_recipes import NMT, RECIPES, Lengths, architectures, build_language_model, build_network, build_translator, splits
-from runtime.datasets import coarse_graph, costed_graph, make_family, make_step
+from runtime.datasets.making import coarse_graph, costed_graph, make_family, make_step
+from runtime.datasets.recipes import NMT, RECIPES, Lengths, architectures, build_language_model, build_network, build_translator, splits
 from runtime.models.torch import enas_cnn, enas_rnn
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import cpu_devices

@@ -10,9 +10,9 @@ import torch
 from baechi_ext.cost import fit_link
 from baechi_ext.errors import MissingBackendError
 from baechi_ext.ir import Link
-from runtime import gpu_cluster
-from runtime.gpu_cluster import free_bytes, measured_cluster, topology
-from runtime.gpus import Gpus, Tie, read_gpus
+from runtime import cluster as gpu_cluster
+from runtime.cluster import free_bytes, measured_cluster, topology
+from runtime.cuda.gpus import Gpus, Tie, read_gpus
 from runtime.links import LinkProbe
 from runtime.torch_devices import CudaDevice, memory_bytes, uuids_of_gpus
 

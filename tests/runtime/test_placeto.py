@@ -13,11 +13,11 @@ from baechi_ext.ir import Cluster, Link
 from baechi_ext.place.placeto.checkpoint import load_policy, save_policy
 from baechi_ext.place.placeto.policy import Policy, PolicyConfig
 from baechi_ext.place.placeto.train import TrainingConfig
-from runtime.placeto_comparison import Comparison, ComparisonRequest, Row, compare
-from runtime.placeto_contenders import CONTENDERS, Contest, Entry, entry
-from runtime.placeto_graphs import Source
-from runtime.placeto_needs import needs
-from runtime.placeto_training import TrainingRequest, train
+from runtime.placeto.comparison import Comparison, ComparisonRequest, Row, compare
+from runtime.placeto.contenders import CONTENDERS, Contest, Entry, entry
+from runtime.placeto.graphs import Source
+from runtime.placeto.needs import needs
+from runtime.placeto.training import TrainingRequest, train
 from tests.place.placeto.graphs import distinct, towers, write_family
 
 CLUSTER = Cluster.uniform(2, link=Link(us_per_byte=0.5, latency_us=1.0))
@@ -85,7 +85,7 @@ def test_an_interrupted_training_keeps_what_it_has(request_to_train: TrainingReq
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("runtime.placeto_training.news", interrupt)
+    monkeypatch.setattr("runtime.placeto.training.news", interrupt)
     with pytest.raises(KeyboardInterrupt):
         train(request_to_train)
     assert json.loads((request_to_train.out / "policy.json").read_text())["training"]["updates_made"] == 1
@@ -145,7 +145,7 @@ def test_a_comparison_goes_on(request_to_compare: ComparisonRequest, monkeypatch
             raise KeyboardInterrupt
         return entry(name, contest)
 
-    monkeypatch.setattr("runtime.placeto_comparison.entry", counted)
+    monkeypatch.setattr("runtime.placeto.comparison.entry", counted)
     request = replace(request_to_compare, methods=("zero_shot", "random"))
     with pytest.raises(KeyboardInterrupt):
         compare(request)

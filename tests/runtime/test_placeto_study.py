@@ -13,11 +13,12 @@ import pytest
 
 from baechi_ext.errors import MissingBackendError, OptionError
 from baechi_ext.ir import OpGraph
-from runtime import cli, placeto_study
+from runtime import cli
 from runtime.parallel import each
-from runtime.placeto_study import BATCH, StudySettings, Task, affordable, runs_of, search
-from runtime.study_runs import CONTROLS, Run, read_runs
-from runtime.study_table import StudyTable
+from runtime.placeto import study as placeto_study
+from runtime.placeto.study import BATCH, StudySettings, Task, affordable, runs_of, search
+from runtime.placeto.study_runs import CONTROLS, Run, read_runs
+from runtime.placeto.study_table import StudyTable
 from tests.build import cluster_of, graph_of
 from tests.runtime.workers import finish, only_error, shared_memory, start
 

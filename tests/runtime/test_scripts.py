@@ -13,8 +13,8 @@ import torch
 
 from baechi_ext.errors import CaptureError, FileError, ParityError
 from baechi_ext.place.common import PlaceOptions
+from runtime.calls.script import ScriptRequest, ScriptRun, run_script
 from runtime.pipeline import PlanRequest
-from runtime.script import ScriptRequest, ScriptRun, run_script
 from runtime.training import TrainRequest
 
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime import network
-from runtime.gpu_cluster import pairs_to_probe
+from runtime.cluster import pairs_to_probe
+from runtime.processes import network
 from runtime.torch_devices import available_cores, cpu_workers
 from tests.runtime.namespaces import ADDRESSES, require_namespaces, two_nodes
 from tests.runtime.trainings import STEP, costs_of, losses_of

@@ -9,11 +9,11 @@ import torch
 
 from baechi_ext.errors import ExecutionError, MissingBackendError
 from baechi_ext.ir import Cluster, Device
-from runtime import split_gpu
 from runtime.accounting import measured_peak_bytes, require_room
-from runtime.gpu_cluster import by_reference, topology
+from runtime.cluster import by_reference, topology
+from runtime.cuda import split_gpu
+from runtime.cuda.split_gpu import GpuPart
 from runtime.parity import check_parity
-from runtime.split_gpu import GpuPart
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import CudaDevice, cpu_devices, memory_bytes
 from tests.runtime.workers import finish, start

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from baechi_ext.errors import FileError
-from runtime.study_runs import CONTROLS, NAMES, Point, Run, append, read_runs
-from runtime.study_table import StudyTable, bootstrapped, holm, near, permutation_test, sign_flip_test
+from runtime.placeto.study_runs import CONTROLS, NAMES, Point, Run, append, read_runs
+from runtime.placeto.study_table import StudyTable, bootstrapped, holm, near, permutation_test, sign_flip_test
 
 SETTINGS = {"orders": ["topo", "bfs", "alpha"], "split": "train", "repeats": 2, "episodes": 10, "cluster": {"devices": [{}, {}, {}]}}
 

@@ -1,0 +1,367 @@
+"""A module's calls, placed: which calls run placed, which as they are, and what is captured, placed and verified when.
+
+A call runs placed where the module trains and gradients are recorded. The first such call is captured, profiled and placed. Another
+shape of the arguments, or another state of the module, is captured when it comes the second time, and runs as it is the first time.
+"""
+
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from baechi_ext.capture.torch_joint import CaptureOptions
+from baechi_ext.capture.torch_module import capture_call
+from baechi_ext.capture.torch_private import is_traced
+from baechi_ext.capture.torch_tree import InputLeaf, ObjectLeaf, TensorLeaf, Tree, flatten
+from baechi_ext.errors import BaechiError, CaptureError, ParityError
+from runtime.calls.blocks.placed_blocks import BlockSettings, PlacedBlocks
+from runtime.calls.ladder import Runner, next_rung
+from runtime.calls.module_watch import ModuleWatch
+from runtime.calls.optimizers import optimizer_of
+from runtime.calls.phases import ModuleStep, PhasedStep
+from runtime.calls.placed_function import LoadedCall
+from runtime.calls.placing import Placement, home_of, place_alike, place_call
+from runtime.calls.verify import Comparison, PythonRandomness, RandomState, Verification, one_thread, timed, tolerance_of
+from runtime.progress import progress
+from runtime.thread_executor import ThreadExecutor
+from runtime.training import TrainRequest
+
+MOST_CALLS = 8
+"""So many shapes and states of a module are captured; further ones run as they are."""
+_SETTLING = 2
+"""So many calls may change the module's attributes, as where forward makes a table at first use."""
+_TIMES = 200
+_WAITING = 64
+_DEPENDS = "forward depends on something that is not a tensor and changes; take that out of it, or go on unplaced with fallback"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a module's calls are to be placed."""
+
+    request: TrainRequest
+    executor: ThreadExecutor
+    verify_steps: int = 2
+    fallback: bool = False
+
+
+@dataclass
+class PlacedCall:
+    """Calls of one shape."""
+
+    key: object
+    watch: ModuleWatch
+    loaded: LoadedCall
+    placement: Placement
+    tolerance: float
+    verification: Verification = field(default_factory=Verification)
+    count: int = 0
+
+
+class PlacedCalls:
+    """Stands in for `module.__call__`; `ordinary` is what it stands in for."""
+
+    def __init__(self, module: nn.Module, ordinary: Runner, settings: Settings) -> None:
+        self.given = module
+        self.module = getattr(module, "_orig_mod", module)
+        """What is captured: of a compiled module, what was compiled."""
+        self.settings = settings
+        self.calls: list[PlacedCall] = []
+        self.refusal = ""
+        """Why training calls run as they are; empty while they run placed."""
+        self.unplaced = 0
+        """Training calls that ran as they are: of another shape, or before a refusal."""
+        self._ordinary = ordinary
+        self.other_way: PlacedBlocks | None = None
+        """What runs training calls that can't be captured."""
+        self._waiting: dict[object, ModuleWatch] = {}
+        """Shapes that came once, and the module as it was then."""
+        self._said: set[str] = set()
+        self._settling = 0
+        self._inside = threading.local()
+        self._process = os.getpid()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self._inside, "now", False) or not self._trains():
+            return self.run_unplaced(*args, **kwargs)
+        if self.other_way is not None:
+            return self.other_way(*args, **kwargs)
+        try:
+            return self._train(args, kwargs)
+        except CaptureError as e:
+            return self._refuse(e, args, kwargs)
+
+    def run_unplaced(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module itself returns. Where its parameters are on several devices, they are brought together for the call."""
+        with self._within():
+            if not self._spread:
+                return self._ordinary(*args, **kwargs)
+            home = self.calls[0].loaded.home
+            together = {name: value.to(home) for name, value in self._state().items()}
+            found = torch.func.functional_call(self.module, together, args, kwargs, tie_weights=True)
+            with torch.no_grad():
+                for name, buffer in self.module.named_buffers():
+                    if together[name] is not buffer:
+                        buffer.copy_(together[name])
+            return found
+
+    def prepare(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Captures and places the call with these arguments, without running it. Raises what the stages raise."""
+        inputs, given = flatten((tuple(args), dict(kwargs)), self._arguments)
+        key = _key(inputs, given)
+        if self._find(key) is None:
+            with torch.enable_grad():
+                self._add(key, inputs, given)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy of the module has calls of its own."""
+
+    def __reduce__(self) -> tuple[type, tuple]:
+        """A saved module has none."""
+        return type(None), ()
+
+    def drop(self) -> None:
+        """From now on all calls run as they are."""
+        self.refusal = self.refusal or "it was unplaced"
+
+    @property
+    def _spread(self) -> bool:
+        """Whether the parameters are on several devices by now."""
+        return bool(self.calls) and self.settings.executor.devices[0].torch_device.type != "cpu"
+
+    @property
+    def _arguments(self) -> str:
+        return f"an argument of {type(self.module).__name__}"
+
+    def _state(self) -> dict[str, Tensor]:
+        return dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+
+    def _trains(self) -> bool:
+        return (
+            self.module.training
+            and not self.refusal
+            and torch.is_grad_enabled()
+            and os.getpid() == self._process  # threads do not live on in a fork
+            and not is_traced()
+        )
+
+    @contextmanager
+    def _within(self) -> Iterator[None]:
+        """Calls of the module in here are its own affair."""
+        before = getattr(self._inside, "now", False)
+        self._inside.now = True
+        try:
+            yield
+        finally:
+            self._inside.now = before
+
+    def _train(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inputs, given = flatten((args, kwargs), self._arguments)
+        if any(type(x) not in (Tensor, nn.Parameter) or x.layout != torch.strided for x in inputs):
+            raise CaptureError(f"{self._arguments} is a tensor of a special kind; pass plain dense tensors")
+        if not any(t.requires_grad for t in (*self._state().values(), *inputs)):
+            return self.run_unplaced(*args, **kwargs)
+        key = _key(inputs, given)
+        call = self._find(key)
+        if call is None and self.calls and not self._is_worth_it(key):
+            self.unplaced += 1
+            return self.run_unplaced(*args, **kwargs)
+        if call is None or call.count < self.settings.verify_steps:
+            return self._verified(call, key, (inputs, given), (args, kwargs))
+        outputs = call.loaded.run(inputs)
+        call.count += 1
+        return self._returned(call, outputs, inputs)
+
+    def _find(self, key: object) -> PlacedCall | None:
+        return next((c for c in self.calls if c.key == key and c.watch.holds()), None)
+
+    def _is_worth_it(self, key: object) -> bool:
+        """Whether to capture another shape: not before it comes the second time, and not where too many came already."""
+        if key not in self._waiting or not self._waiting[key].holds():
+            if len(self._waiting) == _WAITING:
+                self._waiting.clear()
+            self._waiting[key] = ModuleWatch(self.module)
+            return False
+        if self._spread:
+            return False
+        if len(self.calls) == MOST_CALLS:
+            self._say_once(
+                f"{MOST_CALLS} shapes of the arguments of {type(self.module).__name__}, or states of its attributes, are placed; others "
+                "run unplaced: pad batches to few shapes, and pass numbers that change as tensors"
+            )
+            return False
+        return True
+
+    def _add(self, key: object, inputs: list[Tensor], given: Tree) -> PlacedCall:
+        """Captures, places and loads the call. The module's attributes are as they were."""
+        try:
+            return self._added(key, inputs, given)
+        except BaechiError:
+            raise
+        except Exception as e:  # noqa: BLE001 - what nobody has thought of is no reason to stop where `fallback` is wanted
+            reason = (str(e).splitlines() or [""])[0]
+            raise CaptureError(f"a call of {type(self.module).__name__} can't be placed: {type(e).__name__}: {reason}") from e
+
+    def _added(self, key: object, inputs: list[Tensor], given: Tree) -> PlacedCall:
+        module, request, executor = self.module, self.settings.request, self.settings.executor
+        name = type(module).__name__
+        watch, attributes = ModuleWatch(module), [(vars(m), dict(vars(m))) for m in module.modules()]
+        for now, _ in attributes:
+            now.pop("_compiled_call_impl", None)
+        optimizer = optimizer_of(module)
+        options = CaptureOptions("in the caller's code", optimizer.slots, request.colocate_grads_with_ops, request.relaxed_random)
+        try:
+            with progress(f"capturing a training call of {name}"), self._within():
+                captured = capture_call(module, inputs, given, options, name)
+        finally:
+            for now, before in attributes:
+                now.clear()
+                now.update(before)
+        live = self._state()
+        written = tuple(dict.fromkeys(n for writes in captured.binding.buffer_writes.values() for n, _ in writes))
+        step = ModuleStep(name, live, written, tuple(x.detach() for x in inputs))
+        alike = place_alike(self.calls[0].placement, captured) if self.calls else None
+        if alike is None:
+            placement = place_call(replace(request, model=name), executor, captured, step)
+            placement = replace(placement, note=optimizer.note)
+            timeline = placement.result.timeline
+        else:
+            placement, timeline = self.calls[0].placement, alike
+        home = home_of(live, tuple(inputs))
+        step.inputs = ()
+        times: tuple[deque[float], deque[float]] = (deque(maxlen=_TIMES), deque(maxlen=_TIMES))
+        placed = PhasedStep(executor, timeline, captured, step)
+        loaded = LoadedCall(captured, placed, live, home, times)
+        tolerance = tolerance_of([n.meta["val"].dtype for n in captured.binding.home if hasattr(n.meta["val"], "dtype")], home)
+        self.calls.append(PlacedCall(key, watch, loaded, placement, tolerance))
+        return self.calls[-1]
+
+    def _returned(self, call: PlacedCall, outputs: list[Tensor], inputs: Sequence[Tensor]) -> Any:
+        return call.loaded.captured.returned.fill(outputs, inputs)
+
+    def _verified(self, call: PlacedCall | None, key: object, taken: tuple[list[Tensor], Tree], given: tuple[tuple, dict]) -> Any:
+        """The call, run as it is and placed; captured first where it has to be."""
+        inputs, tree = taken
+        if self.settings.verify_steps == 0:
+            call = self._add(key, inputs, tree)
+            outputs = call.loaded.run(inputs)
+            call.count += 1
+            return self._returned(call, outputs, inputs)
+        args, kwargs = given
+        watch, randomness = ModuleWatch(self.module), PythonRandomness()
+        before = _Moment(self.module)
+        with one_thread():
+            forward_us, expected = timed(lambda: self.run_unplaced(*args, **kwargs))
+        after = _Moment(self.module)
+        try:
+            if randomness.drawn():
+                raise CaptureError("forward draws from Python's or NumPy's random, which a captured call can't; draw with torch")
+            if changed := watch.changes():
+                self._settling += 1
+                if self._settling <= _SETTLING:
+                    return expected
+                raise CaptureError(
+                    f"forward changes attributes of the module ({', '.join(changed[:5])}), which a captured call can't; return them, or "
+                    "keep tensors in buffers that forward changes in place (self.name.copy_(...))"
+                )
+            before.restore()
+            if call is None:
+                call = self._add(key, inputs, tree)
+                if self._spread:  # what autograd keeps of the call above was moved away from under it
+                    before.restore()
+                    forward_us, expected = timed(lambda: self.run_unplaced(*args, **kwargs))
+                    after = _Moment(self.module)
+            before.restore()
+            return self._compared(call, inputs, expected, (forward_us, after))
+        except BaechiError as e:
+            after.restore()
+            if isinstance(e, CaptureError):
+                self.other_way = self._next_rung(e)
+            if self.other_way is None and not self.settings.fallback:
+                raise
+            if self.other_way is None:
+                self._go_on_unplaced(e)
+            return expected
+
+    def _compared(self, call: PlacedCall, inputs: list[Tensor], expected: Any, eager: "tuple[float, _Moment]") -> Any:
+        forward_us, after = eager
+        found, tree = flatten(expected, "what the module returns")
+        leaves = list(_tensor_leaves(call.loaded.captured.returned))
+        if len(leaves) != len(found):
+            raise ParityError(f"the placed call returns another number of tensors than the unplaced one; {_DEPENDS}")
+        pairs = reversed(list(zip(leaves, found, strict=True)))
+        own = {leaf.index: tensor for leaf, tensor in pairs if isinstance(leaf, TensorLeaf)}
+        go_on = self._go_on_unplaced if self.settings.fallback else None
+        outputs = call.loaded.run(inputs, Comparison(call.loaded, call.verification, (forward_us, own, inputs), call.tolerance, go_on))
+        value = self._returned(call, outputs, inputs)
+        if flatten(value, "what the module returns")[1] != tree:
+            raise ParityError(f"the placed call returns something else than the unplaced one beside its tensors; {_DEPENDS}")
+        names = {n: f"new value of {n}" for n in after.buffers}
+        call.verification.compare(
+            {f"output {i}": t for i, t in own.items()} | {names[n]: t for n, t in after.buffers.items()},
+            {f"output {i}": outputs[i] for i in own} | {names[n]: b for n, b in self.module.named_buffers()},
+            call.tolerance,
+        )
+        if not RandomState().same(after.random):
+            raise ParityError(f"the placed call drew other random numbers than the unplaced one; {_DEPENDS}")
+        call.count += 1
+        call.verification.steps += 1
+        return value
+
+    def _next_rung(self, error: CaptureError) -> PlacedBlocks | None:
+        asked = self.settings
+        settings = BlockSettings(asked.request, asked.executor, asked.verify_steps, asked.fallback)
+        return next_rung(self.module, self.run_unplaced, settings, error)
+
+    def _refuse(self, error: CaptureError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.settings.fallback:
+            raise error
+        self._go_on_unplaced(error)
+        return self.run_unplaced(*args, **kwargs)
+
+    def _go_on_unplaced(self, error: BaechiError) -> None:
+        self.refusal = str(error)
+        self._say_once(f"{type(self.module).__name__} runs unplaced: {error}")
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            sys.stderr.write(f"baechi: {text}\n")
+            sys.stderr.flush()
+
+
+class _Moment:
+    """A module's buffers and the random state, as they are now."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.random = RandomState()
+        self._live = dict(module.named_buffers())
+        self.buffers = {name: buffer.detach().clone() for name, buffer in self._live.items()}
+
+    def restore(self) -> None:
+        """Puts them back; to autograd, no buffer is changed by it."""
+        self.random.restore()
+        for name, value in self.buffers.items():
+            self._live[name].data.copy_(value)
+
+
+def _key(inputs: Sequence[Tensor], given: Tree) -> object:
+    """What calls must have in common to be run by one captured graph, apart from the module's state."""
+    tensors = tuple((x.shape, x.stride(), x.dtype, x.device, x.requires_grad) for x in inputs)
+    autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
+    return given, tensors, autocast
+
+
+def _tensor_leaves(tree: Tree) -> Iterator[TensorLeaf | InputLeaf]:
+    for leaf in tree.leaves:
+        if isinstance(leaf, ObjectLeaf):
+            yield from _tensor_leaves(leaf.attributes)
+        elif isinstance(leaf, (TensorLeaf, InputLeaf)):
+            yield leaf

@@ -1,0 +1,138 @@
+"""A placed call in the middle of the caller's own computation: to autograd it is one function, from the module's parameters and inputs
+to its outputs. Its forward runs the forward programs on all devices, its backward the backward programs with the gradients that come in."""
+
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from baechi_ext.capture.torch_module import CapturedCall
+from baechi_ext.capture.torch_private import backward_again
+from baechi_ext.errors import ExecutionError
+from runtime.calls.phases import PhasedStep
+
+NO_SECOND_ORDER = "a placed call has none of second order; leave this module unplaced, or go on unplaced with fallback"
+Gradients = Mapping[str | int, Tensor]
+
+
+class Check(Protocol):
+    """Looks on while a call's gradients are made from those of its outputs."""
+
+    def compared(self, tangents: Sequence[Tensor | None], gradients: Gradients) -> Gradients:
+        """The gradients to use."""
+
+    def recorded(self, tangents: Sequence[Tensor | None], gradients: Gradients) -> Gradients:
+        """The same gradients, made so that they have gradients themselves (create_graph=True), which a placed call can't give."""
+
+
+@dataclass(frozen=True)
+class LoadedCall:
+    """A captured call that is placed and ready to run."""
+
+    captured: CapturedCall
+    placed: PhasedStep
+    live: Mapping[str, Tensor]
+    """Parameters and buffers by their first name."""
+    home: torch.device
+    """Where the caller expects outputs."""
+    times: tuple[deque[float], deque[float]]
+    """Wall times in microseconds of the last forward and backward phases that were not checked."""
+
+    def run(self, inputs: Sequence[Tensor], check: Check | None = None) -> list[Tensor]:
+        """The outputs, which have gradients where the captured ones have."""
+        names = [n for n in self.captured.reached_by if isinstance(n, str)]
+        numbers = [i for i in self.captured.reached_by if isinstance(i, int)]
+        call = _Call(self, tuple(inputs), (*names, *numbers), check)
+        found = _Placed.apply(call, *(self.live[n] for n in names), *(inputs[i] for i in numbers))
+        return [found] if isinstance(found, Tensor) else list(found)
+
+
+class _Call:
+    """One call under way."""
+
+    def __init__(self, loaded: LoadedCall, inputs: tuple[Tensor, ...], wanted: tuple[str | int, ...], check: Check | None) -> None:
+        self.loaded = loaded
+        self.wanted = wanted
+        self.check = check
+        self.inputs = inputs
+        self.kept: list[list[Any]] | None = None
+
+    def forward(self) -> list[Tensor]:
+        loaded, inputs = self.loaded, self.inputs
+        outputs, self.kept, times = loaded.placed.forward(inputs)
+        if self.check is None:
+            loaded.times[0].append(times.wall_us)
+        captured = loaded.captured
+        outputs = [o.to(loaded.home) for o in outputs]
+        watched = {f"parameter or buffer {n!r}": loaded.live[n] for n in captured.saved_state}
+        watched |= {f"input {i}": inputs[i] for i in captured.saved_inputs}
+        watched |= {f"output {i}": outputs[i] for i in captured.saved_outputs}
+        # Held weakly: an output holds this call, and what is gone can't be changed any more.
+        self._watched = [(what, weakref.ref(tensor), tensor._version) for what, tensor in watched.items()]
+        return outputs
+
+    def backward(self, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        recorded = torch.is_grad_enabled()
+        if recorded and self.check is None:
+            raise ExecutionError(f"gradients are to have gradients (create_graph=True): {NO_SECOND_ORDER}")
+        with torch.no_grad():
+            gradients = self._gradients(tangents)
+        if self.check is not None:
+            gradients = (self.check.recorded if recorded else self.check.compared)(tangents, gradients)
+        return [gradients.get(n) for n in self.wanted]
+
+    def _gradients(self, tangents: Sequence[Tensor | None]) -> dict[str | int, Tensor]:
+        if self.kept is None:
+            raise RuntimeError(
+                "backward was called a second time for one call of a placed module, whose values are freed; "
+                "give retain_graph=True to the first"
+            )
+        for what, held, version in self._watched:
+            tensor = held()
+            if tensor is not None and tensor._version != version:
+                raise RuntimeError(f"{what} of a placed module was changed in place between its call and backward, which needs it")
+        again = backward_again()
+        kept = [list(slots) for slots in self.kept] if again else self.kept
+        if not again:
+            self.kept = None
+        captured = self.loaded.captured
+        given = [t for t, d in zip(tangents, captured.differentiable, strict=True) if d]
+        gradients, times = self.loaded.placed.backward(given, kept)
+        if self.check is None:
+            self.loaded.times[1].append(times.wall_us)
+        used = {i for i, t in enumerate(tangents) if t is not None}
+        reached = {n: g for n, g in gradients.items() if not captured.reached_by[n].isdisjoint(used)}
+        return _apart(reached, [*(t for t in tangents if t is not None), *self.inputs])
+
+
+def _apart(gradients: Gradients, others: Sequence[Tensor]) -> dict[str | int, Tensor]:
+    """The gradients, those that share memory with another one or with `others` as copies: the caller may add to each in place."""
+    taken = {t.untyped_storage().data_ptr() for t in others if t.layout == torch.strided}
+    apart = {}
+    for name, gradient in gradients.items():
+        if gradient.layout != torch.strided:  # of an embedding with sparse=True: made for it alone
+            apart[name] = gradient
+            continue
+        memory = gradient.untyped_storage().data_ptr()
+        apart[name] = gradient.clone() if memory in taken else gradient
+        taken.add(memory)
+    return apart
+
+
+class _Placed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *_: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        outputs = call.forward()
+        differentiable = call.loaded.captured.differentiable
+        ctx.mark_non_differentiable(*(o for o, d in zip(outputs, differentiable, strict=True) if not d))
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        return (None, *ctx.call.backward(tangents))

@@ -1,0 +1,177 @@
+"""Running a user's own training script, unmodified, with its model placed.
+
+The script runs as `python SCRIPT ARGUMENTS` would run it. While it does, a call of a module from outside any other module's call is
+looked at: where the module trains and is large enough, its calls are placed (runtime.calls.placed_calls).
+"""
+
+import runpy
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from baechi_ext.errors import BaechiError, FileError
+from baechi_ext.ir.files import make_folder, write_json
+from runtime.calls.call_report import CallReport
+from runtime.calls.parallelize import executor_of
+from runtime.calls.placed_calls import PlacedCalls, Settings
+from runtime.training import TrainRequest, devices_of
+
+LARGE_ENOUGH = 1000
+"""Parameters to be trained; a module with fewer is not worth a plan."""
+MOST_MODULES = 4
+"""So many modules of a script are placed, as a generator and a discriminator."""
+
+
+@dataclass(frozen=True)
+class ScriptRequest:
+    """A script, its arguments, and how its model is to be placed."""
+
+    path: str
+    arguments: tuple[str, ...]
+    request: TrainRequest
+    verify_steps: int = 2
+    fallback: bool = False
+
+
+@dataclass
+class ScriptRun:
+    """What became of a script: its exit code, and its placed modules."""
+
+    code: Any = 0
+    """As sys.exit takes it."""
+    placed: list[PlacedCalls] = field(default_factory=list)
+    too_small: int = 0
+    """The most parameters of a module that trained and was too small."""
+
+    def lines(self) -> list[str]:
+        """What was placed and what it gained, one line a module; or why nothing was."""
+        if self.placed:
+            return [CallReport.of(calls).line() for calls in self.placed]
+        if self.too_small:
+            return [f"nothing was placed: the largest module that trained has {self.too_small} parameters, fewer than {LARGE_ENOUGH}"]
+        return ["nothing was placed: no module was called in training mode (model.train()) while gradients were recorded"]
+
+    def say(self) -> None:
+        """Writes the lines to stderr, behind all that the script has printed."""
+        sys.stdout.flush()
+        sys.stderr.write("".join(f"baechi: {line}\n" for line in self.lines()))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"modules": [CallReport.of(calls).to_json() for calls in self.placed], "summary": self.lines()}
+
+
+def run_script(asked: ScriptRequest) -> ScriptRun:
+    """Runs the script to its end; an exception of its own is shown as Python shows it, and its exit code is 1.
+
+    Raises FileError where there is no such script, what placing its model raises, and KeyboardInterrupt.
+    """
+    path = Path(asked.path)
+    if not path.is_file():
+        raise FileError(f"cannot read script {asked.path!r}; name a Python file before the arguments that follow --")
+    if asked.request.out is not None:
+        make_folder(Path(asked.request.out))
+    run = ScriptRun()
+    try:
+        with _as_main(path, asked.arguments), _Placing(asked, run).installed():
+            runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as e:
+        run.code = e.code
+    except BaechiError:  # which says why nothing, or nothing more, is placed
+        raise
+    except KeyboardInterrupt:
+        run.say()
+        raise
+    except Exception as e:  # noqa: BLE001 - whatever the script raises
+        traceback.print_exception(_from_script(e, path))
+        run.code = 1
+    run.say()
+    if asked.request.out is not None:
+        _keep(Path(asked.request.out), run)
+    return run
+
+
+@contextmanager
+def _as_main(path: Path, arguments: tuple[str, ...]) -> Iterator[None]:
+    """What `python SCRIPT ARGUMENTS` finds in sys.argv and sys.path."""
+    argv, search = sys.argv, sys.path
+    sys.argv, sys.path = [str(path), *arguments], [str(path.resolve().parent), *search[1:]]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path = argv, search
+
+
+def _from_script(error: Exception, path: Path) -> Exception:
+    """The error with a traceback that begins in the script."""
+    step = error.__traceback__
+    while step is not None and step.tb_frame.f_code.co_filename != str(path):
+        step = step.tb_next
+    return error.with_traceback(step) if step is not None else error
+
+
+class _Placing:
+    """Calls of modules while the script runs."""
+
+    def __init__(self, asked: ScriptRequest, run: ScriptRun) -> None:
+        self._asked = asked
+        self._run = run
+        self._ordinary = nn.Module.__call__
+        self._known: dict[int, PlacedCalls] = {}
+        self._inside = threading.local()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        placing, ordinary = self, self._ordinary
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if getattr(placing._inside, "now", False):
+                return ordinary(module, *args, **kwargs)
+            placing._inside.now = True
+            try:
+                return placing._runner(module)(*args, **kwargs)
+            finally:
+                placing._inside.now = False
+
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.__call__ = ordinary  # type: ignore[method-assign]
+
+    def _runner(self, module: nn.Module) -> Any:
+        known = self._known.get(id(module))
+        if known is not None:
+            return known
+        ordinary = partial(self._ordinary, module)
+        if not module.training or not torch.is_grad_enabled() or len(self._known) == MOST_MODULES:
+            return ordinary
+        size = sum(p.numel() for p in module.parameters() if p.requires_grad and not isinstance(p, nn.UninitializedParameter))
+        if size < LARGE_ENOUGH:
+            self._run.too_small = max(size, self._run.too_small)
+            return ordinary
+        self._known[id(module)] = PlacedCalls(module, ordinary, self._settings())
+        self._run.placed.append(self._known[id(module)])
+        return self._known[id(module)]
+
+    def _settings(self) -> Settings:
+        asked, request = self._asked, self._asked.request
+        return Settings(request, executor_of(devices_of(request), request.timeout_seconds), asked.verify_steps, asked.fallback)
+
+
+def _keep(folder: Path, run: ScriptRun) -> None:
+    """Writes graph.json, profile.json and plan.json of every placed module, the first without a number, and report.json."""
+    for number, calls in enumerate(c for c in run.placed if c.calls):
+        placement, end = calls.calls[0].placement, f"_{number + 1}" if number else ""
+        placement.graph.save(folder / f"graph{end}.json")
+        placement.profile.save(folder / f"profile{end}.json")
+        placement.result.plan.save(folder / f"plan{end}.json")
+    write_json(folder / "report.json", run.to_json())

@@ -1,0 +1,1 @@
+"""Making the families of graphs that baechi_ext.datasets loads."""

@@ -1,0 +1,62 @@
+"""The flags of `baechi train` for a training script of the user's own, and the ScriptRequest they become."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from baechi_ext.errors import OptionError
+from runtime.flags import common as flags
+
+if TYPE_CHECKING:
+    from runtime.calls.script import ScriptRequest
+
+VERIFY_STEPS = 2
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The script itself, and how its training calls are placed."""
+    parser.add_argument(
+        "script",
+        nargs="?",
+        metavar="SCRIPT",
+        help="a training script, run unmodified with its model placed, instead of a built-in model; its arguments follow --",
+    )
+    group = parser.add_argument_group("script")
+    group.add_argument(
+        "--verify_steps",
+        type=flags.whole,
+        default=VERIFY_STEPS,
+        metavar="N",
+        help="training calls of each shape that are also run unplaced, and compared (default %(default)s)",
+    )
+    group.add_argument(
+        "--fallback", action="store_true", help="where a script's model can't be placed, or differs, go on unplaced instead of stopping"
+    )
+
+
+def parted(command_line: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """The command line up to a lone --, and what follows it, of `train`: the script's own arguments. None where there is no --."""
+    line = list(command_line)
+    if line[:1] != ["train"] or "--" not in line:
+        return line, None
+    end = line.index("--")
+    return line[:end], line[end + 1 :]
+
+
+def request_of(args: argparse.Namespace) -> "ScriptRequest":
+    """The request the flags ask for. Raises OptionError where they contradict each other."""
+    from runtime.flags import train as train_flags
+
+    if args.costgen:
+        raise OptionError("--costgen profiles a built-in model; drop it, and --out=DIR keeps the profile of a script's model")
+    if args.workers != "thread":
+        raise OptionError("a script's model runs on the threads, or CUDA streams, of the script's own process; drop --workers=process")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise OptionError("a script's model runs on all devices from one process; start it once, without torchrun")
+    request = train_flags.request_of(args)
+    if request.cuda_graphs:
+        raise OptionError("--cuda_graphs is for built-in models; drop it")
+    from runtime.calls.script import ScriptRequest
+
+    return ScriptRequest(args.script, tuple(args.script_args or ()), request, args.verify_steps, args.fallback)

@@ -1,0 +1,1 @@
+"""Training, comparing and studying the learned placer."""

@@ -1,0 +1,1 @@
+"""Worker processes, one per device: starting and ending them, and tensors between them."""

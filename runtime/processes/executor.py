@@ -1,0 +1,478 @@
+"""The process executor: one process per device, each with memory of its own, running the same static programs as the threads do.
+
+Rank 0 drives: it captures, profiles, places, measures, and is device 0. The others capture the same step and follow its commands.
+"""
+
+import contextlib
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+
+from baechi_ext.capture.torch_joint import Binding
+from baechi_ext.errors import BaechiError, ExecutionError, FileError
+from baechi_ext.ir import Cluster, OpGraph
+from baechi_ext.simulate import Timeline, simulate
+from runtime import process_memory
+from runtime.accounting import held_tensors, live_peak_bytes, resident_bytes
+from runtime.checkpoint import Shard, homes, living_on, read_shards, verify_shard, write_shard
+from runtime.cuda.stream_channels import StreamChannels
+from runtime.host_memory import freed_memory_given_back, keep_freed_memory
+from runtime.links import PROBE_BYTES, LinkProbe
+from runtime.memory_limit import CudaMemoryLimit, MemoryLimit, loading
+from runtime.processes import probe as process_probe
+from runtime.processes.channels import Channels, LostPeerError, in_order_of_ends
+from runtime.processes.worker_group import WorkerGroup
+from runtime.program import cut, one_device_timeline
+from runtime.random_state import decoded, encoded
+from runtime.step import TrainingStep
+from runtime.thread_executor import PlacedStep, StepTimes, ThreadExecutor, run_until
+from runtime.torch_devices import TorchDevice, memory_bytes
+from runtime.torch_ops import Action, LoweredProgram, Lowering, OpError, StepContext
+
+T = TypeVar("T")
+_LITTLE = 0.005
+"""An op that takes no more than this part of its device's predicted peak changes the peak by no more."""
+_GRADIENT = "gradient of "
+_ROOMY = 2.0
+"""A worker whose limit is so many times its predicted peak may keep what it frees; malloc keeps up to 1.6 times what is used."""
+_LONGER_SECONDS = 10.0
+_GATHER = 1 << 24
+"""Tags from here on are for gathering; a tensor's number is far below."""
+
+
+class _ProcessClock:
+    """CPU time of this process, with all its threads: those of torch.distributed work for the device, too."""
+
+    def mark(self) -> int:
+        return time.process_time_ns()
+
+    def elapsed_us(self, start: int, end: int) -> float:
+        return (end - start) / 1000
+
+
+class LocalShare:
+    """One rank's part of a placed step. A CPU device works on the step's own parameters and buffers, a CUDA device on a replica."""
+
+    def __init__(self, group: WorkerGroup, device: TorchDevice, timeline: Timeline, binding: Binding, step: TrainingStep) -> None:
+        self.group = group
+        self.device = device
+        self.timeline = timeline
+        self.binding = binding
+        self.on_host = device.torch_device.type == "cpu"
+        self.step = step if self.on_host else step.replica("cpu")
+        self.clock = _ProcessClock() if self.on_host else device
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.gradients: dict[str, torch.Tensor] | None = None
+
+    def load(self, *, keep_gradients: bool) -> None:
+        """Lowers this rank's program, with optimizers for the parameters that live here."""
+        rank = self.group.rank
+        channels = Channels if self.on_host else StreamChannels
+        self.channels = channels(self.timeline, self.binding, self.group, self.device)
+        state = self.step.state()
+        self.owned = [n for n, home in homes(self.binding, self.timeline.placement).items() if home == rank]
+        for name in self.owned:
+            state[name].data = state[name].data.to(self.device.torch_device)
+        parameters = {n: state[n] for n in self.owned if state[n].requires_grad}
+        self.optimizers = {n: self.step.optimizer.make([p], foreach=False) for n, p in parameters.items()}
+        self.gradients = {} if keep_gradients else None
+        self.program = self._lowered(self.channels.posts)
+        if self.group.rank:
+            self._drop_the_rest()
+        self.memory_bytes = self.timeline.cluster.devices[rank].memory_bytes
+        self.tight = self.memory_bytes is not None and self.memory_bytes < _ROOMY * self.timeline.peak_memory_bytes[rank]
+        resident = resident_bytes(self.owned, state, self.optimizers)
+        more_bytes = None if self.memory_bytes is None else int(self.memory_bytes) - resident
+        self.limit = MemoryLimit(more_bytes) if self.on_host else CudaMemoryLimit(more_bytes, self.device.torch_device)
+
+    def _lowered(self, posts: Mapping[int, tuple[Action, ...]]) -> LoweredProgram:
+        """This rank's program, with `posts` before its ops."""
+        graph, rank = self.timeline.graph, self.group.rank
+        context = StepContext(graph, self.binding, self.step, self.channels, self.optimizers, self.gradients, posts)
+        return self.group.board.marked(Lowering(context, self.device, rank).lower(cut(self.timeline)[rank]), graph, rank)
+
+    def run(self) -> tuple[torch.Tensor | None, float]:
+        """The loss, on the rank that computes it, and for how many microseconds the device was busy: the CPU time that this process took,
+        its transfers included; on a CUDA device the time from the step's first event to its last, without the waits for tensors."""
+        start = self.clock.mark()
+        with self.limit, freed_memory_given_back() if self.tight and self.on_host else contextlib.nullcontext():
+            try:
+                slots = self.program.run()
+                waited_us = self.channels.finish()
+                end = self.clock.mark()
+                self.device.synchronize()
+            except OpError as e:
+                held = held_tensors(self.owned, self.step.state(), self.optimizers)
+                raise ExecutionError(e.explain(self.device.name, self.timeline.graph, self.memory_bytes, held)) from e.cause
+            except RuntimeError as e:  # of a kernel, found only now
+                raise ExecutionError(f"device {self.device.name} failed: {type(e).__name__}: {(str(e).splitlines() or [''])[0]}") from e
+        loss = None if self.program.loss_slot is None else slots[self.program.loss_slot]
+        return loss, self.clock.elapsed_us(start, end) - waited_us
+
+    def account(self) -> int:
+        """Peak bytes here during one step: a CUDA device's by its allocator; a process's as the system sees it, above what it holds when no
+        step runs, plus what of the step it always holds. Freed memory is given back: what malloc would keep of it is not what a step takes.
+        """
+        if not self.on_host:
+            self.device.reset_peak()
+            self.run()
+            return int(self.device.peak_bytes() or 0)
+        if not process_memory.can_tell():
+            state = self.step.state()
+            peak = live_peak_bytes(self.program, self.timeline, {v.untyped_storage().data_ptr() for v in state.values()})
+            self.channels.finish()
+            return peak + resident_bytes(self.owned, state, self.optimizers)
+        kept, self.program = self.program, self._lowered(before_large_ops(self.timeline, self.group.rank, self.channels.posts))
+        try:
+            with freed_memory_given_back():
+                self.run()  # what is made once is made: the optimizers' state
+                gc.collect()
+                process_memory.trim()
+                before = process_memory.resident_bytes()
+                process_memory.reset_high_water()
+                self.run()
+                grown = process_memory.high_water_bytes() - before
+        finally:
+            self.program = kept
+        return grown + resident_bytes(self.owned, self.step.state(), self.optimizers) + self._input_bytes()
+
+    def _input_bytes(self) -> int:
+        """Of the step's inputs that are read here."""
+        ops = (v for v, device in enumerate(self.timeline.placement) if device == self.group.rank)
+        read = {index for v in ops if (index := self.binding.ops[v].input_index) is not None and index >= 0}
+        return sum(self.step.inputs[i].numel() * self.step.inputs[i].element_size() for i in read)
+
+    def save(self, folder: Path) -> Shard:
+        """Writes this rank's shard of a checkpoint."""
+        return write_shard(folder, self.group.rank, self._kept_here(), self.optimizers)
+
+    def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:
+        """Takes up what belongs here, whichever device wrote it; each rank verifies its part of the shards."""
+        for shard in shards[self.group.rank :: self.group.size]:
+            verify_shard(checkpoint, shard)
+        read_shards(checkpoint, [s.file for s in shards], self._kept_here(), self.optimizers)
+
+    def _kept_here(self) -> dict[str, torch.Tensor]:
+        return living_on(self.group.rank, homes(self.binding, self.timeline.placement), self.step.state())
+
+    def _drop_the_rest(self) -> None:
+        """Frees the parameters and buffers that live on other ranks: a device holds what is its own."""
+        for name, value in self.step.state().items():
+            if name not in self.owned:
+                value.data = torch.empty(0, dtype=value.dtype)
+
+    def named(self) -> list[tuple[str, torch.Tensor]]:
+        """What lives here, gradients first, in the order of `names_of`."""
+        state, gradients = self.step.state(), self.gradients or {}
+        values = {n: gradients[n.removeprefix(_GRADIENT)] if n.startswith(_GRADIENT) else state[n].detach() for n in self.names_of(None)}
+        return list(values.items())
+
+    def names_of(self, rank: int | None) -> list[str]:
+        """What lives on a rank (None: this one), in an order all ranks find alike."""
+        rank = self.group.rank if rank is None else rank
+        owned = [n for n, home in homes(self.binding, self.timeline.placement).items() if home == rank]
+        updated = {self.binding.state_names[b.parameters[0]] for b in self.binding.ops if b.parameters}
+        gradients = [_GRADIENT + n for n in owned if n in updated] if self.gradients is not None else []
+        return gradients + owned
+
+
+def before_large_ops(timeline: Timeline, rank: int, posts: Mapping[int, tuple[Action, ...]]) -> dict[int, tuple[Action, ...]]:
+    """`posts`, and before every op of `rank` that takes more than a little memory: what is free goes back to the system."""
+    ops, little = timeline.graph.ops, _LITTLE * timeline.peak_memory_bytes[rank]
+    large = [v for v, d in enumerate(timeline.placement) if d == rank and ops[v].output_bytes + ops[v].temporary_bytes > little]
+    return {**posts, **{v: (_give_back, *posts.get(v, ())) for v in large}}
+
+
+def _give_back(_: Any) -> None:
+    process_memory.trim()
+
+
+class ProcessStep:
+    """One plan on all ranks; rank 0's handle."""
+
+    def __init__(self, executor: "ProcessExecutor", share: LocalShare, number: int) -> None:
+        self._executor = executor
+        self.number = number
+        self._share = share
+        self.step = share.step
+        seeded = share.binding.seeded_ops
+        self._seeded_rank = share.timeline.placement[seeded[0]] if seeded else 0
+
+    def run(self) -> tuple[torch.Tensor, StepTimes]:
+        """See PlacedStep.run and LocalShare.run.
+
+        Where seeded ops run on another rank, the random state goes there and comes back, so that all steps draw from one sequence.
+        """
+        group, device = self._executor.group, self._executor.devices[0]
+        state = encoded(device.random_state()) if self._seeded_rank else None
+        begin = time.perf_counter_ns()
+        group.command({"do": "run", "step": self.number, "random_state": state, "seeded_rank": self._seeded_rank})
+        try:
+            loss, busy = self._executor.call(0, self._share.run)
+        except LostPeerError as e:
+            raise group.first_failure() or e from e
+        others = group.answers()
+        wall_us = (time.perf_counter_ns() - begin) / 1000
+        if self._seeded_rank:
+            device.set_random_state(decoded(others[self._seeded_rank - 1]["random_state"]))
+        if loss is None:
+            loss = torch.tensor(next(a["loss"] for a in others if a["loss"] is not None))
+        return loss, StepTimes(wall_us, (busy, *(a["busy_us"] for a in others)))
+
+    def gather(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """See PlacedStep.gather; each tensor comes from the rank it lives on."""
+        self._executor.group.command({"do": "gather", "step": self.number})
+        found = dict(self._share.named())
+        everything = self._share.step.state()
+        for rank in range(1, self._executor.group.size):
+            for number, name in enumerate(self._share.names_of(rank)):
+                like = everything[name.removeprefix(_GRADIENT)]
+                buffer = torch.empty(like.shape, dtype=like.dtype)
+                dist.recv(buffer, rank, tag=_GATHER + number)
+                found[name] = buffer
+        self._executor.group.answers()
+        gradients = {name.removeprefix(_GRADIENT): value for name, value in found.items() if name.startswith(_GRADIENT)}
+        return gradients, {name: found.get(name, value) for name, value in everything.items()}
+
+    @property
+    def random_device(self) -> TorchDevice:
+        """See LoadedStep: between steps the random state is here."""
+        return self._executor.devices[0]
+
+    def save(self, folder: Path) -> list[Shard]:
+        """See LoadedStep; every rank writes its own shard."""
+        self._executor.group.command({"do": "save", "step": self.number, "folder": str(folder)})
+        try:
+            own = self._executor.call(0, partial(self._share.save, folder))
+        except FileError:
+            self._executor.group.settle()  # the folder is going to be removed
+            raise
+        return [own, *(Shard(**a["shard"]) for a in self._executor.group.answers())]
+
+    def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:
+        """See LoadedStep; every rank reads what belongs to it."""
+        command = {"do": "restore", "step": self.number, "folder": str(checkpoint), "shards": [asdict(s) for s in shards]}
+        self._executor.group.command(command)
+        self._executor.call(0, partial(self._share.restore, checkpoint, shards))
+        self._executor.group.answers()
+
+    def peak_bytes(self) -> tuple[int, ...]:
+        """Peak bytes of every device during one step; see runtime.accounting."""
+        self._executor.group.command({"do": "account", "step": self.number})
+        own = self._executor.call(0, self._share.account)
+        return own, *(a["peak_bytes"] for a in self._executor.group.answers())
+
+
+class ProcessExecutor:
+    """Rank 0's view of all workers; the same face as ThreadExecutor. Leaving it ends the other ranks' work."""
+
+    shared_memory = False
+
+    def __init__(self, group: WorkerGroup, devices: Sequence[TorchDevice]) -> None:
+        self.group = group
+        self.devices = tuple(devices)
+        self.timeout_seconds = group.timeout_seconds
+        self._loaded = self._rounds = 0
+        self._live: WeakSet[ProcessStep] = WeakSet()
+        # It outwaits the waits for other ranks inside it, whose errors say more.
+        self._local = ThreadExecutor(self.devices[:1], group.timeout_seconds + _LONGER_SECONDS)
+
+    def __enter__(self) -> "ProcessExecutor":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        with contextlib.suppress(*[ExecutionError] if kind else []):  # the first error says more
+            self.group.command({"do": "stop"})
+        self._local.close()
+
+    def call(self, device: int, function: Callable[[], T]) -> T:
+        """Runs a function on device 0, which is this process."""
+        if device != 0:
+            raise ExecutionError(f"device {device} is another process; only device 0 runs functions of this one")
+        return self._local.call(0, function)
+
+    def memory_bytes(self) -> list[int]:
+        """What each device may hold, as each worker finds it on its own machine."""
+        self.group.command({"do": "memory"})
+        return [memory_bytes(self.devices[0], self.group.local_size), *(a["memory_bytes"] for a in self.group.answers())]
+
+    def cpu_seconds(self) -> float:
+        """CPU time that all workers have used."""
+        self.group.command({"do": "time"})
+        return self._local.cpu_seconds() + sum(a["cpu_seconds"] for a in self.group.answers())
+
+    @contextlib.contextmanager
+    def keep_busy(self, companions: int, timeline: Timeline, binding: Binding, step: TrainingStep) -> Iterator[None]:
+        """See `Executor`. Each rank has a step of its own and builds the one-device timeline of what it captured itself."""
+        self._rounds += 1
+        enough = f"enough {self._rounds}"
+        self.group.command({"do": "keep_busy", "companions": companions, "until": enough})
+        started = [_begun(enough, rank) for rank in range(1, companions + 1)]
+        try:
+            self.group.store.wait(started, timedelta(seconds=self.timeout_seconds))
+            yield
+        finally:
+            self.group.store.set(enough, "")
+        self.group.answers()
+
+    def probe_link(self, source: int = 0, target: int = 1, sizes: Sequence[int] = PROBE_BYTES) -> LinkProbe:
+        """The link between two ranks."""
+        probe = partial(process_probe.probe_pair, self.group, self.devices[0], (source, target), sizes)
+        # A wait for a CUDA device has no time-out of its own; that of a call has.
+        return probe() if self.devices[0].torch_device.type == "cpu" else self.call(0, probe)
+
+    def load(self, timeline: Timeline, binding: Binding, step: TrainingStep, *, keep_gradients: bool = False) -> ProcessStep | PlacedStep:
+        """See ThreadExecutor.load. A timeline of one device is this process's alone; otherwise every rank loads its share."""
+        if len(timeline.cluster) == 1:
+            return self._local.load(timeline, binding, step, keep_gradients=keep_gradients)
+        graph = timeline.graph
+        plan = {
+            "fingerprint": graph.fingerprint,
+            "cluster": timeline.cluster.to_json(),
+            "placement": timeline.placement,
+            "started": timeline.started,
+            "ended": None if self.group.tagged else in_order_of_ends(timeline),
+        }
+        self._loaded += 1
+        live = [placed.number for placed in self._live]
+        command = {"plan": plan, "keep_gradients": keep_gradients, "costs": costs_of(graph)}
+        self.group.command({"do": "load", "step": self._loaded, "live": live, **command})
+        with loading(f"the plan's part of device {self.devices[0].name}"):
+            share = LocalShare(self.group, self.devices[0], timeline, binding, step)
+            share.load(keep_gradients=keep_gradients)
+        self.group.answers()
+        placed = ProcessStep(self, share, self._loaded)
+        self._live.add(placed)
+        return placed
+
+
+def follow(group: WorkerGroup, device: TorchDevice, graph: OpGraph, binding: Binding, make_step: Callable[[], TrainingStep]) -> None:
+    """What ranks other than 0 do: obey until told to stop. An error is answered, then raised: a group with a failed rank is over."""
+    keep_freed_memory()
+    shares: dict[int, LocalShare] = {}
+    while (command := group.next_command())["do"] != "stop":
+        try:
+            if command["do"] == "probe":
+                answer: dict[str, Any] = {"part": process_probe.play(group.rank, device, command)}
+            elif command["do"] == "memory":
+                answer = {"memory_bytes": memory_bytes(device, group.local_size)}
+            elif command["do"] == "time":
+                answer = {"cpu_seconds": sum(os.times()[:2])}
+            elif command["do"] == "keep_busy":
+                answer = _keep_busy(group, device, (graph, binding), make_step, command)
+            elif command["do"] == "load":
+                shares = {number: share for number, share in shares.items() if number in command["live"]}
+                shares[command["step"]] = _load(group, device, (graph, binding), make_step(), command)
+                answer = {}
+            elif command["step"] not in shares:
+                raise ExecutionError(f"told to {command['do']} a plan that is not loaded; are all workers of one version?")
+            else:
+                answer = _obey(shares[command["step"]], command)
+        except Exception as e:
+            raise _answered(group, e) from e
+        group.answer(answer)
+
+
+def follow_probes(group: WorkerGroup, device: TorchDevice) -> None:
+    """What ranks other than 0 do where links are probed and nothing else."""
+    while (command := group.next_command())["do"] != "stop":
+        try:
+            if command["do"] == "memory":
+                answer = {"memory_bytes": memory_bytes(device, group.local_size)}
+            else:
+                answer = {"part": process_probe.play(group.rank, device, command)}
+        except Exception as e:
+            raise _answered(group, e) from e
+        group.answer(answer)
+
+
+def _answered(group: WorkerGroup, error: Exception) -> ExecutionError:
+    """Tells rank 0 of an error, as far as it can still be told; what to raise here."""
+    reason = (str(error).splitlines() or [""])[0]
+    text = reason if isinstance(error, BaechiError) else f"{type(error).__name__}: {reason}"
+    with contextlib.suppress(RuntimeError):  # rank 0 is gone
+        group.answer({"error": text, "echo": isinstance(error, LostPeerError)})
+    return ExecutionError(text)
+
+
+def _load(
+    group: WorkerGroup, device: TorchDevice, captured: tuple[OpGraph, Binding], step: TrainingStep, command: dict[str, Any]
+) -> LocalShare:
+    graph, binding = captured
+    plan = command["plan"]
+    if plan["fingerprint"] != graph.fingerprint:
+        raise ExecutionError("this worker captured another graph than rank 0; start all workers with the same flags and versions")
+    rank_of = {v: i for i, v in enumerate(plan["started"])}
+    costed = with_costs(graph, command["costs"])
+    timeline = simulate(costed, Cluster.from_json(plan["cluster"]), plan["placement"], [rank_of[v] for v in range(len(graph))])
+    ended = None if group.tagged else in_order_of_ends(timeline)
+    if (list(timeline.started), ended) != (plan["started"], plan["ended"]):
+        raise ExecutionError("this worker simulates the plan in another order than rank 0; are all workers of one version?")
+    with loading(f"the plan's part of device {device.name}"):
+        share = LocalShare(group, device, timeline, binding, step)
+        share.load(keep_gradients=command["keep_gradients"])
+    return share
+
+
+def _begun(enough: str, rank: int) -> str:
+    return f"{enough}: {rank} has begun"
+
+
+def _keep_busy(
+    group: WorkerGroup,
+    device: TorchDevice,
+    captured: tuple[OpGraph, Binding],
+    make_step: Callable[[], TrainingStep],
+    command: dict[str, Any],
+) -> dict[str, Any]:
+    if group.rank <= command["companions"]:
+        with ThreadExecutor([device], group.timeout_seconds) as executor:
+            placed = executor.load(one_device_timeline(captured[0]), captured[1], make_step())
+            until = command["until"]
+            placed.programs[0].run()
+            group.store.set(_begun(until, group.rank), "")
+            run_until(placed.programs[0], lambda: group.store.check([until]))
+    return {}
+
+
+def _obey(share: LocalShare, command: dict[str, Any]) -> dict[str, Any]:
+    group, device = share.group, share.device
+    if command["do"] == "run":
+        mine = command["seeded_rank"] == group.rank
+        if mine:
+            device.set_random_state(decoded(command["random_state"]))
+        loss, busy_us = share.run()
+        state = encoded(device.random_state()) if mine else None
+        return {"loss": None if loss is None else loss.item(), "busy_us": busy_us, "random_state": state}
+    if command["do"] == "gather":
+        for number, (_, value) in enumerate(share.named()):
+            dist.send(value.cpu().contiguous(), 0, tag=_GATHER + number)
+        return {}
+    if command["do"] == "account":
+        return {"peak_bytes": share.account()}
+    if command["do"] == "save":
+        return {"shard": asdict(share.save(Path(command["folder"])))}
+    if command["do"] == "restore":
+        share.restore(Path(command["folder"]), [Shard(**s) for s in command["shards"]])
+        return {}
+    raise ExecutionError(f"unknown command {command['do']!r}; are all workers of one version?")
+
+
+def costs_of(graph: OpGraph) -> list[list[float]]:
+    """What `with_costs` puts onto the same graph elsewhere."""
+    return [[op.compute_us, op.temporary_bytes] for op in graph.ops]
+
+
+def with_costs(graph: OpGraph, costs: Sequence[Sequence[float]]) -> OpGraph:
+    return graph.replace_ops([replace(op, compute_us=us, temporary_bytes=t) for op, (us, t) in zip(graph.ops, costs, strict=True)])
+
