@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -27,7 +27,7 @@ from runtime.host_memory import freed_memory_given_back, keep_freed_memory
 from runtime.models.registry import ModelOptions, make_step
 from runtime.step import TrainingStep, WithLoss, optimizer_spec
 from runtime.thread_executor import StepTimes
-from runtime.torch_devices import cpu_devices
+from runtime.torch_devices import TorchDevice
 from runtime.training import TrainRequest
 
 DDP, PIPELINE = "ddp", "pipelining"
@@ -47,14 +47,16 @@ NO_STAGES = {
 
 
 class Baseline:
-    """Workers that run the step of `request` as `kind` does; the same face as a loaded step. Use as a context manager."""
+    """Workers that run the step of `request` as `kind` does, each on the core of one of `devices`; the same face as a loaded step. Use as
+    a context manager."""
 
-    def __init__(self, kind: str, request: TrainRequest) -> None:
+    def __init__(self, kind: str, request: TrainRequest, devices: Sequence[TorchDevice]) -> None:
         self._timeout_seconds = request.timeout_seconds
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=request.timeout_seconds))
         self._store = store
         asked = {
             "kind": kind,
+            "cores": [device.core for device in devices],  # this process may be pinned to one, and with it what it starts
             "model": request.model,
             "options": asdict(request.model_options),
             "optimizer": request.optimizer,
@@ -197,7 +199,9 @@ def work(asked: dict[str, Any]) -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     keep_freed_memory()
     dist.init_process_group("gloo", timeout=timedelta(seconds=asked["timeout_seconds"]))
-    cpu_devices(size)[rank].enter()
+    torch.set_num_threads(1)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {asked["cores"][rank]})
     step = make_step(asked["model"], ModelOptions(**asked["options"]), optimizer_spec(asked["optimizer"], asked["learning_rate"]))
     step, run = (data_parallel if asked["kind"] == DDP else pipelined)(step, rank, size)
     for line in sys.stdin:

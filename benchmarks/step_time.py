@@ -69,7 +69,7 @@ def run(args: argparse.Namespace, request: TrainRequest, executor: Executor) -> 
         peaks[method] = measured_peak_bytes(executor, timeline, captured.binding, captured.step)
         variants[method] = executor.load(timeline, captured.binding, captured.step)
     with ExitStack() as stack:
-        baselines, left_out = _baselines(args.baselines, request, captured.step, stack)
+        baselines, left_out = _baselines(args.baselines, request, captured.step, executor, stack)
         peaks |= {name: tuple(baseline.peak_bytes()) for name, baseline in baselines.items()}
         counting = _Counting(executor, tuple(baselines.values()))
         measurement = measure(counting, captured.step, variants | baselines, num_steps=args.num_steps)
@@ -88,14 +88,14 @@ def run(args: argparse.Namespace, request: TrainRequest, executor: Executor) -> 
 
 
 def _baselines(
-    kinds: Sequence[str], request: TrainRequest, step: TrainingStep, stack: ExitStack
+    kinds: Sequence[str], request: TrainRequest, step: TrainingStep, executor: Executor, stack: ExitStack
 ) -> tuple[dict[str, Baseline], dict[str, str]]:
     """The baselines that can run the step, started, by name; and why others cannot."""
     found, left_out = {}, {}
     for kind in kinds:
         reason = "it is run here on CPU workers alone" if request.cuda else reason_against(kind, step, request.num_devices)
         if reason is None:
-            found[kind] = stack.enter_context(Baseline(kind, request))
+            found[kind] = stack.enter_context(Baseline(kind, request, executor.devices))
         else:
             left_out[kind] = reason
     return found, left_out

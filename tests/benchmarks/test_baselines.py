@@ -7,6 +7,7 @@ from benchmarks.baselines import DDP, NO_STAGES, PIPELINE, Baseline, reason_agai
 from runtime import pipeline
 from runtime.models.registry import MODELS, ModelOptions, make_step
 from runtime.step import EagerStep, optimizer_spec
+from runtime.torch_devices import cpu_devices
 from runtime.training import TrainRequest
 
 
@@ -17,7 +18,7 @@ def test_two_workers_train_the_model(kind: str) -> None:
     request = TrainRequest("alexnet", pipeline.PlanRequest(), options, learning_rate=0.05, timeout_seconds=200)
     step = make_step("alexnet", options, optimizer_spec("sgd", 0.05))
     eager = EagerStep(step, torch.device("cpu"))
-    with Baseline(kind, request) as baseline:
+    with Baseline(kind, request, cpu_devices(2)) as baseline:
         for _ in range(2):
             loss, times = baseline.run()
             expected = eager.run()
