@@ -158,11 +158,14 @@ def _train(args: argparse.Namespace) -> int:
 
 def _train_script(args: argparse.Namespace) -> int:
     with progress("loading torch"):
-        request = script_flags.request_of(args)
+        asked = script_flags.request_of(args)
         from runtime.calls.script import run_script
+        from runtime.processes.worker_group import is_worker
 
-    run = run_script(request)
-    if args.json:
+    if asked.request.workers == "process" and not is_worker():
+        return _run_workers(args, asked.request)
+    run = run_script(asked)
+    if args.json and run.reports:
         print_json(run.to_json())
     if run.code is not None and not isinstance(run.code, int):
         print(run.code, file=sys.stderr)
@@ -196,8 +199,7 @@ def _run_workers(args: argparse.Namespace, request: "TrainRequest | ProbeRequest
 
     if request.cuda:
         cuda_workers(request.num_devices)  # raises where there are too few, before any is started
-    run_workers(args.command_line, request.num_devices, request.timeout_seconds)
-    return 0
+    return run_workers(args.command_line, request.num_devices, request.timeout_seconds)
 
 
 def _datasets(args: argparse.Namespace) -> int:

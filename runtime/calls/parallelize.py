@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from baechi_ext.place.common import PlaceOptions
 from baechi_ext.place.registry import METHODS
 from runtime.calls.call_report import CallReport
 from runtime.calls.placed_calls import PlacedCalls, Settings
+from runtime.calls.workers import join_workers, several_workers
 from runtime.pipeline import MAPPED, PlanRequest
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import CudaDevice, TorchDevice, cpu_devices, cuda_devices
@@ -26,6 +27,7 @@ from runtime.training import TrainRequest
 _CALLS = "_placed_calls"
 """Where a module of a decorated class keeps its PlacedCalls."""
 _EXECUTORS: dict[tuple[str, ...], ThreadExecutor] = {}
+CUDA_IN_ONE_PROCESS = "a module of your own runs on all CUDA devices of a machine from one process; start it without torchrun"
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class ParallelizeOptions:
     """The options of `parallelize`."""
 
     devices: int | Sequence[str | torch.device] = 2
-    """So many CPU workers, each a thread on a core of its own; or names of devices: ["cuda:0", "cuda:1"]."""
+    """So many CPU workers, each a thread on a core of its own; or names of devices: ["cuda:0", "cuda:1"]. Where torchrun started several
+    processes: so many, each of them a CPU worker."""
     method: str = "auto"
     """How to place; `baechi place --help` lists all methods."""
     verify_steps: int = 2
@@ -74,7 +77,14 @@ class ParallelizeOptions:
         )
 
     def settings(self) -> Settings:
-        return Settings(self.request(), executor_of(self._devices(), self.timeout_seconds), self.verify_steps, self.fallback)
+        """Raises what `executor_of` and `join_workers` raise."""
+        request = self.request()
+        if not several_workers():
+            return Settings(request, executor_of(self._devices(), self.timeout_seconds), self.verify_steps, self.fallback)
+        if request.cuda:
+            raise OptionError(CUDA_IN_ONE_PROCESS)
+        workers = join_workers(request.num_devices, self.timeout_seconds)
+        return Settings(replace(request, workers="process"), workers, self.verify_steps, self.fallback)
 
     def _devices(self) -> list[TorchDevice]:
         if isinstance(self.devices, int):

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from runtime.calls.phases import ModuleStep, PhasedStep
 from runtime.calls.placed_function import LoadedCall
 from runtime.calls.placing import Placement, home_of, place_alike, place_call
 from runtime.calls.verify import Comparison, PythonRandomness, RandomState, Verification, one_thread, timed, tolerance_of
+from runtime.calls.workers import Workers
 from runtime.progress import progress
 from runtime.thread_executor import ThreadExecutor
 from runtime.training import TrainRequest
@@ -47,7 +49,7 @@ class Settings:
     """How a module's calls are to be placed."""
 
     request: TrainRequest
-    executor: ThreadExecutor
+    executor: ThreadExecutor | Workers
     verify_steps: int = 2
     fallback: bool = False
 
@@ -229,7 +231,8 @@ class PlacedCalls:
         step = ModuleStep(name, live, written, tuple(x.detach() for x in inputs))
         alike = place_alike(self.calls[0].placement, captured) if self.calls else None
         if alike is None:
-            placement = place_call(replace(request, model=name), executor, captured, step)
+            place = executor.place if isinstance(executor, Workers) else partial(place_call, executor=executor)
+            placement = place(replace(request, model=name), captured=captured, step=step)
             placement = replace(placement, note=optimizer.note)
             timeline = placement.result.timeline
         else:
@@ -237,7 +240,8 @@ class PlacedCalls:
         home = home_of(live, tuple(inputs))
         step.inputs = ()
         times: tuple[deque[float], deque[float]] = (deque(maxlen=_TIMES), deque(maxlen=_TIMES))
-        placed = PhasedStep(executor, timeline, captured, step)
+        load = executor.load if isinstance(executor, Workers) else partial(PhasedStep, executor)
+        placed = load(timeline, captured, step)
         loaded = LoadedCall(captured, placed, live, home, times)
         tolerance = tolerance_of([n.meta["val"].dtype for n in captured.binding.home if hasattr(n.meta["val"], "dtype")], home)
         self.calls.append(PlacedCall(key, watch, loaded, placement, tolerance))
@@ -317,6 +321,8 @@ class PlacedCalls:
 
     def _next_rung(self, error: CaptureError) -> PlacedBlocks | None:
         asked = self.settings
+        if isinstance(asked.executor, Workers):  # blocks run on threads
+            return None
         settings = BlockSettings(asked.request, asked.executor, asked.verify_steps, asked.fallback)
         return next_rung(self.module, self.run_unplaced, settings, error)
 

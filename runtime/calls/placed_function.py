@@ -14,6 +14,7 @@ from baechi_ext.capture.torch_module import CapturedCall
 from baechi_ext.capture.torch_private import backward_again
 from baechi_ext.errors import ExecutionError
 from runtime.calls.phases import PhasedStep
+from runtime.calls.workers import WorkerPhases
 
 NO_SECOND_ORDER = "a placed call has none of second order; leave this module unplaced, or go on unplaced with fallback"
 Gradients = Mapping[str | int, Tensor]
@@ -34,7 +35,7 @@ class LoadedCall:
     """A captured call that is placed and ready to run."""
 
     captured: CapturedCall
-    placed: PhasedStep
+    placed: PhasedStep | WorkerPhases
     live: Mapping[str, Tensor]
     """Parameters and buffers by their first name."""
     home: torch.device

@@ -13,12 +13,12 @@ from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline, simulate
 from runtime import pipeline
 from runtime.calls.phases import ModuleStep
+from runtime.executor import Executor
 from runtime.links import LinkProbe
 from runtime.profiler import ProfileOptions, profile_step
 from runtime.program import one_device_timeline
 from runtime.progress import progress
 from runtime.tables import search_news
-from runtime.thread_executor import ThreadExecutor
 from runtime.training import TrainRequest, find_cluster
 
 
@@ -28,7 +28,8 @@ class Placement:
 
     graph: OpGraph
     """With costs."""
-    profile: Profile
+    profile: Profile | None
+    """None on workers other than 0."""
     result: PlanResult
     single: Timeline
     """The prediction for one device."""
@@ -36,7 +37,7 @@ class Placement:
     note: str = ""
 
 
-def place_call(request: TrainRequest, executor: ThreadExecutor, captured: CapturedCall, step: ModuleStep) -> Placement:
+def place_call(request: TrainRequest, executor: Executor, captured: CapturedCall, step: ModuleStep) -> Placement:
     """The plan of a captured call, with costs read from the request's `cost_path` or measured on device 0.
 
     Raises what the stages raise: ProfileError, MismatchError, InfeasibleError, ExecutionError.

@@ -4,12 +4,14 @@ The script runs as `python SCRIPT ARGUMENTS` would run it. While it does, a call
 looked at: where the module trains and is large enough, its calls are placed (runtime.calls.placed_calls).
 """
 
+import os
+import random
 import runpy
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,6 +25,7 @@ from baechi_ext.ir.files import make_folder, write_json
 from runtime.calls.call_report import CallReport
 from runtime.calls.parallelize import executor_of
 from runtime.calls.placed_calls import PlacedCalls, Settings
+from runtime.calls.workers import Workers, join_workers
 from runtime.training import TrainRequest, devices_of
 
 LARGE_ENOUGH = 1000
@@ -49,6 +52,8 @@ class ScriptRun:
     code: Any = 0
     """As sys.exit takes it."""
     placed: list[PlacedCalls] = field(default_factory=list)
+    reports: bool = True
+    """Whether this process says what was placed: of several workers one does."""
     too_small: int = 0
     """The most parameters of a module that trained and was too small."""
 
@@ -79,13 +84,16 @@ def run_script(asked: ScriptRequest) -> ScriptRun:
         raise FileError(f"cannot read script {asked.path!r}; name a Python file before the arguments that follow --")
     if asked.request.out is not None:
         make_folder(Path(asked.request.out))
-    run = ScriptRun()
+    workers = workers_of(asked.request)
+    run = ScriptRun(reports=workers is None or workers.group.rank == 0)
     try:
-        with _as_main(path, asked.arguments), _Placing(asked, run).installed():
+        with _as_main(path, asked.arguments), _as_one_of(workers), _Placing(asked, run).installed():
             runpy.run_path(str(path), run_name="__main__")
     except SystemExit as e:
         run.code = e.code
     except BaechiError:  # which says why nothing, or nothing more, is placed
+        if workers is not None:
+            workers.failed = True
         raise
     except KeyboardInterrupt:
         run.say()
@@ -93,10 +101,34 @@ def run_script(asked: ScriptRequest) -> ScriptRun:
     except Exception as e:  # noqa: BLE001 - whatever the script raises
         traceback.print_exception(_from_script(e, path))
         run.code = 1
-    run.say()
-    if asked.request.out is not None:
-        _keep(Path(asked.request.out), run)
+    if run.reports:
+        run.say()
+        if asked.request.out is not None:
+            _keep(Path(asked.request.out), run)
     return run
+
+
+def workers_of(request: TrainRequest) -> Workers | None:
+    """The workers that run the script together; None where this process runs it alone."""
+    return join_workers(request.num_devices, request.timeout_seconds) if request.workers == "process" else None
+
+
+@contextmanager
+def _as_one_of(workers: Workers | None) -> Iterator[None]:
+    """Every worker runs the script with the same random numbers, worker 0's; what the others print is lost."""
+    if workers is None:
+        yield
+        return
+    seed = workers.share([torch.tensor(torch.initial_seed() % 2**32)], [torch.tensor(0)], 0)[0].item()
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    if workers.group.rank == 0:
+        yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+        yield
 
 
 @contextmanager
@@ -164,7 +196,8 @@ class _Placing:
 
     def _settings(self) -> Settings:
         asked, request = self._asked, self._asked.request
-        return Settings(request, executor_of(devices_of(request), request.timeout_seconds), asked.verify_steps, asked.fallback)
+        executor = workers_of(request) or executor_of(devices_of(request), request.timeout_seconds)
+        return Settings(request, executor, asked.verify_steps, asked.fallback)
 
 
 def _keep(folder: Path, run: ScriptRun) -> None:

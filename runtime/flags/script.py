@@ -50,11 +50,11 @@ def request_of(args: argparse.Namespace) -> "ScriptRequest":
 
     if args.costgen:
         raise OptionError("--costgen profiles a built-in model; drop it, and --out=DIR keeps the profile of a script's model")
-    if args.workers != "thread":
-        raise OptionError("a script's model runs on the threads, or CUDA streams, of the script's own process; drop --workers=process")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise OptionError("a script's model runs on all devices from one process; start it once, without torchrun")
+    if args.workers == "thread" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise OptionError("several workers were started; give --workers=process, or start the script once, without torchrun")
     request = train_flags.request_of(args)
+    if args.workers == "process" and request.cuda:
+        raise OptionError("a script's model runs on all CUDA devices of a machine from one process; drop --workers=process")
     if request.cuda_graphs:
         raise OptionError("--cuda_graphs is for built-in models; drop it")
     from runtime.calls.script import ScriptRequest

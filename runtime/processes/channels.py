@@ -16,7 +16,7 @@ before it at either end, so both ends come to it. It may therefore share one com
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -76,9 +76,11 @@ def _wait_for_each(items: "queue.SimpleQueue[Any]", timeout: timedelta, failures
 
 
 class Channels:
-    """One worker's ends of all transfers of one placed step."""
+    """One worker's ends of all transfers of one placed step, or of those `ops` of it that are run by themselves."""
 
-    def __init__(self, timeline: Timeline, binding: Binding, group: WorkerGroup, device: TorchDevice) -> None:
+    def __init__(
+        self, timeline: Timeline, binding: Binding, group: WorkerGroup, device: TorchDevice, ops: Collection[int] | None = None
+    ) -> None:
         self._rank = group.rank
         self._whereabouts = group.whereabouts
         self._tagged = group.tagged
@@ -91,7 +93,9 @@ class Channels:
         self._meta = {t: nodes[tensor.producer, tensor.name].meta["val"] for t, tensor in self._named(nodes)}
         self._coming: dict[int, tuple[torch.Tensor, dist.Work]] = {}
         self._going = Going(self._timeout)
-        self.posts = self._early_posts(timeline) if self._tagged else self._ordered_posts(timeline)
+        self.at_start: tuple[Callable[[Any], None], ...] = ()
+        """Receives to post before the program begins, where it has no op to post them before."""
+        self.posts = self._early_posts(timeline, ops) if self._tagged else self._ordered_posts(timeline)
 
     def _named(self, nodes: dict[tuple[int, str], Any]) -> list[tuple[int, Any]]:
         return [(t, tensor) for t, tensor in enumerate(self._tensors) if (tensor.producer, tensor.name) in nodes]
@@ -102,10 +106,16 @@ class Channels:
         posts = ordered_posts(timeline, self._rank)
         return {v: tuple(self._poster(t, source[t]) for t in tensors) for v, tensors in posts.items()}
 
-    def _early_posts(self, timeline: Timeline) -> dict[int, tuple[Callable[[Any], None], ...]]:
+    def _early_posts(self, timeline: Timeline, ops: Collection[int] | None) -> dict[int, tuple[Callable[[Any], None], ...]]:
         """Op -> the receives to post before it, where there are tags."""
-        here = timeline.device_order()[self._rank]
-        coming = sorted((x for x in timeline.transfers if x.target == self._rank), key=lambda x: (x.start_us, x.tensor))
+        here = [v for v in timeline.device_order()[self._rank] if ops is None or v in ops]
+        transfers = [x for x in timeline.transfers if x.target == self._rank]
+        if ops is not None:  # an order that crosses devices moves nothing; see in_two_phases
+            transfers = [x for x in transfers if x.tensor in self._meta and self._tensors[x.tensor].producer in ops]
+        coming = sorted(transfers, key=lambda x: (x.start_us, x.tensor))
+        if not here:
+            self.at_start = tuple(self._poster(x.tensor, x.source) for x in coming)
+            return {}
         latest = [self._latest_post(timeline, here, x.tensor, x.start_us) for x in coming]
         limit = timeline.cluster.devices[self._rank].memory_bytes
         room = float("inf") if limit is None else limit - timeline.peak_memory_bytes[self._rank]
@@ -130,8 +140,10 @@ class Channels:
     def _poster(self, tensor: int, source: int) -> Callable[[Any], None]:
         meta, tag = self._meta[tensor], self._tag(tensor)
 
+        stride = _dense_stride(meta)
+
         def post(_: Any) -> None:
-            buffer = torch.empty_strided(meta.size(), meta.stride(), dtype=meta.dtype, device=self._device)
+            buffer = torch.empty_strided(meta.size(), stride, dtype=meta.dtype, device=self._device)
             work = dist.irecv(_flat(buffer), source, tag=tag)
             if work is None:
                 raise ExecutionError(f"device {self._rank} cannot receive from itself; the plan is broken")
@@ -141,7 +153,7 @@ class Channels:
 
     def giver(self, tensor: int, target: int) -> Callable[[Any], None]:
         """See `Exchange`."""
-        stride, tag = self._meta[tensor].stride(), self._tag(tensor)
+        stride, tag = _dense_stride(self._meta[tensor]), self._tag(tensor)
 
         def give(value: torch.Tensor) -> None:
             if value.stride() != stride:
@@ -240,8 +252,13 @@ def early_posts(latest: Sequence[int], sizes: Sequence[float], room_bytes: float
     return posts
 
 
+def _dense_stride(meta: torch.Tensor) -> tuple[int, ...]:
+    """How a tensor lies that travels: as it lies in the graph, or, where it is part of something larger there, without gaps."""
+    return torch.empty_like(torch.empty_strided(meta.size(), meta.stride(), device="meta")).stride()
+
+
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's storage as one row; tensors that own their storage are dense."""
+    """A tensor without gaps as one row."""
     return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 

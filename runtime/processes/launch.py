@@ -25,7 +25,7 @@ from runtime.processes.op_board import OpBoard
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 3.0
 _PLAN_SECONDS = 20.0
-"""What rank 0 may take, once interrupted, to end its search and write the plan."""
+"""What rank 0 may take, once interrupted, to end its search and write the plan; and to come to its end where another worker has."""
 _LAST_WORDS_SECONDS = 2.0
 """How long a dead worker's peers may take to be found dead too, so that the first cause is reported and not its echo."""
 _PR_SET_PDEATHSIG = 1
@@ -62,8 +62,9 @@ class Worker:
         return self.errors
 
 
-def run_workers(arguments: Sequence[str], count: int, timeout_seconds: float, module: str = "runtime") -> None:
-    """Runs `python -m MODULE ARGUMENTS` as `count` workers and waits for rank 0, whose stdout is this process's.
+def run_workers(arguments: Sequence[str], count: int, timeout_seconds: float, module: str = "runtime") -> int:
+    """Runs `python -m MODULE ARGUMENTS` as `count` workers and waits for rank 0, whose stdout is this process's, and whose exit code comes
+    back: 0, or what a script of the user's ended with.
 
     Raises ExecutionError where a worker fails or dies, OptionError where it finds the flags at fault; all others are ended first.
     An interrupt is passed on to rank 0, which may still have a plan to write, and raised again with what rank 0 says of it.
@@ -74,7 +75,7 @@ def run_workers(arguments: Sequence[str], count: int, timeout_seconds: float, mo
     try:
         for rank in range(count):
             workers.append(_start([module, *arguments], rank, count, {"MASTER_PORT": str(store.port), **_told(board)}))
-        _wait(workers, board)
+        return _wait(workers, board)
     except KeyboardInterrupt as e:
         raise KeyboardInterrupt(_interrupted(workers)) from e
     finally:
@@ -116,14 +117,29 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _wait(workers: Sequence[Worker], board: OpBoard) -> None:
-    """Returns when rank 0 is done; raises the cause where a worker failed."""
+def _wait(workers: Sequence[Worker], board: OpBoard) -> int:
+    """Rank 0's exit code, when it is done; raises the cause where a worker failed."""
     while workers[0].process.poll() != 0:
         ended = [w for w in workers if w.process.poll() not in (None, 0)]
         if ended:
-            time.sleep(_LAST_WORDS_SECONDS)
+            code = _code_of_a_script(workers)
+            if code is not None:
+                return code
             raise _cause(workers, board)
         time.sleep(_POLL_SECONDS)
+    return 0
+
+
+def _code_of_a_script(workers: Sequence[Worker]) -> int | None:
+    """Rank 0's exit code where all that ended did so with that code and no error of ours, as a script of the user's does; None where they
+    did not, or rank 0 does not end soon. Waits a while, so that what happened is known."""
+    time.sleep(_LAST_WORDS_SECONDS)
+    codes = {w.process.poll() for w in workers} - {None, 0}
+    if min(codes) < 0 or len(codes) > 1 or any(w.last_words() for w in workers if w.process.poll() is not None):
+        return None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        workers[0].process.wait(timeout=_PLAN_SECONDS)
+    return workers[0].process.poll() if {workers[0].process.poll()} == codes and not workers[0].last_words() else None
 
 
 def _interrupted(workers: Sequence[Worker]) -> str:

@@ -1,0 +1,129 @@
+"""A user's training on worker processes, each of which runs the whole script: `--workers=process`, and `parallelize` under torchrun."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.workers import ROOT, finish, only_error, start, workers_of
+
+SCRIPTS = Path(__file__).parent / "scripts"
+PLACED = ("train", "--placement_method=random", "--workers=process", "--num_devices=2", "--comm_cost_coeffs=0.001,50", "--timeout=120")
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+LOOP = """
+import torch
+from torch import nn
+import baechi_ext
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(30, 16)
+        self.layers = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 30))
+
+    def forward(self, words):
+        return self.layers(self.embedding(words).mean(1))
+
+torch.manual_seed(3)
+model = PLACE(Net())
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+for step in range(6):
+    words, wanted = torch.randint(30, (12, 5)), torch.randint(30, (12,))
+    for half in (slice(0, 6), slice(6, 12)):  # gradients of two calls are added up
+        loss = nn.functional.cross_entropy(model(words[half]), wanted[half])
+        loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    optimizer.zero_grad()
+    SAY(f"{step} {loss.item():.17g} {norm.item():.17g} {torch.rand(1).item():.17g}")
+model.eval()
+with torch.no_grad():
+    SAY(f"{model(words).sum().item():.17g} {model.layers[1].running_mean.sum().item():.17g}")
+"""
+ALONE = "PLACE, SAY = lambda net: net, print\n"
+TOGETHER = """
+import os, sys
+PLACE = lambda net: baechi_ext.parallelize(net, devices=2, method="random", seed=1, timeout_seconds=60)
+SAY = print if os.environ["RANK"] == "1" else lambda text: None
+"""
+
+
+def printed(script: Path, *arguments: str) -> str:
+    """What the script prints by itself, on one thread."""
+    done = subprocess.run([sys.executable, str(script), *arguments], env=ONE_THREAD, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("mnist", ["--epochs", "2"]), ("gan", []), ("word_language_model", ["--epochs", "1"])])
+def test_a_script_prints_the_same_on_worker_processes(name: str, arguments: list[str]) -> None:
+    path = SCRIPTS / f"{name}.py"
+    code, out, err = finish(start(*PLACED, str(path), "--", *arguments))
+    assert code == 0, err
+    assert out == printed(path, *arguments)
+    assert "largest relative difference 0)" in err
+    assert "cpu:0, cpu:1" in err
+
+
+def test_exit_codes_and_exceptions_are_the_scripts_own(tmp_path: Path) -> None:
+    script = tmp_path / "leaves.py"
+    script.write_text("import sys\nprint('once')\nsys.exit(7)\n")
+    code, out, err = finish(start(*PLACED, str(script)))
+    assert (code, out) == (7, "once\n"), err
+    script.write_text("raise ValueError('mine')\n")
+    code, out, err = finish(start(*PLACED, str(script)))
+    assert code == 1
+    assert err.count("ValueError: mine") == 1
+
+
+def torchrun(script: Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_parallelize_under_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:
+    """Worker 1 prints, so every number came over from where it was computed."""
+    alone, together = tmp_path / "alone.py", tmp_path / "together.py"
+    alone.write_text(LOOP.replace("import baechi_ext\n", ALONE))
+    together.write_text(LOOP.replace("import baechi_ext\n", f"import baechi_ext\n{TOGETHER}"))
+    code, out, err = finish(torchrun(together))
+    assert code == 0, err
+    assert out == printed(alone)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("words = words.roll(int(os.environ['RANK']), 0)", "the arguments of a placed call are not the same on worker 0 and worker 1"),
+        ("model.embedding.weight.data += int(os.environ['RANK'])", "the parameters and buffers of a placed module are not the same"),
+    ],
+)
+def test_workers_that_do_not_see_the_same_say_so(tmp_path: Path, change: str, told: str) -> None:
+    script = tmp_path / "differs.py"
+    text = LOOP.replace("import baechi_ext\n", f"import baechi_ext\n{TOGETHER}")
+    script.write_text(text.replace("    for half in", f"    {change}\n    for half in"))
+    code, _, err = finish(torchrun(script))
+    assert code != 0
+    assert told in err
+
+
+def test_a_worker_that_dies_ends_all(tmp_path: Path) -> None:
+    script = tmp_path / "long.py"
+    text = LOOP.replace("import baechi_ext\n", f"import baechi_ext\n{ALONE}").replace("range(6)", "range(100000)")
+    script.write_text(text.replace("    SAY(", "    print(step, flush=True)\n    SAY("))
+    process = start(*PLACED, str(script))
+    while process.stdout.readline().strip() != "4":
+        assert process.poll() is None, process.stderr.read()
+    victim = workers_of(process.pid)[1]
+    os.kill(victim, signal.SIGKILL)
+    begin = time.monotonic()
+    code, _, err = finish(process, timeout=100)
+    assert code == 1
+    assert "the worker of device 1 was killed by SIGKILL" in only_error(err)
+    assert time.monotonic() - begin < 90
+    assert not workers_of(process.pid)
