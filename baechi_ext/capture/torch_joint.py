@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from baechi_ext.capture.groups import Groups
 from baechi_ext.capture.module_names import known_model, module_of, noting_modules
 from baechi_ext.capture.torch_private import descriptors, joint_graph
 from baechi_ext.capture.why_not import not_capturable
@@ -199,38 +200,6 @@ def _drop_detached(module: "fx.GraphModule") -> None:
     module.graph.eliminate_dead_code()
 
 
-class _Groups:
-    """Union-find over op positions and parameter or buffer names; a group is called after its first name."""
-
-    def __init__(self) -> None:
-        self._parent: dict[Any, Any] = {}
-
-    def find(self, x: Any) -> Any:
-        self._parent.setdefault(x, x)
-        while self._parent[x] != x:
-            self._parent[x] = self._parent[self._parent[x]]
-            x = self._parent[x]
-        return x
-
-    def join(self, a: Any, b: Any) -> None:
-        self._parent[self.find(a)] = self.find(b)
-
-    def labels(self, ops: Sequence[Op]) -> list[str | None]:
-        members: dict[Any, list[int]] = {}
-        names: dict[Any, list[str]] = {}
-        for x in self._parent:
-            (names if isinstance(x, str) else members).setdefault(self.find(x), []).append(x)
-        labels: list[str | None] = [None] * len(ops)
-        for root, positions in members.items():
-            shared = names.get(root, [])
-            if not shared and len(positions) == 1:
-                continue
-            label = min(shared, key=lambda n: (len(n), n)) if shared else ops[min(positions)].id
-            for v in positions:
-                labels[v] = label
-        return labels
-
-
 class _Builder:
     """Turns the nodes into ops, edges and colocation groups."""
 
@@ -243,7 +212,7 @@ class _Builder:
         self.state = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
         first: dict[int, str] = {}
         self.state_names = {name: first.setdefault(id(value), name) for name, value in self.state.items()}
-        self.groups = _Groups()
+        self.groups = Groups()
         self.ops: list[Op] = []
         self.bound: list[BoundOp] = []
         self.ancestors: list[int] = []

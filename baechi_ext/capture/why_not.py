@@ -1,6 +1,7 @@
 """Why a model's forward can't be captured: the line of the model's own code that is to blame, and what to change there."""
 
 import linecache
+import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ _ADVICE = (
     ),
     (("use_reentrant",), "checkpoint with use_reentrant=False"),
 )
+_FRAMEWORKS = ("torch", "tensorflow", "keras", "tensorboard")
 _OTHERWISE = "take what is no computation on tensors out of forward"
 
 
@@ -32,15 +34,18 @@ def not_capturable(what: str, error: BaseException) -> CaptureError:
 
 
 def users_line(error: BaseException) -> tuple[str, int, str] | None:
-    """(file, line, function) of the innermost code that is neither torch's, Python's nor this package's; None where there is none."""
-    found = [frame for frame in _frames(error.__traceback__) if not _is_foreign(frame[0])]
+    """(file, line, function) of the innermost code that is neither a framework's, Python's nor this package's; None where there is none."""
+    found = [frame for frame in _frames(error.__traceback__) if not is_foreign(frame[0])]
     return found[-1] if found else None
 
 
 def _place_of(error: BaseException) -> str:
     line = users_line(error)
-    if line is None:
-        return ""
+    return "" if line is None else said_place(line)
+
+
+def said_place(line: tuple[str, int, str]) -> str:
+    """(file, line, function) as part of a message, with the source."""
     file, number, function = line
     source = linecache.getline(file, number).strip()
     return f", at {_short(file)}:{number} in {function}" + (f": `{source}`" if source else "")
@@ -57,12 +62,11 @@ def _frames(traceback: TracebackType | None) -> Iterator[tuple[str, int, str]]:
         traceback = traceback.tb_next
 
 
-def _is_foreign(file: str) -> bool:
-    import torch
-
-    own = Path(__file__).parent.parent
+def is_foreign(file: str) -> bool:
+    """Whether a file is a framework's, Python's or this package's own."""
     path = Path(file)
-    if file.startswith("<") or any(path.is_relative_to(folder) for folder in (own, Path(torch.__file__).parent)):
+    frameworks = [Path(m.__file__).parent for name in _FRAMEWORKS if (m := sys.modules.get(name)) is not None and m.__file__]
+    if file.startswith("<") or any(path.is_relative_to(folder) for folder in (Path(__file__).parent.parent, *frameworks)):
         return True
     installed = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
     return path.is_relative_to(sysconfig.get_path("stdlib")) and not any(path.is_relative_to(folder) for folder in installed)

@@ -1,0 +1,307 @@
+"""Capture of a TensorFlow training step as one operator graph: what tf.function traces, cleaned.
+
+What becomes an op: every node but constants, which stand beside their readers. A variable is not a tensor: what reads or writes it runs
+where it lives, and uses it in place. Variables of a few bytes (a learning rate, a counter of steps) are the exception: what reads such
+a one may be anywhere, and gets its value sent.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from baechi_ext.capture.groups import Groups
+from baechi_ext.capture.tensorflow_cleanup import Nodes, clean, is_wait, producer, size_of, stands_beside_readers, tensor_name
+from baechi_ext.capture.tensorflow_phases import BACKWARD, FORWARD, UPDATE, ForwardOps, phases
+from baechi_ext.capture.tensorflow_private import tensorflow
+from baechi_ext.capture.tensorflow_refusals import not_traceable, require_placeable, require_unchanged, state_outside
+from baechi_ext.capture.tensorflow_source import CapturedVariable, Source
+from baechi_ext.errors import CaptureError
+from baechi_ext.ir.expert import with_experts
+from baechi_ext.ir.op_graph import Op, OpGraph
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+INPUT = "input"
+ORDER = "order"
+"""The name of a tensor that moves nothing: its reader only waits."""
+_SENT_BYTES = 16
+"""Variables up to this size are sent to their readers; others have their readers come to them."""
+_LOOPS = ("While", "StatelessWhile")
+
+__all__ = ["CapturedFunction", "CapturedVariable", "capture_function"]
+
+
+@dataclass(frozen=True)
+class CapturedFunction:
+    """A step as a graph of ops, and what it takes to run it."""
+
+    graph: OpGraph
+    """Ops are called as their nodes. Bytes are set, times are not."""
+    graph_def: "tf.compat.v1.GraphDef"
+    """Cleaned, in topological order, without devices. Resources are placeholders."""
+    nodes: Mapping[str, tuple[str, ...]]
+    """Op -> the nodes of `graph_def` that it stands for. Each is in one, but the placeholders of variables are in none."""
+    inputs: tuple[str, ...]
+    """Placeholder tensors, in the order of the flattened arguments."""
+    outputs: tuple[str, ...]
+    """Tensors to fetch, in the order of the flattened results."""
+    structured_outputs: Any
+    """What the step returns, with tensors of the traced graph in place of values; see `packed`."""
+    targets: tuple[str, ...]
+    """Nodes that have to run besides: assignments and what else changes state."""
+    variables: tuple[CapturedVariable, ...]
+    notes: tuple[str, ...] = ()
+    """What is not as fine as it could be, in sentences."""
+
+    def packed(self, values: Sequence[Any]) -> Any:
+        """What the step returns, where these are the values of `outputs`."""
+        nest = tensorflow().nest
+        given = iter(values)
+        found = [None if x is None else next(given) for x in nest.flatten(self.structured_outputs, expand_composites=True)]
+        return nest.pack_sequence_as(self.structured_outputs, found, expand_composites=True)
+
+
+def capture_function(
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    optimizer: Any = None,
+    expert: Callable[[str], int | None] | None = None,
+    name: str = "",
+    device_type: str = "CPU",
+) -> CapturedFunction:
+    """The costless op graph of `function(*inputs)`, a whole training step, and what it takes to run it.
+
+    `inputs` are tf.TensorSpecs or arrays, or nests of these, of fixed shapes; a tf.function is traced again. The step's variables keep
+    their values. An `optimizer`, where given, has to have its variables. With `expert` (variable's name -> device or None) ops get
+    hints. Every op must have a kernel for `device_type`.
+
+    Raises CaptureError with the line of the user's code and what to change, MissingBackendError without TensorFlow.
+    """
+    tf = tensorflow()
+    if optimizer is not None and not getattr(optimizer, "built", True):
+        advice = "call optimizer.build(model.trainable_variables) before the step is captured"
+        raise CaptureError(f"the optimizer has no variables yet; {advice}")
+    python = getattr(function, "python_function", function)
+    what = f"the training step {getattr(python, '__name__', type(python).__name__)}"
+    specs = [tf.nest.map_structure(lambda x: _fixed(x, what), argument) for argument in inputs]
+    concrete = _traced(python, specs, what)
+    if not concrete.outputs:
+        raise CaptureError(f"{what} returns no tensor, so there is no loss to compare; let it return the loss")
+    require_placeable(concrete.graph.get_operations(), concrete.graph, device_type)
+    source = Source.of(concrete, what)
+    if source.graph is not concrete.graph:
+        require_placeable(source.operations(), concrete.graph, device_type)
+    kept = (*source.inputs, *(v.placeholder for v in source.variables))
+    nodes = clean(Nodes(source.nodes, source.outputs, source.targets(), kept), source.graph)
+    graph, members, notes = _Builder(nodes, source).build(name, expert)
+    graph_def = tf.compat.v1.GraphDef(library=source.definition.library, versions=source.definition.versions)
+    graph_def.node.extend(nodes.by_name.values())
+    return CapturedFunction(
+        graph=graph,
+        graph_def=graph_def,
+        nodes=members,
+        inputs=tuple(f"{i}:0" for i in source.inputs),
+        outputs=nodes.outputs,
+        structured_outputs=concrete.structured_outputs,
+        targets=nodes.targets,
+        variables=source.variables,
+        notes=notes,
+    )
+
+
+def _fixed(value: Any, what: str) -> "tf.TensorSpec":
+    """The spec of an argument. Raises CaptureError where its shape is not known."""
+    tf = tensorflow()
+    spec = value if isinstance(value, tf.TensorSpec) else tf.TensorSpec.from_tensor(tf.convert_to_tensor(value))
+    if not spec.shape.is_fully_defined():
+        raise CaptureError(
+            f"an argument of {what} has the shape {spec.shape}, of which a part is unknown; placing needs fixed shapes: give the batch "
+            "size, and let data sets drop a smaller last batch (batch(n, drop_remainder=True))"
+        )
+    return spec
+
+
+def _traced(python: Callable[..., Any], specs: Sequence[Any], what: str) -> Any:
+    """The concrete function."""
+    tf = tensorflow()
+    before = state_outside(python)
+    try:
+        concrete = tf.function(python).get_concrete_function(*specs)
+    except CaptureError:
+        raise
+    except Exception as e:  # noqa: BLE001 - whatever the user's step raises while traced
+        raise not_traceable(what, e) from e
+    require_unchanged(what, before, state_outside(python))
+    return concrete
+
+
+class _Builder:
+    """Turns the nodes into ops, edges and colocation groups."""
+
+    def __init__(self, nodes: Nodes, source: Source) -> None:
+        self.nodes = nodes
+        self.source = source
+        self.variables = {v.placeholder: v for v in source.variables}
+        constants = stands_beside_readers(nodes)
+        self.members: dict[str, tuple[str, ...]] = {}
+        for name, node in nodes.by_name.items():
+            if name not in self.variables and name not in constants:
+                own = dict.fromkeys(p for p in map(producer, node.input) if p in constants)
+                self.members[name] = (*own, name)
+        self.index = {name: v for v, name in enumerate(self.members)}
+        self.touched = [self._touched(name) for name in self.members]
+        self.before = [self._before(name) for name in self.members]
+        self.groups = Groups()
+        self.edges: list[tuple[str, str, int, str]] = []
+        self.unknown: dict[str, None] = {}
+
+    def build(self, name: str, expert: Callable[[str], int | None] | None) -> tuple[OpGraph, dict[str, tuple[str, ...]], tuple[str, ...]]:
+        for op in self.members:
+            self._connect(op)
+        for v, variables in enumerate(self.touched):
+            for variable in variables:
+                self.groups.join(v, variable.shared_name)
+        found = self._phases()
+        self._join_slots(found)
+        ops = self._ops(found)
+        labels = self.groups.labels(ops)
+        ops = [replace(op, colocation=label) for op, label in zip(ops, labels, strict=True)]
+        graph = OpGraph.from_edges(ops, self.edges, name=name, framework="tensorflow")
+        graph = replace(graph, modules=_with_those_around(op.module for op in ops))
+        if expert is not None:
+            hints = [next((h for v in found if (h := expert(v.shared_name)) is not None), None) for found in self.touched]
+            graph = with_experts(graph, hints)
+        return graph, self.members, self._notes()
+
+    def _touched(self, name: str) -> tuple[CapturedVariable, ...]:
+        """The variables whose resources an op takes."""
+        taken = dict.fromkeys(p for p in map(producer, self.nodes.by_name[name].input) if p in self.variables)
+        return tuple(self.variables[p] for p in taken)
+
+    def _before(self, name: str) -> list[int]:
+        sources = dict.fromkeys(map(producer, self.nodes.by_name[name].input))
+        return [self.index[p] for p in sources if p in self.index]
+
+    def _connect(self, name: str) -> None:
+        """The edges into an op. What reads a variable of some size joins its group, and nothing moves."""
+        for reference in dict.fromkeys(self.nodes.by_name[name].input):
+            p = producer(reference)
+            if p not in self.index:
+                continue
+            if is_wait(reference):
+                self.edges.append((p, name, 0, ORDER))
+                continue
+            home = self._read_in_place(p)
+            if home is not None:
+                self.groups.join(self.index[name], home)
+            tensor = tensor_name(reference)
+            self.edges.append((p, name, 0 if home is not None else self._bytes(tensor), tensor))
+
+    def _read_in_place(self, node: str) -> str | None:
+        """The variable whose value a node is, if readers come to it."""
+        if self.nodes.by_name[node].op != "ReadVariableOp":
+            return None
+        variable = self.touched[self.index[node]][0]
+        return variable.shared_name if _stays(variable) else None
+
+    def _bytes(self, tensor: str) -> int:
+        """0 where the shape is known only when the step runs, of which is taken note."""
+        node, _, output = tensor.rpartition(":")
+        value = self.source.operation(node).outputs[int(output)]
+        size = size_of(value)
+        if size is None and value.dtype.size:
+            self.unknown[node] = None
+        return size or 0
+
+    def _phases(self) -> list[str]:
+        return phases(
+            names=list(self.members),
+            types=[self.nodes.by_name[name].op for name in self.members],
+            before=self.before,
+            states=[[v.shared_name for v in found] for found in self.touched],
+            outputs=[self.index[p] for p in map(producer, self.nodes.outputs) if p in self.index],
+        )
+
+    def _join_slots(self, found: Sequence[str]) -> None:
+        """What an optimizer keeps for a variable lives with it: the variables that an update of it goes back to."""
+        for v, variables in enumerate(self.touched):
+            trained = next((x for x in variables if x.trainable), None)
+            if trained is None or found[v] != UPDATE:
+                continue
+            todo, seen = [v], {v}
+            while todo:
+                w = todo.pop()
+                for variable in self.touched[w]:
+                    if not variable.trainable and _stays(variable):
+                        self.groups.join(trained.shared_name, variable.shared_name)
+                further = [p for p in self.before[w] if found[p] == UPDATE and p not in seen]
+                seen.update(further)
+                todo += further
+
+    def _ops(self, found: Sequence[str]) -> list[Op]:
+        forward = {name: v for name, v in self.index.items() if found[v] == FORWARD}
+        readers: dict[str, str] = {}
+        for name, v in forward.items():
+            for p in self.before[v]:
+                for variable in self.touched[p]:
+                    readers.setdefault(variable.shared_name, name)
+        homes: set[str] = set()
+        forward_ops = ForwardOps(forward)
+        ops = []
+        for name, v in self.index.items():
+            node = self.nodes.by_name[name]
+            new = [x for x in self.touched[v] if x.shared_name not in homes]
+            homes.update(x.shared_name for x in new)
+            forward_op = forward_ops.of(name) if found[v] == BACKWARD else None
+            if found[v] == UPDATE:
+                forward_op = next((readers[x.shared_name] for x in self.touched[v] if x.trainable and x.shared_name in readers), None)
+            outputs = self.source.operation(name).outputs
+            alias = self._read_in_place(name) is not None
+            ops.append(
+                Op(
+                    id=name,
+                    op=INPUT if name in self.source.inputs else node.op,
+                    phase=found[v],
+                    persistent_bytes=sum(x.bytes for x in new),
+                    output_bytes=0 if alias else sum(self._bytes(t.name) for t in outputs),
+                    forward_op=forward_op,
+                    module=_module_of(name if found[v] == FORWARD else forward_op),
+                )
+            )
+        return ops
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = []
+        loops = [name for name in self.members if self.nodes.by_name[name].op in _LOOPS]
+        if loops:
+            notes.append(
+                f"{len(loops)} loops are one op each, on one device, such as {loops[0]!r}; a recurrent layer with unroll=True is placed "
+                "step by step"
+            )
+        if self.unknown:
+            notes.append(
+                f"the shapes of what {len(self.unknown)} ops make are known only when the step runs, such as {next(iter(self.unknown))!r}; "
+                "they count as 0 bytes"
+            )
+        return tuple(notes)
+
+
+def _stays(variable: CapturedVariable) -> bool:
+    """Whether what reads a variable comes to it."""
+    return variable.trainable or variable.bytes > _SENT_BYTES
+
+
+def _module_of(name: str | None) -> str | None:
+    """The scope that a forward op of this name was made in."""
+    return None if name is None else ".".join(name.split("/")[:-1])
+
+
+def _with_those_around(modules: Iterable[str | None]) -> tuple[str, ...]:
+    """Names of modules, and of those that they are in, each once."""
+    found: dict[str, None] = {}
+    for module in dict.fromkeys(modules):
+        parts = (module or "").split(".")
+        found |= dict.fromkeys(".".join(parts[:n]) for n in range(1, len(parts) + 1) if parts[0])
+    return tuple(found)

@@ -1,0 +1,51 @@
+"""What this package uses of TensorFlow beyond its public interface, in one place, and how TensorFlow is first imported."""
+
+import os
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from baechi_ext.errors import MissingBackendError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+TRIED_WITH = "2.21"
+"""The release that this was written against."""
+
+
+def tensorflow() -> Any:
+    """The module, its start-up remarks on stderr left out. Raises MissingBackendError."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        import tensorflow as tf
+    except ImportError as e:
+        raise MissingBackendError(
+            f"this needs TensorFlow ({e}); install it with: pip install 'tensorflow=={TRIED_WITH}.*' (or 'tensorflow-cpu=={TRIED_WITH}.*')"
+        ) from e
+    return tf
+
+
+def with_calls_inlined(concrete: Any) -> "tf.compat.v1.GraphDef":
+    """The graph of a concrete function in which what nested functions do stands in place of their calls; loops and branches stay."""
+    try:
+        from tensorflow.python.framework.convert_to_constants import _run_inline_graph_optimization as inline
+    except ImportError as e:
+        raise _another_release("a step that calls other tf.functions") from e
+    return inline(concrete, lower_control_flow=False, aggressive_inlining=True)
+
+
+@cache
+def has_kernel(op_type: str, device_type: str) -> bool:
+    """Whether an op can run on a device of this type ("CPU", "GPU")."""
+    try:
+        from tensorflow.python.framework.kernels import get_registered_kernels_for_op
+    except ImportError as e:
+        raise _another_release("looking for kernels") from e
+    return any(k.device_type in (device_type, "DEFAULT") for k in get_registered_kernels_for_op(op_type).kernel)
+
+
+def _another_release(what: str) -> MissingBackendError:
+    import tensorflow as tf
+
+    advice = f"install it with: pip install 'tensorflow=={TRIED_WITH}.*'"
+    return MissingBackendError(f"{what} needs TensorFlow {TRIED_WITH} or one like it, not {tf.__version__}; {advice}")

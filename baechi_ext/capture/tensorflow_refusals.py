@@ -1,0 +1,119 @@
+"""What can't be placed of a TensorFlow step, said with the line of the user's code and what to change there."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from baechi_ext.capture.tensorflow_private import has_kernel, tensorflow
+from baechi_ext.capture.why_not import is_foreign, said_place
+from baechi_ext.errors import CaptureError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+_ADVICE = (
+    (
+        ("singleton tf.Variable", "tf.Variable created", "creating variables"),
+        "the step makes a variable: make it once, before the step, and use it there",
+    ),
+    (
+        ("has no attribute 'numpy'", "numpy array", "NumPy array"),
+        "a tensor of the step has no NumPy value: compute with TensorFlow functions, or do this to what the step returns",
+    ),
+    (
+        ("Python `bool`", "using a `tf.Tensor` as a Python", "iterating over", "float()", "must be real number", "as an integer"),
+        "a Python number or truth is taken out of a tensor: use tf.where or tf.cond, or do this to what the step returns",
+    ),
+)
+_OTHERWISE = "take what is no computation on tensors out of the step"
+_SUMMARIES = re.compile(r"Summary")
+_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+_ASSERTS = ("Assert",)
+
+
+def not_traceable(what: str, error: BaseException) -> CaptureError:
+    """The error for `what`, which raised `error` while it was traced: the reason, the line, and what to change."""
+    text = str(error).strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    reason = next((line for line in reversed(lines) if re.match(r"\w+(Error|Exception): ", line)), lines[0] if lines else "")
+    kind = type(error).__name__
+    reason = reason if reason.startswith(kind) or re.match(r"\w+Error: ", reason) else f"{kind}: {reason}"
+    advice = next((a for words, a in _ADVICE if any(word in text for word in words)), _OTHERWISE)
+    return CaptureError(f"{what} cannot be captured as one graph: {_short(reason)}{_place_in(text)}; {advice}")
+
+
+def _short(reason: str) -> str:
+    """The first sentence."""
+    return re.split(r"(?<=[^.])\. [A-Z]", reason, maxsplit=1)[0].removesuffix(".")
+
+
+def _place_in(text: str) -> str:
+    """AutoGraph writes the lines of the user's code into its errors; the innermost counts."""
+    frames = re.findall(r'File "([^"]+)", line (\d+), in ([^\s,]+)', text)
+    own = [(file, int(line), name) for file, line, name in frames if not is_foreign(file)]
+    return said_place(own[-1]) if own else ""
+
+
+def require_placeable(operations: "Iterable[tf.Operation]", traced: "tf.Graph", device_type: str) -> None:
+    """Raises CaptureError for text, summaries and Python code among the ops of a step, and for an op that no device can run. The
+    traced graph knows where ops come from that are not of an inlined function."""
+    for operation in operations:
+        problem = _problem(operation)
+        if problem is None and not has_kernel(operation.type, device_type):
+            problem = f"{operation.type} has no kernel for a {device_type}", "use another op, or devices that can run this one"
+        if problem is not None:
+            what, advice = problem
+            raise CaptureError(f"op {operation.name!r} can't be placed: {what}{_place_of(operation.name, traced)}; {advice}")
+
+
+def _problem(operation: "tf.Operation") -> tuple[str, str] | None:
+    tf = tensorflow()
+    if operation.type in _PYTHON:
+        return "it runs Python code (tf.py_function, tf.numpy_function)", "use TensorFlow functions instead, or do this outside of the step"
+    if _SUMMARIES.search(operation.type):
+        return "it writes a summary", "return the value from the step, and write the summary of what was returned"
+    texts = any(t.dtype == tf.string for t in (*operation.inputs, *operation.outputs))
+    if texts and operation.type not in ("Const", *_ASSERTS, "If", "StatelessIf"):
+        return f"it works on text ({operation.type})", "take tf.print and other text out of the step, and print what it returns"
+    return None
+
+
+def _place_of(name: str, traced: "tf.Graph") -> str:
+    """Where the user's code made an op: ", at file:line in function: `source`"; nothing where that is not known."""
+    try:
+        frames = [(f.filename, f.lineno, f.name) for f in traced.get_operation_by_name(name).traceback]
+    except KeyError:
+        return ""
+    own = [frame for frame in frames if not is_foreign(frame[0])]
+    return said_place(own[-1]) if own else ""
+
+
+def state_outside(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """What Python state of its surroundings a function names: numbers, and the lengths of lists."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return {}
+    around = function.__globals__
+    named = {name: around[name] for name in code.co_names if name in around}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            named[name] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    return {name: _mark(value) for name, value in named.items() if _mark(value) is not None}
+
+
+def _mark(value: Any) -> Any:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value
+    return f"{len(value)} entries" if isinstance(value, list) else None
+
+
+def require_unchanged(what: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Raises CaptureError where tracing a function changed Python state: steps do that in eager mode, and not in a graph."""
+    for name, value in before.items():
+        if name in after and after[name] != value:
+            raise CaptureError(
+                f"{what} changes the Python variable {name!r} ({value} before it was traced, {after[name]} behind it), which a graph does "
+                "only once; keep it in a tf.Variable, or change it outside of the step"
+            )

@@ -1,0 +1,139 @@
+"""A traced TensorFlow step before it is cleaned: its nodes, what they make, and the variables that they use."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from baechi_ext.capture.tensorflow_cleanup import constant_node
+from baechi_ext.capture.tensorflow_private import tensorflow, with_calls_inlined
+from baechi_ext.errors import CaptureError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp")
+"""Ops that look at a variable and leave it as it is."""
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_BODIES = ("While", "If", "Case")
+_HANDLES = "baechi_handles"
+
+
+@dataclass(frozen=True)
+class CapturedVariable:
+    """A variable that a step uses."""
+
+    placeholder: str
+    """The node that stands for its resource."""
+    shared_name: str
+    """Its name, unique in the step."""
+    dtype: "tf.DType"
+    shape: tuple[int, ...]
+    trainable: bool
+    variable: "tf.Variable"
+
+    @property
+    def bytes(self) -> int:
+        size = self.dtype.size
+        for length in self.shape:
+            size *= length
+        return size
+
+
+@dataclass(frozen=True)
+class Source:
+    """The traced graph, in which what nested tf.functions do stands in place of their calls."""
+
+    graph: "tf.Graph"
+    """Knows the shapes of all tensors."""
+    definition: "tf.compat.v1.GraphDef"
+    inputs: tuple[str, ...]
+    """Placeholders of the arguments."""
+    outputs: tuple[str, ...]
+    """Tensors."""
+    variables: tuple[CapturedVariable, ...]
+
+    @classmethod
+    def of(cls, concrete: Any, what: str) -> "Source":
+        """Of a concrete function. Raises CaptureError for a resource that is no variable of a fixed shape."""
+        traced = concrete.graph
+        variables = _variables(concrete, what)
+        inlines = any(o.type in _CALLS for o in traced.get_operations())
+        definition = with_calls_inlined(concrete) if inlines else traced.as_graph_def()
+        values = {inner.op.name: outer for outer, inner in traced.captures}
+        for name in (v.placeholder for v in variables):
+            del values[name]
+        for node in definition.node:
+            if node.name in values:
+                node.CopyFrom(constant_node(node.name, values[node.name].numpy()))
+        return cls(
+            graph=_imported(definition, variables) if inlines else traced,
+            definition=definition,
+            inputs=tuple(i.op.name for i in concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]),
+            outputs=tuple(o.name for o in concrete.outputs),
+            variables=variables,
+        )
+
+    @cached_property
+    def nodes(self) -> "Mapping[str, tf.compat.v1.NodeDef]":
+        return {node.name: node for node in self.definition.node}
+
+    def operation(self, node: str) -> "tf.Operation":
+        return self.graph.get_operation_by_name(node)
+
+    def operations(self) -> "Iterable[tf.Operation]":
+        return map(self.operation, self.nodes)
+
+    def targets(self) -> tuple[str, ...]:
+        """Nodes that change state, or do something else than making tensors."""
+        return tuple(name for name in self.nodes if _has_effect(self.operation(name)))
+
+
+def _has_effect(operation: "tf.Operation") -> bool:
+    tf = tensorflow()
+    if not operation.op_def.is_stateful or operation.type in READS or operation.type in ("Placeholder", "VarHandleOp"):
+        return False
+    return not operation.outputs or operation.type in _BODIES or any(t.dtype == tf.resource for t in operation.inputs)
+
+
+def _variables(concrete: Any, what: str) -> tuple[CapturedVariable, ...]:
+    tf = tensorflow()
+    known = {id(v.handle): v for v in concrete.graph.variables}
+    found: list[CapturedVariable] = []
+    names: set[str] = set()
+    for outer, inner in concrete.graph.captures:
+        if inner.dtype != tf.resource:
+            continue
+        variable = known.get(id(outer))
+        if variable is None:
+            raise CaptureError(
+                f"{what} uses a resource that is no variable ({inner.op.name!r}), such as an iterator or a table; read it outside of the "
+                "step, and give the step what was read"
+            )
+        if not variable.shape.is_fully_defined():
+            raise CaptureError(f"variable {variable.name!r} has the shape {variable.shape}; placing needs variables of fixed shapes")
+        name = _unique(variable.name.partition(":")[0], names)
+        shape = tuple(variable.shape.as_list())
+        found.append(CapturedVariable(inner.op.name, name, variable.dtype, shape, bool(variable.trainable), variable))
+    return tuple(found)
+
+
+def _unique(wish: str, names: set[str]) -> str:
+    name, number = wish, 0
+    while name in names:
+        number += 1
+        name = f"{wish}_{number}"
+    names.add(name)
+    return name
+
+
+def _imported(definition: "tf.compat.v1.GraphDef", variables: Sequence[CapturedVariable]) -> "tf.Graph":
+    """A graph of these nodes that knows shapes: variables' handles, which do, stand for the placeholders of their resources."""
+    tf = tensorflow()
+    with tf.Graph().as_default() as graph:
+        with tf.name_scope(_HANDLES):
+            handles = {
+                f"{v.placeholder}:0": tf.raw_ops.VarHandleOp(dtype=v.dtype, shape=v.shape, shared_name=v.shared_name) for v in variables
+            }
+        tf.import_graph_def(definition, input_map=handles, name="")
+    return graph
