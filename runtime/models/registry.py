@@ -1,4 +1,7 @@
-"""The built-in models by name; `make_step` builds the training step of one with fresh weights and synthetic inputs."""
+"""The built-in models by name; `make_step` builds the training step of one with fresh weights and synthetic inputs.
+
+For TensorFlow that is runtime.tensorflow.step.build_step.
+"""
 
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -40,7 +43,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Where a model is built: a module with a dataclass `Options` and `build(Options) -> (torch module, input tensors)`."""
+    """Where a model is built: a module with a dataclass `Options` and `build(Options) -> (model, inputs)`."""
 
     module: str
     takes: tuple[str, ...]
@@ -88,13 +91,31 @@ MODELS: dict[str, Model] = {
         has_loss=True,
     ),
 }
+TENSORFLOW_MODELS: dict[str, Model] = {
+    "inception_v3": Model("runtime.models.tensorflow.inception_v3", _IMAGES, "Inception-V3 of keras.applications, 23.9 M parameters"),
+    "wide_towers": Model(
+        "runtime.models.tensorflow.wide_towers",
+        (*_IMAGES, "num_layers", "d_model"),
+        "four independent towers of large matrix products, 20.0 M parameters",
+    ),
+    "gnmt_v2": Model(
+        "runtime.models.tensorflow.gnmt_v2", MODELS["gnmt_v2"].takes, "as for PyTorch, unrolled; 67.8 M parameters", has_loss=True
+    ),
+    "nasnet": Model(
+        "runtime.models.tensorflow.nasnet",
+        MODELS["nasnet"].takes,
+        "NASNet-A mobile of keras.applications, 5.3 M parameters; with --large the large one, 88.9 M",
+    ),
+}
+FRAMEWORKS: dict[str, dict[str, Model]] = {"torch": MODELS, "tensorflow": TENSORFLOW_MODELS}
 
 
-def find_model(name: str) -> Model:
+def find_model(name: str, framework: str = "torch") -> Model:
     """Raises OptionError for an unknown name."""
-    if name not in MODELS:
-        raise OptionError(f"unknown model {name!r}; choose one of {', '.join(MODELS)}")
-    return MODELS[name]
+    models = FRAMEWORKS[framework]
+    if name not in models:
+        raise OptionError(f"unknown model {name!r}; choose one of {', '.join(models)}")
+    return models[name]
 
 
 def make_step(name: str, options: ModelOptions, optimizer: "OptimizerSpec") -> "TrainingStep":
@@ -103,7 +124,7 @@ def make_step(name: str, options: ModelOptions, optimizer: "OptimizerSpec") -> "
     Raises OptionError for an unknown name or an option the model cannot take, MissingBackendError without torch.
     """
     model = find_model(name)
-    chosen = _chosen(name, model, options)
+    chosen = chosen_options(name, options)
     try:
         import torch
     except ImportError as e:
@@ -116,11 +137,12 @@ def make_step(name: str, options: ModelOptions, optimizer: "OptimizerSpec") -> "
     return TrainingStep(name, module if model.has_loss else WithLoss(module), inputs, optimizer, options.seed)
 
 
-def _chosen(name: str, model: Model, options: ModelOptions) -> dict[str, Any]:
+def chosen_options(name: str, options: ModelOptions, framework: str = "torch") -> dict[str, Any]:
     """The options that are given, for the model's own. Raises OptionError for one that is not for this model."""
+    model = find_model(name, framework)
     given = {field: value for field, value in asdict(options).items() if value is not None and field != "seed"}
     for field in given:
         if field not in model.takes and field != "num_devices":
-            takers = ", ".join(other for other, m in MODELS.items() if field in m.takes)
-            raise OptionError(f"--{field} is not an option of {name}; it is one of {takers}")
+            takers = ", ".join(other for other, m in FRAMEWORKS[framework].items() if field in m.takes)
+            raise OptionError(f"--{field} is not an option of {name}; " + (f"it is one of {takers}" if takers else "drop it"))
     return {field: value for field, value in given.items() if field in model.takes}
