@@ -1,0 +1,56 @@
+"""One device of a group of servers: `python -m runtime.tensorflow.server_process '{"server": "0a1b...", "core": 3}'`, with a ServerDef as
+hexadecimal digits.
+
+Says "ready" on stdout once it serves, and ends as soon as its stdin does: with the process that started it, however that ended. It is made
+by TensorFlow's C interface: the Python package would take ten times as long to load, and twice the memory.
+"""
+
+import ctypes
+import json
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+FAILED, NO_LIBRARY = 3, 4
+"""Exit codes: the server does not start; TensorFlow has no such library."""
+
+
+def library() -> Path | None:
+    """TensorFlow's, with all its kernels."""
+    found = find_spec("tensorflow")
+    folders = [] if found is None else found.submodule_search_locations or []
+    return next((path for folder in folders for path in Path(folder).glob("libtensorflow_cc.*")), None)
+
+
+def main(request: str) -> int:
+    """Serves; returns only where it cannot, with what TensorFlow says on stderr."""
+    wanted = json.loads(request)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {wanted["core"]})
+    path = library()
+    if path is None:
+        return NO_LIBRARY
+    tensorflow = ctypes.CDLL(str(path))
+    pointer = ctypes.c_void_p
+    tensorflow.TF_NewStatus.restype = pointer
+    tensorflow.TF_NewServer.restype = pointer
+    tensorflow.TF_NewServer.argtypes = [ctypes.c_char_p, ctypes.c_size_t, pointer]
+    tensorflow.TF_ServerStart.argtypes = [pointer, pointer]
+    tensorflow.TF_GetCode.argtypes = tensorflow.TF_Message.argtypes = [pointer]
+    tensorflow.TF_Message.restype = ctypes.c_char_p
+    definition, status = bytes.fromhex(wanted["server"]), tensorflow.TF_NewStatus()
+    server = tensorflow.TF_NewServer(definition, len(definition), status)
+    if not tensorflow.TF_GetCode(status):
+        tensorflow.TF_ServerStart(server, status)
+    if tensorflow.TF_GetCode(status):
+        sys.stderr.write(tensorflow.TF_Message(status).decode(errors="replace") + "\n")
+        return FAILED
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

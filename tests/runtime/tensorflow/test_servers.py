@@ -1,0 +1,154 @@
+"""Servers that cannot start, that die, that run out of memory: one clear error each, soon, and nothing is left running."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baechi_ext.errors import ExecutionError, OptionError
+from runtime.tensorflow.servers import Servers, parse_hosts
+from tests.runtime.tensorflow.steps import branches, endless, greedy
+
+ROOT = Path(__file__).parents[3]
+SOON = 60.0
+"""Seconds; generous, since the machine may be busy."""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def await_end(pids: list[int]) -> None:
+    deadline = time.monotonic() + SOON
+    while any(map(alive, pids)):
+        assert time.monotonic() < deadline, "a server is left"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_server_is_killed_in_mid_step(victim: int) -> None:
+    """Server 0 is the master of the session, server 1 a worker in the loop."""
+    step = endless()
+    with Servers(2, timeout_seconds=SOON) as servers:
+        pids = [server.process.pid for server in servers.servers]
+        session = step.session(servers, [1] * len(step.captured.graph))
+        threading.Timer(1.0, os.kill, (pids[victim], signal.SIGKILL)).start()
+        began = time.monotonic()
+        with pytest.raises(ExecutionError, match=rf"the server of device {victim} \(127.0.0.1:\d+\) was killed by SIGKILL"):
+            session.run()
+        assert time.monotonic() - began < SOON
+        with pytest.raises(ExecutionError):
+            session.run()
+    assert not any(map(alive, pids))
+
+
+def test_a_server_that_stands_still_is_given_up() -> None:
+    step = endless()
+    with Servers(2, timeout_seconds=5.0) as servers:
+        session = step.session(servers, [1] * len(step.captured.graph))
+        with pytest.raises(ExecutionError, match="a device did not answer within 5 s; see whether it still runs, or raise --timeout"):
+            session.run()
+
+
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM])
+def test_servers_end_with_their_parent(kind: signal.Signals) -> None:
+    """However it ends, in mid-step or not."""
+    code = (
+        "import sys\nfrom tests.runtime.tensorflow.steps import endless\nfrom runtime.tensorflow.servers import Servers\n"
+        "with Servers(2) as servers:\n"
+        "    step = endless()\n    session = step.session(servers, [1] * len(step.captured.graph))\n"
+        "    print(*(s.process.pid for s in servers.servers), flush=True)\n    session.run()\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    parent.send_signal(kind)
+    parent.wait(timeout=SOON)
+    parent.stdout.close()
+    await_end(pids)
+
+
+def test_a_program_whose_server_died_ends() -> None:
+    """The client, too: TensorFlow's own would wait for the dead server before python ends."""
+    code = (
+        "import os, signal, threading\nfrom baechi_ext.errors import ExecutionError\n"
+        "from tests.runtime.tensorflow.steps import endless\nfrom runtime.tensorflow.servers import Servers\n"
+        "with Servers(2) as servers:\n"
+        "    step = endless()\n    session = step.session(servers, [1] * len(step.captured.graph))\n"
+        "    threading.Timer(1.0, os.kill, (servers.servers[0].process.pid, signal.SIGKILL)).start()\n"
+        "    try:\n        session.run()\n    except ExecutionError as e:\n        print(e)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=4 * SOON)
+    assert done.returncode == 0, done.stderr
+    assert "was killed by SIGKILL" in done.stdout
+
+
+def test_a_port_that_is_taken(listener: socket.socket) -> None:
+    host = f"127.0.0.1:{listener.getsockname()[1]}"
+    servers = Servers(2, hosts=[host, "127.0.0.1:1"])
+    with pytest.raises(ExecutionError, match=f"the server of device 0 cannot listen at {host}: the port is taken, or the address"), servers:
+        pass
+
+
+def test_hosts_that_do_not_answer() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        own = f"127.0.0.1:{unused.getsockname()[1]}"
+    servers = Servers(2, hosts=[own, "127.0.0.1:1"], timeout_seconds=2.0)
+    with pytest.raises(ExecutionError, match=re.escape(f"{own} and 127.0.0.1:1 did not answer within 2 s; start there")):
+        servers.await_hosts()
+    with servers, pytest.raises(ExecutionError, match=r"^127.0.0.1:1 did not answer within 2 s; start there"):
+        servers.await_hosts()
+
+
+def test_a_host_that_answers_but_is_no_server(listener: socket.socket) -> None:
+    """It takes connections, and says nothing."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        own = f"127.0.0.1:{unused.getsockname()[1]}"
+    hosts = [own, f"127.0.0.1:{listener.getsockname()[1]}"]
+    step = branches()
+    with Servers(2, hosts=hosts, timeout_seconds=5.0) as servers:
+        servers.await_hosts()
+        with pytest.raises(ExecutionError, match="a device did not answer within 5 s"):
+            step.session(servers, [1] * len(step.captured.graph))
+
+
+def test_a_memory_limit_is_kept_and_the_server_lives_on() -> None:
+    large, small = greedy(8000), branches()
+    with Servers(2, [None, 128 * 2**20]) as servers:
+        session = large.session(servers, [0] * len(large.captured.graph))
+        session.run()
+        session.close()
+        session = large.session(servers, [1] * len(large.captured.graph))
+        for _ in range(2):
+            with pytest.raises(ExecutionError, match=r"out of memory on device 1 in op 'far_too_large' for a float tensor of 8000,8000"):
+                session.run()
+        fitting = small.session(servers, [1] * len(small.captured.graph))
+        assert float(fitting.run()[0]) == pytest.approx(small.unplaced()[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("text", ["alpha", "alpha:x", "alpha:0", ":2222", "alpha:1,alpha:1", ""])
+def test_hosts_that_are_none(text: str) -> None:
+    with pytest.raises(OptionError, match="is not host:port|stands twice"):
+        parse_hosts(text)
+    assert parse_hosts("alpha:2222, [::1]:2223") == ("alpha:2222", "[::1]:2223")
