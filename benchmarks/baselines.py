@@ -28,7 +28,7 @@ from runtime.models.registry import ModelOptions, make_step
 from runtime.step import TrainingStep, WithLoss, optimizer_spec
 from runtime.thread_executor import StepTimes
 from runtime.torch_devices import TorchDevice
-from runtime.training import TrainRequest
+from runtime.train_request import TrainRequest
 
 DDP, PIPELINE = "ddp", "pipelining"
 TITLES = {DDP: "DistributedDataParallel", PIPELINE: "torch.distributed.pipelining"}

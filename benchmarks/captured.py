@@ -64,7 +64,8 @@ def costed_graph(model: str) -> OpGraph:
     from runtime import pipeline
     from runtime.thread_executor import ThreadExecutor
     from runtime.torch_devices import cpu_devices
-    from runtime.training import TrainRequest, capture_and_profile
+    from runtime.train_request import TrainRequest
+    from runtime.training import capture_and_profile
 
     request = TrainRequest(model, pipeline.PlanRequest(), SIZES[model], num_devices=1)
     with ThreadExecutor(cpu_devices(1)) as executor:

@@ -27,7 +27,8 @@ from runtime.processes.launch import run_workers
 from runtime.processes.worker_group import is_worker
 from runtime.profiler import ProfileOptions, profile_step
 from runtime.tables import as_size
-from runtime.training import TrainRequest, capture, find_cluster, with_executor
+from runtime.train_request import TrainRequest
+from runtime.training import capture, find_cluster, with_executor
 
 METHODS = ("contiguous", "m_etf")
 TIMEOUT_SECONDS = 900.0

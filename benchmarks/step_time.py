@@ -36,7 +36,8 @@ from runtime.processes.worker_group import is_worker
 from runtime.program import one_device_timeline
 from runtime.step import TrainingStep
 from runtime.tables import as_size, as_time
-from runtime.training import TrainRequest, capture_and_profile, find_cluster, kind_of_executor, with_executor
+from runtime.train_request import TrainRequest
+from runtime.training import capture_and_profile, find_cluster, kind_of_executor, with_executor
 
 SIZES = {
     "inception_v3": ModelOptions(8, 149),

@@ -33,7 +33,7 @@ from runtime.progress import progress
 
 if TYPE_CHECKING:
     from runtime.probe_links import ProbeRequest
-    from runtime.training import TrainRequest
+    from runtime.train_request import TrainRequest
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import platform
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +14,7 @@ import baechi_ext
 from baechi_ext.capture.torch_joint import Binding, CaptureOptions, capture_joint
 from baechi_ext.cost import Profile, attach_costs, scale_links
 from baechi_ext.errors import ClusterError, ExecutionError, MismatchError, OptionError
-from baechi_ext.ir import Cluster, Link, OpGraph
+from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.files import make_folder, require_writable, write_json
 from baechi_ext.place.common import PlanResult
 from runtime import pipeline
@@ -25,7 +25,7 @@ from runtime.cuda.split_gpu import split_gpu
 from runtime.executor import Executor
 from runtime.links import LinkProbe
 from runtime.measure import measure
-from runtime.models.registry import ModelOptions, make_step
+from runtime.models.registry import make_step
 from runtime.parity import Parity, check_parity, require_parity
 from runtime.processes.executor import ProcessExecutor, follow
 from runtime.processes.worker_group import WorkerGroup, worker_place
@@ -37,49 +37,10 @@ from runtime.step import TrainingStep, optimizer_spec
 from runtime.tables import search_news
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import TorchDevice, cpu_devices, cpu_workers, cuda_devices, cuda_workers
-from runtime.training_run import RunOptions, RunReport, train_on
+from runtime.train_request import TrainRequest
+from runtime.training_run import RunReport, train_on
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class TrainRequest:
-    """One run of the main job. None: the default, or what a probe finds."""
-
-    model: str
-    plan: pipeline.PlanRequest
-    model_options: ModelOptions = field(default_factory=ModelOptions)
-    optimizer: str = "sgd"
-    learning_rate: float = 0.01
-    colocate_grads_with_ops: bool = False
-    relaxed_random: bool = False
-    num_devices: int = 2
-    cuda: bool = False
-    cuda_graphs: bool = False
-    split_gpu: bool = False
-    """The devices are parts of the first GPU."""
-    use_free_memory: bool = False
-    workers: str = "thread"
-    """thread: this process runs all devices; process: it is one of a group of workers (runtime.processes.worker_group)."""
-    cluster: Cluster | None = None
-    device_memory: int | None = None
-    memory_fraction: float = 1.0
-    link: Link | None = None
-    comm_cost_factor: float = 1.0
-    cost_path: str | None = None
-    """Where costs are read from, or written to with `costgen`."""
-    costgen: bool = False
-    num_steps: int = 15
-    timeout_seconds: float = 300.0
-    out: str | None = None
-    log_device_placement: bool = False
-    run: RunOptions | None = None
-    """Where given, the placed model is trained; otherwise its step is timed."""
-
-    @property
-    def costs_file(self) -> str:
-        """Where `costgen` writes."""
-        return self.cost_path or "cost.json"
 
 
 @dataclass(frozen=True)

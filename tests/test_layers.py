@@ -21,7 +21,7 @@ LIBRARY = {
     "shard": {"errors", "ir", "capture", "cost", "group", "simulate"},
 }
 """What each part of baechi_ext may import besides itself."""
-DRIVERS = {"cli", "__main__", "pipeline", "training", "flags", "calls"}
+DRIVERS = {"cli", "__main__", "pipeline", "train_request", "training", "flags", "calls"}
 """Modules and folders of runtime that drive its stages; no stage imports them."""
 FRAMEWORKS = {"torch", "tensorflow", "torchvision", "jax"}
 

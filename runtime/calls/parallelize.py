@@ -22,7 +22,7 @@ from runtime.calls.workers import join_workers, several_workers
 from runtime.pipeline import MAPPED, PlanRequest
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import CudaDevice, TorchDevice, cpu_devices, cuda_devices
-from runtime.training import TrainRequest
+from runtime.train_request import TrainRequest
 
 _CALLS = "_placed_calls"
 """Where a module of a decorated class keeps its PlacedCalls."""

@@ -33,7 +33,7 @@ from runtime.calls.verify import Comparison, PythonRandomness, RandomState, Veri
 from runtime.calls.workers import Workers
 from runtime.progress import progress
 from runtime.thread_executor import ThreadExecutor
-from runtime.training import TrainRequest
+from runtime.train_request import TrainRequest
 
 MOST_CALLS = 8
 """So many shapes and states of a module are captured; further ones run as they are."""

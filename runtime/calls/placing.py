@@ -19,7 +19,8 @@ from runtime.profiler import ProfileOptions, profile_step
 from runtime.program import one_device_timeline
 from runtime.progress import progress
 from runtime.tables import search_news
-from runtime.training import TrainRequest, find_cluster
+from runtime.train_request import TrainRequest
+from runtime.training import find_cluster
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from runtime.calls.call_report import CallReport
 from runtime.calls.parallelize import executor_of
 from runtime.calls.placed_calls import PlacedCalls, Settings
 from runtime.calls.workers import Workers, join_workers
-from runtime.training import TrainRequest, devices_of
+from runtime.train_request import TrainRequest
+from runtime.training import devices_of
 
 LARGE_ENOUGH = 1000
 """Parameters to be trained; a module with fewer is not worth a plan."""

@@ -34,7 +34,7 @@ from runtime.program import in_two_phases, one_device_timeline
 from runtime.thread_executor import StepTimes
 from runtime.torch_devices import TorchDevice, cpu_workers
 from runtime.torch_ops import Lowering, OpError, Slots, StepContext
-from runtime.training import TrainRequest
+from runtime.train_request import TrainRequest
 
 _LEAVING_SECONDS = 10.0
 _JOINED: "list[Workers]" = []

@@ -15,7 +15,7 @@ from runtime.models.registry import MODELS, ModelOptions
 
 if TYPE_CHECKING:
     from runtime.probe_links import ProbeRequest
-    from runtime.training import TrainRequest
+    from runtime.train_request import TrainRequest
 
 OPTIMIZERS = ("sgd", "momentum", "rmsprop", "adagrad", "adadelta", "adam", "adamw")
 DEFAULT_DEVICES = 2
@@ -154,7 +154,7 @@ def request_of(args: argparse.Namespace) -> "TrainRequest":
     if cluster is not None and args.comm_cost_coeffs is not None:
         raise OptionError("--cluster and --comm_cost_coeffs exclude each other; give one of them")
     cuda = cuda_flags.wants_cuda(args)
-    from runtime.training import TrainRequest
+    from runtime.train_request import TrainRequest
 
     num_devices = cuda_flags.number_given(args) or (len(cluster) if cluster is not None else DEFAULT_DEVICES)
     return TrainRequest(

@@ -8,7 +8,7 @@ from runtime import pipeline
 from runtime.models.registry import MODELS, ModelOptions, make_step
 from runtime.step import EagerStep, optimizer_spec
 from runtime.torch_devices import cpu_devices
-from runtime.training import TrainRequest
+from runtime.train_request import TrainRequest
 
 
 @pytest.mark.parametrize("kind", [DDP, PIPELINE])

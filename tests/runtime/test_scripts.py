@@ -15,7 +15,7 @@ from baechi_ext.errors import CaptureError, FileError, ParityError
 from baechi_ext.place.common import PlaceOptions
 from runtime.calls.script import ScriptRequest, ScriptRun, run_script
 from runtime.pipeline import PlanRequest
-from runtime.training import TrainRequest
+from runtime.train_request import TrainRequest
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

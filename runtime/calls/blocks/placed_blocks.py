@@ -24,7 +24,7 @@ from runtime.calls.placed_function import NO_SECOND_ORDER
 from runtime.calls.verify import one_thread, relative_difference, tolerance_of
 from runtime.tables import as_time
 from runtime.thread_executor import ThreadExecutor
-from runtime.training import TrainRequest
+from runtime.train_request import TrainRequest
 
 _SHARE = 0.01
 """A gradient is compared with at least this part of the largest of all gradients."""

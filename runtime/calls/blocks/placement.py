@@ -23,7 +23,8 @@ from runtime.program import one_device_timeline
 from runtime.progress import progress
 from runtime.tables import search_news
 from runtime.thread_executor import ThreadExecutor
-from runtime.training import TrainRequest, find_cluster
+from runtime.train_request import TrainRequest
+from runtime.training import find_cluster
 
 _RUNS = 3
 Call = tuple[Callable[..., Any], tuple, dict[str, Any]]
