@@ -4,6 +4,7 @@ solvers are, Ctrl-C as from a terminal."""
 import shutil
 import signal
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,6 +27,17 @@ def missing_backends() -> dict[str, str]:
     if find_spec("transformers") is None:
         missing["gpt2"] = "transformers is not installed"
     return missing
+
+
+class _SkippedModule(pytest.Module):
+    def collect(self) -> list[pytest.Item]:
+        raise pytest.skip.Exception("tensorflow is not installed", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Files of tests that have tensorflow in their path import it."""
+    needs = any("tensorflow" in part for part in module_path.relative_to(Path(__file__).parent).parts)
+    return _SkippedModule.from_parent(parent, path=module_path) if needs and find_spec("tensorflow") is None else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
