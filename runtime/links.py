@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from baechi_ext.cost import LinkFit, fit_link
 from baechi_ext.ir import Link
 from runtime.mailbox import Mailboxes
@@ -78,6 +76,8 @@ def probe_link(executor: "ThreadExecutor", source: int, target: int, sizes: Sequ
 
 
 def _round_trips_us(executor: "ThreadExecutor", ends: tuple[int, int], size: int, count: int) -> list[float]:
+    import torch
+
     source, target = ends
     boxes = Mailboxes(executor.timeout_seconds)
     there, back = (0, target), (0, source)

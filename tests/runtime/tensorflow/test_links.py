@@ -1,0 +1,25 @@
+"""Links between TensorFlow servers are probed by real transfers."""
+
+import pytest
+
+from baechi_ext.errors import ExecutionError, OptionError
+from runtime.tensorflow.links import probe_link
+from runtime.tensorflow.servers import Servers
+
+SIZES = (4, 65536, 4194304)
+
+
+def test_a_link_costs_time_and_takes_some_of_it_from_both_devices() -> None:
+    with Servers(2) as servers:
+        probe = probe_link(servers, 0, 1, SIZES)
+        assert set(probe.samples_us) == set(SIZES)
+        assert all(us > 0 for samples in probe.samples_us.values() for us in samples)
+        link = probe.to_link()
+        assert link.receiving_us(4194304) > 1
+        assert link.sending_us(4194304) > 0
+        assert link.receiving_us(4194304) + link.sending_us(4194304) > link.receiving_us(4) + link.sending_us(4)
+        with pytest.raises(OptionError, match="no link with itself"):
+            probe_link(servers, 1, 1)
+        servers.servers[1].process.kill()
+        with pytest.raises(ExecutionError, match="server of device 1"):
+            probe_link(servers, 0, 1, SIZES)
