@@ -29,7 +29,7 @@ from runtime.calls.optimizers import optimizer_of
 from runtime.calls.phases import ModuleStep, PhasedStep
 from runtime.calls.placed_function import LoadedCall
 from runtime.calls.placing import Placement, home_of, place_alike, place_call
-from runtime.calls.verify import Comparison, PythonRandomness, RandomState, Verification, one_thread, timed, tolerance_of
+from runtime.calls.verify import Comparison, PythonRandomness, RandomState, Verification, as_written, one_thread, timed, tolerance_of
 from runtime.calls.workers import Workers
 from runtime.progress import progress
 from runtime.thread_executor import ThreadExecutor
@@ -114,12 +114,16 @@ class PlacedCalls:
                         buffer.copy_(together[name])
             return found
 
+    def _run_as_written(self, *args: Any, **kwargs: Any) -> Any:
+        with as_written():
+            return self.run_unplaced(*args, **kwargs)
+
     def prepare(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Captures and places the call with these arguments, without running it. Raises what the stages raise."""
         inputs, given = flatten((tuple(args), dict(kwargs)), self._arguments)
         key = _key(inputs, given)
         if self._find(key) is None:
-            with torch.enable_grad():
+            with torch.enable_grad(), as_written():
                 self._add(key, inputs, given)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
@@ -176,7 +180,8 @@ class PlacedCalls:
             self.unplaced += 1
             return self.run_unplaced(*args, **kwargs)
         if call is None or call.count < self.settings.verify_steps:
-            return self._verified(call, key, (inputs, given), (args, kwargs))
+            with as_written():
+                return self._verified(call, key, (inputs, given), (args, kwargs))
         outputs = call.loaded.run(inputs)
         call.count += 1
         return self._returned(call, outputs, inputs)
@@ -324,7 +329,7 @@ class PlacedCalls:
         if isinstance(asked.executor, Workers):  # blocks run on threads
             return None
         settings = BlockSettings(asked.request, asked.executor, asked.verify_steps, asked.fallback)
-        return next_rung(self.module, self.run_unplaced, settings, error)
+        return next_rung(self.module, self._run_as_written, settings, error)
 
     def _refuse(self, error: CaptureError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.settings.fallback:

@@ -66,6 +66,13 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+@contextmanager
+def as_written() -> Iterator[None]:
+    """What torch.compile was given runs uncompiled, which is what placed calls run: a compiler draws random numbers of its own."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 @dataclass
 class Verification:
     """What was compared so far."""

@@ -216,6 +216,21 @@ def test_a_module_that_changes_from_step_to_step_is_captured_anew(tmp_path: Path
     assert run.placed[0].unplaced == 2  # the first of each further one
 
 
+@pytest.mark.parametrize("compiled", ["torch.compile(Odd(), backend=compiler)", "Odd(); model.compile(backend=compiler)"])
+@pytest.mark.parametrize("values", [False, True], ids=["one_graph", "blocks"])
+def test_a_compiled_module_is_placed_as_it_is_written(tmp_path: Path, compiled: str, values: bool) -> None:
+    """Not compared with what a compiler makes of it, which draws random numbers of its own."""
+    path, as_written = tmp_path / "compiled.py", tmp_path / "as_written.py"
+    forward = "y = nn.functional.dropout(y, 0.3, self.training)" + values * "; y = y * 2 if y.sum().item() > 0 else y"
+    as_written.write_text(ODD.replace("HEAD", "").replace("FORWARD", forward))
+    compiler = "def compiler(graph, _):\n    return lambda *tensors: [t * 2 for t in graph(*tensors)]\n"
+    path.write_text(compiler + as_written.read_text().replace("Odd()", compiled, 1))
+    printed, run = placed(path, seed=1)
+    assert printed == unplaced(as_written)
+    assert run.placed[0].refusal == ""
+    assert (run.placed[0].other_way is not None) == values
+
+
 def test_no_such_script() -> None:
     with pytest.raises(FileError, match="cannot read script"):
         placed(Path("nowhere.py"))
