@@ -10,8 +10,9 @@ export PIP_ROOT_USER_ACTION := ignore
 train: $(STAMP)
 	$(BIN)/baechi train --model_name=inception_v3 --image_size=149 --batch_size=8 --placement_method=m_sct --num_devices=2
 
+# Two at a time, file by file: many tests wait for processes of their own.
 test: $(STAMP)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 # The torch tests with the other release of torch that is supported, where it can be had; it takes a Python of its own.
 test-compat: $(STAMP)
