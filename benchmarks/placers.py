@@ -35,7 +35,7 @@ from benchmarks.families import cluster_for
 from benchmarks.machine import machine
 from benchmarks.shapes import FAMILIES
 from runtime import pipeline
-from runtime.measure import Ratio, Samples, busy_seconds
+from runtime.samples import Ratio, Samples, busy_seconds
 from runtime.tables import as_time
 
 Simulate = Callable[[Sequence[int], Sequence[float]], Any]

@@ -23,14 +23,17 @@ from baechi_ext.ir.files import write_json
 from baechi_ext.place.common import PlaceOptions, PlanResult
 from benchmarks.baselines import DDP, PIPELINE, TITLES, Baseline, reason_against
 from benchmarks.machine import machine
+from benchmarks.step_time_rows import rows
 from runtime import pipeline
 from runtime.accounting import how_measured, measured_peak_bytes
 from runtime.cluster import notes_on
 from runtime.executor import Executor
 from runtime.flags import cuda as cuda_flags
-from runtime.measure import Measurement, measure
-from runtime.models.registry import MODELS, ModelOptions
-from runtime.parity import check_parity, require_parity
+from runtime.flags.tensorflow import DEFAULT_WORKERS, TENSORFLOW
+from runtime.measure import measure
+from runtime.models.registry import FRAMEWORKS, ModelOptions, find_model
+from runtime.parity import check_parity
+from runtime.parity_result import require_parity
 from runtime.processes.launch import run_workers
 from runtime.processes.worker_group import is_worker
 from runtime.program import one_device_timeline
@@ -61,7 +64,7 @@ def run(args: argparse.Namespace, request: TrainRequest, executor: Executor) -> 
     variants: dict[str, Any] = {"single": executor.load(single, captured.binding, captured.step)}
     peaks = {"single": measured_peak_bytes(executor, single, captured.binding, captured.step)}
     plans: dict[str, PlanResult] = {}
-    methods = [m for m in args.methods if m != "expert" or any(op.expert is not None for op in captured.graph.ops)]
+    methods = [m for m in args.methods or METHODS if m != "expert" or any(op.expert is not None for op in captured.graph.ops)]
     for method in methods:
         plan_request = pipeline.PlanRequest(method, args.grouper, args.placer_type, options=PlaceOptions(seed=0))
         plans[method] = pipeline.plan(captured.graph, cluster, plan_request)
@@ -120,29 +123,6 @@ class _Counting:
         return self._executor.cpu_seconds() + sum(baseline.cpu_seconds() for baseline in self._baselines)
 
 
-def rows(measurement: Measurement, plans: dict[str, PlanResult], single_us: float) -> list[dict[str, Any]]:
-    """One row per variant."""
-    table = []
-    for name, samples in measurement.samples.items():
-        plan = plans.get(name)
-        predicted = single_us if name == "single" else plan.predicted_step_us if plan is not None else None
-        table.append(
-            {
-                "variant": name,
-                "predicted_us": predicted,
-                "measured_us": samples.to_json(),
-                "times_eager": measurement.ratio("eager", name).to_json(),
-                "prediction_error": None if predicted is None else predicted / samples.median - 1,
-                "transfers": 0 if plan is None else len(plan.timeline.transfers),
-                "bytes_moved": 0 if plan is None else plan.timeline.bytes_moved,
-                "lower_bound_us": None if plan is None else plan.lower_bound_us,
-                "placement_seconds": None if plan is None else plan.placement_seconds,
-                "busy_us": list(measurement.busy_us.get(name, ())),
-            }
-        )
-    return table
-
-
 def show(result: dict[str, Any]) -> None:
     console = Console(width=170, highlight=False)
     table = Table(box=None, pad_edge=False)
@@ -164,6 +144,8 @@ def show(result: dict[str, Any]) -> None:
             "-" if row["lower_bound_us"] is None else as_time(row["lower_bound_us"]),
         )
     console.print(table)
+    for method, verdict in result.get("verdict", {}).items():
+        console.print(f"{method}: {verdict}")
     for name, reason in result["left_out"].items():
         console.print(f"{TITLES[name]}: not run, {reason}")
     load = result["load_of_others"]
@@ -180,36 +162,48 @@ def _option(text: str) -> tuple[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model_name", choices=tuple(MODELS), default="wide_towers")
+    parser.add_argument("--framework", choices=tuple(FRAMEWORKS), default="torch")
+    models = "; ".join(f"{framework}: {', '.join(names)}" for framework, names in FRAMEWORKS.items())
+    parser.add_argument("--model_name", default="wide_towers", help=models)
     parser.add_argument("--num_devices", type=int, help="CPU workers (default 2)")
     parser.add_argument("--num_gpus", type=int, help="CUDA devices")
     cuda_flags.add_flags(parser)
     cuda_flags.add_graphs_flag(parser)
     parser.add_argument("--set", type=_option, action="append", default=[], metavar="NAME=VALUE", help="a size, as batch_size=2")
     parser.add_argument("--num_steps", type=int, default=30)
-    parser.add_argument("--methods", type=lambda text: text.split(","), default=list(METHODS))
+    parser.add_argument("--methods", type=lambda text: text.split(","))
     parser.add_argument("--baselines", type=lambda text: [k for k in text.split(",") if k], default=[DDP, PIPELINE])
-    parser.add_argument("--workers", choices=("thread", "process"), default="thread")
+    parser.add_argument("--workers", choices=("thread", "process"), help="by default thread, and for TensorFlow process")
     parser.add_argument("--grouper", default="tf")
     parser.add_argument("--placer_type", default="default")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(argv)
+    find_model(args.model_name, args.framework)
+    args.workers = args.workers or DEFAULT_WORKERS[args.framework]
     num_devices = cuda_flags.number_given(args) or 2
-    if args.workers == "process" and not is_worker():
+    by_tensorflow = args.framework == TENSORFLOW
+    if args.workers == "process" and not by_tensorflow and not is_worker():
         run_workers(sys.argv[1:] if argv is None else argv, num_devices, 300.0, "benchmarks.step_time")
         return
+    if by_tensorflow:
+        from benchmarks import step_time_tensorflow
+    sizes = step_time_tensorflow.SIZES if by_tensorflow else SIZES
     request = TrainRequest(
         args.model_name,
         pipeline.PlanRequest(),
-        replace(SIZES.get(args.model_name, ModelOptions()), **dict(args.set)),
+        replace(sizes.get(args.model_name, ModelOptions()), **dict(args.set)),
         num_devices=num_devices,
         cuda=cuda_flags.wants_cuda(args),
         cuda_graphs=cuda_flags.graphs_wanted(args),
         split_gpu=args.split_gpu is not None,
         use_free_memory=args.use_free_memory,
         workers=args.workers,
+        framework=args.framework,
     )
-    result = with_executor(request, partial(run, args, request))
+    if by_tensorflow:
+        result: dict[str, Any] | None = step_time_tensorflow.run(args, request)
+    else:
+        result = with_executor(request, partial(run, args, request))
     if result is None:
         return
     show(result)

@@ -12,9 +12,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import baechi_ext
+from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.datasets import read_index
 from baechi_ext.errors import BaechiError, InfeasibleError, MissingBackendError, OptionError
 from baechi_ext.ir import Cluster, OpGraph, Plan
@@ -29,10 +31,11 @@ from runtime.flags import datasets as dataset_flags
 from runtime.flags import placeto as placeto_flags
 from runtime.flags import script as script_flags
 from runtime.flags import train as train_flags
+from runtime.flags.tensorflow import TENSORFLOW
 from runtime.progress import progress
 
 if TYPE_CHECKING:
-    from runtime.probe_links import ProbeRequest
+    from runtime.link_report import ProbeRequest
     from runtime.train_request import TrainRequest
 
 
@@ -131,14 +134,12 @@ def _train(args: argparse.Namespace) -> int:
         return _train_script(args)
     if args.script_args is not None:
         raise OptionError("what follows -- are the arguments of a script; name the script before it: baechi train SCRIPT -- ARGUMENTS")
-    with progress("loading torch"):
-        request = train_flags.request_of(args)
-        from runtime.processes.worker_group import is_worker
-        from runtime.training import train
-
-    if request.workers == "process" and not is_worker():
+    request = train_flags.request_of(args)
+    with progress(f"loading {request.framework}"):
+        train = _stage(request.framework, "training").train
+        start_workers = _wants_workers(request)
+    if start_workers:
         return _run_workers(args, request)
-
     try:
         outcome = train(request)
     except InfeasibleError as e:
@@ -177,12 +178,11 @@ def _probe(args: argparse.Namespace) -> int:
     for path in (args.out, args.samples):
         if path is not None:
             require_writable(path)
-    with progress("loading torch"):
-        request = train_flags.probe_request_of(args)
-        from runtime.probe_links import probe_links
-        from runtime.processes.worker_group import is_worker
-
-    if request.workers == "process" and not is_worker():
+    request = train_flags.probe_request_of(args)
+    with progress(f"loading {request.framework}"):
+        probe_links = _stage(request.framework, "probe_links").probe_links
+        start_workers = _wants_workers(request)
+    if start_workers:
         return _run_workers(args, request)
     report = probe_links(request)
     if report is not None and args.json:
@@ -190,6 +190,29 @@ def _probe(args: argparse.Namespace) -> int:
     elif report is not None:
         print("\n".join(report.lines()))
     return 0
+
+
+def _stage(framework: str, name: str) -> Any:
+    """The framework's module of that name; loads the framework. Raises MissingBackendError where it is not installed."""
+    if framework == TENSORFLOW:
+        tensorflow()
+    try:
+        return import_module(f"runtime.tensorflow.{name}" if framework == TENSORFLOW else f"runtime.{name}")
+    except ModuleNotFoundError as e:
+        if e.name not in (framework, "keras"):
+            raise
+        extra = "tensorflow-cpu" if framework == TENSORFLOW else framework
+        message = f"--framework={framework} needs {e.name}, which is not installed; pip install 'baechi-ext[{extra}]'"
+        raise MissingBackendError(message) from e
+
+
+def _wants_workers(request: "TrainRequest | ProbeRequest") -> bool:
+    """Whether PyTorch's worker processes have to be started, of which this is none."""
+    if request.framework == TENSORFLOW or request.workers != "process":
+        return False
+    from runtime.processes.worker_group import is_worker
+
+    return not is_worker()
 
 
 def _run_workers(args: argparse.Namespace, request: "TrainRequest | ProbeRequest") -> int:

@@ -1,111 +1,13 @@
 """Measuring real steps: eager, one-device and placed, interleaved, so that what else the machine does falls on all alike."""
 
 import gc
-import math
-import os
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from runtime.executor import Executor, LoadedStep
+from runtime.samples import LoadOfOthers, Measurement, Samples
 from runtime.step import EagerStep, TrainingStep
-
-NOISY_LOAD = 0.10
-"""Others taking more than this share of the cores spoil a measurement."""
-NOISY_SPREAD = 0.15
-"""So does a 95% interval of the median ratio wider than this share of the ratio."""
-
-
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """Raw wall times of one variant, in the order they were taken; statistics are computed."""
-
-    us: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.us)
-
-    @property
-    def min(self) -> float:
-        return min(self.us)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"median": self.median, "min": self.min, "samples": list(self.us)}
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """How many times faster: the median of the ratios of paired samples, and an interval that holds the true median in 95 of 100 cases."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, slow: Samples, fast: Samples) -> "Ratio":
-        ratios = sorted(a / b for a, b in zip(slow.us, fast.us, strict=True))
-        rank = _sign_test_rank(len(ratios))
-        return cls(statistics.median(ratios), ratios[rank], ratios[-1 - rank])
-
-    @property
-    def spread(self) -> float:
-        """Width of the interval over the median."""
-        return (self.high - self.low) / self.median
-
-    def to_json(self) -> dict[str, float]:
-        return {"median": self.median, "low": self.low, "high": self.high}
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
-
-
-def _sign_test_rank(n: int) -> int:
-    """The largest k for which the k-th smallest and k-th largest (from 0) of n values enclose the median with 95% confidence.
-
-    0 where n is too small for that: the whole range.
-    """
-    below, k = 0.0, 0
-    while k <= n // 2:
-        below += math.comb(n, k) / 2**n
-        if 2 * below > 0.05:
-            break
-        k += 1
-    return max(0, k - 1)
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Interleaved steps: `samples` by variant ("eager", "single", "placed", ...), how busy the devices were, and the noise meanwhile."""
-
-    samples: Mapping[str, Samples]
-    busy_us: Mapping[str, tuple[float, ...]]
-    """Variant -> per device, the median over its steps."""
-    load_of_others: float | None
-    """CPU time of other processes on the cores that this run may use, over (those cores x wall time); None where the system does not
-    tell."""
-    oversubscribed: bool
-    """More CPU devices than cores: devices take turns and no step time means anything."""
-
-    def ratio(self, slow: str, fast: str = "placed") -> Ratio:
-        return Ratio.of(self.samples[slow], self.samples[fast])
-
-    def doubts(self) -> list[str]:
-        """Why the run is too noisy to conclude from, one reason each; empty where it is not."""
-        found = []
-        if self.oversubscribed:
-            found.append("there are more CPU devices than cores, so devices take turns")
-        if self.load_of_others is not None and self.load_of_others > NOISY_LOAD:
-            found.append(f"other processes took {self.load_of_others:.0%} of the cores (more than {NOISY_LOAD:.0%})")
-        spread = self.ratio("single").spread
-        if spread > NOISY_SPREAD:
-            found.append(f"the ratio's interval is {spread:.0%} wide (more than {NOISY_SPREAD:.0%})")
-        if len(self.samples["placed"].us) < 6:
-            found.append("fewer than 6 steps were measured")
-        return found
 
 
 def measure(
@@ -128,11 +30,11 @@ def measure(
     gc.collect()
     gc.disable()
     try:
-        load = _LoadOfOthers(executor)
+        load = _load_of_others(executor)
         for i in range(warmup + num_steps):
             on_step(i)
             if i == warmup:
-                load = _LoadOfOthers(executor)
+                load = _load_of_others(executor)
             times = {"eager": executor.call(0, lambda: _eager_us(executor, eager))}
             for name, variant in placed.items():
                 _, step_times = variant.run()
@@ -162,41 +64,11 @@ def _eager_us(executor: Executor, eager: EagerStep) -> float:
     return (time.perf_counter_ns() - begin) / 1000
 
 
+def _load_of_others(executor: Executor) -> LoadOfOthers:
+    one_machine = len({d.node for d in executor.devices}) == 1
+    return LoadOfOthers(executor.cpu_seconds, executor.devices[0].cores if one_machine else ())
+
+
 def _oversubscribed(executor: Executor) -> bool:
     cores = [(d.node, getattr(d, "core", None)) for d in executor.devices]
     return all(core is not None for _, core in cores) and len(set(cores)) < len(cores)
-
-
-class _LoadOfOthers:
-    """The share of the run's cores that goes to processes outside it, from its making to `share()`; what other guests steal included."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._own_seconds = executor.cpu_seconds
-        self._cores = executor.devices[0].cores
-        self._nodes = {d.node for d in executor.devices}
-        self._start = self._now()
-
-    def _now(self) -> tuple[float, float, float] | None:
-        """(seconds the cores were busy, seconds this run used, seconds on the clock). None where the system does not tell, and where the
-        run has several machines, of which one is seen from here."""
-        if len(self._nodes) > 1:
-            return None
-        try:
-            busy = busy_seconds(Path("/proc/stat").read_text(encoding="ascii"), self._cores)
-        except OSError:
-            return None
-        return busy, self._own_seconds(), time.monotonic()
-
-    def share(self) -> float | None:
-        end = self._now()
-        if self._start is None or end is None:
-            return None
-        busy, own, wall = (b - a for a, b in zip(self._start, end, strict=True))
-        return max(0.0, busy - own) / max(wall * len(self._cores), 1e-9)
-
-
-def busy_seconds(stat: str, cores: Collection[int]) -> float:
-    """How long `cores` have been busy since the system started, by the text of /proc/stat."""
-    rows = {name: [int(f) for f in fields[:8]] for name, *fields in map(str.split, stat.splitlines()) if name.startswith("cpu")}
-    ticks = [rows[f"cpu{core}"] for core in cores if f"cpu{core}" in rows]
-    return sum(sum(t) - t[3] - t[4] for t in ticks) / os.sysconf("SC_CLK_TCK")

@@ -1,42 +1,18 @@
 """Parity: the placed step must compute what the unplaced step computes: loss, every gradient, every buffer, every updated parameter."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from baechi_ext.capture.torch_joint import Binding
-from baechi_ext.errors import ParityError
 from baechi_ext.simulate import Timeline
+from runtime.parity_result import Parity
 from runtime.step import EagerStep, TrainingStep
 from runtime.thread_executor import PlacedStep, ThreadExecutor
 
 TOLERANCE = {"cpu": 1e-6, "cuda": 1e-4}
 """Largest relative difference. On CPU devices 0 is expected; CUDA kernels may add in another order from run to run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parity:
-    """The largest differences over all compared tensors; relative to the largest magnitude in the unplaced step's tensor."""
-
-    passed: bool
-    max_abs_diff: float
-    max_rel_diff: float
-    worst: str
-    compared: int
-    tolerance: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "passed": self.passed,
-            "max_abs_diff": self.max_abs_diff,
-            "max_rel_diff": self.max_rel_diff,
-            "worst": self.worst,
-            "compared": self.compared,
-            "tolerance": self.tolerance,
-        }
 
 
 def check_parity(executor: ThreadExecutor, timeline: Timeline, binding: Binding, step: TrainingStep) -> Parity:
@@ -58,15 +34,6 @@ def check_parity(executor: ThreadExecutor, timeline: Timeline, binding: Binding,
         step.restore(saved)
         torch.set_rng_state(rng)
     return compare(expected, actual, TOLERANCE[executor.devices[0].torch_device.type])
-
-
-def require_parity(parity: Parity) -> None:
-    """Raises ParityError, naming the worst tensor, where the check did not pass."""
-    if not parity.passed:
-        raise ParityError(
-            f"the placed step differs from the unplaced one: {parity.worst} by {parity.max_rel_diff:.3g} relative "
-            f"(allowed {parity.tolerance:g}); look for randomness outside torch in the model, or drop --relaxed_random"
-        )
 
 
 def _eager_results(step: TrainingStep, device: torch.device) -> dict[str, Tensor]:

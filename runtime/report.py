@@ -13,8 +13,8 @@ from baechi_ext.ir.files import SCHEMA_VERSION
 from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline
 from runtime.links import LinkProbe
-from runtime.measure import Measurement
-from runtime.parity import Parity
+from runtime.parity_result import Parity
+from runtime.samples import Measurement
 from runtime.tables import as_size, as_time
 
 
@@ -31,10 +31,12 @@ class StepReport:
     measurement: Measurement
     measured_peak_bytes: tuple[int, ...]
     peak_measured_by: str
-    """See runtime.accounting.how_measured."""
+    """See runtime.accounting.how_measured; "none" where it was not."""
     probe: LinkProbe | None
     notes: tuple[str, ...]
     versions: dict[str, str]
+    unplaced: str = "eager, one device"
+    """What the table calls the unplaced step."""
 
     @property
     def conclusive(self) -> bool:
@@ -92,7 +94,7 @@ class StepReport:
         measured, timeline = self.measurement, self.result.timeline
         table = _table("step", "predicted", "measured", "min to max", "eager / it", "95% interval")
         predictions = {"single": self.single.makespan_us, "placed": timeline.makespan_us}
-        titles = {"eager": "eager, one device", "single": "our program, one device", "placed": f"{self.result.plan.method}, placed"}
+        titles = {"eager": self.unplaced, "single": "our program, one device", "placed": f"{self.result.plan.method}, placed"}
         for name, samples in measured.samples.items():
             ratio = measured.ratio("eager", name)
             table.add_row(
@@ -115,9 +117,9 @@ class StepReport:
                 Text(device.name),
                 str(len(order)),
                 _share(timeline.busy_us[i], timeline.makespan_us),
-                _share(measured.busy_us["placed"][i], step),
+                _share(measured.busy_us["placed"][i], step) if measured.busy_us["placed"] else "-",
                 as_size(timeline.peak_memory_bytes[i]),
-                as_size(self.measured_peak_bytes[i]),
+                as_size(self.measured_peak_bytes[i]) if self.measured_peak_bytes else "-",
                 "-" if device.memory_bytes is None else as_size(device.memory_bytes),
             )
         return table

@@ -44,6 +44,11 @@ class TrainRequest:
     log_device_placement: bool = False
     run: "RunOptions | None" = None
     """Where given, the placed model is trained; otherwise its step is timed."""
+    framework: str = "torch"
+    cluster_hosts: tuple[str, ...] | None = None
+    """TensorFlow: host:port of each device's server."""
+    task_index: int = 0
+    """Which of them this process starts; the first one drives."""
 
     @property
     def costs_file(self) -> str:

@@ -26,7 +26,8 @@ from runtime.executor import Executor
 from runtime.links import LinkProbe
 from runtime.measure import measure
 from runtime.models.registry import make_step
-from runtime.parity import Parity, check_parity, require_parity
+from runtime.parity import check_parity
+from runtime.parity_result import Parity, require_parity
 from runtime.processes.executor import ProcessExecutor, follow
 from runtime.processes.worker_group import WorkerGroup, worker_place
 from runtime.profiler import ProfileOptions, profile_step

@@ -13,7 +13,7 @@ from baechi_ext.errors import BaechiError, CheckpointError, ExecutionError, Opti
 from baechi_ext.place.common import PlanResult
 from runtime.checkpoint import Checkpoint, CheckpointFolder
 from runtime.executor import LoadedStep
-from runtime.parity import Parity
+from runtime.parity_result import Parity
 from runtime.random_state import decoded, encoded
 from runtime.tables import as_time
 

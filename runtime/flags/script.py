@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from baechi_ext.errors import OptionError
 from runtime.flags import common as flags
+from runtime.flags import tensorflow as tensorflow_flags
 
 if TYPE_CHECKING:
     from runtime.calls.script import ScriptRequest
@@ -48,6 +49,7 @@ def request_of(args: argparse.Namespace) -> "ScriptRequest":
     """The request the flags ask for. Raises OptionError where they contradict each other."""
     from runtime.flags import train as train_flags
 
+    tensorflow_flags.settle(args)
     if args.costgen:
         raise OptionError("--costgen profiles a built-in model; drop it, and --out=DIR keeps the profile of a script's model")
     if args.workers == "thread" and int(os.environ.get("WORLD_SIZE", "1")) > 1:

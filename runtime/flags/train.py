@@ -11,10 +11,11 @@ from runtime.flags import common as flags
 from runtime.flags import cuda as cuda_flags
 from runtime.flags import run as run_flags
 from runtime.flags import script as script_flags
-from runtime.models.registry import MODELS, ModelOptions
+from runtime.flags import tensorflow as tensorflow_flags
+from runtime.models.registry import FRAMEWORKS, MODELS, ModelOptions
 
 if TYPE_CHECKING:
-    from runtime.probe_links import ProbeRequest
+    from runtime.link_report import ProbeRequest
     from runtime.train_request import TrainRequest
 
 OPTIMIZERS = ("sgd", "momentum", "rmsprop", "adagrad", "adadelta", "adam", "adamw")
@@ -40,6 +41,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def _add_step_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training step")
     names = "; ".join(f"{name}: {model.help}" for name, model in MODELS.items())
+    others = "; ".join(f"{name}: {model.help}" for name, model in FRAMEWORKS[tensorflow_flags.TENSORFLOW].items())
+    names = f"{names}\nwith --framework=tensorflow: {others}\n"
+    tensorflow_flags.add_framework_flag(group)
     group.add_argument(
         "--model_name", type=flags.one_of(MODELS), default="inception_v3", metavar="NAME", help=f"{names} (default %(default)s)"
     )
@@ -106,10 +110,11 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--workers",
         type=flags.one_of(WORKERS),
-        default="thread",
         metavar="KIND",
-        help="thread: a thread per device in this process; process: a process per device, with memory of its own (default thread)",
+        help="thread: all devices in this process; process: a process per device, with memory of its own (default thread; for TensorFlow "
+        "process)",
     )
+    tensorflow_flags.add_host_flags(group)
     group.add_argument("--cluster", metavar="FILE", help="a cluster file instead of the machine's own memory and a probed link")
     group.add_argument("--device_memory", type=flags.size_in_bytes, metavar="SIZE", help="of every device: 16GiB, 800MB, or bytes")
     group.add_argument(
@@ -149,6 +154,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 def request_of(args: argparse.Namespace) -> "TrainRequest":
     """The request the flags ask for. Raises OptionError where they contradict each other, FileError or ClusterError for a bad file."""
+    tensorflow_flags.settle(args)
     plan = flags.request_of(args)
     cluster = None if args.cluster is None else Cluster.load(args.cluster)
     if cluster is not None and args.comm_cost_coeffs is not None:
@@ -183,6 +189,7 @@ def request_of(args: argparse.Namespace) -> "TrainRequest":
         out=args.out,
         log_device_placement=args.log_device_placement,
         run=run_flags.options_of(args),
+        **tensorflow_flags.fields_of(args),
     )
 
 
@@ -192,7 +199,9 @@ def add_probe_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--num_devices", type=flags.number_of_devices, metavar="N", help=f"CPU workers (default {DEFAULT_DEVICES})")
     group.add_argument("--num_gpus", type=flags.number_of_devices, metavar="N", help="CUDA devices; --num_devices wins over it")
     cuda_flags.add_flags(group)
-    group.add_argument("--workers", type=flags.one_of(WORKERS), default="thread", metavar="KIND", help="thread or process (default thread)")
+    workers = "thread or process (default thread; TensorFlow: process)"
+    group.add_argument("--workers", type=flags.one_of(WORKERS), metavar="KIND", help=workers)
+    tensorflow_flags.add_framework_flag(group)
     group = parser.add_argument_group("run")
     group.add_argument(
         "--max_exponent", type=_exponent, default=29, metavar="E", help="tensors of 2^0 to 2^E floats, or what memory allows (default 29)"
@@ -213,8 +222,9 @@ def _exponent(text: str) -> int:
 
 def probe_request_of(args: argparse.Namespace) -> "ProbeRequest":
     """The request that the flags of `probe-links` ask for."""
+    tensorflow_flags.settle(args)
     cuda = cuda_flags.wants_cuda(args)
-    from runtime.probe_links import ProbeRequest
+    from runtime.link_report import ProbeRequest
 
     return ProbeRequest(
         num_devices=cuda_flags.number_given(args) or DEFAULT_DEVICES,
@@ -226,4 +236,5 @@ def probe_request_of(args: argparse.Namespace) -> "ProbeRequest":
         out=args.out,
         samples=args.samples,
         timeout_seconds=args.timeout,
+        framework=args.framework,
     )

@@ -44,6 +44,10 @@ class Devices(Protocol):
     target: str
     """What a session connects to."""
     timeout_seconds: float
+    shared_memory: bool
+    """Whether one allocator serves them all."""
+    servers: "Sequence[Server]"
+    """Those that this process started."""
 
     def config(self) -> Any:
         """The ConfigProto of a session: nothing rewrites the graph, and no call blocks for longer than the time-out."""
@@ -55,8 +59,10 @@ class Devices(Protocol):
         """Which device is gone, and how; None where none is seen to be within that time: peers miss a server before it is seen dead."""
 
 
-class _Sessions:
-    """Those that are open."""
+class Sessions:
+    """Those that are open on some devices."""
+
+    servers: "Sequence[Server]" = ()
 
     def __init__(self) -> None:
         self._closers: list[Callable[[], None]] = []
@@ -116,12 +122,14 @@ def _pass_on(stream: Any, take: Callable[[str], None]) -> None:
         take("")
 
 
-class Servers(_Sessions):
+class Servers(Sessions):
     """One server process per device. As a context it starts them, and ends them whatever happens inside.
 
     With `hosts` (host:port each, the devices' order) the cluster is made of these, of which this process starts number `task` alone;
     the others have to be started by themselves. `memory_limits` (bytes a device, None: no limit) hold for the servers started here.
     """
+
+    shared_memory = False
 
     def __init__(
         self,
@@ -138,11 +146,11 @@ class Servers(_Sessions):
         self.timeout_seconds = timeout_seconds
         self.memory_limits = tuple(memory_limits or [None] * num_devices)
         self.names = tuple(f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(num_devices))
-        self.cores = _available_cores()
+        self.cores = available_cores()
         self._given = None if hosts is None else tuple(hosts)
         self._task = task
         self.hosts: tuple[str, ...] = self._given or ()
-        self.servers: list[Server] = []
+        self.servers: list[Server] = []  # type: ignore[misc]
         self._looked = 0.0
 
     @property
@@ -277,10 +285,11 @@ class Servers(_Sessions):
         return tuple(_cpu_seconds(server.process.pid) for server in self.servers)
 
 
-class Logical(_Sessions):
+class Logical(Sessions):
     """Logical CPU devices of this process. They share its threads: what keeps a device to one op at a time is the order in the graph."""
 
     target = ""
+    shared_memory = True
 
     def __init__(self, num_devices: int, *, timeout_seconds: float = 300.0) -> None:
         super().__init__()
@@ -351,7 +360,7 @@ def _free_addresses(count: int) -> tuple[str, ...]:
         return tuple(f"127.0.0.1:{each.getsockname()[1]}" for each in sockets)
 
 
-def _available_cores() -> tuple[int, ...]:
+def available_cores() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else tuple(range(os.cpu_count() or 1))
 
 

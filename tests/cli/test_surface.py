@@ -39,6 +39,7 @@ PLACING = {"--placement_method", "--initial_plan", "--expert_file", "--grouper",
 }
 STEP = {"--model_name", "--batch_size", "--image_size", "--optimizer", "--learning_rate", "--num_steps", "--timeout", "--workers"}
 CUDA = {"--split_gpu", "--use_free_memory"}
+TENSORFLOW = {"--framework", "--cluster_hosts", "--task_index"}
 MODEL = {"--vocab_size", "--max_seq_length", "--rnn_units", "--rnn_unit_type", "--num_layers", "--encoder_type", "--residual"} | {
     "--rnn_chunk",
     "--nasnet_cells",
@@ -59,13 +60,17 @@ REFUSED = {f"--{name}" for name in (
 )}  # fmt: skip
 FLAGS = {
     "place": CLUSTER | PLACING | {"--out", "--json"},
-    "train": CLUSTER | PLACING | STEP | CUDA | {"--cuda_graphs"} | MODEL | COSTS | SCRIPT | RUN | BAECHI | REFUSED | {"--out", "--json"},
-    "probe-links": {"--num_devices", "--num_gpus", "--workers", "--max_exponent", "--timeout", "--out", "--samples", "--json"} | CUDA,
+    "train": CLUSTER | PLACING | STEP | CUDA | TENSORFLOW | MODEL | COSTS | SCRIPT | RUN | BAECHI | REFUSED | {
+        "--cuda_graphs", "--out", "--json",
+    },
+    "probe-links": CUDA | {
+        "--framework", "--num_devices", "--num_gpus", "--workers", "--max_exponent", "--timeout", "--out", "--samples", "--json",
+    },
     "datasets": {"--out", "--graphs", "--seed", "--folder", "--json"},
     "placeto": set(),
     "simulate": CLUSTER | {"--json"},
     "export-device-map": {"--out", "--json"},
-}
+}  # fmt: skip
 SOURCES = CLUSTER | {"--folder", "--most_graphs"}
 PLACETO_FLAGS = {
     "train": SOURCES | {"--policy", "--algorithm", "--embedding", "--every_step", "--visits", "--updates", "--graphs", "--episodes"} | {

@@ -14,7 +14,8 @@ from baechi_ext.ir import Cluster
 from baechi_ext.simulate import simulate
 from runtime.accounting import measured_peak_bytes
 from runtime.links import PROBE_BYTES
-from runtime.measure import Measurement, Ratio, Samples, busy_seconds, measure
+from runtime.measure import measure
+from runtime.samples import Measurement, Ratio, Samples, busy_seconds
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import CpuDevice, available_cores, cpu_devices
 from tests.torch_steps import capture, make_step, scattered

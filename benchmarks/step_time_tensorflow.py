@@ -1,0 +1,89 @@
+"""`benchmarks.step_time --framework=tensorflow`: every method's plan run by TensorFlow, in turn with the user's tf.function and one device.
+
+A device is a server process on a core of its own (or with --workers=thread a logical device of this process); what each spends on its
+core in a step, transfers included, stands beside the wall time.
+"""
+
+import argparse
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+from baechi_ext.place.common import PlaceOptions, PlanResult
+from benchmarks.machine import machine
+from benchmarks.step_time_rows import rows
+from runtime import pipeline
+from runtime.models.registry import ModelOptions
+from runtime.program import one_device_timeline
+from runtime.tensorflow.measure import measure, peak_bytes
+from runtime.tensorflow.training import (
+    capture_and_profile,
+    check_parity,
+    find_cluster,
+    kind_of_executor,
+    load,
+    one_thread,
+    open_devices,
+    unplaced_step,
+)
+from runtime.train_request import TrainRequest
+
+SIZES = {
+    "inception_v3": ModelOptions(4, 299),
+    "wide_towers": ModelOptions(),
+    "gnmt_v2": ModelOptions(32, num_devices=2, vocab_size=2000, max_seq_length=10, rnn_units=1024, num_layers=4),
+    "nasnet": ModelOptions(4),
+}
+METHODS = ("contiguous", "expert", "m_topo", "m_etf", "m_sct", "auto")
+
+
+def run(args: argparse.Namespace, request: TrainRequest) -> dict[str, Any]:
+    """Everything measured, as JSON."""
+    one_thread()
+    with ExitStack() as stack:
+        devices, _ = open_devices(request, stack)
+        captured = capture_and_profile(request, devices)
+        cluster, probe = find_cluster(request, devices)
+        single = one_device_timeline(captured.alone)
+        sessions = {"single": load(captured, single, devices)}
+        peaks = {"single": peak_bytes(sessions["single"], devices)}
+        plans: dict[str, PlanResult] = {}
+        parity = {}
+        methods = [m for m in args.methods or METHODS if m != "expert" or any(op.expert is not None for op in captured.graph.ops)]
+        for method in methods:
+            asked = pipeline.PlanRequest(method, args.grouper, args.placer_type, options=PlaceOptions(seed=0))
+            plans[method] = pipeline.plan(captured.graph, cluster, asked)
+            session = load(captured, plans[method].timeline, devices)
+            parity[method] = check_parity(captured, session).to_json()
+            peaks[method] = peak_bytes(session, devices, list(sessions.values()))
+            sessions[method] = session
+        where = dict.fromkeys(sessions, devices)
+        measurement = measure(where, unplaced_step(captured.step), sessions, num_steps=args.num_steps)
+    predicted = {"single": list(single.peak_memory_bytes), **{m: list(p.timeline.peak_memory_bytes) for m, p in plans.items()}}
+    return {
+        "command": "python -m benchmarks.step_time " + " ".join(sys.argv[1:]),
+        **machine(),
+        "link": None if probe is None else probe.to_json(),
+        "load_of_others": measurement.load_of_others,
+        "workers": f"TensorFlow {kind_of_executor(request)}",
+        "devices": list(captured.function.notes),
+        "peaks_measured_by": "none" if devices.shared_memory else "allocator",
+        "left_out": {},
+        "parity": parity,
+        "verdict": {m: _verdict(p) for m, p in plans.items() if m in pipeline.SEARCHES},
+        "rows": [
+            {
+                **row,
+                "cpu_seconds": [us / 1e6 for us in row["busy_us"]],
+                "peak_memory_bytes": {
+                    "predicted": predicted.get(row["variant"], []),
+                    "measured": list(peaks.get(row["variant"], ())),
+                },
+            }
+            for row in rows(measurement, plans, single.makespan_us)
+        ],
+    }
+
+
+def _verdict(result: PlanResult) -> str:
+    return "it splits" if result.splits else "splitting does not pay: nothing faster than one device was found"
