@@ -40,14 +40,14 @@ class Calls:
         self._asked.put((function, answer))
         allowed = self._timeout_seconds + _BEYOND_SECONDS if timeout_seconds is None else timeout_seconds
         deadline = time.monotonic() + allowed
+        self.stuck = True  # until it is known to be otherwise: an interrupt leaves the call where it is
         while not answer.there.wait(_POLL_SECONDS):
             gone = self._gone()
             if gone is not None and not answer.there.wait(_POLL_SECONDS):
-                self.stuck = True
                 raise ExecutionError(f"{gone}; see whether the machine ran out of memory")
             if time.monotonic() > deadline:
-                self.stuck = True
                 raise ExecutionError(f"the devices did not answer within {allowed:g} s; see whether they still run, or raise --timeout")
+        self.stuck = False
         if answer.error is not None:
             raise answer.error
         return answer.value

@@ -16,8 +16,8 @@ from runtime.tensorflow.servers import Devices
 
 T = TypeVar("T")
 
-_MOST_BYTES_AT_ONCE = 256 * 1024 * 1024
-"""Of first values in one call: a message holds 2 GiB at most."""
+_MOST_BYTES_AT_ONCE = 32 * 1024 * 1024
+"""Of first values in one call: they are on the device twice for a moment, and a message holds 2 GiB at most."""
 _CLOSING_SECONDS = 10.0
 _SEEN_DEAD_SECONDS = 2.0
 

@@ -42,6 +42,8 @@ from runtime.tensorflow.step import TensorFlowStep, build_step
 from runtime.tensorflow.verify import TOLERANCE, Verification, off_by_the_last_place
 from runtime.train_request import TrainRequest
 
+SLACK_BYTES = 64 * 1024 * 1024
+"""What a step may take beyond its tensors: scratch memory of kernels, and what no tensor fits into any more."""
 _POLL_SECONDS = 1.0
 _MISSES = 3
 """Looks in a row in which the first host is not there, until it is taken to be done."""
@@ -130,11 +132,11 @@ def serve(request: TrainRequest) -> None:
 
 
 def memory_limits(request: TrainRequest) -> list[int | None]:
-    """What each server may allocate: what was asked for, not what the machine has. A plan keeps to both."""
-    given = [request.device_memory] * request.num_devices
+    """What each server may allocate: what was asked for, if anything was, and some slack. A plan keeps to the machine's memory as well."""
+    given: list[int | float | None] = [request.device_memory] * request.num_devices
     if request.device_memory is None and request.cluster is not None:
-        given = [None if d.memory_bytes is None else int(d.memory_bytes) for d in request.cluster.devices]
-    return given
+        given = [d.memory_bytes for d in request.cluster.devices]
+    return [None if size is None else int(size) + SLACK_BYTES for size in given]
 
 
 def open_devices(request: TrainRequest, stack: ExitStack) -> tuple[Devices, Devices]:
