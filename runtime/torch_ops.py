@@ -432,6 +432,8 @@ class Lowering:
 
 def _runnable(target: Callable[..., Any]) -> Callable[..., Any]:
     """What to call for a node's target where gradients are not recorded."""
+    if target is torch.ops.aten.view.default:  # autograd's own word: a gradient that comes in may have other strides than when captured
+        return torch.ops.aten.reshape.default
     if target is not torch.ops.aten.mkldnn_rnn_layer.default:
         return target
 

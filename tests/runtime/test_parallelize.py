@@ -158,6 +158,23 @@ def test_an_output_that_the_loss_leaves_out_gives_no_gradient() -> None:
     assert model.report().placed_steps == 4
 
 
+class Scaled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+def test_gradients_may_come_in_with_other_strides() -> None:
+    torch.manual_seed(6)
+    model = Scaled(6, 7)
+    placed = place(copy.deepcopy(model))
+    for _ in range(3):
+        x, y = torch.randn(4, 5, 6), torch.randint(7, (4, 5))
+        for module in (model, placed):
+            module.zero_grad()
+            cross_entropy(module(x).transpose(1, 2), y).backward()
+        assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), placed.parameters(), strict=True))
+
+
 def test_calls_under_way_at_the_same_time() -> None:
     torch.manual_seed(3)
     model = Branches()
