@@ -107,6 +107,13 @@ def backward_again() -> bool:
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
+def inside_backward() -> bool:
+    """Whether the calling thread is in a backward pass, as where what was not kept is computed once more."""
+    import torch
+
+    return torch._C._current_graph_task_id() != -1
+
+
 def is_traced() -> bool:
     """Whether ops are being recorded or changed by whoever calls, rather than run."""
     import torch

@@ -1,6 +1,8 @@
 """What a captured call of a module took for granted: parameters, buffers, training flags, hooks, and the attributes Python code reads."""
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
+from copy import copy
 from operator import itemgetter
 from typing import Any
 
@@ -12,6 +14,33 @@ _OWN = frozenset(vars(nn.Module()))
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _FEW = 64
 """Longer lists are told apart by their length alone."""
+_DEPTH = 2
+"""Lists in lists are looked into so deep."""
+_CONTAINERS = (list, set, dict, deque)
+
+
+class Attributes:
+    """The attributes of a module and its children as they are now, and what is in the lists, dicts and sets among them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._attributes = [(vars(m), dict(vars(m))) for m in module.modules()]
+        own = (v for _, before in self._attributes for name, v in before.items() if name not in _OWN)
+        self._contents = [(container, copy(container)) for v in own for container in _containers(v, _DEPTH)]
+
+    def restore(self) -> None:
+        for now, before in self._attributes:
+            now.clear()
+            now.update(before)
+        for container, before in self._contents:
+            container.clear()
+            (container.update if isinstance(container, (set, dict)) else container.extend)(before)
+
+
+def _containers(value: Any, depth: int) -> Iterator[Any]:
+    if depth and isinstance(value, _CONTAINERS):
+        yield value
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _containers(item, depth - 1)
 
 
 class ModuleWatch:
@@ -84,19 +113,21 @@ def _equal(a: Any, b: Any) -> bool:
         return False
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value: Any, depth: int = _DEPTH) -> Any:
     """What tells that a mutable value was changed in place; None where it is not looked into."""
     if isinstance(value, torch.Tensor):
         return value._version
-    if isinstance(value, (list, set, dict)):
+    if isinstance(value, _CONTAINERS):
         if len(value) > _FEW:
             return len(value)
         items = value.items() if isinstance(value, dict) else value
-        return tuple(_item(i) for i in items)
+        return tuple(_item(i, depth - 1) for i in items)
     return None
 
 
-def _item(value: Any) -> Any:
+def _item(value: Any, depth: int) -> Any:
     if isinstance(value, tuple):
-        return tuple(_item(v) for v in value)
+        return tuple(_item(v, depth) for v in value)
+    if depth and isinstance(value, _CONTAINERS):
+        return id(value), _frozen(value, depth)
     return value if isinstance(value, (int, float, str, bool, type(None))) else id(value)

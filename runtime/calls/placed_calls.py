@@ -24,7 +24,7 @@ from baechi_ext.capture.torch_tree import InputLeaf, ObjectLeaf, TensorLeaf, Tre
 from baechi_ext.errors import BaechiError, CaptureError, ParityError
 from runtime.calls.blocks.placed_blocks import BlockSettings, PlacedBlocks
 from runtime.calls.ladder import Runner, next_rung
-from runtime.calls.module_watch import ModuleWatch
+from runtime.calls.module_watch import Attributes, ModuleWatch
 from runtime.calls.optimizers import optimizer_of
 from runtime.calls.phases import ModuleStep, PhasedStep
 from runtime.calls.placed_function import LoadedCall
@@ -219,18 +219,16 @@ class PlacedCalls:
     def _added(self, key: object, inputs: list[Tensor], given: Tree) -> PlacedCall:
         module, request, executor = self.module, self.settings.request, self.settings.executor
         name = type(module).__name__
-        watch, attributes = ModuleWatch(module), [(vars(m), dict(vars(m))) for m in module.modules()]
-        for now, _ in attributes:
-            now.pop("_compiled_call_impl", None)
+        watch, attributes = ModuleWatch(module), Attributes(module)
+        for part in module.modules():
+            vars(part).pop("_compiled_call_impl", None)
         optimizer = optimizer_of(module)
         options = CaptureOptions("in the caller's code", optimizer.slots, request.colocate_grads_with_ops, request.relaxed_random)
         try:
             with progress(f"capturing a training call of {name}"), self._within():
                 captured = capture_call(module, inputs, given, options, name)
         finally:
-            for now, before in attributes:
-                now.clear()
-                now.update(before)
+            attributes.restore()
         live = self._state()
         written = tuple(dict.fromkeys(n for writes in captured.binding.buffer_writes.values() for n, _ in writes))
         step = ModuleStep(name, live, written, tuple(x.detach() for x in inputs))

@@ -19,9 +19,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 
+from baechi_ext.capture.torch_private import inside_backward
 from baechi_ext.errors import BaechiError, FileError
 from baechi_ext.ir.files import make_folder, write_json
+from runtime.calls.blocks.threads import inside_a_block
 from runtime.calls.call_report import CallReport
 from runtime.calls.parallelize import executor_of
 from runtime.calls.placed_calls import PlacedCalls, Settings
@@ -166,7 +169,7 @@ class _Placing:
         placing, ordinary = self, self._ordinary
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if getattr(placing._inside, "now", False):
+            if getattr(placing._inside, "now", False) or inside_a_block() or inside_backward():
                 return ordinary(module, *args, **kwargs)
             placing._inside.now = True
             try:
@@ -186,6 +189,8 @@ class _Placing:
             return known
         ordinary = partial(self._ordinary, module)
         if not module.training or not torch.is_grad_enabled() or len(self._known) == MOST_MODULES:
+            return ordinary
+        if isinstance(module, ParametrizationList):  # called wherever a weight is read
             return ordinary
         size = sum(p.numel() for p in module.parameters() if p.requires_grad and not isinstance(p, nn.UninitializedParameter))
         if size < LARGE_ENOUGH:

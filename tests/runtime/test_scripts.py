@@ -216,6 +216,24 @@ def test_a_module_that_changes_from_step_to_step_is_captured_anew(tmp_path: Path
     assert run.placed[0].unplaced == 2  # the first of each further one
 
 
+def test_what_a_backward_pass_runs_once_more_is_not_placed_by_itself(tmp_path: Path) -> None:
+    path, forward = tmp_path / "parts.py", "y = checkpoint(self.c, y, use_reentrant=False)"
+    text = ODD.replace("HEAD", "from torch.utils.checkpoint import checkpoint").replace("FORWARD", forward)
+    path.write_text(text.replace("super().__init__()", "super().__init__(); self.c = nn.Linear(40, 40)"))
+    printed, run = placed(path, seed=1)
+    assert numbers(printed) == pytest.approx(numbers(unplaced(path)), rel=1e-5)
+    assert [type(calls.module).__name__ for calls in run.placed] == ["Odd"]
+
+
+def test_what_forward_notes_of_itself_is_what_it_notes_unplaced(tmp_path: Path) -> None:
+    path, note = tmp_path / "noting.py", "self.seen['n'] += 1; self.seen['means'].append(y.mean().item())"
+    text = ODD.replace("HEAD", "").replace("FORWARD", note) + "print(model.seen)\n"
+    path.write_text(text.replace("super().__init__()", "super().__init__(); self.seen = {'n': 0, 'means': []}"))
+    printed, run = placed(path, seed=1)
+    assert printed.splitlines()[-1] == unplaced(path).splitlines()[-1]
+    assert "2 blocks" in run.lines()[0]
+
+
 @pytest.mark.parametrize("compiled", ["torch.compile(Odd(), backend=compiler)", "Odd(); model.compile(backend=compiler)"])
 @pytest.mark.parametrize("values", [False, True], ids=["one_graph", "blocks"])
 def test_a_compiled_module_is_placed_as_it_is_written(tmp_path: Path, compiled: str, values: bool) -> None:

@@ -20,6 +20,7 @@ from runtime.calls.blocks.backward import BlockBackward
 from runtime.calls.blocks.placement import BlockPlan, plan_blocks
 from runtime.calls.blocks.tape import Tape
 from runtime.calls.blocks.threads import BlockThreads, inside_a_block
+from runtime.calls.module_watch import Attributes
 from runtime.calls.placed_function import NO_SECOND_ORDER
 from runtime.calls.verify import one_thread, relative_difference, tolerance_of
 from runtime.tables import as_time
@@ -275,7 +276,7 @@ class Moment:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self.buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
-        self._attributes = [(vars(m), dict(vars(m))) for m in module.modules()]
+        self._attributes = Attributes(module)
         self.torch_random = torch.get_rng_state()
         self._cuda_random = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         self._random = random.getstate()
@@ -283,9 +284,7 @@ class Moment:
         self._numpy_random = None if numpy is None else numpy.random.get_state()
 
     def restore(self) -> None:
-        for now, before in self._attributes:
-            now.clear()
-            now.update(before)
+        self._attributes.restore()
         for name, buffer in self._module.named_buffers():
             buffer.data.copy_(self.buffers[name])  # by way of .data: no graph minds
         torch.set_rng_state(self.torch_random)
