@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from baechi_ext.ir.cluster import Link
 from baechi_ext.ir.op_graph import OpGraph
 
 
@@ -84,8 +85,8 @@ def with_colocation(graph: OpGraph, labels: list[str | None]) -> OpGraph:
     return graph.replace_ops([replace(op, colocation=label) for op, label in zip(graph.ops, labels, strict=True)])
 
 
-def tf(graph: OpGraph, max_share: float = 1.0) -> OpGraph:
-    """`graph` as it is: its colocation strings are the groups. `max_share` bounds merges, and this merges nothing."""
+def tf(graph: OpGraph, max_share: float = 1.0, link: Link = Link()) -> OpGraph:  # noqa: B008 - frozen
+    """`graph` as it is: its colocation strings are the groups, whatever links cost. `max_share` bounds merges, and this merges nothing."""
     return graph
 
 

@@ -2,6 +2,7 @@
 
 from baechi_ext.errors import OptionError
 from baechi_ext.group.colocation import Labels, Load
+from baechi_ext.ir.cluster import Link
 from baechi_ext.ir.op_graph import OpGraph
 
 DEFAULT_MAX_SHARE = 1 / 32
@@ -9,13 +10,13 @@ DEFAULT_MAX_SHARE = 1 / 32
 share, so groups of a quarter of that share still leave a placement within 25% of perfect balance."""
 
 
-def coplace(graph: OpGraph, max_share: float = DEFAULT_MAX_SHARE) -> OpGraph:
+def coplace(graph: OpGraph, max_share: float = DEFAULT_MAX_SHARE, link: Link = Link()) -> OpGraph:  # noqa: B008 - frozen
     """`graph` relabelled: each op with exactly one distinct successor joins its successor's colocation group.
 
     Baechi's rule merges whatever it finds, and a graph with long chains ends up in groups that no placement can balance. Here
     two groups stay apart where both take time and together more than `max_share` of the graph's compute time, and likewise
-    for persistent bytes. The largest tensors are joined first, so the ones left for a link to carry are small. `max_share` = 1
-    is Baechi's rule. One pass is stable: groups only grow, so what was refused once would be refused again.
+    for persistent bytes. The largest tensors are joined first, so the ones left for a link to carry are small, whatever links cost.
+    `max_share` = 1 is Baechi's rule. One pass is stable: groups only grow, so what was refused once would be refused again.
 
     Raises OptionError where `max_share` is not positive.
     """

@@ -7,13 +7,15 @@ from baechi_ext.errors import OptionError
 from baechi_ext.group.forward import forward_nodes
 from baechi_ext.group.grouping import Grouping, GroupOptions, compose, identity
 from baechi_ext.group.important import fold_unimportant
+from baechi_ext.ir.cluster import Link
 from baechi_ext.ir.op_graph import OpGraph
 
 GROUPERS: dict[str, tuple[str, str]] = {
     "tf": ("baechi_ext.group.colocation:tf", "the graph's own colocation groups"),
     "coplace": ("baechi_ext.group.coplacement:coplace", "an op with one successor joins its group (Baechi), within balance"),
+    "grain": ("baechi_ext.group.grain:grain", "ops join that cost more to part than that could gain, within balance"),
 }
-"""Name -> (function, help). `grouper(graph, max_share)` returns the graph relabelled; no merge passes that share of its costs."""
+"""Name -> (function, help). `grouper(graph, max_share, link)` returns the graph relabelled; no merge passes that share of its costs."""
 
 PLACER_TYPES: dict[str, tuple[str, str]] = {
     "default": ("baechi_ext.group.grouping:identity", "every op by itself, groups as constraints"),
@@ -30,13 +32,15 @@ def group(
     placer_type: str = "default",
     only_forward: bool = False,
     num_devices: int = 8,
+    link: Link = Link(),  # noqa: B008 - frozen
     options: GroupOptions = GroupOptions(),  # noqa: B008 - frozen
 ) -> Grouping:
     """The Grouping of `graph`: place its coarse graph, whose colocation strings bind, and `expand` the placement.
 
     `only_forward` first makes one op of each forward op and all that follows it, `only_important_ops` of the options folds ops
     that hardly count into others; `grouper` then says which coarse ops share a device, and `placer_type` which of those become
-    one. A group that a grouper merges stays below a quarter of the fair share of one of `num_devices` devices.
+    one. A group that a grouper merges stays below a quarter of the fair share of one of `num_devices` devices; `link` is what moving a
+    tensor between two of them typically costs.
 
     Raises OptionError for an unknown name or a `num_devices` below 1, GraphError where `only_forward` meets a `forward_op`
     that is not a forward op.
@@ -48,7 +52,7 @@ def group(
     base = forward_nodes(graph) if only_forward else identity(graph)
     if options.only_important_ops:
         base = compose(base, fold_unimportant(base.coarse))
-    return compose(base, contract(label(base.coarse, 1 / (4 * num_devices)), options))
+    return compose(base, contract(label(base.coarse, 1 / (4 * num_devices), link), options))
 
 
 def _load(table: Mapping[str, tuple[str, str]], name: str, what: str) -> Callable:

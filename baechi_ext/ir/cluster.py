@@ -95,6 +95,11 @@ class Cluster:
     def link(self, source: int, target: int) -> Link:
         return self.pairs.get((self.devices[source].name, self.devices[target].name), self.default)
 
+    def mean_link(self) -> Link:
+        """What a link between two different devices costs on average; nothing where there is one device."""
+        links = [self.link(i, j) for i in range(len(self)) for j in range(len(self)) if i != j]
+        return Link(*(sum(getattr(x, f.name) for x in links) / max(1, len(links)) for f in fields(Link)))
+
     def link_table(self) -> tuple[tuple[Link, ...], ...]:
         """`table[i][j]` is the link from device i to device j: for loops that ask often."""
         return tuple(tuple(self.link(i, j) for j in range(len(self))) for i in range(len(self)))

@@ -168,7 +168,7 @@ WRONG_USAGE = [
     (("place", GRAPH, "--comm_cost_coeffs=1,x"), "'x' is not a finite number"),
     (("place", GRAPH, "--comm_cost_coeffs=1,-2"), "'1,-2' has a negative coefficient; expected at least 0"),
     (("place", GRAPH, "--placement_method=best"), "unknown value 'best'; choose one of auto, refine, single, "),
-    (("place", GRAPH, "--grouper=best"), "unknown value 'best'; choose one of tf, coplace"),
+    (("place", GRAPH, "--grouper=best"), "unknown value 'best'; choose one of tf, coplace, grain"),
     (("place", GRAPH, "--placer_type=best"), "unknown value 'best'; choose one of default, colocation, fusion"),
     (("place", GRAPH, "--placement_method=m_topo", "--traversal_order=best"), "unknown value 'best'; choose one of auto, topo, "),
     (("place", GRAPH, "--num_devices=2", "--traversal_order=bfs"), "--traversal_order is only for methods that visit ops in an order"),

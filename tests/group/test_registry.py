@@ -167,7 +167,7 @@ def test_only_forward_chains_are_seen_by_the_grouper():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"grouper": "none"}, "unknown grouper 'none'; choose one of tf, coplace"),
+        ({"grouper": "none"}, "unknown grouper 'none'; choose one of tf, coplace, grain"),
         ({"placer_type": "none"}, "unknown placer type 'none'; choose one of default, colocation, fusion"),
         ({"num_devices": 0}, "the number of devices is 0; expected at least 1"),
     ],
