@@ -4,7 +4,8 @@ No node is renamed. A variable's placeholder becomes its VarHandleOp, an input's
 a scope of its own. Any session whose devices have the names used here can run it.
 
 Sums of three tensors and more are added up pair by pair. TensorFlow's AddN begins with whichever input nobody else holds, to write the
-sum over it, and a tensor on its way to another device is held until it is sent: the same plan would round differently from step to step.
+sum over it, and a tensor is held while it is sent to another device, and for a moment by the call that brought it from there: the same
+plan would round differently from step to step.
 """
 
 import itertools
