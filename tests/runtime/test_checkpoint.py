@@ -12,6 +12,7 @@ import torch
 
 from baechi_ext.errors import CheckpointError, ExecutionError, FileError, OptionError
 from baechi_ext.simulate import Timeline
+from runtime.calls.verify import one_thread
 from runtime.checkpoint import CheckpointFolder, Shard, verify_shard
 from runtime.step import EagerStep, TrainingStep, optimizer_spec
 from runtime.thread_executor import PlacedStep, ThreadExecutor
@@ -52,9 +53,11 @@ def train(
 
 
 def eager_losses(step: TrainingStep, steps: int) -> tuple[float, ...]:
+    """On one thread, as a device has: two add up in another order."""
     eager = EagerStep(step, torch.device("cpu"))
     torch.manual_seed(step.seed)
-    return tuple(eager.run().item() for _ in range(steps))
+    with one_thread():
+        return tuple(eager.run().item() for _ in range(steps))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "rmsprop", "adagrad", "adadelta", "adam", "adamw"])
