@@ -5,8 +5,10 @@ from typing import Any
 __version__ = "0.1.0"
 
 
-def parallelize(model: Any = None, example_inputs: Any = None, **options: Any) -> Any:
-    """A module that computes what `model` computes, on several devices at the same time, in your own training loop.
+def parallelize(model: Any = None, example_inputs: Any = None, *, framework: str | None = None, **options: Any) -> Any:
+    """What computes what `model` computes, on several devices at the same time, in your own training loop.
+
+    PyTorch: a module becomes one whose training calls run placed.
 
         placed = baechi_ext.parallelize(model, devices=2, method="auto")
         loss = criterion(placed(x), y); loss.backward(); optimizer.step()
@@ -16,13 +18,34 @@ def parallelize(model: Any = None, example_inputs: Any = None, **options: Any) -
     that gained; `placed.unplace()` gives the model back. Without a model it is a decorator, of a class of modules or of a function that
     makes one; the class, or the function, then makes placed modules.
 
-    The options are those of runtime.calls.parallelize.ParallelizeOptions: devices, method, verify_steps, fallback, device_memory,
-    time_limit, seed, cluster, pins, device_map, timeout_seconds.
+    TensorFlow: a whole training step, a function or tf.function, becomes one whose calls run placed; so does `fit` of a Keras model.
 
-    Raises MissingBackendError without torch, OptionError for an unknown option. A training call raises CaptureError where it can't be
-    captured, ParityError where the placed call differs from the unplaced one, InfeasibleError where nothing fits; with fallback=True it
-    goes on unplaced instead.
+        @baechi_ext.parallelize(devices=2)
+        @tf.function
+        def train_step(images, labels): ...
+
+    The variables stay the caller's: after a step they live on the devices, and whoever looks at them has them brought home first.
+
+    The options are those of runtime.calls.parallelize.ParallelizeOptions and runtime.tensorflow.parallelize.ParallelizeOptions. The
+    `framework`, "torch" or "tensorflow", is found out where it is not given.
+
+    Raises MissingBackendError without the framework, OptionError for an unknown option. A training call raises CaptureError where it
+    can't be captured, ParityError where the placed call differs from the unplaced one, InfeasibleError where nothing fits; with
+    fallback=True it goes on unplaced instead.
     """
+    from baechi_ext.errors import OptionError
+    from runtime.frameworks import TENSORFLOW, TORCH, framework_of
+
+    if framework not in (None, TORCH, TENSORFLOW):
+        raise OptionError(f"unknown framework {framework!r}; choose {TORCH} or {TENSORFLOW}")
+    if framework is None and model is None:
+        return lambda target: parallelize(target, example_inputs, framework=framework_of(target), **options)
+    if (framework or framework_of(model)) == TENSORFLOW:
+        return _parallelize_tensorflow(model, example_inputs, options)
+    return _parallelize_torch(model, example_inputs, options)
+
+
+def _parallelize_torch(model: Any, example_inputs: Any, options: dict[str, Any]) -> Any:
     from baechi_ext.errors import MissingBackendError
 
     try:
@@ -32,3 +55,15 @@ def parallelize(model: Any = None, example_inputs: Any = None, **options: Any) -
     from runtime.calls.parallelize import parallelize
 
     return parallelize(model, example_inputs, options)
+
+
+def _parallelize_tensorflow(target: Any, example_inputs: Any, options: dict[str, Any]) -> Any:
+    from baechi_ext.capture.tensorflow_private import tensorflow
+    from baechi_ext.errors import OptionError
+
+    tensorflow()
+    from runtime.tensorflow.parallelize import parallelize
+
+    if example_inputs is not None:
+        raise OptionError("example_inputs are for PyTorch; a TensorFlow step is captured at its first call")
+    return (lambda target: parallelize(target, options)) if target is None else parallelize(target, options)

@@ -158,12 +158,12 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _train_script(args: argparse.Namespace) -> int:
-    with progress("loading torch"):
-        asked = script_flags.request_of(args)
-        from runtime.calls.script import run_script
-        from runtime.processes.worker_group import is_worker
-
-    if asked.request.workers == "process" and not is_worker():
+    asked = script_flags.request_of(args)
+    framework = asked.request.framework
+    with progress(f"loading {framework}"):
+        run_script = _stage(framework, "script" if framework == TENSORFLOW else "calls.script").run_script
+        start_workers = _wants_workers(asked.request)
+    if start_workers:
         return _run_workers(args, asked.request)
     run = run_script(asked)
     if args.json and run.reports:

@@ -54,3 +54,14 @@ class TrainRequest:
     def costs_file(self) -> str:
         """Where `costgen` writes."""
         return self.cost_path or "cost.json"
+
+
+@dataclass(frozen=True)
+class ScriptRequest:
+    """A script, its arguments, and how its model is to be placed."""
+
+    path: str
+    arguments: tuple[str, ...]
+    request: TrainRequest
+    verify_steps: int = 2
+    fallback: bool = False

@@ -6,10 +6,8 @@ looked at: where the module trains and is large enough, its calls are placed (ru
 
 import os
 import random
-import runpy
 import sys
 import threading
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
@@ -22,31 +20,21 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from baechi_ext.capture.torch_private import inside_backward
-from baechi_ext.errors import BaechiError, FileError
+from baechi_ext.errors import BaechiError
 from baechi_ext.ir.files import make_folder, write_json
+from runtime.as_main import require_script, run_as_main
 from runtime.calls.blocks.threads import inside_a_block
 from runtime.calls.call_report import CallReport
 from runtime.calls.parallelize import executor_of
 from runtime.calls.placed_calls import PlacedCalls, Settings
 from runtime.calls.workers import Workers, join_workers
-from runtime.train_request import TrainRequest
+from runtime.train_request import ScriptRequest, TrainRequest
 from runtime.training import devices_of
 
 LARGE_ENOUGH = 1000
 """Parameters to be trained; a module with fewer is not worth a plan."""
 MOST_MODULES = 4
 """So many modules of a script are placed, as a generator and a discriminator."""
-
-
-@dataclass(frozen=True)
-class ScriptRequest:
-    """A script, its arguments, and how its model is to be placed."""
-
-    path: str
-    arguments: tuple[str, ...]
-    request: TrainRequest
-    verify_steps: int = 2
-    fallback: bool = False
 
 
 @dataclass
@@ -83,28 +71,21 @@ def run_script(asked: ScriptRequest) -> ScriptRun:
 
     Raises FileError where there is no such script, what placing its model raises, and KeyboardInterrupt.
     """
-    path = Path(asked.path)
-    if not path.is_file():
-        raise FileError(f"cannot read script {asked.path!r}; name a Python file before the arguments that follow --")
+    path = require_script(asked.path)
     if asked.request.out is not None:
         make_folder(Path(asked.request.out))
     workers = workers_of(asked.request)
     run = ScriptRun(reports=workers is None or workers.group.rank == 0)
     try:
-        with _as_main(path, asked.arguments), _as_one_of(workers), _Placing(asked, run).installed():
-            runpy.run_path(str(path), run_name="__main__")
-    except SystemExit as e:
-        run.code = e.code
-    except BaechiError:  # which says why nothing, or nothing more, is placed
+        with _as_one_of(workers), _Placing(asked, run).installed():
+            run.code = run_as_main(path, asked.arguments)
+    except BaechiError:
         if workers is not None:
             workers.failed = True
         raise
     except KeyboardInterrupt:
         run.say()
         raise
-    except Exception as e:  # noqa: BLE001 - whatever the script raises
-        traceback.print_exception(_from_script(e, path))
-        run.code = 1
     if run.reports:
         run.say()
         if asked.request.out is not None:
@@ -133,25 +114,6 @@ def _as_one_of(workers: Workers | None) -> Iterator[None]:
         return
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
         yield
-
-
-@contextmanager
-def _as_main(path: Path, arguments: tuple[str, ...]) -> Iterator[None]:
-    """What `python SCRIPT ARGUMENTS` finds in sys.argv and sys.path."""
-    argv, search = sys.argv, sys.path
-    sys.argv, sys.path = [str(path), *arguments], [str(path.resolve().parent), *search[1:]]
-    try:
-        yield
-    finally:
-        sys.argv, sys.path = argv, search
-
-
-def _from_script(error: Exception, path: Path) -> Exception:
-    """The error with a traceback that begins in the script."""
-    step = error.__traceback__
-    while step is not None and step.tb_frame.f_code.co_filename != str(path):
-        step = step.tb_next
-    return error.with_traceback(step) if step is not None else error
 
 
 class _Placing:

@@ -10,7 +10,7 @@ from runtime.flags import common as flags
 from runtime.flags import tensorflow as tensorflow_flags
 
 if TYPE_CHECKING:
-    from runtime.calls.script import ScriptRequest
+    from runtime.train_request import ScriptRequest
 
 VERIFY_STEPS = 2
 
@@ -59,6 +59,6 @@ def request_of(args: argparse.Namespace) -> "ScriptRequest":
         raise OptionError("a script's model runs on all CUDA devices of a machine from one process; drop --workers=process")
     if request.cuda_graphs:
         raise OptionError("--cuda_graphs is for built-in models; drop it")
-    from runtime.calls.script import ScriptRequest
+    from runtime.train_request import ScriptRequest
 
     return ScriptRequest(args.script, tuple(args.script_args or ()), request, args.verify_steps, args.fallback)

@@ -1,0 +1,197 @@
+"""The user's training step, placed: which calls run placed, which as they are, and what is captured, placed and verified when.
+
+The first call is captured, profiled and placed. Arguments of other shapes run as they are until they come twice in a row; then they are
+captured too, and placed as the first ones were if they have the same ops. So a smaller last batch runs as it is.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from baechi_ext.capture.tensorflow_graph import CapturedFunction, capture_function
+from baechi_ext.errors import BaechiError, CaptureError, ParityError
+from runtime.progress import progress
+from runtime.tensorflow.arguments import Arguments
+from runtime.tensorflow.placed_step import PlacedStep
+from runtime.tensorflow.placing import Placement
+from runtime.tensorflow.servers import Devices
+from runtime.tensorflow.verify import Verification, off_by_the_last_place
+
+MOST_SHAPES = 8
+"""So many shapes of the arguments are captured; others run as they are."""
+_DRAWS = ("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle", "RandomGamma", "Multinomial")
+"""Ops whose numbers are others in every run."""
+_running = threading.local()
+
+
+def is_running() -> bool:
+    """Whether this thread is in a call of a placed step."""
+    return getattr(_running, "now", False)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How steps are placed."""
+
+    method: str
+    devices: Callable[[], Devices]
+    """Started at the first call."""
+    place: Callable[[CapturedFunction, tuple[np.ndarray, ...]], Placement]
+    """Profiles and plans a captured step."""
+    verify_steps: int = 2
+    fallback: bool = False
+
+
+@dataclass
+class PlacedShape:
+    """Calls with arguments of one shape."""
+
+    step: PlacedStep
+    verification: Verification = field(default_factory=Verification)
+    count: int = 0
+    draws: bool = False
+    """Whether the step draws random numbers that no second run draws again, so that nothing can be compared."""
+
+
+class PlacedFunction:
+    """Stands in for a training step: `ordinary` runs it as it is, `python` is what is captured."""
+
+    def __init__(self, name: str, python: Callable[..., Any], ordinary: Callable[..., Any], settings: Settings) -> None:
+        self.name = name
+        self.settings = settings
+        self.shapes: dict[Any, PlacedShape] = {}
+        self.placement: Placement | None = None
+        """Of the first shape."""
+        self.refusal = ""
+        """Why calls run as they are; empty while they run placed."""
+        self.unplaced = 0
+        """Calls that ran as they are."""
+        self._python = python
+        self._ordinary = ordinary
+        self._last: Any = None
+        self._declined: set[Any] = set()
+        """Shapes that are not worth splitting."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not tf.executing_eagerly():
+            raise CaptureError(
+                f"the placed step {self.name} is called inside a tf.function, or is one; call it from Python, and put parallelize above "
+                "tf.function"
+            )
+        outside, _running.now = is_running(), True
+        try:
+            if self.refusal:
+                return self._as_it_is(args, kwargs)
+            return self._run(Arguments.of(args, kwargs), args, kwargs)
+        except CaptureError as e:
+            if not self.settings.fallback:
+                raise
+            self._go_on_unplaced(e)
+            return self._as_it_is(args, kwargs)
+        finally:
+            _running.now = outside
+
+    def unplace(self, reason: str = "it was unplaced") -> None:
+        """From now on all calls run as they are. The variables are here, and the devices are free of them."""
+        self.refusal = self.refusal or reason
+        for shape in self.shapes.values():
+            shape.step.close()
+
+    def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.unplaced += 1
+        return self._ordinary(*args, **kwargs)
+
+    def _run(self, given: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        shape = self.shapes.get(given.key)
+        again, self._last = given.key == self._last, given.key
+        left = given.key in self._declined or len(self.shapes) == MOST_SHAPES
+        if shape is None and self.placement is not None and (left or not again):
+            return self._as_it_is(args, kwargs)
+        if shape is None:
+            shape = self._placed(given)
+        if shape is None:
+            return self._as_it_is(args, kwargs)
+        if shape.count < self.settings.verify_steps and not shape.draws:
+            return self._verified(shape, given, args, kwargs)
+        shape.count += 1
+        return shape.step.returned(shape.step.run(given.inputs))
+
+    def _placed(self, given: Arguments) -> PlacedShape | None:
+        """Captures these arguments, and places the step; None where it is better left as it is."""
+        captured, placement = self._captured(given), self.placement
+        if placement is None or captured.graph.index != placement.graph.index:
+            placement = self.settings.place(captured, given.inputs)
+        self.placement = self.placement or placement
+        if self.settings.method == "auto" and not placement.result.splits:
+            self._declined.add(given.key)
+            self.refusal = "" if self.shapes else "splitting does not pay: one device is as fast"
+            return None
+        step = PlacedStep(captured, placement.where, placement.order, self.settings.devices())
+        draws = any(node.op in _DRAWS for node in captured.graph_def.node)
+        self.shapes[given.key] = PlacedShape(step, draws=draws)
+        return self.shapes[given.key]
+
+    def _captured(self, given: Arguments) -> CapturedFunction:
+        def step(*inputs: tf.Tensor) -> Any:
+            args, kwargs = given.fill(inputs)
+            return self._python(*args, **kwargs)
+
+        step.__name__ = self.name
+        with progress(f"capturing {self.name}"):
+            return capture_function(step, [tf.TensorSpec(i.shape, i.dtype) for i in given.inputs], name=self.name)
+
+    def _verified(self, shape: PlacedShape, given: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call, placed, and as it is from the same state."""
+        variables, verification = shape.step.variables, shape.verification
+        before = {n: v.numpy() for n, v in variables.items()}
+        began = time.perf_counter()
+        returned = self._ordinary(*args, **kwargs)
+        expected = _results(returned)
+        verification.unplaced_us.append((time.perf_counter() - began) * 1e6)
+        expected |= {n: v.numpy() for n, v in variables.items()}
+
+        def perturbed(seed: int | None) -> dict[str, np.ndarray]:
+            def change(value: np.ndarray) -> np.ndarray:
+                return value if seed is None else off_by_the_last_place(value, seed)
+
+            shape.step.live.forget()
+            _assign(variables, {n: change(x) for n, x in before.items()})
+            args, kwargs = given.fill([tf.constant(change(x)) for x in given.inputs])
+            return _results(self._ordinary(*args, **kwargs)) | {n: v.numpy() for n, v in variables.items()}
+
+        _assign(variables, before)
+        try:
+            found = shape.step.run(given.inputs)
+            actual = shape.step.session.variables()
+            verification.compare(expected, actual | _results(found), perturbed)
+        except BaechiError as e:
+            shape.step.live.forget()
+            _assign(variables, expected)
+            if not self.settings.fallback or not isinstance(e, ParityError):
+                raise
+            self._go_on_unplaced(e)
+            return returned
+        shape.step.live.leave()  # what perturbed steps made of the variables here is nobody's
+        shape.count += 1
+        return shape.step.returned(found)
+
+    def _go_on_unplaced(self, error: BaechiError) -> None:
+        self.refusal = str(error)
+        sys.stderr.write(f"baechi: {self.name} goes on unplaced: {error}\n")
+
+
+def _results(returned: Any) -> dict[str, np.ndarray]:
+    """Flat and by number; Python's numbers as the tensors that a graph makes of them."""
+    values = [tf.convert_to_tensor(x) if isinstance(x, (bool, int, float)) else x for x in tf.nest.flatten(returned) if x is not None]
+    return {f"result {i}": np.asarray(x) for i, x in enumerate(values)}
+
+
+def _assign(variables: Mapping[str, tf.Variable], values: Mapping[str, np.ndarray]) -> None:
+    for name, variable in variables.items():
+        variable.assign(values[name])

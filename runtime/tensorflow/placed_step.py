@@ -1,0 +1,61 @@
+"""A captured step on its devices, and the user's variables that it trains."""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from baechi_ext.capture.tensorflow_graph import CapturedFunction
+from baechi_ext.errors import ExecutionError
+from runtime.tensorflow.live_variables import LiveVariables
+from runtime.tensorflow.placed_graph import placed_graph
+from runtime.tensorflow.servers import Devices, Logical
+from runtime.tensorflow.session import PlacedSession
+
+_TIMES = 200
+
+
+class PlacedStep:
+    """Trains the user's variables on the devices. They live there between steps, and are brought home when somebody looks at them."""
+
+    def __init__(self, captured: CapturedFunction, placement: Mapping[str, int], order: Sequence[str], devices: Devices) -> None:
+        """`order`, of all ops, is kept by devices that share threads; others begin what is ready."""
+        kept = order if isinstance(devices, Logical) else None
+        self.captured = captured
+        self.session = PlacedSession(placed_graph(captured, placement, devices.names, order=kept), devices)
+        self.variables = {v.shared_name: v.variable for v in captured.variables}
+        self.live = LiveVariables(self.variables, self._fetch)
+        self.times_us: deque[float] = deque(maxlen=_TIMES)
+        """Of the last steps, with what had to be sent before."""
+        devices.at_end(self.close)
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """One step: its results, flat."""
+        began = time.perf_counter()
+        if changed := self.live.changes():
+            self.session.initialise(changed)
+        self.live.leave()
+        results = self.session.run(inputs)
+        self.times_us.append((time.perf_counter() - began) * 1e6)
+        return results
+
+    def returned(self, results: Sequence[Any]) -> Any:
+        """What the user's step returns, made of flat results."""
+        left = iter(results)
+        return tf.nest.map_structure(lambda x: None if x is None else tf.convert_to_tensor(next(left)), self.captured.structured_outputs)
+
+    def close(self) -> None:
+        """The variables come home, if the devices still have them, and the devices are free of them."""
+        with contextlib.suppress(ExecutionError):
+            self.live.bring_all()
+        self.session.close()
+
+    def _fetch(self, names: Sequence[str]) -> Mapping[str, np.ndarray]:
+        try:
+            return self.session.variables(names)
+        except ExecutionError as e:
+            raise ExecutionError(f"{e}. What was trained since the variables were last looked at is lost; go on from a checkpoint") from e

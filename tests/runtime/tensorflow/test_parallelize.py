@@ -1,0 +1,196 @@
+"""`baechi_ext.parallelize` of training steps: what runs placed, that it computes the same, and what it says where it can't."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import baechi_ext
+from baechi_ext.errors import CaptureError, OptionError, ParityError
+from runtime.frameworks import framework_of
+
+HERE = {"workers": "thread", "method": "m_topo"}
+"""On logical devices, which start at once."""
+
+
+class Trained:
+    """A small network with everything that a training step needs, the same each time."""
+
+    def __init__(self, optimizer: str = "sgd") -> None:
+        keras.utils.set_random_seed(4)
+        self.model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(24, "tanh"), keras.layers.Dense(3)])
+        self.optimizer = keras.optimizers.get({"class_name": optimizer, "config": {"learning_rate": 0.05}})
+        self.x = np.random.standard_normal((8, 6)).astype(np.float32)
+        self.y = np.random.randint(3, size=8)
+
+    def step(self, x: tf.Tensor, y: tf.Tensor) -> dict[str, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            logits = self.model(x, training=True)
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True))
+        gradients = tape.gradient(loss, self.model.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
+        return {"loss": loss, "logits": logits}
+
+    def losses(self, step: Callable[..., Any], sizes: tuple[int, ...]) -> list[float]:
+        return [float(step(self.x[:n], self.y[:n])["loss"]) for n in sizes]
+
+
+SIZES = (8, 8, 8, 5, 8, 8)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_placed_step_trains_as_the_ordinary_one(optimizer: str) -> None:
+    """With an optimizer that makes its variables in the first step, and a smaller batch between."""
+    ordinary, ours = Trained(optimizer), Trained(optimizer)
+    expected = ordinary.losses(tf.function(ordinary.step), SIZES)
+    placed = baechi_ext.parallelize(tf.function(ours.step), devices=2, **HERE)
+    np.testing.assert_allclose(ours.losses(placed, SIZES), expected, rtol=1e-4)
+    for a, b in zip(ours.model.get_weights(), ordinary.model.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+    assert int(ours.optimizer.iterations.numpy()) == len(SIZES)
+    report = placed.report()
+    assert (report.placed_steps, report.unplaced_steps, report.verified_steps, report.shapes) == (5, 1, 2, 1)
+    assert min(report.num_ops) > 0
+    assert "step: m_topo, " in report.line()
+    assert "1 steps of other shapes ran unplaced" in report.line()
+    assert sum(report.num_ops) == len(placed.plan.placement)
+
+
+def test_what_is_changed_between_steps_counts() -> None:
+    ordinary, ours = Trained(), Trained()
+    steps = [tf.function(ordinary.step), baechi_ext.parallelize(framework="tensorflow", **HERE)(ours.step)]
+    found = []
+    for trained, step in zip((ordinary, ours), steps, strict=True):
+        curve = trained.losses(step, (8, 8, 8))
+        trained.optimizer.learning_rate = 0.5
+        trained.model.layers[1].bias.assign([1.0, 2.0, 3.0])
+        found.append(curve + trained.losses(step, (8, 8)))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
+
+
+def test_another_shape_that_stays_is_placed_too() -> None:
+    trained = Trained()
+    placed = baechi_ext.parallelize(tf.function(trained.step), **HERE)
+    ordinary = Trained()
+    expected = ordinary.losses(tf.function(ordinary.step), (8, 8, 5, 5, 5, 8, 5))
+    np.testing.assert_allclose(trained.losses(placed, (8, 8, 5, 5, 5, 8, 5)), expected, rtol=1e-4)
+    report = placed.report()
+    assert (report.shapes, report.placed_steps, report.unplaced_steps) == (2, 6, 1)
+
+
+def test_unplaced_it_goes_on_where_it_was() -> None:
+    trained, ordinary = Trained(), Trained()
+    placed = baechi_ext.parallelize(tf.function(trained.step), **HERE)
+    first = trained.losses(placed, (8, 8, 8))
+    step = placed.unplace()
+    found = first + trained.losses(step, (8,)) + trained.losses(placed, (8,))
+    np.testing.assert_allclose(found, ordinary.losses(tf.function(ordinary.step), (8,) * 5), rtol=1e-4)
+    assert "then run unplaced; it was unplaced" in placed.report().line()
+
+
+def test_methods_and_keyword_arguments() -> None:
+    class Task(Trained):
+        @baechi_ext.parallelize(framework="tensorflow", **HERE)
+        def train(self, *, batch: dict[str, tf.Tensor], scale: float) -> tuple[tf.Tensor, None]:
+            return scale * self.step(batch["x"], batch["y"])["loss"], None
+
+    one, two, ordinary = Task(), Task(), Trained()
+    expected = ordinary.losses(tf.function(ordinary.step), (8, 8, 8))
+    for task in (one, two):
+        found = [task.train(batch={"x": task.x, "y": task.y}, scale=2.0) for _ in range(3)]
+        assert [nothing for _, nothing in found] == [None] * 3
+        np.testing.assert_allclose([float(loss) / 2 for loss, _ in found], expected, rtol=1e-4)
+    assert one.train.report().step == "Task.train"
+
+
+def test_a_step_that_differs_each_time_is_a_parity_error() -> None:
+    weight = tf.Variable(tf.ones((4, 4)), name="weight")
+    draw = np.random.default_rng(0)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        weight.assign_add(x * draw.random())
+        return tf.reduce_sum(weight)
+
+    placed = baechi_ext.parallelize(step, framework="tensorflow", **HERE)
+    said = r"differs from the unplaced one \(allowed 1e-05\): result 0 .*weight .*go on unplaced with fallback"
+    with pytest.raises(ParityError, match=said):
+        placed(np.ones((4, 4), np.float32))
+    assert (weight.numpy() < 2).all()
+
+
+def test_with_fallback_it_goes_on_unplaced(capsys: pytest.CaptureFixture[str]) -> None:
+    weight = tf.Variable(tf.ones((4, 4)))
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        weight.assign_add(x)
+        return float(tf.reduce_sum(weight).numpy())
+
+    placed = baechi_ext.parallelize(step, framework="tensorflow", fallback=True, **HERE)
+    assert [placed(np.ones((4, 4), np.float32)) for _ in range(3)] == [32.0, 48.0, 64.0]
+    assert "step goes on unplaced: the training step step cannot be captured" in capsys.readouterr().err
+    with pytest.raises(CaptureError, match="cannot be captured as one graph"):
+        baechi_ext.parallelize(step, framework="tensorflow", **HERE)(np.ones((4, 4), np.float32))
+
+
+def test_auto_leaves_a_step_as_it_is_where_splitting_does_not_pay() -> None:
+    weight = tf.Variable(tf.ones((4, 4)))
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        weight.assign(tf.tanh(weight @ x))
+        return tf.reduce_sum(weight)
+
+    placed = baechi_ext.parallelize(step, framework="tensorflow", workers="thread", method="auto")
+    for _ in range(3):
+        placed(np.ones((4, 4), np.float32))
+    assert "step: not placed; splitting does not pay: one device is as fast; predicted" in placed.report().line()
+    assert placed.report().unplaced_steps == 3
+
+
+def test_random_numbers_that_cannot_be_compared_are_not() -> None:
+    weight = tf.Variable(tf.zeros((4, 4)))
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        weight.assign_add(tf.random.uniform((4, 4)) * x)
+        return tf.reduce_sum(weight)
+
+    placed = baechi_ext.parallelize(step, framework="tensorflow", **HERE)
+    found = [float(placed(np.ones((4, 4), np.float32))) for _ in range(3)]
+    assert found == sorted(found)
+    assert found[0] > 0
+    assert placed.report().verified_steps == 0
+
+
+def test_what_is_refused() -> None:
+    step = baechi_ext.parallelize(tf.function(Trained().step), **HERE)
+    with pytest.raises(CaptureError, match="the placed step step is called inside a tf.function.*put parallelize above tf.function"):
+        tf.function(lambda x: step(x, x))(np.ones((4, 4), np.float32))
+    with pytest.raises(CaptureError, match="an argument of the training step is a RaggedTensor.*to_tensor"):
+        step(tf.ragged.constant([[1.0], [1.0, 2.0]]), np.ones(2))
+    with pytest.raises(OptionError, match="is placed already; call its unplace"):
+        baechi_ext.parallelize(step, framework="tensorflow")
+    with pytest.raises(OptionError, match="unknown option 'device' of parallelize for TensorFlow; it takes devices, method"):
+        baechi_ext.parallelize(Trained().step, framework="tensorflow", device=2)
+    with pytest.raises(OptionError, match="devices=0 is no number of devices"):
+        baechi_ext.parallelize(Trained().step, framework="tensorflow", devices=0)
+    with pytest.raises(OptionError, match="unknown framework 'jax'; choose torch or tensorflow"):
+        baechi_ext.parallelize(Trained().step, framework="jax")
+    with pytest.raises(OptionError, match="example_inputs are for PyTorch"):
+        baechi_ext.parallelize(Trained().step, (1,), framework="tensorflow")
+
+
+def test_the_framework_is_found_out() -> None:
+    import torch
+
+    def makes_module() -> torch.nn.Module:
+        return torch.nn.Linear(1, 1)
+
+    net = torch.nn.Linear
+    assert framework_of(tf.function(lambda x: x)) == "tensorflow"
+    assert framework_of(Trained().step) == "tensorflow"
+    assert framework_of(Trained().model) == "tensorflow"
+    assert [framework_of(x) for x in (makes_module, net, net(1, 1), type("Net", (torch.nn.Module,), {}))] == ["torch"] * 4
+    assert framework_of(lambda x: x) == ("torch" if "torch" in sys.modules else "tensorflow")

@@ -1,0 +1,149 @@
+"""Scripts as people write them, run as they are and by `baechi train --framework=tensorflow`: they print the same."""
+
+import contextlib
+import io
+import json
+import runpy
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import baechi_ext
+from baechi_ext.errors import OptionError
+from runtime.cli import main
+
+SCRIPTS = Path(__file__).parent / "scripts"
+PLACED = ["train", "--framework=tensorflow", "--workers=thread", "--placement_method=m_topo"]
+
+
+@pytest.fixture(autouse=True)
+def _as_outside_of_pytest():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def printed(script: str, *arguments: str) -> str:
+    """By the script itself, unplaced."""
+    keras.backend.clear_session()
+    out, before = io.StringIO(), sys.argv
+    sys.argv = [script, *arguments]
+    try:
+        with contextlib.redirect_stdout(out):
+            runpy.run_path(str(SCRIPTS / script), run_name="__main__")
+    finally:
+        sys.argv = before
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "steps", "left_out"),
+    [
+        ("digits.py", ("--epochs", "2"), "10 steps placed, 2 verified", "2 steps of other shapes ran unplaced"),
+        ("custom_loop.py", (), "14 steps placed, 2 verified", "3 steps of other shapes ran unplaced"),
+        ("reviews.py", (), "9 steps placed, 2 verified", ""),
+        ("two_inputs.py", (), "9 steps placed, 2 verified", ""),
+    ],
+)
+def test_a_script_prints_the_same(
+    script: str, arguments: tuple[str, ...], steps: str, left_out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = printed(script, *arguments)
+    keras.backend.clear_session()
+    code = main([*PLACED, str(SCRIPTS / script), "--", *arguments])
+    found = capsys.readouterr()
+    assert (code, found.out) == (0, expected)
+    line = next(line for line in found.err.splitlines() if line.startswith("baechi: "))
+    assert steps in line, line
+    assert left_out in line
+    assert ("of other shapes" in line) == bool(left_out), line
+
+
+def test_in_a_process_of_its_own_with_a_server_per_device(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "runtime", "train", "--framework=tensorflow", "--placement_method=m_topo", f"--out={tmp_path / 'out'}"]
+    done = subprocess.run([*command, str(SCRIPTS / "custom_loop.py")], capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (0, printed("custom_loop.py")), done.stderr
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["steps"][0]["placed_steps"] == 14
+    assert min(report["steps"][0]["num_ops"]) > 0
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"graph.json", "profile.json", "plan.json", "report.json"}
+
+
+def run(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    code = main([*PLACED, *flags, str(path)])
+    return code, *capsys.readouterr()
+
+
+def test_why_nothing_is_placed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(tmp_path, "import tensorflow as tf\nprint(int(tf.function(lambda x: x + 1)(tf.constant(1))))\n", capsys)
+    assert (code, out) == (0, "2\n")
+    assert "baechi: nothing was placed: no Keras model was fitted, and no tf.function that trains variables was called twice\n" in err
+    tiny = "import keras, numpy as np\nm = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\nm.compile('sgd', 'mse')\n"
+    code, out, err = run(tmp_path, tiny + "m.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)\n", capsys)
+    assert code == 0
+    assert "baechi: nothing was placed: the largest model that trained has 3 parameters, fewer than 1000\n" in err
+
+
+def test_errors_of_the_script_are_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(tmp_path, "import keras\nraise ValueError('mine')\n", capsys)
+    assert code == 1
+    assert "ValueError: mine" in err
+    assert "runpy" not in err
+    assert run(tmp_path, "import sys\nsys.exit(3)\n", capsys)[0] == 3
+
+
+UNPLACEABLE = """
+import keras, numpy as np, tensorflow as tf
+class Model(keras.Model):
+    def train_step(self, data):
+        tf.print("at it")
+        return super().train_step(data)
+inputs = keras.Input((40,))
+model = Model(inputs, keras.layers.Dense(40)(inputs))
+model.compile("sgd", "mse")
+print(len(model.fit(np.ones((8, 40)), np.ones((8, 40)), batch_size=4, verbose=0).history["loss"]))
+"""
+
+
+def test_what_cannot_be_placed_ends_the_script_or_runs_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(tmp_path, UNPLACEABLE, capsys)
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1].startswith("error: op ")
+    assert "take tf.print and other text out of the step" in err.splitlines()[-1]
+    code, out, err = run(tmp_path, UNPLACEABLE, capsys, "--fallback")
+    assert (code, out.splitlines()[-1]) == (0, "1")
+    assert "goes on unplaced: op " in err
+
+
+def test_a_model_is_placed_by_parallelize() -> None:
+    """With a callback that reads weights, another fit after the first, and evaluation between."""
+    histories = []
+    for placed in (False, True):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((10,)), keras.layers.Dense(40, "relu"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+        if placed:
+            assert baechi_ext.parallelize(model, workers="thread", method="m_topo") is model
+        x = np.random.standard_normal((40, 10)).astype(np.float32)
+        norms = []
+        watch = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, m=model, n=norms: n.append(np.linalg.norm(m.get_weights()[0])))
+        first = model.fit(x, x[:, :1], batch_size=16, epochs=2, verbose=0, callbacks=[watch], validation_split=0.2)
+        evaluated = model.evaluate(x, x[:, :1], verbose=0)
+        again = model.fit(x, x[:, :1], batch_size=16, epochs=1, verbose=0)
+        histories.append([*first.history.values(), norms, evaluated, *again.history.values()])
+    for a, b in zip(*histories, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4)
+
+
+def test_a_model_that_runs_eagerly_is_refused() -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(OptionError, match="runs eagerly, or on several replicas; compile it without run_eagerly"):
+        baechi_ext.parallelize(model)
