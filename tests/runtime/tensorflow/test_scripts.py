@@ -44,10 +44,10 @@ def printed(script: str, *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("script", "arguments", "steps", "left_out"),
     [
-        ("digits.py", ("--epochs", "2"), "10 steps placed, 2 verified", "2 steps of other shapes ran unplaced"),
+        ("digits.py", ("--epochs", "2"), "9 steps placed, 2 verified", "2 steps of other shapes ran unplaced"),
         ("custom_loop.py", (), "14 steps placed, 2 verified", "3 steps of other shapes ran unplaced"),
         ("reviews.py", (), "9 steps placed, 2 verified", ""),
-        ("two_inputs.py", (), "9 steps placed, 2 verified", ""),
+        ("two_inputs.py", (), "6 steps placed, 2 verified", "1 steps of other shapes ran unplaced"),
     ],
 )
 def test_a_script_prints_the_same(
@@ -86,7 +86,7 @@ def test_why_nothing_is_placed(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (code, out) == (0, "2\n")
     assert "baechi: nothing was placed: no Keras model was fitted, and no tf.function that trains variables was called twice\n" in err
     tiny = "import keras, numpy as np\nm = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\nm.compile('sgd', 'mse')\n"
-    code, out, err = run(tmp_path, tiny + "m.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)\n", capsys)
+    code, out, err = run(tmp_path, tiny + "m.fit(np.ones((4, 2)), np.ones((4, 1)), epochs=2, verbose=0)\n", capsys)
     assert code == 0
     assert "baechi: nothing was placed: the largest model that trained has 3 parameters, fewer than 1000\n" in err
 
