@@ -148,8 +148,7 @@ def _plan(task: Task, request: PlanRequest) -> tuple[PlanResult, PlanRequest]:
         grouper=request.grouper,
         placer_type=request.placer_type,
         only_forward=request.only_forward,
-        num_devices=len(task.cluster),
-        link=task.cluster.mean_link(),
+        cluster=task.cluster,
         options=request.group_options,
     )
     _verify_grouping(grouping)

@@ -24,7 +24,8 @@ def grain(graph: OpGraph, max_share: float = DEFAULT_MAX_SHARE, link: Link = Lin
 
     Two devices could gain no more than that time from having one each. What costs most beside that time is joined first. A tensor counts
     once for each group that reads it, as it is sent. Groups stay below `max_share` of the graph's compute time and persistent bytes, as
-    in `coplace`, but for small ones that would have nowhere else to go. Where links cost nothing, nothing is joined.
+    in `coplace`, but for small ones that would have nowhere else to go. What is pinned to different devices stays apart. Where
+    links cost nothing, nothing is joined.
 
     Raises OptionError where `max_share` is not positive.
     """
@@ -41,6 +42,7 @@ class _Grains:
         self.compute = Load(self.labels, [op.compute_us for op in graph.ops], max_share)
         self.memory = Load(self.labels, [op.persistent_bytes for op in graph.ops], max_share)
         self.cost_us = [link.transfer_us(t.bytes) + link.sending_us(t.bytes) + link.receiving_us(t.bytes) for t in graph.tensors]
+        self.pin = {self.labels.find(v): device for v, device in graph.pins.items()}
         self.between: dict[int, dict[int, set[int]]] = {}
         """Group -> neighbour -> the tensors that go from either to the other."""
         self.between_us: dict[tuple[int, int], float] = {}
@@ -86,6 +88,8 @@ class _Grains:
         return between_us > 0 and between_us >= min(self.compute.of[a], self.compute.of[b])
 
     def _may_join(self, a: int, b: int) -> bool:
+        if self.pin.get(a, self.pin.get(b)) != self.pin.get(b, self.pin.get(a)):
+            return False
         return all(load.may_join(a, b) or _takes_in(load, a, b) for load in (self.compute, self.memory))
 
     def _join(self, a: int, b: int) -> Iterator[tuple[float, int, int]]:
@@ -94,6 +98,8 @@ class _Grains:
         self.compute.join(a, b, root)
         self.memory.join(a, b, root)
         gone = b if root == a else a
+        if gone in self.pin:
+            self.pin[root] = self.pin[gone]
         del self.between[root][gone], self.between_us[a, b]
         for other, tensors in self.between.pop(gone).items():
             if other == root:

@@ -7,7 +7,7 @@ from baechi_ext.errors import OptionError
 from baechi_ext.group.forward import forward_nodes
 from baechi_ext.group.grouping import Grouping, GroupOptions, compose, identity
 from baechi_ext.group.important import fold_unimportant
-from baechi_ext.ir.cluster import Link
+from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 
 GROUPERS: dict[str, tuple[str, str]] = {
@@ -31,28 +31,24 @@ def group(
     grouper: str = "tf",
     placer_type: str = "default",
     only_forward: bool = False,
-    num_devices: int = 8,
-    link: Link = Link(),  # noqa: B008 - frozen
+    cluster: Cluster = Cluster.uniform(8),  # noqa: B008 - frozen
     options: GroupOptions = GroupOptions(),  # noqa: B008 - frozen
 ) -> Grouping:
     """The Grouping of `graph`: place its coarse graph, whose colocation strings bind, and `expand` the placement.
 
     `only_forward` first makes one op of each forward op and all that follows it, `only_important_ops` of the options folds ops
     that hardly count into others; `grouper` then says which coarse ops share a device, and `placer_type` which of those become
-    one. A group that a grouper merges stays below a quarter of the fair share of one of `num_devices` devices; `link` is what moving a
-    tensor between two of them typically costs.
+    one. A group that a grouper merges stays below a quarter of the fair share of one of the cluster's devices; `grain` asks besides
+    what its links cost on average.
 
-    Raises OptionError for an unknown name or a `num_devices` below 1, GraphError where `only_forward` meets a `forward_op`
-    that is not a forward op.
+    Raises OptionError for an unknown name, GraphError where `only_forward` meets a `forward_op` that is not a forward op.
     """
     label = _load(GROUPERS, grouper, "grouper")
     contract = _load(PLACER_TYPES, placer_type, "placer type")
-    if num_devices < 1:
-        raise OptionError(f"the number of devices is {num_devices}; expected at least 1")
     base = forward_nodes(graph) if only_forward else identity(graph)
     if options.only_important_ops:
         base = compose(base, fold_unimportant(base.coarse))
-    return compose(base, contract(label(base.coarse, 1 / (4 * num_devices), link), options))
+    return compose(base, contract(label(base.coarse, 1 / (4 * len(cluster)), cluster.mean_link()), options))
 
 
 def _load(table: Mapping[str, tuple[str, str]], name: str, what: str) -> Callable:

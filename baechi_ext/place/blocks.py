@@ -42,10 +42,8 @@ def block_levels(graph: OpGraph, cluster: Cluster) -> list[list[Block]]:
 
 
 def _bonds(graph: OpGraph, cluster: Cluster, blocks: Sequence[Block]) -> list[dict[int, float]]:
-    """For each block, the transfer time that other blocks share with it, on an average link."""
-    links = [link for i, row in enumerate(cluster.link_table()) for j, link in enumerate(row) if i != j]
-    latency_us = sum(x.latency_us for x in links) / len(links)
-    us_per_byte = sum(x.us_per_byte for x in links) / len(links)
+    """For each block, the transfer time that other blocks share with it, on an average link, with what it takes from the devices."""
+    link = cluster.mean_link()
     block_of = {v: i for i, block in enumerate(blocks) for v in block}
     bonds: list[dict[int, float]] = [defaultdict(float) for _ in blocks]
     for tensor in graph.tensors:
@@ -54,7 +52,7 @@ def _bonds(graph: OpGraph, cluster: Cluster, blocks: Sequence[Block]) -> list[di
         source = block_of[tensor.producer]
         for target in dict.fromkeys(block_of[w] for w in tensor.readers):
             if source != target:
-                us = latency_us + tensor.bytes * us_per_byte + 1e-9
+                us = link.transfer_us(tensor.bytes) + link.sending_us(tensor.bytes) + link.receiving_us(tensor.bytes) + 1e-9
                 bonds[source][target] += us
                 bonds[target][source] += us
     return bonds

@@ -96,8 +96,8 @@ def add_placing_flags(parser: argparse.ArgumentParser) -> None:
         help="what is called so stays on this device (its index or name), whatever the method; PATTERN is a module's name, which covers "
         "what is below it, a parameter's, an op's id or a colocation string, and may hold *, ? and [...]; may be given several times",
     )
-    _add_choice(group, "--grouper", GROUPERS, _DEFAULTS.grouper)
-    _add_choice(group, "--placer_type", PLACER_TYPES, _DEFAULTS.placer_type)
+    _add_choice(group, "--grouper", GROUPERS, None, f"{_DEFAULTS.grouper}, with TensorFlow grain")
+    _add_choice(group, "--placer_type", PLACER_TYPES, None, f"{_DEFAULTS.placer_type}, with TensorFlow fusion")
     group.add_argument("--only_forward", action="store_true", help="place the forward ops; each backward op goes with its own")
     group.add_argument(
         "--sct_threshold",
@@ -182,8 +182,8 @@ def request_of(args: argparse.Namespace) -> PlanRequest:
     require_taken(args.placement_method, options)
     return PlanRequest(
         method=args.placement_method,
-        grouper=args.grouper,
-        placer_type=args.placer_type,
+        grouper=args.grouper or _DEFAULTS.grouper,
+        placer_type=args.placer_type or _DEFAULTS.placer_type,
         only_forward=args.only_forward,
         expert_file=None if args.expert_file is None else ExpertFile.load(args.expert_file),
         initial_plan=args.initial_plan,
@@ -221,10 +221,12 @@ def add_output_flags(parser: argparse.ArgumentParser, out: str | None = None) ->
     group.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def _add_choice(group: argparse._ArgumentGroup, flag: str, table: Mapping[str, tuple], default: str | None) -> None:
+def _add_choice(
+    group: argparse._ArgumentGroup, flag: str, table: Mapping[str, tuple], default: str | None, otherwise: str = "the method's own"
+) -> None:
     lines = "\n".join(f"{name}: {getattr(entry, 'help', entry[-1])}" for name, entry in table.items()).replace("%", "%%")
-    otherwise = "the method's own" if default is None else default
-    group.add_argument(flag, type=one_of(table), default=default, metavar="NAME", help=f"one of these (default {otherwise})\n{lines}")
+    said = f"one of these (default {otherwise if default is None else default})"
+    group.add_argument(flag, type=one_of(table), default=default, metavar="NAME", help=f"{said}\n{lines}")
 
 
 def one_of(names: Mapping[str, object]) -> Callable[[str], str]:

@@ -57,6 +57,14 @@ def test_groups_stay_below_their_share_but_for_what_is_small() -> None:
     assert labels(grain(heavy, 0.5, A_TENSOR)) == {"a": None, "b": None}
 
 
+def test_what_is_pinned_to_different_devices_stays_apart() -> None:
+    cost = dict.fromkeys("abcd", 1.0)
+    graph = small("a>b b>c c>d", compute_us=cost, pin={"a": 0, "d": 1})
+    found = labels(grain(graph, 1.0, A_TENSOR))
+    assert found["a"] != found["d"]
+    assert {found["b"], found["c"]} <= {found["a"], found["d"]}
+
+
 def test_links_that_cost_nothing_join_nothing() -> None:
     graph = chain(4)
     assert grain(graph, 1.0, Link()) == graph
@@ -65,7 +73,7 @@ def test_links_that_cost_nothing_join_nothing() -> None:
 def test_a_chain_of_layers_becomes_units_of_layers() -> None:
     """16 layers of 5 us each and 7 us a tensor: with two devices no unit takes more than an eighth of the time."""
     graph = chain(16)
-    units = group(graph, grouper="grain", num_devices=2, link=A_TENSOR).coarse.groups
+    units = group(graph, grouper="grain", cluster=Cluster.uniform(2, link=A_TENSOR)).coarse.groups
     assert len(units) < 16
     total = graph.total_compute_us()
     assert all(sum(graph.ops[v].compute_us for v in members) <= total / 8 * 1.125 for members in units.values())

@@ -65,7 +65,7 @@ def as_json(grouping: Grouping) -> str:
 @CONTRACT
 @given(ANY)
 def test_expand_covers_each_op_once(choice, graph):
-    grouping = group(graph, num_devices=2, **choice)
+    grouping = group(graph, cluster=Cluster.uniform(2), **choice)
     assert grouping.fine is graph
     assert sorted(v for members in grouping.members for v in members) == list(range(len(graph)))
     group_of = grouping.expand(range(len(grouping.coarse)))
@@ -78,7 +78,7 @@ def test_expand_covers_each_op_once(choice, graph):
 @CONTRACT
 @given(ANY)
 def test_times_and_persistent_bytes_are_sums(choice, graph):
-    grouping = group(graph, num_devices=2, **choice)
+    grouping = group(graph, cluster=Cluster.uniform(2), **choice)
     for op, members in zip(grouping.coarse.ops, grouping.members, strict=True):
         fine = [graph.ops[v] for v in members]
         assert op.compute_us == sum(m.compute_us for m in fine)
@@ -90,7 +90,7 @@ def test_times_and_persistent_bytes_are_sums(choice, graph):
 @CONTRACT
 @given(ANY, st.data())
 def test_a_coarse_cut_costs_what_the_fine_cut_costs(choice, graph, data):
-    grouping = group(graph, num_devices=2, **choice)
+    grouping = group(graph, cluster=Cluster.uniform(2), **choice)
     n = len(grouping.coarse)
     placement = data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n))
     coarse, fine = cut_bytes(grouping.coarse, placement), cut_bytes(graph, grouping.expand(placement))
@@ -101,7 +101,7 @@ def test_a_coarse_cut_costs_what_the_fine_cut_costs(choice, graph, data):
 @CONTRACT
 @given(ANY, st.data())
 def test_a_legal_coarse_placement_expands_to_a_legal_fine_one_that_runs(choice, graph, data):
-    grouping = group(graph, num_devices=2, **choice)
+    grouping = group(graph, cluster=Cluster.uniform(2), **choice)
     coarse = grouping.coarse
     device: dict[str, int] = {}
     for op in coarse.ops:
@@ -151,14 +151,14 @@ def test_more_devices_get_smaller_merged_groups():
     graph = small(" ".join(f"{a}>{b}" for a, b in zip(ids, ids[1:], strict=False)), compute_us=dict.fromkeys(ids[:32], 1.0))
     largest = {}
     for n in (1, 2, 4):
-        groups = group(graph, grouper="coplace", num_devices=n).coarse.groups
+        groups = group(graph, grouper="coplace", cluster=Cluster.uniform(n)).coarse.groups
         largest[n] = max(sum(graph.ops[v].compute_us for v in members) for members in groups.values())
     assert largest == {1: 8, 2: 4, 4: 2}
 
 
 def test_only_forward_chains_are_seen_by_the_grouper():
     graph = chain(4)  # 21 us in all: with one device a merged group may take 5.25, as a convolution (3) and a relu (2) do
-    grouping = group(graph, grouper="coplace", placer_type="colocation", only_forward=True, num_devices=1)
+    grouping = group(graph, grouper="coplace", placer_type="colocation", only_forward=True, cluster=Cluster.uniform(1))
     layers = [[f"conv{i}", f"relu{i}", f"relu{i}_bw", f"conv{i}_bw", f"update{i}"] for i in range(1, 5)]
     assert names(graph, grouping.members) == [*layers, ["loss"]]
     assert [op.colocation for op in grouping.coarse.ops] == ["w1", "w2", "w3", "w4", None]
@@ -169,7 +169,6 @@ def test_only_forward_chains_are_seen_by_the_grouper():
     [
         ({"grouper": "none"}, "unknown grouper 'none'; choose one of tf, coplace, grain"),
         ({"placer_type": "none"}, "unknown placer type 'none'; choose one of default, colocation, fusion"),
-        ({"num_devices": 0}, "the number of devices is 0; expected at least 1"),
     ],
 )
 def test_an_option_nothing_can_be_done_with_is_refused(options, message):
