@@ -6,12 +6,9 @@ from typing import Any
 from baechi_ext.errors import OptionError
 from runtime.flags import common as flags
 from runtime.models.registry import FRAMEWORKS
+from runtime.tensorflow.coarse import COARSE, begins_coarse
 
 TORCH, TENSORFLOW = "torch", "tensorflow"
-COARSE = "grain", "fusion"
-"""Grouper and placer type, unless one is given."""
-_AS_TOLD = ("single", "expert")
-"""Methods that have nothing to gain by groups."""
 DEFAULT_WORKERS = {TORCH: "thread", TENSORFLOW: "process"}
 
 
@@ -61,8 +58,9 @@ def settle(args: argparse.Namespace) -> None:
         args.workers = DEFAULT_WORKERS[args.framework]
         if args.framework == TENSORFLOW and (args.split_gpu is not None or (args.num_devices is None and args.num_gpus is not None)):
             args.workers = "thread"  # one process drives all GPUs
-    if args.framework == TENSORFLOW and getattr(args, "placement_method", None) not in (None, *_AS_TOLD):
-        _coarsen(args)
+    method = getattr(args, "placement_method", None)
+    if args.framework == TENSORFLOW and method is not None and begins_coarse(method) and args.grouper is None and args.placer_type is None:
+        args.grouper, args.placer_type = COARSE
     hosts = getattr(args, "cluster_hosts", None)
     if hosts is None:
         if getattr(args, "task_index", None) is not None:
@@ -78,12 +76,6 @@ def settle(args: argparse.Namespace) -> None:
     if not 0 <= (args.task_index or 0) < len(hosts):
         raise OptionError(f"--task_index={args.task_index} is none of the {len(hosts)} places in --cluster_hosts, which begin with 0")
     args.num_devices = len(hosts)
-
-
-def _coarsen(args: argparse.Namespace) -> None:
-    """A transfer between servers takes some 0.1 ms from the devices, however small: ops one by one would pay that thousands of times."""
-    if args.grouper is None and args.placer_type is None:
-        args.grouper, args.placer_type = COARSE
 
 
 def fields_of(args: argparse.Namespace) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import keras
@@ -15,6 +15,7 @@ from baechi_ext.ir.plan import Plan
 from baechi_ext.place.common import PlaceOptions
 from baechi_ext.place.registry import METHODS
 from runtime.pipeline import PlanRequest
+from runtime.tensorflow.coarse import COARSE, begins_coarse
 from runtime.tensorflow.function_report import FunctionReport
 from runtime.tensorflow.keras_fit import place_fit
 from runtime.tensorflow.placed_function import PlacedFunction
@@ -57,9 +58,12 @@ class ParallelizeOptions:
         if not isinstance(self.devices, int) or self.devices < 1:
             raise OptionError(f"devices={self.devices!r} is no number of devices; give 1 or more")
         options = PlaceOptions(seed=self.seed, time_limit_seconds=self.time_limit or METHODS[self.method].time_limit_seconds)
+        plan = PlanRequest(method=self.method, options=options, pins=tuple(map(Pin.parse, self.pins)))
+        if self.workers == "process" and begins_coarse(self.method):
+            plan = replace(plan, grouper=COARSE[0], placer_type=COARSE[1])
         return TrainRequest(
             model=name,
-            plan=PlanRequest(method=self.method, options=options, pins=tuple(map(Pin.parse, self.pins))),
+            plan=plan,
             num_devices=self.devices,
             workers=self.workers,
             cluster=self.cluster,
