@@ -330,18 +330,6 @@ def limited(memory_bytes: int | None) -> dict[str, str]:
     }
 
 
-def parse_hosts(text: str) -> tuple[str, ...]:
-    """`host:port,host:port`. Raises OptionError where one has no port, or stands twice."""
-    hosts = tuple(part.strip() for part in text.split(","))
-    for host in hosts:
-        name, _, port = host.rpartition(":")
-        if not name or not port.isdigit() or not 0 < int(port) < 65536:
-            raise OptionError(f"{host!r} is not host:port; give one for each device, as --cluster_hosts=alpha:2222,beta:2222")
-        if hosts.count(host) > 1:
-            raise OptionError(f"{host} stands twice in --cluster_hosts; give every device its own")
-    return hosts
-
-
 def listens(host: str) -> bool:
     """Whether anything takes connections there."""
     name, _, port = host.rpartition(":")

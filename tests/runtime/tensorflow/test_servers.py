@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from baechi_ext.errors import ExecutionError, OptionError
-from runtime.tensorflow.servers import Servers, parse_hosts
+from runtime.tensorflow.servers import Servers
 from tests.runtime.tensorflow.steps import branches, endless, greedy
 
 ROOT = Path(__file__).parents[3]
@@ -147,8 +147,6 @@ def test_a_memory_limit_is_kept_and_the_server_lives_on() -> None:
         assert float(fitting.run()[0]) == pytest.approx(small.unplaced()[0], rel=1e-5)
 
 
-@pytest.mark.parametrize("text", ["alpha", "alpha:x", "alpha:0", ":2222", "alpha:1,alpha:1", ""])
-def test_hosts_that_are_none(text: str) -> None:
-    with pytest.raises(OptionError, match="is not host:port|stands twice"):
-        parse_hosts(text)
-    assert parse_hosts("alpha:2222, [::1]:2223") == ("alpha:2222", "[::1]:2223")
+def test_hosts_that_do_not_make_the_devices() -> None:
+    with pytest.raises(OptionError, match="1 hosts and task 0 do not make 2 devices"):
+        Servers(2, hosts=["alpha:1"])
