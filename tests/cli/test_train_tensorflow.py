@@ -21,8 +21,8 @@ TRAIN = ("train", "--framework=tensorflow")
 SMALL = ("--model_name=wide_towers", "--batch_size=2", "--image_size=2", "--d_model=8", "--num_layers=1", "--num_steps=2")
 LINK = "--comm_cost_coeffs=0.001,50"
 _FLAGS = (
-    "--optimizer=adam --batch_size=2 --model_name=gnmt_v2 --vocab_size=40 --max_seq_length=3 --rnn_unit_type=lstm --rnn_units=8 "
-    "--num_layers=4 --encoder_type=gnmt --num_gpus=4 --num_devices=2 --residual --colocate_grads_with_ops --only_forward"
+    "--optimizer=adam --batch_size=2 --model_name=gnmt_v2 --vocab_size=40 --max_seq_length=2 --rnn_unit_type=lstm --rnn_units=8 "
+    "--num_layers=2 --encoder_type=gnmt --num_gpus=4 --num_devices=2 --residual --colocate_grads_with_ops --only_forward"
 )
 README = _FLAGS.split()
 """The flags of Baechi's README, with smaller sizes, on CPU workers."""
