@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import baechi_ext
 from baechi_ext.errors import CaptureError, OptionError, ParityError
+from baechi_ext.ir import Cluster, Link
 from runtime.frameworks import framework_of
 
 HERE = {"workers": "thread", "method": "m_topo"}
@@ -143,7 +144,8 @@ def test_auto_leaves_a_step_as_it_is_where_splitting_does_not_pay() -> None:
         weight.assign(tf.tanh(weight @ x))
         return tf.reduce_sum(weight)
 
-    placed = baechi_ext.parallelize(step, framework="tensorflow", workers="thread", method="auto")
+    far_apart = Cluster.uniform(2, link=Link(latency_us=10_000))
+    placed = baechi_ext.parallelize(step, framework="tensorflow", workers="thread", method="auto", cluster=far_apart)
     for _ in range(3):
         placed(np.ones((4, 4), np.float32))
     assert "step: not placed; splitting does not pay: one device is as fast; predicted" in placed.report().line()
