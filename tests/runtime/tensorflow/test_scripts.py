@@ -133,7 +133,11 @@ def test_a_model_is_placed_by_parallelize() -> None:
             assert baechi_ext.parallelize(model, workers="thread", method="m_topo") is model
         x = np.random.standard_normal((40, 10)).astype(np.float32)
         norms = []
-        watch = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, m=model, n=norms: n.append(np.linalg.norm(m.get_weights()[0])))
+
+        def note(*_: object, logs: object = None, model: keras.Model = model, norms: list = norms) -> None:
+            norms.append(np.linalg.norm(model.get_weights()[0]))
+
+        watch = keras.callbacks.LambdaCallback(on_train_batch_end=note)
         first = model.fit(x, x[:, :1], batch_size=16, epochs=2, verbose=0, callbacks=[watch], validation_split=0.2)
         evaluated = model.evaluate(x, x[:, :1], verbose=0)
         again = model.fit(x, x[:, :1], batch_size=16, epochs=1, verbose=0)
