@@ -1,5 +1,7 @@
 """Automatic device placement for training deep networks: the deciding half. Importing it loads no deep-learning framework."""
 
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 __version__ = "0.1.0"
@@ -39,10 +41,25 @@ def parallelize(model: Any = None, example_inputs: Any = None, *, framework: str
     if framework not in (None, TORCH, TENSORFLOW):
         raise OptionError(f"unknown framework {framework!r}; choose {TORCH} or {TENSORFLOW}")
     if framework is None and model is None:
+        _require_options_of_one([f for f in (TORCH, TENSORFLOW) if f in sys.modules], example_inputs, options)
         return lambda target: parallelize(target, example_inputs, framework=framework_of(target), **options)
     if (framework or framework_of(model)) == TENSORFLOW:
         return _parallelize_tensorflow(model, example_inputs, options)
     return _parallelize_torch(model, example_inputs, options)
+
+
+def _require_options_of_one(frameworks: Sequence[str], example_inputs: Any, options: dict[str, Any]) -> None:
+    """Raises OptionError where the options are those of none of these frameworks: what is decorated comes later, an error need not."""
+    from baechi_ext.errors import OptionError
+
+    errors = []
+    for framework in frameworks:
+        try:
+            parallelize(None, example_inputs, framework=framework, **options)
+        except OptionError as e:
+            errors.append(e)
+    if errors and len(errors) == len(frameworks):
+        raise errors[0]
 
 
 def _parallelize_torch(model: Any, example_inputs: Any, options: dict[str, Any]) -> Any:
