@@ -83,4 +83,4 @@ def _parallelize_tensorflow(target: Any, example_inputs: Any, options: dict[str,
 
     if example_inputs is not None:
         raise OptionError("example_inputs are for PyTorch; a TensorFlow step is captured at its first call")
-    return (lambda target: parallelize(target, options)) if target is None else parallelize(target, options)
+    return parallelize(target, options)

@@ -125,6 +125,8 @@ def parallelize(target: Any, options: Mapping[str, Any]) -> Any:
         raise OptionError(f"unknown option {unknown[0]!r} of parallelize for TensorFlow; it takes {', '.join(known)}")
     chosen = ParallelizeOptions(**options)
     chosen.request("")  # what is wrong with the options, told early
+    if target is None:
+        return lambda target: parallelize(target, options)
     if isinstance(target, (PlacedTrainStep, PlacedFunction)):
         raise OptionError("the training step is placed already; call its unplace() first")
     if isinstance(target, keras.Model):
