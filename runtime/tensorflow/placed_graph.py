@@ -10,7 +10,7 @@ plan would round differently from step to step.
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -71,8 +71,8 @@ def placed_graph(
 ) -> PlacedGraph:
     """The captured step with op o on `devices[placement[o]]`.
 
-    With `order`, all ops in a topological order, the ops of each device run one after the other in it, held to it by control edges: for
-    devices that share threads. Raises PlanError where an op has no device, or a variable's ops have several.
+    The ops of each device run one after the other, held by control edges to `order`: all ops in a topological order, by default as they
+    were captured. Raises PlanError where an op has no device, or a variable's ops have several.
     """
     device_of, op_of = {}, {}
     for op, names in captured.nodes.items():
@@ -81,7 +81,7 @@ def placed_graph(
             raise PlanError(f"op {op!r} is on device {device!r}; expected one of the {len(devices)} devices")
         device_of |= dict.fromkeys(names, device)
         op_of |= dict.fromkeys(names, op)
-    return _Builder(captured, tuple(devices), device_of, op_of).build(order)
+    return _Builder(captured, tuple(devices), device_of, op_of).build(captured.nodes if order is None else order)
 
 
 class _Builder:
@@ -105,7 +105,7 @@ class _Builder:
         self.container = f"{SCOPE}-{os.getpid()}-{next(_graphs)}"
         """So that sessions of one server share no variable by chance."""
 
-    def build(self, order: Sequence[str] | None) -> PlacedGraph:
+    def build(self, order: Iterable[str]) -> PlacedGraph:
         variables = tuple(self._variable(i, v) for i, v in enumerate(self.captured.variables))
         inputs = tuple(self._input(i, name) for i, name in enumerate(self.captured.inputs))
         for name, device in self.device_of.items():
@@ -116,8 +116,7 @@ class _Builder:
             raise PlanError(f"node {stray!r} belongs to no op of the graph; capture the step again")
         for name in [node.name for node in self.graph_def.node if node.op == "AddN" and len(node.input) > _PAIR]:
             self._add_in_pairs(self.nodes[name])
-        if order is not None:
-            self._chain(order)
+        self._chain(order)
         return PlacedGraph(
             self.graph_def, self.devices, inputs, self.captured.outputs, self.captured.targets, variables, MappingProxyType(self.op_of)
         )
@@ -189,7 +188,7 @@ class _Builder:
     def _add(self, op: str, name: str, device: int, *inputs: str) -> Any:
         return self.graph_def.node.add(op=op, name=name, device=self.devices[device], input=inputs)
 
-    def _chain(self, order: Sequence[str]) -> None:
+    def _chain(self, order: Iterable[str]) -> None:
         last: dict[int, str] = {}
         for op in order:
             for name in self._topological(self.members[op]):

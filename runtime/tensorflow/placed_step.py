@@ -13,7 +13,7 @@ from baechi_ext.capture.tensorflow_graph import CapturedFunction
 from baechi_ext.errors import ExecutionError
 from runtime.tensorflow.live_variables import LiveVariables
 from runtime.tensorflow.placed_graph import placed_graph
-from runtime.tensorflow.servers import Devices, Logical
+from runtime.tensorflow.servers import Devices
 from runtime.tensorflow.session import PlacedSession
 
 _TIMES = 200
@@ -23,10 +23,9 @@ class PlacedStep:
     """Trains the user's variables on the devices. They live there between steps, and are brought home when somebody looks at them."""
 
     def __init__(self, captured: CapturedFunction, placement: Mapping[str, int], order: Sequence[str], devices: Devices) -> None:
-        """`order`, of all ops, is kept by devices that share threads; others begin what is ready."""
-        kept = order if isinstance(devices, Logical) else None
+        """`order`, of all ops, is kept."""
         self.captured = captured
-        self.session = PlacedSession(placed_graph(captured, placement, devices.names, order=kept), devices)
+        self.session = PlacedSession(placed_graph(captured, placement, devices.names, order=order), devices)
         self.variables = {v.shared_name: v.variable for v in captured.variables}
         self.live = LiveVariables(self.variables, self._fetch)
         self.times_us: deque[float] = deque(maxlen=_TIMES)

@@ -101,8 +101,7 @@ def _session(
     captured: CapturedFunction, devices: Devices, device: int, values: Mapping[str, np.ndarray], inputs: Sequence[np.ndarray]
 ) -> PlacedSession:
     """The whole step on one device, ready to run."""
-    order = None if isinstance(devices, Servers) else list(captured.nodes)
-    session = PlacedSession(placed_graph(captured, dict.fromkeys(captured.nodes, device), devices.names, order=order), devices)
+    session = PlacedSession(placed_graph(captured, dict.fromkeys(captured.nodes, device), devices.names), devices)
     try:
         session.initialise(values)
         session.run(inputs)

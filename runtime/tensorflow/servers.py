@@ -1,7 +1,7 @@
 """Devices of TensorFlow's: a tf.distribute.Server process each, or logical devices of this process.
 
-A server has one inter-op and one intra-op thread on a core of its own, so that it runs one op at a time, as a device of a plan does. It
-ends with the process that started it, whatever happens to that: it reads its stdin until there is no one at the other end, and the
+A server has a core of its own and one intra-op thread; the order in a placed graph keeps it to one op at a time, as a device of a plan.
+It ends with the process that started it, whatever happens to that: it reads its stdin until there is no one at the other end, and the
 kernel kills it besides.
 """
 
@@ -34,6 +34,8 @@ _LOOK_SECONDS = 2.0
 """Between two looks whether the servers of other machines still listen."""
 _MIB = 1024 * 1024
 _START_SECONDS = 120.0
+_INTER_OP_THREADS = 4
+"""One computes. Requests of peers for tensors are answered by the same pool: with one thread they would wait until the device is idle."""
 
 
 class Devices(Protocol):
@@ -228,7 +230,7 @@ class Servers(Sessions):
         tf = tensorflow()
         cluster = tf.train.ClusterSpec({"worker": self.hosts}).as_cluster_def()
         definition = tf.train.ServerDef(cluster=cluster, job_name="worker", task_index=task, protocol="grpc")
-        definition.default_session_config.inter_op_parallelism_threads = 1
+        definition.default_session_config.inter_op_parallelism_threads = _INTER_OP_THREADS
         definition.default_session_config.intra_op_parallelism_threads = 1
         return definition
 

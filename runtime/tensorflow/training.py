@@ -253,10 +253,10 @@ def planned(request: TrainRequest, captured: Captured, cluster: Cluster) -> Plan
 
 
 def load(captured: Captured, timeline: Timeline, devices: Devices) -> PlacedSession:
-    """The step, placed as the timeline says, with its first values and inputs. Devices that share threads keep to its order."""
+    """The step, placed as the timeline says, with its first values and inputs. Devices keep to its order."""
     graph = timeline.graph
     where = {op.id: d for op, d in zip(graph.ops, timeline.placement, strict=True)}
-    order = [graph.ops[v].id for v in timeline.started] if isinstance(devices, Logical) else None
+    order = [graph.ops[v].id for v in timeline.started]
     session = PlacedSession(placed_graph(captured.function, where, devices.names, order=order), devices)
     session.initialise(captured.first)
     session.feed(captured.step.inputs)
