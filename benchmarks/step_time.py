@@ -66,7 +66,7 @@ def run(args: argparse.Namespace, request: TrainRequest, executor: Executor) -> 
     plans: dict[str, PlanResult] = {}
     methods = [m for m in args.methods or METHODS if m != "expert" or any(op.expert is not None for op in captured.graph.ops)]
     for method in methods:
-        plan_request = pipeline.PlanRequest(method, args.grouper, args.placer_type, options=PlaceOptions(seed=0))
+        plan_request = pipeline.PlanRequest(method, args.grouper or "tf", args.placer_type or "default", options=PlaceOptions(seed=0))
         plans[method] = pipeline.plan(captured.graph, cluster, plan_request)
         timeline = plans[method].timeline
         require_parity(check_parity(executor, timeline, captured.binding, captured.step))
@@ -174,8 +174,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--methods", type=lambda text: text.split(","))
     parser.add_argument("--baselines", type=lambda text: [k for k in text.split(",") if k], default=[DDP, PIPELINE])
     parser.add_argument("--workers", choices=("thread", "process"), help="by default thread, and for TensorFlow process")
-    parser.add_argument("--grouper", default="tf")
-    parser.add_argument("--placer_type", default="default")
+    parser.add_argument("--grouper", help="by default that of baechi train")
+    parser.add_argument("--placer_type")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(argv)
     find_model(args.model_name, args.framework)

@@ -15,6 +15,7 @@ from benchmarks.step_time_rows import rows
 from runtime import pipeline
 from runtime.models.registry import ModelOptions
 from runtime.program import one_device_timeline
+from runtime.tensorflow.coarse import COARSE, begins_coarse
 from runtime.tensorflow.measure import measure, peak_bytes
 from runtime.tensorflow.training import (
     capture_and_profile,
@@ -51,8 +52,7 @@ def run(args: argparse.Namespace, request: TrainRequest) -> dict[str, Any]:
         parity = {}
         methods = [m for m in args.methods or METHODS if m != "expert" or any(op.expert is not None for op in captured.graph.ops)]
         for method in methods:
-            asked = pipeline.PlanRequest(method, args.grouper, args.placer_type, options=PlaceOptions(seed=0))
-            plans[method] = pipeline.plan(captured.graph, cluster, asked)
+            plans[method] = pipeline.plan(captured.graph, cluster, _asked(args, method))
             session = load(captured, plans[method].timeline, devices)
             parity[method] = check_parity(captured, session).to_json()
             peaks[method] = peak_bytes(session, devices, list(sessions.values()))
@@ -83,6 +83,13 @@ def run(args: argparse.Namespace, request: TrainRequest) -> dict[str, Any]:
             for row in rows(measurement, plans, single.makespan_us)
         ],
     }
+
+
+def _asked(args: argparse.Namespace, method: str) -> pipeline.PlanRequest:
+    """As `baechi train` would plan it."""
+    coarse = args.grouper is None and args.placer_type is None and args.workers == "process" and begins_coarse(method)
+    grouper, placer_type = COARSE if coarse else (args.grouper or "tf", args.placer_type or "default")
+    return pipeline.PlanRequest(method, grouper, placer_type, options=PlaceOptions(seed=0))
 
 
 def _verdict(result: PlanResult) -> str:
