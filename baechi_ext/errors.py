@@ -82,3 +82,7 @@ class CheckpointError(BaechiError):
 
 class ParityError(BaechiError):
     """The placed step does not compute what the unplaced step computes."""
+
+
+class ShardError(BaechiError):
+    """A sharding problem breaks a rule, or its tables would not fit the memory they may take."""

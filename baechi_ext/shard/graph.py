@@ -1,0 +1,120 @@
+"""What is sharded: nodes with iteration spaces, and tensors between them as projections of those spaces.
+
+A node computes over an iteration space, an axis a loop (Elango, IPDPS 2021, section II). A configuration says into how many parts each
+axis is split; the parts are one device's each. Nothing here knows a network or a framework: whoever can name a node's loops, which of
+them run over each dimension of its tensors, and what it computes and communicates (`terms`), can have it sharded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from baechi_ext.errors import ShardError
+from baechi_ext.shard.terms import Term
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A loop of a node: its name, how often it runs, and whether its iterations may be shared out; `smallest` is the least share."""
+
+    name: str
+    size: int
+    splits: bool = True
+    smallest: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor that a node reads or writes. Dimension i is split as the axes `axes[i]` are (several: their product; none: not at all).
+
+    `words` is how many numbers it holds.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[tuple[int, ...], ...]
+
+    @property
+    def words(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A layer: iteration space, tensors, costs. `contiguous`: axes after a partly split one can't be split (a reshape).
+
+    `weights` are parameters, which the node holds and which no edge brings.
+    """
+
+    name: str
+    op: str
+    axes: tuple[Axis, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    terms: tuple[Term, ...] = ()
+    weights: tuple[Tensor, ...] = ()
+    contiguous: bool = False
+
+    def __post_init__(self) -> None:
+        for tensor in (*self.inputs, *self.outputs, *self.weights):
+            if len(tensor.shape) != len(tensor.axes) or any(not 0 <= a < len(self.axes) for dim in tensor.axes for a in dim):
+                raise ShardError(f"{self.name}: {tensor} does not fit {len(self.axes)} axes; give each dimension the axes that split it")
+        if any(axis.size < 1 or axis.smallest < 1 for axis in self.axes):
+            raise ShardError(f"{self.name}: axes {[(a.name, a.size) for a in self.axes]} have to be 1 or longer")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(axis.size for axis in self.axes)
+
+    def axis(self, name: str) -> int | None:
+        """The index of the axis of that name; None where there is none."""
+        return next((i for i, axis in enumerate(self.axes) if axis.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """The tensor that node `source` writes as its output `output`, and node `target` reads as its input `input`."""
+
+    source: int
+    target: int
+    output: int = 0
+    input: int = 0
+
+
+@dataclass(frozen=True)
+class ShardGraph:
+    """Nodes, and the tensors between them. Edges go from lower to higher indices: nodes are in an order they can run in."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            raise ShardError(f"graph {self.name} has no nodes; there is nothing to shard")
+        names = {node.name for node in self.nodes}
+        if len(names) < len(self.nodes):
+            raise ShardError(f"graph {self.name} has {len(self.nodes)} nodes of {len(names)} names; give each its own")
+        for edge in self.edges:
+            if not 0 <= edge.source < edge.target < len(self.nodes):
+                wrong = f"an edge from node {edge.source} to {edge.target} of {len(self.nodes)}"
+                raise ShardError(f"graph {self.name}: {wrong}; list nodes in an order they can run in")
+            source, target = self.nodes[edge.source], self.nodes[edge.target]
+            if edge.output >= len(source.outputs) or edge.input >= len(target.inputs):
+                raise ShardError(f"{source.name} -> {target.name}: no such tensor (output {edge.output}, input {edge.input})")
+            written, read = source.outputs[edge.output].shape, target.inputs[edge.input].shape
+            if len(written) != len(read):
+                raise ShardError(f"{source.name} -> {target.name}: {written} is written and {read} read; insert a reshape")
+
+    @cached_property
+    def neighbours(self) -> tuple[frozenset[int], ...]:
+        """For each node, those it shares a tensor with."""
+        found: list[set[int]] = [set() for _ in self.nodes]
+        for edge in self.edges:
+            found[edge.source].add(edge.target)
+            found[edge.target].add(edge.source)
+        return tuple(frozenset(f) for f in found)
+
+
+Strategy = Sequence[tuple[int, ...]]
+"""A configuration for each node, in the graph's order."""

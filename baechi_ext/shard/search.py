@@ -1,0 +1,114 @@
+"""The search: the cheapest strategy for a graph on a machine, with the proof, or with a bound of what a cheaper one could save."""
+
+import time
+from dataclasses import dataclass
+from functools import partial
+
+from baechi_ext.errors import ShardError
+from baechi_ext.shard.elimination import Elimination, choose, eliminate, plan_elimination
+from baechi_ext.shard.graph import ShardGraph
+from baechi_ext.shard.limit import Answer, within_memory
+from baechi_ext.shard.machine import Machine
+from baechi_ext.shard.memory import bytes_of
+from baechi_ext.shard.order import elimination_order
+from baechi_ext.shard.prune import pruned
+from baechi_ext.shard.tables import Tables, build_tables
+
+DEFAULT_TABLE_BYTES = 1 << 30
+_WORTH_PRUNING = 1e8
+"""Below so many operations the search is done sooner than configurations are pruned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """`original`: tensors move as in the original release. `table_bytes`: no table may be larger. `beam`: where one would be, search on
+    with smaller tables and so many states; None: refuse. `prune`: leave dominated configurations out (None: where that pays).
+    """
+
+    order: str = "generate_seq"
+    original: bool = False
+    table_bytes: float = DEFAULT_TABLE_BYTES
+    beam: int | None = None
+    prune: bool | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A strategy: for each node the index of its configuration in `tables`, its cost, and a lower bound of all strategies' costs.
+
+    `elimination` is how it was found; `seconds` by stage. `held_bytes` is what it holds on a device.
+    """
+
+    tables: Tables
+    choice: tuple[int, ...]
+    cost: float
+    lower_bound: float
+    elimination: Elimination
+    held_bytes: float
+    seconds: dict[str, float]
+
+    @property
+    def status(self) -> str:
+        """`optimal` where no strategy is cheaper, else `feasible`."""
+        return "optimal" if self.cost <= self.lower_bound * (1 + 1e-9) else "feasible"
+
+    @property
+    def strategy(self) -> list[tuple[int, ...]]:
+        return self.tables.strategy(self.choice)
+
+    @property
+    def step_seconds(self) -> float:
+        """How long a device takes for that."""
+        return self.tables.machine.seconds(self.cost)
+
+
+def search(graph: ShardGraph, machine: Machine, options: SearchOptions | None = None) -> Found:
+    """The cheapest strategy, within the machine's memory limit where it has one.
+
+    Raises ShardError where a table would be too large and no beam is allowed, and where nothing fits the memory limit.
+    """
+    options = options or SearchOptions()
+    if options.beam is not None and options.beam < 1:
+        raise ShardError(f"a beam of {options.beam} states; give 1 or more (--beam)")
+    started = time.perf_counter()
+    tables = build_tables(graph, machine, original=options.original)
+    built = time.perf_counter()
+    found = within_memory(tables, partial(_cheapest, options=options))
+    seconds = {"tables": built - started, "search": time.perf_counter() - built}
+    return Found(tables, found.choice, found.cost, found.bound, found.plan, bytes_of(tables, found.choice), seconds)
+
+
+def _cheapest(tables: Tables, options: SearchOptions) -> Answer:
+    reduced, plan = tables, _plan(tables, options)
+    if options.prune or (options.prune is None and (plan.operations > _WORTH_PRUNING or _bytes(plan) > options.table_bytes)):
+        reduced = pruned(tables)
+        plan = _plan(reduced, options)
+    if _bytes(plan) > options.table_bytes:
+        if options.beam is None:
+            raise ShardError(_too_large(reduced, plan, options))
+        plan = _plan(reduced, options, options.table_bytes / 8)
+    done = eliminate(reduced, plan)
+    found = choose(reduced, done, options.beam or 1 if not plan.exact else 1)
+    choice = tables.choice(reduced.strategy(found.choice)) if reduced is not tables else found.choice
+    bound = found.cost if found.exhaustive else done.left
+    return Answer(tuple(choice), found.cost, min(bound, found.cost), plan)
+
+
+def _plan(tables: Tables, options: SearchOptions, most_numbers: float = float("inf")) -> Elimination:
+    order = elimination_order(options.order, tables.graph.neighbours, tables.sizes)
+    return plan_elimination(tables, order, most_numbers)
+
+
+def _bytes(plan: Elimination) -> float:
+    return 8.0 * plan.largest
+
+
+def _too_large(tables: Tables, plan: Elimination, options: SearchOptions) -> str:
+    step = max(plan.steps, key=lambda s: max(p.size for p in s.parts))
+    part = max(step.parts, key=lambda p: p.size)
+    others = "" if options.order == "generate_seq" else "; --order=generate_seq may need less"
+    return (
+        f"the table for {tables.graph.nodes[step.node].name} would be over {len(part.result.nodes)} layers and take "
+        f"{_bytes(plan) / 2**20:.3g} MiB, and {options.table_bytes / 2**20:.4g} MiB are allowed; "
+        f"raise --table_memory, or let --beam=100 find a strategy, with a bound of what it may lose{others}"
+    )
