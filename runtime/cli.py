@@ -28,6 +28,7 @@ from runtime.device_map_export import export_device_map
 from runtime.flags import baechi as baechi_flags
 from runtime.flags import common as flags
 from runtime.flags import datasets as dataset_flags
+from runtime.flags import pase as pase_flags
 from runtime.flags import placeto as placeto_flags
 from runtime.flags import script as script_flags
 from runtime.flags import train as train_flags
@@ -252,12 +253,23 @@ def _placeto(args: argparse.Namespace) -> int:
     return 0
 
 
+def _pase(args: argparse.Namespace) -> int:
+    request = pase_flags.request_of(args)
+    from runtime.pase import run
+
+    with progress(f"sharding {request.graph} over {request.machine.devices} devices"):
+        report = run(request)
+    print_json(report.to_json()) if args.json else print("\n".join(report.lines()))
+    return 0
+
+
 COMMANDS = (
     Command("place", "decide which device runs which op of a graph, and write the plan", _place_flags, _place),
     Command("train", "place a real training step, run it on several devices, and time it", train_flags.add_flags, _train),
     Command("probe-links", "measure what sending costs between every pair of devices", train_flags.add_probe_flags, _probe),
     Command("datasets", "make families of graphs for learned placers, or list them", dataset_flags.add_flags, _datasets),
     Command("placeto", "train the learned placer, or compare it with the others", placeto_flags.add_flags, _placeto),
+    Command("pase", "find the cheapest way to split every layer of a network over devices", pase_flags.add_flags, _pase),
     Command("export-device-map", "write the device_map of accelerate's that is nearest to a plan", _export_flags, _export),
     Command("simulate", "say what a plan is worth: step time, busy time, memory, broken rules", _simulate_flags, _simulate),
 )

@@ -58,6 +58,9 @@ BAECHI = {"--data_format", "--logdir", "--log_device_placement", "--log_placer_d
 REFUSED = {f"--{name}" for name in (
     "disable_nmt_colocation", "grappler", "grappler_time", "stats_path", "device_info_path", "log_colocation_graph",
 )}  # fmt: skip
+ORIGINAL_PASE = {"-p", "--procs", "-b", "--batch", "-m", "--model", "-g", "--graph", "--flops", "--bw", "--profile", "--measure"} | {
+    "-d", "--dump_graph", "--algo", "-a", "--analyse",
+}  # fmt: skip
 FLAGS = {
     "place": CLUSTER | PLACING | {"--out", "--json"},
     "train": CLUSTER | PLACING | STEP | CUDA | TENSORFLOW | MODEL | COSTS | SCRIPT | RUN | BAECHI | REFUSED | {
@@ -68,6 +71,10 @@ FLAGS = {
     },
     "datasets": {"--out", "--graphs", "--seed", "--folder", "--json"},
     "placeto": set(),
+    "pase": ORIGINAL_PASE | {
+        "--cost_model", "--order", "--table_memory", "--beam", "--halo", "--device_memory", "--optimizer_words", "--latency",
+        "--devices_per_node", "--node_bw", "--node_latency", "--overlap", "--out", "--json",
+    },
     "simulate": CLUSTER | {"--json"},
     "export-device-map": {"--out", "--json"},
 }  # fmt: skip

@@ -1,0 +1,97 @@
+"""The arguments of `baechi pase`: the original's, and what goes beyond it. Reading them loads no numpy."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from runtime.flags import common as flags
+
+if TYPE_CHECKING:
+    from runtime.pase import PaseRequest
+
+ALGORITHMS = {0: "generate_seq", 1: "breadth_first"}
+"""The original's --algo, and the order that it is."""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags `request_of` reads. Values that make no sense are refused by the library, with exit code 1."""
+    group = parser.add_argument_group("as the original PaSE has them")
+    group.add_argument("-p", "--procs", type=int, default=8, metavar="N", help="devices (default %(default)s); any number, primes too")
+    group.add_argument("-b", "--batch", type=int, default=128, metavar="N", help="examples a step (default %(default)s)")
+    group.add_argument("-m", "--model", type=int, metavar="N", help="hidden width of rnnlm or transformer (default: as published)")
+    networks = "alexnet (default), resnet101, inception3, rnnlm or transformer"
+    group.add_argument("-g", "--graph", default="alexnet", metavar="NAME", help=networks)
+    group.add_argument("--flops", type=float, default=10.0, metavar="T", help="10^12 operations a second of a device (default %(default)g)")
+    group.add_argument("--bw", type=float, default=16.0, metavar="G", help="GB/s between devices (default %(default)g)")
+    group.add_argument("--profile", action="store_true", help="print where the time goes (cProfile)")
+    group.add_argument("--measure", action="store_true", help="search several times and print the spread")
+    group.add_argument(
+        "-d", "--dump_graph", nargs="?", const="graph.dot", metavar="FILE", help="write the graph in dot format (graph.dot unless named)"
+    )
+    group.add_argument("--algo", type=int, default=0, choices=ALGORITHMS, help="0: GenerateSeq (default); 1: breadth first, the naive one")
+    group.add_argument("-a", "--analyse", action="store_true", help="print where the cost lies, by kind and by layer")
+    _add_search_flags(parser.add_argument_group("search"))
+    _add_machine_flags(parser.add_argument_group("devices"))
+    flags.add_output_flags(parser, out="write the shard plan to this file")
+
+
+def _add_search_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--cost_model", default="default", metavar="NAME", help="default, or original: the release's costs, quirks included")
+    group.add_argument("--order", metavar="NAME", help="generate_seq (default), min_fill, min_table or breadth_first; all find the minimum")
+    group.add_argument("--table_memory", type=flags.size_in_bytes, metavar="SIZE", help="no table may be larger (default 1GiB)")
+    group.add_argument("--beam", type=int, metavar="N", help="where one would be: smaller tables, N states at once, a bound of the loss")
+    group.add_argument("--halo", action="store_true", help="split height and width of images, too; the parts exchange their rims")
+
+
+def _add_machine_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--device_memory", type=flags.size_in_bytes, metavar="SIZE", help="what a device can hold (default: no limit)")
+    group.add_argument("--optimizer_words", type=int, default=1, metavar="N", help="numbers an optimizer keeps for a parameter (default 1)")
+    group.add_argument("--latency", type=float, default=0.0, metavar="US", help="microseconds a message takes (default 0)")
+    group.add_argument("--devices_per_node", type=int, metavar="N", help="two levels: so many devices share a node (default: all)")
+    group.add_argument("--node_bw", type=float, metavar="G", help="GB/s of each device to other nodes (default: --bw)")
+    group.add_argument("--node_latency", type=float, metavar="US", help="microseconds of a message between nodes (default: --latency)")
+    group.add_argument("--overlap", action="store_true", help="sum up gradients of weights while the backward pass computes")
+
+
+def request_of(args: argparse.Namespace) -> "PaseRequest":
+    """What `baechi pase` is to do. Raises ShardError for what makes no sense."""
+    from baechi_ext.errors import ShardError
+    from baechi_ext.shard.machine import Machine
+    from baechi_ext.shard.search import DEFAULT_TABLE_BYTES, SearchOptions
+    from runtime.pase import PaseRequest
+
+    if args.algo and args.order not in (None, ALGORITHMS[args.algo]):
+        raise ShardError(f"--algo={args.algo} is the order {ALGORITHMS[args.algo]}, and --order={args.order} another; give one of them")
+    original = args.cost_model == "original"
+    machine = Machine(
+        devices=args.procs,
+        tera_flops=args.flops,
+        gigabytes_per_second=args.bw,
+        word_bytes=8 if original else 4,
+        latency_us=args.latency,
+        devices_per_node=args.devices_per_node,
+        node_gigabytes_per_second=args.node_bw,
+        node_latency_us=args.node_latency,
+        overlap=args.overlap,
+        memory_bytes=args.device_memory,
+        optimizer_words=args.optimizer_words,
+    )
+    options = SearchOptions(
+        order=args.order or ALGORITHMS[args.algo],
+        original=original,
+        table_bytes=DEFAULT_TABLE_BYTES if args.table_memory is None else args.table_memory,
+        beam=args.beam,
+    )
+    return PaseRequest(
+        graph=args.graph,
+        batch=args.batch,
+        width=args.model,
+        cost_model=args.cost_model,
+        splits_images=args.halo,
+        machine=machine,
+        options=options,
+        measure=args.measure,
+        profile=args.profile,
+        analyse=args.analyse,
+        dump=args.dump_graph,
+        out=args.out,
+    )

@@ -1,0 +1,177 @@
+"""`baechi pase`: searches the best sharding of a network, once or several times, and says what was found."""
+
+import cProfile
+import io
+import pstats
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from baechi_ext.errors import ShardError
+from baechi_ext.ir.files import require_writable, write_bytes
+from baechi_ext.shard.analysis import LayerCost, layer_costs
+from baechi_ext.shard.dot import dot
+from baechi_ext.shard.graph import ShardGraph
+from baechi_ext.shard.machine import Machine
+from baechi_ext.shard.networks import network
+from baechi_ext.shard.plan import ShardPlan
+from baechi_ext.shard.search import Found, SearchOptions, search
+from runtime.tables import as_size, as_time
+
+WARMUP, REPEATS = 2, 5
+_PROFILED = 30
+"""Lines of a profile that are printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaseRequest:
+    """A network by name, with its batch and hidden width (None: the published one), a machine, and how to search and what to report."""
+
+    graph: str
+    batch: int
+    width: int | None
+    cost_model: str
+    splits_images: bool
+    machine: Machine
+    options: SearchOptions
+    measure: bool = False
+    profile: bool = False
+    analyse: bool = False
+    dump: str | None = None
+    out: str | None = None
+
+
+@dataclass(frozen=True)
+class PaseReport:
+    """What was found, and, where they were asked for: the seconds of each repeat, a profile, and costs by layer."""
+
+    request: PaseRequest
+    found: Found
+    plan: ShardPlan
+    seconds: list[float]
+    profile: str
+    layers: list[LayerCost]
+
+    def to_json(self) -> dict[str, Any]:
+        """For a program."""
+        elimination = self.found.elimination
+        facts: dict[str, Any] = {
+            "search_seconds": self.seconds,
+            "seconds": self.found.seconds,
+            "configurations": sum(self.found.tables.sizes),
+            "largest_table_bytes": 8 * elimination.largest,
+            "operations": elimination.operations,
+            "width": elimination.width,
+        }
+        if self.layers:
+            facts["layers"] = [{"name": c.name, "own_flop": c.own, "kinds_flop": c.kinds, "moved_flop": c.moved} for c in self.layers]
+        return {**self.plan.to_json(), **facts}
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        plan, found, elimination = self.plan, self.found, self.found.elimination
+        graph = found.tables.graph
+        bound = "" if plan.status == "optimal" else f"; none costs less than {plan.lower_bound_flop:,.0f} ({self._gap():.2%} less)"
+        largest = f"the largest over {elimination.width} layers, {as_size(8 * elimination.largest)}"
+        facts = {
+            "graph": f"{graph.name}, {len(graph.nodes)} layers, batch {plan.batch}, on {plan.devices} devices",
+            "minimum cost": f"{plan.cost_flop:,.0f} FLOP a device ({plan.status}{bound})",
+            "predicted step": f"{as_time(plan.predicted_step_us)} ({plan.cost_model} cost model)",
+            "held": f"{as_size(plan.held_bytes)} a device (parameters, gradients, optimizer state, activations)",
+            "search": f"{as_time(statistics.median(self.seconds) * 1e6)}{self._spread()}",
+            "tables": f"{sum(found.tables.sizes)} configurations; {largest}",
+            "shard plan": self.request.out or "not written (no --out)",
+        }
+        width = max(map(len, facts))
+        lines = [*self._strategy(), "", *(f"{name:<{width}}  {value}" for name, value in facts.items())]
+        if self.layers:
+            lines += ["", *self._analysis()]
+        return [*lines, "", *self.profile.splitlines()] if self.profile else lines
+
+    def _gap(self) -> float:
+        return 1 - self.plan.lower_bound_flop / self.plan.cost_flop
+
+    def _spread(self) -> str:
+        if len(self.seconds) == 1:
+            return ""
+        return f" ({as_time(min(self.seconds) * 1e6)} to {as_time(max(self.seconds) * 1e6)}, median of {len(self.seconds)} after {WARMUP})"
+
+    def _strategy(self) -> Iterator[str]:
+        """A line a layer."""
+        rows: list[tuple[str, str, str]] = []
+        for name, layer in self.plan.shard.items():
+            loops = ", ".join(f"{axis} {size}" for axis, size in layer.sizes.items())
+            splits = ", ".join(f"{axis} {parts}" for axis, parts in layer.splits.items()) or "not split"
+            rows.append((name, splits, loops))
+        widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
+        yield f"{'layer':<{widths[0]}}  {'split into':<{widths[1]}}  iteration space"
+        yield from (f"{name:<{widths[0]}}  {splits:<{widths[1]}}  {loops}" for name, splits, loops in rows)
+
+    def _analysis(self) -> Iterator[str]:
+        """The kinds of cost, then each layer's parts."""
+        total = self.plan.cost_flop or 1.0
+        kinds: Counter[str] = Counter()
+        for layer in self.layers:
+            kinds.update(layer.kinds)
+            kinds["moving tensors"] += layer.moved
+        yield "where the cost lies"
+        yield from (f"  {kind:<16} {cost / total:7.2%}  {cost:,.0f}" for kind, cost in kinds.most_common())
+        width = max(len(layer.name) for layer in self.layers)
+        yield f"  {'layer':<{width}}    total  compute  communication  moving its inputs"
+        for layer in self.layers:
+            compute = layer.kinds.get("compute", 0.0)
+            parts = [part / total for part in (layer.total, compute, layer.own - compute, layer.moved)]
+            yield f"  {layer.name:<{width}}  {parts[0]:7.2%}  {parts[1]:7.2%}  {parts[2]:13.2%}  {parts[3]:17.2%}"
+
+
+def run(request: PaseRequest) -> PaseReport:
+    """Searches as asked, writes the files that were asked for, and returns the report.
+
+    Raises ShardError for what can't be searched, FileError for files that can't be written.
+    """
+    for path in (request.out, request.dump):
+        if path is not None:
+            require_writable(path)
+    if request.batch < request.machine.devices:
+        devices = request.machine.devices
+        raise ShardError(f"a batch of {request.batch} is smaller than {devices} processors; give a batch of that (-b) or fewer (-p)")
+    graph = _graph(request)
+    if request.dump is not None:
+        write_bytes(request.dump, dot(graph).encode())
+    seconds: list[float] = []
+    profile = cProfile.Profile()
+    for i in range(WARMUP + REPEATS if request.measure else 1):
+        if request.profile and not i:
+            profile.enable()
+        started = time.perf_counter()
+        found = search(_graph(request), request.machine, request.options)
+        if i >= WARMUP or not request.measure:
+            seconds.append(time.perf_counter() - started)
+        profile.disable()
+    plan = ShardPlan.of(found, request.batch, request.cost_model, _options(request))
+    if request.out is not None:
+        plan.save(Path(request.out))
+    layers = layer_costs(found.tables, found.choice) if request.analyse else []
+    return PaseReport(request, found, plan, seconds, _text(profile) if request.profile else "", layers)
+
+
+def _graph(request: PaseRequest) -> ShardGraph:
+    return network(request.graph, request.batch, request.width, cost_model=request.cost_model, splits_images=request.splits_images)
+
+
+def _options(request: PaseRequest) -> dict[str, Any]:
+    """How the plan was made, as far as it is not the default."""
+    machine, plain = request.machine, Machine(devices=request.machine.devices)
+    names = [name for name in Machine.__dataclass_fields__ if name not in ("devices", "flop_per_word")]
+    changed = {name: getattr(machine, name) for name in names if getattr(machine, name) != getattr(plain, name)}
+    return {"order": request.options.order, "width": request.width, "splits_images": request.splits_images, **changed}
+
+
+def _text(profile: cProfile.Profile) -> str:
+    out = io.StringIO()
+    pstats.Stats(profile, stream=out).sort_stats("cumulative").print_stats(_PROFILED)
+    return out.getvalue()

@@ -1,0 +1,137 @@
+"""`baechi pase`: what it prints and writes, the original's command line, and bad input."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from baechi_ext.errors import PlanError
+from baechi_ext.shard.plan import ShardPlan
+from tests.cli.files import write
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_the_originals_command_line(run: Run) -> None:
+    code, out, err = run("pase", "-p", 32, "-b", 128, "-g", "alexnet", "--flops", 10, "--bw", 16, "--algo", 0, "--cost_model=original")
+    assert (code, err) == (0, "")
+    assert "minimum cost    53,136,349,552 FLOP a device (optimal)" in out
+    assert "conv_6            batch 16, in_channels 2" in out
+
+
+def test_both_algorithms_agree_where_the_naive_one_can(run: Run) -> None:
+    costs = [json.loads(run("pase", "-g", "alexnet", "--algo", algo, "--json")[1])["cost_flop"] for algo in (0, 1)]
+    assert costs[0] == pytest.approx(costs[1], rel=1e-9)
+    code, _, err = run("pase", "-g", "resnet101", "-p", 64, "--algo", 1, "--table_memory=1MiB")
+    assert code == 1
+    assert err.startswith("error: the table for ")
+    assert err.count("\n") == 1
+
+
+def test_measure_profile_and_analysis(run: Run) -> None:
+    code, out, _ = run("pase", "-p", 7, "-b", 64, "-g", "rnnlm", "--measure", "--profile", "-a")
+    assert code == 0
+    assert "median of 5 after 2)" in out
+    assert "cumulative" in out
+    assert "build_tables" in out
+    assert "where the cost lies" in out
+    result = json.loads(run("pase", "-g", "rnnlm", "-a", "--json")[1])
+    total = sum(layer["own_flop"] + layer["moved_flop"] for layer in result["layers"])
+    assert total == pytest.approx(result["cost_flop"], rel=1e-9)
+    assert all(sum(layer["kinds_flop"].values()) == pytest.approx(layer["own_flop"]) for layer in result["layers"])
+
+
+def test_the_plan_file(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    code, out, _ = run("pase", "-g", "rnnlm", "-m", 512, "-b", 64, "--latency", 5, "--out", file)
+    assert code == 0
+    assert str(file) in out
+    plan = ShardPlan.load(file)
+    assert plan.to_json() == json.loads(file.read_text())
+    assert (plan.graph, plan.batch, plan.devices, plan.status) == ("rnnlm", 64, 8, "optimal")
+    assert plan.options["width"] == 512
+    assert plan.options["latency_us"] == 5
+    assert plan.shard["lstm_1"].sizes == {"layers": 2, "sequence": 256, "batch": 64, "units": 512, "in_units": 512}
+    assert plan.predicted_step_us == pytest.approx(plan.cost_flop / 10e12 * 1e6)
+    assert all(layer.devices <= 8 for layer in plan.shard.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "plan"}, "this is no shard plan: its kind is 'plan'"),
+        ({"cost_flop": "much"}, "cost_flop of the shard plan is 'much'"),
+        ({"devices": 0}, "devices is 0; expected a whole number"),
+        ({"shard": []}, "shard is not an object of layers"),
+        ({"shard": {"x": {"sizes": {"a": 4}}}}, "layer x of the shard plan has no sizes and splits"),
+        ({"shard": {"x": {"sizes": {"a": 4}, "splits": {"a": 3}}}}, "x splits its 'a' of 4 into 3 parts"),
+        ({"shard": {"x": {"sizes": {"a": 4}, "splits": {"b": 2}}}}, "x splits its 'b' of None into 2 parts"),
+        ({"shard": {"x": {"sizes": {"a": 16}, "splits": {"a": 16}}}}, "x is split over 16 devices of 8"),
+    ],
+)
+def test_bad_plan_files(run: Run, tmp_path: Path, change: dict[str, object], message: str) -> None:
+    file = tmp_path / "plan.json"
+    assert run("pase", "--out", file)[0] == 0
+    write(file, {**json.loads(file.read_text()), **change})
+    with pytest.raises(PlanError, match=message):
+        ShardPlan.load(file)
+    lacking = json.loads(file.read_text()) | {"kind": "baechi shard plan"}
+    del lacking["batch"]
+    with pytest.raises(PlanError, match="the shard plan lacks batch"):
+        ShardPlan.load(write(file, lacking))
+
+
+def test_the_graph_as_dot(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "graph.dot"
+    assert run("pase", "-d", file)[0] == 0
+    text = file.read_text()
+    assert text.startswith('digraph "alexnet" {')
+    assert text.count(" -> ") == 13
+    assert '12 -> 13 [label="128 x 1024"];' in text
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (["-p", 0], "0 processors; give 1 or more (-p)"),
+        (["-p", -3], "-3 processors; give 1 or more (-p)"),
+        (["-b", 4], "a batch of 4 is smaller than 8 processors"),
+        (["-b", 0, "-p", 1], "a batch of 0"),
+        (["-g", "lenet"], "unknown graph 'lenet'; choose one of alexnet, resnet101, inception3, rnnlm, transformer"),
+        (["--flops", 0], "--flops is 0; give a finite number above 0"),
+        (["--flops", "nan"], "--flops is nan; give a finite number above 0"),
+        (["--bw", -1], "--bw is -1; give a finite number above 0"),
+        (["--latency", -1], "--latency is -1; give a finite number of microseconds, 0 or more"),
+        (["--node_bw", 0], "--node_bw is 0; give a finite number above 0"),
+        (["--devices_per_node", 0], "0 devices a node; give 1 or more"),
+        (["--optimizer_words", -1], "-1 numbers of optimizer state"),
+        (["-m", 64], "alexnet has no hidden width to set; -m is for rnnlm and transformer"),
+        (["-g", "rnnlm", "-m", 0], "a hidden width of 0; give 1 or more (-m)"),
+        (["-g", "transformer", "-m", 100], "a hidden width of 100 does not divide into 8 heads"),
+        (["--cost_model", "new"], "unknown cost model 'new'; choose one of default, original"),
+        (["--cost_model", "original", "--halo"], "the original cost model splits no images"),
+        (["--order", "any"], "unknown order 'any'; choose one of generate_seq, min_fill"),
+        (["--algo", 1, "--order", "min_fill"], "--algo=1 is the order breadth_first, and --order=min_fill another"),
+        (["-g", "transformer", "--table_memory", "1KiB"], "and 0.0009766 MiB are allowed; raise --table_memory"),
+        (["--device_memory", "1MiB"], "no strategy fits 1 MiB a device: the least that can be held is "),
+        (["--out", "/nowhere/plan.json"], "cannot write '/nowhere/plan.json'"),
+    ],
+)
+def test_bad_input_is_one_line(run: Run, line: list[object], message: str) -> None:
+    code, out, err = run("pase", *line)
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_beam_and_limits(run: Run) -> None:
+    code, out, _ = run("pase", "-g", "transformer", "-b", 64, "-p", 16, "--table_memory=50KiB", "--beam", 10)
+    assert code == 0
+    assert "minimum cost" in out
+    free, tight = (
+        json.loads(run("pase", "-g", "transformer", "-b", 64, "--json", *limit)[1]) for limit in ([], ["--device_memory", "2700MiB"])
+    )
+    assert tight["held_bytes"] <= 2700 * 2**20 < free["held_bytes"]
+    assert free["cost_flop"] <= tight["lower_bound_flop"] <= tight["cost_flop"]
