@@ -14,6 +14,7 @@ from typing import Any
 from baechi_ext.errors import ShardError
 from baechi_ext.ir.files import require_writable, write_bytes
 from baechi_ext.shard.analysis import LayerCost, layer_costs
+from baechi_ext.shard.baselines import Baseline, experts, random_walk
 from baechi_ext.shard.dot import dot
 from baechi_ext.shard.graph import ShardGraph
 from baechi_ext.shard.machine import Machine
@@ -41,13 +42,14 @@ class PaseRequest:
     measure: bool = False
     profile: bool = False
     analyse: bool = False
+    compare: bool = False
     dump: str | None = None
     out: str | None = None
 
 
 @dataclass(frozen=True)
 class PaseReport:
-    """What was found, and, where they were asked for: the seconds of each repeat, a profile, and costs by layer."""
+    """What was found, and, where they were asked for: the seconds of each repeat, a profile, costs by layer, and what others would do."""
 
     request: PaseRequest
     found: Found
@@ -55,6 +57,7 @@ class PaseReport:
     seconds: list[float]
     profile: str
     layers: list[LayerCost]
+    others: list[Baseline]
 
     def to_json(self) -> dict[str, Any]:
         """For a program."""
@@ -69,6 +72,8 @@ class PaseReport:
         }
         if self.layers:
             facts["layers"] = [{"name": c.name, "own_flop": c.own, "kinds_flop": c.kinds, "moved_flop": c.moved} for c in self.layers]
+        if self.others:
+            facts["others"] = [{"name": b.name, "cost_flop": b.cost, "note": b.note} for b in self.others]
         return {**self.plan.to_json(), **facts}
 
     def lines(self) -> list[str]:
@@ -88,6 +93,8 @@ class PaseReport:
         }
         width = max(map(len, facts))
         lines = [*self._strategy(), "", *(f"{name:<{width}}  {value}" for name, value in facts.items())]
+        if self.others:
+            lines += ["", *self._comparison()]
         if self.layers:
             lines += ["", *self._analysis()]
         return [*lines, "", *self.profile.splitlines()] if self.profile else lines
@@ -110,6 +117,13 @@ class PaseReport:
         widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
         yield f"{'layer':<{widths[0]}}  {'split into':<{widths[1]}}  iteration space"
         yield from (f"{name:<{widths[0]}}  {splits:<{widths[1]}}  {loops}" for name, splits, loops in rows)
+
+    def _comparison(self) -> Iterator[str]:
+        """What others would cost, in times of what was found."""
+        width = max(len(other.name) for other in self.others)
+        yield f"{'others':<{width}}  x as much  what it is"
+        for other in self.others:
+            yield f"{other.name:<{width}}  {other.cost / self.plan.cost_flop:9.3f}  {other.note}".rstrip()
 
     def _analysis(self) -> Iterator[str]:
         """The kinds of cost, then each layer's parts."""
@@ -156,7 +170,14 @@ def run(request: PaseRequest) -> PaseReport:
     if request.out is not None:
         plan.save(Path(request.out))
     layers = layer_costs(found.tables, found.choice) if request.analyse else []
-    return PaseReport(request, found, plan, seconds, _text(profile) if request.profile else "", layers)
+    others = _others(found, statistics.median(seconds)) if request.compare else []
+    return PaseReport(request, found, plan, seconds, _text(profile) if request.profile else "", layers, others)
+
+
+def _others(found: Found, seconds: float) -> list[Baseline]:
+    """What others would do; the random walk begins with the best of these and gets as long as the search took."""
+    known = experts(found.tables)
+    return [*known, random_walk(found.tables, min(known, key=lambda b: b.cost), seconds=seconds)]
 
 
 def _graph(request: PaseRequest) -> ShardGraph:

@@ -61,6 +61,8 @@ class Node:
                 raise ShardError(f"{self.name}: {tensor} does not fit {len(self.axes)} axes; give each dimension the axes that split it")
         if any(axis.size < 1 or axis.smallest < 1 for axis in self.axes):
             raise ShardError(f"{self.name}: axes {[(a.name, a.size) for a in self.axes]} have to be 1 or longer")
+        if len({axis.name for axis in self.axes}) < len(self.axes):
+            raise ShardError(f"{self.name}: two axes of one name among {[axis.name for axis in self.axes]}; name each its own")
 
     @property
     def sizes(self) -> tuple[int, ...]:

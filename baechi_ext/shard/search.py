@@ -14,9 +14,13 @@ from baechi_ext.shard.order import elimination_order
 from baechi_ext.shard.prune import pruned
 from baechi_ext.shard.tables import Tables, build_tables
 
-DEFAULT_TABLE_BYTES = 1 << 30
+DEFAULT_TABLE_BYTES = 128 << 20
 _WORTH_PRUNING = 1e8
 """Below so many operations the search is done sooner than configurations are pruned."""
+_SWEEPS = 4
+"""So often, at most, configurations are pruned where tables are too large: what is left may dominate more."""
+_BEAM_PART = 8
+"""With a beam, tables are kept so many times smaller than they may be: there are more of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +84,19 @@ def search(graph: ShardGraph, machine: Machine, options: SearchOptions | None = 
 
 def _cheapest(tables: Tables, options: SearchOptions) -> Answer:
     reduced, plan = tables, _plan(tables, options)
-    if options.prune or (options.prune is None and (plan.operations > _WORTH_PRUNING or _bytes(plan) > options.table_bytes)):
-        reduced = pruned(tables)
+    for sweep in range(_SWEEPS):
+        too_large = _bytes(plan) > options.table_bytes
+        wanted = too_large or (not sweep and plan.operations > _WORTH_PRUNING) if options.prune is None else options.prune and not sweep
+        if not wanted:
+            break
+        before, reduced = sum(reduced.sizes), pruned(reduced)
+        if sum(reduced.sizes) == before:
+            break
         plan = _plan(reduced, options)
     if _bytes(plan) > options.table_bytes:
         if options.beam is None:
             raise ShardError(_too_large(reduced, plan, options))
-        plan = _plan(reduced, options, options.table_bytes / 8)
+        plan = _plan(reduced, options, options.table_bytes / 8 / _BEAM_PART)
     done = eliminate(reduced, plan)
     found = choose(reduced, done, options.beam or 1 if not plan.exact else 1)
     choice = tables.choice(reduced.strategy(found.choice)) if reduced is not tables else found.choice

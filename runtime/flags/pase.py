@@ -31,13 +31,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-a", "--analyse", action="store_true", help="print where the cost lies, by kind and by layer")
     _add_search_flags(parser.add_argument_group("search"))
     _add_machine_flags(parser.add_argument_group("devices"))
+    parser.add_argument("--compare", action="store_true", help="print what data parallelism, experts and a random walk would cost")
     flags.add_output_flags(parser, out="write the shard plan to this file")
 
 
 def _add_search_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--cost_model", default="default", metavar="NAME", help="default, or original: the release's costs, quirks included")
     group.add_argument("--order", metavar="NAME", help="generate_seq (default), min_fill, min_table or breadth_first; all find the minimum")
-    group.add_argument("--table_memory", type=flags.size_in_bytes, metavar="SIZE", help="no table may be larger (default 1GiB)")
+    group.add_argument("--table_memory", type=flags.size_in_bytes, metavar="SIZE", help="no table may be larger (default 128MiB)")
     group.add_argument("--beam", type=int, metavar="N", help="where one would be: smaller tables, N states at once, a bound of the loss")
     group.add_argument("--halo", action="store_true", help="split height and width of images, too; the parts exchange their rims")
 
@@ -92,6 +93,7 @@ def request_of(args: argparse.Namespace) -> "PaseRequest":
         measure=args.measure,
         profile=args.profile,
         analyse=args.analyse,
+        compare=args.compare,
         dump=args.dump_graph,
         out=args.out,
     )

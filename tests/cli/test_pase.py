@@ -82,6 +82,16 @@ def test_bad_plan_files(run: Run, tmp_path: Path, change: dict[str, object], mes
         ShardPlan.load(write(file, lacking))
 
 
+def test_comparison_with_others(run: Run) -> None:
+    code, out, _ = run("pase", "-p", 16, "--compare")
+    assert code == 0
+    assert "one weird trick" in out
+    result = json.loads(run("pase", "-p", 16, "--compare", "--json")[1])
+    assert [other["name"] for other in result["others"]] == ["data parallel", "one weird trick", "megatron", "random walk"]
+    assert all(other["cost_flop"] >= result["cost_flop"] * (1 - 1e-9) for other in result["others"])
+    assert result["others"][0]["cost_flop"] > 2 * result["cost_flop"]
+
+
 def test_the_graph_as_dot(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "graph.dot"
     assert run("pase", "-d", file)[0] == 0

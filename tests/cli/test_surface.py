@@ -73,7 +73,7 @@ FLAGS = {
     "placeto": set(),
     "pase": ORIGINAL_PASE | {
         "--cost_model", "--order", "--table_memory", "--beam", "--halo", "--device_memory", "--optimizer_words", "--latency",
-        "--devices_per_node", "--node_bw", "--node_latency", "--overlap", "--out", "--json",
+        "--devices_per_node", "--node_bw", "--node_latency", "--overlap", "--compare", "--out", "--json",
     },
     "simulate": CLUSTER | {"--json"},
     "export-device-map": {"--out", "--json"},

@@ -15,6 +15,7 @@ NETWORKS = {
     "inception3": ("inception3", 4, None),
     "rnnlm": ("rnnlm", 1, 2048),
     "transformer": ("transformer", 1, 512),
+    "densenet121": ("densenet", 4, None),
 }
 """Name -> module, the original's least share of an axis, and the published hidden width where it can be chosen."""
 COST_MODELS = ("default", "original")
