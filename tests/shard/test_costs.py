@@ -145,7 +145,7 @@ def test_what_a_device_holds() -> None:
 
 
 def test_the_default_model_mends_the_originals_quirks() -> None:
-    """64 devices share a batch of 128; batch normalizations sum channels; an input gradient has the input's size; lookups multiply nothing."""
+    """64 devices share a batch of 128; batch normalizations sum channels; input gradients are input-sized; lookups multiply nothing."""
     models = ("default", "original")
     default, original = ({g: build_tables(network(g, 128, cost_model=m), PLAIN) for g in ("resnet101", "rnnlm")} for m in models)
 

@@ -6,16 +6,19 @@ from baechi_ext.shard.layers import Layers, Value
 STEPS, WORDS, HEADS, BLOCKS = 256, 50_000, 8, 6
 
 
-def build(layers: Layers, batch: int, width: int) -> None:
-    """Adds the network to `layers`. Raises ShardError where the heads can't share the width."""
+def build(layers: Layers, batch: int, width: int, blocks: int = BLOCKS) -> None:
+    """Adds the network to `layers`, with so many encoder and as many decoder layers.
+
+    Raises ShardError where the heads can't share the width.
+    """
     if width % HEADS:
         raise ShardError(f"a hidden width of {width} does not divide into {HEADS} heads; choose a multiple of {HEADS}")
     net = _Transformer(layers, width)
     x = net.embedding(batch)
-    for _ in range(BLOCKS):
+    for _ in range(blocks):
         x = net.feed_forward(net.residual(x, net.self_attention(x)))
     encoded, x = x, net.embedding(batch)
-    for _ in range(BLOCKS):
+    for _ in range(blocks):
         x = net.residual(x, net.self_attention(x))
         x = net.feed_forward(net.residual(x, net.attention_to(x, encoded)))
     weights = Value((width, WORDS), ("features", "vocabulary"))
