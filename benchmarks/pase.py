@@ -9,7 +9,6 @@ IPDPS 2021; on a Xeon E5 of the Sandy Bridge generation). Memory is the process'
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from baechi_ext.shard.rules import Rules
 from baechi_ext.shard.rules_original import OriginalRules
 from baechi_ext.shard.search import SearchOptions, search
 from benchmarks.machine import machine
+from runtime.process_memory import high_water_bytes
 
 BATCH = {"alexnet": 128, "resnet101": 128, "inception3": 128, "rnnlm": 64, "transformer": 64}
 PUBLISHED = {
@@ -61,7 +61,7 @@ def sample(cell: str) -> dict[str, Any]:
     """One search of a cell in this process: seconds by the clock and of the processor, peak memory, and what was found."""
     name, devices, cost_model, depth = cell.split(",")
     original = cost_model == "original"
-    before = _peak_bytes()
+    before = high_water_bytes()
     began, used = time.perf_counter(), time.process_time()
     graph = _graph(name, cost_model, int(depth))
     machine_of = Machine(devices=int(devices), word_bytes=8 if original else 4)
@@ -70,7 +70,7 @@ def sample(cell: str) -> dict[str, Any]:
         "seconds": time.perf_counter() - began,
         "cpu_seconds": time.process_time() - used,
         "search_seconds": found.seconds["search"],
-        "peak_bytes": _peak_bytes(),
+        "peak_bytes": high_water_bytes(),
         "imports_bytes": before,
         "cost_flop": found.cost,
         "status": found.status,
@@ -79,10 +79,6 @@ def sample(cell: str) -> dict[str, Any]:
         "operations": found.elimination.operations,
         "largest_table_bytes": 8 * found.elimination.largest,
     }
-
-
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def measured(cells: Sequence[str], rounds: int) -> list[dict[str, Any]]:

@@ -4,6 +4,8 @@ Every divisor of an axis is a split, powers of two or not, and every product of 
 (Elango, IPDPS 2021, section II; the devices left over hold copies, or nothing).
 """
 
+from math import isqrt
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,7 +17,8 @@ Configurations = NDArray[np.int64]
 
 def divisors(n: int, limit: int) -> list[int]:
     """The divisors of `n` that are at most `limit`, ascending."""
-    return [d for d in range(1, min(n, limit) + 1) if n % d == 0]
+    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return [d for d in sorted({*small, *(n // d for d in small)}) if d <= limit]
 
 
 def splits(axis: Axis, limit: int) -> list[int]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from baechi_ext.errors import PlanError
-from baechi_ext.shard.plan import ShardPlan
-from tests.cli.files import write
+from baechi_ext.shard.plan import LayerSplit, ShardPlan
+from tests.cli.files import ROOT, write
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -80,6 +80,15 @@ def test_bad_plan_files(run: Run, tmp_path: Path, change: dict[str, object], mes
     del lacking["batch"]
     with pytest.raises(PlanError, match="the shard plan lacks batch"):
         ShardPlan.load(write(file, lacking))
+
+
+def test_the_documentation_names_every_field() -> None:
+    text = (ROOT / "docs" / "files.md").read_text(encoding="utf-8")
+    section = text.partition("## Shard plan")[2].partition("\n## ")[0]
+    numbers = {"cost_flop": 1.0, "lower_bound_flop": 1.0, "predicted_step_us": 1.0, "held_bytes": 1.0}
+    plan = ShardPlan(graph="g", batch=1, devices=1, status="optimal", cost_model="default", **numbers, shard={"a": LayerSplit("op", {"x": 1}, {})})
+    written = plan.to_json()
+    assert [name for name in (*written, *written["shard"]["a"]) if f'"{name}"' not in section] == []
 
 
 def test_comparison_with_others(run: Run) -> None:
