@@ -276,11 +276,11 @@ def min_plus(operands: Sequence[Costs], shape: tuple[int, ...]) -> Costs:
 
 @dataclass(frozen=True)
 class Choice:
-    """An index of a configuration for each node, and their cost; `exhaustive`: no state was dropped that could have been better."""
+    """An index of a configuration for each node, their cost, and a lower bound of all costs: what dropped states could have come to."""
 
     choice: tuple[int, ...]
     cost: float
-    exhaustive: bool
+    bound: float
 
 
 def choose(tables: Tables, done: Eliminated, beam: int = 1) -> Choice:
@@ -297,19 +297,17 @@ def choose(tables: Tables, done: Eliminated, beam: int = 1) -> Choice:
             sums = sums - _at(plan.scopes[number + n], done.values[number + n], states)[:, None]
             for i in part.tables:
                 sums += _along(step.node, plan.scopes[i], done.values[i], states)
-        best = np.argsort(sums, axis=None, kind="stable")[: beam + 1] if beam > 1 else np.array([sums.argmin()])
-        if beam > 1 and len(best) > beam:
+        best = np.array([sums.argmin()]) if plan.exact else np.argsort(sums, axis=None, kind="stable")[: beam + 1]
+        if len(best) > beam:
             dropped = min(dropped, float(sums.flat[best[beam]]))
             best = best[:beam]
-        elif beam == 1 and not plan.exact:
-            dropped = done.left
         row, column = np.unravel_index(best, sums.shape)
         states = states[row]
         states[:, step.node] = column
         bound = sums[row, column]
     choice = tuple(map(int, states[0]))
     cost = tables.cost(choice)
-    return Choice(choice, cost, plan.exact or dropped >= cost)
+    return Choice(choice, cost, min(cost, dropped))
 
 
 def _at(scope: Scope, values: Costs, states: np.ndarray) -> Costs:

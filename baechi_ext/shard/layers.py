@@ -1,6 +1,7 @@
 """Layers of networks as nodes of a shard graph: iteration spaces and tensors. What they cost, the rules say."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -144,7 +145,7 @@ class Layers:
         inputs = [Tensor(v.shape, _one(*map(letters.index, s))) for v, s in ((x, left), (y, right))]
         node = self._node("einsum", axes, self.rules.product(_product_of(letters, left, right, out, (x, y), pointwise)), inputs)
         if y.node is None:
-            node = _with_weights(node, inputs[1])
+            node = replace(node, weights=(inputs[1],))
         return self._add(node, [x, y], Value(tuple(size[c] for c in out), tuple(name[c] for c in out)), _one(*map(letters.index, out)))
 
     def embedding(self, x: Value, vocabulary: int, features: int) -> Value:
@@ -189,24 +190,21 @@ class Layers:
         sizes = [1 if i == unsplit else size for i, size in enumerate(x.shape)]
         return [self._axis(name, size, splits=splits[name]) for name, size in zip(x.names, sizes, strict=True)]
 
-    def _node(self, op: str, axes: list[Axis], terms: tuple, inputs: list[Tensor], **fields: object) -> Node:
-        weights = tuple(fields.pop("weights", ()))
-        return Node(f"{op}_{len(self._nodes)}", op, tuple(axes), tuple(inputs), (), terms, weights, **fields)
+    def _node(
+        self, op: str, axes: list[Axis], terms: tuple, inputs: list[Tensor], weights: Iterable[Tensor] = (), *, contiguous: bool = False
+    ) -> Node:
+        return Node(f"{op}_{len(self._nodes)}", op, tuple(axes), tuple(inputs), (), terms, tuple(weights), contiguous)
 
     def _add(self, node: Node, values: Sequence[Value], out: Value, axes: tuple[tuple[int, ...], ...], outputs: int = 1) -> Value:
         index = len(self._nodes)
         written = (Tensor(out.shape, axes),) * outputs
-        self._nodes.append(Node(node.name, node.op, node.axes, node.inputs, written, node.terms, node.weights, node.contiguous))
+        self._nodes.append(replace(node, outputs=written))
         for i, value in enumerate(values):
             if value.node is None:
                 continue
             key = (value.node, index, i) if self.rules.parallel_edges else (value.node, index)
             self._edges[key] = Edge(value.node, index, value.output, i)
         return out._replace(node=index)
-
-
-def _with_weights(node: Node, weights: Tensor) -> Node:
-    return Node(node.name, node.op, node.axes, node.inputs, node.outputs, node.terms, (weights,), node.contiguous)
 
 
 def _product_of(letters: str, left: str, right: str, out: str, values: tuple[Value, Value], pointwise: int) -> Product:

@@ -45,7 +45,7 @@ def within_memory(tables: Tables, cheapest: Callable[[Tables], Answer]) -> Answe
     bound, fits = over.bound, _least(tables, held, limit, over.plan)
     best = fits
     while True:
-        price = (fits.cost - over.cost) / (_held(held, over.choice) - _held(held, fits.choice))
+        price = max((fits.cost - over.cost) / (_held(held, over.choice) - _held(held, fits.choice)), 0.0)
         costs = tuple(c + price * h for c, h in zip(tables.costs, held, strict=True))
         priced = cheapest(replace(tables, costs=_shared(tables.costs, costs)))
         bound = max(bound, priced.bound - price * limit)

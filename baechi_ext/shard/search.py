@@ -98,10 +98,9 @@ def _cheapest(tables: Tables, options: SearchOptions) -> Answer:
             raise ShardError(_too_large(reduced, plan, options))
         plan = _plan(reduced, options, options.table_bytes / 8 / _BEAM_PART)
     done = eliminate(reduced, plan)
-    found = choose(reduced, done, options.beam or 1 if not plan.exact else 1)
+    found = choose(reduced, done, options.beam or 1)
     choice = tables.choice(reduced.strategy(found.choice)) if reduced is not tables else found.choice
-    bound = found.cost if found.exhaustive else done.left
-    return Answer(tuple(choice), found.cost, min(bound, found.cost), plan)
+    return Answer(tuple(choice), found.cost, found.bound, plan)
 
 
 def _plan(tables: Tables, options: SearchOptions, most_numbers: float = float("inf")) -> Elimination:

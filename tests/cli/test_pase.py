@@ -86,7 +86,8 @@ def test_the_documentation_names_every_field() -> None:
     text = (ROOT / "docs" / "files.md").read_text(encoding="utf-8")
     section = text.partition("## Shard plan")[2].partition("\n## ")[0]
     numbers = {"cost_flop": 1.0, "lower_bound_flop": 1.0, "predicted_step_us": 1.0, "held_bytes": 1.0}
-    plan = ShardPlan(graph="g", batch=1, devices=1, status="optimal", cost_model="default", **numbers, shard={"a": LayerSplit("op", {"x": 1}, {})})
+    layers = {"a": LayerSplit("op", {"x": 1}, {})}
+    plan = ShardPlan(graph="g", batch=1, devices=1, status="optimal", cost_model="default", **numbers, shard=layers)
     written = plan.to_json()
     assert [name for name in (*written, *written["shard"]["a"]) if f'"{name}"' not in section] == []
 
