@@ -13,9 +13,16 @@ from tests.cli.files import ROOT, write
 Run = Callable[..., tuple[int, str, str]]
 
 
+def error_of(err: str) -> str:
+    """The one line of an error; what took long has said so before."""
+    lines = [line for line in err.splitlines() if not (line.startswith("sharding ") and line.endswith(" ..."))]
+    assert len(lines) == 1
+    return lines[0]
+
+
 def test_the_originals_command_line(run: Run) -> None:
-    code, out, err = run("pase", "-p", 32, "-b", 128, "-g", "alexnet", "--flops", 10, "--bw", 16, "--algo", 0, "--cost_model=original")
-    assert (code, err) == (0, "")
+    code, out, _ = run("pase", "-p", 32, "-b", 128, "-g", "alexnet", "--flops", 10, "--bw", 16, "--algo", 0, "--cost_model=original")
+    assert code == 0
     assert "minimum cost    53,136,349,552 FLOP a device (optimal)" in out
     assert "conv_6            batch 16, in_channels 2" in out
 
@@ -25,8 +32,7 @@ def test_both_algorithms_agree_where_the_naive_one_can(run: Run) -> None:
     assert costs[0] == pytest.approx(costs[1], rel=1e-9)
     code, _, err = run("pase", "-g", "resnet101", "-p", 64, "--algo", 1, "--table_memory=1MiB")
     assert code == 1
-    assert err.startswith("error: the table for ")
-    assert err.count("\n") == 1
+    assert error_of(err).startswith("error: the table for ")
 
 
 def test_measure_profile_and_analysis(run: Run) -> None:
@@ -141,8 +147,7 @@ def test_the_graph_as_dot(run: Run, tmp_path: Path) -> None:
 def test_bad_input_is_one_line(run: Run, line: list[object], message: str) -> None:
     code, out, err = run("pase", *line)
     assert (code, out) == (1, "")
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
+    assert error_of(err).startswith("error: ")
     assert message in err
 
 
