@@ -199,21 +199,6 @@ def _kernel(label: str) -> str:
     return label.partition(" = ")[2].partition("(")[0]
 
 
-def _give_back_fused(us: dict[str, float], kinds: Mapping[str, str], captured: CapturedFunction) -> None:
-    """Where an op was fused into the one that reads it, such as a convolution into the addition of its bias, it gets the time back: with
-    the two on different devices it takes nearly all of it."""
-    graph = captured.graph
-    for v, op in enumerate(graph.ops):
-        if op.id in kinds:
-            continue
-        for w in graph.successors[v]:
-            reader = graph.ops[w]
-            kind = kinds.get(reader.id, "")
-            if op.op in kind and reader.op not in kind:
-                us[op.id], us[reader.id] = us[op.id] + us[reader.id], 0.0
-                break
-
-
 def as_untraced(us: Mapping[str, float], step_us: float) -> dict[str, float]:
     """Times that add up to the step's: what the executor took between ops is shared out evenly, what tracing added is taken off in
     proportion."""
