@@ -25,13 +25,15 @@ T = TypeVar("T")
 _WARMUP, _REPEATS = 2, 9
 _TRIPS = 4
 """Round trips in a row."""
-_TRANSFERS, _FEWEST_TRANSFERS, _BYTES_IN_ALL = 64, 4, 2**24
+_TRANSFERS, _FEWEST_TRANSFERS, _BYTES_IN_ALL = 48, 4, 2**24
 """Of one size in a run that computes meanwhile."""
-_SIDE = 96
-"""Of the square matrices whose product is the unit of work, some 0.03 ms."""
-_LEAST_UNITS, _UNITS_PER_ONE_WAY = 4, 2
+_SIDE = 128
+"""Of the square matrices whose product is the unit of work, some 0.04 ms."""
+_LEAST_UNITS, _UNITS_PER_ONE_WAY = 3, 2
 _MOST_WORK_US = 100_000
 """In one run."""
+_EVERY = 3
+"""So many sizes apart the charges are taken: they lie on a line, and each needs graphs of thousands of ops."""
 _FEWEST_REPEATS, _ENOUGH_SECONDS = 3, 1.5
 """Of one size: on a busy machine a run takes long, and more of them would not make it quiet."""
 _LEAST_US = 0.1
@@ -51,14 +53,17 @@ def probe_link(servers: Servers, source: int, target: int, sizes: Sequence[int] 
     if not pair.has_clocks():
         return LinkProbe(one_way, fit)
     unit_us = pair.unit_us()
-    loaded = [size for size in sizes if size <= PROBE_BYTES[-1]] or [min(sizes)]
-    charges = [pair.charges_us(size, fit.latency_us + size * fit.us_per_byte, unit_us) for size in loaded]
-    send, receive = (_line(loaded, [charge[end] for charge in charges]) for end in (0, 1))
+    charged = [size for size in sizes if size <= PROBE_BYTES[-1]] or [min(sizes)]
+    loaded = sorted({*charged[::_EVERY], charged[-1]})
+    expected = [fit.latency_us + size * fit.us_per_byte for size in loaded]
+    charges = [pair.charges_us(size, us, unit_us) for size, us in zip(loaded, expected, strict=True)]
+    send, receive = (_line(loaded, [charge[end] for charge in charges], expected) for end in (0, 1))
     return LinkProbe(one_way, fit, send, receive)
 
 
-def _line(sizes: Sequence[int], charges_us: Sequence[float]) -> LinkFit:
-    return fit_link(list(zip(sizes, (max(_LEAST_US, us) for us in charges_us), strict=True)))
+def _line(sizes: Sequence[int], charges_us: Sequence[float], one_way_us: Sequence[float]) -> LinkFit:
+    """What is noise in a difference goes by the time of the transfer, not by what is left of it."""
+    return fit_link(list(zip(sizes, (max(_LEAST_US, us) for us in charges_us), strict=True)), one_way_us)
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ class _Pair:
         for i in range(count):
             waited = [waits[i // every]] if i % every == every - 1 and i // every < len(waits) else []
             with tf.device(device), tf.control_dependencies(waited):
-                value = tf.matmul(matrix, value)
+                value = tf.raw_ops.MatMul(a=matrix, b=value)
             found.append(value.op)
         return found
 
