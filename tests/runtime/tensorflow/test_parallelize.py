@@ -145,7 +145,7 @@ def test_auto_leaves_a_step_as_it_is_where_splitting_does_not_pay() -> None:
         return tf.reduce_sum(weight)
 
     far_apart = Cluster.uniform(2, link=Link(latency_us=10_000))
-    placed = baechi_ext.parallelize(step, framework="tensorflow", workers="thread", method="auto", cluster=far_apart)
+    placed = baechi_ext.parallelize(step, framework="tensorflow", workers="thread", method="auto", time_limit=0.5, cluster=far_apart)
     for _ in range(3):
         placed(np.ones((4, 4), np.float32))
     assert "step: not placed; splitting does not pay: one device is as fast; predicted" in placed.report().line()

@@ -65,8 +65,9 @@ def test_a_script_prints_the_same(
 
 
 def test_in_a_process_of_its_own_with_a_server_per_device(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "runtime", "train", "--framework=tensorflow", "--placement_method=m_topo", f"--out={tmp_path / 'out'}"]
-    done = subprocess.run([*command, str(SCRIPTS / "custom_loop.py")], capture_output=True, text=True, timeout=600)
+    flags = ["--framework=tensorflow", "--placement_method=m_topo", "--comm_cost_coeffs=0.001,50", f"--out={tmp_path / 'out'}"]
+    command = [sys.executable, "-m", "runtime", "train", *flags, str(SCRIPTS / "custom_loop.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, printed("custom_loop.py")), done.stderr
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["steps"][0]["placed_steps"] == 14
