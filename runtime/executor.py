@@ -9,7 +9,7 @@ import torch
 
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.simulate import Timeline
-from runtime.checkpoint import Shard
+from runtime.checkpoint_folder import Shard
 from runtime.links import PROBE_BYTES, LinkProbe
 from runtime.step import TrainingStep
 from runtime.thread_executor import StepTimes

@@ -16,7 +16,8 @@ import torch
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.errors import BaechiError, ExecutionError
 from baechi_ext.simulate import Timeline
-from runtime.checkpoint import Shard, homes, living_on, read_shards, verify_shard, write_shard
+from runtime.checkpoint import homes, living_on, read_shards, write_shard
+from runtime.checkpoint_folder import Shard, verify_shard
 from runtime.cuda.graphs import WARM_UP_STEPS, GraphedProgram, Recorder
 from runtime.host_memory import keep_freed_memory
 from runtime.links import PROBE_BYTES, LinkProbe, probe_link

@@ -39,6 +39,7 @@ from runtime.tables import search_news
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import TorchDevice, cpu_devices, cpu_workers, cuda_devices, cuda_workers
 from runtime.train_request import TrainRequest
+from runtime.trained_step import TrainedStep
 from runtime.training_run import RunReport, train_on
 
 T = TypeVar("T")
@@ -234,7 +235,7 @@ def run_training(
     }
     loaded = executor.load(result.timeline, captured.binding, step)
     with progress(f"training {request.model} until step {run.steps}") as show:
-        progressed = train_on(loaded, run, training, show)
+        progressed = train_on(TrainedStep(loaded), run, training, show)
     return RunReport(
         model=request.model,
         executor=kind_of_executor(request),

@@ -3,18 +3,15 @@
 import math
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from pathlib import Path
+from typing import Any, Protocol
 
 from baechi_ext.errors import BaechiError, CheckpointError, ExecutionError, OptionError
 from baechi_ext.place.common import PlanResult
-from runtime.checkpoint import Checkpoint, CheckpointFolder
-from runtime.executor import LoadedStep
+from runtime.checkpoint_folder import Checkpoint, CheckpointFolder, Shard
 from runtime.parity_result import Parity
-from runtime.random_state import decoded, encoded
 from runtime.tables import as_time
 
 _LOSSES_SHOWN = 12
@@ -28,6 +25,25 @@ class RunOptions:
     """A folder; None: no checkpoints."""
     checkpoint_every: int = 100
     resume: bool = False
+
+
+class Trained(Protocol):
+    """A placed step of any framework's, as a training takes it."""
+
+    random_state: str
+    """What is to be drawn next, as text. Raises CheckpointError where it is set to what is no such state."""
+
+    def begin(self) -> None:
+        """Before the first step of all: random numbers begin anew."""
+
+    def run(self) -> tuple[float, float]:
+        """One step: its loss, and its wall time in microseconds."""
+
+    def save(self, folder: Path) -> list[Shard]:
+        """Writes what lives on every device into the folder, a shard each."""
+
+    def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:
+        """Takes up a checkpoint, which may be of another plan. Raises CheckpointError."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +115,7 @@ class RunReport:
         sys.stdout.write("\n".join([*lines, *(f"note           {note}" for note in self.notes)]) + "\n")
 
 
-def train_on(placed: LoadedStep, options: RunOptions, training: Mapping[str, Any], show: Callable[[str], None]) -> Progressed:
+def train_on(placed: Trained, options: RunOptions, training: Mapping[str, Any], show: Callable[[str], None]) -> Progressed:
     """Trains until step `options.steps`: from the beginning, or with `resume` from the last checkpoint, if there is one.
 
     `training` says what is trained; a checkpoint of anything else is refused. `show` takes news. Raises CheckpointError, FileError,
@@ -110,16 +126,15 @@ def train_on(placed: LoadedStep, options: RunOptions, training: Mapping[str, Any
     losses = list(found.losses) if found else []
     step_us = []
     if found is None:
-        torch.manual_seed(placed.step.seed)
+        placed.begin()
         saver.save(losses)
     try:
         for step in range(len(losses) + 1, options.steps + 1):
-            value, times = placed.run()
-            loss = value.item()
+            loss, wall_us = placed.run()
             if not math.isfinite(loss):
                 raise ExecutionError(f"the loss of step {step} is {loss}; choose a smaller --learning_rate")
             losses.append(loss)
-            step_us.append(times.wall_us)
+            step_us.append(wall_us)
             show(f"step {step} of {options.steps}, loss {loss:.6g}")
             if step % options.checkpoint_every == 0 or step == options.steps:
                 saver.save(losses)
@@ -133,7 +148,7 @@ def train_on(placed: LoadedStep, options: RunOptions, training: Mapping[str, Any
 class _Saver:
     """Writes and finds the checkpoints of one run; without a folder it does nothing."""
 
-    def __init__(self, placed: LoadedStep, options: RunOptions, training: Mapping[str, Any]) -> None:
+    def __init__(self, placed: Trained, options: RunOptions, training: Mapping[str, Any]) -> None:
         self.placed = placed
         self.options = options
         self.training = dict(training)
@@ -155,7 +170,7 @@ class _Saver:
             )
         self._require_same(found)
         self.placed.restore(found.folder, found.shards)
-        self.placed.random_device.set_random_state(decoded(found.random_state))
+        self.placed.random_state = found.random_state
         self.saved = found.step
         return found
 
@@ -176,7 +191,7 @@ class _Saver:
         unfinished = self.folder.begin(len(losses))
         try:
             shards = self.placed.save(unfinished)
-            state = encoded(self.placed.random_device.random_state())
+            state = self.placed.random_state
             about = {"step": len(losses), "training": self.training, "random_state": state, "losses": losses}
             self.folder.complete(unfinished, about, shards)
         except BaseException:

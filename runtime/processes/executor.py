@@ -24,7 +24,8 @@ from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.simulate import Timeline, simulate
 from runtime import process_memory
 from runtime.accounting import held_tensors, live_peak_bytes, resident_bytes
-from runtime.checkpoint import Shard, homes, living_on, read_shards, verify_shard, write_shard
+from runtime.checkpoint import homes, living_on, read_shards, write_shard
+from runtime.checkpoint_folder import Shard, verify_shard
 from runtime.cuda.stream_channels import StreamChannels
 from runtime.host_memory import freed_memory_given_back, keep_freed_memory
 from runtime.links import PROBE_BYTES, LinkProbe

@@ -13,10 +13,11 @@ import torch
 from baechi_ext.errors import CheckpointError, ExecutionError, FileError, OptionError
 from baechi_ext.simulate import Timeline
 from runtime.calls.verify import one_thread
-from runtime.checkpoint import CheckpointFolder, Shard, verify_shard
+from runtime.checkpoint_folder import CheckpointFolder, Shard, verify_shard
 from runtime.step import EagerStep, TrainingStep, optimizer_spec
 from runtime.thread_executor import PlacedStep, ThreadExecutor
 from runtime.torch_devices import cpu_devices
+from runtime.trained_step import TrainedStep
 from runtime.training_run import Progressed, RunOptions, train_on
 from tests.torch_steps import capture, make_step, scattered
 
@@ -49,7 +50,7 @@ def train(
     with ThreadExecutor(cpu_devices(3), timeout_seconds=60.0) as executor:
         loaded = placed(name, optimizer, *plan, executor)
         options = RunOptions(steps, None if folder is None else str(folder), 2, resume)
-        return train_on(loaded, options, TRAINING, lambda _: None)
+        return train_on(TrainedStep(loaded), options, TRAINING, lambda _: None)
 
 
 def eager_losses(step: TrainingStep, steps: int) -> tuple[float, ...]:
@@ -219,5 +220,5 @@ def test_a_loss_that_is_no_number_ends_the_training_and_is_not_kept(tmp_path: Pa
             optimizer.param_groups[0]["lr"] = 1e30
         message = r"the loss of step \d is (nan|inf); choose a smaller --learning_rate; this was step \d: --resume goes on from"
         with pytest.raises(ExecutionError, match=message):
-            train_on(loaded, RunOptions(9, str(tmp_path), 1), TRAINING, lambda _: None)
+            train_on(TrainedStep(loaded), RunOptions(9, str(tmp_path), 1), TRAINING, lambda _: None)
     assert CheckpointFolder(tmp_path).last() is not None
