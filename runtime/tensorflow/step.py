@@ -69,8 +69,8 @@ def build_step(name: str, options: ModelOptions, optimizer: str = "sgd", learnin
     chosen = chosen_options(name, options, "tensorflow")
     if keras.backend.backend() != "tensorflow":
         raise MissingBackendError(f"Keras runs on {keras.backend.backend()} here; set KERAS_BACKEND=tensorflow")
+    keras.backend.clear_session()  # which starts the names of layers and optimizers anew
     updates = make_optimizer(optimizer, learning_rate)
-    keras.backend.clear_session()  # which starts the names of layers anew
     keras.utils.set_random_seed(options.seed)
     code = import_module(model.module)
     network, inputs = code.build(code.Options(**chosen))

@@ -39,8 +39,10 @@ from runtime.tensorflow.profiler import CLOCK, profile
 from runtime.tensorflow.servers import Devices, Logical, Servers, listens
 from runtime.tensorflow.session import PlacedSession
 from runtime.tensorflow.step import TensorFlowStep, build_step
+from runtime.tensorflow.trained_session import TrainedSession
 from runtime.tensorflow.verify import TOLERANCE, Verification, off_by_the_last_place
 from runtime.train_request import TrainRequest
+from runtime.training_run import RunOptions, RunReport, train_on
 
 SLACK_BYTES = 64 * 1024 * 1024
 """What a step may take beyond its tensors: scratch memory of kernels, and what no tensor fits into any more."""
@@ -68,10 +70,12 @@ class Captured:
         return tf.function(self.step.function)
 
 
-def train(request: TrainRequest) -> StepReport | Profile | None:
-    """The report of a measured, placed step; with `costgen` the profile, written to `cost_path`. None in a process that only serves.
+def train(request: TrainRequest) -> StepReport | RunReport | Profile | None:
+    """The report of a measured, placed step, or with `run` of a training; with `costgen` the profile, written to `cost_path`. None in a
+    process that only serves.
 
-    Raises what the stages raise: CaptureError, MismatchError, InfeasibleError, ParityError, ExecutionError, MissingBackendError.
+    Raises what the stages raise: CaptureError, MismatchError, InfeasibleError, ParityError, ExecutionError, MissingBackendError; with
+    `run` what train_on raises.
     """
     _require_taken(request)
     if request.costgen:
@@ -89,18 +93,16 @@ def train(request: TrainRequest) -> StepReport | Profile | None:
             return captured.profile
         cluster, probe = find_cluster(request, devices)
         result = planned(request, captured, scale_links(cluster, request.comm_cost_factor))
-        report = run_plan(request, (devices, bound), captured, (result, probe))
+        if request.run is None:
+            report = run_plan(request, (devices, bound), captured, (result, probe))
+        else:
+            report = run_training(request, request.run, bound, captured, result)
     if request.out is not None:
         write_json(Path(request.out) / "report.json", report.to_json())
     return report
 
 
 def _require_taken(request: TrainRequest) -> None:
-    if request.run is not None:
-        raise OptionError(
-            "--train_steps is for PyTorch's built-in models; train with TensorFlow by a script of your own: "
-            "baechi train --framework=tensorflow SCRIPT"
-        )
     for name in ("cuda_graphs", "use_free_memory", "relaxed_random"):
         if getattr(request, name):
             raise OptionError(f"--{name} is for --framework=torch; drop it")
@@ -333,6 +335,33 @@ def run_plan(
         notes=tuple(_notes(request, captured, result, probe)),
         versions=versions(),
         unplaced="tf.function, one thread",
+    )
+
+
+def run_training(request: TrainRequest, run: RunOptions, devices: Devices, captured: Captured, result: PlanResult) -> RunReport:
+    """Parity, and then the training that is asked for, on the devices."""
+    training = {
+        "model": request.model,
+        "graph_fingerprint": captured.graph.fingerprint,
+        "optimizer": request.optimizer,
+        "learning_rate": request.learning_rate,
+        "seed": request.model_options.seed,
+        "devices": "gpu" if request.cuda else "cpu without oneDNN" if any(memory_limits(request)) else "cpu",
+    }
+    session = load(captured, result.timeline, devices)
+    with progress("checking parity with the unplaced step"):
+        parity = check_parity(captured, session)
+    with progress(f"training {request.model} until step {run.steps}") as show:
+        progressed = train_on(TrainedSession(session), run, training, show)
+    return RunReport(
+        model=request.model,
+        executor=kind_of_executor(request),
+        result=result,
+        parity=parity,
+        progressed=progressed,
+        checkpoint=run.checkpoint,
+        notes=tuple(_notes(request, captured, result, None)),
+        versions=versions(),
     )
 
 

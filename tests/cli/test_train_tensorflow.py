@@ -115,7 +115,6 @@ def test_two_hosts() -> None:
         (["--cluster_hosts=alpha:1,beta:1", "--num_devices=3"], 2, "names 2 devices; drop --num_devices"),
         (["--cluster_hosts=alpha:1,beta:1", "--workers=thread"], 2, "drop --workers=thread"),
         (["--task_index=1"], 2, "give that as well"),
-        (["--train_steps=3"], 2, "--train_steps is for PyTorch's built-in models"),
         (["--relaxed_random"], 2, "--relaxed_random is for --framework=torch"),
         (["--num_gpus=64"], 1, "--num_gpus=64 asks for 64 GPUs and TensorFlow finds"),
         (["--split_gpu=2"], 2, "give --device_memory=SIZE"),

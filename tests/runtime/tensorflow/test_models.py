@@ -52,6 +52,14 @@ def test_the_seed_decides(name: str) -> None:
     assert curves[0] == curves[1] != curves[2]
 
 
+def test_ops_are_called_the_same_however_many_steps_were_built_before() -> None:
+    """So that costs, plans and checkpoints fit."""
+    steps = [build_step("wide_towers", SMALL["wide_towers"], "adam") for _ in range(2)]
+    graphs = [tf.function(step.function).get_concrete_function(*step.signature()).graph for step in steps]
+    names = [[op.name for op in graph.get_operations()] for graph in graphs]
+    assert names[0] == names[1]
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_is_built_before_the_step(optimizer: str) -> None:
     """So the graph of the step is that of all steps; embeddings' gradients are sparse."""
