@@ -31,6 +31,7 @@ from runtime.program import one_device_timeline
 from runtime.progress import progress
 from runtime.report import StepReport
 from runtime.tables import search_news
+from runtime.tensorflow.accounting import accounted_peak_bytes
 from runtime.tensorflow.gpus import Gpus
 from runtime.tensorflow.links import probe_link
 from runtime.tensorflow.measure import measure, peak_bytes
@@ -316,7 +317,7 @@ def run_plan(
     with progress("checking parity with the unplaced step"):
         parity = check_parity(captured, session)
     with progress("measuring peak memory"):
-        peak = peak_bytes(session, bound)
+        peak = accounted_peak_bytes(session, timeline) if bound.shared_memory else peak_bytes(session, bound)
     single = one_device_timeline(captured.alone)
     sessions = {"single": load(captured, single, free), "placed": session}
     unplaced, where = unplaced_step(captured.step), {"single": free, "placed": bound}
@@ -330,7 +331,7 @@ def run_plan(
         parity=parity,
         measurement=measurement,
         measured_peak_bytes=peak,
-        peak_measured_by="allocator" if peak else "none",
+        peak_measured_by="accounting" if bound.shared_memory else "allocator",
         probe=probe,
         notes=tuple(_notes(request, captured, result, probe)),
         versions=versions(),

@@ -57,6 +57,7 @@ def test_logical_devices_and_a_search_that_does_not_split(run: Run) -> None:
     assert re.search(r"moved +0 tensors", out)
     assert ("splitting does not pay" in out) == bool(re.search(r"cpu:[01] +0 +0%", out))
     assert re.search(r"tf.function, one thread +- ", out)
+    assert "peak accounted" in out
 
 
 def test_baechis_readme(run: Run, tmp_path: Path) -> None:
