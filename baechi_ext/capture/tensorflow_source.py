@@ -107,8 +107,8 @@ def _variables(concrete: Any, what: str) -> tuple[CapturedVariable, ...]:
         variable = known.get(id(outer))
         if variable is None:
             raise CaptureError(
-                f"{what} uses a resource that is no variable ({inner.op.name!r}), such as an iterator or a table; read it outside of the "
-                "step, and give the step what was read"
+                f"{what} uses a resource that is no variable ({inner.op.name!r}), such as an iterator, a table or a writer of summaries; "
+                "use it outside of the step, and give the step what was read"
             )
         if not variable.shape.is_fully_defined():
             raise CaptureError(f"variable {variable.name!r} has the shape {variable.shape}; placing needs variables of fixed shapes")

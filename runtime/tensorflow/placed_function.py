@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from baechi_ext.capture.tensorflow_graph import CapturedFunction, capture_function
+from baechi_ext.capture.tensorflow_refusals import require_unchanged, state_outside
 from baechi_ext.errors import BaechiError, CaptureError, ParityError
 from runtime.progress import progress
 from runtime.tensorflow.arguments import Arguments
@@ -143,8 +144,11 @@ class PlacedFunction:
             return self._python(*args, **kwargs)
 
         step.__name__ = self.name
+        before = state_outside(self._python)
         with progress(f"capturing {self.name}"):
-            return capture_function(step, [tf.TensorSpec(i.shape, i.dtype) for i in given.inputs], name=self.name)
+            captured = capture_function(step, [tf.TensorSpec(i.shape, i.dtype) for i in given.inputs], name=self.name)
+        require_unchanged(f"the training step {self.name}", before, state_outside(self._python))
+        return captured
 
     def _verified(self, shape: PlacedShape, given: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call, placed, and as it is from the same state."""

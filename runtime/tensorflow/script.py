@@ -40,6 +40,8 @@ class ScriptRun:
     placed: list[PlacedFunction] = field(default_factory=list)
     too_small: int = 0
     """The most parameters of a step that trained and was too small."""
+    refused: str = ""
+    """Why a tf.function was left as it is, where one had what no placed step can."""
     reports: bool = True
     """Whether this process ran the script; another host only serves."""
 
@@ -47,6 +49,8 @@ class ScriptRun:
         """What was placed and what it gained, one line a step; or why nothing was."""
         if self.placed:
             return [FunctionReport.of(function).line() for function in self.placed]
+        if self.refused:
+            return [f"nothing was placed: {self.refused}"]
         if self.too_small:
             return [f"nothing was placed: the largest model that trained has {self.too_small} parameters, fewer than {LARGE_ENOUGH}"]
         return ["nothing was placed: no Keras model was fitted, and no tf.function that trains variables was called twice"]
@@ -86,6 +90,7 @@ def run_script(asked: ScriptRequest) -> ScriptRun:
         finally:
             run.placed = models.functions + functions.functions
             run.too_small = max(models.too_small, functions.too_small)
+            run.refused = functions.refused
             if isinstance(sys.exception(), (KeyboardInterrupt, type(None))):
                 run.say()
     if asked.request.out is not None:
@@ -101,6 +106,7 @@ class PlacedFunctions:
         self._known: weakref.WeakKeyDictionary[Any, PlacedFunction | None] = weakref.WeakKeyDictionary()
         self.functions: list[PlacedFunction] = []
         self.too_small = 0
+        self.refused = ""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -127,22 +133,24 @@ class PlacedFunctions:
         python = function.python_function
         if (getattr(python, "__module__", None) or "").partition(".")[0] == "keras":
             return None
-        size = sum(int(tf.size(v)) for v in trained(function.get_concrete_function(*args, **kwargs)))
+        name = getattr(python, "__name__", "step")
+        try:
+            size = sum(int(tf.size(v)) for v in trained(function.get_concrete_function(*args, **kwargs), name))
+        except CaptureError as e:
+            self.refused = str(e)
+            return None
         if size < LARGE_ENOUGH:
             self.too_small = max(size, self.too_small)
             return None
-        name = getattr(python, "__name__", "step")
         self.functions.append(PlacedFunction(name, python, ordinary, self._settings_of(name)))
         return self.functions[-1]
 
 
-def trained(concrete: Any) -> list[tf.Variable]:
-    """The trainable variables that a concrete function changes; none where it takes an iterator or a table, which no placed step can."""
-    try:
-        source = Source.of(concrete, "a tf.function")
-    except CaptureError:
-        return []
-    changed = {name.partition(":")[0] for node in source.nodes.values() if node.op.startswith(_UPDATES) for name in node.input}
+def trained(concrete: Any, name: str) -> list[tf.Variable]:
+    """The trainable variables that a concrete function changes. Raises CaptureError where it takes an iterator or a table, or writes a
+    summary, which no placed step can."""
+    source = Source.of(concrete, f"the tf.function {name}")
+    changed = {i.partition(":")[0] for node in source.nodes.values() if node.op.startswith(_UPDATES) for i in node.input}
     return [v.variable for v in source.variables if v.trainable and v.placeholder in changed]
 
 
