@@ -1,0 +1,71 @@
+"""The built-in models by every placement method: one step on two servers is one step unplaced, within 1e-5, in loss and all variables."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from baechi_ext.cost import attach_costs
+from baechi_ext.ir import Cluster, Link
+from baechi_ext.place.common import PlaceOptions
+from baechi_ext.place.registry import METHODS
+from runtime import pipeline
+from runtime.models.registry import TENSORFLOW_MODELS, ModelOptions
+from runtime.parity_result import Parity
+from runtime.tensorflow.coarse import COARSE, begins_coarse
+from runtime.tensorflow.profiler import ProfileOptions, profile
+from runtime.tensorflow.servers import Servers
+from runtime.tensorflow.training import Captured, capture, check_parity, load
+from runtime.tensorflow.verify import TOLERANCE
+from runtime.train_request import TrainRequest
+
+SMALL = {
+    "inception_v3": ModelOptions(batch_size=1, image_size=75),
+    "wide_towers": ModelOptions(batch_size=8, image_size=4, d_model=32, num_layers=2),
+    "gnmt_v2": ModelOptions(batch_size=4, vocab_size=20, max_seq_length=5, rnn_units=8, num_layers=2, rnn_chunk=2, residual=True),
+    "nasnet": ModelOptions(batch_size=2, image_size=32, nasnet_cells=1, nasnet_filters=4),
+}
+OF_LARGE = ("contiguous", "m_sct")
+"""Methods for the models of keras.applications, whose graphs have thousands of ops."""
+CASES = [(n, method) for n in TENSORFLOW_MODELS for method in sorted(METHODS) if n in ("wide_towers", "gnmt_v2") or method in OF_LARGE]
+CLUSTER = Cluster.uniform(2, link=Link(0.0002, 10.0, 20.0, 0.0002, 20.0, 0.0002))
+"""Faster than servers are, so that plans split."""
+
+
+@dataclass
+class Model:
+    """A captured and profiled step, and what was found out about its plans: many methods have the same one."""
+
+    captured: Captured
+    checked: dict[tuple[int, ...], Parity] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Servers]:
+    with Servers(2) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def model(request: pytest.FixtureRequest, servers: Servers) -> Model:
+    asked = TrainRequest(request.param, pipeline.PlanRequest(), SMALL[request.param], optimizer="momentum", framework="tensorflow")
+    step, function, graph = capture(asked)
+    costs = profile(function, step, servers, ProfileOptions(warmup=1, repeats=3))
+    first = {v.shared_name: v.variable.numpy() for v in function.variables}
+    together = attach_costs(graph, costs, contended=True)
+    return Model(Captured(step, function, together, attach_costs(graph, costs), costs, first))
+
+
+@pytest.mark.parametrize(("model", "method"), CASES, indirect=["model"])
+def test_a_placed_step_is_an_unplaced_step(model: Model, servers: Servers, method: str) -> None:
+    asked = pipeline.PlanRequest(method, options=PlaceOptions(seed=0, time_limit_seconds=1.0))
+    if begins_coarse(method):
+        asked = replace(asked, grouper=COARSE[0], placer_type=COARSE[1])
+    result = pipeline.plan(model.captured.graph, CLUSTER, asked)
+    placement = tuple(result.plan.placement)
+    if placement not in model.checked:
+        with load(model.captured, result.timeline, servers) as session:
+            model.checked[placement] = check_parity(model.captured, session)
+    parity = model.checked[placement]
+    assert parity.max_rel_diff <= TOLERANCE
+    assert parity.compared == len(model.captured.first) + 1
