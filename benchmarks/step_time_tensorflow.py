@@ -17,7 +17,11 @@ from runtime.models.registry import ModelOptions
 from runtime.program import one_device_timeline
 from runtime.tensorflow.coarse import COARSE, begins_coarse
 from runtime.tensorflow.measure import measure, peak_bytes
+from runtime.tensorflow.placed_graph import placed_graph
+from runtime.tensorflow.servers import Devices
+from runtime.tensorflow.session import PlacedSession
 from runtime.tensorflow.training import (
+    Captured,
     capture_and_profile,
     check_parity,
     find_cluster,
@@ -35,6 +39,7 @@ SIZES = {
     "gnmt_v2": ModelOptions(32, num_devices=2, vocab_size=2000, max_seq_length=10, rnn_units=1024, num_layers=4),
     "nasnet": ModelOptions(4),
 }
+BY_HAND = "tf.device"
 METHODS = ("contiguous", "expert", "m_topo", "m_etf", "m_sct", "auto")
 
 
@@ -57,6 +62,10 @@ def run(args: argparse.Namespace, request: TrainRequest) -> dict[str, Any]:
             parity[method] = check_parity(captured, session).to_json()
             peaks[method] = peak_bytes(session, devices, list(sessions.values()))
             sessions[method] = session
+        if "expert" in plans:
+            sessions[BY_HAND] = parted_by_hand(captured, plans["expert"], devices)
+            parity[BY_HAND] = check_parity(captured, sessions[BY_HAND]).to_json()
+            peaks[BY_HAND] = peak_bytes(sessions[BY_HAND], devices, [s for name, s in sessions.items() if name != BY_HAND])
         where = dict.fromkeys(sessions, devices)
         measurement = measure(where, unplaced_step(captured.step), sessions, num_steps=args.num_steps)
     predicted = {"single": list(single.peak_memory_bytes), **{m: list(p.timeline.peak_memory_bytes) for m, p in plans.items()}}
@@ -83,6 +92,25 @@ def run(args: argparse.Namespace, request: TrainRequest) -> dict[str, Any]:
             for row in rows(measurement, plans, single.makespan_us)
         ],
     }
+
+
+def parted_by_hand(captured: Captured, expert: PlanResult, devices: Devices) -> PlacedSession:
+    """The step with what a user would write into the model: tf.device around each layer, as the expert has it. Variables are made there as
+    well; TensorFlow's own placer decides about all the rest, gradients among it, and nothing gives an order."""
+    where = dict(zip(expert.timeline.graph.index, expert.plan.placement, strict=True))
+    placed = placed_graph(captured.function, where, devices.names, order=())
+    forward = {op.id for op in captured.graph.ops if op.phase == "forward"}
+    hint = captured.step.expert or (lambda _: None)
+    for node in placed.graph_def.node:
+        op = placed.op_of.get(node.name)
+        if op is None or node.op == "VarHandleOp":
+            continue
+        layer = hint(node.name) if op in forward else None
+        node.device = "" if layer is None else devices.names[layer % len(devices.names)]
+    session = PlacedSession(placed, devices)
+    session.initialise(captured.first)
+    session.feed(captured.step.inputs)
+    return session
 
 
 def _asked(args: argparse.Namespace, method: str) -> pipeline.PlanRequest:

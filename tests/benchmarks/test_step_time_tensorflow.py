@@ -13,11 +13,11 @@ def test_plans_are_timed_in_turn(tmp_path: Path, capsys: pytest.CaptureFixture[s
     file = tmp_path / "times.json"
     main(["--framework=tensorflow", "--model_name=wide_towers", *sizes, "--num_steps=2", "--methods=expert,m_etf", f"--out={file}"])
     found = json.loads(file.read_text())
-    assert [row["variant"] for row in found["rows"]] == ["eager", "single", "expert", "m_etf"]
-    assert all(found["parity"][method]["passed"] for method in ("expert", "m_etf"))
+    assert [row["variant"] for row in found["rows"]] == ["eager", "single", "expert", "m_etf", "tf.device"]
+    assert all(found["parity"][method]["passed"] for method in ("expert", "m_etf", "tf.device"))
     for row in found["rows"][1:]:
         assert len(row["measured_us"]["samples"]) == 2
-        assert row["predicted_us"] > 0
+        assert row["predicted_us"] is None if row["variant"] == "tf.device" else row["predicted_us"] > 0
         assert (len(row["cpu_seconds"]), len(row["peak_memory_bytes"]["measured"])) == (2, 2)
         assert row["cpu_seconds"][0] > 0
     assert found["rows"][2]["transfers"] > 0
