@@ -7,6 +7,7 @@ core in a step, transfers included, stands beside the wall time.
 import argparse
 import sys
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from baechi_ext.place.common import PlaceOptions, PlanResult
@@ -51,21 +52,20 @@ def run(args: argparse.Namespace, request: TrainRequest) -> dict[str, Any]:
         captured = capture_and_profile(request, devices)
         cluster, probe = find_cluster(request, devices)
         single = one_device_timeline(captured.alone)
-        sessions = {"single": load(captured, single, devices)}
-        peaks = {"single": peak_bytes(sessions["single"], devices)}
         plans: dict[str, PlanResult] = {}
-        parity = {}
+        loaders = {"single": partial(load, captured, single, devices)}
         methods = [m for m in args.methods or METHODS if m != "expert" or any(op.expert is not None for op in captured.graph.ops)]
         for method in methods:
             plans[method] = pipeline.plan(captured.graph, cluster, _asked(args, method))
-            session = load(captured, plans[method].timeline, devices)
-            parity[method] = check_parity(captured, session).to_json()
-            peaks[method] = peak_bytes(session, devices, list(sessions.values()))
-            sessions[method] = session
+            loaders[method] = partial(load, captured, plans[method].timeline, devices)
         if "expert" in plans:
-            sessions[BY_HAND] = parted_by_hand(captured, plans["expert"], devices)
-            parity[BY_HAND] = check_parity(captured, sessions[BY_HAND]).to_json()
-            peaks[BY_HAND] = peak_bytes(sessions[BY_HAND], devices, [s for name, s in sessions.items() if name != BY_HAND])
+            loaders[BY_HAND] = partial(parted_by_hand, captured, plans["expert"], devices)
+        parity, peaks = {}, {}
+        for name, loader in loaders.items():
+            with loader() as session:  # one after the other: what is loaded besides holds constants, which a peak would count
+                parity[name] = check_parity(captured, session).to_json()
+                peaks[name] = peak_bytes(session, devices)
+        sessions = {name: loader() for name, loader in loaders.items()}
         where = dict.fromkeys(sessions, devices)
         measurement = measure(where, unplaced_step(captured.step), sessions, num_steps=args.num_steps)
     predicted = {"single": list(single.peak_memory_bytes), **{m: list(p.timeline.peak_memory_bytes) for m, p in plans.items()}}

@@ -79,9 +79,9 @@ def _load_of_others(groups: Sequence[Devices]) -> LoadOfOthers:
     )
 
 
-def peak_bytes(session: PlacedSession, devices: Devices, others: Sequence[PlacedSession] = ()) -> tuple[int, ...]:
+def peak_bytes(session: PlacedSession, devices: Devices) -> tuple[int, ...]:
     """What each device's allocator held at most in a step, by the trace of one: variables, inputs, live tensors, received copies, and
-    temporaries; but not the variables and inputs of `others`, all that is loaded there besides. Empty where devices share an allocator."""
+    temporaries; with all that is loaded there besides. Empty where devices share an allocator."""
     if devices.shared_memory:
         return ()
     held = [0] * len(devices.names)
@@ -90,10 +90,7 @@ def peak_bytes(session: PlacedSession, devices: Devices, others: Sequence[Placed
         if entry.device in devices.names:
             device = devices.names.index(entry.device)
             held[device] = max([held[device], *map(_held_bytes, _allocations(entry))])
-    for other in others:
-        for variable in (*other.placed.variables, *other.placed.inputs):
-            held[variable.device] -= variable.bytes
-    return tuple(max(0, size) for size in held)
+    return tuple(held)
 
 
 def _allocations(entry: Any) -> list[Any]:
