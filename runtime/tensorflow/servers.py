@@ -226,7 +226,7 @@ class Servers(Sessions):
         return server
 
     def _definition(self, task: int) -> Any:
-        """The ServerDef: one thread between ops, and one inside them."""
+        """The ServerDef: one thread inside ops, and some between them."""
         tf = tensorflow()
         cluster = tf.train.ClusterSpec({"worker": self.hosts}).as_cluster_def()
         definition = tf.train.ServerDef(cluster=cluster, job_name="worker", task_index=task, protocol="grpc")
