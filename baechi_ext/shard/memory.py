@@ -10,7 +10,7 @@ from baechi_ext.shard.machine import Costs, Machine
 from baechi_ext.shard.space import Configurations
 from baechi_ext.shard.tables import Tables
 
-_VIEWS = ("unstack", "ravel", "unravel")
+_VIEWS = ("unstack", "ravel", "unravel", "view")
 """What these write is what they read, seen otherwise."""
 
 

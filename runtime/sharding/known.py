@@ -1,0 +1,75 @@
+"""Which rule describes the loops of which op, by the op's name without its namespace and overload."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import fx
+
+from runtime.sharding import arithmetic, products, recurrent, shapes
+from runtime.sharding.loops import Loops
+
+Rule = Callable[[Loops], None]
+
+_SIMPLE = partial(arithmetic.elementwise, simple=True)
+_RULES: dict[Rule, str] = {
+    products.linear: "linear",
+    products.addmm: "addmm baddbmm",
+    products.matmul: "matmul mm bmm mv dot",
+    products.einsum: "einsum",
+    products.convolution: "conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d",
+    products.attention: "scaled_dot_product_attention",
+    products.embedding: "embedding",
+    arithmetic.reduction: "sum mean amax amin prod var std var_mean std_mean norm linalg_vector_norm logsumexp any all argmax argmin "
+    "max min count_nonzero",
+    arithmetic.softmax: "softmax log_softmax _softmax _log_softmax",
+    arithmetic.layer_norm: "layer_norm rms_norm",
+    arithmetic.batch_norm: "batch_norm",
+    arithmetic.group_norm: "group_norm",
+    arithmetic.instance_norm: "instance_norm",
+    arithmetic.cross_entropy: "cross_entropy_loss nll_loss nll_loss_nd nll_loss2d",
+    arithmetic.loss: "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div "
+    "soft_margin_loss",
+    arithmetic.pooling: "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
+    "adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d max_pool2d_with_indices max_pool3d_with_indices",
+    shapes.same: "to clone contiguous alias detach detach_ lift_fresh_copy type_as",
+    shapes.reshape: "view reshape flatten unflatten squeeze unsqueeze ravel _unsafe_view view_as reshape_as",
+    shapes.transpose: "transpose swapaxes swapdims t",
+    shapes.permute: "permute",
+    shapes.expand: "expand expand_as broadcast_to",
+    shapes.part: "slice narrow split split_copy split_with_sizes split_with_sizes_copy chunk tensor_split",
+    shapes.pick: "select unbind",
+    shapes.concat: "cat concat concatenate",
+    shapes.stack: "stack",
+    shapes.along: "cumsum cumprod logcumsumexp flip roll sort argsort topk triu tril pad constant_pad_nd",
+    shapes.gather: "gather index_select",
+    _SIMPLE: "add add_ sub sub_ rsub zeros_like ones_like full_like empty_like rand_like randn_like masked_fill masked_fill_ where copy_",
+    arithmetic.elementwise: "dropout dropout_ alpha_dropout native_dropout rrelu prelu relu_ gelu silu glu_ _to_copy",
+}  # fmt: skip
+_BY_NAME = {name: rule for rule, names in _RULES.items() for name in names.split()}
+_BY_NAME |= {name: partial(recurrent.stacked, gates=gates) for name, gates in recurrent.GATES.items()}
+_OWN = {name: partial(recurrent.chunk, gates=gates) for name, gates in recurrent.GATES.items() if name in ("lstm", "gru")}
+
+
+def name_of(node: fx.Node) -> str:
+    """The op's name: conv2d for aten::conv2d.padding; as Python has it where it is no op of torch's."""
+    return _parts(node)[1]
+
+
+def rule_of(node: fx.Node) -> Rule | None:
+    """What describes the call; None where nothing does."""
+    namespace, name = _parts(node)
+    if namespace == "baechi":
+        return _OWN.get(name)
+    if namespace != "aten":
+        return None
+    if name in _BY_NAME and not (name in ("max", "min") and len(node.all_input_nodes) > 1):
+        return _BY_NAME[name]
+    return arithmetic.elementwise if torch.Tag.pointwise in node.target.tags else None
+
+
+def _parts(node: fx.Node) -> tuple[str, str]:
+    namespace = getattr(node.target, "namespace", None)
+    if namespace is None:
+        return "", getattr(node.target, "__name__", str(node.target))
+    return namespace, node.target.name().split("::")[1].split(".")[0]
