@@ -11,6 +11,7 @@ chunks: the backward wavefront need not wait for it, its matrix products are lar
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -262,6 +263,29 @@ def _(sizes: Sequence[int], state: Sequence[Tensor], weight: Tensor, saved: Sequ
     kind = _KINDS["lstm" if gates.shape[-1] == 4 * y.shape[-1] else "gru"]
     shapes = [gates.shape] * kind.copies + [(*gates.shape[:2], size) for size in sizes] + [h.shape for h in state]
     return [weight.new_empty(shape) for shape in shapes]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
+    xs, state, weight, ctx.reverse = inputs
+    ctx.set_materialize_grads(False)
+    ctx.num_inputs, ctx.num_states = len(xs), len(state)
+    y, *_, a, b = output
+    ctx.save_for_backward(weight, *xs, *state, y, a, b)
+
+
+def _chunk_gradients(unit_type: str, ctx: Any, grads: Grads) -> tuple[list[Tensor], list[Tensor], Tensor, None]:
+    """Of one chunk alone, as the op's own autograd gives them: the weight's gradient is the chunk's."""
+    kind, n = _KINDS[unit_type], ctx.num_inputs
+    weight, *rest = ctx.saved_tensors
+    xs, state, saved = rest[:n], rest[n : n + ctx.num_states], rest[n + ctx.num_states :]
+    found = kind.backward([x.shape[-1] for x in xs], state, weight, saved, list(grads[:-2]), ctx.reverse)
+    d, *kept = found[: kind.copies]
+    gradient = _weight_gradient(xs, state[:1], saved[:1], [d], kept, ctx.reverse)
+    return found[kind.copies : kind.copies + n], found[kind.copies + n :], gradient, None
+
+
+_lstm.register_autograd(partial(_chunk_gradients, "lstm"), setup_context=_keep)
+_gru.register_autograd(partial(_chunk_gradients, "gru"), setup_context=_keep)
 
 
 class _Layer(torch.autograd.Function):
