@@ -31,7 +31,15 @@ def pruned(tables: Tables) -> Tables:
         views[edge.source].append((table, False))
         views[edge.target].append((table, True))
     filters = _Filters()
-    kept = [filters.kept(costs, view) for costs, view in zip(tables.costs, views, strict=True)]
+    return _only(tables, [filters.kept(costs, view) for costs, view in zip(tables.costs, views, strict=True)], filters)
+
+
+def restricted(tables: Tables, kept: Sequence[np.ndarray]) -> Tables:
+    """The tables with some of each node's configurations only: those of these indices. Nodes that share an array of them share tables."""
+    return _only(tables, kept, _Filters())
+
+
+def _only(tables: Tables, kept: Sequence[np.ndarray], filters: "_Filters") -> Tables:
     pairs = zip(tables.graph.edges, tables.edges, strict=True)
     edges = tuple(filters.edge(table, kept[edge.source], kept[edge.target]) for edge, table in pairs)
     spaces = tuple(filters.rows(space, keep) for space, keep in zip(tables.spaces, kept, strict=True))

@@ -72,14 +72,20 @@ def search(graph: ShardGraph, machine: Machine, options: SearchOptions | None = 
     Raises ShardError where a table would be too large and no beam is allowed, and where nothing fits the memory limit.
     """
     options = options or SearchOptions()
-    if options.beam is not None and options.beam < 1:
-        raise ShardError(f"a beam of {options.beam} states; give 1 or more (--beam)")
     started = time.perf_counter()
     tables = build_tables(graph, machine, original=options.original)
+    return search_tables(tables, options, seconds=time.perf_counter() - started)
+
+
+def search_tables(tables: Tables, options: SearchOptions | None = None, *, seconds: float = 0.0) -> Found:
+    """As `search`, in tables that are there already, and took so many `seconds`."""
+    options = options or SearchOptions()
+    if options.beam is not None and options.beam < 1:
+        raise ShardError(f"a beam of {options.beam} states; give 1 or more (--beam)")
     built = time.perf_counter()
     found = within_memory(tables, partial(_cheapest, options=options))
-    seconds = {"tables": built - started, "search": time.perf_counter() - built}
-    return Found(tables, found.choice, found.cost, found.bound, found.plan, bytes_of(tables, found.choice), seconds)
+    times = {"tables": seconds, "search": time.perf_counter() - built}
+    return Found(tables, found.choice, found.cost, found.bound, found.plan, bytes_of(tables, found.choice), times)
 
 
 def _cheapest(tables: Tables, options: SearchOptions) -> Answer:

@@ -9,8 +9,9 @@ from torch import fx
 from torch.distributed.tensor import Placement
 
 from baechi_ext.errors import ShardError
-from baechi_ext.shard.graph import ShardGraph, Strategy
+from baechi_ext.shard.graph import Strategy
 from runtime.sharding.binding import Bound, bind
+from runtime.sharding.captured import CapturedGraph
 from runtime.sharding.forward import ForwardGraph
 from runtime.sharding.layout import Layout, Placements
 from runtime.sharding.rules import arguments
@@ -18,14 +19,14 @@ from runtime.sharding.rules import arguments
 _SWEEPS = 3
 
 
-def lay_out(forward: ForwardGraph, graph: ShardGraph, strategy: Strategy, mesh: Sequence[int]) -> dict[str, Layout]:
+def lay_out(forward: ForwardGraph, captured: CapturedGraph, strategy: Strategy, mesh: Sequence[int]) -> dict[str, Layout]:
     """A layout for every node, by name: first in the graph's order, each next to what it reads, then again with all neighbours known.
 
     Raises ShardError for a configuration that the mesh, or DTensor, can't express.
     """
-    bound = bind(forward, graph)
+    bound = bind(forward, captured)
     options: dict[str, list[Layout]] = {}
-    for node, configuration in zip(graph.nodes, strategy, strict=True):
+    for node, configuration in zip(captured.graph.nodes, strategy, strict=True):
         ways = bound[node.name].assignments(configuration, mesh)
         if not ways:
             split = {axis.name: parts for axis, parts in zip(node.axes, configuration, strict=True) if parts > 1}
@@ -41,8 +42,8 @@ def _nearest(bound: dict[str, Bound], options: dict[str, list[Layout]], mesh: Se
     for name, b in bound.items():
         for position, argument in enumerate(arguments(b.call)):
             source, output = origin(argument)
-            if source.name in options and output < len(bound[source.name].node.outputs):
-                words = float(b.tensors[position].words)
+            if source.name in options and output < len(bound[source.name].written):
+                words = float(b.read[position].words)
                 reads[name].append((source.name, output, position, words))
                 readers[source.name].append((name, output, position, words))
     chosen: dict[str, Layout] = {}

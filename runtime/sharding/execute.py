@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 from runtime.sharding.forward import ForwardGraph
 from runtime.sharding.layout import Argument, Layout, Placements
 from runtime.sharding.local_ops import LocalCall, as_is, in_place
-from runtime.sharding.rules import RULES, arguments, op_name
+from runtime.sharding.rules import arguments, rule_of
 
 _BUCKET_BYTES = 25 << 20
 """Gradients are added up in pieces of about this size, as DistributedDataParallel does."""
@@ -128,7 +128,7 @@ class ShardedStep:
     def _run(self, call: fx.Node, layout: Layout | None, args: Any, kwargs: Any) -> Any:
         if layout is None:
             layout = Layout((None,) * self.mesh.ndim, self._arguments(call, None), (self._whole,))
-        rule = RULES.get(op_name(call))
+        rule = rule_of(call)
         split = any(axis is not None for axis in layout.assignment)
         return (rule.run if rule is not None and split else as_is)(LocalCall(call, layout, self.mesh), *args, **kwargs)
 

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor as Values
 from torch import fx
 from torch.fx.node import map_arg
 
-from baechi_ext.shard.graph import Node, Tensor
+from baechi_ext.shard.graph import Tensor
 from runtime.sharding import local_losses, local_norm, local_ops
 from runtime.sharding.local_ops import Runner, as_is
 
@@ -49,17 +50,23 @@ def arguments(call: fx.Node) -> list[fx.Node]:
     return found
 
 
-def splittable(call: fx.Node, node: Node, tensors: Sequence[Tensor]) -> set[int]:
-    """The axes of a node that its call can be split along; `tensors` are what it reads, in the order of `arguments`."""
-    rule = RULES.get(op_name(call))
-    if rule is None or not _is_plain(call):
+def rule_of(call: fx.Node) -> Rule | None:
+    """How an op is run in parts; None where that is not known. Functions of single numbers are marked as such by torch."""
+    tags = getattr(call.target, "tags", ())
+    pointwise = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+    return RULES.get(op_name(call)) or (_POINTWISE if pointwise else None)
+
+
+def splittable(call: fx.Node, read: Sequence[Tensor], written: Sequence[Tensor]) -> set[int]:
+    """The axes that a call can be split along; `read` are its tensors in the order of `arguments`, `written` its results."""
+    rule = rule_of(call)
+    if rule is None or not written or not _is_plain(call):
         return set()
-    read = {a for tensor in tensors for axes in tensor.axes for a in axes}
-    written = [{a for axes in tensor.axes for a in axes} for tensor in node.outputs]
-    everywhere = set.intersection(*written) if written else set()
-    free = (everywhere if rule.spreads else everywhere & read) | (read if rule.sums else set())
+    inside = {a for tensor in read for axes in tensor.axes for a in axes}
+    everywhere = set.intersection(*({a for axes in tensor.axes for a in axes} for tensor in written))
+    free = (everywhere if rule.spreads else everywhere & inside) | (inside if rule.sums else set())
     for i, dim in rule.whole(call):
-        free -= set(tensors[i].axes[dim])
+        free -= set(read[i].axes[dim])
     return free
 
 
@@ -139,13 +146,9 @@ def _many(rule: Rule, *names: str) -> dict[str, Rule]:
     return {f"aten.{name}": rule for name in names}
 
 
-_POINTWISE = (
-    *("relu", "gelu", "silu", "elu", "leaky_relu", "hardtanh", "softplus", "tanh", "sigmoid", "add", "sub", "rsub", "mul", "div", "neg"),
-    *("exp", "log", "pow", "sqrt", "rsqrt", "square", "abs", "sin", "cos", "where", "masked_fill", "clamp", "to", "type_as", "clone"),
-    *("contiguous", "detach", "lift_fresh_copy", "alias", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "logical_not"),
-)
+_POINTWISE = Rule(aligned=True)
 RULES: dict[str, Rule] = {
-    **_many(Rule(aligned=True), *_POINTWISE),
+    **_many(_POINTWISE, "where", "masked_fill", "to", "type_as", "clone", "contiguous", "detach", "lift_fresh_copy", "alias"),
     **_many(Rule(), "transpose", "permute", "t"),
     **_many(Rule(local_ops.reshape), "view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"),
     **_many(Rule(local_ops.expand, spreads=True, aligned=True), "expand"),

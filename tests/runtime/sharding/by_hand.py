@@ -2,21 +2,25 @@
 
 from collections.abc import Mapping, Sequence
 
+from torch import fx
+
 from baechi_ext.shard.graph import Axis, Edge, Node, ShardGraph, Tensor
+from runtime.sharding.captured import CapturedGraph
 from runtime.sharding.forward import ForwardGraph
 from runtime.sharding.rules import arguments
 
 
-def shard_graph(forward: ForwardGraph, texts: Mapping[str, str]) -> ShardGraph:
+def captured_by_hand(forward: ForwardGraph, texts: Mapping[str, str]) -> CapturedGraph:
     """`texts`: by call, `bk nk n -> bn`; a dimension that several letters share is `(bs)`, one that is never split `.`."""
-    nodes = [_node(forward, call, texts[call.name]) for call in forward.nodes if call.name in texts]
+    calls = [call for call in forward.nodes if call.name in texts]
+    nodes, reads = zip(*(_node(forward, call, texts[call.name]) for call in calls), strict=True)
     index = {node.name: i for i, node in enumerate(nodes)}
     edges = []
     for call in forward.nodes:
         read = [a for a in arguments(call) if a.name not in forward.parameters | forward.buffers]
         if call.name in index:
             edges += [Edge(index[a.name], index[call.name], 0, i) for i, a in enumerate(read) if a.name in index]
-    return ShardGraph("by hand", tuple(nodes), tuple(edges))
+    return CapturedGraph(ShardGraph("by hand", nodes, tuple(edges)), {node.name: read for node, read in zip(nodes, reads, strict=True)}, {})
 
 
 def strategy(graph: ShardGraph, splits: Mapping[str, Mapping[str, int]]) -> list[tuple[int, ...]]:
@@ -25,7 +29,7 @@ def strategy(graph: ShardGraph, splits: Mapping[str, Mapping[str, int]]) -> list
     return [tuple(split.get(axis.name, 1) for axis in node.axes) for node, split in zip(graph.nodes, chosen, strict=True)]
 
 
-def _node(forward: ForwardGraph, call: object, text: str) -> Node:
+def _node(forward: ForwardGraph, call: fx.Node, text: str) -> tuple[Node, tuple[tuple[str, Tensor], ...]]:
     left, right = (side.split() for side in text.split("->"))
     sizes: dict[str, int] = {}
     values = [*arguments(call), call]
@@ -39,7 +43,8 @@ def _node(forward: ForwardGraph, call: object, text: str) -> Node:
     weights = [t for t, v in zip(tensors, values[:-1], strict=False) if v.name in forward.parameters | forward.buffers]
     inputs = [t for t, v in zip(tensors, values[:-1], strict=False) if v.name not in forward.parameters | forward.buffers]
     axes = tuple(Axis(name, sizes[name]) for name in names)
-    return Node(call.name, str(call.target), axes, tuple(inputs), tuple(tensors[len(left) :]), weights=tuple(weights))
+    node = Node(call.name, str(call.target), axes, tuple(inputs), tuple(tensors[len(left) :]), weights=tuple(weights))
+    return node, tuple((v.name, t) for v, t in zip(values, tensors[: len(left)], strict=False))
 
 
 def _dims(text: str) -> Sequence[str]:

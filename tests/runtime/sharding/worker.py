@@ -16,7 +16,7 @@ from runtime.sharding.align import lay_out
 from runtime.sharding.execute import ShardedStep
 from runtime.sharding.forward import forward_graph
 from runtime.sharding.layout import mesh_shape
-from tests.runtime.sharding.by_hand import shard_graph, strategy
+from tests.runtime.sharding.by_hand import captured_by_hand, strategy
 from tests.runtime.sharding.steps import CASES, Case
 
 TOLERANCE = 2e-5
@@ -27,11 +27,11 @@ def differences(case: Case, splits: Mapping[str, Mapping[str, int]], processes: 
     torch.manual_seed(1)
     module, inputs = case.module(), case.inputs()
     forward = forward_graph(module, inputs)
-    graph = shard_graph(forward, case.texts)
+    captured = captured_by_hand(forward, case.texts)
     split = {call: {letter: processes if parts < 0 else parts for letter, parts in s.items()} for call, s in splits.items()}
     shape = mesh_shape(processes)
     mesh = init_device_mesh("cpu", shape)
-    step = ShardedStep(forward, module, lay_out(forward, graph, strategy(graph, split), shape), mesh)
+    step = ShardedStep(forward, module, lay_out(forward, captured, strategy(captured.graph, split), shape), mesh)
     sharded = torch.optim.AdamW(list(step.parameters.values()), 0.01)
     torch.manual_seed(2)
     losses = []
