@@ -257,8 +257,13 @@ def _pase(args: argparse.Namespace) -> int:
     request = pase_flags.request_of(args)
     from runtime.pase import run
 
+    model = None
+    if request.model_options is not None:
+        with progress(f"capturing the training step of {request.graph}"):
+            model_of = _stage("torch", "sharding.models").model_of
+            model = model_of(request.graph, request.model_options, splits_images=request.splits_images)
     with progress(f"sharding {request.graph} over {request.machine.devices} devices"):
-        report = run(request)
+        report = run(request, model)
     print_json(report.to_json()) if args.json else print("\n".join(report.lines()))
     return 0
 

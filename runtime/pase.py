@@ -7,9 +7,9 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from baechi_ext.errors import ShardError
 from baechi_ext.ir.files import require_writable, write_bytes
@@ -21,7 +21,11 @@ from baechi_ext.shard.machine import Machine
 from baechi_ext.shard.networks import network
 from baechi_ext.shard.plan import ShardPlan
 from baechi_ext.shard.search import Found, SearchOptions, search
+from runtime.models.registry import ModelOptions
 from runtime.tables import as_size, as_time
+
+if TYPE_CHECKING:
+    from runtime.sharding.models import ShardedModel
 
 WARMUP, REPEATS = 2, 5
 _PROFILED = 30
@@ -30,7 +34,10 @@ _PROFILED = 30
 
 @dataclass(frozen=True, kw_only=True)
 class PaseRequest:
-    """A network by name, with its batch and hidden width (None: the published one), a machine, and how to search and what to report."""
+    """A network by name, with its batch and hidden width (None: the published one), a machine, and how to search and what to report.
+
+    `model_options`: the network is the captured model of that name, and its batch is among them.
+    """
 
     graph: str
     batch: int
@@ -39,6 +46,7 @@ class PaseRequest:
     splits_images: bool
     machine: Machine
     options: SearchOptions
+    model_options: ModelOptions | None = None
     measure: bool = False
     profile: bool = False
     analyse: bool = False
@@ -58,6 +66,7 @@ class PaseReport:
     profile: str
     layers: list[LayerCost]
     others: list[Baseline]
+    model: "ShardedModel | None" = None
 
     def to_json(self) -> dict[str, Any]:
         """For a program."""
@@ -70,6 +79,8 @@ class PaseReport:
             "operations": elimination.operations,
             "width": elimination.width,
         }
+        if self.model is not None:
+            facts["captured"] = self.model.to_json()
         if self.layers:
             facts["layers"] = [{"name": c.name, "own_flop": c.own, "kinds_flop": c.kinds, "moved_flop": c.moved} for c in self.layers]
         if self.others:
@@ -89,6 +100,7 @@ class PaseReport:
             "held": f"{as_size(plan.held_bytes)} a device (parameters, gradients, optimizer state, activations)",
             "search": f"{as_time(statistics.median(self.seconds) * 1e6)}{self._spread()}",
             "tables": f"{sum(found.tables.sizes)} configurations; {largest}",
+            **({} if self.model is None else self.model.facts()),
             "shard plan": self.request.out or "not written (no --out)",
         }
         width = max(map(len, facts))
@@ -142,18 +154,18 @@ class PaseReport:
             yield f"  {layer.name:<{width}}  {parts[0]:7.2%}  {parts[1]:7.2%}  {parts[2]:13.2%}  {parts[3]:17.2%}"
 
 
-def run(request: PaseRequest) -> PaseReport:
-    """Searches as asked, writes the files that were asked for, and returns the report.
+def run(request: PaseRequest, model: "ShardedModel | None" = None) -> PaseReport:
+    """Searches as asked, writes the files that were asked for, and returns the report. `model`: what was captured, to be sharded.
 
     Raises ShardError for what can't be searched, FileError for files that can't be written.
     """
     for path in (request.out, request.dump):
         if path is not None:
             require_writable(path)
-    if request.batch < request.machine.devices:
-        devices = request.machine.devices
-        raise ShardError(f"a batch of {request.batch} is smaller than {devices} processors; give a batch of that (-b) or fewer (-p)")
-    graph = _graph(request)
+    batch, devices = request.batch if model is None else model.batch, request.machine.devices
+    if batch < devices:
+        raise ShardError(f"a batch of {batch} is smaller than {devices} processors; give a batch of that (-b) or fewer (-p)")
+    graph = _graph(request, model)
     if request.dump is not None:
         write_bytes(request.dump, dot(graph).encode())
     seconds: list[float] = []
@@ -162,16 +174,16 @@ def run(request: PaseRequest) -> PaseReport:
         if request.profile and not i:
             profile.enable()
         started = time.perf_counter()
-        found = search(_graph(request), request.machine, request.options)
+        found = search(_graph(request, model), request.machine, request.options)
         if i >= WARMUP or not request.measure:
             seconds.append(time.perf_counter() - started)
         profile.disable()
-    plan = ShardPlan.of(found, request.batch, request.cost_model, _options(request))
+    plan = ShardPlan.of(found, batch, request.cost_model, _options(request))
     if request.out is not None:
         plan.save(Path(request.out))
     layers = layer_costs(found.tables, found.choice) if request.analyse else []
     others = _others(found, statistics.median(seconds)) if request.compare else []
-    return PaseReport(request, found, plan, seconds, _text(profile) if request.profile else "", layers, others)
+    return PaseReport(request, found, plan, seconds, _text(profile) if request.profile else "", layers, others, model)
 
 
 def _others(found: Found, seconds: float) -> list[Baseline]:
@@ -180,7 +192,9 @@ def _others(found: Found, seconds: float) -> list[Baseline]:
     return [*known, random_walk(found.tables, min(known, key=lambda b: b.cost), seconds=seconds)]
 
 
-def _graph(request: PaseRequest) -> ShardGraph:
+def _graph(request: PaseRequest, model: "ShardedModel | None") -> ShardGraph:
+    if model is not None:
+        return model.captured.graph
     return network(request.graph, request.batch, request.width, cost_model=request.cost_model, splits_images=request.splits_images)
 
 
@@ -189,6 +203,8 @@ def _options(request: PaseRequest) -> dict[str, Any]:
     machine, plain = request.machine, Machine(devices=request.machine.devices)
     names = [name for name in Machine.__dataclass_fields__ if name not in ("devices", "flop_per_word")]
     changed = {name: getattr(machine, name) for name in names if getattr(machine, name) != getattr(plain, name)}
+    if request.model_options is not None:
+        changed |= {name: value for name, value in asdict(request.model_options).items() if value is not None}
     return {"order": request.options.order, "width": request.width, "splits_images": request.splits_images, **changed}
 
 

@@ -1,25 +1,29 @@
 """The arguments of `baechi pase`: the original's, and what goes beyond it. Reading them loads no numpy."""
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from runtime.flags import common as flags
+from runtime.flags import train as train_flags
+from runtime.models.registry import MODELS, ModelOptions
 
 if TYPE_CHECKING:
     from runtime.pase import PaseRequest
 
 ALGORITHMS = {0: "generate_seq", 1: "breadth_first"}
 """The original's --algo, and the order that it is."""
+DEFAULT_GRAPH, DEFAULT_BATCH = "alexnet", 128
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags `request_of` reads. Values that make no sense are refused by the library, with exit code 1."""
     group = parser.add_argument_group("as the original PaSE has them")
     group.add_argument("-p", "--procs", type=int, default=8, metavar="N", help="devices (default %(default)s); any number, primes too")
-    group.add_argument("-b", "--batch", type=int, default=128, metavar="N", help="examples a step (default %(default)s)")
+    group.add_argument("-b", "--batch", type=int, metavar="N", help="examples a step (default 128; a captured model's own)")
     group.add_argument("-m", "--model", type=int, metavar="N", help="hidden width of rnnlm or transformer (default: as published)")
     networks = "alexnet (default), resnet101, inception3, rnnlm or transformer"
-    group.add_argument("-g", "--graph", default="alexnet", metavar="NAME", help=networks)
+    group.add_argument("-g", "--graph", metavar="NAME", help=networks)
     group.add_argument("--flops", type=float, default=10.0, metavar="T", help="10^12 operations a second of a device (default %(default)g)")
     group.add_argument("--bw", type=float, default=16.0, metavar="G", help="GB/s between devices (default %(default)g)")
     group.add_argument("--profile", action="store_true", help="print where the time goes (cProfile)")
@@ -31,6 +35,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-a", "--analyse", action="store_true", help="print where the cost lies, by kind and by layer")
     _add_search_flags(parser.add_argument_group("search"))
     _add_machine_flags(parser.add_argument_group("devices"))
+    _add_capture_flags(parser)
     parser.add_argument("--compare", action="store_true", help="print what data parallelism, experts and a random walk would cost")
     flags.add_output_flags(parser, out="write the shard plan to this file")
 
@@ -53,6 +58,15 @@ def _add_machine_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--overlap", action="store_true", help="sum up gradients of weights while the backward pass computes")
 
 
+def _add_capture_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("captured model")
+    names = ", ".join(MODELS)
+    group.add_argument(
+        "--model_name", type=flags.one_of(MODELS), metavar="NAME", help=f"shard the captured training step of {names} instead of a graph"
+    )
+    train_flags.add_model_flags(parser)
+
+
 def request_of(args: argparse.Namespace) -> "PaseRequest":
     """What `baechi pase` is to do. Raises ShardError for what makes no sense."""
     from baechi_ext.errors import ShardError
@@ -62,6 +76,9 @@ def request_of(args: argparse.Namespace) -> "PaseRequest":
 
     if args.algo and args.order not in (None, ALGORITHMS[args.algo]):
         raise ShardError(f"--algo={args.algo} is the order {ALGORITHMS[args.algo]}, and --order={args.order} another; give one of them")
+    options = None
+    if args.model_name is not None:
+        options = _captured_options(args)
     original = args.cost_model == "original"
     machine = Machine(
         devices=args.procs,
@@ -76,20 +93,21 @@ def request_of(args: argparse.Namespace) -> "PaseRequest":
         memory_bytes=args.device_memory,
         optimizer_words=args.optimizer_words,
     )
-    options = SearchOptions(
+    search = SearchOptions(
         order=args.order or ALGORITHMS[args.algo],
         original=original,
         table_bytes=DEFAULT_TABLE_BYTES if args.table_memory is None else args.table_memory,
         beam=args.beam,
     )
     return PaseRequest(
-        graph=args.graph,
-        batch=args.batch,
+        graph=args.model_name or args.graph or DEFAULT_GRAPH,
+        batch=DEFAULT_BATCH if args.batch is None else args.batch,
         width=args.model,
         cost_model=args.cost_model,
         splits_images=args.halo,
         machine=machine,
-        options=options,
+        options=search,
+        model_options=options,
         measure=args.measure,
         profile=args.profile,
         analyse=args.analyse,
@@ -97,3 +115,21 @@ def request_of(args: argparse.Namespace) -> "PaseRequest":
         dump=args.dump_graph,
         out=args.out,
     )
+
+
+def _captured_options(args: argparse.Namespace) -> ModelOptions:
+    """The options of a captured model. Raises ShardError for flags that are a hand-written graph's."""
+    from baechi_ext.errors import ShardError
+
+    if args.graph is not None:
+        raise ShardError(f"--graph={args.graph} is a graph by hand, and --model_name={args.model_name} a captured model; give one of them")
+    if args.model is not None:
+        raise ShardError("-m is the width of a graph by hand; a captured model's sizes are flags of their own, as --d_model")
+    if args.cost_model != "default":
+        raise ShardError(f"--cost_model={args.cost_model} is for the graphs by hand; captured models have the default one")
+    if None not in (args.batch, args.batch_size) and args.batch != args.batch_size:
+        raise ShardError(f"-b {args.batch} and --batch_size={args.batch_size} are the same; give one of them")
+    if args.batch is not None and args.batch < 1:
+        raise ShardError(f"a batch of {args.batch}; give 1 or more (-b)")
+    chosen = train_flags.model_options(args, num_devices=1)
+    return chosen if args.batch is None else replace(chosen, batch_size=args.batch)

@@ -29,7 +29,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """All flags of the sub-command."""
     script_flags.add_flags(parser)
     _add_step_flags(parser)
-    _add_model_flags(parser)
+    add_model_flags(parser)
     flags.add_placing_flags(parser)
     _add_device_flags(parser)
     _add_cost_flags(parser)
@@ -61,7 +61,7 @@ def _optimizer(text: str) -> str:
     return flags.one_of(dict.fromkeys(OPTIMIZERS))(text)
 
 
-def _add_model_flags(parser: argparse.ArgumentParser) -> None:
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
     """The fields of ModelOptions; a flag that is not given leaves the model its own default."""
     group = parser.add_argument_group("model", "Where a flag is not given, the model's own default counts.")
     sizes = {
@@ -94,8 +94,9 @@ def _takers(name: str) -> str:
     return f"for {', '.join(model for model, entry in MODELS.items() if name in entry.takes)}"
 
 
-def _model_options(args: argparse.Namespace, num_devices: int) -> ModelOptions:
-    given = {f.name: getattr(args, f.name) for f in fields(ModelOptions) if f.name != "num_devices"}
+def model_options(args: argparse.Namespace, num_devices: int) -> ModelOptions:
+    """What the flags of `add_model_flags` ask for."""
+    given = {f.name: getattr(args, f.name) for f in fields(ModelOptions) if f.name != "num_devices" and hasattr(args, f.name)}
     return ModelOptions(**given, num_devices=num_devices)
 
 
@@ -166,7 +167,7 @@ def request_of(args: argparse.Namespace) -> "TrainRequest":
     return TrainRequest(
         model=args.model_name,
         plan=plan,
-        model_options=_model_options(args, num_devices),
+        model_options=model_options(args, num_devices),
         optimizer=args.optimizer,
         learning_rate=args.learning_rate,
         colocate_grads_with_ops=args.colocate_grads_with_ops,

@@ -1,0 +1,63 @@
+"""Models to be sharded: the registry's, or a module with inputs, captured and described."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from torch import Tensor, nn
+
+from runtime.models.registry import ModelOptions, chosen_options, find_model, make_step
+from runtime.sharding.captured import CapturedGraph, captured_graph
+from runtime.sharding.forward import ForwardGraph, forward_graph
+from runtime.step import optimizer_spec
+
+
+@dataclass(frozen=True)
+class ShardedModel:
+    """A captured step's forward graph, its shard graph, the examples of a step, and how long capturing took."""
+
+    forward: ForwardGraph
+    captured: CapturedGraph
+    batch: int
+    seconds: float
+
+    @property
+    def unknown_share(self) -> float:
+        """The share of the step's operations that ops make that are not known."""
+        return self.captured.unknown_flop / self.captured.flop if self.captured.flop else 0.0
+
+    def facts(self) -> dict[str, str]:
+        """For a person."""
+        captured = self.captured
+        calls = f"{len(captured.graph.nodes)} calls, {captured.flop:.4g} FLOP on one device, in {self.seconds:.3g} s"
+        ops = ", ".join(f"{name} ({count})" for name, count in Counter(captured.unknown.values()).most_common())
+        number = f"{len(captured.unknown)} of {len(captured.graph.nodes)} calls, {self.unknown_share:.2%} of the FLOP"
+        return {"captured": calls, "not known": f"{number}: {ops}; every device computes them whole" if ops else "none of the calls"}
+
+    def to_json(self) -> dict[str, Any]:
+        """For a program."""
+        captured = self.captured
+        facts = {"calls": len(captured.graph.nodes), "flop": captured.flop, "seconds": self.seconds}
+        return {**facts, "unknown": captured.unknown, "unknown_flop_share": self.unknown_share}
+
+
+def model_of(name: str, options: ModelOptions, *, splits_images: bool = False) -> ShardedModel:
+    """A built-in model, captured. Raises OptionError for options it can't take, CaptureError."""
+    model = find_model(name)
+    code = import_module(model.module)
+    batch = code.Options(**chosen_options(name, options)).batch_size
+    step = make_step(name, options, optimizer_spec("sgd", 0.01))
+    return module_of(step.module, step.inputs, name=name, batch=batch, splits_images=splits_images)
+
+
+def module_of(
+    module: nn.Module, inputs: Sequence[Tensor], *, name: str, batch: int | None = None, splits_images: bool = False
+) -> ShardedModel:
+    """A module that returns its loss, captured. `batch`: so many examples, by default as long as the first input is."""
+    started = time.perf_counter()
+    forward = forward_graph(module, inputs, name)
+    captured = captured_graph(forward, batch=batch, splits_images=splits_images)
+    return ShardedModel(forward, captured, batch or inputs[0].shape[0], time.perf_counter() - started)
