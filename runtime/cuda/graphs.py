@@ -274,7 +274,6 @@ class GraphedProgram:
             for slot in access.empties if access is not None else ():
                 slots[slot] = None
 
-
     def note(self, device: str) -> str:
         """What became of it, in words."""
         if self.reason:
@@ -285,4 +284,3 @@ class GraphedProgram:
 def _do(actions: Sequence[Action], slots: Slots) -> None:
     for action in actions:
         action(slots)
-

@@ -21,7 +21,7 @@ from baechi_ext.shard.graph import Edge, Node, ShardGraph, Tensor
 from baechi_ext.shard.rules import Rules
 from baechi_ext.shard.terms import Compute
 from runtime.sharding.forward import ForwardGraph
-from runtime.sharding.known import name_of, rule_of
+from runtime.sharding.known import name_of, only_shape_is_read, rule_of
 from runtime.sharding.loops import Loops, Read, UnknownFormError, Value
 
 PREPARED, UNKNOWN = "prepared", "unknown"
@@ -120,7 +120,7 @@ class _Walk:
         written = _tensors(node.meta.get("val"))
         if not written:
             return
-        operands = [self.values[read] for read in node.all_input_nodes if read in self.values]
+        operands = [self.values[read] for read in node.all_input_nodes if read in self.values and not only_shape_is_read(node)]
         gradient = name_of(node) not in ("detach", "detach_") and any(o.gradient for o in operands)
         loops = Loops(self._arguments(node), [tuple(t.shape) for t in written], self.rules, gradient=gradient)
         if not gradient and all(o.source in self.prepared for o in operands):
@@ -176,7 +176,7 @@ class _Walk:
 
 
 def _described(node: fx.Node, loops: Loops, operands: Sequence[Value]) -> bool:
-    """Whether the op's rule says all about the call. Only the shape of some operands is looked at."""
+    """Whether the op's rule says all about the call: what each operand is to it, but of view_as and the like."""
     rule = rule_of(node)
     if rule is None:
         return False
@@ -185,7 +185,7 @@ def _described(node: fx.Node, loops: Loops, operands: Sequence[Value]) -> bool:
     except UnknownFormError:
         return False
     read = {r.value.source for r in loops.reads}
-    by_shape = name_of(node).endswith(("_as", "_like"))
+    by_shape = name_of(node).endswith("_as")
     return len(loops.writes) == len(loops.shapes) and (by_shape or all(o.source in read for o in operands))
 
 
@@ -196,7 +196,8 @@ def _whole(loops: Loops, op: str, operands: Sequence[Value], flop: float) -> Non
     for value in operands:
         loops.read(value, [None] * len(value.shape))
     for shape in loops.shapes:
-        loops.write([None] * len(shape))
+        names = next((o.names for o in operands if len(o.shape) == len(shape)), None)
+        loops.write([None] * len(shape), names)
 
 
 def _flop_of(node: fx.Node, shapes: Sequence[tuple[int, ...]], *, gradient: bool) -> float:

@@ -1,5 +1,6 @@
 """The forward graph of a training step, in the ops that a person would name: linear, conv2d, layer_norm. Backward is left to autograd."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,7 +44,9 @@ def forward_graph(module: nn.Module, inputs: Sequence[Tensor], name: str = "mode
     Raises CaptureError where forward can't be captured, or returns something else.
     """
     try:
-        program = torch.export.export(module, tuple(inputs), strict=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of nn.LSTM's list of its own weights, among others
+            program = torch.export.export(module, tuple(inputs), strict=False)
     except Exception as e:  # noqa: BLE001 - whatever the user's forward raises
         raise not_capturable(f"the forward of {name}", e) from e
     signature = program.graph_signature

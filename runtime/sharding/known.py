@@ -37,13 +37,14 @@ _RULES: dict[Rule, str] = {
     shapes.transpose: "transpose swapaxes swapdims t",
     shapes.permute: "permute",
     shapes.expand: "expand expand_as broadcast_to",
+    shapes.broadcast: "broadcast_tensors",
     shapes.part: "slice narrow split split_copy split_with_sizes split_with_sizes_copy chunk tensor_split",
     shapes.pick: "select unbind",
     shapes.concat: "cat concat concatenate",
     shapes.stack: "stack",
     shapes.along: "cumsum cumprod logcumsumexp flip roll sort argsort topk triu tril pad constant_pad_nd",
     shapes.gather: "gather index_select",
-    _SIMPLE: "add add_ sub sub_ rsub zeros_like ones_like full_like empty_like rand_like randn_like masked_fill masked_fill_ where copy_",
+    _SIMPLE: "add add_ sub sub_ rsub rand_like randn_like masked_fill masked_fill_ where copy_",
     arithmetic.elementwise: "dropout dropout_ alpha_dropout native_dropout rrelu prelu relu_ gelu silu glu_ _to_copy",
 }  # fmt: skip
 _BY_NAME = {name: rule for rule, names in _RULES.items() for name in names.split()}
@@ -66,6 +67,12 @@ def rule_of(node: fx.Node) -> Rule | None:
     if name in _BY_NAME and not (name in ("max", "min") and len(node.all_input_nodes) > 1):
         return _BY_NAME[name]
     return arithmetic.elementwise if torch.Tag.pointwise in node.target.tags else None
+
+
+def only_shape_is_read(node: fx.Node) -> bool:
+    """Whether the call makes a tensor as another is, but not of its numbers."""
+    name = name_of(node)
+    return name.startswith("new_") or name in ("zeros_like", "ones_like", "full_like", "empty_like")
 
 
 def _parts(node: fx.Node) -> tuple[str, str]:

@@ -89,6 +89,17 @@ def expand(loops: Loops) -> None:
     loops.write(axes)
 
 
+def broadcast(loops: Loops) -> None:
+    """Several tensors, all expanded to one shape."""
+    values = loops["tensors"]
+    loops.op = VIEW
+    widest = max(values, key=lambda v: len(v.shape))
+    axes = [loops.axis(name, size) for name, size in zip(widest.names, loops.shape, strict=True)]
+    for value in values:
+        loops.read(value, spread(loops, value, axes))
+        loops.write(axes)
+
+
 def _axes_but(loops: Loops, x: Value, dims: Sequence[int]) -> list[int | None]:
     """A loop for each dimension, but none for these."""
     unsplit = {d % len(x.shape) for d in dims}

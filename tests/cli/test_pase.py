@@ -141,6 +141,11 @@ def test_the_graph_as_dot(run: Run, tmp_path: Path) -> None:
         (["--algo", 1, "--order", "min_fill"], "--algo=1 is the order breadth_first, and --order=min_fill another"),
         (["-g", "transformer", "--table_memory", "1KiB"], "and 0.0009766 MiB are allowed; raise --table_memory"),
         (["--device_memory", "1MiB"], "no strategy fits 1 MiB a device: the least that can be held is "),
+        (["--model_name", "alexnet", "-g", "alexnet"], "--graph=alexnet is a graph by hand, and --model_name=alexnet a captured model"),
+        (["--model_name", "alexnet", "-m", 5], "-m is the width of a graph by hand"),
+        (["--model_name", "alexnet", "--cost_model", "original"], "--cost_model=original is for the graphs by hand"),
+        (["--model_name", "alexnet", "-b", 8, "--batch_size", 16], "-b 8 and --batch_size=16 are the same"),
+        (["--model_name", "alexnet", "-b", 0], "a batch of 0; give 1 or more (-b)"),
         (["--out", "/nowhere/plan.json"], "cannot write '/nowhere/plan.json'"),
     ],
 )

@@ -71,7 +71,8 @@ FLAGS = {
     },
     "datasets": {"--out", "--graphs", "--seed", "--folder", "--json"},
     "placeto": set(),
-    "pase": ORIGINAL_PASE | {
+    "pase": ORIGINAL_PASE | MODEL | {
+        "--model_name", "--batch_size", "--image_size",
         "--cost_model", "--order", "--table_memory", "--beam", "--halo", "--device_memory", "--optimizer_words", "--latency",
         "--devices_per_node", "--node_bw", "--node_latency", "--overlap", "--compare", "--out", "--json",
     },
