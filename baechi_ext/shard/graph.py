@@ -85,11 +85,15 @@ class Edge:
 
 @dataclass(frozen=True)
 class ShardGraph:
-    """Nodes, and the tensors between them. Edges go from lower to higher indices: nodes are in an order they can run in."""
+    """Nodes, and the tensors between them. Edges go from lower to higher indices: nodes are in an order they can run in.
+
+    `ties`: nodes of the same axes, but for names, that are to be split alike.
+    """
 
     name: str
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
+    ties: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -97,6 +101,10 @@ class ShardGraph:
         names = {node.name for node in self.nodes}
         if len(names) < len(self.nodes):
             raise ShardError(f"graph {self.name} has {len(self.nodes)} nodes of {len(names)} names; give each its own")
+        for tie in self.ties:
+            if len({tuple((a.size, a.splits, a.smallest) for a in self.nodes[v].axes) for v in tie}) > 1:
+                names = ", ".join(self.nodes[v].name for v in tie)
+                raise ShardError(f"graph {self.name}: {names} have other axes; they can't be split alike")
         for edge in self.edges:
             if not 0 <= edge.source < edge.target < len(self.nodes):
                 wrong = f"an edge from node {edge.source} to {edge.target} of {len(self.nodes)}"

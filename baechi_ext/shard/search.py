@@ -13,6 +13,7 @@ from baechi_ext.shard.memory import bytes_of
 from baechi_ext.shard.order import elimination_order
 from baechi_ext.shard.prune import pruned
 from baechi_ext.shard.tables import Tables, build_tables
+from baechi_ext.shard.ties import tied
 
 DEFAULT_TABLE_BYTES = 128 << 20
 _WORTH_PRUNING = 1e8
@@ -89,7 +90,9 @@ def search_tables(tables: Tables, options: SearchOptions | None = None, *, secon
 
 
 def _cheapest(tables: Tables, options: SearchOptions) -> Answer:
-    reduced, plan = tables, _plan(tables, options)
+    joined = tied(tables)
+    tables = reduced = joined.tables
+    plan = _plan(tables, options)
     for sweep in range(_SWEEPS):
         too_large = _bytes(plan) > options.table_bytes
         wanted = too_large or (not sweep and plan.operations > _WORTH_PRUNING) if options.prune is None else options.prune and not sweep
@@ -106,7 +109,7 @@ def _cheapest(tables: Tables, options: SearchOptions) -> Answer:
     done = eliminate(reduced, plan)
     found = choose(reduced, done, options.beam or 1)
     choice = tables.choice(reduced.strategy(found.choice)) if reduced is not tables else found.choice
-    return Answer(tuple(choice), found.cost, found.bound, plan)
+    return Answer(joined.choice(choice), found.cost, found.bound, plan)
 
 
 def _plan(tables: Tables, options: SearchOptions, most_numbers: float = float("inf")) -> Elimination:

@@ -5,8 +5,8 @@ from math import prod
 
 from baechi_ext.shard.shapes import Image
 from baechi_ext.shard.terms import AllReduce
-from runtime.sharding.loops import Loops, UnknownFormError, Value, spread
-from runtime.sharding.products import SPATIAL, pair
+from runtime.sharding.loops import SPATIAL, Loops, UnknownFormError, Value, spread
+from runtime.sharding.products import pair
 
 
 def elementwise(loops: Loops, simple: bool = False) -> None:

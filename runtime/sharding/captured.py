@@ -2,7 +2,8 @@
 
 Nobody sends what every device can make for itself: inputs of the step are read as they are needed, and what is computed from constants
 alone, or is whole numbers, is computed by every device ("prepared"). A parameter that several calls read is held by the first, and goes
-from each to the next, with its gradient on the way back: nothing moves where they split it alike.
+from each to the next, with its gradient on the way back: nothing moves where they split it alike. Those with the same loops are a layer in
+several pieces, and are split alike (ties).
 """
 
 import contextlib
@@ -17,7 +18,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import FlopCounterMode
 
-from baechi_ext.shard.graph import Edge, Node, ShardGraph, Tensor
+from baechi_ext.shard.graph import Axis, Edge, Node, ShardGraph, Tensor
 from baechi_ext.shard.rules import Rules
 from baechi_ext.shard.terms import Compute
 from runtime.sharding.forward import ForwardGraph
@@ -69,7 +70,8 @@ def captured_graph(forward: ForwardGraph, *, batch: int | None = None, splits_im
     walk = _Walk(forward, Rules(splits_images=splits_images), batch)
     for node in forward.nodes:
         walk.visit(node)
-    return CapturedGraph(ShardGraph(forward.name, tuple(walk.nodes), tuple(walk.edges)), walk.reads, walk.unknown)
+    graph = ShardGraph(forward.name, tuple(walk.nodes), tuple(walk.edges), tuple(tuple(t) for t in walk.ties.values() if len(t) > 1))
+    return CapturedGraph(graph, walk.reads, walk.unknown)
 
 
 @dataclass
@@ -85,6 +87,10 @@ class _Walk:
     """FX node -> its Value; a list of them where it writes several tensors."""
     made: dict[fx.Node, tuple[int, int]] = field(default_factory=dict)
     """FX node -> the shard node that writes it, and which of its outputs it is; a parameter: the call that read it last."""
+    ties: dict[int, list[int]] = field(default_factory=dict)
+    """The calls of a layer, by its first one."""
+    layers: dict[int, int] = field(default_factory=dict)
+    """A call's first one."""
     prepared: dict[fx.Node, bool] = field(default_factory=dict)
     """What every device has, or makes for itself; whether it depends on the step's inputs."""
 
@@ -96,15 +102,16 @@ class _Walk:
             if node.op == "placeholder" and isinstance(value, torch.Tensor):
                 weight = node.name in self.forward.parameters
                 shape = tuple(value.shape)
-                names = _weight_names(shape) if weight else self._names(shape)
+                names = _weight_names(shape) if weight else self._names(value)
                 self.values[node] = Value(node, shape, names, weight, weight and value.requires_grad, max(uses[node], 1))
                 if not weight:
                     self.prepared[node] = node.name in self.forward.inputs
 
-    def _names(self, shape: tuple[int, ...]) -> tuple[str, ...]:
+    def _names(self, tensor: torch.Tensor) -> tuple[str, ...]:
         """Of an input's dimensions."""
+        shape, flat = tuple(tensor.shape), "features" if tensor.is_floating_point() else "sequence"
         place = shape.index(self.batch) if self.batch in shape else 0
-        rest = ("channels", "height", "width") if len(shape) == 4 else ("sequence",) if len(shape) == 2 else ("sequence", "features")
+        rest = ("channels", "height", "width") if len(shape) == 4 else (flat,) if len(shape) == 2 else ("sequence", "features")
         names = iter(rest if len(shape) - 1 == len(rest) else [f"dim{i}" for i in range(1, len(shape))])
         return tuple("batch" if i == place else next(names) for i in range(len(shape)))
 
@@ -138,6 +145,10 @@ class _Walk:
     def _add(self, node: fx.Node, loops: Loops, gradients: Sequence[bool]) -> None:
         """The node, its edges, and what it writes."""
         index = len(self.nodes)
+        before = [self.made[r.value.source][0] for r in loops.reads if r.value.weight and r.value.source in self.made]
+        alike = [self.layers[v] for v in before if _form(self.nodes[v].op, self.nodes[v].axes) == _form(loops.op, loops.axes)]
+        self.layers[index] = alike[0] if alike else index
+        self.ties.setdefault(self.layers[index], []).append(index)
         inputs: list[Tensor] = []
         weights: list[Tensor] = []
         outputs = [w.tensor for w in loops.writes]
@@ -173,6 +184,11 @@ class _Walk:
         if isinstance(value, fx.Node):
             return self.values.get(value)
         return [self._argument(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _form(op: str, axes: Sequence[Axis]) -> tuple[str, list[tuple[int, bool]]]:
+    """What calls of one layer have in common."""
+    return op, [(axis.size, axis.splits) for axis in axes]
 
 
 def _described(node: fx.Node, loops: Loops, operands: Sequence[Value]) -> bool:

@@ -16,6 +16,8 @@ from baechi_ext.shard.graph import Axis, Tensor
 from baechi_ext.shard.rules import Rules
 from baechi_ext.shard.terms import AllReduce, Compute, Term
 
+SPATIAL = ("depth", "height", "width")
+"""The names of an image's dimensions."""
 Dims = Sequence[int | None]
 """The axis that runs over each dimension of a tensor; None: no loop does, and it is not split."""
 
@@ -78,7 +80,8 @@ class Loops:
         return self.shapes[0]
 
     def axis(self, name: str, size: int, *, splits: bool = True) -> int:
-        """A new loop; a second one of a name gets a number behind it."""
+        """A new loop; a second one of a name gets a number behind it. Height and width of images are split only where the rules say so."""
+        splits = splits and (self.rules.splits_images or name not in SPATIAL)
         taken = {axis.name for axis in self.axes}
         number = next(i for i in range(1, len(taken) + 2) if (name if i == 1 else f"{name}_{i}") not in taken)
         self.axes.append(Axis(name if number == 1 else f"{name}_{number}", size, splits))

@@ -5,9 +5,7 @@ from collections.abc import Callable, Sequence
 
 from baechi_ext.shard.shapes import Image
 from baechi_ext.shard.terms import Halo
-from runtime.sharding.loops import Loops, UnknownFormError, Value, spread
-
-SPATIAL = ("depth", "height", "width")
+from runtime.sharding.loops import SPATIAL, Loops, UnknownFormError, Value, spread
 
 
 def flop(*operands: Value | None) -> float:

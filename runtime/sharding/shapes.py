@@ -4,7 +4,7 @@ others make them need."""
 from collections.abc import Iterator, Sequence
 from math import gcd, prod
 
-from runtime.sharding.loops import Loops, UnknownFormError, Value, spread
+from runtime.sharding.loops import SPATIAL, Loops, UnknownFormError, Value, spread
 
 VIEW = "view"
 
@@ -36,6 +36,7 @@ def reshape(loops: Loops) -> None:
             read[i] = written[j] = loops.axis(x.names[i], x.shape[i])
             continue
         read[i] = written[j] = loops.axis(x.names[i], gcd(x.shape[i], loops.shape[j]))
+        names[j] = "places" if names[j] in SPATIAL else names[j]
         for b in after[1:]:
             names[b] = f"{names[j]}_inner"
         loops.axis(f"{x.names[i]}_inner", max(prod(x.shape[b] for b in before) // loops.axes[-1].size, 1), splits=False)

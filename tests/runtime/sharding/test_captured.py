@@ -269,6 +269,17 @@ class WithMean(nn.Module):
         return self.module(x).mean()
 
 
+class Thrice(nn.Module):
+    """A layer that is called three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, wanted: Tensor) -> Tensor:
+        return nn.functional.mse_loss(self.layer(self.layer(self.layer(x).relu()).relu()), wanted)
+
+
 def test_data_parallel_layers_sum_up_their_gradients() -> None:
     """By batch alone, an MLP sends each parameter's gradient, and nothing else but the loss."""
     _, graph = captured("mlp")
@@ -297,6 +308,17 @@ def test_a_shared_parameter_is_held_once_and_moves_where_its_splits_differ() -> 
     alike = [(int(r), int(c)) for r, row in enumerate(spaces[0]) for c, col in enumerate(spaces[1]) if row[vocabulary] == 4 == col[units]]
     assert [table[r, c] for r, c in alike] == [0.0]
     assert table.max() > 0
+
+
+def test_calls_of_a_layer_are_split_alike() -> None:
+    graph = captured_graph(forward_graph(Thrice(), (torch.randn(BATCH, 16), torch.randn(BATCH, 16))), batch=BATCH).graph
+    names = [n.name for n in graph.nodes]
+    assert [tuple(names[v] for v in tie) for tie in graph.ties] == [("linear", "linear_1", "linear_2")]
+    found = search(graph, Machine(devices=8))
+    assert len({found.strategy[v] for v in graph.ties[0]}) == 1
+    assert [len(n.weights) for n in graph.nodes if n.op == "linear"] == [2, 0, 0]
+    sums = [t.words for n in graph.nodes for t in n.terms if isinstance(t, AllReduce) and t.kind == "weight gradient"]
+    assert sum(sums) == pytest.approx(2.0)  # a weight's and a bias's
 
 
 def test_what_is_not_known_is_computed_whole_and_counted() -> None:
