@@ -261,7 +261,13 @@ def _pase(args: argparse.Namespace) -> int:
     if request.model_options is not None:
         with progress(f"capturing the training step of {request.graph}"):
             model_of = _stage("torch", "sharding.models").model_of
-            model = model_of(request.graph, request.model_options, splits_images=request.splits_images)
+            model = model_of(
+                request.graph,
+                request.model_options,
+                splits_images=request.splits_images,
+                cost_path=request.cost_path,
+                tera_flops=request.machine.tera_flops,
+            )
     with progress(f"sharding {request.graph} over {request.machine.devices} devices"):
         report = run(request, model)
     print_json(report.to_json()) if args.json else print("\n".join(report.lines()))

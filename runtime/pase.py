@@ -36,7 +36,7 @@ _PROFILED = 30
 class PaseRequest:
     """A network by name, with its batch and hidden width (None: the published one), a machine, and how to search and what to report.
 
-    `model_options`: the network is the captured model of that name, and its batch is among them.
+    `model_options`: the network is the captured model of that name, and its batch is among them; `cost_path`: a profile of it.
     """
 
     graph: str
@@ -47,6 +47,7 @@ class PaseRequest:
     machine: Machine
     options: SearchOptions
     model_options: ModelOptions | None = None
+    cost_path: str | None = None
     measure: bool = False
     profile: bool = False
     analyse: bool = False

@@ -64,6 +64,7 @@ def _add_capture_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--model_name", type=flags.one_of(MODELS), metavar="NAME", help=f"shard the captured training step of {names} instead of a graph"
     )
+    group.add_argument("--cost_path", metavar="FILE", help="the model's costs as measured by `baechi train --costgen --optimizer=sgd`")
     train_flags.add_model_flags(parser)
 
 
@@ -79,6 +80,8 @@ def request_of(args: argparse.Namespace) -> "PaseRequest":
     options = None
     if args.model_name is not None:
         options = _captured_options(args)
+    elif args.cost_path is not None:
+        raise ShardError("--cost_path has the costs of a captured model, and a graph by hand has none; name the model (--model_name)")
     original = args.cost_model == "original"
     machine = Machine(
         devices=args.procs,
@@ -108,6 +111,7 @@ def request_of(args: argparse.Namespace) -> "PaseRequest":
         machine=machine,
         options=search,
         model_options=options,
+        cost_path=args.cost_path,
         measure=args.measure,
         profile=args.profile,
         analyse=args.analyse,

@@ -145,6 +145,7 @@ def test_the_graph_as_dot(run: Run, tmp_path: Path) -> None:
         (["--model_name", "alexnet", "-m", 5], "-m is the width of a graph by hand"),
         (["--model_name", "alexnet", "--cost_model", "original"], "--cost_model=original is for the graphs by hand"),
         (["--model_name", "alexnet", "-b", 8, "--batch_size", 16], "-b 8 and --batch_size=16 are the same"),
+        (["--cost_path", "cost.json"], "--cost_path has the costs of a captured model, and a graph by hand has none"),
         (["--model_name", "alexnet", "-b", 0], "a batch of 0; give 1 or more (-b)"),
         (["--out", "/nowhere/plan.json"], "cannot write '/nowhere/plan.json'"),
     ],

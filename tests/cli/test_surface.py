@@ -72,7 +72,7 @@ FLAGS = {
     "datasets": {"--out", "--graphs", "--seed", "--folder", "--json"},
     "placeto": set(),
     "pase": ORIGINAL_PASE | MODEL | {
-        "--model_name", "--batch_size", "--image_size",
+        "--model_name", "--batch_size", "--image_size", "--cost_path",
         "--cost_model", "--order", "--table_memory", "--beam", "--halo", "--device_memory", "--optimizer_words", "--latency",
         "--devices_per_node", "--node_bw", "--node_latency", "--overlap", "--compare", "--out", "--json",
     },
