@@ -24,6 +24,7 @@ from baechi_ext.ir.check import memory_violations, placement_violations
 from baechi_ext.ir.files import require_writable, write_json
 from baechi_ext.simulate import lower_bound_us, simulate
 from runtime import pipeline, tables
+from runtime.as_main import require_script
 from runtime.device_map_export import export_device_map
 from runtime.flags import baechi as baechi_flags
 from runtime.flags import common as flags
@@ -37,6 +38,7 @@ from runtime.progress import progress
 
 if TYPE_CHECKING:
     from runtime.link_report import ProbeRequest
+    from runtime.pase import PaseRequest
     from runtime.train_request import TrainRequest
 
 
@@ -257,21 +259,31 @@ def _pase(args: argparse.Namespace) -> int:
     request = pase_flags.request_of(args)
     from runtime.pase import run
 
-    model = None
-    if request.model_options is not None:
-        with progress(f"capturing the training step of {request.graph}"):
-            model_of = _stage("torch", "sharding.models").model_of
-            model = model_of(
-                request.graph,
-                request.model_options,
-                splits_images=request.splits_images,
-                cost_path=request.cost_path,
-                tera_flops=request.machine.tera_flops,
-            )
+    model = _captured_model(args, request)
     with progress(f"sharding {request.graph} over {request.machine.devices} devices"):
         report = run(request, model)
     print_json(report.to_json()) if args.json else print("\n".join(report.lines()))
     return 0
+
+
+def _captured_model(args: argparse.Namespace, request: "PaseRequest") -> Any:
+    """What `baechi pase` captures; None for a graph by hand."""
+    if args.script is not None:
+        require_script(args.script)
+        with progress("loading torch"):
+            script_model = _stage("torch", "calls.sharded_script").script_model
+        return script_model(args.script, tuple(args.script_args or ()), splits_images=request.splits_images)
+    if request.model_options is None:
+        return None
+    with progress(f"capturing the training step of {request.graph}"):
+        model_of = _stage("torch", "sharding.models").model_of
+        return model_of(
+            request.graph,
+            request.model_options,
+            splits_images=request.splits_images,
+            cost_path=request.cost_path,
+            tera_flops=request.machine.tera_flops,
+        )
 
 
 COMMANDS = (

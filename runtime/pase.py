@@ -205,7 +205,7 @@ def _options(request: PaseRequest) -> dict[str, Any]:
     names = [name for name in Machine.__dataclass_fields__ if name not in ("devices", "flop_per_word")]
     changed = {name: getattr(machine, name) for name in names if getattr(machine, name) != getattr(plain, name)}
     if request.model_options is not None:
-        changed |= {name: value for name, value in asdict(request.model_options).items() if value is not None}
+        changed |= {"captured": True} | {name: value for name, value in asdict(request.model_options).items() if value is not None}
     return {"order": request.options.order, "width": request.width, "splits_images": request.splits_images, **changed}
 
 

@@ -56,7 +56,9 @@ class PlanRequest:
 
     def without_grouping(self) -> "PlanRequest":
         """The same request for the graph as it is: groups only bind."""
-        return replace(self, grouper="tf", placer_type="default", only_forward=False, group_options=GroupOptions(), adjustment_method=NOOP)
+        return replace(
+            self, grouper="tf", placer_type="default", only_forward=False, group_options=GroupOptions(), adjustment_method=NOOP
+        )
 
     def to_json(self) -> dict[str, object]:
         """What a plan's options say of it, `options` apart; Baechi's further flags only where they are used."""
@@ -171,7 +173,9 @@ def _place_grouped(task: Task, grouping: Grouping, request: PlanRequest) -> Plan
     placement = coarse.placement
     if adjusts:
         limited, seed = request.adjustment_with_memory_limit, task.options.seed
-        placement = adjust(grouping.coarse, task.cluster, placement, request.adjustment_method, with_memory_limit=limited, seed=seed)
+        placement = adjust(
+            grouping.coarse, task.cluster, placement, request.adjustment_method, with_memory_limit=limited, seed=seed
+        )
     priorities = () if coarse.priority is None else (grouping.expand(coarse.priority),)
     return _as_found(result, conclude(task, [Proposal(grouping.expand(placement), priorities)]))
 

@@ -56,7 +56,9 @@ class OpError(Exception):
         self.cause = cause
         self.live = LiveTensors() if live is None else live
 
-    def explain(self, device: str, graph: OpGraph, limit_bytes: float | None = None, held: Mapping[str, torch.Tensor] | None = None) -> str:
+    def explain(
+        self, device: str, graph: OpGraph, limit_bytes: float | None = None, held: Mapping[str, torch.Tensor] | None = None
+    ) -> str:
         """One line: device, op, and what happened; where memory ran out also how much was held, in which tensors, and what to try.
 
         `limit_bytes` is what the device may hold, where that is kept; `held` is what it holds whether a step runs or not, by name.

@@ -183,7 +183,9 @@ def find_cluster(request: TrainRequest, executor: Executor) -> tuple[Cluster, Li
     return replace(cluster, devices=tuple(limited)), probe
 
 
-def run_plan(request: TrainRequest, executor: Executor, captured: Captured, placed: tuple[PlanResult, LinkProbe | None]) -> StepReport:
+def run_plan(
+    request: TrainRequest, executor: Executor, captured: Captured, placed: tuple[PlanResult, LinkProbe | None]
+) -> StepReport:
     """Parity, accounting and interleaved timing of a plan on the executor."""
     result, probe = placed
     step, binding, timeline = captured.step, captured.binding, result.timeline
@@ -214,7 +216,9 @@ def run_plan(request: TrainRequest, executor: Executor, captured: Captured, plac
     )
 
 
-def run_training(request: TrainRequest, executor: Executor, captured: Captured, placed: tuple[PlanResult, LinkProbe | None]) -> RunReport:
+def run_training(
+    request: TrainRequest, executor: Executor, captured: Captured, placed: tuple[PlanResult, LinkProbe | None]
+) -> RunReport:
     """Parity, and then the training that `request.run` asks for, on the executor."""
     if request.run is None:
         raise OptionError("there is no training to run; give --train_steps=N")

@@ -82,11 +82,7 @@ class PhasedStep:
 
     def _load(self) -> None:
         context = StepContext(
-            self._timeline.graph,
-            self._call.binding,
-            self._step,
-            Mailboxes(self._executor.timeout_seconds),
-            {},  # type: ignore[arg-type]
+            self._timeline.graph, self._call.binding, self._step, Mailboxes(self._executor.timeout_seconds), {}  # type: ignore[arg-type]
         )
         self._abort = context.mailboxes.abort
         self._programs: list[tuple[LoweredProgram, LoweredProgram]] = []
@@ -171,3 +167,4 @@ class PhasedStep:
             if value.is_cuda:
                 value.record_stream(torch.cuda.current_stream(value.device))
         return own
+

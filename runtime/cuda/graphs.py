@@ -274,6 +274,7 @@ class GraphedProgram:
             for slot in access.empties if access is not None else ():
                 slots[slot] = None
 
+
     def note(self, device: str) -> str:
         """What became of it, in words."""
         if self.reason:
@@ -284,3 +285,4 @@ class GraphedProgram:
 def _do(actions: Sequence[Action], slots: Slots) -> None:
     for action in actions:
         action(slots)
+

@@ -1,7 +1,7 @@
 """The arguments of `baechi pase`: the original's, and what goes beyond it. Reading them loads no numpy."""
 
 import argparse
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from runtime.flags import common as flags
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 ALGORITHMS = {0: "generate_seq", 1: "breadth_first"}
 """The original's --algo, and the order that it is."""
 DEFAULT_GRAPH, DEFAULT_BATCH = "alexnet", 128
+MODEL_FLAGS = ("cost_path", *(f.name for f in fields(ModelOptions) if f.name not in ("seed", "num_devices")))
+"""Arguments that only a captured model by name has."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +61,8 @@ def _add_machine_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_capture_flags(parser: argparse.ArgumentParser) -> None:
+    script = "a training script, whose first module that trains is captured instead; its arguments follow --"
+    parser.add_argument("script", nargs="?", metavar="SCRIPT", help=script)
     group = parser.add_argument_group("captured model")
     names = ", ".join(MODELS)
     group.add_argument(
@@ -77,11 +81,8 @@ def request_of(args: argparse.Namespace) -> "PaseRequest":
 
     if args.algo and args.order not in (None, ALGORITHMS[args.algo]):
         raise ShardError(f"--algo={args.algo} is the order {ALGORITHMS[args.algo]}, and --order={args.order} another; give one of them")
-    options = None
-    if args.model_name is not None:
-        options = _captured_options(args)
-    elif args.cost_path is not None:
-        raise ShardError("--cost_path has the costs of a captured model, and a graph by hand has none; name the model (--model_name)")
+    _require_one_source(args)
+    options = _captured_options(args) if args.model_name is not None else None
     original = args.cost_model == "original"
     machine = Machine(
         devices=args.procs,
@@ -103,7 +104,7 @@ def request_of(args: argparse.Namespace) -> "PaseRequest":
         beam=args.beam,
     )
     return PaseRequest(
-        graph=args.model_name or args.graph or DEFAULT_GRAPH,
+        graph=args.script or args.model_name or args.graph or DEFAULT_GRAPH,
         batch=DEFAULT_BATCH if args.batch is None else args.batch,
         width=args.model,
         cost_model=args.cost_model,
@@ -121,16 +122,32 @@ def request_of(args: argparse.Namespace) -> "PaseRequest":
     )
 
 
-def _captured_options(args: argparse.Namespace) -> ModelOptions:
-    """The options of a captured model. Raises ShardError for flags that are a hand-written graph's."""
+def _require_one_source(args: argparse.Namespace) -> None:
+    """Raises ShardError for flags that belong to another kind of graph than the one that is asked for."""
     from baechi_ext.errors import ShardError
 
-    if args.graph is not None:
-        raise ShardError(f"--graph={args.graph} is a graph by hand, and --model_name={args.model_name} a captured model; give one of them")
-    if args.model is not None:
+    sources = {"--graph": args.graph, "--model_name": args.model_name, "SCRIPT": args.script}
+    given = [f"{flag}={value}" for flag, value in sources.items() if value is not None]
+    if len(given) > 1:
+        raise ShardError(f"{' and '.join(given)} are graphs of their own; give one of them")
+    if args.script is None and args.script_args is not None:
+        raise ShardError("what follows -- are the arguments of a script; name the script before it: baechi pase SCRIPT -- ARGUMENTS")
+    captured = args.model_name is not None or args.script is not None
+    if captured and args.model is not None:
         raise ShardError("-m is the width of a graph by hand; a captured model's sizes are flags of their own, as --d_model")
-    if args.cost_model != "default":
+    if captured and args.cost_model != "default":
         raise ShardError(f"--cost_model={args.cost_model} is for the graphs by hand; captured models have the default one")
+    sizes = [name for name in MODEL_FLAGS if getattr(args, name) is not None]
+    if args.model_name is None and sizes:
+        raise ShardError(f"--{sizes[0]} is of a captured model; name the model (--model_name)")
+    if args.script is not None and args.batch is not None:
+        raise ShardError("-b is the batch of a graph; a script has its own, by its arguments behind --")
+
+
+def _captured_options(args: argparse.Namespace) -> ModelOptions:
+    """The options of a captured model. Raises ShardError for a batch that is none."""
+    from baechi_ext.errors import ShardError
+
     if None not in (args.batch, args.batch_size) and args.batch != args.batch_size:
         raise ShardError(f"-b {args.batch} and --batch_size={args.batch_size} are the same; give one of them")
     if args.batch is not None and args.batch < 1:

@@ -476,3 +476,4 @@ def costs_of(graph: OpGraph) -> list[list[float]]:
 
 def with_costs(graph: OpGraph, costs: Sequence[Sequence[float]]) -> OpGraph:
     return graph.replace_ops([replace(op, compute_us=us, temporary_bytes=t) for op, (us, t) in zip(graph.ops, costs, strict=True)])
+

@@ -74,7 +74,9 @@ def _clocks(devices: Devices) -> list[int]:
 def _load_of_others(groups: Sequence[Devices]) -> LoadOfOthers:
     servers = [d for d in groups if isinstance(d, Servers)]
     one_machine = all(len(d.servers) == len(d.names) for d in servers)
-    return LoadOfOthers(lambda: time.process_time() + sum(sum(d.cpu_seconds()) for d in servers), available_cores() if one_machine else ())
+    return LoadOfOthers(
+        lambda: time.process_time() + sum(sum(d.cpu_seconds()) for d in servers), available_cores() if one_machine else ()
+    )
 
 
 def peak_bytes(session: PlacedSession, devices: Devices) -> tuple[int, ...]:

@@ -85,7 +85,9 @@ def placed_graph(
 
 
 class _Builder:
-    def __init__(self, captured: "CapturedFunction", devices: tuple[str, ...], device_of: dict[str, int], op_of: dict[str, str]) -> None:
+    def __init__(
+        self, captured: "CapturedFunction", devices: tuple[str, ...], device_of: dict[str, int], op_of: dict[str, str]
+    ) -> None:
         self.tf = tensorflow()
         self.captured = captured
         self.devices = devices

@@ -109,7 +109,9 @@ class PlacedBlocks:
         try:
             with one_thread(), torch.enable_grad():
                 given = _without_graph((args, kwargs))
-                self.plan = plan_blocks(self.module, (self.ordinary, *given), self.settings.request, self.settings.executor, self.threads)
+                self.plan = plan_blocks(
+                    self.module, (self.ordinary, *given), self.settings.request, self.settings.executor, self.threads
+                )
         except CaptureError as e:
             raise CaptureError(f"{self.reason}; and it can't be placed in blocks: {e}") from e
         finally:

@@ -80,7 +80,8 @@ def _sample_cell(draw: Random) -> Cell:
     """A cell that reads both cells before it: where one were read by nobody, part of the network would do nothing."""
     while True:
         cell = tuple(
-            Block((draw.randrange(k + 2), draw.randrange(k + 2)), (draw.choice(MICRO_OPS), draw.choice(MICRO_OPS))) for k in range(BLOCKS)
+            Block((draw.randrange(k + 2), draw.randrange(k + 2)), (draw.choice(MICRO_OPS), draw.choice(MICRO_OPS)))
+            for k in range(BLOCKS)
         )
         if {0, 1} <= {node for block in cell for node in block.reads}:
             return cell
