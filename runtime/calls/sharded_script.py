@@ -39,9 +39,9 @@ class _Called(nn.Module):
     def forward(self, *tensors: Tensor) -> Tensor:
         args, kwargs = self._arguments.fill(tensors)
         found, _ = flatten(self.model(*args, **kwargs), "what the module returns")
-        losses = [t.mean() if t.dim() else t for t in found if t.requires_grad]
-        scalars = [t for t in found if t.requires_grad and not t.dim()]
-        return scalars[0] if scalars else torch.stack(losses).sum()
+        trained = [t for t in found if t.requires_grad]
+        means = [t.mean() for t in trained]
+        return next((t for t in trained if not t.dim()), means[0] if len(means) == 1 else torch.stack(means).sum())
 
 
 def script_model(path: str, arguments: tuple[str, ...], *, splits_images: bool = False) -> ShardedModel:

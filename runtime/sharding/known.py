@@ -45,7 +45,8 @@ _RULES: dict[Rule, str] = {
     shapes.along: "cumsum cumprod logcumsumexp flip roll sort argsort topk triu tril pad constant_pad_nd",
     shapes.gather: "gather index_select",
     _SIMPLE: "add add_ sub sub_ rsub rand_like randn_like masked_fill masked_fill_ where copy_",
-    arithmetic.elementwise: "dropout dropout_ alpha_dropout native_dropout rrelu prelu relu_ gelu silu glu_ _to_copy",
+    arithmetic.elementwise: "dropout dropout_ alpha_dropout feature_dropout feature_alpha_dropout native_dropout rrelu prelu relu_ "
+    "gelu silu _to_copy",
 }  # fmt: skip
 _BY_NAME = {name: rule for rule, names in _RULES.items() for name in names.split()}
 _BY_NAME |= {name: partial(recurrent.stacked, gates=gates) for name, gates in recurrent.GATES.items()}

@@ -136,9 +136,9 @@ def concat(loops: Loops) -> None:
     joined = (loops["dim"] or 0) % len(first.shape)
     axes = _axes_but(loops, first, [joined])
     for value in values:
-        if len(value.shape) != len(axes):
+        if len(value.shape) != len(axes) and prod(value.shape):
             raise UnknownFormError("tensors of several ranks")
-        loops.read(value, axes)
+        loops.read(value, axes if len(value.shape) == len(axes) else [None] * len(value.shape))  # an empty one may be of any rank
     loops.write(axes, first.names)
 
 

@@ -1,0 +1,61 @@
+"""`baechi pase SCRIPT`: the module that a script trains, up to its first training call and no further."""
+
+import json
+from math import prod
+from pathlib import Path
+
+import pytest
+
+from runtime.cli import main
+
+SCRIPT = """
+import sys
+
+import torch
+from torch import nn
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm, self.project = nn.Embedding(64, 32), nn.LayerNorm(32), nn.Linear(32, 64)
+
+    def forward(self, words, *, scale):
+        return {"logits": self.project(self.norm(self.embed(words)) * scale), "words": words}
+
+model = Words()
+small = nn.Linear(2, 2)
+small(torch.randn(3, 2))
+model.eval()
+words = torch.randint(64, (int(sys.argv[1]), 8))
+with torch.no_grad():
+    model(words, scale=1.0)
+sys.stderr.write("warmed up\\n")
+model.train()
+loss = nn.functional.cross_entropy(model(words, scale=2.0)["logits"].flatten(0, 1), words.flatten())
+sys.stderr.write("trained\\n")
+"""
+
+
+def test_a_scripts_module_is_sharded(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train_words.py"
+    script.write_text(SCRIPT)
+    assert main(["pase", str(script), "-p", "4", "--flops", "0.001", "--json", "--", "16"]) == 0
+    out, err = capfd.readouterr()
+    found = json.loads(out)
+    assert "warmed up" in err
+    assert "trained" not in err
+    assert (found["graph"], found["batch"], found["devices"]) == ("train_words", 16, 4)
+    assert found["captured"]["unknown"] == {}
+    assert found["shard"]["linear"]["sizes"] == {"batch": 16, "sequence": 8, "units": 64, "in_features": 32}
+    assert prod(found["shard"]["linear"]["splits"].values()) == 4
+    assert main(["pase", str(script), "-p", "32", "--", "16"]) == 1
+    assert "a batch of 16 is smaller than 32 processors" in capfd.readouterr().err
+
+
+def test_a_script_that_trains_nothing_is_told_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "eval.py"
+    script.write_text("import torch\ntorch.nn.Linear(100, 100).eval()(torch.randn(2, 100))\nraise ValueError('no data')\n")
+    assert main(["pase", str(script), "-p", "2"]) == 1
+    err = capfd.readouterr().err
+    assert "ValueError: no data" in err
+    assert "ended (exit code 1) and had called no module of 1000 parameters or more in training mode" in err
