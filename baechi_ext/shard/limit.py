@@ -13,7 +13,6 @@ import numpy as np
 from baechi_ext.errors import ShardError
 from baechi_ext.shard.elimination import Elimination
 from baechi_ext.shard.machine import Costs
-from baechi_ext.shard.memory import node_bytes
 from baechi_ext.shard.tables import Tables
 
 _SWEEPS = 4
@@ -30,8 +29,9 @@ class Answer:
     plan: Elimination
 
 
-def within_memory(tables: Tables, cheapest: Callable[[Tables], Answer]) -> Answer:
-    """The cheapest strategy found within the machine's memory limit, if it has one; `cheapest` finds one without a limit.
+def within_memory(tables: Tables, cheapest: Callable[[Tables], Answer], bytes_held: Callable[[], Sequence[Costs]]) -> Answer:
+    """The cheapest strategy found within the machine's memory limit, if it has one; `cheapest` finds one without a limit, and
+    `bytes_held` says what each node holds in each of its configurations.
 
     Raises ShardError where none fits.
     """
@@ -39,7 +39,7 @@ def within_memory(tables: Tables, cheapest: Callable[[Tables], Answer]) -> Answe
     limit = tables.machine.memory_bytes
     if limit is None:
         return over
-    held = [node_bytes(node, space, tables.machine) for node, space in zip(tables.graph.nodes, tables.spaces, strict=True)]
+    held = bytes_held()
     if _held(held, over.choice) <= limit:
         return over
     bound, fits = over.bound, _least(tables, held, limit, over.plan)

@@ -84,15 +84,15 @@ def search_tables(tables: Tables, options: SearchOptions | None = None, *, secon
     if options.beam is not None and options.beam < 1:
         raise ShardError(f"a beam of {options.beam} states; give 1 or more (--beam)")
     built = time.perf_counter()
-    found = within_memory(tables, partial(_cheapest, options=options))
+    joined = tied(tables)
+    found = within_memory(joined.tables, partial(_cheapest, options=options), joined.held)
+    choice = joined.choice(found.choice)
     times = {"tables": seconds, "search": time.perf_counter() - built}
-    return Found(tables, found.choice, found.cost, found.bound, found.plan, bytes_of(tables, found.choice), times)
+    return Found(tables, choice, found.cost, found.bound, found.plan, bytes_of(tables, choice), times)
 
 
 def _cheapest(tables: Tables, options: SearchOptions) -> Answer:
-    joined = tied(tables)
-    tables = reduced = joined.tables
-    plan = _plan(tables, options)
+    reduced, plan = tables, _plan(tables, options)
     for sweep in range(_SWEEPS):
         too_large = _bytes(plan) > options.table_bytes
         wanted = too_large or (not sweep and plan.operations > _WORTH_PRUNING) if options.prune is None else options.prune and not sweep
@@ -109,7 +109,7 @@ def _cheapest(tables: Tables, options: SearchOptions) -> Answer:
     done = eliminate(reduced, plan)
     found = choose(reduced, done, options.beam or 1)
     choice = tables.choice(reduced.strategy(found.choice)) if reduced is not tables else found.choice
-    return Answer(joined.choice(choice), found.cost, found.bound, plan)
+    return Answer(tuple(choice), found.cost, found.bound, plan)
 
 
 def _plan(tables: Tables, options: SearchOptions, most_numbers: float = float("inf")) -> Elimination:

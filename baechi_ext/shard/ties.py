@@ -11,6 +11,7 @@ import numpy as np
 
 from baechi_ext.shard.graph import Edge, ShardGraph
 from baechi_ext.shard.machine import Costs
+from baechi_ext.shard.memory import node_bytes
 from baechi_ext.shard.tables import EdgeTable, Tables
 
 
@@ -24,10 +25,18 @@ class _Quotient(ShardGraph):
 
 @dataclass(frozen=True)
 class Tied:
-    """The tables of what is left, and for each node of the graph its place in these."""
+    """The tables of what is left, and for each node of the graph its place in these; `whole` are the graph's own."""
 
     tables: Tables
     place: tuple[int, ...]
+    whole: Tables
+
+    def held(self) -> list[Costs]:
+        """The bytes that each node left holds on a device, for each configuration: those of all that it stands for."""
+        found: list[Costs] = [np.zeros(size) for size in self.tables.sizes]
+        for p, node, space in zip(self.place, self.whole.graph.nodes, self.whole.spaces, strict=True):
+            found[p] = found[p] + node_bytes(node, space, self.whole.machine)
+        return found
 
     def choice(self, found: Sequence[int]) -> tuple[int, ...]:
         """The choice for all nodes that a choice for those left means."""
@@ -43,7 +52,7 @@ def tied(tables: Tables) -> Tied:
             if np.array_equal(tables.spaces[v], tables.spaces[tie[0]]):
                 first[v] = tie[0]
     if first == list(range(len(first))):
-        return Tied(tables, tuple(first))
+        return Tied(tables, tuple(first), tables)
     left = sorted(set(first))
     number = {v: i for i, v in enumerate(left)}
     place = tuple(number[v] for v in first)
@@ -64,4 +73,4 @@ def tied(tables: Tables) -> Tied:
         edges.append(Edge(source, target))
         values.append(table)
     quotient = _Quotient(graph.name, tuple(graph.nodes[v] for v in left), tuple(edges))
-    return Tied(Tables(quotient, tables.machine, tuple(tables.spaces[v] for v in left), tuple(costs), tuple(values)), place)
+    return Tied(Tables(quotient, tables.machine, tuple(tables.spaces[v] for v in left), tuple(costs), tuple(values)), place, tables)

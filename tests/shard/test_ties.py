@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from baechi_ext.errors import ShardError
 from baechi_ext.shard.graph import Axis, Edge, Node, ShardGraph, Tensor
 from baechi_ext.shard.machine import Machine
+from baechi_ext.shard.memory import node_bytes
 from baechi_ext.shard.search import SearchOptions, search
 from baechi_ext.shard.tables import build_tables
 from baechi_ext.shard.terms import Compute
@@ -44,6 +45,26 @@ def test_ties_keep_the_least_cost_of_strategies_that_split_alike(graph: ShardGra
         by_node = dict(zip(free, chosen, strict=True))
         best = min(best, cost_by_hand(tables, tuple(by_node[first.get(v, v)] for v in range(len(graph.nodes)))))
     assert found.cost == pytest.approx(best)
+
+
+@given(tied_graphs(), st.integers(1, 4))
+def test_ties_hold_within_a_memory_limit(graph: ShardGraph, devices: int) -> None:
+    free = search(graph, Machine(devices=devices))
+    found = search(graph, Machine(devices=devices, memory_bytes=free.held_bytes))
+    assert found.cost == pytest.approx(free.cost)
+    least = search(graph, Machine(devices=devices, memory_bytes=_least_held(graph, devices)))
+    assert least.held_bytes <= _least_held(graph, devices)
+    assert least.cost >= free.cost * (1 - 1e-9)
+    assert all(least.choice[v] == least.choice[tie[0]] for tie in graph.ties for v in tie)
+
+
+def _least_held(graph: ShardGraph, devices: int) -> float:
+    """The bytes that the smallest strategy holds which splits tied nodes alike, and a little more."""
+    tables = build_tables(graph, Machine(devices=devices))
+    held = [node_bytes(node, space, tables.machine) for node, space in zip(graph.nodes, tables.spaces, strict=True)]
+    members = {tie[0]: tie for tie in graph.ties}
+    later = {v for tie in graph.ties for v in tie[1:]}
+    return 1 + sum(float(sum(held[w] for w in members.get(v, (v,))).min()) for v in range(len(graph.nodes)) if v not in later)
 
 
 def test_what_has_other_axes_cannot_be_tied() -> None:
