@@ -42,7 +42,9 @@ _RULES: dict[Rule, str] = {
     shapes.pick: "select unbind",
     shapes.concat: "cat concat concatenate",
     shapes.stack: "stack",
-    shapes.along: "cumsum cumprod logcumsumexp flip roll sort argsort topk triu tril pad constant_pad_nd",
+    shapes.along: "cumsum cumprod logcumsumexp flip roll sort argsort topk triu tril pad constant_pad_nd glu",
+    shapes.resized: "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_bicubic2d upsample_linear1d "
+    "upsample_trilinear3d pixel_shuffle pixel_unshuffle",
     shapes.gather: "gather index_select",
     _SIMPLE: "add add_ sub sub_ rsub rand_like randn_like masked_fill masked_fill_ where copy_",
     arithmetic.elementwise: "dropout dropout_ alpha_dropout feature_dropout feature_alpha_dropout native_dropout rrelu prelu relu_ "

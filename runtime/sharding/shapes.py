@@ -153,18 +153,32 @@ def stack(loops: Loops) -> None:
 
 
 def along(loops: Loops) -> None:
-    """What works along one dimension, or some of them, which are whole, and apart for all others: cumsum, flip, sort, topk, pad, triu."""
+    """What works along one dimension, or some of them, which are whole, and apart for all others: cumsum, flip, sort, topk, pad, glu."""
     x = loops["self"]
     dims = loops["dim"] if loops["dim"] is not None else loops["dims"]
     loops.op = "along"
     changed = [i for i, (a, b) in enumerate(zip(x.shape, loops.shape, strict=True)) if a != b]
     whole = changed if loops["pad"] is not None else range(len(x.shape))[-2:] if dims is None else [dims] if isinstance(dims, int) else dims
     axes = _axes_but(loops, x, [*whole, *changed])
+    loops.compute((3.0 if loops.gradient else 1.0) * prod(loops.shape) / prod(axis.size for axis in loops.axes))
     loops.read(x, axes)
     for shape in loops.shapes:
         if len(shape) != len(axes):
             raise UnknownFormError("a result of another rank")
         loops.write(axes, x.names)
+
+
+def resized(loops: Loops) -> None:
+    """Images in another size, also from channels, or to them: whole images, and channels as far as they stay together."""
+    x, out = loops["self"] if loops["self"] is not None else loops["input"], loops.shape
+    if len(x.shape) != len(out) or len(out) < 3:
+        raise UnknownFormError("an image without a batch")
+    loops.op = "resize"
+    batch, channels = loops.axis(x.names[0], x.shape[0]), loops.axis(x.names[1], gcd(x.shape[1], out[1]))
+    loops.compute((3.0 if loops.gradient else 1.0) * prod(out) / (loops.axes[batch].size * loops.axes[channels].size))
+    whole = [None] * (len(out) - 2)
+    loops.read(x, [batch, channels, *whole])
+    loops.write([batch, channels, *whole], x.names)
 
 
 def gather(loops: Loops) -> None:

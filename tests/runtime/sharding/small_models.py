@@ -36,6 +36,11 @@ class Cnn(nn.Module):
             nn.AvgPool2d(2, 1),
             nn.ConvTranspose2d(8, 6, 2, 2),
             nn.InstanceNorm2d(6),
+            nn.Upsample(scale_factor=2),
+            nn.PixelUnshuffle(2),
+            nn.GLU(1),
+            nn.PixelShuffle(2),
+            nn.Conv2d(3, 6, 1),
             nn.AdaptiveAvgPool2d((2, 2)),
         )
         self.classify = nn.Linear(24, 6)
