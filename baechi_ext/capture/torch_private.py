@@ -6,7 +6,7 @@ and `make test-compat` runs the torch tests with another release than `make test
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from baechi_ext.errors import MissingBackendError
 if TYPE_CHECKING:
     import torch
     from torch import fx
+    from torch.distributed.device_mesh import DeviceMesh
 
 TRIED_WITH = ("2.11", "2.13")
 """The releases that the tests were run with: 2.11 on Python 3.12 and 2.13 on Python 3.11."""
@@ -167,6 +168,45 @@ def backward_may_come_again() -> bool:
     with _needed("running blocks of a module"):
         from torch._C._autograd import _get_current_graph_task_keep_graph as keeps
     return keeps()
+
+
+@contextlib.contextmanager
+def collectives(seen: Callable[[str, int, int], None]) -> Iterator[None]:
+    """Calls `seen(name, bytes, processes)` for each collective that is started inside, DTensor's too: the bytes of the larger of what goes
+    in and comes out of one process, and how many take part. Raises MissingBackendError."""
+    with _needed("counting bytes"):
+        import torch
+        from torch.distributed.distributed_c10d import ProcessGroup, _resolve_process_group
+        from torch.distributed.tensor import DTensor
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+    def size(arguments: Sequence[Any]) -> int:
+        for argument in reversed(arguments):
+            if isinstance(argument, str):
+                return _resolve_process_group(argument).size()
+            if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
+                return ProcessGroup.unbox(argument).size()
+        return 1
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if any(issubclass(t, DTensor) for t in types):
+                return NotImplemented  # what DTensor does for it comes here again
+            result = func(*args, **(kwargs or {}))
+            namespace, _, name = str(getattr(func, "_schema", func)).partition("(")[0].partition("::")
+            if namespace in ("_c10d_functional", "c10d", "_dtensor") and not name.startswith(("wait_tensor", "barrier")):
+                tensors = [[t for t in parts_of(v)[0] if isinstance(t, torch.Tensor)] for v in (args[:1], args[1:2], result)]
+                seen(name.partition(".")[0].strip("_"), max(sum(t.nbytes for t in group) for group in tensors), size(args))
+            return result
+
+    with Mode():
+        yield
+
+
+def flatten_mesh(mesh: "DeviceMesh", dims: Sequence[int]) -> "DeviceMesh":
+    """The mesh of several dimensions as one, which DTensor then also uses itself."""
+    names = [mesh.mesh_dim_names[d] for d in dims]
+    return mesh[tuple(names)]._flatten()
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from torch.fx.node import map_arg
 from runtime.sharding.forward import ForwardGraph
 from runtime.sharding.layout import Argument, Layout, Placements
 from runtime.sharding.local_ops import LocalCall, as_is, in_place
+from runtime.sharding.mesh import groups
 from runtime.sharding.rules import arguments, rule_of
 
 _BUCKET_BYTES = 25 << 20
@@ -162,8 +163,8 @@ class ShardedStep:
     def _add_up(self, parameters: Sequence[nn.Parameter], over: tuple[int, ...]) -> None:
         parts = [p.grad.to_local() for p in parameters]
         flat = torch.cat([part.reshape(-1) for part in parts])
-        for d in over:
-            dist.all_reduce(flat, group=self.mesh.get_group(d))
+        for group in groups(self.mesh, over):
+            dist.all_reduce(flat, group=group)
         for parameter, part, total in zip(parameters, parts, flat.split([part.numel() for part in parts]), strict=True):
             parameter.grad = DTensor.from_local(total.view(part.shape), self.mesh, parameter.placements, run_check=False)
 

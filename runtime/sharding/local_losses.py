@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from runtime.sharding.local_ops import LocalCall
+from runtime.sharding.mesh import groups
 
 MEAN, SUM = 1, 2
 """aten's reductions."""
@@ -38,8 +39,8 @@ def cross_entropy(
     if reduction == SUM:
         return total
     count = counted.sum()
-    for d in rows:
-        dist.all_reduce(count, group=call.mesh.get_group(d))
+    for group in groups(call.mesh, rows):
+        dist.all_reduce(count, group=group)
     return total / count
 
 
@@ -48,18 +49,18 @@ class _SplitClasses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, call: LocalCall, classes: list[int]) -> Tensor:
-        groups = [call.mesh.get_group(d) for d in classes]
+        sharing = groups(call.mesh, classes)
         part, parts = call.parts(call.layout.arguments[0].placements, 1)
         width = logits.shape[1]
         own = labels - part * width
         here = (own >= 0) & (own < width)
         own = own.clamp(0, width - 1).unsqueeze(1)
         largest = logits.amax(1)
-        for group in groups:
+        for group in sharing:
             dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
         exponentials = (logits - largest.unsqueeze(1)).exp_()
         sums = torch.stack([exponentials.sum(1), (logits.gather(1, own).squeeze(1) - largest) * here])
-        for group in groups:
+        for group in sharing:
             dist.all_reduce(sums, group=group)
         ctx.save_for_backward(exponentials.div_(sums[0].unsqueeze(1)), own, here)
         ctx.parts = parts

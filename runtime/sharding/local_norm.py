@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from runtime.sharding.local_ops import LocalCall
+from runtime.sharding.mesh import groups
 
 
 def batch_norm(call: LocalCall, x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> Tensor:
@@ -25,7 +26,7 @@ class _Statistics:
     """The mesh dimensions that the batch is split over, and the running statistics."""
 
     def __init__(self, mesh: DeviceMesh, over: list[int], *running: Any) -> None:
-        self.groups = [mesh.get_group(d) for d in over]
+        self.groups = groups(mesh, over)
         self.processes = prod(mesh.size(d) for d in over)
         self.mean, self.variance, self.momentum, self.epsilon = running
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from runtime.parity import compare
@@ -16,6 +15,7 @@ from runtime.sharding.align import lay_out
 from runtime.sharding.execute import ShardedStep
 from runtime.sharding.forward import forward_graph
 from runtime.sharding.layout import mesh_shape
+from runtime.sharding.mesh import make_mesh
 from tests.runtime.sharding.by_hand import captured_by_hand, strategy
 from tests.runtime.sharding.steps import CASES, Case
 
@@ -30,7 +30,7 @@ def differences(case: Case, splits: Mapping[str, Mapping[str, int]], processes: 
     captured = captured_by_hand(forward, case.texts)
     split = {call: {letter: processes if parts < 0 else parts for letter, parts in s.items()} for call, s in splits.items()}
     shape = mesh_shape(processes)
-    mesh = init_device_mesh("cpu", shape)
+    mesh = make_mesh("cpu", shape)
     step = ShardedStep(forward, module, lay_out(forward, captured, strategy(captured.graph, split), shape), mesh)
     sharded = torch.optim.AdamW(list(step.parameters.values()), 0.01)
     torch.manual_seed(2)

@@ -1,0 +1,42 @@
+"""What a process sends: collectives counted as they are started, in the bytes that a ring makes a process send for them."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from baechi_ext.capture.torch_private import collectives
+
+_ROUNDS = {"all_reduce": 2, "allreduce": 2, "allreduce_coalesced": 2}
+"""A ring goes round twice for a sum that everybody gets, once for anything else."""
+
+
+@dataclass
+class Traffic:
+    """Bytes that this process sent, and messages, by kind of collective."""
+
+    sent: Counter[str] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def sent_bytes(self) -> float:
+        return sum(self.sent.values())
+
+    @property
+    def count(self) -> int:
+        """Collectives."""
+        return sum(self.calls.values())
+
+    def add(self, kind: str, size: int, processes: int) -> None:
+        """`size` bytes are what one process puts in or gets out, the larger of both."""
+        if processes > 1:
+            self.sent[kind] += _ROUNDS.get(kind, 1) * size * (processes - 1) / processes
+            self.calls[kind] += 1
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[Traffic]:
+    """What is sent inside."""
+    traffic = Traffic()
+    with collectives(traffic.add):
+        yield traffic
