@@ -139,7 +139,7 @@ def _train(args: argparse.Namespace) -> int:
         raise OptionError("what follows -- are the arguments of a script; name the script before it: baechi train SCRIPT -- ARGUMENTS")
     request = train_flags.request_of(args)
     with progress(f"loading {request.framework}"):
-        train = _stage(request.framework, "training").train
+        train = _stage(request.framework, "sharding.training" if request.sharding else "training").train
         start_workers = _wants_workers(request)
     if start_workers:
         return _run_workers(args, request)
@@ -155,6 +155,8 @@ def _train(args: argparse.Namespace) -> int:
         print_json(outcome.to_json()) if args.json else print(f"costs of {len(outcome.ops)} ops written to {request.costs_file}")
     elif args.json:
         print_json(outcome.to_json())
+    elif request.sharding:
+        print("\n".join(outcome.lines()))
     else:
         outcome.print()
     return 0

@@ -68,6 +68,8 @@ class PaseReport:
     layers: list[LayerCost]
     others: list[Baseline]
     model: "ShardedModel | None" = None
+    executable: str = ""
+    """What it costs that the strategy can be run."""
 
     def to_json(self) -> dict[str, Any]:
         """For a program."""
@@ -82,6 +84,8 @@ class PaseReport:
         }
         if self.model is not None:
             facts["captured"] = self.model.to_json()
+        if self.executable:
+            facts["executable"] = self.executable
         if self.layers:
             facts["layers"] = [{"name": c.name, "own_flop": c.own, "kinds_flop": c.kinds, "moved_flop": c.moved} for c in self.layers]
         if self.others:
@@ -102,6 +106,7 @@ class PaseReport:
             "search": f"{as_time(statistics.median(self.seconds) * 1e6)}{self._spread()}",
             "tables": f"{sum(found.tables.sizes)} configurations; {largest}",
             **({} if self.model is None else self.model.facts()),
+            **({"executable": self.executable} if self.executable else {}),
             "shard plan": self.request.out or "not written (no --out)",
         }
         width = max(map(len, facts))
@@ -175,7 +180,7 @@ def run(request: PaseRequest, model: "ShardedModel | None" = None) -> PaseReport
         if request.profile and not i:
             profile.enable()
         started = time.perf_counter()
-        found = search(_graph(request, model), request.machine, request.options)
+        found, executable = _search(request, model)
         if i >= WARMUP or not request.measure:
             seconds.append(time.perf_counter() - started)
         profile.disable()
@@ -184,7 +189,21 @@ def run(request: PaseRequest, model: "ShardedModel | None" = None) -> PaseReport
         plan.save(Path(request.out))
     layers = layer_costs(found.tables, found.choice) if request.analyse else []
     others = _others(found, statistics.median(seconds)) if request.compare else []
-    return PaseReport(request, found, plan, seconds, _text(profile) if request.profile else "", layers, others, model)
+    return PaseReport(request, found, plan, seconds, _text(profile) if request.profile else "", layers, others, model, executable)
+
+
+def _search(request: PaseRequest, model: "ShardedModel | None") -> tuple[Found, str]:
+    """What was found; and, where it has to be run, what that costs."""
+    if not request.executable:
+        return search(_graph(request, model), request.machine, request.options), ""
+    if model is None:
+        raise ShardError("--executable is for what can be run, a captured model; give --model_name or a script, or drop it")
+    from runtime.sharding.layout import mesh_shape
+    from runtime.sharding.strategies import search_runnable
+
+    mesh = mesh_shape(request.machine.devices)
+    searched = search_runnable(model.forward, model.captured, request.machine, mesh, request.options)
+    return searched.found, searched.line()
 
 
 def _others(found: Found, seconds: float) -> list[Baseline]:

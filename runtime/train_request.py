@@ -44,6 +44,10 @@ class TrainRequest:
     log_device_placement: bool = False
     run: "RunOptions | None" = None
     """Where given, the placed model is trained; otherwise its step is timed."""
+    sharding: tuple[str, ...] = ()
+    """Strategies by name, or shard plan files: the step is split by these, instead of placed."""
+    mesh: tuple[int, ...] | None = None
+    """Of the processes it is split over; None: their count's prime factors."""
     framework: str = "torch"
     cluster_hosts: tuple[str, ...] | None = None
     """TensorFlow: host:port of each device's server."""

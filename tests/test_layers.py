@@ -22,6 +22,7 @@ LIBRARY = {
 }
 """What each part of baechi_ext may import besides itself."""
 DRIVERS = {"cli", "__main__", "pipeline", "train_request", "training", "flags", "calls"}
+DRIVERS |= {"sharding.training"}
 DRIVERS |= {f"tensorflow.{name}" for name in ("training", "probe_links", "running", "parallelize", "script")}
 """Modules and folders of runtime that drive its stages; no stage imports them."""
 FRAMEWORKS = {"torch", "tensorflow", "torchvision", "jax"}

@@ -69,6 +69,7 @@ def _add_capture_flags(parser: argparse.ArgumentParser) -> None:
         "--model_name", type=flags.one_of(MODELS), metavar="NAME", help=f"shard the captured training step of {names} instead of a graph"
     )
     group.add_argument("--cost_path", metavar="FILE", help="the model's costs as measured by `baechi train --costgen --optimizer=sgd`")
+    group.add_argument("--executable", action="store_true", help="only what `baechi train --sharding` can run, and what that costs")
     train_flags.add_model_flags(parser)
 
 
@@ -113,6 +114,7 @@ def request_of(args: argparse.Namespace) -> "PaseRequest":
         options=search,
         model_options=options,
         cost_path=args.cost_path,
+        executable=args.executable,
         measure=args.measure,
         profile=args.profile,
         analyse=args.analyse,

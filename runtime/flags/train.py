@@ -11,6 +11,7 @@ from runtime.flags import common as flags
 from runtime.flags import cuda as cuda_flags
 from runtime.flags import run as run_flags
 from runtime.flags import script as script_flags
+from runtime.flags import sharding as sharding_flags
 from runtime.flags import tensorflow as tensorflow_flags
 from runtime.models.registry import FRAMEWORKS, MODELS, ModelOptions
 
@@ -116,6 +117,7 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
         "process)",
     )
     tensorflow_flags.add_host_flags(group)
+    sharding_flags.add_flags(group)
     group.add_argument("--cluster", metavar="FILE", help="a cluster file instead of the machine's own memory and a probed link")
     group.add_argument("--device_memory", type=flags.size_in_bytes, metavar="SIZE", help="of every device: 16GiB, 800MB, or bytes")
     group.add_argument(
@@ -155,6 +157,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 def request_of(args: argparse.Namespace) -> "TrainRequest":
     """The request the flags ask for. Raises OptionError where they contradict each other, FileError or ClusterError for a bad file."""
+    sharding_flags.settle(args)
     tensorflow_flags.settle(args)
     plan = flags.request_of(args)
     cluster = None if args.cluster is None else Cluster.load(args.cluster)
@@ -190,6 +193,8 @@ def request_of(args: argparse.Namespace) -> "TrainRequest":
         out=args.out,
         log_device_placement=args.log_device_placement,
         run=run_flags.options_of(args),
+        sharding=args.sharding,
+        mesh=args.mesh,
         **tensorflow_flags.fields_of(args),
     )
 

@@ -1,10 +1,12 @@
 """A training step run split: each process runs every call of the forward graph on its parts, and autograd does backward.
 
-Values are DTensors. Before a call its arguments are redistributed to the placements that the call's layout asks for; the op itself runs
-on local parts. Gradients of what is read whole come as partial sums from the processes; those of weights are added up together at the end.
+Weights are DTensors. Before a call its arguments are redistributed to the placements that the call's layout asks for; the op itself runs
+on local parts. What is read as it was written goes from call to call without DTensor, which would take longer than many an op. Gradients
+of what is read whole come as partial sums from the processes; those of weights are added up together at the end.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +24,14 @@ from runtime.sharding.rules import arguments, rule_of
 
 _BUCKET_BYTES = 25 << 20
 """Gradients are added up in pieces of about this size, as DistributedDataParallel does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """This process's part of a value, and where all parts are."""
+
+    local: Tensor
+    placements: Placements
 
 
 class ShardedStep:
@@ -54,14 +64,14 @@ class ShardedStep:
     def loss(self, *inputs: Tensor) -> Tensor:
         """The loss, the same on every process."""
         values: dict[fx.Node, Any] = dict(self._placeholders(inputs))
-        moved: dict[tuple[fx.Node, Placements], DTensor] = {}
+        moved: dict[tuple[fx.Node, Argument], Tensor] = {}
         for call in self.forward.nodes:
             values[call] = self._call(call, values, moved)
             for node in self._last_read.get(call, ()):
                 del values[node]
                 for key in [key for key in moved if key[0] is node]:
                     del moved[key]
-        return values[self.forward.loss].redistribute(placements=self._whole).to_local()
+        return self._read(values[self.forward.loss], Argument(self._whole, self._whole))
 
     def _part(self, tensor: Tensor, placements: Placements) -> DTensor:
         """This process's part, a copy, of what all processes have."""
@@ -83,48 +93,56 @@ class ShardedStep:
             return layout.arguments
         return (Argument(self._whole, self._whole),) * len(arguments(call))
 
-    def _placeholders(self, inputs: Sequence[Tensor]) -> list[tuple[fx.Node, DTensor]]:
+    def _placeholders(self, inputs: Sequence[Tensor]) -> list[tuple[fx.Node, DTensor | Part]]:
         forward = self.forward
         given = dict(zip(forward.inputs, inputs, strict=True)) | forward.constants
-        found = []
+        found: list[tuple[fx.Node, DTensor | Part]] = []
         for node in forward.program.graph.find_nodes(op="placeholder"):
             if node.name in forward.parameters:
-                value = self.parameters[forward.parameters[node.name]]
+                found.append((node, self.parameters[forward.parameters[node.name]]))
             elif node.name in forward.buffers:
-                value = self.buffers[forward.buffers[node.name]]
+                found.append((node, self.buffers[forward.buffers[node.name]]))
             else:
-                value = DTensor.from_local(given[node.name], self.mesh, self._whole, run_check=False)
-            found.append((node, value))
+                found.append((node, Part(given[node.name], self._whole)))
         return found
 
-    def _call(self, call: fx.Node, values: dict[fx.Node, Any], moved: dict[tuple[fx.Node, Placements], DTensor]) -> Any:
+    def _call(self, call: fx.Node, values: dict[fx.Node, Any], moved: dict[tuple[fx.Node, Argument], Tensor]) -> Any:
         layout = self.layouts.get(call.name)
-        if any(isinstance(values[node], list | tuple) for node in arguments(call)):
+        if any(isinstance(values[node], list) for node in arguments(call)):
             return call.target(*map_arg(call.args, values.__getitem__))  # an element of several results
         wanted = iter(self._arguments(call, layout))
 
         def local(node: fx.Node) -> Tensor:
-            argument = next(wanted)
-            value = values[node]
-            if value.placements != argument.placements:
-                key = (node, argument.placements)
-                if key not in moved:
-                    moved[key] = value.redistribute(placements=argument.placements)
-                value = moved[key]
-            return value.to_local(grad_placements=argument.gradient)
+            key = node, next(wanted)
+            if key not in moved:
+                moved[key] = self._read(values[node], key[1])
+            return moved[key]
 
         args, kwargs = map_arg((call.args, call.kwargs), local)
         result = self._placed(self._run(call, layout, args, kwargs), layout)
         if in_place(call):
             values[call.args[0]] = result
+            for key in [key for key in moved if key[0] is call.args[0]]:
+                del moved[key]
             if call.args[0].name in self.forward.buffers:
                 self._write(call.args[0], result)
         return result
 
-    def _write(self, buffer: fx.Node, value: DTensor) -> None:
+    def _read(self, value: DTensor | Part, argument: Argument) -> Tensor:
+        """This process's part as an op wants it; calls that want a value alike share it, and its gradient is added up once."""
+        if isinstance(value, Part):
+            same = argument.placements == value.placements
+            if same and (argument.gradient == value.placements or not value.local.requires_grad):
+                return value.local
+            value = DTensor.from_local(value.local, self.mesh, value.placements, run_check=False)
+        if value.placements != argument.placements:
+            value = value.redistribute(placements=argument.placements)
+        return value.to_local(grad_placements=argument.gradient)
+
+    def _write(self, buffer: fx.Node, value: Part) -> None:
         own = self.buffers[self.forward.buffers[buffer.name]]
         with torch.no_grad():
-            own.copy_(value.redistribute(placements=own.placements))
+            own.to_local().copy_(self._read(value, Argument(own.placements, own.placements)))
 
     def _run(self, call: fx.Node, layout: Layout | None, args: Any, kwargs: Any) -> Any:
         if layout is None:
@@ -135,12 +153,10 @@ class ShardedStep:
 
     def _placed(self, result: Any, layout: Layout | None) -> Any:
         if isinstance(result, Tensor):
-            placements = self._whole if layout is None else layout.outputs[0]
-            return DTensor.from_local(result, self.mesh, placements, run_check=False)
+            return Part(result, self._whole if layout is None else layout.outputs[0])
         if isinstance(result, list | tuple):
             outputs = (self._whole,) * len(result) if layout is None else layout.outputs
-            pairs = zip(result, outputs, strict=True)
-            return [DTensor.from_local(r, self.mesh, p, run_check=False) if isinstance(r, Tensor) else r for r, p in pairs]
+            return [Part(r, p) if isinstance(r, Tensor) else r for r, p in zip(result, outputs, strict=True)]
         return result
 
     def _add_up_gradients(self) -> None:

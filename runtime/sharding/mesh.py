@@ -22,7 +22,7 @@ def checked_shape(processes: int, wanted: Sequence[int] | None) -> tuple[int, ..
     if prod(wanted) != processes:
         shape = "x".join(map(str, wanted))
         likely = "x".join(map(str, mesh_shape(processes)))
-        raise OptionError(f"--mesh={shape} is a mesh of {prod(wanted)} processes and there are {processes}; give --mesh={likely}, or drop it")
+        raise OptionError(f"--mesh={shape} has {prod(wanted)} processes, and {processes} run; give --mesh={likely}, or drop it")
     return tuple(wanted)
 
 

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baechi_ext.errors import OptionError
+from baechi_ext.errors import OptionError, ShardError
 from baechi_ext.shard.baselines import Baseline, data_parallel, megatron, one_weird_trick
 from baechi_ext.shard.machine import Machine
+from baechi_ext.shard.plan import ShardPlan
 from baechi_ext.shard.search import Found, SearchOptions, search, search_tables
 from baechi_ext.shard.tables import Tables
 from runtime.sharding.binding import bind, executable
@@ -68,3 +69,16 @@ def runnable(searched: Searched, name: str) -> Runnable:
 def _of(tables: Tables, name: str, baseline: Baseline) -> Runnable:
     note = baseline.name if not baseline.note else f"{baseline.name}: {baseline.note}"
     return Runnable(name, tables.strategy(baseline.choice), baseline.cost, note)
+
+
+def of_plan(searched: Searched, path: str) -> Runnable:
+    """The strategy of a shard plan file. Raises FileError, PlanError, and ShardError where it is another model's or can't be run."""
+    plan = ShardPlan.load(path)
+    nodes = searched.tables.graph.nodes
+    missing = [node.name for node in nodes if node.name not in plan.shard]
+    if missing or len(plan.shard) != len(nodes):
+        what = f"no layer {missing[0]}" if missing else f"{len(plan.shard)} layers, and the model {len(nodes)}"
+        raise ShardError(f"{path} has {what}; make a plan of this model: baechi pase --model_name=... --executable --out={path}")
+    splits = [plan.shard[node.name].splits for node in nodes]
+    configurations = [tuple(split.get(axis.name, 1) for axis in node.axes) for node, split in zip(nodes, splits, strict=True)]
+    return Runnable(path, configurations, searched.tables.cost(searched.tables.choice(configurations)), plan.status)

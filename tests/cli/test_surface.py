@@ -64,7 +64,7 @@ ORIGINAL_PASE = {"-p", "--procs", "-b", "--batch", "-m", "--model", "-g", "--gra
 FLAGS = {
     "place": CLUSTER | PLACING | {"--out", "--json"},
     "train": CLUSTER | PLACING | STEP | CUDA | TENSORFLOW | MODEL | COSTS | SCRIPT | RUN | BAECHI | REFUSED | {
-        "--cuda_graphs", "--out", "--json",
+        "--cuda_graphs", "--sharding", "--mesh", "--out", "--json",
     },
     "probe-links": CUDA | {
         "--framework", "--num_devices", "--num_gpus", "--workers", "--max_exponent", "--timeout", "--out", "--samples", "--json",
@@ -72,7 +72,7 @@ FLAGS = {
     "datasets": {"--out", "--graphs", "--seed", "--folder", "--json"},
     "placeto": set(),
     "pase": ORIGINAL_PASE | MODEL | {
-        "--model_name", "--batch_size", "--image_size", "--cost_path",
+        "--model_name", "--batch_size", "--image_size", "--cost_path", "--executable",
         "--cost_model", "--order", "--table_memory", "--beam", "--halo", "--device_memory", "--optimizer_words", "--latency",
         "--devices_per_node", "--node_bw", "--node_latency", "--overlap", "--compare", "--out", "--json",
     },

@@ -16,7 +16,7 @@ class Perceptron(nn.Module):
         self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
 
     def forward(self, x: Tensor, wanted: Tensor) -> Tensor:
-        y = functional.dropout(functional.relu(self.first(x)), 0.5)
+        y = functional.dropout(functional.relu(self.first(x)), 0.5, self.training)
         return functional.mse_loss(self.second(y), wanted)
 
 

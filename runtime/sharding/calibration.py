@@ -1,0 +1,72 @@
+"""What this group of processes is, as the search sees it: how fast a process computes the step, and how fast a sum goes round."""
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from baechi_ext.shard.machine import Machine
+from runtime.step import TrainingStep
+
+_STEPS, _REPEATS = 3, 5
+_SMALL, _LARGE = 1 << 10, 1 << 20
+"""Numbers in the sums that are timed."""
+
+
+def measured_machine(step: TrainingStep, flop: float, device: torch.device) -> Machine:
+    """The machine of all processes of the group. The step has `flop` operations, and runs whole on all of them at once while it is timed,
+    so that what they share is shared. Every process has to call it; each gets the same answer."""
+    processes = dist.get_world_size()
+    saved = step.snapshot()
+    seconds = _agreed(min(_step_seconds(step, device) for _ in range(_STEPS)), device)
+    step.restore(saved)  # running statistics moved
+    if processes == 1:
+        return Machine(devices=1, tera_flops=flop / seconds / 1e12)
+    small, large = (_agreed(_sum_seconds(size, device), device) for size in (_SMALL, _LARGE))
+    rounds = 2 * (processes - 1)  # of a ring: each passes on a part of the numbers
+    per_word = max(large - small, 1e-9) / (rounds * (_LARGE - _SMALL) / processes)
+    latency = max(small - per_word * rounds * _SMALL / processes, 0.0) / rounds
+    return Machine(
+        devices=processes,
+        tera_flops=flop / seconds / 1e12,
+        gigabytes_per_second=4 / per_word / 1e9,
+        latency_us=latency * 1e6,
+    )
+
+
+def _step_seconds(step: TrainingStep, device: torch.device) -> float:
+    dist.barrier()
+    began = time.perf_counter()
+    gradients = torch.autograd.grad(step.module(*step.inputs), _trained(step.module), allow_unused=True)
+    _finish(device)
+    del gradients
+    return time.perf_counter() - began
+
+
+def _trained(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.requires_grad]
+
+
+def _sum_seconds(size: int, device: torch.device) -> float:
+    numbers = torch.zeros(size, device=device)
+    taken = []
+    for _ in range(_REPEATS):
+        dist.barrier()
+        began = time.perf_counter()
+        dist.all_reduce(numbers)
+        _finish(device)
+        taken.append(time.perf_counter() - began)
+    return sorted(taken)[_REPEATS // 2]
+
+
+def _agreed(seconds: float, device: torch.device) -> float:
+    """The slowest process's."""
+    value = torch.tensor([seconds], dtype=torch.float64, device=device)
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return value.item()
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,67 @@
+"""`baechi train --sharding`: what it prints, writes and refuses."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.cli import main
+from runtime.sharding.ranking import kendall_tau
+
+MODEL = ["--model_name=rnnlm", "--batch_size=4", "--vocab_size=64", "--rnn_units=16", "--max_seq_length=8", "--rnn_chunk=4"]
+
+
+def baechi(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "runtime", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, env={**os.environ, "NO_COLOR": "1"})
+
+
+def test_strategies_are_run_and_compared(tmp_path: Path) -> None:
+    done = baechi("train", *MODEL, "--sharding=data_parallel,ddp,fsdp2", "--num_steps=2", "--json", f"--out={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    by_name = {s["name"]: s for s in report["strategies"]}
+    assert list(by_name) == ["data_parallel", "ddp", "fsdp2"]
+    assert by_name["data_parallel"]["parity"]["passed"]
+    assert all(s["predicted_step_us"] > 0 and len(s["measured_step_us"]["samples"]) == 2 for s in by_name.values())
+    words = 64 * 16 * 2 + 64 + 2 * (16 + 16 + 1) * 4 * 16
+    assert by_name["ddp"]["sent_bytes"] == 4 * words  # a sum of two goes round once each way: half of it, twice
+    assert by_name["fsdp2"]["sent_bytes"] >= by_name["ddp"]["sent_bytes"]
+    assert report["mesh"] == [2]
+    assert json.loads((tmp_path / "report.json").read_text()) == report
+    again = baechi("train", *MODEL, f"--sharding={tmp_path / 'shard_plan.json'}", "--train_steps=3", "--json")
+    assert again.returncode == 0, again.stderr
+    losses = json.loads(again.stdout)["strategies"][0]["losses"]
+    assert len(losses) == 3
+    assert losses[2] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sharding=pase", "--num_devices=2", "--mesh=2x2"], "--mesh=2x2 has 4 processes, and 2 run; give --mesh=2"),
+        (["--sharding=best"], "unknown strategy 'best'"),
+        (["--sharding=,"], "names no strategy"),
+        (["--sharding=pase", "--workers=thread"], "drop --workers=thread"),
+        (["--mesh=2x2"], "--mesh is for --sharding"),
+        (["--sharding=pase", "--mesh=2y2"], "is no mesh"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *MODEL, *arguments]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    (error,) = [line for line in err.splitlines() if line.startswith("error:")]
+    assert message in error
+
+
+def test_kendalls_tau() -> None:
+    assert kendall_tau([1, 2, 3], [10, 20, 30]) == 1
+    assert kendall_tau([1, 2, 3], [30, 20, 10]) == -1
+    assert kendall_tau([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(4 / 6)
+    assert kendall_tau([1, 1, 2], [1, 2, 3]) == pytest.approx(2 / 6**0.5)
+    assert kendall_tau([1.0], [1.0]) is None
+    assert kendall_tau([1, 1], [1, 2]) is None
