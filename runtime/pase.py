@@ -37,6 +37,7 @@ class PaseRequest:
     """A network by name, with its batch and hidden width (None: the published one), a machine, and how to search and what to report.
 
     `model_options`: the network is the captured model of that name, and its batch is among them; `cost_path`: a profile of it.
+    `executable`: only strategies that `baechi train --sharding` can run.
     """
 
     graph: str
@@ -48,6 +49,7 @@ class PaseRequest:
     options: SearchOptions
     model_options: ModelOptions | None = None
     cost_path: str | None = None
+    executable: bool = False
     measure: bool = False
     profile: bool = False
     analyse: bool = False

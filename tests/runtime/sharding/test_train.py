@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,22 @@ def test_what_makes_no_sense_is_refused(arguments: list[str], message: str, capf
     assert out == ""
     (error,) = [line for line in err.splitlines() if line.startswith("error:")]
     assert message in error
+
+
+def test_a_search_among_what_can_be_run_says_what_that_costs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    common = ["pase", *MODEL, "--batch_size=6", "-p", "6", "--flops=0.01", "--json"]
+    assert main(common) == 0
+    free = json.loads(capfd.readouterr().out)
+    assert "executable" not in free
+    assert main([*common, "--executable", f"--out={tmp_path / 'plan.json'}"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["configurations"] < free["configurations"]
+    assert found["cost_flop"] >= free["cost_flop"]
+    assert found["executable"].startswith(f"{found['cost_flop'] / free['cost_flop'] - 1:.2%} above the best")
+    for layer in json.loads((tmp_path / "plan.json").read_text())["shard"].values():
+        assert prod(layer["splits"].values()) in (1, 2, 3, 6)
+    assert main(["pase", "--executable", "-p", "2"]) == 1
+    assert "give --model_name or a script" in capfd.readouterr().err
 
 
 def test_kendalls_tau() -> None:
