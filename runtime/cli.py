@@ -19,6 +19,7 @@ import baechi_ext
 from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.datasets import read_index
 from baechi_ext.errors import BaechiError, InfeasibleError, MissingBackendError, OptionError
+from baechi_ext.hybrid.plan import HybridPlan, load_plan
 from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.ir.check import memory_violations, placement_violations
 from baechi_ext.ir.files import require_writable, write_json
@@ -101,13 +102,16 @@ def _simulate_flags(parser: argparse.ArgumentParser) -> None:
 
 def _simulate(args: argparse.Namespace) -> int:
     graph = OpGraph.load(args.graph)
-    plan = Plan.load(args.plan, graph, Cluster.load(args.cluster) if args.cluster is not None else None)
+    plan = load_plan(args.plan, graph, Cluster.load(args.cluster) if args.cluster is not None else None)
     plan = plan.on(flags.cluster_of(args, plan.cluster))
-    with progress(f"simulating {len(graph)} ops on {len(plan.cluster)} devices"):
-        timeline = simulate(graph, plan.cluster, plan.placement, plan.priority)
-        bound = lower_bound_us(graph, plan.cluster)
+    if isinstance(plan, HybridPlan):
+        plan = plan.of_groups
+    graph, cluster = plan.graph, plan.cluster
+    with progress(f"simulating {len(graph)} ops on {len(cluster)} devices"):
+        timeline = simulate(graph, cluster, plan.placement, plan.priority)
+        bound = lower_bound_us(graph, cluster)
         peak = timeline.peak_memory_bytes
-    violations = placement_violations(graph, plan.cluster, plan.placement) + memory_violations(plan.cluster, peak)
+    violations = placement_violations(graph, cluster, plan.placement) + memory_violations(cluster, peak)
     if args.json:
         print_json({**timeline.to_json(), "lower_bound_us": bound, "violations": violations})
     else:

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
 
+from baechi_ext import hybrid
 from baechi_ext.cost import vary_costs
-from baechi_ext.errors import InfeasibleError, PlanError
+from baechi_ext.errors import InfeasibleError, OptionError, PlanError
 from baechi_ext.group.colocation import with_colocation
 from baechi_ext.group.grouping import Grouping, GroupOptions
 from baechi_ext.group.registry import group
@@ -20,6 +22,10 @@ from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, SearchPr
 from baechi_ext.place.expert import require_hints
 from baechi_ext.place.registry import place
 from baechi_ext.place.trial import try_orders
+
+if TYPE_CHECKING:
+    from baechi_ext.hybrid.placer import HybridResult, Placer
+    from baechi_ext.hybrid.sharding import Sharding
 
 SEARCHES = ("auto", "refine")
 """Methods that start from a plan."""
@@ -112,6 +118,11 @@ def plan(graph: OpGraph, cluster: Cluster, request: PlanRequest) -> PlanResult:
     Raises InfeasibleError (status "infeasible" where it is proven that no plan exists, "unknown" where none was found),
     OptionError for an unknown name, and what `prepared`, the grouper and the placer raise.
     """
+    if request.method == hybrid.METHOD:
+        raise OptionError(
+            "--placement_method=hybrid splits layers, whose shapes no graph file has: baechi train --model_name=... captures a model and "
+            "plans so, and baechi pase --model_name=... shards one; here choose another method"
+        )
     graph = prepared(graph, request, [d.name for d in cluster.devices])
     if request.initial_plan is not None:
         given = Plan.load(request.initial_plan, graph, cluster)
@@ -129,6 +140,25 @@ def plan(graph: OpGraph, cluster: Cluster, request: PlanRequest) -> PlanResult:
     options = done.to_json() | dict(result.plan.options)
     result = replace(result, notes=(*result.notes, *_strays(graph, cluster, request, result.plan.placement)))
     return replace(result, plan=replace(result.plan, options=options, placement_seconds=task.elapsed_seconds()))
+
+
+def plan_hybrid(graph: OpGraph, cluster: Cluster, request: PlanRequest, sharding: "Sharding") -> "HybridResult":
+    """The plan of a costed graph by `hybrid`, which `sharding` says how to split: `auto` places for each size of groups.
+
+    Groups of one get the whole time limit, as `auto` alone does; all others together as much again. Raises what `plan` raises, and
+    ShardError where the sharding is of another graph.
+    """
+    from baechi_ext.hybrid.groups import group_sizes
+    from baechi_ext.hybrid.placer import ROUNDS
+    from baechi_ext.hybrid.placer import hybrid as place_and_shard
+
+    def placer(seconds: float) -> "Placer":
+        auto = replace(request, method="auto", options=replace(request.options, time_limit_seconds=seconds))
+        return lambda graph, cluster: plan(graph, cluster, auto)
+
+    graph, seconds = prepared(graph, request, [d.name for d in cluster.devices]), request.options.time_limit_seconds
+    searches = max(len(group_sizes(cluster)) - 2, 1) * (1 + ROUNDS)
+    return place_and_shard(graph, cluster, sharding, placer(seconds), placer(seconds / searches))
 
 
 def _strays(graph: OpGraph, cluster: Cluster, request: PlanRequest, placement: Sequence[int]) -> tuple[str, ...]:

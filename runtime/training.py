@@ -11,9 +11,11 @@ from typing import TypeVar
 import torch
 
 import baechi_ext
+from baechi_ext import hybrid
 from baechi_ext.capture.torch_joint import Binding, CaptureOptions, capture_joint
 from baechi_ext.cost import Profile, attach_costs, scale_links
 from baechi_ext.errors import ClusterError, ExecutionError, MismatchError, OptionError
+from baechi_ext.hybrid.plan import HybridPlan
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.files import make_folder, require_writable, write_json
 from baechi_ext.place.common import PlanResult
@@ -34,8 +36,9 @@ from runtime.profiler import ProfileOptions, profile_step
 from runtime.program import one_device_timeline
 from runtime.progress import progress
 from runtime.report import StepReport
+from runtime.sharding.ops import sharding_of
 from runtime.step import TrainingStep, optimizer_spec
-from runtime.tables import search_news
+from runtime.tables import as_time, search_news
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import TorchDevice, cpu_devices, cpu_workers, cuda_devices, cuda_workers
 from runtime.train_request import TrainRequest
@@ -107,8 +110,7 @@ def _drive(request: TrainRequest, executor: Executor) -> StepReport | RunReport 
         return captured.profile
     cluster, probe = find_cluster(request, executor)
     cluster = scale_links(cluster, request.comm_cost_factor)
-    with progress(pipeline.announcement(captured.graph, cluster, request.plan)) as show:
-        result = pipeline.plan(captured.graph, cluster, request.plan.watched(lambda search: show(search_news(search))))
+    result = _planned(request, captured, cluster)
     if result.interrupted:
         if request.out is not None:
             captured.graph.save(Path(request.out) / "graph.json")
@@ -120,10 +122,34 @@ def _drive(request: TrainRequest, executor: Executor) -> StepReport | RunReport 
         sys.stderr.write("".join(f"{op.id} -> {cluster.devices[d].name}\n" for op, d in placed))
     if request.out is not None:
         keep(Path(request.out), captured, result)
+    if isinstance(result.plan, HybridPlan):
+        raise ExecutionError(_not_run(request, result))
     report = (run_plan if request.run is None else run_training)(request, executor, captured, (result, probe))
     if request.out is not None:
         write_json(Path(request.out) / "report.json", report.to_json())
     return report
+
+
+def _planned(request: TrainRequest, captured: Captured, cluster: Cluster) -> PlanResult:
+    graph = captured.graph
+    sharding = None
+    if request.plan.method == hybrid.METHOD:
+        with progress(f"finding out how the layers of {request.model} split"):
+            sharding = sharding_of(captured.step, graph)
+    with progress(pipeline.announcement(graph, cluster, request.plan)) as show:
+        watched = request.plan.watched(lambda search: show(search_news(search)))
+        return pipeline.plan(graph, cluster, watched) if sharding is None else pipeline.plan_hybrid(graph, cluster, watched, sharding)
+
+
+def _not_run(request: TrainRequest, result: PlanResult) -> str:
+    """Why a plan on groups of several devices is left alone."""
+    groups = result.plan.groups
+    kept = "not kept (no --out)" if request.out is None else str(Path(request.out) / "plan.json")
+    return (
+        f"the best plan has {len(groups)} group{'s' * (len(groups) > 1)} of {len(groups[0])} devices and a predicted step of "
+        f"{as_time(result.predicted_step_us)} ({'; '.join(result.notes)}); such plans are predicted, not run yet. The plan is {kept}; "
+        "--placement_method=auto runs the best one without splits"
+    )
 
 
 def build_step(request: TrainRequest) -> TrainingStep:

@@ -12,6 +12,8 @@ from baechi_ext.ir.numbers import as_bytes, as_number
 from baechi_ext.ir.op_graph import OpGraph
 
 STATUSES = ("optimal", "feasible")
+DEVICE_GROUPS = "device_groups"
+"""The field of a plan file that splits ops over groups of devices; what reads plans of single devices refuses it."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,11 @@ class Plan:
 
         Raises PlanError where it breaks a rule, MismatchError where it belongs to another graph.
         """
+        if DEVICE_GROUPS in value:
+            raise PlanError(
+                "the plan splits ops over groups of devices, and here only a plan of single devices will do; baechi simulate takes it, "
+                "and --placement_method=auto makes one of single devices"
+            )
         placement = value.get("placement")
         if not isinstance(placement, dict):
             raise PlanError('the plan has no object "placement"')

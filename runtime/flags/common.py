@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from baechi_ext import hybrid
 from baechi_ext.cost import scale_links
 from baechi_ext.errors import OptionError
 from baechi_ext.group.grouping import GroupOptions
@@ -78,7 +79,7 @@ def _use_part(device: Device, part: float) -> Device:
 def add_placing_flags(parser: argparse.ArgumentParser) -> None:
     """The flags `request_of` reads."""
     group = parser.add_argument_group("placing")
-    _add_choice(group, "--placement_method", METHODS, _DEFAULTS.method)
+    _add_choice(group, "--placement_method", {**METHODS, hybrid.METHOD: (hybrid.HELP,)}, _DEFAULTS.method)
     group.add_argument("--initial_plan", metavar="FILE", help="auto, refine: a plan file of this graph to start the search from")
     group.add_argument("--expert_file", metavar="FILE", help="expert: a JSON object of op or colocation names -> device; see docs/files.md")
     group.add_argument(
@@ -170,7 +171,8 @@ def request_of(args: argparse.Namespace) -> PlanRequest:
     if args.initial_plan is not None and args.placement_method not in SEARCHES:
         raise OptionError(f"--initial_plan is only for --placement_method={' and '.join(SEARCHES)}; drop it or choose one of them")
     _check_device_map(args)
-    seconds = args.time_limit or METHODS[args.placement_method].time_limit_seconds
+    placer = "auto" if args.placement_method == hybrid.METHOD else args.placement_method
+    seconds = args.time_limit or METHODS[placer].time_limit_seconds
     options = PlaceOptions(
         seed=args.seed,
         sct_threshold=args.sct_threshold,
@@ -179,7 +181,7 @@ def request_of(args: argparse.Namespace) -> PlanRequest:
         placeto_policy=args.placeto_policy,
         placeto_episodes=args.placeto_episodes,
     )
-    require_taken(args.placement_method, options)
+    require_taken(placer, options)
     return PlanRequest(
         method=args.placement_method,
         grouper=args.grouper or _DEFAULTS.grouper,

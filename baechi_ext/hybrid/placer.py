@@ -1,0 +1,263 @@
+"""Placement and sharding chosen together, by predicted step.
+
+For each size of groups that divides the number of devices: PaSE splits every layer over a group (times are the ops', messages the links'),
+a placer puts the ops, a device's part of them, on the groups, and the simulator says what that takes. Groups of one are a plain
+placement, one group is pure sharding; so the best of all is never slower than either. Then each group's layers are split again, by its own
+links, knowing which tensors go to other groups, for as long as that is predicted to help.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from baechi_ext.errors import InfeasibleError, ShardError
+from baechi_ext.hybrid import METHOD
+from baechi_ext.hybrid.groups import Groups, group_cluster, group_sizes, groups_of, inner_link
+from baechi_ext.hybrid.plan import HybridPlan
+from baechi_ext.hybrid.sharding import Sharding, machine_of, parts_of
+from baechi_ext.hybrid.splits import OpSplit, op_splits, sharded_graph
+from baechi_ext.ir.cluster import Cluster
+from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.ir.plan import Plan
+from baechi_ext.place.clock import clock_seconds
+from baechi_ext.place.common import PlanResult
+from baechi_ext.shard.graph import ShardGraph
+from baechi_ext.shard.machine import Costs
+from baechi_ext.shard.memory import node_bytes
+from baechi_ext.shard.search import SearchOptions, search_tables
+from baechi_ext.shard.tables import Tables, build_tables
+
+Placer = Callable[[OpGraph, Cluster], PlanResult]
+"""Places a costed graph. Raises InfeasibleError where it finds no plan."""
+ROUNDS = 2
+"""So often, at most, layers are split again for a placement."""
+_ROUNDING = 1e-9
+_WORD_BYTES = 4
+
+
+@dataclass(frozen=True)
+class HybridResult(PlanResult):
+    """A plan on single devices or on groups, and what every size of groups was predicted to take.
+
+    `timeline` is that of the groups where there are groups of several devices.
+    """
+
+    steps_us: tuple[tuple[int, float | str], ...] = ()
+    """(size of the groups, predicted step, or why there is none)."""
+
+    @property
+    def group_size(self) -> int:
+        return self.plan.group_size if isinstance(self.plan, HybridPlan) else 1
+
+    @property
+    def splits(self) -> bool:
+        return self.group_size > 1 or len(set(self.plan.placement)) > 1
+
+
+@dataclass(frozen=True)
+class _Problem:
+    graph: OpGraph
+    cluster: Cluster
+    sharding: Sharding
+    place: Placer
+    further: Placer
+
+
+@dataclass(frozen=True)
+class _Grouped:
+    """A strategy for groups, and the plan of what it makes of the graph."""
+
+    groups: Groups
+    shard: tuple[OpSplit, ...]
+    choice: tuple[int, ...]
+    found: PlanResult
+
+
+def hybrid(graph: OpGraph, cluster: Cluster, sharding: Sharding, place: Placer, further: Placer | None = None) -> HybridResult:
+    """The plan of the least predicted step among all sizes of groups. `place` places the graph on devices, `further` (by default the same)
+    what is left of it on groups.
+
+    Where ops are pinned to devices there are groups of one only. Raises InfeasibleError where nothing fits, ShardError where the sharding
+    is of another graph.
+    """
+    sharding.require_fits(graph)
+    started = clock_seconds()
+    problem = _Problem(graph, cluster, sharding, place, further or place)
+    pinned = any(op.pin is not None for op in graph.ops)
+    best: PlanResult | _Grouped | None = None
+    steps: list[tuple[int, float | str]] = []
+    refusals: list[Exception] = []
+    for size in group_sizes(cluster)[: 1 if pinned else None]:
+        try:
+            found = place(graph, cluster) if size == 1 else _grouped(problem, groups_of(cluster, size))
+        except (InfeasibleError, ShardError) as e:
+            steps.append((size, str(e)))
+            refusals.append(e)
+            continue
+        steps.append((size, _step(found)))
+        if best is None or _step(found) < _step(best) * (1 - _ROUNDING):
+            best = found
+        if _plan(found).interrupted:
+            break
+    if best is None:
+        why = "; ".join(f"groups of {size}: {refusal}" for size, refusal in steps)
+        raise InfeasibleError(f"hybrid found no plan: {why}", status="unknown") from refusals[0]
+    return _concluded(problem, best, steps, clock_seconds() - started, pinned=pinned)
+
+
+def _plan(found: "PlanResult | _Grouped") -> PlanResult:
+    return found.found if isinstance(found, _Grouped) else found
+
+
+def _step(found: "PlanResult | _Grouped") -> float:
+    return _plan(found).predicted_step_us
+
+
+def _grouped(problem: _Problem, groups: Groups) -> _Grouped:
+    """The best plan found on these groups. Raises InfeasibleError where none fits, ShardError where nothing can be searched."""
+    timed = problem.sharding.timed(problem.graph)
+    tables = _tables(problem, groups, timed)
+    refused: Exception | None = None
+    for choice in _strategies(tables, len(groups)):
+        try:
+            best = _placed(problem, groups, tables, choice, [0] * len(timed.nodes))
+        except InfeasibleError as e:
+            refused = e
+            continue
+        return _alternated(problem, best, tables)
+    raise refused or ShardError("there is no strategy")
+
+
+def _tables(problem: _Problem, groups: Groups, timed: ShardGraph) -> list[Tables]:
+    """The costs in each group; groups of equal links share theirs. The first are those of the slowest links."""
+    cluster = group_cluster(problem.cluster, groups)
+    speed = max(device.speed for device in cluster.devices)
+    links = [inner_link(problem.cluster, group) for group in groups]
+    slowest = type(links[0])(*(max(getattr(link, f.name) for link in links) for f in fields(links[0])))
+    memory = min((d.memory_bytes for d in cluster.devices if d.memory_bytes is not None), default=None)
+    made = {link: build_tables(timed, machine_of(len(groups[0]), link, speed, memory)) for link in dict.fromkeys((slowest, *links))}
+    return [made[link] for link in (slowest, *links)]
+
+
+def _strategies(tables: Sequence[Tables], groups: int) -> Iterator[tuple[int, ...]]:
+    """The cheapest strategy for the slowest group; then, as long as those before do not fit, ones that hold less."""
+    memory = tables[0].machine.memory_bytes
+    free = replace(tables[0], machine=replace(tables[0].machine, memory_bytes=None))
+    yield _cheapest(free)
+    if memory is None:
+        return
+    with contextlib.suppress(ShardError):  # all that is written counts as held there, which the simulator knows better
+        yield _cheapest(replace(free, machine=replace(free.machine, memory_bytes=memory * groups)))
+    yield tuple(int(node_bytes(n, space, free.machine).argmin()) for n, space in zip(free.graph.nodes, free.spaces, strict=True))
+
+
+def _cheapest(tables: Tables) -> tuple[int, ...]:
+    return search_tables(tables, SearchOptions(beam=1)).choice
+
+
+def _placed(problem: _Problem, groups: Groups, tables: Sequence[Tables], choice: Sequence[int], table_of: Sequence[int]) -> _Grouped:
+    shard = tuple(op_splits(problem.graph, problem.sharding, tables, table_of, choice))
+    found = problem.further(sharded_graph(problem.graph, shard), group_cluster(problem.cluster, groups))
+    return _Grouped(groups, shard, tuple(choice), found)
+
+
+def _alternated(problem: _Problem, best: _Grouped, tables: Sequence[Tables]) -> _Grouped:
+    """The plan, or a better one: layers split again where they were placed, and what comes of it placed again."""
+    if len(best.groups) == 1:
+        return best
+    for _ in range(ROUNDS):
+        homes = _homes(problem.sharding, best.found.plan.placement)
+        choice = _split_again(problem, best, tables, homes)
+        if choice == best.choice:
+            break
+        try:
+            again = _placed(problem, best.groups, tables, choice, [1 + home for home in homes])
+        except InfeasibleError:
+            break
+        if _step(again) >= _step(best) * (1 - _ROUNDING):
+            break
+        best = again
+    return best
+
+
+def _homes(sharding: Sharding, placement: Sequence[int]) -> list[int]:
+    """The group of each node: its first op's, or that of the node where its messages are waited for."""
+    return [0 if host is None or not sharding.ops_of[host] else placement[sharding.ops_of[host][0]] for host in sharding.hosts]
+
+
+def _split_again(problem: _Problem, best: _Grouped, tables: Sequence[Tables], homes: Sequence[int]) -> tuple[int, ...]:
+    """The cheapest strategy of each group for itself, the others' being as they are."""
+    choice = list(best.choice)
+    cluster = group_cluster(problem.cluster, best.groups)
+    for home in sorted(set(homes)):
+        own = [n for n, h in enumerate(homes) if h == home]
+        place = {n: i for i, n in enumerate(own)}
+        whole = tables[1 + home]
+        costs = {n: whole.costs[n] for n in own}
+        edges = []
+        for e, edge in enumerate(whole.graph.edges):
+            if edge.source in place and edge.target in place:
+                edges.append(e)
+                continue
+            for n in {edge.source, edge.target} & place.keys():
+                costs[n] = costs[n] + whole.edge_row(e, n, choice)
+            if edge.source in place:
+                us_per_byte = cluster.link(home, homes[edge.target]).us_per_byte
+                costs[edge.source] = costs[edge.source] + us_per_byte * _sent_bytes(whole, edge.source, edge.output)
+        inner = tuple(replace(edge, source=place[edge.source], target=place[edge.target]) for edge in (whole.graph.edges[e] for e in edges))
+        part = Tables(
+            ShardGraph(whole.graph.name, tuple(whole.graph.nodes[n] for n in own), inner),
+            replace(whole.machine, memory_bytes=None),
+            tuple(whole.spaces[n] for n in own),
+            tuple(costs[n] for n in own),
+            tuple(whole.edges[e] for e in edges),
+        )
+        for n, c in zip(own, _cheapest(part), strict=True):
+            choice[n] = c
+    return tuple(choice)
+
+
+def _sent_bytes(tables: Tables, n: int, output: int) -> Costs:
+    """What a device sends of a node's result to another group, for each configuration."""
+    tensor, space = tables.graph.nodes[n].outputs[output], tables.spaces[n]
+    return np.array([_WORD_BYTES * tensor.words / parts_of(tensor, row) for row in space.tolist()])
+
+
+def _concluded(
+    problem: _Problem, best: "PlanResult | _Grouped", steps: Sequence[tuple[int, float | str]], seconds: float, *, pinned: bool
+) -> HybridResult:
+    graph, cluster, found = problem.graph, problem.cluster, _plan(best)
+    bound = sum(op.compute_us for op in graph.ops) / sum(device.speed for device in cluster.devices)
+    values = {f.name: getattr(found.plan, f.name) for f in fields(Plan)} | {
+        "graph": graph,
+        "method": METHOD,
+        "status": "optimal" if found.predicted_step_us <= bound * (1 + _ROUNDING) else "feasible",
+        "cluster": cluster,
+        "lower_bound_us": bound,
+        "placement_seconds": seconds,
+    }
+    plan: Plan = Plan(**values)
+    if isinstance(best, _Grouped):
+        group_of = {d: i for i, group in enumerate(best.groups) for d in group}
+        peaks = tuple(found.plan.peak_memory_bytes[group_of[d]] for d in range(len(cluster)))
+        placement = tuple(best.groups[i][0] for i in found.plan.placement)
+        plan = HybridPlan(**(values | {"placement": placement, "peak_memory_bytes": peaks}), groups=best.groups, shard=best.shard)
+    result = HybridResult(plan, found.timeline, found.interrupted, found.notes, tuple(steps))
+    return replace(result, notes=(*found.notes, *_notes(result, pinned=pinned)))
+
+
+def _notes(result: HybridResult, *, pinned: bool) -> Iterator[str]:
+    """What placing, sharding and both were predicted to take, and whether anything helped."""
+    devices = len(result.plan.cluster)
+    says = {1: "placement alone", devices: "sharding alone"}
+    told = []
+    for size, step in result.steps_us:
+        told.append(f"{says.get(size, f'groups of {size}')} {step if isinstance(step, str) else f'{step:.6g} us'}")
+    if devices > 1:
+        yield f"predicted step by size of groups: {'; '.join(told)}"
+    if pinned:
+        yield "ops are pinned to devices, so no group has more than one"
+    if devices > 1 and not result.splits:
+        yield "neither placing nor sharding pays: nothing found is faster than one device"

@@ -1,0 +1,145 @@
+"""How the ops of a training step split: the forward graph's loops, in microseconds of this step and of a group's links."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+from baechi_ext.errors import ShardError
+from baechi_ext.ir.cluster import Link
+from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.shard.graph import Node, ShardGraph, Tensor
+from baechi_ext.shard.machine import Machine
+from baechi_ext.shard.terms import Compute
+
+_LEAST_US_PER_BYTE = 1e-18
+"""For links that take no time."""
+_US = 1e-6
+"""10^12 operations a second with which an operation takes a microsecond: costs are then microseconds."""
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Nodes that can be split, and for each op of a graph the index of the node that it belongs to, its backward and update ops too.
+
+    None: the op is not split, and every device of a group does all of it.
+    """
+
+    graph: ShardGraph
+    node_of: tuple[int | None, ...]
+
+    def __post_init__(self) -> None:
+        for v in self.node_of:
+            if v is not None and not 0 <= v < len(self.graph.nodes):
+                raise ShardError(f"an op belongs to node {v} of {len(self.graph.nodes)}; give it one that there is, or None")
+
+    @cached_property
+    def ops_of(self) -> tuple[tuple[int, ...], ...]:
+        """The ops of each node, in file order."""
+        found: list[list[int]] = [[] for _ in self.graph.nodes]
+        for op, v in enumerate(self.node_of):
+            if v is not None:
+                found[v].append(op)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def hosts(self) -> tuple[int | None, ...]:
+        """For each node the one whose ops wait for what its devices tell each other: itself, or where it has no op (a view) the nearest
+        that has, of those it reads, else of those that read it."""
+        hosts: list[int | None] = [v if ops else None for v, ops in enumerate(self.ops_of)]
+        edges = sorted(self.graph.edges, key=lambda e: e.target)
+        for edge in edges:
+            if hosts[edge.target] is None:
+                hosts[edge.target] = hosts[edge.source]
+        for edge in sorted(edges, key=lambda e: -e.source):
+            if hosts[edge.source] is None:
+                hosts[edge.source] = hosts[edge.target]
+        return tuple(hosts)
+
+    def require_fits(self, graph: OpGraph) -> None:
+        """Raises ShardError where it speaks of another number of ops."""
+        if len(self.node_of) != len(graph):
+            raise ShardError(f"the sharding is of {len(self.node_of)} ops and the graph has {len(graph)}; make it for this graph")
+
+    def timed(self, graph: OpGraph) -> ShardGraph:
+        """The nodes, whose arithmetic takes what their ops take (`compute_us`) instead of operations.
+
+        An update op takes time by the parts of its node's weights.
+        """
+        nodes = []
+        for node, ops in zip(self.graph.nodes, self.ops_of, strict=True):
+            update_us = sum(graph.ops[i].compute_us for i in ops if graph.ops[i].phase == "update")
+            own_us = sum(graph.ops[i].compute_us for i in ops) - update_us
+            others = [term for term in node.terms if not isinstance(term, Compute)]
+            nodes.append(replace(node, terms=(*_times(node, own_us), *_update_times(node, update_us), *others)))
+        return ShardGraph(self.graph.name, tuple(nodes), self.graph.edges)
+
+
+def machine_of(devices: int, link: Link, speed: float, memory_bytes: float | None = None) -> Machine:
+    """A group's devices, on which an operation is a microsecond of a device of speed 1; messages take `speed` times as many."""
+    return Machine(
+        devices=devices,
+        tera_flops=_US,
+        gigabytes_per_second=1e-3 / max(link.us_per_byte * speed, _LEAST_US_PER_BYTE),
+        latency_us=link.latency_us * speed,
+        memory_bytes=memory_bytes,
+    )
+
+
+def compute_share(node: Node, configuration: Sequence[int]) -> float:
+    """The part of a node's arithmetic that a device does."""
+    terms = [term for term in node.terms if isinstance(term, Compute)]
+    whole = sum(_operations(node, term) for term in terms)
+    if not whole:
+        return written_share(node, configuration)
+    return sum(_operations(node, term) / prod(configuration[a] for a in term.axes) for term in terms) / whole
+
+
+def written_share(node: Node, configuration: Sequence[int]) -> float:
+    """The part of what a node writes that a device has, by numbers; of several results, of all together."""
+    return _held(node.outputs, configuration)
+
+
+def weight_share(node: Node, configuration: Sequence[int]) -> float:
+    """The part of a node's parameters that a device has."""
+    return _held(node.weights, configuration)
+
+
+def _held(tensors: Sequence[Tensor], configuration: Sequence[int]) -> float:
+    words = sum(tensor.words for tensor in tensors)
+    if not words:
+        return 1.0
+    return sum(tensor.words / parts_of(tensor, configuration) for tensor in tensors) / words
+
+
+def parts_of(tensor: Tensor, configuration: Sequence[int]) -> int:
+    """Into how many parts a configuration splits a tensor."""
+    return prod(configuration[a] for dimension in tensor.axes for a in dimension)
+
+
+def _operations(node: Node, term: Compute) -> float:
+    return term.flop * prod(node.sizes[a] for a in term.axes)
+
+
+def _times(node: Node, us: float) -> list[Compute]:
+    """The node's arithmetic, as much as takes `us` in all; of a node without any, by what it writes."""
+    terms = [term for term in node.terms if isinstance(term, Compute)]
+    whole = sum(_operations(node, term) for term in terms)
+    if whole:
+        return [replace(term, flop=term.flop * us / whole) for term in terms]
+    words = sum(tensor.words for tensor in node.outputs)
+    return [_by_parts(node, tensor, us * tensor.words / words) for tensor in node.outputs] if words and us else []
+
+
+def _update_times(node: Node, us: float) -> list[Compute]:
+    words = sum(tensor.words for tensor in node.weights)
+    if not us:
+        return []
+    if not words:
+        return [Compute(us, ())]
+    return [_by_parts(node, tensor, us * tensor.words / words) for tensor in node.weights]
+
+
+def _by_parts(node: Node, tensor: Tensor, us: float) -> Compute:
+    axes = tuple(sorted({a for dimension in tensor.axes for a in dimension}))
+    return Compute(us / prod(node.sizes[a] for a in axes), axes)

@@ -1,0 +1,120 @@
+"""What a strategy does to each op, and the graph that one device of a group then runs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from baechi_ext.hybrid.sharding import Sharding, compute_share, parts_of, weight_share, written_share
+from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.shard.graph import Node
+from baechi_ext.shard.tables import Tables, term_costs
+
+_WORD_BYTES = 4
+_BACKWARD = ("input gradient", "weight gradient")
+"""What is told each other in the backward pass; all else is in the forward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpSplit:
+    """How an op is split in its group: its node's loops and into how many parts those are split that are.
+
+    `communication_us` is what it waits for messages of its group, on a device of speed 1. The shares are a device's parts: of its time, of
+    what it holds for the whole step, of what it writes and works with, and by name of each tensor that is split otherwise than that.
+    """
+
+    node: str | None = None
+    splits: Mapping[str, int] = field(default_factory=dict)
+    compute_share: float = 1.0
+    communication_us: float = 0.0
+    persistent_share: float = 1.0
+    output_share: float = 1.0
+    tensor_shares: Mapping[str, float] = field(default_factory=dict)
+
+    def share_of(self, tensor: str) -> float:
+        """A device's part of one of its tensors."""
+        return self.tensor_shares.get(tensor, self.output_share)
+
+
+def sharded_graph(graph: OpGraph, shard: Sequence[OpSplit]) -> OpGraph:
+    """What each device of a group has of the graph: shares of times and bytes, and the messages inside the group as time."""
+    ops, tensors = [], []
+    for tensor in graph.tensors:
+        tensors.append(replace(tensor, bytes=tensor.bytes * shard[tensor.producer].share_of(tensor.name)))
+    for v, (op, split) in enumerate(zip(graph.ops, shard, strict=True)):
+        beyond = max(op.output_bytes - sum(graph.tensors[t].bytes for t in graph.outputs[v]), 0)
+        ops.append(
+            replace(
+                op,
+                compute_us=op.compute_us * split.compute_share + split.communication_us,
+                persistent_bytes=op.persistent_bytes * split.persistent_share,
+                temporary_bytes=op.temporary_bytes * split.output_share,
+                output_bytes=sum(tensors[t].bytes for t in graph.outputs[v]) + beyond * split.output_share,
+            )
+        )
+    return replace(graph, ops=tuple(ops), tensors=tuple(tensors))
+
+
+def op_splits(graph: OpGraph, sharding: Sharding, tables: Sequence[Tables], groups: Sequence[int], choice: Sequence[int]) -> list[OpSplit]:
+    """The split of each op by the strategy `choice`; node v's costs are those of its group's tables, `tables[groups[v]]`.
+
+    The time of moving a tensor inside a group is the first reading op's; sums go with the op after which they are made.
+    """
+    waits = _waits(graph, sharding, tables, groups, choice)
+    strategy = tables[0].strategy(choice)
+    found = []
+    for v, op in enumerate(graph.ops):
+        n = sharding.node_of[v]
+        if n is None:
+            found.append(OpSplit(communication_us=waits.get(v, 0.0)))
+            continue
+        node, configuration = sharding.graph.nodes[n], strategy[n]
+        names = [axis.name for axis in node.axes]
+        update = op.phase == "update"
+        weights = weight_share(node, configuration)
+        output = weights if update else written_share(node, configuration)
+        tensors = {graph.tensors[t].name: _share_by_size(node, configuration, graph.tensors[t].bytes, op.phase) for t in graph.outputs[v]}
+        found.append(
+            OpSplit(
+                node=node.name,
+                splits={name: parts for name, parts in zip(names, configuration, strict=True) if parts > 1},
+                compute_share=weights if update else compute_share(node, configuration),
+                communication_us=waits.get(v, 0.0),
+                persistent_share=weights,
+                output_share=output,
+                tensor_shares={name: share for name, share in tensors.items() if share != output},
+            )
+        )
+    return found
+
+
+def _share_by_size(node: Node, configuration: Sequence[int], size: float, phase: str) -> float:
+    """A device's part of a tensor of an op of the node. It is the node's result, or in the backward pass a gradient of what it reads, and
+    is known by its size; where several are that large, or none, a device has the largest part that any of them could mean."""
+    known = node.outputs if phase == "forward" else (*node.inputs, *node.weights)
+    alike = [tensor for tensor in known if tensor.words * _WORD_BYTES == size]
+    return max((1.0 / parts_of(tensor, configuration) for tensor in alike or known), default=1.0)
+
+
+def _waits(
+    graph: OpGraph, sharding: Sharding, tables: Sequence[Tables], groups: Sequence[int], choice: Sequence[int]
+) -> dict[int, float]:
+    """Microseconds of messages, by the op that waits for them."""
+    found: dict[int, float] = {}
+
+    def wait(n: int, us: float, *, backward: bool, first: bool) -> None:
+        host = sharding.hosts[n]
+        if host is None or not us:
+            return
+        ops = sharding.ops_of[host]
+        fitting = [v for v in ops if graph.ops[v].phase == ("backward" if backward else "forward")] or list(ops)
+        v = fitting[0 if first else -1]
+        found[v] = found.get(v, 0.0) + us
+
+    for n in range(len(sharding.graph.nodes)):
+        for term, costs in term_costs(tables[groups[n]], n):
+            if term.kind != "compute":
+                wait(n, float(costs[choice[n]]), backward=term.kind in _BACKWARD, first=False)
+    for e, edge in enumerate(sharding.graph.edges):
+        us = float(tables[groups[edge.target]].edge_row(e, edge.target, choice)[choice[edge.target]])
+        wait(edge.target, us, backward=False, first=True)
+    return found
+
