@@ -19,7 +19,6 @@ import baechi_ext
 from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.datasets import read_index
 from baechi_ext.errors import BaechiError, InfeasibleError, MissingBackendError, OptionError
-from baechi_ext.hybrid.plan import HybridPlan, load_plan
 from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.ir.check import memory_violations, placement_violations
 from baechi_ext.ir.files import require_writable, write_json
@@ -101,6 +100,8 @@ def _simulate_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _simulate(args: argparse.Namespace) -> int:
+    from baechi_ext.hybrid.plan import HybridPlan, load_plan
+
     graph = OpGraph.load(args.graph)
     plan = load_plan(args.plan, graph, Cluster.load(args.cluster) if args.cluster is not None else None)
     plan = plan.on(flags.cluster_of(args, plan.cluster))

@@ -120,8 +120,8 @@ def plan(graph: OpGraph, cluster: Cluster, request: PlanRequest) -> PlanResult:
     """
     if request.method == hybrid.METHOD:
         raise OptionError(
-            "--placement_method=hybrid splits layers, whose shapes no graph file has: baechi train --model_name=... captures a model and "
-            "plans so, and baechi pase --model_name=... shards one; here choose another method"
+            "--placement_method=hybrid splits layers, and how they split is known where PyTorch's training step of a built-in model "
+            "is captured: baechi train --model_name=... plans so, and baechi pase --model_name=... shards alone; here choose another method"
         )
     graph = prepared(graph, request, [d.name for d in cluster.devices])
     if request.initial_plan is not None:

@@ -9,6 +9,7 @@ links, knowing which tensors go to other groups, for as long as that is predicte
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import Plan
 from baechi_ext.place.clock import clock_seconds
-from baechi_ext.place.common import PlanResult
+from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, begin, conclude
 from baechi_ext.shard.graph import ShardGraph
 from baechi_ext.shard.machine import Costs
 from baechi_ext.shard.memory import node_bytes
@@ -122,7 +123,7 @@ def _grouped(problem: _Problem, groups: Groups) -> _Grouped:
     refused: Exception | None = None
     for choice in _strategies(tables, len(groups)):
         try:
-            best = _placed(problem, groups, tables, choice, [0] * len(timed.nodes))
+            best = _placed(problem, groups, tables, choice, [0] * len(problem.graph))
         except InfeasibleError as e:
             refused = e
             continue
@@ -157,25 +158,43 @@ def _cheapest(tables: Tables) -> tuple[int, ...]:
     return search_tables(tables, SearchOptions(beam=1)).choice
 
 
-def _placed(problem: _Problem, groups: Groups, tables: Sequence[Tables], choice: Sequence[int], table_of: Sequence[int]) -> _Grouped:
-    shard = tuple(op_splits(problem.graph, problem.sharding, tables, table_of, choice))
+def _placed(problem: _Problem, groups: Groups, tables: Sequence[Tables], choice: Sequence[int], homes: Sequence[int]) -> _Grouped:
+    """The plan of what a strategy makes of the graph: op v's messages are costed by `tables[homes[v]]` to place it, then by its group's."""
+    shard = tuple(op_splits(problem.graph, problem.sharding, [tables[home] for home in homes], choice))
     found = problem.further(sharded_graph(problem.graph, shard), group_cluster(problem.cluster, groups))
-    return _Grouped(groups, shard, tuple(choice), found)
+    placed = _Grouped(groups, shard, tuple(choice), found)
+    if all(tables[home] is tables[1 + p] for home, p in zip(homes, found.plan.placement, strict=True)):
+        return placed
+    return _judged(problem, placed, tables, choice)
+
+
+def _judged(problem: _Problem, placed: _Grouped, tables: Sequence[Tables], choice: Sequence[int]) -> _Grouped:
+    """The same placement with this strategy. Raises InfeasibleError where it does not fit so."""
+    old = placed.found
+    shard = tuple(op_splits(problem.graph, problem.sharding, [tables[1 + p] for p in old.plan.placement], choice))
+    task = begin(METHOD, sharded_graph(problem.graph, shard), group_cluster(problem.cluster, placed.groups), PlaceOptions())
+    new = conclude(task, [Proposal(old.plan.placement, (old.plan.priority,))], repairs=False)
+    new = replace(new, plan=replace(new.plan, options=old.plan.options), interrupted=old.interrupted, notes=old.notes)
+    return _Grouped(placed.groups, shard, tuple(choice), new)
 
 
 def _alternated(problem: _Problem, best: _Grouped, tables: Sequence[Tables]) -> _Grouped:
-    """The plan, or a better one: layers split again where they were placed, and what comes of it placed again."""
+    """The plan, or a better one: layers split again where they were placed, and what comes of it placed again, or left where it is."""
     if len(best.groups) == 1:
         return best
     for _ in range(ROUNDS):
-        homes = _homes(problem.sharding, best.found.plan.placement)
-        choice = _split_again(problem, best, tables, homes)
+        placement = best.found.plan.placement
+        choice = _split_again(problem, best, tables, _homes(problem.sharding, placement))
         if choice == best.choice:
             break
-        try:
-            again = _placed(problem, best.groups, tables, choice, [1 + home for home in homes])
-        except InfeasibleError:
-            break
+        tries = []
+        for attempt in (
+            partial(_judged, problem, best, tables, choice),
+            partial(_placed, problem, best.groups, tables, choice, [1 + p for p in placement]),
+        ):
+            with contextlib.suppress(InfeasibleError):
+                tries.append(attempt())
+        again = min(tries, key=_step, default=best)
         if _step(again) >= _step(best) * (1 - _ROUNDING):
             break
         best = again

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field, replace
 from baechi_ext.hybrid.sharding import Sharding, compute_share, parts_of, weight_share, written_share
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.shard.graph import Node
+from baechi_ext.shard.machine import Costs
 from baechi_ext.shard.tables import Tables, term_costs
+from baechi_ext.shard.terms import Compute, Term
 
 _WORD_BYTES = 4
 _BACKWARD = ("input gradient", "weight gradient")
@@ -53,18 +55,18 @@ def sharded_graph(graph: OpGraph, shard: Sequence[OpSplit]) -> OpGraph:
     return replace(graph, ops=tuple(ops), tensors=tuple(tensors))
 
 
-def op_splits(graph: OpGraph, sharding: Sharding, tables: Sequence[Tables], groups: Sequence[int], choice: Sequence[int]) -> list[OpSplit]:
-    """The split of each op by the strategy `choice`; node v's costs are those of its group's tables, `tables[groups[v]]`.
+def op_splits(graph: OpGraph, sharding: Sharding, tables: Sequence[Tables], choice: Sequence[int]) -> list[OpSplit]:
+    """The split of each op by the strategy `choice` (an index for each node); what op v waits for are messages as `tables[v]` cost them.
 
     The time of moving a tensor inside a group is the first reading op's; sums go with the op after which they are made.
     """
-    waits = _waits(graph, sharding, tables, groups, choice)
+    waits = _waits(graph, sharding, tables, choice)
     strategy = tables[0].strategy(choice)
     found = []
     for v, op in enumerate(graph.ops):
         n = sharding.node_of[v]
         if n is None:
-            found.append(OpSplit(communication_us=waits.get(v, 0.0)))
+            found.append(OpSplit(communication_us=waits[v]))
             continue
         node, configuration = sharding.graph.nodes[n], strategy[n]
         names = [axis.name for axis in node.axes]
@@ -77,7 +79,7 @@ def op_splits(graph: OpGraph, sharding: Sharding, tables: Sequence[Tables], grou
                 node=node.name,
                 splits={name: parts for name, parts in zip(names, configuration, strict=True) if parts > 1},
                 compute_share=weights if update else compute_share(node, configuration),
-                communication_us=waits.get(v, 0.0),
+                communication_us=waits[v],
                 persistent_share=weights,
                 output_share=output,
                 tensor_shares={name: share for name, share in tensors.items() if share != output},
@@ -94,27 +96,30 @@ def _share_by_size(node: Node, configuration: Sequence[int], size: float, phase:
     return max((1.0 / parts_of(tensor, configuration) for tensor in alike or known), default=1.0)
 
 
-def _waits(
-    graph: OpGraph, sharding: Sharding, tables: Sequence[Tables], groups: Sequence[int], choice: Sequence[int]
-) -> dict[int, float]:
-    """Microseconds of messages, by the op that waits for them."""
-    found: dict[int, float] = {}
+def _waits(graph: OpGraph, sharding: Sharding, tables: Sequence[Tables], choice: Sequence[int]) -> list[float]:
+    """What each op waits for messages, in microseconds of a device of speed 1."""
+    found = [0.0] * len(graph)
+    known: dict[tuple[int, int], list[tuple[Term, Costs]]] = {}
 
-    def wait(n: int, us: float, *, backward: bool, first: bool) -> None:
+    def waiting(n: int, *, backward: bool, first: bool) -> int | None:
         host = sharding.hosts[n]
-        if host is None or not us:
-            return
+        if host is None:
+            return None
         ops = sharding.ops_of[host]
-        fitting = [v for v in ops if graph.ops[v].phase == ("backward" if backward else "forward")] or list(ops)
-        v = fitting[0 if first else -1]
-        found[v] = found.get(v, 0.0) + us
+        fitting = [v for v in ops if graph.ops[v].phase == ("backward" if backward else "forward")] or ops
+        return fitting[0 if first else -1]
 
-    for n in range(len(sharding.graph.nodes)):
-        for term, costs in term_costs(tables[groups[n]], n):
-            if term.kind != "compute":
-                wait(n, float(costs[choice[n]]), backward=term.kind in _BACKWARD, first=False)
+    for n, node in enumerate(sharding.graph.nodes):
+        for i, term in enumerate(term for term in node.terms if not isinstance(term, Compute)):
+            v = waiting(n, backward=term.kind in _BACKWARD, first=False)
+            if v is not None:
+                key = (id(tables[v]), n)
+                if key not in known:
+                    known[key] = [pair for pair in term_costs(tables[v], n) if not isinstance(pair[0], Compute)]
+                found[v] += float(known[key][i][1][choice[n]])
     for e, edge in enumerate(sharding.graph.edges):
-        us = float(tables[groups[edge.target]].edge_row(e, edge.target, choice)[choice[edge.target]])
-        wait(edge.target, us, backward=False, first=True)
+        v = waiting(edge.target, backward=False, first=True)
+        if v is not None:
+            table = tables[v].edges[e]
+            found[v] += float(table.values[table.source.of[choice[edge.source]], table.target.of[choice[edge.target]]])
     return found
-
