@@ -7,7 +7,7 @@ links, knowing which tensors go to other groups, for as long as that is predicte
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
@@ -26,9 +26,9 @@ from baechi_ext.place.clock import clock_seconds
 from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, begin, conclude
 from baechi_ext.shard.graph import ShardGraph
 from baechi_ext.shard.machine import Costs
-from baechi_ext.shard.memory import node_bytes
 from baechi_ext.shard.search import SearchOptions, search_tables
 from baechi_ext.shard.tables import Tables, build_tables
+from baechi_ext.shard.ties import tied
 
 Placer = Callable[[OpGraph, Cluster], PlanResult]
 """Places a costed graph. Raises InfeasibleError where it finds no plan."""
@@ -151,7 +151,8 @@ def _strategies(tables: Sequence[Tables], groups: int) -> Iterator[tuple[int, ..
         return
     with contextlib.suppress(ShardError):  # all that is written counts as held there, which the simulator knows better
         yield _cheapest(replace(free, machine=replace(free.machine, memory_bytes=memory * groups)))
-    yield tuple(int(node_bytes(n, space, free.machine).argmin()) for n, space in zip(free.graph.nodes, free.spaces, strict=True))
+    joined = tied(free)
+    yield joined.choice([int(held.argmin()) for held in joined.held()])
 
 
 def _cheapest(tables: Tables) -> tuple[int, ...]:
@@ -225,9 +226,8 @@ def _split_again(problem: _Problem, best: _Grouped, tables: Sequence[Tables], ho
             if edge.source in place:
                 us_per_byte = cluster.link(home, homes[edge.target]).us_per_byte
                 costs[edge.source] = costs[edge.source] + us_per_byte * _sent_bytes(whole, edge.source, edge.output)
-        inner = tuple(replace(edge, source=place[edge.source], target=place[edge.target]) for edge in (whole.graph.edges[e] for e in edges))
         part = Tables(
-            ShardGraph(whole.graph.name, tuple(whole.graph.nodes[n] for n in own), inner),
+            _subgraph(whole.graph, place, edges),
             replace(whole.machine, memory_bytes=None),
             tuple(whole.spaces[n] for n in own),
             tuple(costs[n] for n in own),
@@ -236,6 +236,13 @@ def _split_again(problem: _Problem, best: _Grouped, tables: Sequence[Tables], ho
         for n, c in zip(own, _cheapest(part), strict=True):
             choice[n] = c
     return tuple(choice)
+
+
+def _subgraph(graph: ShardGraph, place: Mapping[int, int], edges: Sequence[int]) -> ShardGraph:
+    """Some nodes, by their new places, and edges among them; what is tied is tied as far as it is there."""
+    inner = tuple(replace(edge, source=place[edge.source], target=place[edge.target]) for edge in (graph.edges[e] for e in edges))
+    ties = tuple(tuple(place[n] for n in tie if n in place) for tie in graph.ties)
+    return ShardGraph(graph.name, tuple(graph.nodes[n] for n in place), inner, tuple(tie for tie in ties if len(tie) > 1))
 
 
 def _sent_bytes(tables: Tables, n: int, output: int) -> Costs:

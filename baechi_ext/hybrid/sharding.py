@@ -72,7 +72,7 @@ class Sharding:
             own_us = sum(graph.ops[i].compute_us for i in ops) - update_us
             others = [term for term in node.terms if not isinstance(term, Compute)]
             nodes.append(replace(node, terms=(*_times(node, own_us), *_update_times(node, update_us), *others)))
-        return ShardGraph(self.graph.name, tuple(nodes), self.graph.edges)
+        return replace(self.graph, nodes=tuple(nodes))
 
 
 def machine_of(devices: int, link: Link, speed: float, memory_bytes: float | None = None) -> Machine:

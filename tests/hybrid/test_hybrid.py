@@ -138,6 +138,19 @@ def test_memory_decides_how_layers_are_split(tmp_path: Path) -> None:
         hybrid(*with_cluster(weighted(1000.0), devices(2, link, memory_bytes=1000)), m_etf)
 
 
+def test_ties_are_split_alike() -> None:
+    graph, sharding = weighted(40.0)
+    node = sharding.graph.nodes[0]
+    again = replace(node, name="again", weights=(), terms=(Compute(1.0, (0, 1)), AllReduce(100.0, (), (0,), "output sum")))
+    edges = [("forward", "backward", 512, "y"), ("backward", "update", 64, "gradient")]
+    graph = OpGraph.from_edges([*graph.ops, Op("again", compute_us=50.0)], edges)
+    for ties, splits in ((), ({"batch": 2}, {"features": 2})), (((0, 1),), ({"features": 2}, {"features": 2})):
+        sharded = Sharding(ShardGraph("tied", (node, again), (), ties), (0, 0, 0, 1))
+        plan = hybrid(graph, devices(2, Link(us_per_byte=0.1)), sharded, m_etf).plan
+        assert isinstance(plan, HybridPlan)
+        assert (dict(plan.shard[0].splits), dict(plan.shard[3].splits)) == splits
+
+
 def test_pinned_ops_stay_on_their_device() -> None:
     graph, sharding = step([layer("huge", 4), layer("b", 4)])
     pinned = replace(graph, ops=(replace(graph.ops[0], pin=3), graph.ops[1]))
