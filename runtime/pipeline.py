@@ -161,6 +161,20 @@ def plan_hybrid(graph: OpGraph, cluster: Cluster, request: PlanRequest, sharding
     return place_and_shard(graph, cluster, sharding, placer(seconds), placer(seconds / searches))
 
 
+def whole_if_faster(result: PlanResult, graph: OpGraph, cluster: Cluster, request: PlanRequest, alone_us: float) -> PlanResult:
+    """`result`; or all ops on one device, where `auto` splits the graph for no less than `alone_us`, which one device takes with the
+    others idle. The graph's costs are of devices at work beside others, by which one device looks slower than it is.
+    """
+    if request.method != "auto" or not result.splits or request.pins or result.interrupted or result.predicted_step_us < alone_us:
+        return result
+    try:
+        whole = plan(graph, cluster, replace(request.without_grouping(), method="single", initial_plan=None, device_map=None))
+    except InfeasibleError:
+        return result
+    spent = result.placement_seconds + whole.placement_seconds
+    return replace(whole, plan=replace(whole.plan, method=result.plan.method, placement_seconds=spent), notes=result.notes)
+
+
 def _strays(graph: OpGraph, cluster: Cluster, request: PlanRequest, placement: Sequence[int]) -> tuple[str, ...]:
     """A note, where `expert` could not do all that a device map says."""
     if request.device_map is None or request.method != "expert":

@@ -138,7 +138,10 @@ def _planned(request: TrainRequest, captured: Captured, cluster: Cluster) -> Pla
             sharding = sharding_of(captured.step, graph)
     with progress(pipeline.announcement(graph, cluster, request.plan)) as show:
         watched = request.plan.watched(lambda search: show(search_news(search)))
-        return pipeline.plan(graph, cluster, watched) if sharding is None else pipeline.plan_hybrid(graph, cluster, watched, sharding)
+        if sharding is not None:
+            return pipeline.plan_hybrid(graph, cluster, watched, sharding)
+        result = pipeline.plan(graph, cluster, watched)
+    return pipeline.whole_if_faster(result, graph, cluster, request.plan, one_device_timeline(captured.alone).makespan_us)
 
 
 def _not_run(request: TrainRequest, result: PlanResult) -> str:

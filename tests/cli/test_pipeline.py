@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from baechi_ext.errors import InfeasibleError
 from baechi_ext.group.grouping import GroupOptions
 from baechi_ext.group.registry import GROUPERS, PLACER_TYPES
-from baechi_ext.ir import Cluster, Link, OpGraph
+from baechi_ext.ir import Cluster, Link, Op, OpGraph
+from baechi_ext.ir.pins import Pin
 from baechi_ext.place.adjust import ADJUSTMENTS
 from baechi_ext.place.common import PlaceOptions
 from baechi_ext.simulate import simulate
-from runtime.pipeline import PlanRequest, plan
+from runtime.pipeline import PlanRequest, plan, whole_if_faster
 from tests import oracle
 from tests.group.training_graphs import training_graphs
 
@@ -45,3 +46,28 @@ def test_every_request_gets_a_valid_plan(graph: OpGraph, request: PlanRequest, s
     assert oracle.violations(graph, cluster, made.placement, made.priority) == []
     assert made.predicted_step_us == pytest.approx(oracle.simulate(graph, cluster, made.placement, made.priority).makespan_us)
     assert made.lower_bound_us <= made.predicted_step_us
+
+
+def _two_branches() -> OpGraph:
+    """Two ops of 10 us that nothing joins, 8 bytes each."""
+    return OpGraph.from_edges([Op("a", compute_us=10.0, persistent_bytes=8), Op("b", compute_us=10.0, persistent_bytes=8)], [])
+
+
+@pytest.mark.parametrize(("alone_us", "placement"), [(10.0, {0}), (9.0, {0}), (10.5, {0, 1}), (20.0, {0, 1})])
+def test_a_step_that_one_idle_machine_does_as_fast_is_kept_whole(alone_us: float, placement: set[int]) -> None:
+    graph, cluster, request = _two_branches(), Cluster.uniform(2, link=Link(1.0, 1.0)), PlanRequest()
+    result = whole_if_faster(plan(graph, cluster, request), graph, cluster, request, alone_us)
+    assert set(result.plan.placement) == placement
+    assert result.plan.method == "auto"
+    assert result.splits == (len(placement) > 1)
+
+
+def test_a_step_that_no_device_holds_is_split_however_long_it_takes() -> None:
+    graph, cluster, request = _two_branches(), Cluster.uniform(2, link=Link(1.0, 1.0), memory_bytes=8), PlanRequest()
+    assert whole_if_faster(plan(graph, cluster, request), graph, cluster, request, 1.0).splits
+
+
+def test_what_is_asked_for_by_name_or_pin_stays_as_asked() -> None:
+    graph, cluster = _two_branches(), Cluster.uniform(2, link=Link(1.0, 1.0))
+    for request in (PlanRequest("m_etf"), PlanRequest(pins=(Pin("b", "1"),))):
+        assert whole_if_faster(plan(graph, cluster, request), graph, cluster, request, 1.0).splits
