@@ -31,6 +31,8 @@ SEARCHES = ("auto", "refine")
 """Methods that start from a plan."""
 MAPPED = ("expert", *SEARCHES)
 """Methods that take a device map."""
+_LEAST_GAIN = 0.05
+"""Predictions of steps are off by as much; a split that promises less may well lose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +164,11 @@ def plan_hybrid(graph: OpGraph, cluster: Cluster, request: PlanRequest, sharding
 
 
 def whole_if_faster(result: PlanResult, graph: OpGraph, cluster: Cluster, request: PlanRequest, alone_us: float) -> PlanResult:
-    """`result`; or all ops on one device, where `auto` splits the graph for no less than `alone_us`, which one device takes with the
+    """`result`; or all ops on one device, where `auto` splits the graph for hardly less than `alone_us`, which one device takes with the
     others idle. The graph's costs are of devices at work beside others, by which one device looks slower than it is.
     """
-    if request.method != "auto" or not result.splits or request.pins or result.interrupted or result.predicted_step_us < alone_us:
+    worth = result.predicted_step_us < (1 - _LEAST_GAIN) * alone_us
+    if request.method != "auto" or not result.splits or request.pins or result.interrupted or worth:
         return result
     try:
         whole = plan(graph, cluster, replace(request.without_grouping(), method="single", initial_plan=None, device_map=None))
