@@ -83,7 +83,7 @@ def _place(args: argparse.Namespace) -> int:
             "plan": args.out or "not written (no --out)",
         }
         if request.method in pipeline.SEARCHES and len(cluster) > 1 and not result.splits:
-            facts["verdict"] = f"splitting does not pay: {result.plan.method} found nothing clearly faster than one device"
+            facts["verdict"] = f"splitting does not pay: {result.plan.method} found nothing faster than one device"
         if result.notes:
             facts["note"] = "; ".join(result.notes)
         tables.print_timeline(result.timeline, result.lower_bound_us, facts)
