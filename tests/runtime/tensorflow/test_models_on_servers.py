@@ -25,9 +25,16 @@ SMALL = {
     "gnmt_v2": ModelOptions(batch_size=4, vocab_size=20, max_seq_length=5, rnn_units=8, num_layers=2, rnn_chunk=2, residual=True),
     "nasnet": ModelOptions(batch_size=2, image_size=32, nasnet_cells=1, nasnet_filters=4),
 }
+LARGE = ("inception_v3", "nasnet")
+"""Models of keras.applications, whose graphs have thousands of ops, and which have no hints for `expert`."""
 OF_LARGE = ("contiguous", "m_sct")
-"""Methods for the models of keras.applications, whose graphs have thousands of ops."""
-CASES = [(n, method) for n in TENSORFLOW_MODELS for method in sorted(METHODS) if n in ("wide_towers", "gnmt_v2") or method in OF_LARGE]
+"""Methods for these that are tried each time; the others are `slow`."""
+CASES = [
+    pytest.param(n, method, marks=pytest.mark.slow if n in LARGE and method not in OF_LARGE else ())
+    for n in TENSORFLOW_MODELS
+    for method in sorted(METHODS)
+    if not (n in LARGE and method == "expert")
+]
 CLUSTER = Cluster.uniform(2, link=Link(0.0002, 10.0, 20.0, 0.0002, 20.0, 0.0002))
 """Faster than servers are, so that plans split."""
 
