@@ -35,4 +35,4 @@ if [ "$(cat "$here/installed" 2>/dev/null)" != "$wanted" ]; then
 fi
 PYTHONPATH=$PWD "$here/bin/python" -c 'import platform, torch; print(f"torch {torch.__version__}, Python {platform.python_version()}")'
 PYTHONPATH=$PWD exec "$here/bin/python" -m pytest -q tests/capture tests/runtime tests/place/placeto \
-    tests/cli/test_probe_links.py tests/cli/test_train*.py "$@"
+    tests/cli/test_pase.py tests/cli/test_probe_links.py tests/cli/test_train*.py "$@"

@@ -33,7 +33,28 @@ def joint_graph(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> 
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         stack.enter_context(without_autocast)
+        stack.enter_context(lstm_states_as_they_are())
         return aot_export_joint_with_descriptors(stack, module, tuple(inputs)).graph_module
+
+
+@contextlib.contextmanager
+def lstm_states_as_they_are() -> Iterator[None]:
+    """While an LSTM is traced, its last states have the shape of the first ones; 2.11 gives them a dimension too many where it writes the
+    layer out. Raises MissingBackendError."""
+    with _needed("capturing an LSTM"):
+        from torch._decomp import decompositions
+
+        layer = decompositions.one_layer_lstm
+
+    def shaped(x: "torch.Tensor", first: "Sequence[torch.Tensor]", *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
+        found, last = layer(x, first, *args, **kwargs)
+        return found, tuple(after if after.shape == before.shape else after.squeeze(0) for after, before in zip(last, first, strict=True))
+
+    decompositions.one_layer_lstm = shaped
+    try:
+        yield
+    finally:
+        decompositions.one_layer_lstm = layer
 
 
 def descriptors() -> ModuleType:
@@ -204,9 +225,10 @@ def collectives(seen: Callable[[str, int, int], None]) -> Iterator[None]:
 
 
 def flatten_mesh(mesh: "DeviceMesh", dims: Sequence[int]) -> "DeviceMesh":
-    """The mesh of several dimensions as one, which DTensor then also uses itself."""
+    """The mesh of several dimensions as one, which DTensor then also uses itself. Raises MissingBackendError."""
     names = [mesh.mesh_dim_names[d] for d in dims]
-    return mesh[tuple(names)]._flatten()
+    with _needed("splitting a step"):
+        return mesh[tuple(names)]._flatten()
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from baechi_ext.capture.torch_private import lstm_states_as_they_are
 from baechi_ext.capture.why_not import not_capturable
 from baechi_ext.errors import CaptureError
 
@@ -43,12 +44,12 @@ def forward_graph(module: nn.Module, inputs: Sequence[Tensor], name: str = "mode
 
     Raises CaptureError where forward can't be captured, or returns something else.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of nn.LSTM's list of its own weights, among others
+    with warnings.catch_warnings(), lstm_states_as_they_are():
+        warnings.simplefilter("ignore")  # of nn.LSTM's list of its own weights, among others
+        try:
             program = torch.export.export(module, tuple(inputs), strict=False)
-    except Exception as e:  # noqa: BLE001 - whatever the user's forward raises
-        raise not_capturable(f"the forward of {name}", e) from e
+        except Exception as e:  # noqa: BLE001 - whatever the user's forward raises
+            raise not_capturable(f"the forward of {name}", e) from e
     signature = program.graph_signature
     targets = {kind: {s.arg.name: s.target for s in signature.input_specs if s.kind == kind} for kind in InputKind}
     graph = ForwardGraph(

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
 from baechi_ext.errors import CaptureError
 from runtime.sharding.forward import forward_graph
 
@@ -34,6 +35,27 @@ def test_placeholders_have_the_modules_names() -> None:
     targets = [str(node.target) for node in graph.nodes]
     assert targets.count("aten.linear.default") == 2
     assert module.norm.num_batches_tracked == 0
+
+
+class LastStates(nn.Module):
+    """The last states of two layers of an LSTM, joined, and a layer that reads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.last = nn.LSTM(4, 6, 2), nn.Linear(12, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, (h, c) = self.lstm(x)
+        return self.last(torch.cat([h.sum(0), c[-1]], 1)).square().mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_lstms_last_states_are_captured_as_it_returns_them(dtype: torch.dtype) -> None:
+    module, x = LastStates().to(dtype), torch.randn(5, 3, 4, dtype=dtype)
+    lstm = next(node for node in forward_graph(module, (x,)).nodes if "lstm" in str(node.target))
+    assert [t.shape for t in lstm.meta["val"][1:]] == [t.shape for t in module.lstm(x)[1]]
+    graph, _ = capture_joint(module, (x,), CaptureOptions())
+    assert "aten.cat" in [op.op for op in graph.ops]
 
 
 class Branches(nn.Module):
