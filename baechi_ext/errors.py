@@ -29,6 +29,10 @@ class ProfileError(BaechiError):
     """A profile breaks a rule or lacks a cost."""
 
 
+class MeasurementError(BaechiError):
+    """A measured step breaks a rule: ops that overlap on a device, a time that is none."""
+
+
 class OptionError(BaechiError):
     """An option has a value nothing can be done with; lists the valid ones."""
 

@@ -1,0 +1,216 @@
+"""MeasuredStep: one placed step as it really ran, op by op and transfer by transfer, on one clock."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from baechi_ext.errors import MeasurementError, MismatchError
+from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
+from baechi_ext.ir.numbers import as_bytes, as_number
+from baechi_ext.ir.op_graph import OpGraph
+
+KIND = "baechi measured step"
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredOp:
+    """When an op ran. `id` is that of the graph."""
+
+    id: str
+    device: int
+    start_us: float
+    end_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTransfer:
+    """When a tensor was on its way to another device: from when its sender gave it away until it was there.
+
+    `op` is the id of the op that makes the tensor, which may have several.
+    """
+
+    op: str
+    tensor: str
+    source: int
+    target: int
+    start_us: float
+    end_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBytes:
+    """What a device holds from an instant on, until the next one."""
+
+    at_us: float
+    bytes: int | float
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """One step; times are microseconds from its start. Ops of one device never overlap; what was not seen to run is left out."""
+
+    graph_fingerprint: str
+    executor: str
+    clock: str
+    """What the times are of, e.g. "perf_counter" or "cuda_event"."""
+    wall_us: float
+    ops: tuple[MeasuredOp, ...]
+    transfers: tuple[MeasuredTransfer, ...] = ()
+    memory: tuple[tuple[HeldBytes, ...], ...] | None = None
+    """For each device what it held, in the order of time; None where nobody looked."""
+    notes: tuple[str, ...] = ()
+    """What is left out, and why, in sentences."""
+
+    def by_id(self) -> dict[str, MeasuredOp]:
+        return {op.id: op for op in self.ops}
+
+    def busy_us(self, devices: int) -> tuple[float, ...]:
+        """How long each of the devices ran ops."""
+        busy = [0.0] * devices
+        for op in self.ops:
+            busy[op.device] += op.end_us - op.start_us
+        return tuple(busy)
+
+    def to_json(self) -> dict[str, Any]:
+        """The measured step's file (docs/files.md)."""
+        memory = self.memory
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "kind": KIND,
+            "graph_fingerprint": self.graph_fingerprint,
+            "executor": self.executor,
+            "clock": self.clock,
+            "wall_us": self.wall_us,
+            "ops": [asdict(op) for op in self.ops],
+            "transfers": [asdict(transfer) for transfer in self.transfers],
+            "memory": None if memory is None else [[asdict(held) for held in device] for device in memory],
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], graph: OpGraph) -> "MeasuredStep":
+        """The step in a parsed file.
+
+        Raises MeasurementError where it breaks a rule, MismatchError where it is of another graph than `graph`.
+        """
+        if value.get("kind", KIND) != KIND:
+            raise MeasurementError(f'the file is a {value["kind"]!r}, not a "{KIND}"')
+        step = cls(
+            graph_fingerprint=str(value.get("graph_fingerprint") or ""),
+            executor=str(value.get("executor", "")),
+            clock=str(value.get("clock", "")),
+            wall_us=as_number(value.get("wall_us"), "wall_us", MeasurementError),
+            ops=tuple(_op_from_json(op, i) for i, op in enumerate(_objects(value, "ops"))),
+            transfers=tuple(_transfer_from_json(transfer, i) for i, transfer in enumerate(_objects(value, "transfers"))),
+            memory=_memory_from_json(value.get("memory")),
+            notes=tuple(map(str, value.get("notes") or ())),
+        )
+        _require_of(graph, step)
+        _require_one_at_a_time(step.ops)
+        return step
+
+    def save(self, path: str | Path) -> None:
+        write_json(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path, graph: OpGraph) -> "MeasuredStep":
+        """Raises FileError, MeasurementError or MismatchError."""
+        value = read_json(path, "measured step")
+        try:
+            return cls.from_json(value, graph)
+        except (MeasurementError, MismatchError) as e:
+            raise type(e)(f"{path}: {e}") from e
+
+
+def _require_of(graph: OpGraph, step: MeasuredStep) -> None:
+    again = "measure a step of this graph with baechi train --out"
+    for what, id_ in (*(("op", op.id) for op in step.ops), *(("transfer of an output of", t.op) for t in step.transfers)):
+        if id_ not in graph.index:
+            raise MismatchError(f"the measured step is of another graph: it has the {what} {id_!r}, which the graph lacks; {again}")
+    tensors = {(graph.ops[t.producer].id, t.name) for t in graph.tensors}
+    unknown = next((t for t in step.transfers if (t.op, t.tensor) not in tensors), None)
+    if unknown is not None:
+        raise MismatchError(f"the measured step is of another graph: op {unknown.op!r} has no output {unknown.tensor!r}; {again}")
+    if step.graph_fingerprint and step.graph_fingerprint != graph.fingerprint:
+        raise MismatchError(
+            f"the measured step is of another graph: its fingerprint is {step.graph_fingerprint[:12]}..., the graph's "
+            f"{graph.fingerprint[:12]}...; {again}"
+        )
+
+
+def _require_one_at_a_time(ops: Sequence[MeasuredOp]) -> None:
+    """Raises MeasurementError where an op stands twice, or two ops overlap on a device."""
+    again = next((a for a, b in pairwise(sorted(op.id for op in ops)) if a == b), None)
+    if again is not None:
+        raise MeasurementError(f"op {again!r} stands twice in the measured step; an op runs once")
+    in_order = sorted(ops, key=lambda op: (op.device, op.start_us, op.end_us))
+    for a, b in pairwise(in_order):
+        if a.device == b.device and b.start_us < a.end_us:
+            raise MeasurementError(
+                f"ops {a.id!r} and {b.id!r} overlap on device {a.device}: one ends at {a.end_us:g} us, the other starts at "
+                f"{b.start_us:g} us; a device runs one op at a time"
+            )
+
+
+def _objects(value: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    found = value.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise MeasurementError(f'the measured step\'s "{key}" is no list of objects')
+    return found
+
+
+def _span(value: Mapping[str, Any], what: str) -> tuple[float, float]:
+    start_us, end_us = (as_number(value.get(key), f"{key} of {what}", MeasurementError) for key in ("start_us", "end_us"))
+    if end_us < start_us:
+        raise MeasurementError(f"{what} ends at {end_us:g} us, before it starts at {start_us:g} us")
+    return start_us, end_us
+
+
+def _device(value: Mapping[str, Any], key: str, what: str) -> int:
+    device = value.get(key)
+    if isinstance(device, bool) or not isinstance(device, int) or device < 0:
+        raise MeasurementError(f'"{key}" of {what} is {device!r}; expected the index of a device')
+    return device
+
+
+def _op_from_json(value: dict[str, Any], position: int) -> MeasuredOp:
+    if "id" not in value:
+        raise MeasurementError(f'op {position} of the measured step has no "id"')
+    id_ = str(value["id"])
+    return MeasuredOp(id_, _device(value, "device", f"op {id_!r}"), *_span(value, f"op {id_!r}"))
+
+
+def _transfer_from_json(value: dict[str, Any], position: int) -> MeasuredTransfer:
+    what = f"transfer {position} of the measured step"
+    for key in ("op", "tensor"):
+        if not isinstance(value.get(key), str):
+            raise MeasurementError(f'{what} has no "{key}"')
+    source, target = _device(value, "source", what), _device(value, "target", what)
+    if source == target:
+        raise MeasurementError(f"{what} goes from device {source} to itself")
+    return MeasuredTransfer(value["op"], value["tensor"], source, target, *_span(value, what))
+
+
+def _memory_from_json(value: Any) -> tuple[tuple[HeldBytes, ...], ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise MeasurementError('the measured step\'s "memory" is no list')
+    return tuple(_held_from_json(device, f"memory of device {i}") for i, device in enumerate(value))
+
+
+def _held_from_json(value: Any, what: str) -> tuple[HeldBytes, ...]:
+    if not isinstance(value, list) or not all(isinstance(held, dict) for held in value):
+        raise MeasurementError(f"{what} is no list of objects")
+    held = tuple(
+        HeldBytes(
+            as_number(item.get("at_us"), f"at_us in the {what}", MeasurementError),
+            as_bytes(item.get("bytes"), f"bytes in the {what}", MeasurementError),
+        )
+        for item in value
+    )
+    if any(b.at_us < a.at_us for a, b in pairwise(held)):
+        raise MeasurementError(f"the {what} is not in the order of time")
+    return held
