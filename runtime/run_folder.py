@@ -1,0 +1,90 @@
+"""RunFolder: what `baechi train --out=DIR` left in DIR, for whoever shows or explains it."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from baechi_ext.cost import Profile
+from baechi_ext.errors import FileError, MismatchError
+from baechi_ext.hybrid.plan import HybridPlan, load_plan
+from baechi_ext.ir import OpGraph, Plan
+from baechi_ext.ir.files import read_json
+from baechi_ext.ir.measured import MeasuredStep
+from baechi_ext.simulate import Timeline, simulate
+
+MEASURED = "measured.json"
+_WRITER = "baechi train --model_name=NAME --out={}"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run: what it was predicted to take, and, where it came so far, what it took."""
+
+    path: Path
+    graph: OpGraph
+    """With the costs that the plan was made with. Of a plan on groups of devices it is the graph of a group's part of each op."""
+    plan: Plan
+    """Of a plan on groups of devices, the one whose devices are the groups."""
+    profile: Profile | None
+    report: Mapping[str, Any] | None
+    measured: MeasuredStep | None
+    """None where the plan has not been run yet."""
+
+    @classmethod
+    def load(cls, path: str | Path) -> "RunFolder":
+        """Raises FileError where the folder lacks its graph or plan, and what reading its files raises; MismatchError where its measured
+        step ran by another plan."""
+        folder = Path(path)
+        for name in ("graph.json", "plan.json"):
+            if not (folder / name).is_file():
+                raise FileError(f"{str(folder)!r} has no {name}; name a folder that {_WRITER.format('DIR')} has written")
+        graph = OpGraph.load(folder / "graph.json")
+        plan = load_plan(folder / "plan.json", graph)
+        profile = Profile.load(folder / "profile.json", graph) if (folder / "profile.json").is_file() else None
+        report = read_json(folder / "report.json", "report") if (folder / "report.json").is_file() else None
+        measured = MeasuredStep.load(folder / MEASURED, graph) if (folder / MEASURED).is_file() else None
+        if isinstance(plan, HybridPlan):
+            plan = plan.of_groups
+        elif measured is not None:
+            _require_same_plan(plan, measured, folder)
+        return cls(folder, plan.graph, plan, profile, report, measured)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The step as it is predicted."""
+        return simulate(self.graph, self.plan.cluster, self.plan.placement, self.plan.priority)
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What was called, word by word; empty where that is not known."""
+        return tuple(map(str, (self.report or {}).get("command", ())))
+
+    @property
+    def command_line(self) -> str:
+        """The same as a line for a shell."""
+        return shlex.join(self.command)
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Of the programs that ran, by name."""
+        return (self.report or {}).get("versions") or self.plan.versions
+
+    def require_measured(self) -> MeasuredStep:
+        """Raises FileError where no step was measured."""
+        if self.measured is None:
+            raise FileError(f"{str(self.path)!r} has no {MEASURED}; {_WRITER.format(self.path)} runs the plan and writes it")
+        return self.measured
+
+
+def _require_same_plan(plan: Plan, measured: MeasuredStep, folder: Path) -> None:
+    index = plan.graph.index
+    for op in measured.ops:
+        planned = plan.placement[index[op.id]]
+        if op.device != planned:
+            raise MismatchError(
+                f"{folder / MEASURED}: op {op.id!r} ran on device {op.device}, and plan.json says {planned}: they are of two runs; "
+                f"run {_WRITER.format(folder)} again"
+            )

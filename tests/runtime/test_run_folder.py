@@ -1,0 +1,58 @@
+"""RunFolder: what a run left is read back; what is missing or of another run is said."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from baechi_ext.errors import FileError, MismatchError
+from baechi_ext.ir import OpGraph, Plan
+from baechi_ext.ir.measured import MeasuredOp, MeasuredStep
+from baechi_ext.simulate import simulate
+from runtime.run_folder import RunFolder
+from tests.build import cluster_of, graph_of
+
+GRAPH = OpGraph.from_json(graph_of({"a": 1, "b": 2, "c": 3}, ("a", "b", 8), ("a", "c", 8)).to_json())
+CLUSTER = cluster_of(2)
+PLAN = Plan(GRAPH, "m_etf", "feasible", CLUSTER, (0, 1, 0), (0.0, 1.0, 2.0), 11.0, 4.0, (8, 8), 0.1, versions={"baechi": "0"})
+STEP = MeasuredStep(GRAPH.fingerprint, "thread", "perf_counter", 9.0, (MeasuredOp("a", 0, 0, 1), MeasuredOp("b", 1, 2, 9)))
+
+
+def kept(folder: Path, plan: Plan = PLAN, step: MeasuredStep | None = STEP) -> Path:
+    plan.graph.save(folder / "graph.json")
+    plan.save(folder / "plan.json")
+    if step is not None:
+        step.save(folder / "measured.json")
+    return folder
+
+
+def test_everything_is_read_back(tmp_path: Path) -> None:
+    command = ["baechi", "train", "--model_name=wide towers"]
+    (tmp_path / "report.json").write_text(json.dumps({"command": command, "versions": {"torch": "2"}}))
+    run = RunFolder.load(kept(tmp_path))
+    assert (run.graph, run.plan, run.measured, run.profile) == (GRAPH, PLAN, STEP, None)
+    assert run.timeline == simulate(GRAPH, CLUSTER, PLAN.placement, PLAN.priority)
+    assert run.command == tuple(command)
+    assert run.command_line == "baechi train '--model_name=wide towers'"
+    assert run.versions == {"torch": "2"}
+
+
+def test_a_plan_alone_will_do(tmp_path: Path) -> None:
+    run = RunFolder.load(kept(tmp_path, step=None))
+    assert (run.measured, run.report, run.command, run.versions) == (None, None, (), {"baechi": "0"})
+    with pytest.raises(FileError, match=r"has no measured.json; baechi train .* --out=.* runs the plan and writes it"):
+        run.require_measured()
+
+
+@pytest.mark.parametrize("name", ["graph.json", "plan.json"])
+def test_what_is_missing_is_named(tmp_path: Path, name: str) -> None:
+    (kept(tmp_path) / name).unlink()
+    with pytest.raises(FileError, match=f"has no {name}; name a folder that baechi train .* --out=DIR has written"):
+        RunFolder.load(tmp_path)
+
+
+def test_a_measured_step_of_another_plan_is_refused(tmp_path: Path) -> None:
+    kept(tmp_path, replace(PLAN, placement=(0, 0, 0)))
+    with pytest.raises(MismatchError, match="op 'b' ran on device 1, and plan.json says 0: they are of two runs"):
+        RunFolder.load(tmp_path)
