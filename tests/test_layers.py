@@ -19,6 +19,7 @@ LIBRARY = {
     "group": {"errors", "ir", "capture", "cost"},
     "place": {"errors", "ir", "datasets", "capture", "cost", "group", "simulate"},
     "shard": {"errors", "ir", "capture", "cost", "group", "simulate"},
+    "explain": {"errors", "ir", "cost", "simulate"},
     "hybrid": {"errors", "ir", "capture", "cost", "group", "simulate", "place", "shard"},
 }
 """What each part of baechi_ext may import besides itself."""

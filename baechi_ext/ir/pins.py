@@ -51,20 +51,27 @@ def with_pins(graph: OpGraph, pins: Sequence[Pin], devices: Sequence[str]) -> Op
             raise OptionError(f"the graph pins op {graph.ops[v].id!r} to device {device}; there are 0 to {len(devices) - 1}")
         _choose(chosen, graph.ops[v], v, (device, f"the graph's pin of op {graph.ops[v].id!r} to device {device}"))
     for pin in pins:
-        device, matches = pin.index(devices), re.compile(translate(pin.pattern)).match
-        found = [v for v, op in enumerate(graph.ops) if any(map(matches, names_of(op)))]
-        found = found or [v for v, op in enumerate(graph.ops) if any(map(matches, names_within(op, graph)))]
+        device, found = pin.index(devices), ops_called(graph, pin.pattern)
         if not found:
-            raise OptionError(
-                f"the pin {str(pin)!r} matches nothing: no module, parameter, op or colocation group of the graph is called so; "
-                f"{_some_names(graph)}"
-            )
+            raise OptionError(f"the pin {str(pin)!r} matches nothing: {not_called(graph)}")
         for v in found:
             _choose(chosen, graph.ops[v], v, (device, f"the pin {str(pin)!r}"))
     if not chosen:
         return graph
     devices_of = [chosen.get(_key(op, v), (None, ""))[0] for v, op in enumerate(graph.ops)]
     return graph.replace_ops([replace(op, pin=device) for op, device in zip(graph.ops, devices_of, strict=True)])
+
+
+def ops_called(graph: OpGraph, pattern: str) -> list[int]:
+    """The positions of the ops that a pattern, as of a pin, is for (see `with_pins`)."""
+    matches = re.compile(translate(pattern)).match
+    found = [v for v, op in enumerate(graph.ops) if any(map(matches, names_of(op)))]
+    return found or [v for v, op in enumerate(graph.ops) if any(map(matches, names_within(op, graph)))]
+
+
+def not_called(graph: OpGraph) -> str:
+    """What to say of a pattern that matches nothing, with some names that would."""
+    return f"no module, parameter, op or colocation group of the graph is called so; {_some_names(graph)}"
 
 
 def with_pins_of_groups(graph: OpGraph) -> OpGraph:

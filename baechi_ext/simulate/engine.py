@@ -6,7 +6,7 @@ destination, when its producer ends; all events of one instant are handled befor
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
@@ -32,9 +32,14 @@ class Simulator:
         self._readers = [t.readers for t in graph.tensors]
         self._duration = [tuple(op.compute_us / d.speed for op in graph.ops) for d in cluster.devices]
 
-    def run(self, placement: Sequence[int], priority: Sequence[float] | None = None) -> Timeline:
-        """The timeline of one step of this placement; `priority` (one number per op) orders ready ops, smaller first."""
-        return _Run(self, tuple(placement), priority).timeline()
+    def run(
+        self, placement: Sequence[int], priority: Sequence[float] | None = None, free: Collection[tuple[int, int]] = ()
+    ) -> Timeline:
+        """The timeline of one step of this placement; `priority` (one number per op) orders ready ops, smaller first.
+
+        `free`: transfers, by tensor and target, that take no time of links and devices, to ask what they cost.
+        """
+        return _Run(self, tuple(placement), priority, free).timeline()
 
 
 def simulate(graph: OpGraph, cluster: Cluster, placement: Sequence[int], priority: Sequence[float] | None = None) -> Timeline:
@@ -45,11 +50,18 @@ def simulate(graph: OpGraph, cluster: Cluster, placement: Sequence[int], priorit
 class _Run:
     """The state of one simulation."""
 
-    def __init__(self, sim: Simulator, placement: tuple[int, ...], priority: Sequence[float] | None) -> None:
+    def __init__(
+        self,
+        sim: Simulator,
+        placement: tuple[int, ...],
+        priority: Sequence[float] | None,
+        free: Collection[tuple[int, int]],
+    ) -> None:
         n, k = len(sim.graph), len(sim.cluster)
         self.sim = sim
         self.placement = placement
         self.priority = priority
+        self.free = free
         self.events: list[tuple[float, int, int, int, str, int]] = []
         self.ready: list[list[tuple[float, float, int]]] = [[] for _ in range(k)]
         self.missing = [len(i) for i in sim.graph.inputs]
@@ -122,7 +134,8 @@ class _Run:
                 self._request(v, t, device, target, now)
 
     def _request(self, v: int, t: int, device: int, target: int, now: float) -> None:
-        duration = self.sim._links[device][target].transfer_us(self.sim.graph.tensors[t].bytes)
+        is_free = (t, target) in self.free
+        duration = 0.0 if is_free else self.sim._links[device][target].transfer_us(self.sim.graph.tensors[t].bytes)
         if duration == 0:
             self.transfers.append(Transfer(t, device, target, now, now, now))
             self._arrive(t, target, now)
@@ -170,9 +183,13 @@ class _Run:
             source = self.placement[tensor.producer]
             if source != device and (t, device) not in self.unpacked:
                 self.unpacked.add((t, device))
+                if (t, device) in self.free:
+                    continue
                 duration += self.sim._links[source][device].receiving_us(tensor.bytes)
         sending = 0.0  # no sum(): since Python 3.12 it rounds differently
         for t in graph.outputs[v]:
             for target in self._remote(t, device):
+                if (t, target) in self.free:
+                    continue
                 sending += self.sim._links[device][target].sending_us(graph.tensors[t].bytes)
         return duration + sending

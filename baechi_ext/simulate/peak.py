@@ -1,12 +1,55 @@
-"""The memory of a simulated step: the most that each device holds at one instant."""
+"""The memory of a simulated step: what each device holds when, and the most at one instant."""
+
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from baechi_ext.simulate.timeline import Timeline
+
+COPY, TENSOR, WORKING = range(3)
+"""What is held: a received copy, a tensor where it is produced, what an op needs only while it runs."""
+
+
+class Holdings(NamedTuple):
+    """All that devices hold for a part of the step (docs/simulator.md, "Memory"), an entry each. What takes nothing is left out."""
+
+    device: NDArray[np.int64]
+    since_us: NDArray[np.float64]
+    until_us: NDArray[np.float64]
+    bytes: NDArray[np.float64]
+    kind: NDArray[np.int64]
+    item: NDArray[np.int64]
+    """A tensor's position in the graph, or an op's."""
+
+    def of(self, device: int) -> "Holdings":
+        """Those of one device."""
+        here = self.device == device
+        return Holdings(*(column[here] for column in self))
+
+    def course(self, base: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """When the sum of `base` and all entries changes, and what it is from then on; what ends is given back first."""
+        changes = np.concatenate([self.bytes, -self.bytes])
+        begins = np.repeat([1, 0], len(self.bytes))
+        at_us = np.concatenate([self.since_us, self.until_us])
+        order = np.lexsort((changes, begins, at_us))
+        return np.concatenate([[0.0], at_us[order]]), np.cumsum(np.concatenate([[base], changes[order]]))
 
 
 def peak_memory_bytes(timeline: Timeline) -> tuple[int | float, ...]:
     """Peak bytes per device of a timeline (docs/simulator.md, "Memory")."""
+    held = holdings(timeline)
+    peaks = [float(held.of(d).course(base)[1].max()) for d, base in enumerate(persistent_bytes(timeline))]
+    return tuple(int(peak) if peak.is_integer() else peak for peak in peaks)
+
+
+def persistent_bytes(timeline: Timeline) -> NDArray[np.float64]:
+    """What each device holds for the whole step."""
+    return np.bincount(np.array(timeline.placement, np.int64), timeline.graph.columns.persistent_bytes, len(timeline.busy_us))
+
+
+def holdings(timeline: Timeline) -> Holdings:
+    """What devices hold beside persistent bytes."""
     columns, k = timeline.graph.columns, len(timeline.busy_us)
     place = np.array(timeline.placement, np.int64)
     start, end = np.array(timeline.start_us), np.array(timeline.end_us)
@@ -22,23 +65,16 @@ def peak_memory_bytes(timeline: Timeline) -> tuple[int | float, ...]:
     copy_of = by_copy[np.searchsorted(copies, read[remote] * k + place[reader[remote]], sorter=by_copy)]
     last = np.zeros(len(copies))
     np.maximum.at(last, copy_of, end[reader[remote]])
-    device = np.concatenate([target, home, place])
-    since = np.concatenate([sent_us, start[columns.producer], start])
-    until = np.concatenate([last, until, end])
-    size = np.concatenate([columns.tensor_bytes[tensor], columns.tensor_bytes, columns.working_bytes()])
-    counts = (size != 0) & (until > since)
-    base = np.bincount(place, columns.persistent_bytes, k)
-    held = [counts & (device == d) for d in range(k)]
-    return tuple(_peak(b, since[h], until[h], size[h]) for b, h in zip(base, held, strict=True))
+    found = Holdings(
+        device=np.concatenate([target, home, place]),
+        since_us=np.concatenate([sent_us, start[columns.producer], start]),
+        until_us=np.concatenate([last, until, end]),
+        bytes=np.concatenate([columns.tensor_bytes[tensor], columns.tensor_bytes, columns.working_bytes()]),
+        kind=np.repeat([COPY, TENSOR, WORKING], [len(tensor), len(home), len(place)]),
+        item=np.concatenate([tensor, np.arange(len(home)), np.arange(len(place))]),
+    )
+    counts = (found.bytes != 0) & (found.until_us > found.since_us)
+    return Holdings(*(column[counts] for column in found))
 
 
 _NONE_SENT = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
-
-
-def _peak(base: float, since: np.ndarray, until: np.ndarray, size: np.ndarray) -> int | float:
-    """The most that is held at one instant: `base`, and each size from `since` on; what ends is given back first."""
-    changes = np.concatenate([size, -size])
-    begins = np.repeat([1, 0], len(size))
-    order = np.lexsort((changes, begins, np.concatenate([since, until])))
-    top = float(np.cumsum(np.concatenate([[base], changes[order]])).max())
-    return int(top) if top.is_integer() else top

@@ -1,0 +1,88 @@
+"""What each device holds when its memory is fullest, and what of that could be elsewhere."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.simulate.peak import COPY, TENSOR, WORKING, holdings, persistent_bytes
+from baechi_ext.simulate.timeline import Timeline
+
+PERSISTENT = 3
+KINDS = {COPY: "copy", TENSOR: "tensor", WORKING: "working", PERSISTENT: "persistent"}
+"""A received copy; a tensor where it is produced; what an op needs while it runs; what it holds for the whole step."""
+MOST_HOLDERS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Something that holds memory at a device's peak: a tensor of `op`, or the op itself."""
+
+    kind: str
+    op: int
+    tensor: str | None
+    bytes: float
+
+    def to_json(self, graph: OpGraph) -> dict[str, Any]:
+        return {"kind": self.kind, "op": graph.ops[self.op].id, "tensor": self.tensor, "bytes": self.bytes}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """One device's peak, since when it is held, and what holds it: in all by kind, and the largest."""
+
+    device: int
+    peak_bytes: float
+    limit_bytes: float | None
+    at_us: float
+    by_kind: dict[str, float]
+    holders: tuple[Holder, ...]
+
+    @property
+    def share(self) -> float | None:
+        """The part of its memory that the device needs; None where there is no limit."""
+        if self.limit_bytes is None:
+            return None
+        return self.peak_bytes / self.limit_bytes if self.limit_bytes else float(self.peak_bytes > 0)
+
+    def to_json(self, graph: OpGraph) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "peak_bytes": self.peak_bytes,
+            "limit_bytes": self.limit_bytes,
+            "share": self.share,
+            "at_us": self.at_us,
+            "by_kind_bytes": self.by_kind,
+            "holders": [holder.to_json(graph) for holder in self.holders],
+        }
+
+
+def device_memories(timeline: Timeline) -> tuple[DeviceMemory, ...]:
+    """What each device holds at its peak."""
+    graph, held, found = timeline.graph, holdings(timeline), []
+    persistent: list[list[Holder]] = [[] for _ in timeline.busy_us]
+    for v, op in enumerate(graph.ops):
+        if op.persistent_bytes:
+            persistent[timeline.placement[v]].append(Holder(KINDS[PERSISTENT], v, None, op.persistent_bytes))
+    for d, (base, device) in enumerate(zip(persistent_bytes(timeline), timeline.cluster.devices, strict=True)):
+        here = held.of(d)
+        at_us, bytes_then = here.course(base)
+        top = bytes_then.argmax()
+        live = (here.since_us <= at_us[top]) & (here.until_us > at_us[top])
+        holders = list(persistent[d])
+        by_kind = dict.fromkeys(KINDS.values(), 0.0) | {KINDS[PERSISTENT]: float(base)}
+        for kind, item, size in zip(here.kind[live].tolist(), here.item[live].tolist(), here.bytes[live].tolist(), strict=True):
+            tensor = None if kind == WORKING else graph.tensors[item]
+            holders.append(Holder(KINDS[kind], item if tensor is None else tensor.producer, tensor and tensor.name, size))
+            by_kind[KINDS[kind]] += size
+        largest = tuple(sorted(holders, key=lambda holder: -holder.bytes)[:MOST_HOLDERS])
+        found.append(DeviceMemory(d, timeline.peak_memory_bytes[d], device.memory_bytes, float(at_us[top]), by_kind, largest))
+    return tuple(found)
+
+
+def memory_courses(timeline: Timeline) -> tuple[tuple[tuple[float, float], ...], ...]:
+    """For each device, (from when, bytes): what it holds from each instant on at which that changes, from the step's start on."""
+    held, found = holdings(timeline), []
+    for d, base in enumerate(persistent_bytes(timeline)):
+        at_us, bytes_then = held.of(d).course(base)
+        found.append(tuple(dict(zip(at_us.tolist(), bytes_then.tolist(), strict=True)).items()))
+    return tuple(found)

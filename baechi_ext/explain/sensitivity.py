@@ -1,0 +1,136 @@
+"""The same plan where something is faster, slower or free: what would change the step. Every number is a simulation."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from baechi_ext.cost import scale_links
+from baechi_ext.explain.path import Stretch, transfer_to_json
+from baechi_ext.ir.cluster import Cluster, Link
+from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.simulate.adaptive import AdaptiveSimulator
+from baechi_ext.simulate.engine import Simulator
+from baechi_ext.simulate.timeline import Timeline, Transfer
+
+MOST_DEVICES = 16
+"""So many devices, the busiest, are tried with a higher speed."""
+FASTER = 1.1
+MOST_TRIED, OPS_TRIED = 100, 300_000
+"""So many transfers are simulated as free, but in all no more ops than that, if not the ten of which most is expected."""
+SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """The step if something were different. `change`: what, in words; `gain_us`: by how much it is shorter then."""
+
+    change: str
+    device: int | None
+    step_us: float
+    gain_us: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {"change": self.change, "device": self.device, "step_us": self.step_us, "gain_us": self.gain_us}
+
+
+@dataclass(frozen=True, slots=True)
+class CostlyTransfer:
+    """A transfer, and by how much the step is shorter if it takes no time, on the link and on its devices; None: not tried."""
+
+    transfer: Transfer
+    is_critical: bool
+    gain_us: float | None
+
+    @property
+    def us(self) -> float:
+        return self.transfer.end_us - self.transfer.start_us
+
+    @property
+    def queue_us(self) -> float:
+        return self.transfer.start_us - self.transfer.request_us
+
+    def to_json(self, graph: OpGraph) -> dict[str, Any]:
+        times = {"us": self.us, "queue_us": self.queue_us, "start_us": self.transfer.start_us, "gain_us": self.gain_us}
+        return {**transfer_to_json(graph, self.transfer), **times, "critical": self.is_critical}
+
+
+@dataclass(frozen=True, slots=True)
+class TransferCosts:
+    """The ten costliest transfers by what the step would gain without them, and by duration; how many were tried, of how many."""
+
+    by_gain: tuple[CostlyTransfer, ...]
+    by_duration: tuple[CostlyTransfer, ...]
+    tried: int
+    count: int
+
+    def to_json(self, graph: OpGraph) -> dict[str, Any]:
+        lists = {name: [x.to_json(graph) for x in getattr(self, name)] for name in ("by_gain", "by_duration")}
+        return {"count": self.count, "tried": self.tried, **lists}
+
+
+def sensitivity(timeline: Timeline, priority: Sequence[float] | None) -> tuple[WhatIf, ...]:
+    """The step with other links, and with each device 10% faster, where there are several."""
+    cluster, found = timeline.cluster, []
+    changed: list[tuple[str, int | None, Cluster]] = []
+    if timeline.transfers:
+        changed = [
+            ("links twice as fast", None, scale_links(cluster, 0.5)),
+            ("links twice as slow", None, scale_links(cluster, 2.0)),
+            ("half the latency of links", None, _with_links(cluster, latency=0.5)),
+            ("twice the bandwidth of links", None, _with_links(cluster, bandwidth=2.0)),
+            ("links that take no time", None, scale_links(cluster, 0.0)),
+        ]
+    busiest = sorted((d for d, busy in enumerate(timeline.busy_us) if busy > 0), key=lambda d: -timeline.busy_us[d])
+    for d in sorted(busiest[:MOST_DEVICES]):
+        devices = tuple(replace(x, speed=x.speed * FASTER) if i == d else x for i, x in enumerate(cluster.devices))
+        changed.append((f"{cluster.devices[d].name} 10% faster", d, replace(cluster, devices=devices)))
+    for change, device, other in changed:
+        step_us, _ = AdaptiveSimulator(timeline.graph, other).evaluate(timeline.placement, priority)
+        found.append(WhatIf(change, device, step_us, timeline.makespan_us - step_us))
+    return tuple(found)
+
+
+def transfer_costs(
+    timeline: Timeline, priority: Sequence[float] | None, path: Sequence[Stretch], handled: Collection[int]
+) -> TransferCosts:
+    """What the step would gain without transfers, tried for those on the critical path first, and for the longest first.
+
+    `handled`: ops of the critical path that transfers lengthen. Where all are tried, `by_gain` is exact; where not, others are off the
+    critical path, where a transfer that becomes free can only gain by a better order of ops.
+    """
+    critical = {(x.transfer.tensor, x.transfer.target) for x in path if x.transfer is not None}
+    graph, place = timeline.graph, timeline.placement
+
+    def is_critical(x: Transfer) -> bool:
+        if (x.tensor, x.target) in critical or graph.tensors[x.tensor].producer in handled:
+            return True
+        return any(w in handled for w in graph.tensors[x.tensor].readers if place[w] == x.target)
+
+    marked = [(is_critical(x), x) for x in timeline.transfers]
+    marked.sort(key=lambda pair: (not pair[0], pair[1].start_us - pair[1].end_us))
+    count = max(SHOWN, min(MOST_TRIED, OPS_TRIED // graph.size)) if graph.size else 0
+    simulator, tried = Simulator(graph, timeline.cluster), []
+    for on_path, x in marked[:count]:
+        step_us = simulator.run(place, priority, {(x.tensor, x.target)}).makespan_us
+        tried.append(CostlyTransfer(x, on_path, timeline.makespan_us - step_us))
+    rest = [CostlyTransfer(x, on_path, None) for on_path, x in marked[count:]]
+    by_gain = sorted(tried, key=lambda x: (-(x.gain_us or 0.0), -x.us))[:SHOWN]
+    by_duration = sorted([*tried, *rest], key=lambda x: -x.us)[:SHOWN]
+    return TransferCosts(tuple(by_gain), tuple(by_duration), len(tried), len(timeline.transfers))
+
+
+def _with_links(cluster: Cluster, *, latency: float = 1.0, bandwidth: float = 1.0) -> Cluster:
+    """All links with times as much of each."""
+
+    def changed(link: Link) -> Link:
+        return Link(
+            us_per_byte=link.us_per_byte / bandwidth,
+            latency_us=link.latency_us * latency,
+            send_us=link.send_us * latency,
+            send_us_per_byte=link.send_us_per_byte / bandwidth,
+            receive_us=link.receive_us * latency,
+            receive_us_per_byte=link.receive_us_per_byte / bandwidth,
+        )
+
+    pairs = {ends: changed(link) for ends, link in cluster.pairs.items()}
+    return replace(cluster, default=changed(cluster.default), pairs=pairs)
