@@ -98,7 +98,7 @@ class Baseline:
         return torch.tensor(loss), StepTimes(wall_us, tuple(a["busy_us"] for a in answers))
 
     def peak_bytes(self) -> list[int]:
-        """Of each worker during one step, as runtime.processes.executor measures it."""
+        """Of each worker during one step, as runtime.processes.local_share measures it."""
         return [a["peak_bytes"] for a in self._ask("memory")]
 
     def cpu_seconds(self) -> float:

@@ -3,7 +3,7 @@
     python -m benchmarks.memory [--model_names=A,B] [--methods=contiguous,m_etf] --out=benchmarks/results/memory
 
 Writes NAME.json and NAME.md. Measured is what a worker process holds in memory at most during one real step, beyond what it holds when no
-step runs and the step is not its own, freed memory given back (runtime.processes.executor); one row per device that runs anything.
+step runs and the step is not its own, freed memory given back (runtime.processes.local_share); one row per device that runs anything.
 """
 
 import argparse

@@ -5,6 +5,7 @@ device's allocator counts itself, and a worker process sees what the system says
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -66,37 +67,84 @@ def _of_threads(placed: PlacedStep, timeline: Timeline, binding: Binding) -> tup
             device.reset_peak()
         placed.run()
         return tuple(int(d.peak_bytes() or 0) for d in executor.devices)
+    return tuple(device.peak for device in held_by_threads(placed, timeline, binding))
+
+
+def held_by_threads(placed: PlacedStep, timeline: Timeline, binding: Binding) -> list["Held"]:
+    """What each device holds during one real step."""
     state = placed.step.state()
     storages = {value.untyped_storage().data_ptr() for value in state.values()}
-    tasks = [partial(_live_peak, placed, program, timeline, storages) for program in placed.programs]
-    live = executor.run_all(tasks, placed.abort)
+    tasks = [partial(_live_bytes, placed, program, timeline, storages) for program in placed.programs]
+    live = placed.executor.run_all(tasks, placed.abort)
     owned: list[list[str]] = [[] for _ in placed.programs]
     for name, reader in binding.state_reader.items():
         owned[timeline.placement[reader]].append(name)
-    return tuple(a + resident_bytes(names, state, placed.optimizers) for a, names in zip(live, owned, strict=True))
+    return [Held(resident_bytes(names, state, placed.optimizers), ops) for ops, names in zip(live, owned, strict=True)]
 
 
-def _live_peak(placed: PlacedStep, program: LoweredProgram, timeline: Timeline, storages: set[int]) -> int:
+def _live_bytes(placed: PlacedStep, program: LoweredProgram, timeline: Timeline, storages: set[int]) -> "list[tuple[int, int, int]]":
     try:
-        return live_peak_bytes(program, timeline, storages)
+        return live_bytes(program, timeline, storages)
     except BaseException:
         placed.abort()
         raise
 
 
-def live_peak_bytes(program: LoweredProgram, timeline: Timeline, state_storages: set[int]) -> int:
-    """Runs a device's program; the most bytes of distinct storages in its slots right after any op computed, with that op's
-    temporaries. Storages of parameters and buffers are left out."""
-    slots: list[Any] = [None] * program.num_slots
-    peak = 0
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a device holds during a step: for the whole of it, and beyond that with each op."""
+
+    resident: int
+    ops: list[tuple[int, int, int]]
+    """Op, bytes while it runs, bytes after it, in the order of the device's program."""
+
+    @property
+    def peak(self) -> int:
+        return self.resident + max((running for _, running, _ in self.ops), default=0)
+
+
+def live_bytes(program: LoweredProgram, timeline: Timeline, state_storages: set[int]) -> list[tuple[int, int, int]]:
+    """Runs a device's program; for each op, how many bytes of distinct storages are in its slots while it runs, with that op's
+    temporaries, and after it. Storages of parameters and buffers are left out."""
+    slots = _CountedSlots(program.num_slots, state_storages)
+    found = []
     with torch.no_grad():
         for segment in program.segments:
             _do(segment.before, slots)
             segment.compute(slots)
-            peak = max(peak, _storage_bytes(slots, state_storages) + int(timeline.graph.ops[segment.op].temporary_bytes))
+            running = slots.bytes + int(timeline.graph.ops[segment.op].temporary_bytes)
             _do(segment.after, slots)
+            found.append((segment.op, running, slots.bytes))
         _do(program.epilogue, slots)
-    return peak
+    return found
+
+
+class _CountedSlots(list[Any]):
+    """Slots that know how many bytes the storages of what is in them are, but for those left out."""
+
+    def __init__(self, size: int, left_out: set[int]) -> None:
+        super().__init__([None] * size)
+        self.bytes = 0
+        self._left_out = left_out
+        self._slots_of: dict[int, int] = {}
+        """Of each storage, by its first address, in how many slots it is."""
+
+    def __setitem__(self, slot: Any, value: Any) -> None:
+        for pointer, size in self._storages(value):
+            count = self._slots_of.get(pointer, 0)
+            self._slots_of[pointer] = count + 1
+            self.bytes += 0 if count else size
+        for pointer, size in self._storages(self[slot]):
+            self._slots_of[pointer] -= 1
+            if not self._slots_of[pointer]:
+                del self._slots_of[pointer]
+                self.bytes -= size
+        super().__setitem__(slot, value)
+
+    def _storages(self, value: Any) -> list[tuple[int, int]]:
+        tensors = value if isinstance(value, (list, tuple)) else (value,)
+        storages = [tensor.untyped_storage() for tensor in tensors if tensor is not None]
+        return [(s.data_ptr(), s.nbytes()) for s in storages if s.data_ptr() not in self._left_out]
 
 
 def held_tensors(
@@ -119,16 +167,6 @@ def resident_bytes(names: Sequence[str], state: Mapping[str, torch.Tensor], opti
 def _do(actions: Sequence[Callable[[list[Any]], None]], slots: list[Any]) -> None:
     for action in actions:
         action(slots)
-
-
-def _storage_bytes(slots: Sequence[Any], left_out: set[int]) -> int:
-    storages = {}
-    for value in slots:
-        for tensor in value if isinstance(value, (list, tuple)) else (value,):
-            if tensor is not None:
-                storage = tensor.untyped_storage()
-                storages[storage.data_ptr()] = storage.nbytes()
-    return sum(size for pointer, size in storages.items() if pointer not in left_out)
 
 
 def _bytes(value: torch.Tensor) -> int:

@@ -37,6 +37,8 @@ class StepReport:
     versions: dict[str, str]
     unplaced: str = "eager, one device"
     """What the table calls the unplaced step."""
+    command: tuple[str, ...] = ()
+    """What was called, word by word."""
 
     @property
     def conclusive(self) -> bool:
@@ -76,6 +78,7 @@ class StepReport:
             "doubts": measured.doubts(),
             "notes": list(self.notes),
             "versions": self.versions,
+            "command": list(self.command),
         }
 
     def print(self) -> None:

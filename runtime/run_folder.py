@@ -79,6 +79,12 @@ class RunFolder:
         return self.measured
 
 
+def begin_run(folder: Path) -> None:
+    """Before a run writes its plan into a folder: what an earlier one said of its own goes."""
+    for name in (MEASURED, "report.json"):
+        (folder / name).unlink(missing_ok=True)
+
+
 def _require_same_plan(plan: Plan, measured: MeasuredStep, folder: Path) -> None:
     index = plan.graph.index
     for op in measured.ops:

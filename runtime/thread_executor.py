@@ -73,10 +73,12 @@ class PlacedStep:
     """One plan's programs, loaded into an executor. `run` does one training step."""
 
     def __init__(
-        self, executor: "ThreadExecutor", programs: Sequence[LoweredProgram], context: StepContext, placement: Sequence[int]
+        self, executor: "ThreadExecutor", programs: Sequence[LoweredProgram], context: StepContext, timeline: Timeline
     ) -> None:
         self.executor = executor
-        self._placement = placement
+        self.timeline = timeline
+        self.context = context
+        self._placement = timeline.placement
         self._binding = context.binding
         self.abort = context.mailboxes.abort
         self.step = context.step
@@ -222,7 +224,7 @@ class ThreadExecutor:
         context = StepContext(timeline.graph, binding, step, mailboxes, optimizers, {} if keep_gradients else None)
         programs = [Lowering(context, self.devices[i], i).lower(program) for i, program in enumerate(cut(timeline))]
         settle(self.devices)
-        placed = PlacedStep(self, programs, context, timeline.placement)
+        placed = PlacedStep(self, programs, context, timeline)
         placed.limits = self._limits(timeline, binding, step)
         return placed
 

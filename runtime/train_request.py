@@ -53,6 +53,8 @@ class TrainRequest:
     """TensorFlow: host:port of each device's server."""
     task_index: int = 0
     """Which of them this process starts; the first one drives."""
+    command: tuple[str, ...] = ()
+    """What was called, word by word; empty where it was no command."""
 
     @property
     def costs_file(self) -> str:

@@ -24,7 +24,7 @@ from runtime.accounting import how_measured, measured_peak_bytes, require_room
 from runtime.cluster import free_bytes, measured_cluster, notes_on, topology
 from runtime.cuda.graphs import CudaRecorder
 from runtime.cuda.split_gpu import split_gpu
-from runtime.executor import Executor
+from runtime.executor import Executor, LoadedStep
 from runtime.links import LinkProbe
 from runtime.measure import measure
 from runtime.models.registry import make_step
@@ -36,8 +36,10 @@ from runtime.profiler import ProfileOptions, profile_step
 from runtime.program import one_device_timeline
 from runtime.progress import progress
 from runtime.report import StepReport
+from runtime.run_folder import MEASURED, begin_run
 from runtime.sharding.ops import sharding_of
 from runtime.step import TrainingStep, optimizer_spec
+from runtime.step_recorder import record_step
 from runtime.tables import as_time, search_news
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import TorchDevice, cpu_devices, cpu_workers, cuda_devices, cuda_workers
@@ -113,8 +115,7 @@ def _drive(request: TrainRequest, executor: Executor) -> StepReport | RunReport 
     result = _planned(request, captured, cluster)
     if result.interrupted:
         if request.out is not None:
-            captured.graph.save(Path(request.out) / "graph.json")
-            result.plan.save(Path(request.out) / "plan.json")
+            keep(Path(request.out), captured, result)
             raise KeyboardInterrupt(f"interrupted; the best plan found until then is {Path(request.out) / 'plan.json'}")
         raise KeyboardInterrupt
     if request.log_device_placement:
@@ -226,7 +227,7 @@ def run_plan(
     variants = {"single": executor.load(single, binding, step), "placed": executor.load(timeline, binding, step)}
     with progress(f"measuring {request.num_steps} steps of each variant"):
         measurement = measure(executor, step, variants, num_steps=request.num_steps)
-    notes = _notes(request, captured, result, parity)
+    notes = [*_notes(request, captured, result, parity), *_recorded(request, captured, variants["placed"])]
     if probe is not None:
         notes.append(f"probed link: {probe}")
     notes += notes_on(executor.devices, variants["placed"])
@@ -241,7 +242,8 @@ def run_plan(
         peak_measured_by=how_measured(executor),
         probe=probe,
         notes=tuple(notes),
-        versions=_versions(),
+        versions=versions(),
+        command=request.command,
     )
 
 
@@ -265,6 +267,7 @@ def run_training(
     loaded = executor.load(result.timeline, captured.binding, step)
     with progress(f"training {request.model} until step {run.steps}") as show:
         progressed = train_on(TrainedStep(loaded), run, training, show)
+    notes = [*_notes(request, captured, result, parity), *_recorded(request, captured, loaded), *notes_on(executor.devices, loaded)]
     return RunReport(
         model=request.model,
         executor=kind_of_executor(request),
@@ -272,8 +275,9 @@ def run_training(
         parity=parity,
         progressed=progressed,
         checkpoint=run.checkpoint,
-        notes=(*_notes(request, captured, result, parity), *notes_on(executor.devices, loaded)),
-        versions=_versions(),
+        notes=tuple(notes),
+        versions=versions(),
+        command=request.command,
     )
 
 
@@ -283,6 +287,18 @@ def _parity(request: TrainRequest, executor: Executor, captured: Captured, resul
     if not request.relaxed_random:
         require_parity(parity)
     return parity
+
+
+def _recorded(request: TrainRequest, captured: Captured, placed: LoadedStep) -> list[str]:
+    """Writes measured.json, where files are kept: steps beside the timed ones, or behind the trained ones. What is to be said of it."""
+    if request.out is None:
+        return []
+    if request.cuda_graphs:
+        return [f"no {MEASURED}: in CUDA graphs the ops can't be told apart; run without --cuda_graphs to see them"]
+    with progress("recording a step op by op"):
+        recording = record_step(placed, captured.binding)
+    recording.measured(captured.graph, kind_of_executor(request)).save(Path(request.out) / MEASURED)
+    return list(recording.notes)
 
 
 def _notes(request: TrainRequest, captured: Captured, result: PlanResult, parity: Parity) -> list[str]:
@@ -307,12 +323,14 @@ def kind_of_executor(request: TrainRequest) -> str:
     return ("one gpu split" if request.split_gpu else "cuda streams") + " with graphs" * request.cuda_graphs
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of the programs that run, by name."""
     return {"baechi": baechi_ext.__version__, "python": platform.python_version(), "torch": torch.__version__}
 
 
 def keep(folder: Path, captured: Captured, result: PlanResult) -> None:
     """Writes graph.json, profile.json and plan.json."""
+    begin_run(folder)
     captured.graph.save(folder / "graph.json")
     captured.profile.save(folder / "profile.json")
     result.plan.save(folder / "plan.json")

@@ -72,6 +72,8 @@ class RunReport:
     checkpoint: str | None
     notes: tuple[str, ...]
     versions: dict[str, str]
+    command: tuple[str, ...] = ()
+    """What was called, word by word."""
 
     def to_json(self) -> dict[str, Any]:
         """Everything, all losses included; times in microseconds."""
@@ -91,6 +93,7 @@ class RunReport:
             "measured_step_us": {"median": statistics.median(run.step_us), "samples": list(run.step_us)} if run.step_us else None,
             "notes": list(self.notes),
             "versions": self.versions,
+            "command": list(self.command),
         }
 
     def print(self) -> None:

@@ -28,8 +28,9 @@ from runtime.calls.call_report import CallReport
 from runtime.calls.parallelize import executor_of
 from runtime.calls.placed_calls import PlacedCalls, Settings
 from runtime.calls.workers import Workers, join_workers
+from runtime.run_folder import begin_run
 from runtime.train_request import ScriptRequest, TrainRequest
-from runtime.training import devices_of
+from runtime.training import devices_of, versions
 
 LARGE_ENOUGH = 1000
 """Parameters to be trained; a module with fewer is not worth a plan."""
@@ -48,6 +49,8 @@ class ScriptRun:
     """Whether this process says what was placed: of several workers one does."""
     too_small: int = 0
     """The most parameters of a module that trained and was too small."""
+    command: tuple[str, ...] = ()
+    """What was called, word by word."""
 
     def lines(self) -> list[str]:
         """What was placed and what it gained, one line a module; or why nothing was."""
@@ -63,7 +66,8 @@ class ScriptRun:
         sys.stderr.write("".join(f"baechi: {line}\n" for line in self.lines()))
 
     def to_json(self) -> dict[str, Any]:
-        return {"modules": [CallReport.of(calls).to_json() for calls in self.placed], "summary": self.lines()}
+        modules = [CallReport.of(calls).to_json() for calls in self.placed]
+        return {"modules": modules, "summary": self.lines(), "versions": versions(), "command": list(self.command)}
 
 
 def run_script(asked: ScriptRequest) -> ScriptRun:
@@ -75,7 +79,7 @@ def run_script(asked: ScriptRequest) -> ScriptRun:
     if asked.request.out is not None:
         make_folder(Path(asked.request.out))
     workers = workers_of(asked.request)
-    run = ScriptRun(reports=workers is None or workers.group.rank == 0)
+    run = ScriptRun(reports=workers is None or workers.group.rank == 0, command=asked.request.command)
     try:
         with _as_one_of(workers), _Placing(asked, run).installed():
             run.code = run_as_main(path, asked.arguments)
@@ -170,6 +174,7 @@ class _Placing:
 
 def _keep(folder: Path, run: ScriptRun) -> None:
     """Writes graph.json, profile.json and plan.json of every placed module, the first without a number, and report.json."""
+    begin_run(folder)
     for number, calls in enumerate(c for c in run.placed if c.calls):
         placement, end = calls.calls[0].placement, f"_{number + 1}" if number else ""
         placement.graph.save(folder / f"graph{end}.json")

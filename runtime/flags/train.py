@@ -195,6 +195,7 @@ def request_of(args: argparse.Namespace) -> "TrainRequest":
         run=run_flags.options_of(args),
         sharding=args.sharding,
         mesh=args.mesh,
+        command=("baechi", *getattr(args, "command_line", ())),
         **tensorflow_flags.fields_of(args),
     )
 

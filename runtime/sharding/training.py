@@ -60,7 +60,7 @@ def train(request: TrainRequest) -> ShardReport | None:
     if group.rank:
         return None
     if request.out is not None:
-        write_json(Path(request.out) / "report.json", report.to_json())
+        write_json(Path(request.out) / "report.json", {**report.to_json(), "command": list(request.command)})
     return report
 
 

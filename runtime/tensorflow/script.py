@@ -20,11 +20,12 @@ from baechi_ext.capture.tensorflow_source import Source
 from baechi_ext.errors import CaptureError
 from baechi_ext.ir.files import make_folder, write_json
 from runtime.as_main import require_script, run_as_main
+from runtime.run_folder import begin_run
 from runtime.tensorflow.function_report import FunctionReport
 from runtime.tensorflow.keras_fit import LARGE_ENOUGH, PlacedModels
 from runtime.tensorflow.placed_function import PlacedFunction, Settings, is_running
 from runtime.tensorflow.running import settings_of
-from runtime.tensorflow.training import serve
+from runtime.tensorflow.training import serve, versions
 from runtime.train_request import ScriptRequest
 
 _UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
@@ -44,6 +45,8 @@ class ScriptRun:
     """Why a tf.function was left as it is, where one had what no placed step can."""
     reports: bool = True
     """Whether this process ran the script; another host only serves."""
+    command: tuple[str, ...] = ()
+    """What was called, word by word."""
 
     def lines(self) -> list[str]:
         """What was placed and what it gained, one line a step; or why nothing was."""
@@ -61,7 +64,8 @@ class ScriptRun:
         sys.stderr.write("".join(f"baechi: {line}\n" for line in self.lines()))
 
     def to_json(self) -> dict[str, Any]:
-        return {"steps": [FunctionReport.of(function).to_json() for function in self.placed], "summary": self.lines()}
+        steps = [FunctionReport.of(function).to_json() for function in self.placed]
+        return {"steps": steps, "summary": self.lines(), "versions": versions(), "command": list(self.command)}
 
 
 def run_script(asked: ScriptRequest) -> ScriptRun:
@@ -75,7 +79,7 @@ def run_script(asked: ScriptRequest) -> ScriptRun:
         return ScriptRun(reports=False)
     if asked.request.out is not None:
         make_folder(Path(asked.request.out))
-    run = ScriptRun()
+    run = ScriptRun(command=asked.request.command)
 
     def settings(name: str) -> Settings:
         request = replace(asked.request, model=name, out=None)
@@ -156,6 +160,7 @@ def trained(concrete: Any, name: str) -> list[tf.Variable]:
 
 def _keep(folder: Path, run: ScriptRun) -> None:
     """Writes graph.json, profile.json and plan.json of every placed step, the first without a number, and report.json."""
+    begin_run(folder)
     for number, placement in enumerate(f.placement for f in run.placed if f.placement is not None):
         end = f"_{number + 1}" if number else ""
         placement.graph.save(folder / f"graph{end}.json")

@@ -18,7 +18,7 @@ from runtime import checkpoint
 from runtime.cli import main
 from runtime.processes import executor as process_executor
 from runtime.processes import launch
-from runtime.processes.executor import LocalShare
+from runtime.processes.local_share import LocalShare
 
 MODULE = "tests.runtime.faulty_worker"
 

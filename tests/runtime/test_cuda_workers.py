@@ -17,8 +17,9 @@ import torch.distributed as dist
 from baechi_ext.errors import ExecutionError, MissingBackendError
 from runtime.memory_limit import SLACK_BYTES, CudaMemoryLimit
 from runtime.processes import worker_group
-from runtime.processes.executor import LocalShare, ProcessExecutor
+from runtime.processes.executor import ProcessExecutor
 from runtime.processes.launch import run_workers
+from runtime.processes.local_share import LocalShare
 from runtime.processes.op_board import OpBoard
 from runtime.processes.worker_group import WorkerGroup
 from runtime.torch_devices import cpu_devices, cuda_workers

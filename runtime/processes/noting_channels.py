@@ -1,0 +1,79 @@
+"""Channels that note when tensors are on their way; and what the clock of another machine says."""
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from runtime.processes.channels import Channels
+from runtime.step_recorder import DeviceLog, noting_taker
+
+_TAG = (1 << 23) + 1
+"""Beyond the tensors' numbers, and not the probes'."""
+_PINGS = 20
+
+
+class NotingChannels(Channels):
+    """Of a CPU worker. A send is over for its sender when the thread that waits for it says so."""
+
+    log: DeviceLog
+
+    def giver(self, tensor: int, target: int) -> Callable[[Any], None]:
+        """See `Exchange`."""
+        give, sent = super().giver(tensor, target), self.log.sent
+
+        def noting(value: torch.Tensor) -> None:
+            self._sending = tensor, target
+            begin = time.monotonic_ns()
+            sent[tensor, target] = begin, begin
+            give(value)
+
+        return noting
+
+    def _keep(self, value: torch.Tensor, work: dist.Work) -> None:
+        super()._keep(value, _NotingWork(work, self.log, self._sending))
+
+    def taker(self, tensor: int, target: int) -> Callable[[], torch.Tensor]:
+        """See `Exchange`."""
+        return noting_taker(super().taker(tensor, target), tensor, self.log)
+
+
+class _NotingWork:
+    """A send that notes when it is over."""
+
+    def __init__(self, work: dist.Work, log: DeviceLog, key: tuple[int, int]) -> None:
+        self._work = work
+        self._log = log
+        self._key = key
+
+    def wait(self, timeout: timedelta) -> bool:
+        done = self._work.wait(timeout)
+        begin, _ = self._log.sent[self._key]
+        self._log.sent[self._key] = begin, time.monotonic_ns()
+        return done
+
+
+def tell_clock() -> None:
+    """A worker's part of `clock_ahead`."""
+    word = torch.zeros(1, dtype=torch.int64)
+    for _ in range(_PINGS):
+        dist.recv(word, 0, tag=_TAG)
+        dist.send(torch.tensor([time.monotonic_ns()]), 0, tag=_TAG)
+
+
+def clock_ahead(rank: int) -> tuple[int, int]:
+    """By how many nanoseconds the clock of a rank is ahead of this one's, of rank 0, and by how many that may be wrong: half of the
+    quickest of some questions and answers (Cristian, Probabilistic clock synchronization, 1989)."""
+    found = []
+    word = torch.zeros(1, dtype=torch.int64)
+    for _ in range(_PINGS):
+        before = time.monotonic_ns()
+        dist.send(word, rank, tag=_TAG)
+        dist.recv(word, rank, tag=_TAG)
+        after = time.monotonic_ns()
+        found.append((after - before, int(word.item()) - (before + after) // 2))
+    took, ahead = min(found)
+    return ahead, took // 2
