@@ -32,6 +32,7 @@ from runtime.flags import datasets as dataset_flags
 from runtime.flags import pase as pase_flags
 from runtime.flags import placeto as placeto_flags
 from runtime.flags import script as script_flags
+from runtime.flags import trace as trace_flags
 from runtime.flags import train as train_flags
 from runtime.flags.tensorflow import TENSORFLOW
 from runtime.progress import progress
@@ -134,6 +135,15 @@ def _export(args: argparse.Namespace) -> int:
         print_json(exported.to_json())
     else:
         print("\n".join([*exported.lines(), f"written to      {args.out or 'nothing (no --out)'}"]))
+    return 0
+
+
+def _trace(args: argparse.Namespace) -> int:
+    from runtime.trace import write_trace
+
+    with progress(f"reading {args.folder} and simulating its step"):
+        path = write_trace(args.folder, args.out, args.ranks)
+    print(f"the trace is {path}; open it at https://ui.perfetto.dev or chrome://tracing")
     return 0
 
 
@@ -300,6 +310,7 @@ COMMANDS = (
     Command("datasets", "make families of graphs for learned placers, or list them", dataset_flags.add_flags, _datasets),
     Command("placeto", "train the learned placer, or compare it with the others", placeto_flags.add_flags, _placeto),
     Command("pase", "find the cheapest way to split every layer of a network over devices", pase_flags.add_flags, _pase),
+    Command("trace", "write a run's timelines, predicted and measured, for Perfetto and HTA", trace_flags.add_flags, _trace),
     Command("export-device-map", "write the device_map of accelerate's that is nearest to a plan", _export_flags, _export),
     Command("simulate", "say what a plan is worth: step time, busy time, memory, broken rules", _simulate_flags, _simulate),
 )

@@ -78,6 +78,7 @@ FLAGS = {
     },
     "simulate": CLUSTER | {"--json"},
     "export-device-map": {"--out", "--json"},
+    "trace": {"--out", "--ranks"},
 }  # fmt: skip
 SOURCES = CLUSTER | {"--folder", "--most_graphs"}
 PLACETO_FLAGS = {
