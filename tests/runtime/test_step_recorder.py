@@ -1,0 +1,137 @@
+"""A recorded step: every op and transfer is seen once, in an order that can be, and what it holds is what is accounted."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baechi_ext.ir import OpGraph, Plan
+from baechi_ext.ir.measured import MeasuredStep
+from baechi_ext.simulate import Timeline
+from runtime.accounting import Held, live_bytes, measured_peak_bytes
+from runtime.program import one_device_timeline
+from runtime.run_folder import RunFolder
+from runtime.step_recorder import DeviceNotes, Recording, record_step
+from runtime.thread_executor import ThreadExecutor
+from runtime.torch_devices import cpu_devices
+from runtime.trace import trace
+from tests.runtime.chrome_trace import problems_of
+from tests.torch_steps import capture, make_step, scattered
+
+
+def require_possible(step: MeasuredStep, timeline: Timeline, *, wrong_us: float = 0.0) -> None:
+    """What the step says of its ops and transfers fits the plan, and no op starts before what it reads is there, but for what clocks
+    may be wrong."""
+    graph, ops = timeline.graph, step.by_id()
+    assert {op.id: op.device for op in step.ops} == {op.id: d for op, d in zip(graph.ops, timeline.placement, strict=True)}
+    assert all(op.end_us <= step.wall_us + wrong_us for op in step.ops)
+    for device, order in enumerate(timeline.device_order()):
+        assert [op.id for op in step.ops if op.device == device] == [graph.ops[v].id for v in order]
+    sent = {(t.op, t.tensor, t.source, t.target): t for t in step.transfers}
+    tensors = graph.tensors
+    expected = {(graph.ops[tensors[t.tensor].producer].id, tensors[t.tensor].name, t.source, t.target) for t in timeline.transfers}
+    assert set(sent) == expected
+    assert len(step.transfers) == len(timeline.transfers)
+    for v, op in enumerate(graph.ops):
+        for t in graph.inputs[v]:
+            producer = graph.ops[tensors[t].producer].id
+            source, here = ops[producer].device, ops[op.id].device
+            came = ops[producer].end_us if source == here else sent[producer, tensors[t].name, source, here].end_us
+            assert came <= ops[op.id].start_us + wrong_us
+    assert all(t.start_us >= ops[t.op].start_us for t in step.transfers)
+
+
+@pytest.mark.parametrize(("name", "optimizer", "num_devices"), [("branches", "adam", 2), ("tied", "sgd", 3), ("tied", "momentum", 1)])
+def test_threads(name: str, optimizer: str, num_devices: int) -> None:
+    step = make_step(name, optimizer)
+    graph, binding = capture(step)
+    timeline = scattered(graph, num_devices, 5)
+    with ThreadExecutor(cpu_devices(num_devices), timeout_seconds=60) as executor:
+        placed = executor.load(timeline, binding, step)
+        placed.run()
+        programs = placed.programs
+        measured = record_step(placed, binding).measured(graph, "thread")
+        assert placed.programs is programs
+        assert all("noting" not in action.__qualname__ for program in programs for action in program.actions)
+        loss, _ = placed.run()
+        peak = measured_peak_bytes(executor, timeline, binding, step)
+    assert torch.isfinite(loss)
+    require_possible(measured, timeline)
+    assert measured.clock == "monotonic"
+    assert tuple(max(held.bytes for held in device) for device in measured.memory) == peak
+    assert MeasuredStep.from_json(json.loads(json.dumps(measured.to_json())), graph) == measured
+    plan = planned(graph, timeline)
+    found = trace(RunFolder(Path("run"), graph, plan, None, None, measured))
+    assert problems_of(found) == []
+    arrows = [event["id"] for event in found["traceEvents"] if event["ph"] == "s"]
+    assert len(arrows) == 2 * len(timeline.transfers)  # none is left out: on one clock nothing comes before its cause
+
+
+def planned(graph: OpGraph, timeline: Timeline) -> Plan:
+    rank = {v: i for i, v in enumerate(timeline.started)}
+    order = tuple(float(rank[v]) for v in range(len(graph)))
+    return Plan(graph, "", "feasible", timeline.cluster, timeline.placement, order, timeline.makespan_us, 0.0, (), 0.0)
+
+
+def test_what_is_live_against_a_count_of_all_slots_after_every_op() -> None:
+    step = make_step("branches")
+    graph, binding = capture(step)
+    timeline = one_device_timeline(graph)
+    with ThreadExecutor(cpu_devices(1), timeout_seconds=60) as executor:
+        program = executor.load(timeline, binding, step).programs[0]
+    left_out = {value.untyped_storage().data_ptr() for value in step.state().values()}
+
+    def counted(slots: list[Any]) -> int:
+        tensors = [t for value in slots for t in (value if isinstance(value, (list, tuple)) else (value,)) if t is not None]
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        return sum(size for pointer, size in storages.items() if pointer not in left_out)
+
+    slots: list[Any] = [None] * program.num_slots
+    expected = []
+    with torch.no_grad():
+        for segment in program.segments:
+            for action in (*segment.before, segment.compute):
+                action(slots)
+            running = counted(slots) + int(graph.ops[segment.op].temporary_bytes)
+            for action in segment.after:
+                action(slots)
+            expected.append((segment.op, running, counted(slots)))
+    assert live_bytes(program, timeline, left_out) == expected
+    assert len({running for _, running, _ in expected}) > 5
+
+
+def test_worker_processes_whose_clocks_are_asked_for() -> None:
+    """They share a clock, so what is found out of it must be true to within what is said."""
+    command = [sys.executable, "-m", "tests.runtime.recorded_on_processes", "2", "--apart"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=540)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    step = make_step("branches")
+    graph, _ = capture(step)
+    measured = MeasuredStep.from_json(found["measured"], graph)
+    (note,) = measured.notes
+    said, _, wrong = note.partition("off by ")
+    assert said == "cpu:1 is on another machine; its times may be "
+    require_possible(measured, scattered(graph, 2, 5), wrong_us=float(wrong.removesuffix(" us")) + 1)
+    assert all(device[0].at_us == 0 and device[0].bytes > 0 for device in measured.memory)
+    before, after = found["losses"]
+    assert after < before  # the recorded steps were steps of the training
+
+
+def test_a_transfer_is_over_when_its_sender_says_so_or_its_reader_has_it() -> None:
+    """The first was there before its reader came; for the second one the reader waited, longer than the sender took."""
+    step = make_step("branches")
+    graph, _ = capture(step)
+    timeline = scattered(graph, 2, 5)
+    sent: list[list[Any]] = [[], []]
+    received: list[list[Any]] = [[], []]
+    for t, (given, gone, came, had) in zip(timeline.transfers[:2], ((1000, 3000, 9000, 9500), (1000, 5000, 2000, 6000)), strict=True):
+        sent[t.source].append((t.tensor, t.target, given, gone))
+        received[t.target].append((t.tensor, came, had))
+    devices = [DeviceNotes([], s, r) for s, r in zip(sent, received, strict=True)]
+    measured = Recording(1000, 10.0, devices, [Held(0, []), Held(0, [])], "monotonic").measured(graph, "process")
+    assert sorted((t.start_us, t.end_us) for t in measured.transfers) == [(0.0, 2.0), (0.0, 5.0)]
