@@ -20,15 +20,14 @@ from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.datasets import read_index
 from baechi_ext.errors import BaechiError, InfeasibleError, MissingBackendError, OptionError
 from baechi_ext.ir import Cluster, OpGraph, Plan
-from baechi_ext.ir.check import memory_violations, placement_violations
 from baechi_ext.ir.files import require_writable, write_json
-from baechi_ext.simulate import lower_bound_us, simulate
 from runtime import pipeline, tables
 from runtime.as_main import require_script
 from runtime.device_map_export import export_device_map
 from runtime.flags import baechi as baechi_flags
 from runtime.flags import common as flags
 from runtime.flags import datasets as dataset_flags
+from runtime.flags import explain as explain_flags
 from runtime.flags import pase as pase_flags
 from runtime.flags import placeto as placeto_flags
 from runtime.flags import script as script_flags
@@ -93,31 +92,52 @@ def _place(args: argparse.Namespace) -> int:
     return 0
 
 
-def _simulate_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("graph", metavar="GRAPH", help="a graph file; see docs/files.md")
-    parser.add_argument("plan", metavar="PLAN", help="a plan file of this graph; its cluster is used unless flags override it")
-    flags.add_cluster_flags(parser)
-    flags.add_output_flags(parser)
-
-
 def _simulate(args: argparse.Namespace) -> int:
-    from baechi_ext.hybrid.plan import HybridPlan, load_plan
+    from runtime.simulating import WhatIf, simulated
 
-    graph = OpGraph.load(args.graph)
-    plan = load_plan(args.plan, graph, Cluster.load(args.cluster) if args.cluster is not None else None)
-    plan = plan.on(flags.cluster_of(args, plan.cluster))
-    if isinstance(plan, HybridPlan):
-        plan = plan.of_groups
-    graph, cluster = plan.graph, plan.cluster
-    with progress(f"simulating {len(graph)} ops on {len(cluster)} devices"):
-        timeline = simulate(graph, cluster, plan.placement, plan.priority)
-        bound = lower_bound_us(graph, cluster)
-        peak = timeline.peak_memory_bytes
-    violations = placement_violations(graph, cluster, plan.placement) + memory_violations(cluster, peak)
+    graph, given = OpGraph.load(args.graph), None if args.cluster is None else Cluster.load(args.cluster)
+    factors = args.comm_cost_factor, args.cost_factor, args.seed
+    asked = WhatIf(args.plan, given, lambda cluster: flags.cluster_of(args, cluster), *factors, tuple(args.pin))
+    with progress(f"simulating {len(graph)} ops"):
+        report = simulated(graph, asked)
+    print_json(report.to_json()) if args.json else report.print()
+    return 0
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from baechi_ext.explain import explain_plan, op_choices
+    from baechi_ext.hybrid.plan import load_plan
+    from runtime.explaining import print_choices, print_explanation
+    from runtime.plan_files import on_devices, plan_and_graph
+
+    plan_file, graph_file = plan_and_graph(args.plan, args.graph)
+    graph = OpGraph.load(graph_file)
+    plan = load_plan(plan_file, graph, None if args.cluster is None else Cluster.load(args.cluster))
+    plan = on_devices(plan.on(flags.cluster_of(args, plan.cluster)))
+    with progress(f"explaining a plan of {len(graph)} ops"):
+        choices = None if args.op is None else op_choices(plan, args.op)
+        explained = explain_plan(plan) if choices is None else None
     if args.json:
-        print_json({**timeline.to_json(), "lower_bound_us": bound, "violations": violations})
+        print_json((explained or choices).to_json())
+    elif explained is not None:
+        print_explanation(explained)
     else:
-        tables.print_timeline(timeline, bound, {"violations": "; ".join(violations) or "none"})
+        print_choices(choices, args.op, plan.cluster)
+    return 0
+
+
+def _diff(args: argparse.Namespace) -> int:
+    from baechi_ext.explain import diff_plans
+    from baechi_ext.hybrid.plan import load_plan
+    from runtime.comparing_plans import print_diff
+    from runtime.plan_files import on_devices, plan_and_graph
+
+    before, graph_file = plan_and_graph(args.before, args.graph)
+    after, _ = plan_and_graph(args.after, str(graph_file))
+    graph = OpGraph.load(graph_file)
+    with progress(f"comparing two plans of {len(graph)} ops"):
+        diff = diff_plans(*(on_devices(load_plan(file, graph)) for file in (before, after)))
+    print_json(diff.to_json()) if args.json else print_diff(diff)
     return 0
 
 
@@ -312,7 +332,9 @@ COMMANDS = (
     Command("pase", "find the cheapest way to split every layer of a network over devices", pase_flags.add_flags, _pase),
     Command("trace", "write a run's timelines, predicted and measured, for Perfetto and HTA", trace_flags.add_flags, _trace),
     Command("export-device-map", "write the device_map of accelerate's that is nearest to a plan", _export_flags, _export),
-    Command("simulate", "say what a plan is worth: step time, busy time, memory, broken rules", _simulate_flags, _simulate),
+    Command("simulate", "say what a plan is worth: step, busy time, memory, broken rules", explain_flags.add_simulate_flags, _simulate),
+    Command("explain", "say what bounds a plan's step, or why an op is where it is", explain_flags.add_explain_flags, _explain),
+    Command("diff", "say what two plans of one graph differ in", explain_flags.add_diff_flags, _diff),
 )
 
 

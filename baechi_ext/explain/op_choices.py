@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from baechi_ext.errors import OptionError
+from baechi_ext.explain.path import OP, Paths
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.pins import not_called, ops_called
 from baechi_ext.ir.plan import Plan
@@ -45,7 +47,7 @@ class Choice:
 class OpChoices:
     """All choices for `asked`, ops, and `moved`, which adds the others of their colocation groups; `step_us`: the plan as it is.
 
-    `here`: how many of the moved ops are on each device now.
+    `here`: how many of the moved ops are on each device now. `critical_us`: what the asked ops take on the critical path.
     """
 
     graph: OpGraph
@@ -53,6 +55,7 @@ class OpChoices:
     moved: tuple[int, ...]
     here: tuple[int, ...]
     step_us: float
+    critical_us: float
     choices: tuple[Choice, ...]
 
     @property
@@ -99,6 +102,7 @@ class OpChoices:
             "pin": self.pin,
             "verdict": self.verdict,
             "step_us": self.step_us,
+            "critical_us": self.critical_us,
             "choices": [choice.to_json() for choice in self.choices],
         }
 
@@ -109,7 +113,12 @@ class Mover:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.simulator = AdaptiveSimulator(plan.graph, plan.cluster)
-        self.step_us, self._peaks = self.simulator.evaluate(plan.placement, plan.priority)
+        self.timeline = self.simulator.run(plan.placement, plan.priority)
+
+    @cached_property
+    def _critical_us(self) -> dict[int, float]:
+        path = Paths(self.timeline).critical()
+        return {stretch.op: stretch.end_us - stretch.start_us for stretch in path if stretch.kind == OP}
 
     def choices(self, ops: Iterable[int]) -> OpChoices:
         """The choices for ops by their positions, which move together."""
@@ -121,13 +130,15 @@ class Mover:
         for v in moved:
             here[placement[v]] += 1
         found = tuple(self._choice(moved, d, is_here=here[d] == len(moved)) for d in range(len(here)))
-        return OpChoices(graph, asked, moved, tuple(here), self.step_us, found)
+        critical_us = sum(self._critical_us.get(v, 0.0) for v in asked)
+        return OpChoices(graph, asked, moved, tuple(here), self.timeline.makespan_us, critical_us, found)
 
     def _choice(self, moved: Sequence[int], device: int, *, is_here: bool) -> Choice:
         graph, placement = self.plan.graph, list(self.plan.placement)
         for v in moved:
             placement[v] = device
-        step_us, peaks = (self.step_us, self._peaks) if is_here else self.simulator.evaluate(placement, self.plan.priority)
+        known = self.timeline.makespan_us, self.timeline.peak_memory_bytes
+        step_us, peaks = known if is_here else self.simulator.evaluate(placement, self.plan.priority)
         limits = [x.memory_bytes for x in self.plan.cluster.devices]
         fits = all(limit is None or peak <= limit for peak, limit in zip(peaks, limits, strict=True))
         sent = {(t, placement[w]) for t in _tensors_of(graph, moved) for w in graph.tensors[t].readers}

@@ -95,3 +95,44 @@ def test_a_cluster_file_replaces_the_plans_cluster(run: Run, graph: Path, plan: 
     del value["cluster"]
     bare = write(tmp_path / "bare.json", value)
     assert simulated(run, graph, bare, "--cluster", tmp_path / "c.json")["makespan_us"] == 40
+
+
+# What if
+
+
+def test_a_change_is_set_beside_the_plan(run: Run, graph: Path, plan: Path) -> None:
+    value = simulated(run, graph, plan, "--comm_cost_factor=2.5")
+    assert (value["makespan_us"], value["before"]["makespan_us"]) == (30, 24)
+    code, out, _ = run("simulate", graph, plan, "--comm_cost_factor=2.5")
+    assert code == 0
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines[0] == "The step would take 30 us instead of 24 us: +25.0%."
+    assert "step 24 us 30 us" in lines
+    assert "before" not in simulated(run, graph, plan, "--comm_cost_factor=1")
+
+
+def test_another_cluster_is_set_beside_the_plans_own(run: Run, graph: Path, plan: Path) -> None:
+    assert simulated(run, graph, plan, "--comm_cost_coeffs=2,5")["before"]["makespan_us"] == 24
+    assert "before" not in simulated(run, graph, plan, "--device_memory=100")
+
+
+def test_ops_elsewhere(run: Run, tmp_path: Path, graph: Path, plan: Path) -> None:
+    value = simulated(run, graph, plan, "--pin=c=x")
+    assert (value["makespan_us"], value["transfers"], value["before"]["transfers"]) == (30, 0, 1)
+    assert simulated(run, graph, plan, "--pin=[bc]=y", "--pin=a=1")["busy_us"] == [0, 30]
+    assert "before" not in simulated(run, graph, plan, "--pin=c=y")  # where it is
+    code, _, err = run("simulate", graph, plan, "--pin=c=z")
+    assert (code, err) == (2, "error: the pin 'c=z' names no device; there are 0 to 1: x, y\n")
+    grouped = write(tmp_path / "grouped.json", a_graph(b={"colocation": "g"}, c={"colocation": "g"}))
+    value = json.loads(plan.read_text())
+    del value["op_digests"]
+    value["placement"] = {"a": 0, "b": 0, "c": 0}
+    moved = simulated(run, grouped, write(tmp_path / "p.json", value), "--pin=c=y")
+    assert (moved["busy_us"], moved["violations"]) == ([10, 20], [])
+
+
+def test_wrong_costs(run: Run, graph: Path, plan: Path) -> None:
+    value = simulated(run, graph, plan, "--cost_factor=3", "--seed=5")
+    assert 24 < value["makespan_us"] < 72
+    assert value == simulated(run, graph, plan, "--cost_factor=3", "--seed=5")
+    assert value["makespan_us"] != simulated(run, graph, plan, "--cost_factor=3", "--seed=6")["makespan_us"]

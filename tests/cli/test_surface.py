@@ -76,7 +76,9 @@ FLAGS = {
         "--cost_model", "--order", "--table_memory", "--beam", "--halo", "--device_memory", "--optimizer_words", "--latency",
         "--devices_per_node", "--node_bw", "--node_latency", "--overlap", "--compare", "--out", "--json",
     },
-    "simulate": CLUSTER | {"--json"},
+    "simulate": CLUSTER | {"--comm_cost_factor", "--cost_factor", "--seed", "--pin", "--json"},
+    "explain": CLUSTER | {"--graph", "--json"},
+    "diff": {"--graph", "--json"},
     "export-device-map": {"--out", "--json"},
     "trace": {"--out", "--ranks"},
 }  # fmt: skip

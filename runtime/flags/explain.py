@@ -1,0 +1,60 @@
+"""The flags of the commands that ask about plans: explain, diff, and simulate with its what-ifs."""
+
+import argparse
+
+from baechi_ext.ir.pins import Pin
+from runtime.flags.common import add_cluster_flags, add_output_flags, positive, whole
+
+
+def add_explain_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `baechi explain`."""
+    parser.add_argument("plan", metavar="PLAN", help="a plan file, or the folder that `baechi train --out` wrote")
+    parser.add_argument(
+        "op",
+        metavar="OP",
+        nargs="?",
+        help="an op's id: why it is where it is, and the step with it on each other device; or the name of a module, a parameter or a "
+        "colocation group, which may hold *, ? and [...]: the same for all of its ops together",
+    )
+    _add_graph_flag(parser)
+    add_cluster_flags(parser)
+    add_output_flags(parser)
+
+
+def add_diff_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `baechi diff`."""
+    parser.add_argument("before", metavar="A", help="a plan file, or the folder that `baechi train --out` wrote")
+    parser.add_argument("after", metavar="B", help="another one of the same graph")
+    _add_graph_flag(parser)
+    add_output_flags(parser)
+
+
+def add_simulate_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `baechi simulate`."""
+    parser.add_argument("graph", metavar="GRAPH", help="a graph file; see docs/files.md")
+    parser.add_argument("plan", metavar="PLAN", help="a plan file of this graph; its cluster is used unless flags override it")
+    add_cluster_flags(parser)
+    group = parser.add_argument_group("what if")
+    group.add_argument("--comm_cost_factor", type=positive, default=1.0, metavar="F", help="all links cost so many times as much")
+    group.add_argument(
+        "--cost_factor",
+        type=positive,
+        default=1.0,
+        metavar="F",
+        help="each op's time and each link's costs are a random number from 1 to F, drawn from --seed, times as much",
+    )
+    group.add_argument("--seed", type=whole, default=0, metavar="N", help="for --cost_factor (default %(default)s)")
+    group.add_argument(
+        "--pin",
+        type=Pin.parse,
+        action="append",
+        default=[],
+        metavar="PATTERN=DEVICE",
+        help="what is called so is on this device (its index or name), with all that shares its colocation group; PATTERN as in "
+        "`baechi place --pin`; may be given several times",
+    )
+    add_output_flags(parser)
+
+
+def _add_graph_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--graph", metavar="FILE", help="the plan's graph (default: graph.json beside the plan)")

@@ -1,0 +1,166 @@
+"""`baechi explain` and `baechi diff`: what they say, and where they find a plan's graph."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.files import ROOT, a_graph, write
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def changed(plan: Path, name: str, **fields: Any) -> Path:
+    """Another plan file beside one, with other fields; those that are None are left out."""
+    value = {**json.loads(plan.read_text()), **fields}
+    return write(plan.parent / name, {key: v for key, v in value.items() if v is not None})
+
+
+def on_groups(folder: Path) -> Path:
+    """A plan file of the graph on two groups of two devices."""
+    devices = [{"name": name} for name in "pqrs"]
+    cluster = {"devices": devices, "links": {"default": {"us_per_byte": 1, "latency_us": 0}}}
+    shard = {v: {"node": v, "splits": {"rows": 2}, "compute_share": 0.5} for v in "abc"}
+    placement = {"a": 0, "b": 0, "c": 2}
+    return write(folder / "groups.json", {"cluster": cluster, "placement": placement, "device_groups": [[0, 1], [2, 3]], "shard": shard})
+
+
+def said(run: Run, *argv: object) -> list[str]:
+    code, out, err = run(*argv)
+    assert code == 0, err
+    return [" ".join(line.split()) for line in out.splitlines() if line.strip()]
+
+
+def parsed(run: Run, *argv: object) -> dict[str, Any]:
+    code, out, err = run(*argv, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+# Explain: a 0-10 and b 10-20 on x; a's 4 bytes take 10-14 to y, where c runs 14-24.
+
+
+def test_what_bounds_a_step(run: Run, graph: Path, plan: Path) -> None:
+    lines = said(run, "explain", plan)
+    assert lines[0] == (
+        "The step is 42% compute on x, along its critical path of 24 us; the rest of it is 42% compute on y, 17% transfers."
+    )
+    assert lines[1].startswith("What the last op needs is made and sent in 100% of that time")
+    assert "a x y 4 B 4 us 0 us -16.7%" in lines
+    assert "x 83% 0% 0% 0% 17% 24 B 100 B its own tensors" not in lines  # its parameters are more
+    assert "y 0 us 14 us c a x 10 us 0 us 4 us" in lines
+    assert lines[-1].startswith("What would change it: links that take no time -16.7%; links twice as fast -8.3%; ")
+
+
+def test_the_same_for_a_program(run: Run, graph: Path, plan: Path) -> None:
+    value = parsed(run, "explain", plan)
+    assert (value["step_us"], value["devices"]) == (24, ["x", "y"])
+    assert [(p["kind"], p["device"], p["us"]) for p in value["critical_path"]["parts"]] == [
+        ("compute", 0, 10),
+        ("compute", 1, 10),
+        ("transfer", 0, 4),
+    ]
+    assert value["transfers"]["by_gain"][0]["gain_us"] == 4
+    assert value["memory"][0]["by_kind_bytes"]["persistent"] == 20
+
+
+def test_why_an_op_is_where_it_is(run: Run, graph: Path, plan: Path) -> None:
+    lines = said(run, "explain", plan, "c")
+    assert lines[0] == "c is on y: on x, the best other device, the step would take 30 us, +25.0%."
+    assert "compute 10 us, 10 us of it on the critical path" in lines
+    assert "x 30 us +25.0% yes 34 B 100 B 0 0 B" in lines
+    assert "y 24 us (here) yes 14 B 100 B 1 4 B" in lines
+    assert parsed(run, "explain", plan, "[ab]")["on_devices"] == [2, 0]
+
+
+def test_memory_that_is_short_is_said(run: Run, graph: Path, plan: Path) -> None:
+    lines = said(run, "explain", plan, "--device_memory=25")
+    assert lines[2] == "x is short of memory: its peak is 96% of 25 B at 0 us, 20 B of it parameters."
+
+
+def test_a_run_folder_is_enough(run: Run, graph: Path, plan: Path, tmp_path: Path) -> None:
+    assert parsed(run, "explain", tmp_path) == parsed(run, "explain", plan)
+
+
+def test_a_plan_whose_graph_is_elsewhere(run: Run, graph: Path, plan: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    moved = plan.rename(tmp_path / "other" / "plan.json")
+    code, out, err = run("explain", moved)
+    assert (code, out) == (1, "")
+    where = "there is no graph.json beside it; name the graph's file: --graph=FILE"
+    assert err == f"error: {moved}: a plan is explained with its graph, and {where}\n"
+    assert parsed(run, "explain", moved, f"--graph={graph}")["step_us"] == 24
+    assert run("explain", tmp_path / "absent.json", f"--graph={graph}")[0] == 1
+
+
+def test_names_that_nothing_has(run: Run, graph: Path, plan: Path) -> None:
+    code, _, err = run("explain", plan, "encoder")
+    assert code == 2
+    assert err.startswith("error: 'encoder' matches nothing: no module, parameter, op or colocation group of the graph is called so")
+
+
+def test_a_plan_on_groups_is_explained_by_group(run: Run, graph: Path, tmp_path: Path) -> None:
+    groups = on_groups(tmp_path)
+    value = parsed(run, "explain", groups)
+    assert (value["devices"], value["step_us"]) == (["p+q", "r+s"], parsed(run, "simulate", graph, groups)["makespan_us"])
+    assert len(parsed(run, "explain", groups, "c")["choices"]) == 2
+    assert "not on other devices or links" in run("explain", groups, "--comm_cost_coeffs=1,1")[2]
+
+
+def test_a_name_is_text_and_no_markup(run: Run, tmp_path: Path, plan: Path) -> None:
+    value = json.loads(json.dumps(a_graph()).replace('"c"', '"[red]c"'))
+    path = write(tmp_path / "marked.json", value)
+    other = changed(plan, "marked_plan.json", placement={"a": 0, "b": 0, "[red]c": 1}, op_digests=None)
+    assert any("[red]c" in line for line in said(run, "explain", other, f"--graph={path}"))
+
+
+# Diff
+
+
+def test_two_plans(run: Run, graph: Path, plan: Path) -> None:
+    other = changed(plan, "other.json", placement={"a": 0, "b": 1, "c": 1})
+    lines = said(run, "diff", plan, other)
+    assert lines[0] == (
+        "B takes 34 us, A 24 us (+41.7%): 1 of 3 ops moved (33% of the compute, 10 B of parameters); "
+        "0 others run at another place in their device's order."
+    )
+    assert "step 24 us 34 us" in lines
+    assert "x 2 ops, 83% busy, 24 B of 100 B 1 ops, 29% busy, 14 B of 100 B" in lines
+    assert "test x y 1 3 10 us 10 B" in lines
+    value = parsed(run, "diff", plan, other)
+    assert [move["op"] for move in value["moved"]] == ["b"]
+    assert (value["before"]["makespan_us"], value["after"]["makespan_us"]) == (24, 34)
+
+
+def test_equal_plans(run: Run, graph: Path, plan: Path) -> None:
+    assert said(run, "diff", plan, plan.parent) == [
+        "The plans are the same: every op is on the same device, and each device runs its ops in the same order."
+    ]
+    assert parsed(run, "diff", plan, plan)["same"] is True
+
+
+def test_plans_on_groups_and_on_devices(run: Run, graph: Path, plan: Path, tmp_path: Path) -> None:
+    groups = on_groups(tmp_path)
+    assert said(run, "diff", groups, groups)[0].startswith("The plans are the same")
+    lines = said(run, "diff", plan, groups)
+    assert "c y r+s 1 3 10 us 10 B" not in lines
+    assert "device 'x' is called 'p+q'" in lines
+
+
+def test_a_plan_of_another_graph(run: Run, graph: Path, plan: Path) -> None:
+    other = changed(plan, "other.json", placement={"a": 0, "b": 1}, op_digests=None)
+    code, out, err = run("diff", plan, other)
+    assert (code, out) == (1, "")
+    assert "the first op that differs is 'c'" in err
+
+
+@pytest.mark.parametrize("command", ["explain", "diff"])
+def test_as_a_process(command: str, graph: Path, plan: Path) -> None:
+    plans = [str(plan)] * (2 if command == "diff" else 1)
+    done = subprocess.run([sys.executable, "-m", "runtime", command, *plans], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("The ")
