@@ -46,8 +46,11 @@ def headline(diff: PlanDiff) -> str:
     change = change_of(after_us, before_us)
     steps = f"B takes {as_time(after_us)}, A {as_time(before_us)} ({change})"
     share = share_of(diff.moved_us, diff.graph.total_compute_us())
-    moved = f"{len(diff.moved)} of {ops} ops moved ({share} of the compute, {as_size(diff.moved_bytes)} of parameters)"
-    return f"{steps}: {moved if diff.moved else 'no op moved'}; {len(diff.reordered)} others run at another place in their device's order."
+    said = [f"{len(diff.moved)} of {ops} ops moved ({share} of the compute, {as_size(diff.moved_bytes)} of parameters)"]
+    if diff.reordered:
+        others = " of the others" if diff.moved else ""
+        said.append(f"{len(diff.reordered)}{others} changed their place in their device's order")
+    return f"{steps}: {', '.join(said)}."
 
 
 def _reasons(diff: PlanDiff) -> Iterator[str]:
@@ -85,7 +88,8 @@ def _cell(timeline: Timeline, order: Sequence[Sequence[int]], device: int | None
     limit = timeline.cluster.devices[device].memory_bytes
     of = "" if limit is None else f" of {as_size(limit)}"
     busy = share_of(timeline.busy_us[device], timeline.makespan_us)
-    return f"{len(order[device])} ops, {busy} busy, {as_size(timeline.peak_memory_bytes[device])}{of}"
+    ops = len(order[device])
+    return f"{ops} op{'s' * (ops != 1)}, {busy} busy, {as_size(timeline.peak_memory_bytes[device])}{of}"
 
 
 def _modules(diff: PlanDiff) -> Table:

@@ -11,7 +11,7 @@ from rich.text import Text
 from baechi_ext.explain import OpChoices, PlanExplanation
 from baechi_ext.explain.op_choices import BEST, EQUAL, NO_OTHER, PINNED, Choice
 from baechi_ext.explain.path import COMPUTE, DEVICE_BUSY, HANDLING, LINK_BUSY, TRANSFER, Part
-from baechi_ext.explain.sensitivity import CostlyTransfer, WhatIf
+from baechi_ext.explain.sensitivity import ALL_FASTER, CostlyTransfer, WhatIf
 from baechi_ext.ir.cluster import Cluster
 from runtime.tables import WIDTH, as_size, as_time
 
@@ -64,7 +64,7 @@ def headline(explained: PlanExplanation) -> str:
         name = explained.timeline.cluster.devices[part.device].name
         shares[f"compute on {name}" if part.kind == COMPUTE else "transfers"] += part.us / step_us
     said = [(what, share) for what, share in shares.most_common() if share >= _MATTERS]
-    first, *others = [f"{share:.0%} {what}" for what, share in said[:MOST_PARTS]]
+    first, *others = [f"{share_of(share, 1.0)} {what}" for what, share in said[:MOST_PARTS]]
     rest = f"; the rest of it is {', '.join(others)}" if others else ""
     return f"The step is {first}, along its critical path of {as_time(step_us)}{rest}."
 
@@ -76,8 +76,8 @@ def waits(explained: PlanExplanation) -> str:
         sums[part.kind] += part.us / step_us
     alone = 1 - sums[DEVICE_BUSY] - sums[LINK_BUSY]
     return (
-        f"What the last op needs is made and sent in {alone:.0%} of that time; else it waits for devices that are busy with something "
-        f"else ({sums[DEVICE_BUSY]:.0%}), or links ({sums[LINK_BUSY]:.0%})."
+        f"Along what the last op depends on, {alone:.0%} is compute and transfers, {sums[DEVICE_BUSY]:.0%} waiting for devices that are "
+        f"busy with something else, {sums[LINK_BUSY]:.0%} for busy links."
     )
 
 
@@ -95,9 +95,9 @@ def memory_news(explained: PlanExplanation) -> Iterator[str]:
 
 
 def what_would_change(explained: PlanExplanation) -> str:
-    """The what-ifs that shorten the step most."""
+    """The what-ifs that shorten the step most; that all devices are faster goes without saying."""
     step_us = explained.timeline.makespan_us
-    gains = sorted(explained.what_ifs, key=lambda w: -w.gain_us)
+    gains = sorted((w for w in explained.what_ifs if w.change != ALL_FASTER), key=lambda w: -w.gain_us)
     said = [f"{w.change} {change_of(w.step_us, step_us)}" for w in gains if step_us and w.gain_us / step_us >= _MATTERS]
     return f"What would change it: {'; '.join(said[:3])}." if said else "None of the changes tried here would shorten it."
 

@@ -15,6 +15,7 @@ from baechi_ext.simulate.timeline import Timeline, Transfer
 MOST_DEVICES = 16
 """So many devices, the busiest, are tried with a higher speed."""
 FASTER = 1.1
+ALL_FASTER = "all devices 10% faster"
 MOST_TRIED, OPS_TRIED = 100, 300_000
 """So many transfers are simulated as free, but in all no more ops than that, if not the ten of which most is expected."""
 SHOWN = 10
@@ -84,7 +85,7 @@ def sensitivity(timeline: Timeline, priority: Sequence[float] | None) -> tuple[W
     for d in sorted(busiest[:MOST_DEVICES]):
         changed.append((f"{cluster.devices[d].name} 10% faster", d, _faster(cluster, {d})))
     if len(busiest) > 1:
-        changed.append(("all devices 10% faster", None, _faster(cluster, set(busiest))))
+        changed.append((ALL_FASTER, None, _faster(cluster, set(busiest))))
     for change, device, other in changed:
         step_us, _ = AdaptiveSimulator(timeline.graph, other).evaluate(timeline.placement, priority)
         found.append(WhatIf(change, device, step_us, timeline.makespan_us - step_us))

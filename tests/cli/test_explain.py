@@ -49,7 +49,7 @@ def test_what_bounds_a_step(run: Run, graph: Path, plan: Path) -> None:
     assert lines[0] == (
         "The step is 42% compute on x, along its critical path of 24 us; the rest of it is 42% compute on y, 17% transfers."
     )
-    assert lines[1].startswith("What the last op needs is made and sent in 100% of that time")
+    assert lines[1].startswith("Along what the last op depends on, 100% is compute and transfers, 0% waiting")
     assert "a x y 4 B 4 us 0 us -16.7%" in lines
     assert "x 83% 0% 0% 0% 17% 24 B 100 B its own tensors" not in lines  # its parameters are more
     assert "y 0 us 14 us c a x 10 us 0 us 4 us" in lines
@@ -125,11 +125,10 @@ def test_two_plans(run: Run, graph: Path, plan: Path) -> None:
     other = changed(plan, "other.json", placement={"a": 0, "b": 1, "c": 1})
     lines = said(run, "diff", plan, other)
     assert lines[0] == (
-        "B takes 34 us, A 24 us (+41.7%): 1 of 3 ops moved (33% of the compute, 10 B of parameters); "
-        "0 others run at another place in their device's order."
+        "B takes 34 us, A 24 us (+41.7%): 1 of 3 ops moved (33% of the compute, 10 B of parameters)."
     )
     assert "step 24 us 34 us" in lines
-    assert "x 2 ops, 83% busy, 24 B of 100 B 1 ops, 29% busy, 14 B of 100 B" in lines
+    assert "x 2 ops, 83% busy, 24 B of 100 B 1 op, 29% busy, 14 B of 100 B" in lines
     assert "test x y 1 3 10 us 10 B" in lines
     value = parsed(run, "diff", plan, other)
     assert [move["op"] for move in value["moved"]] == ["b"]
@@ -141,6 +140,21 @@ def test_equal_plans(run: Run, graph: Path, plan: Path) -> None:
         "The plans are the same: every op is on the same device, and each device runs its ops in the same order."
     ]
     assert parsed(run, "diff", plan, plan)["same"] is True
+
+
+def test_what_the_difference_comes_from(run: Run, graph: Path, plan: Path) -> None:
+    # A: a 0-10, b 10-20, on y c 14-24. B: b before c on x, c from 20 on; a alone on y, so that x waits for its bytes.
+    first = changed(plan, "first.json", priority={"a": 0, "b": 1, "c": 2}, placement={"a": 0, "b": 0, "c": 0})
+    second = changed(plan, "second.json", priority={"a": 0, "b": 2, "c": 1}, placement={"a": 1, "b": 0, "c": 0})
+    lines = said(run, "diff", first, second)
+    assert lines[0].endswith("10 B of parameters), 1 of the others changed their place in their device's order.")
+    assert "B's placement with A's priorities: +13.3%; A's placement with B's priorities: no change." in lines
+    assert "Only A has priorities." in said(run, "diff", first, plan)
+
+
+def test_devices_that_change_places(run: Run, graph: Path, plan: Path) -> None:
+    other = changed(plan, "other.json", placement={"a": 1, "b": 1, "c": 0})
+    assert "The devices are alike: with B's x as y, y as x, only 0 ops move." in said(run, "diff", plan, other)
 
 
 def test_plans_on_groups_and_on_devices(run: Run, graph: Path, plan: Path, tmp_path: Path) -> None:
