@@ -7,24 +7,20 @@ looked at: where the module trains and is large enough, its calls are placed (ru
 import os
 import random
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils.parametrize import ParametrizationList
 
-from baechi_ext.capture.torch_private import inside_backward
 from baechi_ext.errors import BaechiError
 from baechi_ext.ir.files import make_folder, write_json
 from runtime.as_main import require_script, run_as_main
-from runtime.calls.blocks.threads import inside_a_block
 from runtime.calls.call_report import CallReport
+from runtime.calls.module_calls import LARGE_ENOUGH, Call, outermost_calls, trained_size
 from runtime.calls.parallelize import executor_of
 from runtime.calls.placed_calls import PlacedCalls, Settings
 from runtime.calls.workers import Workers, join_workers
@@ -32,8 +28,6 @@ from runtime.run_folder import begin_run
 from runtime.train_request import ScriptRequest, TrainRequest
 from runtime.training import devices_of, versions
 
-LARGE_ENOUGH = 1000
-"""Parameters to be trained; a module with fewer is not worth a plan."""
 MOST_MODULES = 4
 """So many modules of a script are placed, as a generator and a discriminator."""
 
@@ -81,7 +75,7 @@ def run_script(asked: ScriptRequest) -> ScriptRun:
     workers = workers_of(asked.request)
     run = ScriptRun(reports=workers is None or workers.group.rank == 0, command=asked.request.command)
     try:
-        with _as_one_of(workers), _Placing(asked, run).installed():
+        with _as_one_of(workers), outermost_calls(_Placing(asked, run).runner):
             run.code = run_as_main(path, asked.arguments)
     except BaechiError:
         if workers is not None:
@@ -126,39 +120,14 @@ class _Placing:
     def __init__(self, asked: ScriptRequest, run: ScriptRun) -> None:
         self._asked = asked
         self._run = run
-        self._ordinary = nn.Module.__call__
         self._known: dict[int, PlacedCalls] = {}
-        self._inside = threading.local()
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        placing, ordinary = self, self._ordinary
-
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if getattr(placing._inside, "now", False) or inside_a_block() or inside_backward():
-                return ordinary(module, *args, **kwargs)
-            placing._inside.now = True
-            try:
-                return placing._runner(module)(*args, **kwargs)
-            finally:
-                placing._inside.now = False
-
-        nn.Module.__call__ = call  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            nn.Module.__call__ = ordinary  # type: ignore[method-assign]
-
-    def _runner(self, module: nn.Module) -> Any:
+    def runner(self, module: nn.Module, ordinary: Call) -> Call:
+        """What the module is called by."""
         known = self._known.get(id(module))
         if known is not None:
             return known
-        ordinary = partial(self._ordinary, module)
-        if not module.training or not torch.is_grad_enabled() or len(self._known) == MOST_MODULES:
-            return ordinary
-        if isinstance(module, ParametrizationList):  # called wherever a weight is read
-            return ordinary
-        size = sum(p.numel() for p in module.parameters() if p.requires_grad and not isinstance(p, nn.UninitializedParameter))
+        size = trained_size(module) if len(self._known) < MOST_MODULES else 0
         if size < LARGE_ENOUGH:
             self._run.too_small = max(size, self._run.too_small)
             return ordinary

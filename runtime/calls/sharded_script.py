@@ -3,8 +3,6 @@
 What the script makes of the module's outputs is its own: their mean stands for the loss, unless the module returns one.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 from baechi_ext.capture.torch_tree import Tree, flatten
 from baechi_ext.errors import CaptureError
 from runtime.as_main import require_script, run_as_main
-from runtime.calls.script import LARGE_ENOUGH
+from runtime.calls.module_calls import LARGE_ENOUGH, Call, outermost_calls, trained_size
 from runtime.sharding.models import ShardedModel, module_of
 
 
@@ -51,7 +49,7 @@ def script_model(path: str, arguments: tuple[str, ...], *, splits_images: bool =
     """
     script = require_script(path)
     try:
-        with _watched():
+        with outermost_calls(_stopping):
             code = run_as_main(script, arguments)
     except _FoundError as found:
         tensors, tree = flatten(found.arguments, "what the module takes")
@@ -63,20 +61,12 @@ def script_model(path: str, arguments: tuple[str, ...], *, splits_images: bool =
     )
 
 
-@contextmanager
-def _watched() -> Iterator[None]:
-    """While it is entered, the first training call of a module that is large enough ends the script."""
-    ordinary = nn.Module.__call__
+def _stopping(module: nn.Module, ordinary: Call) -> Call:
+    """What the module is called by: the first training call of one that is large enough ends the script."""
+    if trained_size(module) < LARGE_ENOUGH:
+        return ordinary
 
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if module.training and torch.is_grad_enabled():
-            parameters = [p for p in module.parameters() if p.requires_grad and not isinstance(p, nn.UninitializedParameter)]
-            if sum(p.numel() for p in parameters) >= LARGE_ENOUGH:
-                raise _FoundError(getattr(module, "_orig_mod", module), (args, kwargs))
-        return ordinary(module, *args, **kwargs)
+    def stop(*args: Any, **kwargs: Any) -> Any:
+        raise _FoundError(getattr(module, "_orig_mod", module), (args, kwargs))
 
-    nn.Module.__call__ = call  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.__call__ = ordinary  # type: ignore[method-assign]
+    return stop

@@ -13,6 +13,7 @@ import sys
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 class Words(nn.Module):
     def __init__(self):
@@ -25,6 +26,8 @@ class Words(nn.Module):
 model = Words()
 small = nn.Linear(2, 2)
 small(torch.randn(3, 2))
+spare = parametrizations.orthogonal(nn.Linear(40, 40))
+spare.weight.sum()
 model.eval()
 words = torch.randint(64, (int(sys.argv[1]), 8))
 with torch.no_grad():

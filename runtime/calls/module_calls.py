@@ -1,0 +1,51 @@
+"""Calls of modules while a script runs: those from outside any other module's call, and how much they train."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
+
+from baechi_ext.capture.torch_private import inside_backward
+from runtime.calls.blocks.threads import inside_a_block
+
+LARGE_ENOUGH = 1000
+"""Parameters to be trained; a module with fewer is not worth a plan."""
+
+Call = Callable[..., Any]
+
+
+def trained_size(module: nn.Module) -> int:
+    """So many parameters a call of the module would train now: none in eval mode, or while no gradients are recorded."""
+    if not module.training or not torch.is_grad_enabled():
+        return 0
+    if isinstance(module, ParametrizationList):  # called wherever a weight is read
+        return 0
+    return sum(p.numel() for p in module.parameters() if p.requires_grad and not isinstance(p, nn.UninitializedParameter))
+
+
+@contextmanager
+def outermost_calls(runner: Callable[[nn.Module, Call], Call]) -> Iterator[None]:
+    """While it is entered, a call of a module goes to `runner(module, ordinary)`, which says what is called instead of `ordinary`, the
+    module's own call. Calls inside of such a call, in a block's thread, and in a backward pass stay as they are.
+    """
+    plain, inside = nn.Module.__call__, threading.local()
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if getattr(inside, "now", False) or inside_a_block() or inside_backward():
+            return plain(module, *args, **kwargs)
+        inside.now = True
+        try:
+            return runner(module, partial(plain, module))(*args, **kwargs)
+        finally:
+            inside.now = False
+
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = plain  # type: ignore[method-assign]
