@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,7 +32,7 @@ from runtime.sharding.report import ShardReport, StrategyRun
 from runtime.sharding.strategies import NAMES, Searched, of_plan, runnable, search_runnable
 from runtime.sharding.tensor_parallel import tensor_parallel_plan
 from runtime.sharding.traffic import Traffic, counted
-from runtime.step import TrainingStep, optimizer_spec
+from runtime.step import EagerStep, optimizer_spec
 from runtime.torch_devices import cpu_workers, cuda_workers
 from runtime.train_request import TrainRequest
 
@@ -105,7 +104,7 @@ class _Run:
             searched = search_runnable(self.model.forward, captured, machine, self.shape)
         self._save(searched)
         loaded = [self._load(name, searched, machine) for name in request.sharding]
-        single = _Loaded("", "", 0.0, partial(_whole, self.step), None)
+        single = _Loaded("", "", 0.0, EagerStep(self.step, self.device).run, None)  # moves the weights, of which the others have copies
         names = ", ".join(request.sharding)
         if request.run is None:
             with progress(f"measuring {request.num_steps} steps of {names}"):
@@ -174,10 +173,3 @@ class _Run:
         with counted() as traffic:
             loaded.step()
         return traffic
-
-
-def _whole(step: TrainingStep) -> Tensor:
-    """The step by this process alone, on all examples; weights stay as they are."""
-    loss = step.module(*step.inputs)
-    torch.autograd.grad(loss, [p for p in step.module.parameters() if p.requires_grad], allow_unused=True)
-    return loss.detach()
