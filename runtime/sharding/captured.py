@@ -22,8 +22,9 @@ from baechi_ext.shard.graph import Axis, Edge, Node, ShardGraph, Tensor
 from baechi_ext.shard.rules import Rules
 from baechi_ext.shard.terms import Compute
 from runtime.sharding.forward import ForwardGraph
-from runtime.sharding.known import name_of, only_shape_is_read, rule_of
+from runtime.sharding.known import only_shape_is_read, rule_of
 from runtime.sharding.loops import Loops, Read, UnknownFormError, Value
+from runtime.sharding.op_names import name_of
 
 PREPARED, UNKNOWN = "prepared", "unknown"
 """What the ops of nodes are called that every device computes whole: for nothing, or since nothing else is known of them."""
@@ -128,7 +129,7 @@ class _Walk:
         if not written:
             return
         operands = [self.values[read] for read in node.all_input_nodes if read in self.values and not only_shape_is_read(node)]
-        gradient = name_of(node) not in ("detach", "detach_") and any(o.gradient for o in operands)
+        gradient = name_of(node) != "detach" and any(o.gradient for o in operands)
         loops = Loops(self._arguments(node), [tuple(t.shape) for t in written], self.rules, gradient=gradient)
         if not gradient and all(o.source in self.prepared for o in operands):
             from_input = any(self.prepared[o.source] for o in operands)

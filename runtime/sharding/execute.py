@@ -18,8 +18,9 @@ from torch.fx.node import map_arg
 
 from runtime.sharding.forward import ForwardGraph
 from runtime.sharding.layout import Argument, Layout, Placements
-from runtime.sharding.local_ops import LocalCall, as_is, in_place
+from runtime.sharding.local_ops import LocalCall, as_is
 from runtime.sharding.mesh import groups
+from runtime.sharding.op_names import in_place
 from runtime.sharding.rules import arguments, rule_of
 
 _BUCKET_BYTES = 25 << 20

@@ -1,13 +1,13 @@
-"""Which rule describes the loops of which op, by the op's name without its namespace and overload."""
+"""Which rule describes the loops of which op, by the op's name."""
 
 from collections.abc import Callable
 from functools import partial
 
-import torch
 from torch import fx
 
 from runtime.sharding import arithmetic, products, recurrent, shapes
 from runtime.sharding.loops import Loops
+from runtime.sharding.op_names import is_pointwise, name_of, parts_of
 
 Rule = Callable[[Loops], None]
 
@@ -32,7 +32,7 @@ _RULES: dict[Rule, str] = {
     "soft_margin_loss",
     arithmetic.pooling: "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
     "adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d max_pool2d_with_indices max_pool3d_with_indices",
-    shapes.same: "to clone contiguous alias detach detach_ lift_fresh_copy type_as",
+    shapes.same: "to clone contiguous alias detach lift_fresh_copy type_as",
     shapes.reshape: "view reshape flatten unflatten squeeze unsqueeze ravel _unsafe_view view_as reshape_as",
     shapes.transpose: "transpose swapaxes swapdims t",
     shapes.permute: "permute",
@@ -46,40 +46,27 @@ _RULES: dict[Rule, str] = {
     shapes.resized: "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_bicubic2d upsample_linear1d "
     "upsample_trilinear3d pixel_shuffle pixel_unshuffle",
     shapes.gather: "gather index_select",
-    _SIMPLE: "add add_ sub sub_ rsub rand_like randn_like masked_fill masked_fill_ where copy_",
-    arithmetic.elementwise: "dropout dropout_ alpha_dropout feature_dropout feature_alpha_dropout native_dropout rrelu prelu relu_ "
-    "gelu silu _to_copy",
+    _SIMPLE: "add sub rsub rand_like randn_like masked_fill where copy",
+    arithmetic.elementwise: "dropout alpha_dropout feature_dropout feature_alpha_dropout native_dropout rrelu prelu gelu silu _to_copy",
 }  # fmt: skip
 _BY_NAME = {name: rule for rule, names in _RULES.items() for name in names.split()}
 _BY_NAME |= {name: partial(recurrent.stacked, gates=gates) for name, gates in recurrent.GATES.items()}
 _OWN = {name: partial(recurrent.chunk, gates=gates) for name, gates in recurrent.GATES.items() if name in ("lstm", "gru")}
 
 
-def name_of(node: fx.Node) -> str:
-    """The op's name: conv2d for aten::conv2d.padding; as Python has it where it is no op of torch's."""
-    return _parts(node)[1]
-
-
 def rule_of(node: fx.Node) -> Rule | None:
     """What describes the call; None where nothing does."""
-    namespace, name = _parts(node)
+    namespace, name = parts_of(node)
     if namespace == "baechi":
         return _OWN.get(name)
     if namespace != "aten":
         return None
     if name in _BY_NAME and not (name in ("max", "min") and len(node.all_input_nodes) > 1):
         return _BY_NAME[name]
-    return arithmetic.elementwise if torch.Tag.pointwise in node.target.tags else None
+    return arithmetic.elementwise if is_pointwise(node) else None
 
 
 def only_shape_is_read(node: fx.Node) -> bool:
     """Whether the call makes a tensor as another is, but not of its numbers."""
     name = name_of(node)
     return name.startswith("new_") or name in ("zeros_like", "ones_like", "full_like", "empty_like")
-
-
-def _parts(node: fx.Node) -> tuple[str, str]:
-    namespace = getattr(node.target, "namespace", None)
-    if namespace is None:
-        return "", getattr(node.target, "__name__", str(node.target))
-    return namespace, node.target.name().split("::")[1].split(".")[0]

@@ -12,6 +12,7 @@ from torch.distributed.tensor import Placement, Shard
 from torch.nn import functional
 
 from runtime.sharding.layout import Layout, Placements
+from runtime.sharding.op_names import plain
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,7 @@ class LocalCall:
     @property
     def target(self) -> Callable[..., Any]:
         """The op; where it works in place, the one that does not."""
-        op = self.node.target
-        if not in_place(self.node):
-            return op
-        namespace, name = op._schema.name[:-1].split("::")
-        return getattr(getattr(getattr(torch.ops, namespace), name), op._overloadname)
+        return plain(self.node)
 
     @property
     def shape(self) -> list[int]:
@@ -57,12 +54,6 @@ class LocalCall:
         for d in self.splitting(tuple(placements), dim):
             index, count = index * self.mesh.size(d) + self.mesh.get_local_rank(d), count * self.mesh.size(d)
         return index, count
-
-
-def in_place(call: fx.Node) -> bool:
-    """Whether an op writes its result over its first argument."""
-    schema = getattr(call.target, "_schema", None)
-    return schema is not None and schema.is_mutable and schema.name.endswith("_")
 
 
 Runner = Callable[..., Any]

@@ -15,6 +15,7 @@ from torch.fx.node import map_arg
 from baechi_ext.shard.graph import Tensor
 from runtime.sharding import local_losses, local_norm, local_ops
 from runtime.sharding.local_ops import Runner, as_is
+from runtime.sharding.op_names import is_pointwise, op_name
 
 Dimension = tuple[int, int]
 """Which of the tensors that a call reads, and one of its dimensions."""
@@ -32,12 +33,6 @@ class Rule:
     aligned: bool = False
 
 
-def op_name(call: fx.Node) -> str:
-    """`aten.linear` for all of aten.linear's overloads; an op in place is called as the one that is not."""
-    name = ".".join(str(call.target).split(".")[:2])
-    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
-
-
 def arguments(call: fx.Node) -> list[fx.Node]:
     """The tensors that a call reads, in the order of its arguments, one read twice is here twice."""
     found: list[fx.Node] = []
@@ -51,10 +46,9 @@ def arguments(call: fx.Node) -> list[fx.Node]:
 
 
 def rule_of(call: fx.Node) -> Rule | None:
-    """How an op is run in parts; None where that is not known. Functions of single numbers are marked as such by torch."""
-    tags = getattr(call.target, "tags", ())
-    pointwise = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
-    return RULES.get(op_name(call)) or (_POINTWISE if pointwise else None)
+    """How an op is run in parts; None where that is not known."""
+    seeded = torch.Tag.nondeterministic_seeded in getattr(call.target, "tags", ())
+    return RULES.get(op_name(call)) or (_POINTWISE if is_pointwise(call) and not seeded else None)
 
 
 def splittable(call: fx.Node, read: Sequence[Tensor], written: Sequence[Tensor]) -> set[int]:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
 from torch import fx
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
@@ -18,7 +17,7 @@ from baechi_ext.shard.graph import Strategy
 from runtime.sharding.binding import bind
 from runtime.sharding.captured import CapturedGraph
 from runtime.sharding.forward import ForwardGraph
-from runtime.sharding.rules import op_name
+from runtime.sharding.op_names import is_pointwise, op_name
 
 STYLES = {
     "colwise": lambda: ColwiseParallel(),
@@ -102,6 +101,6 @@ def _readers(call: fx.Node) -> set[fx.Node]:
     """Who reads what a call writes, through functions of its numbers alone."""
     found: set[fx.Node] = set()
     for user in call.users:
-        alone = len(user.all_input_nodes) == 1 and torch.Tag.pointwise in getattr(user.target, "tags", ())
+        alone = len(user.all_input_nodes) == 1 and is_pointwise(user)
         found |= _readers(user) if alone or op_name(user) == "aten.dropout" else {user}
     return found

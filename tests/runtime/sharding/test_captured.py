@@ -21,6 +21,8 @@ from baechi_ext.shard.terms import AllReduce, Compute
 from runtime.cli import main
 from runtime.sharding.captured import CapturedGraph, captured_graph, node_flop
 from runtime.sharding.forward import ForwardGraph, forward_graph
+from runtime.sharding.op_names import op_name
+from runtime.sharding.rules import rule_of
 from tests.runtime.sharding.small_models import BATCH, CASES, Cnn, Foreign, Mlp, images
 
 PRODUCTS = ("linear", "matmul", "conv")
@@ -330,6 +332,28 @@ def test_what_is_not_known_is_computed_whole_and_counted() -> None:
     assert 0 < graph.unknown_flop < graph.flop
     found = search(graph.graph, Machine(devices=4))
     assert found.status == "optimal"
+
+
+class InPlace(nn.Module):
+    """Functions of single numbers, written over what they read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.elu_(self.layer(x)).abs_().add_(1.0).mean()
+
+
+def test_ops_in_place_are_known_as_those_that_are_not() -> None:
+    forward = forward_graph(InPlace(), (torch.randn(BATCH, 6),))
+    graph = captured_graph(forward, batch=BATCH)
+    assert graph.unknown == {}
+    elu, absolute, added = (node(graph, name) for name in ("elu_", "abs_", "add_"))
+    assert [one.op for one in (elu, absolute, added)] == ["elementwise"] * 3
+    assert costs_by_split(elu) == costs_by_split(absolute)
+    assert [op_name(call) for call in forward.nodes] == ["aten.linear", "aten.elu", "aten.abs", "aten.add", "aten.mean"]
+    assert all(rule_of(call) for call in forward.nodes)
 
 
 def test_splits_of_images_exchange_rims() -> None:
