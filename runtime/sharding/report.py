@@ -49,6 +49,7 @@ class ShardReport:
     executable: str
     single: Samples
     runs: tuple[StrategyRun, ...]
+    command: tuple[str, ...] = ()
 
     @property
     def tau(self) -> float | None:
@@ -73,6 +74,7 @@ class ShardReport:
             "single_step_us": self.single.to_json(),
             "strategies": [run.to_json() for run in self.runs],
             "kendall_tau": self.tau,
+            "command": list(self.command),
         }
 
     def lines(self) -> Iterator[str]:

@@ -59,7 +59,7 @@ def train(request: TrainRequest) -> ShardReport | None:
     if group.rank:
         return None
     if request.out is not None:
-        write_json(Path(request.out) / "report.json", {**report.to_json(), "command": list(request.command)})
+        write_json(Path(request.out) / "report.json", report.to_json())
     return report
 
 
@@ -117,7 +117,7 @@ class _Run:
             StrategyRun(o.name, o.note, o.predicted_us, Samples(tuple(us)), self._traffic(o), o.parity, losses if request.run else ())
             for o, (us, losses) in zip(loaded, measured, strict=True)
         ]
-        return ShardReport(request.model, self.shape, machine, searched.line(), Samples(tuple(whole)), tuple(runs))
+        return ShardReport(request.model, self.shape, machine, searched.line(), Samples(tuple(whole)), tuple(runs), tuple(request.command))
 
     def _save(self, searched: Searched) -> None:
         if self.request.out is not None and dist.get_rank() == 0:
