@@ -36,6 +36,16 @@ def await_end(pids: list[int]) -> None:
         time.sleep(0.1)
 
 
+def test_all_threads_of_a_server_take_short_turns() -> None:
+    with Servers(1) as servers:
+        states = [path.read_text() for path in Path(f"/proc/{servers.servers[0].process.pid}/task").glob("*/sched")]
+    turns_ns = [int(found[1]) for state in states if (found := re.search(r"^se\.slice\s*:\s*(\d+)$", state, re.MULTILINE))]
+    if not turns_ns:
+        pytest.skip("this kernel does not say how long a thread's turn is")
+    assert len(turns_ns) > 4
+    assert set(turns_ns) == {100_000}
+
+
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
     with socket.socket() as taken:
