@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from baechi_ext.ir import OpGraph
-from runtime.torch_ops import LoweredProgram
+from runtime.torch_ops import LoweredProgram, Segment
 
 _HEAD, _ROW = 32, 160
 _NAME = "baechi_ops"
@@ -65,10 +65,12 @@ class OpBoard:
     def marked(self, program: LoweredProgram, graph: OpGraph, rank: int) -> LoweredProgram:
         """The program, noting every op in the worker's row as it comes to it, and nothing once all are done."""
         row = self._row(rank)
-        segments = [
-            replace(s, before=(_note(row, f"{graph.ops[s.op].phase} op {graph.ops[s.op].id!r}"), *s.before)) for s in program.segments
-        ]
-        return replace(program, segments=tuple(segments), epilogue=(*program.epilogue, _note(row, "")))
+
+        def noted(segment: Segment) -> Segment:
+            op = graph.ops[segment.op]
+            return replace(segment, before=(_note(row, f"{op.phase} op {op.id!r}"), *segment.before), arrivals=1 + segment.arrivals)
+
+        return replace(program, segments=tuple(map(noted, program.segments)), epilogue=(*program.epilogue, _note(row, "")))
 
     def _row(self, rank: int) -> memoryview:
         return self._memory[_HEAD + rank * _ROW : _HEAD + (rank + 1) * _ROW]

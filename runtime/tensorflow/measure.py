@@ -89,7 +89,7 @@ def peak_bytes(session: PlacedSession, devices: Devices) -> tuple[int, ...]:
     for entry in session.trace().step_stats.dev_stats:
         if entry.device in devices.names:
             device = devices.names.index(entry.device)
-            held[device] = max([held[device], *map(_held_bytes, _allocations(entry))])
+            held[device] = max([held[device], *map(held_bytes, _allocations(entry))])
     return tuple(held)
 
 
@@ -97,6 +97,6 @@ def _allocations(entry: Any) -> list[Any]:
     return [memory for stats in entry.node_stats for memory in stats.memory]
 
 
-def _held_bytes(memory: Any) -> int:
+def held_bytes(memory: Any) -> int:
     """While an op ran: what was held at its end, and what it had given back by then."""
     return memory.allocator_bytes_in_use + max(0, memory.peak_bytes - memory.live_bytes)

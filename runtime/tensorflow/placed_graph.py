@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SCOPE = "baechi_placed"
 """No layer is called so."""
-_UNORDERED = frozenset({"Const", "Placeholder", "NoOp", "VarHandleOp"})
+UNORDERED = frozenset({"Const", "Placeholder", "NoOp", "VarHandleOp"})
 """Ops that take no time, so that no order is needed, or that the executor starts before all others."""
 _PAIR = 2
 _graphs = itertools.count()
@@ -193,7 +193,7 @@ class _Builder:
         for op in order:
             for name in self._topological(self.members[op]):
                 node, device = self.nodes[name], self.device_of[name]
-                if node.op in _UNORDERED:
+                if node.op in UNORDERED:
                     continue
                 if device in last:
                     node.input.append(f"^{last[device]}")

@@ -167,7 +167,7 @@ def read_trace(metadata: Any, captured: CapturedFunction, device: str, step_us: 
         temporary[op] = max(temporary.get(op, 0), peak - outputs)
         if stats.node_name == op:
             made[op] = outputs
-            kernels[op] = _kernel(stats.timeline_label)
+            kernels[op] = kernel_of(stats.timeline_label)
     _give_back_fused(us, kernels, captured)
     return Traced(step_us, as_untraced(us, step_us), temporary, made)
 
@@ -194,7 +194,7 @@ def _give_back_fused(us: dict[str, float], kernels: Mapping[str, str], captured:
                 break
 
 
-def _kernel(label: str) -> str:
+def kernel_of(label: str) -> str:
     """The kernel in "name = Kernel(inputs)", before which the memory that was taken may stand in brackets."""
     return label.partition(" = ")[2].partition("(")[0]
 

@@ -30,6 +30,7 @@ from runtime.parity_result import Parity
 from runtime.program import one_device_timeline
 from runtime.progress import progress
 from runtime.report import StepReport
+from runtime.run_folder import MEASURED, begin_run
 from runtime.tables import search_news
 from runtime.tensorflow.accounting import accounted_peak_bytes
 from runtime.tensorflow.gpus import Gpus
@@ -40,6 +41,7 @@ from runtime.tensorflow.profiler import CLOCK, profile
 from runtime.tensorflow.servers import Devices, Logical, Servers, listens
 from runtime.tensorflow.session import PlacedSession
 from runtime.tensorflow.step import TensorFlowStep, build_step
+from runtime.tensorflow.step_recorder import SEVERAL_HOSTS, record_step
 from runtime.tensorflow.trained_session import TrainedSession
 from runtime.tensorflow.verify import TOLERANCE, Verification, off_by_the_last_place
 from runtime.train_request import TrainRequest
@@ -245,6 +247,7 @@ def planned(request: TrainRequest, captured: Captured, cluster: Cluster) -> Plan
     alone_us = one_device_timeline(captured.alone).makespan_us
     result = pipeline.whole_if_faster(result, captured.graph, cluster, request.plan, alone_us)
     if request.out is not None:
+        begin_run(Path(request.out))
         captured.graph.save(Path(request.out) / "graph.json")
         captured.profile.save(Path(request.out) / "profile.json")
         result.plan.save(Path(request.out) / "plan.json")
@@ -325,6 +328,7 @@ def run_plan(
     unplaced, where = unplaced_step(captured.step), {"single": free, "placed": bound}
     with progress(f"measuring {request.num_steps} steps of each variant"):
         measurement = measure(where, unplaced, sessions, num_steps=request.num_steps)
+    notes = [*_notes(request, captured, result, probe), *_recorded(request, session, timeline, bound)]
     return StepReport(
         model=request.model,
         executor=kind_of_executor(request),
@@ -335,9 +339,10 @@ def run_plan(
         measured_peak_bytes=peak,
         peak_measured_by="accounting" if bound.shared_memory else "allocator",
         probe=probe,
-        notes=tuple(_notes(request, captured, result, probe)),
+        notes=tuple(notes),
         versions=versions(),
         unplaced="tf.function, one thread",
+        command=request.command,
     )
 
 
@@ -356,6 +361,7 @@ def run_training(request: TrainRequest, run: RunOptions, devices: Devices, captu
         parity = check_parity(captured, session)
     with progress(f"training {request.model} until step {run.steps}") as show:
         progressed = train_on(TrainedSession(session), run, training, show)
+    notes = [*_notes(request, captured, result, None), *_recorded(request, session, result.timeline, devices)]
     return RunReport(
         model=request.model,
         executor=kind_of_executor(request),
@@ -363,9 +369,22 @@ def run_training(request: TrainRequest, run: RunOptions, devices: Devices, captu
         parity=parity,
         progressed=progressed,
         checkpoint=run.checkpoint,
-        notes=tuple(_notes(request, captured, result, None)),
+        notes=tuple(notes),
         versions=versions(),
+        command=request.command,
     )
+
+
+def _recorded(request: TrainRequest, session: PlacedSession, timeline: Timeline, devices: Devices) -> tuple[str, ...]:
+    """Writes measured.json, where files are kept: a traced step behind the timed or trained ones. What is to be said of it."""
+    if request.out is None:
+        return ()
+    with progress("recording a step op by op"):
+        notes = () if request.cluster_hosts is None else (SEVERAL_HOSTS,)
+        kind = kind_of_executor(request)
+        step = record_step(session, timeline, kind, shared_memory=devices.shared_memory, notes=notes)
+    step.save(Path(request.out) / MEASURED)
+    return step.notes
 
 
 def unplaced_step(step: TensorFlowStep) -> Callable[[], object]:

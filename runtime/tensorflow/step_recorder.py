@@ -1,0 +1,134 @@
+"""A placed TensorFlow step as it really ran, op by op: from the RunMetadata of traced steps, which come after the timed ones.
+
+TensorFlow's clock is the time of day to the nanosecond, which servers of one machine share. Tracing makes short ops slower.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from baechi_ext.explain.memory import memory_courses
+from baechi_ext.ir.measured import HeldBytes, MeasuredOp, MeasuredStep, MeasuredTransfer
+from baechi_ext.simulate import Timeline
+from runtime.tensorflow.accounting import traced_timeline
+from runtime.tensorflow.measure import held_bytes
+from runtime.tensorflow.placed_graph import UNORDERED
+from runtime.tensorflow.profiler import kernel_of
+from runtime.tensorflow.session import PlacedSession
+
+CLOCK = "run_metadata"
+_RUNS = 3
+_SENT = re.compile(r"edge_\d+_(\S+) from (\S+) to (\S+)$")
+"""How the label of a RecvTensor ends."""
+BY_REFERENCE = "tensors of logical devices change hands by reference; their transfers take no time and are left out"
+SEVERAL_HOSTS = "the servers are on several machines; their times are as far apart as those machines' clocks"
+
+
+def record_step(
+    session: PlacedSession, timeline: Timeline, executor: str, *, shared_memory: bool, notes: Sequence[str] = ()
+) -> MeasuredStep:
+    """A traced step, of several the one of the median time. `timeline` is the plan that the session runs. The variables go on with it."""
+    traces = [session.trace() for _ in range(1 + _RUNS)][1:]
+    found = sorted((_read(trace, session, timeline, shared_memory=shared_memory) for trace in traces), key=lambda step: step.wall_us)
+    step = found[len(found) // 2]
+    moved = [BY_REFERENCE] if shared_memory and timeline.transfers else []
+    said = (*step.notes, *moved, *notes)
+    return MeasuredStep(step.graph_fingerprint, executor, CLOCK, step.wall_us, step.ops, step.transfers, step.memory, said)
+
+
+def _read(metadata: Any, session: PlacedSession, timeline: Timeline, *, shared_memory: bool) -> MeasuredStep:
+    spans = [_one_by_one(spans) for spans in _spans_ns(metadata, session)]
+    begin = min((span[0] for device in spans for span in device.values()), default=0)
+    end = max((span[1] for device in spans for span in device.values()), default=0)
+
+    def us(ns: int) -> float:
+        return max(0, ns - begin) / 1000
+
+    where = {op.id: d for op, d in zip(timeline.graph.ops, timeline.placement, strict=True)}
+    ops = [MeasuredOp(op, d, us(a), us(b)) for d, device in enumerate(spans) for op, (a, b) in device.items() if where[op] == d]
+    made = {op.id: op.end_us for op in ops}
+    arrivals = _arrivals(metadata, session, timeline)
+    transfers = []
+    for tensor, target, asked, there in arrivals:
+        producer = timeline.graph.tensors[tensor].producer
+        op, name = timeline.graph.ops[producer].id, timeline.graph.tensors[tensor].name
+        start_us = max(us(asked), made.get(op, 0.0))  # a reader asks for it before it is there
+        transfers.append(MeasuredTransfer(op, name, timeline.placement[producer], target, start_us, max(start_us, us(there))))
+    unknown = 0 if shared_memory else len(timeline.transfers) - len(transfers)
+    notes = (f"{unknown} transfers are left out: the trace does not say which tensors they were",) if unknown else ()
+    if shared_memory:
+        courses = memory_courses(traced_timeline(metadata, session.placed.op_of, timeline))
+        memory = tuple(tuple(HeldBytes(at_us, held) for at_us, held in course) for course in courses)
+    else:
+        held = _held(metadata, session)
+        memory = tuple(tuple(HeldBytes(us(at), size) for at, size in device) for device in held) if any(held) else None
+    ordered = tuple(sorted(transfers, key=lambda t: t.start_us))
+    return MeasuredStep(timeline.graph.fingerprint, "", CLOCK, us(end), tuple(ops), ordered, memory, notes)
+
+
+def _stats_of(metadata: Any, session: PlacedSession) -> Iterator[tuple[int, Any]]:
+    """(Device, a node's statistics)."""
+    devices = {name: i for i, name in enumerate(session.placed.devices)}
+    for entry in metadata.step_stats.dev_stats:
+        if entry.device in devices:
+            yield from ((devices[entry.device], stats) for stats in entry.node_stats)
+
+
+def _spans_ns(metadata: Any, session: PlacedSession) -> list[dict[str, tuple[int, int]]]:
+    """For each device, op -> from when its first node computed until its last one had; nodes that come when they like take no time."""
+    found: list[dict[str, tuple[int, int]]] = [{} for _ in session.placed.devices]
+    for device, stats in _stats_of(metadata, session):
+        op = session.placed.op_of.get(stats.node_name)
+        if op is None or f"{stats.node_name} = " not in stats.timeline_label:
+            continue
+        start, end = (stats.all_start_nanos + ns for ns in (stats.op_start_rel_nanos, stats.op_end_rel_nanos))
+        if kernel_of(stats.timeline_label) in UNORDERED:
+            if stats.node_name == op:
+                found[device].setdefault(op, (start, start))
+            continue
+        known = found[device].get(op, (start, end))
+        found[device][op] = min(start, known[0]), max(end, known[1])
+    return found
+
+
+def _one_by_one(spans: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """The same, each op cut to what comes after the one before it: the next node may begin while the last one's thread still says that
+    it is done."""
+    found = {}
+    last = 0
+    for op, (start, end) in sorted(spans.items(), key=lambda item: item[1]):
+        found[op] = max(start, last), max(end, last)
+        last = found[op][1]
+    return found
+
+
+def _arrivals(metadata: Any, session: PlacedSession, timeline: Timeline) -> Iterable[tuple[int, int, int, int]]:
+    """(Tensor, target, when it was asked for, when it was there), of the tensors that can be told: the trace names nodes, not their
+    outputs."""
+    graph = timeline.graph
+    devices = {name: i for i, name in enumerate(session.placed.devices)}
+    sent: dict[tuple[str, int], list[int]] = {}
+    for transfer in timeline.transfers:
+        sent.setdefault((graph.ops[graph.tensors[transfer.tensor].producer].id, transfer.target), []).append(transfer.tensor)
+    spans: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for _, stats in _stats_of(metadata, session):
+        label = _SENT.search(stats.timeline_label)
+        if label is not None and label[3] in devices:
+            asked = 1000 * stats.all_start_micros
+            key = session.placed.op_of.get(label[1], ""), devices[label[3]]
+            spans.setdefault(key, []).append((asked, asked + 1000 * stats.all_end_rel_micros))
+    for key, tensors in sent.items():
+        if len(tensors) == len(spans.get(key, ())) == 1:
+            yield tensors[0], key[1], *spans[key][0]
+
+
+def _held(metadata: Any, session: PlacedSession) -> list[list[tuple[int, int]]]:
+    """For each device what its allocator holds while an op runs and after it, in the order of time; nothing where it does not count."""
+    found: list[list[tuple[int, int]]] = [[] for _ in session.placed.devices]
+    for device, stats in _stats_of(metadata, session):
+        end = stats.all_start_nanos + stats.op_end_rel_nanos
+        for memory in stats.memory:
+            found[device] += [(stats.all_start_nanos + stats.op_start_rel_nanos, held_bytes(memory)), (end, memory.allocator_bytes_in_use)]
+    for device in found:
+        device.sort(key=lambda item: item[0])
+    return [device if any(size for _, size in device) else [] for device in found]
