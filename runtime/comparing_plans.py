@@ -46,7 +46,8 @@ def headline(diff: PlanDiff) -> str:
     change = change_of(after_us, before_us)
     steps = f"B takes {as_time(after_us)}, A {as_time(before_us)} ({change})"
     share = share_of(diff.moved_us, diff.graph.total_compute_us())
-    said = [f"{len(diff.moved)} of {ops} ops moved ({share} of the compute, {as_size(diff.moved_bytes)} of parameters)"]
+    moved = f"{len(diff.moved)} of {ops} ops moved ({share} of the compute, {as_size(diff.moved_bytes)} of parameters)"
+    said = [moved if diff.moved else "no op moved"]
     if diff.reordered:
         others = " of the others" if diff.moved else ""
         said.append(f"{len(diff.reordered)}{others} changed their place in their device's order")
@@ -63,6 +64,8 @@ def _reasons(diff: PlanDiff) -> Iterator[str]:
         step_us = diff.before.makespan_us
         placement, priority = (change_of(us, step_us) for us in (diff.crossed.placement_after_us, diff.crossed.priority_after_us))
         yield f"B's placement with A's priorities: {placement}; A's placement with B's priorities: {priority}."
+    if diff.recosted:
+        yield f"{len(diff.recosted)} ops have other costs: the devices of a group split them in another way."
     if diff.priorities[0] != diff.priorities[1]:
         yield f"Only {'A' if diff.priorities[0] else 'B'} has priorities."
 

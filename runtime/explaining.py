@@ -1,5 +1,6 @@
 """`baechi explain`: what is said of a plan, or of an op's place in it, the most important first."""
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,10 +17,13 @@ from baechi_ext.ir.cluster import Cluster
 from runtime.tables import WIDTH, as_size, as_time
 
 MOST_PARTS, MOST_LONGEST, MOST_GAPS, MOST_MODULES = 6, 5, 5, 4
+FULL = 0.9
+"""Devices that are busy for so much of the step are not waiting for each other."""
 TIGHT = 0.9
 """A device whose peak is so much of its limit is short of memory."""
 _NARROW = 48
 """Letters of a name in a table."""
+_HELPS = 0.01
 _MATTERS = 5e-4
 """Changes of the step by less are said to be none: they would show as 0.0%."""
 
@@ -27,7 +31,7 @@ _MATTERS = 5e-4
 def print_explanation(explained: PlanExplanation) -> None:
     """Prints on stdout what bounds a plan's step, where its time goes, and, last, what would change it."""
     out = console()
-    say(out, headline(explained), waits(explained), *memory_news(explained))
+    say(out, headline(explained), *balance(explained), waits(explained), *memory_news(explained))
     for title, table in tables_of(explained):
         say(out, "", title)
         out.print(table)
@@ -69,6 +73,14 @@ def headline(explained: PlanExplanation) -> str:
     return f"The step is {first}, along its critical path of {as_time(step_us)}{rest}."
 
 
+def balance(explained: PlanExplanation) -> Iterator[str]:
+    """A sentence where several devices have hardly anything to wait for."""
+    busy_us, step_us = explained.timeline.busy_us, explained.timeline.makespan_us
+    if len(busy_us) > 1 and step_us and min(busy_us) >= FULL * step_us:
+        share = math.floor(100 * min(busy_us) / step_us)
+        yield f"Every device is busy for at least {share}% of it: only more or faster devices would shorten it much."
+
+
 def waits(explained: PlanExplanation) -> str:
     """How long data waits on the data path: what more devices, or another order, could save."""
     step_us, sums = explained.timeline.makespan_us, Counter[str]()
@@ -95,9 +107,11 @@ def memory_news(explained: PlanExplanation) -> Iterator[str]:
 
 
 def what_would_change(explained: PlanExplanation) -> str:
-    """The what-ifs that shorten the step most; that all devices are faster goes without saying."""
+    """The what-ifs that shorten the step most; that all devices are faster goes without saying, unless nothing else does."""
     step_us = explained.timeline.makespan_us
-    gains = sorted((w for w in explained.what_ifs if w.change != ALL_FASTER), key=lambda w: -w.gain_us)
+    alone = [w for w in explained.what_ifs if w.change != ALL_FASTER]
+    helps = any(w.gain_us >= _HELPS * step_us for w in alone)
+    gains = sorted(alone if helps else explained.what_ifs, key=lambda w: -w.gain_us)
     said = [f"{w.change} {change_of(w.step_us, step_us)}" for w in gains if step_us and w.gain_us / step_us >= _MATTERS]
     return f"What would change it: {'; '.join(said[:3])}." if said else "None of the changes tried here would shorten it."
 

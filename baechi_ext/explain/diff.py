@@ -48,13 +48,15 @@ class PlanDiff:
     moved: tuple[int, ...]
     reordered: tuple[int, ...]
     """The fewest ops of which one has to change the place in the order of their device to get the one order of starts from the other."""
+    recosted: tuple[int, ...]
+    """Ops whose costs are not the same in both plans, where groups of devices split them in other ways."""
     priorities: tuple[bool, bool]
     """Whether each plan has any."""
     ranks_differ: int | None
     """How many ops come as another number by priority; None where not both plans have priorities."""
     cluster_changes: tuple[str, ...]
     crossed: Crossed | None
-    """None where the clusters differ."""
+    """None where the clusters, or costs, differ."""
     renamed: tuple[int, ...] | None
     """Which device takes each one's place if the second plan's devices are renamed so that fewer ops move; None where that is none, or
     where devices and links are not all alike. Then `moved_renamed` ops still move."""
@@ -63,7 +65,7 @@ class PlanDiff:
     @property
     def is_empty(self) -> bool:
         """Whether both plans do the same on the same devices."""
-        return not (self.moved or self.reordered or self.cluster_changes)
+        return not (self.moved or self.reordered or self.recosted or self.cluster_changes)
 
     @property
     def graph(self) -> OpGraph:
@@ -104,6 +106,7 @@ class PlanDiff:
             "moved_bytes": self.moved_bytes,
             "modules": [asdict(module) for module in self.modules],
             "reordered": [ids[v].id for v in self.reordered],
+            "recosted": [ids[v].id for v in self.recosted],
             "priorities": list(self.priorities),
             "ranks_differ": self.ranks_differ,
             "cluster_changes": list(self.cluster_changes),
@@ -118,17 +121,18 @@ def diff_plans(before: Plan, after: Plan) -> PlanDiff:
         raise MismatchError("the two plans are of different graphs; give two plans of one graph")
     first, second = (AdaptiveSimulator(plan.graph, plan.cluster).run(plan.placement, plan.priority) for plan in (before, after))
     same_cluster, partner = before.cluster == after.cluster, _partners(before.cluster, after.cluster)
-    moved = tuple(v for v, d in enumerate(second.placement) if partner.get(d) != first.placement[v])
+    moved, recosted = tuple(v for v, d in enumerate(second.placement) if partner.get(d) != first.placement[v]), _recosted(before, after)
     renamed = _renamed(before, after) if same_cluster and moved else None
     return PlanDiff(
         before=first,
         after=second,
         moved=moved,
         reordered=_reordered(first, second, set(moved)),
+        recosted=recosted,
         priorities=(before.priority is not None, after.priority is not None),
         ranks_differ=_ranks_differ(before.priority, after.priority),
         cluster_changes=_cluster_changes(before.cluster, after.cluster, partner),
-        crossed=_crossed(before, after) if same_cluster and before.graph == after.graph else None,
+        crossed=_crossed(before, after) if same_cluster and not recosted else None,
         renamed=renamed and renamed[0],
         moved_renamed=renamed[1] if renamed else len(moved),
     )
@@ -192,6 +196,17 @@ def _reordered(before: Timeline, after: Timeline, moved: set[int]) -> tuple[int,
         kept = _longest_increasing([rank[v] for v in stayed])
         found += [v for i, v in enumerate(stayed) if i not in kept]
     return tuple(sorted(found))
+
+
+def _recosted(before: Plan, after: Plan) -> tuple[int, ...]:
+    one, other = before.graph, after.graph
+    if one is other:
+        return ()
+
+    def costs(graph: OpGraph, v: int) -> tuple[object, ...]:
+        return graph.ops[v], [graph.tensors[t].bytes for t in graph.outputs[v]]
+
+    return tuple(v for v in range(len(one)) if costs(one, v) != costs(other, v))
 
 
 def _longest_increasing(values: Sequence[int]) -> set[int]:

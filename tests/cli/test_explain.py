@@ -1,9 +1,12 @@
 """`baechi explain` and `baechi diff`: what they say, and where they find a plan's graph."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +23,13 @@ def changed(plan: Path, name: str, **fields: Any) -> Path:
     return write(plan.parent / name, {key: v for key, v in value.items() if v is not None})
 
 
-def on_groups(folder: Path) -> Path:
-    """A plan file of the graph on two groups of two devices."""
+def on_groups(folder: Path, name: str = "groups.json", share: float = 0.5) -> Path:
+    """A plan file of the graph on two groups of two devices, which have so much of each op to do."""
     devices = [{"name": name} for name in "pqrs"]
     cluster = {"devices": devices, "links": {"default": {"us_per_byte": 1, "latency_us": 0}}}
-    shard = {v: {"node": v, "splits": {"rows": 2}, "compute_share": 0.5} for v in "abc"}
+    shard = {v: {"node": v, "splits": {"rows": 2}, "compute_share": share} for v in "abc"}
     placement = {"a": 0, "b": 0, "c": 2}
-    return write(folder / "groups.json", {"cluster": cluster, "placement": placement, "device_groups": [[0, 1], [2, 3]], "shard": shard})
+    return write(folder / name, {"cluster": cluster, "placement": placement, "device_groups": [[0, 1], [2, 3]], "shard": shard})
 
 
 def said(run: Run, *argv: object) -> list[str]:
@@ -41,6 +44,30 @@ def parsed(run: Run, *argv: object) -> dict[str, Any]:
     return json.loads(out)
 
 
+def test_the_page_shows_what_the_commands_print(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.split(r"^    \$ ", (ROOT / "docs" / "explain.md").read_text(), flags=re.MULTILINE)[1:]
+    shown = {command: [line[4:].rstrip() for line in takewhile(indented, lines)] for command, *lines in map(str.splitlines, blocks)}
+    name, _, graph = next(iter(shown)).partition("=")
+    assert name == "G"
+    checked = 0
+    for command, expected in list(shown.items())[1:]:
+        program, *argv = shlex.split(command.replace("$G", str(ROOT / graph)))
+        code, out, err = run(*argv)
+        assert (program, code) == ("baechi", 0), err
+        printed = iter([line.rstrip() for line in out.splitlines()])
+        for line in expected:
+            if line in ("", "..."):
+                continue
+            assert line in printed, f"{command}: {line!r} does not follow"
+            checked += 1
+    assert checked > 30
+
+
+def indented(line: str) -> bool:
+    return not line or line.startswith("    ")
+
+
 # Explain: a 0-10 and b 10-20 on x; a's 4 bytes take 10-14 to y, where c runs 14-24.
 
 
@@ -53,6 +80,7 @@ def test_what_bounds_a_step(run: Run, graph: Path, plan: Path) -> None:
     assert "a x y 4 B 4 us 0 us -16.7%" in lines
     assert "x 83% 0% 0% 0% 17% 24 B 100 B its own tensors" not in lines  # its parameters are more
     assert "y 0 us 14 us c a x 10 us 0 us 4 us" in lines
+    assert not any(line.startswith("Every device is busy") for line in lines)
     assert lines[-1].startswith("What would change it: links that take no time -16.7%; links twice as fast -8.3%; ")
 
 
@@ -75,6 +103,17 @@ def test_why_an_op_is_where_it_is(run: Run, graph: Path, plan: Path) -> None:
     assert "x 30 us +25.0% yes 34 B 100 B 0 0 B" in lines
     assert "y 24 us (here) yes 14 B 100 B 1 4 B" in lines
     assert parsed(run, "explain", plan, "[ab]")["on_devices"] == [2, 0]
+
+
+def test_a_balanced_step(run: Run, graph: Path, plan: Path) -> None:
+    both = changed(plan, "both.json", placement={"a": 0, "b": 0, "c": 0})
+    lines = said(run, "explain", both, "--num_devices=1")
+    assert lines[0] == "The step is 100% compute on device:0, along its critical path of 30 us."
+    even = write(plan.parent / "even.json", a_graph(edges=(), a={"compute_us": 20}))
+    apart = changed(plan, "apart.json", op_digests=None, placement={"a": 0, "b": 1, "c": 1})
+    lines = said(run, "explain", apart, f"--graph={even}")
+    assert lines[1] == "Every device is busy for at least 100% of it: only more or faster devices would shorten it much."
+    assert lines[-1] == "What would change it: all devices 10% faster -9.1%."
 
 
 def test_memory_that_is_short_is_said(run: Run, graph: Path, plan: Path) -> None:
@@ -160,6 +199,9 @@ def test_devices_that_change_places(run: Run, graph: Path, plan: Path) -> None:
 def test_plans_on_groups_and_on_devices(run: Run, graph: Path, plan: Path, tmp_path: Path) -> None:
     groups = on_groups(tmp_path)
     assert said(run, "diff", groups, groups)[0].startswith("The plans are the same")
+    lines = said(run, "diff", groups, on_groups(tmp_path, "others.json", 0.75))
+    assert lines[0] == "B takes 19 us, A 14 us (+35.7%): no op moved."
+    assert "3 ops have other costs: the devices of a group split them in another way." in lines
     lines = said(run, "diff", plan, groups)
     assert "c y r+s 1 3 10 us 10 B" not in lines
     assert "device 'x' is called 'p+q'" in lines
