@@ -14,7 +14,7 @@ RANGES = {
     "tensorflow-cpu": ["tensorflow-cpu>=2.18,<3", "safetensors>=0.5,<1"],
     "plots": ["matplotlib>=3.9,<4", "tensorboard>=2.18,<3"],
     "nvidia": ["nvidia-ml-py>=12.535"],
-    "dev": ["pytest>=8.3,<10", "pytest-xdist>=3.6,<4", "hypothesis>=6.120,<7", "ruff>=0.15,<1"],
+    "dev": ["pytest>=8.3,<10", "pytest-xdist>=3.6,<4", "hypothesis>=6.120,<7", "ruff>=0.15,<1", "selenium>=4.27,<5"],
 }
 
 
@@ -37,6 +37,7 @@ setup(
         "baechi_ext.datasets": ["graphs/*/index.json", "graphs/*/*.json.gz"],
         "baechi_ext.place": ["order_rules.json"],
         "baechi_ext.place.placeto": ["policies/*"],
+        "runtime.report_page": ["*.html", "*.css", "*.js"],
     },
     install_requires=RANGES["core"],
     extras_require={name: needs for name, needs in RANGES.items() if name != "core"},

@@ -30,6 +30,7 @@ from runtime.flags import datasets as dataset_flags
 from runtime.flags import explain as explain_flags
 from runtime.flags import pase as pase_flags
 from runtime.flags import placeto as placeto_flags
+from runtime.flags import report as report_flags
 from runtime.flags import script as script_flags
 from runtime.flags import trace as trace_flags
 from runtime.flags import train as train_flags
@@ -292,6 +293,15 @@ def _placeto(args: argparse.Namespace) -> int:
     return 0
 
 
+def _report(args: argparse.Namespace) -> int:
+    from runtime.report_page.writing import write_page
+
+    with progress(f"reading {args.folder} and simulating its step"):
+        path = write_page(args.folder, args.out)
+    print(f"the report is {path}; open it in a browser")
+    return 0
+
+
 def _pase(args: argparse.Namespace) -> int:
     request = pase_flags.request_of(args)
     from runtime.pase import run
@@ -331,6 +341,8 @@ COMMANDS = (
     Command("placeto", "train the learned placer, or compare it with the others", placeto_flags.add_flags, _placeto),
     Command("pase", "find the cheapest way to split every layer of a network over devices", pase_flags.add_flags, _pase),
     Command("trace", "write a run's timelines, predicted and measured, for Perfetto and HTA", trace_flags.add_flags, _trace),
+    Command("report", "write one HTML page of a run: timelines, memory, the graph, and why the step takes so long",
+            report_flags.add_report_flags, _report),
     Command("export-device-map", "write the device_map of accelerate's that is nearest to a plan", _export_flags, _export),
     Command("simulate", "say what a plan is worth: step, busy time, memory, broken rules", explain_flags.add_simulate_flags, _simulate),
     Command("explain", "say what bounds a plan's step, or why an op is where it is", explain_flags.add_explain_flags, _explain),

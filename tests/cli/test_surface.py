@@ -81,6 +81,7 @@ FLAGS = {
     "diff": {"--graph", "--json"},
     "export-device-map": {"--out", "--json"},
     "trace": {"--out", "--ranks"},
+    "report": {"--out"},
 }  # fmt: skip
 SOURCES = CLUSTER | {"--folder", "--most_graphs"}
 PLACETO_FLAGS = {

@@ -1,0 +1,82 @@
+"use strict";
+// What every part of the page uses: the data, elements, words for numbers, and which op is selected.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const ops = data.ops, tensors = data.tensors, placement = data.placement, devices = data.devices;
+const opCount = ops.id.length;
+
+/* Tensors that an op makes and reads. */
+const made = Array.from({ length: opCount }, () => []), read = Array.from({ length: opCount }, () => []);
+tensors.producer.forEach((v, t) => {
+  made[v].push(t);
+  for (const w of tensors.readers[t]) read[w].push(t);
+});
+const critical = new Set(data.predicted.critical);
+
+/* An element with attributes and children; text never becomes HTML. `onclick` and the like are listeners, `style` is an object. */
+function el(name, attributes = {}, ...children) {
+  const svg = ["svg", "g", "rect", "line", "circle", "text", "path", "title"].includes(name);
+  const node = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else if (key === "style") Object.assign(node.style, value);
+    else node.setAttribute(key, value === true ? "" : value);
+  }
+  return fill(node, ...children);
+}
+
+/* Appends children, lists of them included; null and undefined are nothing. */
+function fill(node, ...children) {
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+const figures = (value) => String(Number(value.toPrecision(4)));
+
+function time(us) {
+  if (us >= 1e6) return figures(us / 1e6) + " s";
+  return us >= 1e3 ? figures(us / 1e3) + " ms" : figures(us) + " us";
+}
+
+function size(bytes) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let i = 0;
+  for (; bytes >= 1024 && i + 1 < units.length; i++) bytes /= 1024;
+  return figures(bytes) + " " + units[i];
+}
+
+function share(part, whole) {
+  if (!(whole > 0)) return "-";
+  return part > 0 && part < whole / 100 ? "<1%" : Math.round((100 * part) / whole) + "%";
+}
+const plural = (count, noun) => count + " " + noun + (count === 1 ? "" : "s");
+const swatch = (device) => el("span", { class: "swatch", style: { background: devices[device].colour } });
+
+/* A colour of the style sheet, which depends on light and dark. */
+const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+
+/* The selected op, and who wants to know of it. */
+const selection = { op: null, listeners: [] };
+function select(op) {
+  selection.op = op;
+  for (const listener of selection.listeners) listener(op);
+}
+const opLink = (op) => el("button", { class: "link", type: "button", onclick: () => select(op) }, ops.id[op]);
+
+/* Evenly spaced round numbers between two times. */
+function ticks(from, to, most) {
+  const raw = (to - from) / Math.max(1, most), power = 10 ** Math.floor(Math.log10(raw || 1));
+  const step = power * [1, 2, 5, 10].find((m) => m * power >= raw);
+  const found = [];
+  for (let i = Math.ceil(from / step); i * step <= to; i++) found.push(i * step);
+  return found;
+}
+
+/* A section of the page with a heading; empty ones are never made. */
+function section(id, title, ...children) {
+  document.getElementById("sections").append(el("a", { href: "#" + id }, title));
+  const node = el("section", { id, "aria-labelledby": id + "-title" }, el("h2", { id: id + "-title" }, title), ...children);
+  document.getElementById("main").append(node);
+  return node;
+}

@@ -1,0 +1,297 @@
+"use strict";
+// The graph of groups and ops: coloured by device, a click opens a group or selects an op.
+
+class GraphView {
+  constructor(way, height) {
+    this.surface = new Surface(this, "The graph of ops in groups, coloured by device", height);
+    this.surface.canvas.classList.add("free");
+    this.focus = null;
+    this.regroup(way);
+  }
+
+  regroup(way) {
+    Object.assign(this, treeBy(way));
+    this.root.open = true;
+    this.openSome();
+    this.layout();
+    this.fit();
+  }
+
+  /* Opens groups from the largest on while there is little to see. */
+  openSome() {
+    const closed = [...this.root.groups.values()];
+    let shown = this.root.items().length;
+    while (closed.length && shown < 14) {
+      const next = closed.sort((a, b) => a.depth - b.depth || b.all.length - a.all.length).shift();
+      if (shown + next.items().length > 90) continue;
+      next.open = true;
+      shown += next.items().length;
+      closed.push(...next.groups.values());
+    }
+  }
+
+  /* Places everything that is shown: `boxes` with x and y in the whole drawing, groups before what is in them. */
+  layout() {
+    arrange(this.root, this.links);
+    this.boxes = [];
+    const place = (group, x, y) => {
+      for (const box of group.boxes) {
+        box.X = x + box.x;
+        box.Y = y + box.y;
+        this.boxes.push(box);
+        if (box.open) place(box, box.X, box.Y);
+      }
+    };
+    place(this.root, 0, -TITLE);
+    this.root.h -= TITLE;
+    this.boxOfOp = new Map(this.boxes.filter((box) => box.op !== undefined).map((box) => [box.op, box]));
+    this.edges = this.shownEdges();
+  }
+
+  /* The box in which an op is seen: its own, or that of the outermost closed group. */
+  boxOf(op) {
+    let box = this.boxOfOp.get(op) ?? null;
+    for (let group = this.home[op]; group.parent; group = group.parent) if (!group.open) box = group;
+    return box;
+  }
+
+  shownEdges() {
+    const seen = new Map(), boxes = ops.id.map((_, v) => this.boxOf(v)), numbers = new Map(this.boxes.map((box, i) => [box, i]));
+    tensors.producer.forEach((v, t) => {
+      const a = boxes[v];
+      for (const w of tensors.readers[t]) {
+        const b = boxes[w];
+        if (a === b) continue;
+        const key = numbers.get(a) * this.boxes.length + numbers.get(b);
+        if (!seen.has(key)) seen.set(key, { a, b, moved: 0 });
+        if (placement[v] !== placement[w]) seen.get(key).moved += tensors.bytes[t];
+      }
+    });
+    return [...seen.values()];
+  }
+
+  resized(width, height) {
+    const first = this.width === undefined;
+    Object.assign(this, { width, tall: height });
+    if (first) this.fit();
+  }
+
+  fit() {
+    if (this.width === undefined) return;
+    this.scale = Math.min(this.width / this.root.w, this.tall / this.root.h, 1.2);
+    this.dx = (this.width - this.root.w * this.scale) / 2;
+    this.dy = Math.max(0, (this.tall - this.root.h * this.scale) / 2);
+  }
+
+  pan(dx, dy) { this.dx += dx; this.dy += dy; }
+
+  zoom(factor, x, y) {
+    const scale = Math.min(4, Math.max(0.01, this.scale * factor));
+    this.dx = x - ((x - this.dx) * scale) / this.scale;
+    this.dy = y - ((y - this.dy) * scale) / this.scale;
+    this.scale = scale;
+  }
+
+  inSight(box) {
+    const x = box.X * this.scale + this.dx, y = box.Y * this.scale + this.dy;
+    return x < this.width && y < this.tall && x + box.w * this.scale > 0 && y + box.h * this.scale > 0;
+  }
+
+  draw(context) {
+    this.colours = Object.fromEntries(["paper", "card", "line", "ink", "muted", "accent", "faint"].map((name) => [name, ink(name)]));
+    context.translate(this.dx, this.dy);
+    context.scale(this.scale, this.scale);
+    const seen = new Set(this.boxes.filter((box) => this.inSight(box)));
+    for (const box of seen) if (box.open) this.drawOpen(context, box);
+    for (const edge of this.edges) if (seen.has(edge.a) || seen.has(edge.b)) this.drawEdge(context, edge);
+    for (const box of seen) {
+      if (box.op !== undefined) this.drawOp(context, box);
+      else if (!box.open) this.drawClosed(context, box);
+    }
+    const selected = selection.op === null ? null : this.boxOf(selection.op);
+    if (selected) this.outline(context, selected, this.colours.accent, 3 / this.scale);
+    if (this.focus) this.outline(context, this.focus, this.colours.ink, 2 / this.scale);
+  }
+
+  outline(context, box, colour, width) {
+    context.strokeStyle = colour;
+    context.lineWidth = Math.max(2, width);
+    context.strokeRect(box.X - 2, box.Y - 2, box.w + 4, box.h + 4);
+  }
+
+  legible() { return this.scale * 12 >= 5; }
+
+  drawOpen(context, box) {
+    context.fillStyle = box.depth % 2 ? this.colours.card : this.colours.paper;
+    context.strokeStyle = this.colours.line;
+    context.lineWidth = 1;
+    rounded(context, box, 8);
+    context.fill();
+    context.stroke();
+    if (!this.legible()) return;
+    context.fillStyle = this.colours.muted;
+    context.textAlign = "left";
+    context.fillText(clipped(context, "\u2212 " + box.name, box.w - 20), box.X + 10, box.Y + 15);
+  }
+
+  drawEdge(context, { a, b, moved }) {
+    context.strokeStyle = moved ? this.colours.muted : this.colours.faint;
+    context.globalAlpha = moved ? 0.9 : 0.4;
+    context.lineWidth = (moved ? 1.8 : 1) / Math.max(0.6, Math.min(1, this.scale));
+    context.setLineDash(moved ? [5, 3] : []);
+    context.beginPath();
+    if (b.Y >= a.Y + a.h) this.downwards(context, a, b);
+    else this.sideways(context, a, b);
+    context.stroke();
+    context.setLineDash([]);
+    context.globalAlpha = 1;
+  }
+
+  downwards(context, a, b) {
+    const from = [a.X + a.w / 2, a.Y + a.h], to = [b.X + b.w / 2, b.Y], bend = Math.max(10, (to[1] - from[1]) / 2.2);
+    context.moveTo(...from);
+    context.bezierCurveTo(from[0], from[1] + bend, to[0], to[1] - bend, ...to);
+  }
+
+  /* To a box in another column, or back. */
+  sideways(context, a, b) {
+    const right = b.X + b.w / 2 >= a.X + a.w / 2;
+    const from = [right ? a.X + a.w : a.X, a.Y + a.h / 2], to = [right ? b.X : b.X + b.w, b.Y + b.h / 2];
+    const bend = Math.max(24, Math.abs(to[0] - from[0]) / 2.2) * (right ? 1 : -1);
+    context.moveTo(...from);
+    context.bezierCurveTo(from[0] + bend, from[1], to[0] - bend, to[1], ...to);
+  }
+
+  drawClosed(context, box) {
+    context.fillStyle = this.colours.paper;
+    context.strokeStyle = this.colours.faint;
+    context.lineWidth = 1;
+    rounded(context, box, 6);
+    context.fill();
+    context.stroke();
+    const total = box.byDevice.reduce((a, b) => a + b, 0) || 1;
+    let x = box.X + 8;
+    box.byDevice.forEach((part, d) => {
+      const w = ((box.w - 16) * part) / total;
+      context.fillStyle = devices[d].colour;
+      context.fillRect(x, box.Y + box.h - 12, w, 6);
+      x += w;
+    });
+    if (!this.legible()) return;
+    const used = box.counts.map((count, d) => (count ? devices[d].name : null)).filter(Boolean);
+    context.textAlign = "left";
+    context.fillStyle = this.colours.ink;
+    context.fillText(clipped(context, "+ " + box.name, box.w - 16), box.X + 8, box.Y + 14);
+    context.fillStyle = this.colours.muted;
+    context.font = "11px system-ui, sans-serif";
+    const where = used.length === 1 ? used[0] : used.length + " devices";
+    context.fillText(clipped(context, `${plural(box.all.length, "op")}, ${time(box.us)}, ${where}`, box.w - 16), box.X + 8, box.Y + 30);
+    context.font = "12px system-ui, sans-serif";
+  }
+
+  drawOp(context, box) {
+    const device = devices[placement[box.op]];
+    context.fillStyle = device.colour;
+    rounded(context, box, 4);
+    context.fill();
+    if (critical.has(box.op)) {
+      context.strokeStyle = this.colours.ink;
+      context.lineWidth = 2;
+      context.stroke();
+    }
+    if (!this.legible()) return;
+    context.textAlign = "left";
+    context.fillStyle = device.text;
+    context.fillText(clipped(context, ops.id[box.op], box.w - 14), box.X + 7, box.Y + 12);
+    context.font = "11px system-ui, sans-serif";
+    context.fillText(clipped(context, `${time(ops.compute_us[box.op])}, ${device.name}`, box.w - 14), box.X + 7, box.Y + 26);
+    context.font = "12px system-ui, sans-serif";
+  }
+
+  pick(x, y) {
+    const X = (x - this.dx) / this.scale, Y = (y - this.dy) / this.scale;
+    return this.boxes.findLast((box) => X >= box.X && X <= box.X + box.w && Y >= box.Y && Y <= box.Y + box.h &&
+      (!box.open || Y <= box.Y + TITLE)) ?? null;
+  }
+
+  describe(box) {
+    if (box.op !== undefined) return `${ops.id[box.op]}\n${ops.op[box.op]}\n${time(ops.compute_us[box.op])} on ${devices[placement[box.op]].name}`;
+    const on = devices.map((device, d) => (box.counts[d] ? `${device.name}: ${plural(box.counts[d], "op")}` : null)).filter(Boolean);
+    return `${box.name}\n${plural(box.all.length, "op")}, ${time(box.us)}\n${on.join("\n")}`;
+  }
+
+  choose(box) {
+    if (box.op !== undefined) select(box.op);
+    else this.toggle(box);
+  }
+
+  /* Opens or closes a group, whose corner stays where it is on the screen. */
+  toggle(group) {
+    const x = group.X * this.scale + this.dx, y = group.Y * this.scale + this.dy;
+    group.open = !group.open;
+    this.layout();
+    this.dx = x - group.X * this.scale;
+    this.dy = y - group.Y * this.scale;
+    this.surface.redraw();
+  }
+
+  openAll(open) {
+    const each = (group) => { group.open = open || !group.parent; for (const child of group.groups.values()) each(child); };
+    each(this.root);
+    if (!open) this.openSome();
+    this.layout();
+    this.fit();
+    this.surface.redraw();
+  }
+
+  /* Opens what hides an op and moves it to the middle. */
+  reveal(op) {
+    for (let group = this.home[op]; group; group = group.parent) group.open = true;
+    this.layout();
+    const box = this.boxOfOp.get(op);
+    this.scale = Math.max(this.scale, 0.8);
+    this.dx = this.width / 2 - (box.X + box.w / 2) * this.scale;
+    this.dy = this.tall / 2 - (box.Y + box.h / 2) * this.scale;
+    this.surface.redraw();
+  }
+
+  /* n and p: the next and previous box; Enter: opens, closes or selects it. */
+  key(key) {
+    if (key === "Enter" && this.focus) {
+      const box = this.focus;
+      this.choose(box);
+      return true;
+    }
+    if (key !== "n" && key !== "p") return false;
+    const at = this.boxes.indexOf(this.focus), next = at < 0 ? 0 : at + (key === "n" ? 1 : -1);
+    this.focus = this.boxes[Math.min(this.boxes.length - 1, Math.max(0, next))] ?? null;
+    if (this.focus && !this.inSight(this.focus)) {
+      this.dx = this.width / 2 - (this.focus.X + this.focus.w / 2) * this.scale;
+      this.dy = this.tall / 2 - (this.focus.Y + TITLE) * this.scale;
+    }
+    return true;
+  }
+
+  /* The middle of a box in the canvas, in CSS pixels. */
+  centre(box) { return [(box.X + box.w / 2) * this.scale + this.dx, (box.Y + Math.min(box.h, TITLE) / 2) * this.scale + this.dy]; }
+}
+
+function rounded(context, box, radius) {
+  context.beginPath();
+  context.roundRect(box.X, box.Y, box.w, box.h, radius);
+}
+
+const graph = new GraphView(ops.module.some((name) => name) || !ops.colocation.some((name) => name !== null) ? "module" : "colocation", 560);
+
+function graphSection() {
+  const ways = [["module", "module"], ["colocation", "colocation group"], ["device", "device"]];
+  const chosen = el("select", { "aria-label": "group by", onchange: () => { graph.regroup(chosen.value); graph.surface.redraw(); } },
+    ways.map(([value, text]) => el("option", { value }, "by " + text)));
+  chosen.value = ops.module.some((name) => name) || !ops.colocation.some((name) => name !== null) ? "module" : "colocation";
+  const all = (text, open) => el("button", { type: "button", onclick: () => graph.openAll(open) }, text);
+  section("graph", "Graph",
+    el("p", { class: "note" }, "A click on a group opens or closes it, one on an op selects it. Dashed lines are tensors that change devices; ops on the " +
+      "critical path have a frame. n and p go from box to box, Enter is a click."),
+    el("div", { class: "bar" }, chosen, all("Open all", true), all("Close all", false), graph.surface.buttons()), graph.surface.canvas,
+    el("div", { class: "legend" }, devices.map((device, d) => el("span", {}, swatch(d), device.name))));
+}

@@ -1,0 +1,46 @@
+"""The page itself: template, style and script put together with the data, and a policy that lets it run nothing else and fetch nothing."""
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from runtime.palette import LIMIT
+
+_SCRIPTS = ("base.js", "surface.js", "timeline.js", "memory.js", "layout.js", "graph.js", "panels.js", "main.js")
+"""In the order they run: each uses only those before it."""
+
+
+def render(data: Mapping[str, Any]) -> str:
+    """The HTML of `page_data`. Nothing in the data can end the element it stands in, and no script but ours runs."""
+    script = "".join(map(_asset, _SCRIPTS))
+    style = _asset("style.css").replace("LIMIT_COLOUR", LIMIT)
+    parts = {
+        "POLICY": f"default-src 'none'; img-src data:; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        "base-uri 'none'; form-action 'none'",
+        "TITLE": html.escape(f"{data['headline']['title']} - {data['headline']['method']}"),
+        "STYLE": style,
+        "DATA": _embedded(data),
+        "SCRIPT": script,
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], _asset("template.html"))
+
+
+def _embedded(data: Mapping[str, Any]) -> str:
+    """JSON in which nothing looks like HTML."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files("runtime.report_page") / name).read_text(encoding="utf-8")
