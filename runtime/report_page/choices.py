@@ -5,7 +5,7 @@ from typing import Any
 from baechi_ext.explain import Mover
 from runtime.run_folder import RunFolder
 
-OPS_SIMULATED = 20_000_000
+OPS_SIMULATED = 6_000_000
 """No more than so many ops are simulated in all: some seconds."""
 LEAST, MOST = 20, 1000
 

@@ -23,7 +23,7 @@ class GraphView {
     let shown = this.root.items().length;
     while (closed.length && shown < 14) {
       const next = closed.sort((a, b) => a.depth - b.depth || b.all.length - a.all.length).shift();
-      if (shown + next.items().length > 90) continue;
+      if (shown + next.items().length > 40) continue;
       next.open = true;
       shown += next.items().length;
       closed.push(...next.groups.values());
@@ -103,12 +103,15 @@ class GraphView {
     context.scale(this.scale, this.scale);
     const seen = new Set(this.boxes.filter((box) => this.inSight(box)));
     for (const box of seen) if (box.open) this.drawOpen(context, box);
-    for (const edge of this.edges) if (seen.has(edge.a) || seen.has(edge.b)) this.drawEdge(context, edge);
+    const selected = selection.op === null ? null : this.boxOf(selection.op);
+    const strength = this.edges.length > 150 ? 0.5 : 1;
+    for (const edge of this.edges) {
+      if (seen.has(edge.a) || seen.has(edge.b)) this.drawEdge(context, edge, edge.a === selected || edge.b === selected, strength);
+    }
     for (const box of seen) {
       if (box.op !== undefined) this.drawOp(context, box);
       else if (!box.open) this.drawClosed(context, box);
     }
-    const selected = selection.op === null ? null : this.boxOf(selection.op);
     if (selected) this.outline(context, selected, this.colours.accent, 3 / this.scale);
     if (this.focus) this.outline(context, this.focus, this.colours.ink, 2 / this.scale);
   }
@@ -134,9 +137,9 @@ class GraphView {
     context.fillText(clipped(context, "\u2212 " + box.name, box.w - 20), box.X + 10, box.Y + 15);
   }
 
-  drawEdge(context, { a, b, moved }) {
-    context.strokeStyle = moved ? this.colours.muted : this.colours.faint;
-    context.globalAlpha = moved ? 0.9 : 0.4;
+  drawEdge(context, { a, b, moved }, isSelected, strength) {
+    context.strokeStyle = isSelected ? this.colours.accent : moved ? this.colours.muted : this.colours.faint;
+    context.globalAlpha = isSelected ? 1 : strength * (moved ? 0.9 : 0.45);
     context.lineWidth = (moved ? 1.8 : 1) / Math.max(0.6, Math.min(1, this.scale));
     context.setLineDash(moved ? [5, 3] : []);
     context.beginPath();

@@ -113,8 +113,9 @@ function detailsPanel() {
   const field = el("input", { type: "search", placeholder: "Find an op", "aria-label": "Find an op by its name, kind or module" });
   const found = el("ul", { class: "found", "aria-label": "Ops found" });
   field.addEventListener("input", () => found.replaceChildren(...search(field.value).map((v) => el("li", {}, opLink(v)))));
-  document.getElementById("graph").insertBefore(el("div", { class: "bar" }, field), document.querySelector("#graph .bar").nextSibling);
-  field.parentNode.after(found);
+  const bar = document.querySelector("#graph .bar");
+  bar.append(field);
+  bar.after(found);
   const show = (op) => panel.replaceChildren(op === null
     ? el("div", { class: "card empty" }, el("p", { class: "note" }, "Click an op in the timeline or the graph to see what it costs and why it is where it is."))
     : opCard(op));

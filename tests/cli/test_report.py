@@ -1,0 +1,27 @@
+"""`baechi report`: what it writes and says."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_a_report_of_a_plan(run: Run, graph: Path, plan: Path) -> None:
+    code, out, _ = run("report", graph.parent)
+    page = graph.parent / "report.html"
+    assert (code, out) == (0, f"the report is {page}; open it in a browser\n")
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_a_report_goes_where_it_is_told_to(run: Run, graph: Path, plan: Path, tmp_path: Path) -> None:
+    (tmp_path / "pages").mkdir()
+    code, _, _ = run("report", graph.parent, f"--out={tmp_path / 'pages' / 'a.html'}")
+    assert code == 0
+    assert [path.name for path in (tmp_path / "pages").iterdir()] == ["a.html"]
+
+
+def test_a_folder_without_a_run_is_an_error(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("report", tmp_path)
+    assert (code, out) == (1, "")
+    assert "has no graph.json" in err
+    assert err.splitlines()[-1].startswith("error:")

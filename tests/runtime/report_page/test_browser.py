@@ -1,0 +1,237 @@
+"""The page of a run in a real browser: it opens, draws every panel, answers clicks and keys, and asks nobody for anything."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.report_page.writing import write_page
+from tests.runtime.report_page.runs import ENDING, HOSTILE, towers, write_plan, write_run
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium drives the browser; pip install 'baechi-ext[dev]'")
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None or shutil.which("chromedriver") is None, reason="needs a browser; apt install chromium chromium-driver"
+)
+SECTIONS = ["timeline", "devices", "memory", "graph", "methods", "explanation"]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    profile = tmp_path_factory.mktemp("profile")
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={profile}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    service = webdriver.ChromeService(shutil.which("chromedriver"), env={**os.environ, "HOME": str(profile)})
+    driver = webdriver.Chrome(options=options, service=service)
+    driver.set_page_load_timeout(60)
+    driver.set_script_timeout(60)
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_page(str(write_run(tmp_path_factory.mktemp("runs") / "small", towers())), None)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_page(str(write_plan(tmp_path_factory.mktemp("runs") / "large", towers(layers=120, towers=9), "contiguous")), None)
+
+
+class Page:
+    """A page that was opened in the browser, this many pixels wide."""
+
+    def __init__(self, browser: Any, path: Path, width: int = 1280) -> None:
+        self.browser = browser
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        for log in ("browser", "performance"):
+            browser.get_log(log)
+        browser.get(path.as_uri())
+        self.drawn()
+
+    def run(self, script: str, *arguments: object) -> Any:
+        return self.browser.execute_script(script, *arguments)
+
+    def drawn(self) -> None:
+        """Waits until everything is drawn that waits for the next frame."""
+        self.browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(arguments[0])))")
+
+    def click(self, section: str, script: str, *arguments: object) -> None:
+        """Clicks with the mouse in a section's canvas, where a script says."""
+        canvas = self.browser.find_element("css selector", f"#{section} canvas")
+        self.run("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", canvas)
+        self.drawn()
+        x, y = self.run(f"return {script}", *arguments)
+        left, top = self.run("const box = arguments[0].getBoundingClientRect(); return [box.x, box.y]", canvas)
+        actions = webdriver.ActionChains(self.browser, duration=0)
+        actions.w3c_actions.pointer_action.move_to_location(round(left + 1 + x), round(top + 1 + y))
+        actions.click().perform()
+        self.drawn()
+
+    def keys(self, section: str, keys: str) -> None:
+        canvas = self.browser.find_element("css selector", f"#{section} canvas")
+        self.run("arguments[0].focus()", canvas)
+        canvas.send_keys(keys)
+        self.drawn()
+
+    def text(self, selector: str) -> str:
+        return self.browser.find_element("css selector", selector).text
+
+    def errors(self) -> list[str]:
+        return [entry["message"] for entry in self.browser.get_log("browser")]
+
+    def requests(self) -> list[str]:
+        """What was asked for, the page itself left out."""
+        events = [json.loads(entry["message"])["message"] for entry in self.browser.get_log("performance")]
+        urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        return [url for url in urls if url != self.browser.current_url and not url.startswith("data:")]
+
+
+def colours_of(page: Page) -> list[int]:
+    """For each canvas, how many colours are in it."""
+    return page.run("""
+        return [...document.querySelectorAll("canvas")].map((canvas) => {
+          const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+          copy.drawImage(canvas, 0, 0);
+          return new Set(new Uint32Array(copy.getImageData(0, 0, canvas.width, canvas.height).data.buffer)).size;
+        });""")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_panel_is_there_and_drawn(browser: Any, small: Path, width: int) -> None:
+    page = Page(browser, small, width)
+    assert page.run("return [...document.querySelectorAll('main > section')].map((s) => s.id)") == SECTIONS
+    drawn = "[...document.querySelectorAll('header, section, canvas, svg, table')]"
+    boxes = page.run(f"return {drawn}.map((e) => [e.nodeName, e.getBoundingClientRect().width, e.getBoundingClientRect().height])")
+    assert len(boxes) > len(SECTIONS)
+    assert [box for box in boxes if box[1] < 100 or box[2] < 30] == []
+    assert len(colours_of(page)) == 3
+    assert min(colours_of(page)) > 10
+    assert page.run("return document.documentElement.scrollWidth") <= width
+    assert page.errors() == []
+    assert page.requests() == []
+
+
+def test_what_stands_at_the_top(browser: Any, small: Path) -> None:
+    page = Page(browser, small)
+    assert page.text("h1") == f"towers {HOSTILE}"
+    assert "Splitting pays: 1.40 times as fast as one device" in page.text("header")
+    assert "baechi train '--out=a folder'" in page.text("header pre")
+    page.run("document.querySelector('header details').open = true")
+    assert f"a note on {HOSTILE}" in page.text("header details")
+    assert "one op was not seen to run" in page.text("header details")
+    assert "baechi 1.0, torch 2.0" in page.text("header details")
+
+
+def test_a_click_on_an_op_of_the_timeline_shows_its_costs_and_choices(browser: Any, small: Path) -> None:
+    page = Page(browser, small)
+    op = page.run("return ops.id.indexOf('grad conv.1.3')")
+    page.click("timeline", "timeline.centre(arguments[0])", op)
+    details = page.text("#details")
+    assert page.run("return selection.op") == op
+    assert "grad conv.1.3" in details
+    assert "aten.conv_backward" in details
+    assert "227 us" in details
+    assert "8 KiB" in details
+    rows = page.run("return [...document.querySelectorAll('#choices tbody tr')].map((row) => row.innerText)")
+    assert len(rows) == 2
+    assert sum("(here)" in row for row in rows) == 1
+    assert all("fits" in row for row in rows)
+    assert "With 2 ops of its colocation group" in details
+    assert page.errors() == []
+
+
+def test_a_click_opens_a_group_and_then_selects_an_op_in_it(browser: Any, small: Path) -> None:
+    page = Page(browser, small)
+    group = "graph.boxes.find((box) => box.op === undefined && !box.open)"
+    before, inside = page.run(f"return [graph.boxes.length, {group}.items().length]")
+    page.click("graph", f"graph.centre({group})")
+    assert page.run("return graph.boxes.length") == before + inside
+    op = page.run("return [...graph.boxOfOp.keys()].at(-1)")
+    page.run("graph.reveal(arguments[0])", op)
+    page.click("graph", "graph.centre(graph.boxOfOp.get(arguments[0]))", op)
+    assert page.run("return selection.op") == op
+    assert page.run("return ops.id[selection.op]") in page.text("#details")
+    assert page.errors() == []
+
+
+def test_keys_move_zoom_and_select(browser: Any, small: Path) -> None:
+    page = Page(browser, small)
+    page.keys("timeline", "++")
+    whole, shown = page.run("return [span.whole, span.to - span.from]")
+    assert shown < whole / 2
+    page.keys("timeline", "0n")
+    assert page.run("return span.to - span.from") == whole
+    first = page.run("return selection.op")
+    page.keys("timeline", "n")
+    assert page.run("return [arguments[0], selection.op].map((v) => tracks[0].lanes[placement[v]].indexOf(v))", first) == [0, 1]
+    page.keys("graph", "nnn\ue007")
+    assert page.run("return graph.focus !== null")
+    assert page.errors() == []
+
+
+def test_names_from_files_are_text_and_nothing_else(browser: Any, small: Path) -> None:
+    page = Page(browser, small)
+    assert page.run("return document.scripts.length") == 2
+    assert page.run("return document.querySelectorAll('img, iframe, object, embed').length") == 0
+    for name in (HOSTILE, ENDING):
+        page.run("select(ops.id.indexOf(arguments[0]))", name)
+        assert name in page.text("#details h3")
+    field = page.browser.find_element("css selector", "input[type=search]")
+    field.send_keys("onerror")
+    assert ENDING in page.text("#graph .found")
+    assert ENDING in page.text("#methods")
+    assert page.run("return document.querySelectorAll('img').length") == 0
+    assert page.errors() == []
+    assert page.requests() == []
+
+
+def test_no_other_script_runs_and_nothing_can_be_fetched(browser: Any, small: Path) -> None:
+    page = Page(browser, small)
+    page.run("const s = document.createElement('script'); s.textContent = 'window.ran = 1'; document.body.append(s)")
+    page.run("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.ran = 2\"><img src=\"http://127.0.0.1:9/x.png\">')")
+    page.run("fetch('http://127.0.0.1:9/').catch(() => {})")
+    page.drawn()
+    assert page.run("return window.ran === undefined")
+    assert len(page.errors()) >= 3
+
+
+def test_dark_pages_are_drawn_dark(browser: Any, small: Path) -> None:
+    page = Page(browser, small)
+    light = page.run("return getComputedStyle(document.body).backgroundColor")
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
+    try:
+        page.drawn()
+        assert page.run("return getComputedStyle(document.body).backgroundColor") != light
+        assert min(colours_of(page)) > 10
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_thousands_of_ops_can_be_opened_and_one_found(browser: Any, large: Path) -> None:
+    page = Page(browser, large)
+    assert page.run("return opCount") > 3000
+    assert 5 < page.run("return graph.boxes.length") < 200
+    page.run("graph.openAll(true)")
+    page.drawn()
+    assert page.run("return graph.boxOfOp.size === opCount")
+    op = page.run("return ops.id.indexOf('grad conv.5.70')")
+    page.run("select(arguments[0]); span.show(data.predicted.start_us[arguments[0]], data.predicted.end_us[arguments[0]])", op)
+    page.click("timeline", "timeline.centre(arguments[0])", op)
+    assert page.run("return selection.op") == op
+    assert "Why it is here" in page.text("#details")
+    assert page.run("return document.getElementById('methods')") is None
+    assert min(colours_of(page)) > 10
+    assert page.errors() == []
+    assert page.requests() == []

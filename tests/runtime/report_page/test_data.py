@@ -1,0 +1,141 @@
+"""What the page of a run shows: the same numbers that the run's files say, and nothing in it that could be HTML."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baechi_ext.errors import FileError
+from runtime.palette import DEVICES, device_colour, text_colour
+from runtime.report_page import choices
+from runtime.report_page.data import page_data
+from runtime.report_page.headline import headline
+from runtime.report_page.page import render
+from runtime.report_page.writing import write_page
+from runtime.run_folder import RunFolder
+from tests.runtime.report_page.runs import ENDING, HOSTILE, towers, write_plan, write_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder.load(write_run(tmp_path / "run", towers()))
+
+
+def test_the_steps_are_those_of_the_files(run: RunFolder) -> None:
+    data = page_data(run)
+    assert data["ops"]["id"] == [op.id for op in run.graph.ops]
+    assert data["placement"] == list(run.plan.placement)
+    assert data["predicted"]["end_us"] == pytest.approx(run.timeline.end_us, abs=0.005)
+    assert len(data["predicted"]["transfers"]) == len(run.timeline.transfers) > 0
+    assert data["measured"]["end_us"] == pytest.approx([1.25 * us for us in run.timeline.end_us], abs=0.005)
+    assert [t[:3] for t in data["measured"]["transfers"]] == [t[:3] for t in data["predicted"]["transfers"]]
+    for (at_us, held), peak in zip(data["predicted"]["memory"], run.timeline.peak_memory_bytes, strict=True):
+        assert max(held) == peak
+        assert at_us == sorted(at_us)
+
+
+def test_an_op_that_was_not_seen_to_run_has_no_times(run: RunFolder) -> None:
+    assert run.measured is not None
+    cut = replace(run, measured=replace(run.measured, ops=run.measured.ops[1:]))
+    measured = page_data(cut)["measured"]
+    missing = run.graph.index[run.measured.ops[0].id]
+    assert [v for v, start in enumerate(measured["start_us"]) if start is None] == [missing]
+
+
+def test_choices_are_those_of_moving_the_op_and_its_group(run: RunFolder) -> None:
+    found = choices.page_choices(run)
+    v = run.graph.index["grad conv.1.3"]
+    own = found["found"][found["of"][v]]
+    assert own["moved"] == 3
+    assert [c["device"] for c in own["choices"]] == [0, 1]
+    here = own["choices"][run.plan.placement[v]]
+    assert here["step_us"] == run.timeline.makespan_us
+    assert None not in found["of"]
+
+
+def test_of_many_ops_the_most_costly_have_choices(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "LEAST", 2)
+    monkeypatch.setattr(choices, "OPS_SIMULATED", 0)
+    found = choices.page_choices(run)
+    assert len(found["found"]) == 2
+    assert "the 2 most costly of 14" in found["shown"]
+    groups = run.graph.groups
+    cost = {name: sum(run.graph.ops[v].compute_us for v in members) for name, members in groups.items()}
+    costliest = sorted(cost, key=lambda name: -cost[name])[:2]
+    assert {v for v, place in enumerate(found["of"]) if place is not None} == {v for name in costliest for v in groups[name]}
+
+
+def embedded(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+def test_nothing_from_a_file_can_end_the_data_or_begin_an_element(run: RunFolder) -> None:
+    page = render(page_data(run))
+    assert "<script>alert" not in page
+    assert ENDING not in page
+    assert page.count("<script") == page.count("</script>") == 2
+    assert HOSTILE in embedded(page)["ops"]["id"]
+    assert ENDING in embedded(page)["ops"]["id"]
+
+
+def test_names_that_look_like_the_template_stay_as_they_are(run: RunFolder) -> None:
+    data = page_data(run)
+    data["headline"]["title"] = "{{SCRIPT}} {{DATA}}"
+    page = render(data)
+    assert "<title>{{SCRIPT}} {{DATA}} - m_etf</title>" in page
+    assert embedded(page)["headline"]["title"] == "{{SCRIPT}} {{DATA}}"
+
+
+def test_the_page_may_fetch_nothing_and_run_its_own_script_only(run: RunFolder) -> None:
+    page = render(page_data(run))
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert policy
+    assert policy[1].startswith("default-src 'none'; ")
+    assert "unsafe" not in policy[1]
+    assert re.findall(r"\b(?:src|href)=[\"']?(?!#)([^\"' >]+)", page.split('id="data"')[0].split("<style>")[0]) == ["data:,"]
+    assert "://" not in page.replace("http://www.w3.org/2000/svg", "").split('id="data"')[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "tone", "text"),
+    [
+        ({}, "good", "Splitting pays: 1.40 times"),
+        ({"speedup_interval": {"median": 0.9, "low": 0.8, "high": 1.1}}, "bad", "Splitting does not pay here: 0.90 times"),
+        ({"doubts": ["too few steps"]}, "doubt", "Inconclusive: too few steps."),
+        ({"speedup_interval": None}, "plain", "how it compares with one device was not measured"),
+    ],
+)
+def test_the_verdict(run: RunFolder, changes: dict[str, Any], tone: str, text: str) -> None:
+    verdict = headline(replace(run, report={**(run.report or {}), **changes}))["verdict"]
+    assert verdict["tone"] == tone
+    assert text in verdict["text"]
+
+
+def test_a_plan_that_was_not_run_has_a_page(tmp_path: Path) -> None:
+    folder = write_plan(tmp_path / "plan", towers())
+    path = write_page(str(folder), str(tmp_path / "page.html"))
+    data = embedded(path.read_text())
+    assert data["measured"] is None
+    assert data["methods"] == []
+    assert [figure["label"] for figure in data["headline"]["figures"]] == ["predicted step", "moved"]
+    assert [device["peak_measured_bytes"] for device in data["devices"]] == [None, None]
+
+
+def test_a_folder_without_a_plan_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"has no graph\.json"):
+        write_page(str(tmp_path), None)
+
+
+def test_a_page_is_the_same_for_the_same_run(run: RunFolder) -> None:
+    assert render(page_data(run)) == render(page_data(RunFolder.load(run.path)))
+
+
+def test_colours_are_told_apart_and_can_be_written_on() -> None:
+    assert len(set(DEVICES)) == len(DEVICES)
+    assert device_colour(len(DEVICES)) == device_colour(0)
+    assert (text_colour("#000000"), text_colour("#ffffff"), text_colour("#0072b2")) == ("#ffffff", "#111111", "#ffffff")
