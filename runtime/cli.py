@@ -302,6 +302,15 @@ def _report(args: argparse.Namespace) -> int:
     return 0
 
 
+def _plot(args: argparse.Namespace) -> int:
+    from runtime.run_plots import write_plots
+
+    with progress(f"plotting {args.folder}"):
+        paths = write_plots(args.folder, args.out)
+    print("\n".join(map(str, paths)))
+    return 0
+
+
 def _pase(args: argparse.Namespace) -> int:
     request = pase_flags.request_of(args)
     from runtime.pase import run
@@ -343,6 +352,8 @@ COMMANDS = (
     Command("trace", "write a run's timelines, predicted and measured, for Perfetto and HTA", trace_flags.add_flags, _trace),
     Command("report", "write one HTML page of a run: timelines, memory, the graph, and why the step takes so long",
             report_flags.add_report_flags, _report),
+    Command("report", "write one HTML page of a run: timelines, memory, graph and why", report_flags.add_report_flags, _report),
+    Command("plot", "write a run's timelines, memory and busy shares as PNG and PDF", report_flags.add_plot_flags, _plot),
     Command("export-device-map", "write the device_map of accelerate's that is nearest to a plan", _export_flags, _export),
     Command("simulate", "say what a plan is worth: step, busy time, memory, broken rules", explain_flags.add_simulate_flags, _simulate),
     Command("explain", "say what bounds a plan's step, or why an op is where it is", explain_flags.add_explain_flags, _explain),

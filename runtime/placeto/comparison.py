@@ -11,10 +11,11 @@ from baechi_ext.ir import Cluster
 from baechi_ext.ir.files import SCHEMA_VERSION, make_folder, read_json, write_bytes, write_json
 from baechi_ext.place.placeto.checkpoint import SHIPPED, load_policy, parameters_sha256
 from baechi_ext.simulate import lower_bound_us
+from runtime.figure import require_matplotlib
 from runtime.placeto.contenders import CONTENDERS, WITH_POLICY, Contest, Entry, entry
 from runtime.placeto.graphs import Source
 from runtime.placeto.needs import Needs, needs, table
-from runtime.placeto.plots import require_matplotlib, save_distributions
+from runtime.placeto.plots import save_distributions
 from runtime.progress import progress
 
 LEVEL = 1e-3

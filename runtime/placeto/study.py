@@ -27,10 +27,10 @@ from baechi_ext.place.placeto.lesson import Lesson
 from baechi_ext.place.placeto.policy import Policy, PolicyConfig
 from baechi_ext.place.placeto.train import Trainer, TrainingConfig, TrainingProgress
 from baechi_ext.place.traversal import traversal
+from runtime.figure import require_matplotlib
 from runtime.host import processor
 from runtime.parallel import each
 from runtime.placeto.graphs import Source
-from runtime.placeto.plots import require_matplotlib
 from runtime.placeto.study_plots import write_plots
 from runtime.placeto.study_runs import CONTROLS, LOCAL_SEARCH, RUNS, UNTRAINED, Point, Run, append, read_runs
 from runtime.placeto.study_table import StudyTable

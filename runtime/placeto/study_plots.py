@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtime.placeto.plots import require_matplotlib, save_figure
+from runtime.figure import require_matplotlib, save_figure
 from runtime.placeto.study_runs import CONTROLS, LOCAL_SEARCH, UNTRAINED
 from runtime.placeto.study_table import StudyTable
 

@@ -23,7 +23,7 @@ class GraphView {
     let shown = this.root.items().length;
     while (closed.length && shown < 14) {
       const next = closed.sort((a, b) => a.depth - b.depth || b.all.length - a.all.length).shift();
-      if (shown + next.items().length > 40) continue;
+      if (shown + next.items().length > 75) continue;
       next.open = true;
       shown += next.items().length;
       closed.push(...next.groups.values());

@@ -84,7 +84,7 @@ class MemoryView {
     context.fillRect(8, y - 5, 4, 10);
     context.fillStyle = ink("muted");
     context.fillText(clipped(context, name, this.left - 24), 17, y);
-    if (this.each > 60) context.fillText(clipped(context, size(peak_predicted_bytes), this.left - 12), 8, y + 18);
+    if (this.each > 60 && this.left > 100) context.fillText(clipped(context, size(peak_predicted_bytes), this.left - 12), 8, y + 18);
   }
 
   pick(x, y) {

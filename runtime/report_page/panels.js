@@ -177,10 +177,10 @@ function choicesOf(v) {
   if (!choices) return el("div", { id: "choices" }, title, el("p", { class: "note" }, shown));
   const others = choices.moved - 1;
   const rows = choices.choices.map((choice) => [
-    [swatch(choice.device), " ", devices[choice.device].name, choice.device === placement[v] ? " (here)" : ""],
-    time(choice.step_us), choice.device === placement[v] ? "" : difference(choice.step_us - choices.step_us), choice.fits ? "fits" : "no room"]);
+    [swatch(choice.device), " ", devices[choice.device].name, choice.device === placement[v] ? " (here)" : "", choice.fits ? "" : ", no room"],
+    time(choice.step_us), choice.device === placement[v] ? "" : difference(choice.step_us - choices.step_us)]);
   return el("div", { id: "choices" }, title, el("p", {}, WHY[choices.verdict] ?? choices.verdict),
-    table([{ title: "on" }, { title: "step", number: true }, { title: "", number: true }, { title: "" }], rows),
+    table([{ title: "on" }, { title: "step", number: true }, { title: "", number: true }], rows),
     others > 0 ? el("p", { class: "note" }, `With ${plural(others, "op")} of its colocation group, which moves along.`) : null);
 }
 

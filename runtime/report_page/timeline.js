@@ -41,7 +41,7 @@ const timeAxis = {
     context.strokeStyle = ink("line");
     context.textAlign = "center";
     context.lineWidth = 1;
-    for (const us of ticks(span.from, span.to, (this.width - this.left) / 110)) {
+    for (const us of ticks(span.from, span.to, (this.width - this.left) / (this.width < 600 ? 75 : 110))) {
       const x = Math.round(this.x(us)) + 0.5;
       context.beginPath();
       context.moveTo(x, top);

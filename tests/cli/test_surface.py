@@ -82,6 +82,7 @@ FLAGS = {
     "export-device-map": {"--out", "--json"},
     "trace": {"--out", "--ranks"},
     "report": {"--out"},
+    "plot": {"--out"},
 }  # fmt: skip
 SOURCES = CLUSTER | {"--folder", "--most_graphs"}
 PLACETO_FLAGS = {

@@ -1,0 +1,29 @@
+"""Figures, for which matplotlib is an optional dependency."""
+
+from pathlib import Path
+from typing import Any
+
+from baechi_ext.errors import FileError, MissingBackendError
+
+_NO_DATE = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
+"""By format: metadata without what differs from run to run."""
+
+
+def require_matplotlib() -> Any:
+    """Its class Figure, which needs no display. Raises MissingBackendError where it is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as e:
+        raise MissingBackendError("plots need matplotlib; pip install 'baechi-ext[plots]'") from e
+    return Figure
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Writes a figure as the format that the path's suffix says; the same file for the same figure. Raises FileError where it can't be."""
+    import matplotlib as mpl
+
+    try:
+        with mpl.rc_context({"svg.hashsalt": path.stem, "pdf.fonttype": 42}):
+            figure.savefig(path, metadata=_NO_DATE[path.suffix], dpi=200)
+    except OSError as e:
+        raise FileError(f"cannot write {str(path)!r}: {e.strerror}; choose another --out") from e
