@@ -57,9 +57,9 @@ def write_plots(folder: str, out: str | None) -> list[Path]:
 
 
 def timeline_figure(run: RunFolder) -> "Figure":
-    """What every device does when: a row of ops and a thin one of the tensors it sends; the critical path is underlined."""
+    """What every device does when: a row of ops and a thin one of the tensors it sends; above those of the critical path is a line."""
     tracks = list(_tracks(run))
-    names = [d.name for d in run.plan.cluster.devices]
+    names = _names(run)
     scale, unit = _time_unit(max(track.step_us for track in tracks))
     figure = require_matplotlib()(figsize=(WIDTH_INCHES, (0.45 + 0.34 * len(names)) * len(tracks) + 0.35), layout="constrained")
     grid = figure.subplots(len(tracks), sharex=True, squeeze=False)
@@ -95,7 +95,7 @@ def memory_figure(run: RunFolder) -> "Figure":
         if device.memory_bytes is not None and device.memory_bytes / size < 3 * max(held):
             axes.axhline(device.memory_bytes / size, color=LIMIT, linewidth=1, label="limit")
         axes.set_ylim(bottom=0)
-        axes.set_ylabel(f"{device.name}\n{size_unit}", fontsize=8)
+        axes.set_ylabel(f"{_plain(device.name)}\n{size_unit}", fontsize=8)
         _quiet(axes)
     axes.set_xlabel(unit)
     axes.set_xlim(0, max(at))
@@ -105,7 +105,7 @@ def memory_figure(run: RunFolder) -> "Figure":
 
 def busy_figure(run: RunFolder) -> "Figure":
     """The part of the step that every device is busy."""
-    tracks, names = list(_tracks(run)), [d.name for d in run.plan.cluster.devices]
+    tracks, names = list(_tracks(run)), _names(run)
     figure = require_matplotlib()(figsize=(WIDTH_INCHES, 0.36 * len(names) * len(tracks) + 0.6), layout="constrained")
     axes = figure.subplots()
     labels = []
@@ -136,7 +136,7 @@ def methods_figure(methods: Sequence[Mapping[str, Any]]) -> "Figure":
             axes.plot(method["measured_step_us"]["median"] / scale, y, "|", color=_MEASURED, markersize=14, markeredgewidth=2)
         if guess is not None:
             axes.plot(guess / scale, y, "o", color=_TRANSFER, markersize=8, fillstyle="none")
-    axes.set_yticks(range(len(methods)), [str(m.get("method")) for m in methods])
+    axes.set_yticks(range(len(methods)), [_plain(str(m.get("method"))) for m in methods])
     axes.invert_yaxis()
     axes.set_xlim(left=0)
     axes.set_xlabel(f"step, {unit}: measured (dots, median a bar) and predicted (ring)")
@@ -157,6 +157,15 @@ def _tracks(run: RunFolder) -> Iterator[_Track]:
         critical = [(op.start_us, op.end_us, op.device) for op in seen]
         sent = [(t.start_us, t.end_us, t.source) for t in measured.transfers]
         yield _Track("measured", measured.wall_us, ops, critical, sent, measured.busy_us(len(run.plan.cluster)))
+
+
+def _names(run: RunFolder) -> list[str]:
+    return [_plain(d.name) for d in run.plan.cluster.devices]
+
+
+def _plain(name: str) -> str:
+    """A name that matplotlib takes for no formula."""
+    return name.replace("$", r"\$")
 
 
 def _of(spans: Iterable[tuple[float, float, int]], device: int, scale: float) -> list[tuple[float, float]]:

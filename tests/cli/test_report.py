@@ -1,4 +1,4 @@
-"""`baechi report`: what it writes and says."""
+"""`baechi report` and `baechi plot`: what they write and say."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,3 +25,12 @@ def test_a_folder_without_a_run_is_an_error(run: Run, tmp_path: Path) -> None:
     assert (code, out) == (1, "")
     assert "has no graph.json" in err
     assert err.splitlines()[-1].startswith("error:")
+
+
+def test_plots_of_a_plan(run: Run, graph: Path, plan: Path, tmp_path: Path) -> None:
+    code, out, _ = run("plot", graph.parent, f"--out={tmp_path / 'new' / 'plots'}")
+    assert code == 0
+    assert [Path(line).name for line in out.splitlines()] == [
+        "timeline.png", "timeline.pdf", "memory.png", "memory.pdf", "busy.png", "busy.pdf",
+    ]  # fmt: skip
+    assert all(Path(line).is_file() for line in out.splitlines())

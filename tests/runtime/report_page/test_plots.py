@@ -1,0 +1,88 @@
+"""`baechi plot`: real PNG and PDF files, the same for the same run."""
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from baechi_ext.errors import FileError, MissingBackendError
+from baechi_ext.ir import Plan
+from runtime.report_page.writing import COMPARISON
+from runtime.run_folder import RunFolder
+from runtime.run_plots import FORMATS, methods_figure, timeline_figure, write_plots
+from tests.runtime.report_page.runs import comparison, towers, write_plan, write_run
+
+PLOTS = ("timeline", "memory", "busy")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", towers())
+
+
+def test_every_plot_is_a_picture_of_a_certain_size(folder: Path, tmp_path: Path) -> None:
+    paths = write_plots(str(folder), str(tmp_path / "plots"))
+    assert [path.name for path in paths] == [f"{name}{suffix}" for name in (*PLOTS, "methods") for suffix in FORMATS]
+    for path in paths:
+        content = path.read_bytes()
+        assert len(content) > 4000
+        if path.suffix == ".pdf":
+            assert content.startswith(b"%PDF-")
+            assert content.rstrip().endswith(b"%%EOF")
+        else:
+            assert content.startswith(b"\x89PNG\r\n\x1a\n")
+            width, height = struct.unpack(">II", content[16:24])
+            assert width == 1400
+            assert 150 < height < 1000
+
+
+def test_plots_are_the_same_for_the_same_run(folder: Path, tmp_path: Path) -> None:
+    first, second = (write_plots(str(folder), str(tmp_path / name)) for name in "ab")
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_plots_of_a_plan_that_was_not_run(tmp_path: Path) -> None:
+    folder = write_plan(tmp_path / "plan", towers())
+    assert [path.name for path in write_plots(str(folder), None)] == [f"{name}{suffix}" for name in PLOTS for suffix in FORMATS]
+    assert len(timeline_figure(RunFolder.load(folder)).axes) == 1
+
+
+def test_the_timeline_has_every_op_of_both_steps(folder: Path) -> None:
+    run = RunFolder.load(folder)
+    figure = timeline_figure(run)
+    assert [axes.get_title(loc="left").split(":")[0] for axes in figure.axes] == ["predicted", "measured"]
+    for axes in figure.axes:
+        bars = [len(collection.get_paths()) for collection in axes.collections]
+        path = run.timeline.critical_path()
+        assert sum(bars) == len(run.graph) + len(path) + len(run.timeline.transfers)
+
+
+def test_a_method_that_did_not_run_has_an_empty_row() -> None:
+    figure = methods_figure(comparison()["methods"])
+    (axes,) = figure.axes
+    assert len(axes.get_yticklabels()) == 2
+    assert {y for line in axes.lines for y in line.get_ydata()} == {0}
+
+
+def test_names_are_no_formulas(folder: Path, tmp_path: Path) -> None:
+    plan = json.loads((folder / "plan.json").read_text())
+    plan["cluster"]["devices"][0]["name"] = r"$\frac{$"
+    (folder / "plan.json").write_text(json.dumps(plan))
+    assert Plan.load(folder / "plan.json", RunFolder.load(folder).graph).cluster.devices[0].name == r"$\frac{$"
+    value = comparison()
+    value["methods"][0]["method"] = "$x"
+    (folder / COMPARISON).write_text(json.dumps(value))
+    assert len(write_plots(str(folder), str(tmp_path / "plots"))) == 8
+
+
+def test_without_matplotlib_the_message_says_how_to_get_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingBackendError, match=r"plots need matplotlib; pip install 'baechi-ext\[plots\]'"):
+        write_plots(str(folder), None)
+
+
+def test_where_no_folder_can_be_made_nothing_is_written(folder: Path) -> None:
+    with pytest.raises(FileError, match="cannot make the folder"):
+        write_plots(str(folder), str(folder / "plan.json" / "plots"))
