@@ -10,6 +10,7 @@ from baechi_ext.ir.op_graph import PHASES, OpGraph
 from baechi_ext.simulate import Timeline
 from runtime.palette import device_colour, text_colour
 from runtime.report_page.choices import page_choices
+from runtime.report_page.compared import report_of
 from runtime.report_page.headline import headline
 from runtime.run_folder import RunFolder
 
@@ -17,9 +18,10 @@ from runtime.run_folder import RunFolder
 def page_data(run: RunFolder, comparison: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Of a run and, where there is one, a comparison of methods (compare.json); all times are microseconds."""
     comparison = comparison or {}
+    report = report_of(comparison) if run.report is None else run.report
     return {
-        "headline": headline(run),
-        "devices": _devices(run),
+        "headline": headline(run, report),
+        "devices": _devices(run, report),
         "phases": list(PHASES),
         "ops": _ops(run.graph),
         "tensors": _tensors(run.graph),
@@ -27,14 +29,16 @@ def page_data(run: RunFolder, comparison: Mapping[str, Any] | None = None) -> di
         "predicted": _predicted(run.timeline),
         "measured": None if run.measured is None else _measured(run.graph, run.measured, len(run.plan.cluster)),
         "methods": comparison.get("methods", []),
+        "unplaced": comparison.get("unplaced"),
+        "recommended": comparison.get("recommended"),
         "recommendation": comparison.get("recommendation"),
         "explanation": explain_plan(run.plan).to_json(),
         "choices": page_choices(run),
     }
 
 
-def _devices(run: RunFolder) -> list[dict[str, Any]]:
-    measured = ((run.report or {}).get("peak_memory_bytes") or {}).get("measured") or []
+def _devices(run: RunFolder, report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    measured = (report.get("peak_memory_bytes") or {}).get("measured") or []
     return [
         {
             "name": device.name,

@@ -207,7 +207,8 @@ class GraphView {
     context.fillStyle = device.text;
     context.fillText(clipped(context, ops.id[box.op], box.w - 14), box.X + 7, box.Y + 12);
     context.font = "11px system-ui, sans-serif";
-    context.fillText(clipped(context, `${time(ops.compute_us[box.op])}, ${device.name}`, box.w - 14), box.X + 7, box.Y + 26);
+    const cost = time(ops.compute_us[box.op]) + ", ";
+    context.fillText(cost + clipped(context, device.name, box.w - 14 - context.measureText(cost).width, true), box.X + 7, box.Y + 26);
     context.font = "12px system-ui, sans-serif";
   }
 

@@ -1,5 +1,6 @@
 """What stands at the top of a run's page: the step's times side by side, the verdict, and how the run was made."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,9 +8,11 @@ from runtime.run_folder import RunFolder
 from runtime.tables import as_size, as_time
 
 
-def headline(run: RunFolder) -> dict[str, Any]:
-    """Title, figures (label, value, detail), verdict (tone, sentence) and facts, all of them text."""
-    report = run.report or {}
+def headline(run: RunFolder, report: Mapping[str, Any]) -> dict[str, Any]:
+    """Title, figures (label, value, detail), verdict (tone, sentence) and facts, all of them text.
+
+    `report` is the run's own, or what a comparison says instead of one.
+    """
     return {
         "title": report.get("model") or run.graph.name or run.path.resolve().name,
         "method": run.plan.method,
@@ -18,7 +21,7 @@ def headline(run: RunFolder) -> dict[str, Any]:
         "figures": _figures(run, report),
         "verdict": _verdict(run, report),
         "facts": _facts(run, report),
-        "command": run.command_line,
+        "command": shlex.join(map(str, report.get("command", ()))),
     }
 
 
@@ -55,6 +58,8 @@ def _samples(report: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _verdict(run: RunFolder, report: Mapping[str, Any]) -> dict[str, str]:
     ratio, doubts = report.get("speedup_interval"), report.get("doubts")
+    if report.get("recommendation"):
+        return {"tone": "doubt" if doubts else "good", "text": str(report["recommendation"])}
     if len(set(run.plan.placement)) < 2:
         return {"tone": "plain", "text": "The plan runs everything on one device."}
     if not ratio:
@@ -77,8 +82,9 @@ def _facts(run: RunFolder, report: Mapping[str, Any]) -> list[tuple[str, str]]:
         facts.append(("parity", f"{same}; {parity.get('compared', 0)} tensors, largest difference {parity.get('max_abs_diff', 0):.3g}"))
     if load is not None:
         facts.append(("others' load", f"{load:.1%} of the cores while measuring"))
+    versions = report.get("versions") or run.versions
     facts += [("note", note) for note in _notes(run, report)]
-    return [*facts, ("versions", ", ".join(f"{name} {version}" for name, version in run.versions.items()) or "not recorded")]
+    return [*facts, ("versions", ", ".join(f"{name} {version}" for name, version in versions.items()) or "not recorded")]
 
 
 def _notes(run: RunFolder, report: Mapping[str, Any]) -> Sequence[str]:

@@ -25,7 +25,7 @@ class MemoryView {
       context.fillStyle = context.strokeStyle = device.colour;
       this.curve(context, d, data.predicted.memory[d]);
       const measured = data.measured?.memory?.[d];
-      if (measured) this.line(context, d, measured);
+      if (measured) this.line(context, d, measured, data.measured.step_us);
       if (device.limit_bytes !== null && device.limit_bytes <= this.tops[d]) this.level(context, d, device.limit_bytes, ink("limit"), []);
       if (device.peak_measured_bytes !== null) this.level(context, d, device.peak_measured_bytes, ink("ink"), [2, 3]);
       context.restore();
@@ -35,8 +35,8 @@ class MemoryView {
 
   y(d, bytes) { return this.each * (d + 1) - (bytes / this.tops[d]) * (this.each - 18); }
 
-  trace(context, d, [at, held]) {
-    const last = Math.min(this.x(data.predicted.step_us), this.width);
+  trace(context, d, [at, held], end) {
+    const last = this.x(Math.max(end, at[at.length - 1] ?? 0));
     context.beginPath();
     at.forEach((us, i) => {
       const x = this.x(us);
@@ -48,7 +48,7 @@ class MemoryView {
   }
 
   curve(context, d, memory) {
-    const last = this.trace(context, d, memory);
+    const last = this.trace(context, d, memory, data.predicted.step_us);
     context.lineWidth = 1.5;
     context.stroke();
     context.lineTo(last, this.y(d, 0));
@@ -58,8 +58,9 @@ class MemoryView {
     context.globalAlpha = 1;
   }
 
-  line(context, d, memory) {
-    this.trace(context, d, memory);
+  line(context, d, memory, end) {
+    if (!memory[0].length) return;
+    this.trace(context, d, memory, end);
     context.strokeStyle = ink("ink");
     context.lineWidth = 1;
     context.stroke();
@@ -83,7 +84,7 @@ class MemoryView {
     context.fillStyle = colour;
     context.fillRect(8, y - 5, 4, 10);
     context.fillStyle = ink("muted");
-    context.fillText(clipped(context, name, this.left - 24), 17, y);
+    context.fillText(clipped(context, name, this.left - 24, true), 17, y);
     if (this.each > 60 && this.left > 100) context.fillText(clipped(context, size(peak_predicted_bytes), this.left - 12), 8, y + 18);
   }
 
@@ -110,7 +111,8 @@ function memorySection() {
     el("td", { class: "number" }, device.limit_bytes === null ? "-" : share(device.peak_predicted_bytes, device.limit_bytes))));
   const head = ["device", "peak predicted", "peak measured", "limit", "of the limit"];
   section("memory", "Memory",
-    el("p", { class: "note" }, "The area is what is predicted, the dotted line the measured peak. A limit is drawn where it is within three times the peak."),
+    el("p", { class: "note" }, "The area is what is predicted" +
+      (data.measured?.memory ? ", the thin line what was measured, and " : ", ") + "the dotted line the measured peak. A limit is drawn where it is within three times the peak."),
     memory.surface.canvas,
     el("div", { class: "scroll" }, el("table", {},
       el("thead", {}, el("tr", {}, head.map((text, i) => el("th", i ? { class: "number", scope: "col" } : { scope: "col" }, text)))),

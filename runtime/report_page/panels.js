@@ -26,17 +26,17 @@ function table(columns, rows) {
 /* Busy and idle shares */
 
 function devicesSection() {
+  const counts = devices.map((_, d) => placement.filter((p) => p === d).length);
   const steps = [["predicted", data.predicted], ...(data.measured ? [["measured", data.measured]] : [])];
   const rows = devices.flatMap((device, d) => steps.map(([kind, step], i) => {
     const busy = step.busy_us[d], part = step.step_us > 0 ? Math.min(1, busy / step.step_us) : 0;
     return el("div", { class: "row" },
-      el("span", {}, i === 0 ? [swatch(d), " ", device.name, " "] : "", el("span", { class: "kind" }, kind)),
+      el("span", {}, swatch(d), " ", device.name, " ", el("span", { class: "kind" }, kind)),
       bar(part, device.colour, i > 0, `${device.name}, ${kind}: busy ${share(busy, step.step_us)}`),
-      el("span", { class: "value" }, `${share(busy, step.step_us)} busy, ${time(Math.max(0, step.step_us - busy))} idle`));
+      el("span", { class: "value" }, `${share(busy, step.step_us)} busy, ${time(Math.max(0, step.step_us - busy))} idle` +
+        (i === 0 ? ", " + plural(counts[d], "op") : "")));
   }));
-  const counts = devices.map((_, d) => placement.filter((p) => p === d).length);
   section("devices", "Busy and idle",
-    el("p", { class: "note" }, devices.map((device, d) => `${device.name}: ${plural(counts[d], "op")}`).join(", ") + "."),
     el("div", { class: "shares" }, rows));
 }
 
@@ -51,23 +51,29 @@ function bar(part, colour, pale, label) {
 function methodsSection() {
   if (!data.methods.length) return;
   const median = (method) => method.measured_step_us?.median ?? null, number = { number: true };
-  const rows = data.methods.map((method) => [
-    method.method, method.predicted_step_us == null ? "-" : time(method.predicted_step_us), median(method) === null ? "-" : time(median(method)),
+  const rows = shownMethods().map((method) => [
+    method.method + (method.method === data.recommended ? " (recommended)" : ""), method.predicted_step_us == null ? "-" : time(method.predicted_step_us), median(method) === null ? "-" : time(median(method)),
     method.ratio ? `${method.ratio.median.toFixed(2)} (${method.ratio.low.toFixed(2)} to ${method.ratio.high.toFixed(2)})` : "-", method.note ?? "",
   ]);
-  const columns = [{ title: "method" }, { title: "predicted", ...number }, { title: "measured", ...number }, { title: "ratio, 95% interval", ...number }, { title: "" }];
+  const columns = [{ title: "method" }, { title: "predicted", ...number }, { title: "measured", ...number }, { title: "against one device", ...number }, { title: "" }];
   section("methods", "Methods", data.recommendation ? el("p", {}, data.recommendation) : null, methodsPlot(), table(columns, rows));
+}
+
+/* The unplaced step, where it was measured, and the methods. */
+function shownMethods() {
+  const { unplaced } = data;
+  return [...(unplaced ? [{ method: unplaced.name, measured_step_us: unplaced.measured_step_us }] : []), ...data.methods];
 }
 
 /* Every sample as a dot, the median as a line, the prediction as a ring. */
 function methodsPlot() {
-  const all = data.methods.flatMap((method) => [...(method.measured_step_us?.samples ?? []), method.predicted_step_us ?? 0]);
-  const most = Math.max(...all, 1) * 1.04, line = 26, left = 110, width = 640, height = line * data.methods.length + 30;
+  const methods = shownMethods(), all = methods.flatMap((method) => [...(method.measured_step_us?.samples ?? []), method.predicted_step_us ?? 0]);
+  const most = Math.max(...all, 1) * 1.04, line = 26, left = 130, width = 640, height = line * methods.length + 30;
   const x = (us) => left + ((width - left - 16) * us) / most;
-  const rows = data.methods.map((method, i) => {
+  const rows = methods.map((method, i) => {
     const y = line * i + 16, measured = method.measured_step_us;
     return el("g", {},
-      el("text", { x: 0, y: y + 4 }, method.method.slice(0, 16), el("title", {}, method.method)),
+      el("text", { x: 0, y: y + 4 }, String(method.method).slice(0, 18), el("title", {}, method.method)),
       el("line", { class: "axis", x1: left, x2: width - 16, y1: y, y2: y }),
       (measured?.samples ?? []).map((us) => el("circle", { cx: x(us), cy: y, r: 3, fill: "var(--accent)", opacity: 0.4 })),
       measured ? el("line", { x1: x(measured.median), x2: x(measured.median), y1: y - 8, y2: y + 8, stroke: "var(--ink)", "stroke-width": 2 }) : null,
@@ -99,7 +105,21 @@ function explanationSection() {
     gains.length ? [el("h3", {}, "The costliest transfers"), table(
       [{ title: "tensor of" }, { title: "way" }, ...["size", "time", "the step gains without it"].map((title) => ({ title, ...number }))], gains)] : [],
     changes.length ? [el("h3", {}, "What would change the step"), table(
-      [{ title: "if" }, { title: "step", ...number }, { title: "gain", ...number }], changes)] : []);
+      [{ title: "if" }, { title: "step", ...number }, { title: "gain", ...number }], changes)] : [],
+    surprises());
+}
+
+/* The ops whose measured time is furthest from the predicted one. */
+function surprises() {
+  if (!data.measured) return [];
+  const took = (step, v) => step.end_us[v] - step.start_us[v], number = { number: true };
+  const off = [...ops.id.keys()].filter((v) => data.measured.start_us[v] !== null)
+    .map((v) => ({ v, predicted: took(data.predicted, v), measured: took(data.measured, v) }))
+    .sort((a, b) => Math.abs(b.measured - b.predicted) - Math.abs(a.measured - a.predicted)).slice(0, 10);
+  const rows = off.map((one) => [
+    opLink(one.v), devices[placement[one.v]].name, time(one.predicted), time(one.measured), difference(one.measured - one.predicted)]);
+  return [el("h3", {}, "Where the prediction is furthest off"), table(
+    [{ title: "op" }, { title: "device" }, ...["predicted", "measured", "difference"].map((title) => ({ title, ...number }))], rows)];
 }
 
 const signed = (us) => (us < 0 ? "\u2212" + time(-us) : time(us));
@@ -184,4 +204,4 @@ function choicesOf(v) {
     others > 0 ? el("p", { class: "note" }, `With ${plural(others, "op")} of its colocation group, which moves along.`) : null);
 }
 
-const difference = (us) => (us === 0 ? "the same" : (us > 0 ? "+" : "\u2212") + time(Math.abs(us)));
+const difference = (us) => (Math.abs(us) < 0.005 ? "the same" : (us > 0 ? "+" : "\u2212") + time(Math.abs(us)));

@@ -8,7 +8,7 @@ class Surface {
   /* `view` has draw(context, width, height), pick(x, y) -> thing or null, describe(thing), choose(thing), pan(dx, dy), zoom(factor, x, y), fit(). */
   constructor(view, label, height) {
     this.view = view;
-    this.canvas = el("canvas", { tabindex: 0, role: "img", "aria-label": label });
+    this.canvas = el("canvas", { tabindex: 0, role: "application", "aria-label": label });
     this.height = height;
     this.waiting = false;
     this.pointers = new Map();
@@ -137,14 +137,15 @@ class Surface {
   }
 }
 
-/* `text` shortened to a width in pixels. */
-function clipped(context, text, width) {
+/* `text` shortened to a width in pixels, at its end or, as names of devices differ there, at its beginning. */
+function clipped(context, text, width, keepsEnd = false) {
   if (context.measureText(text).width <= width) return text;
+  const cut = (length) => (keepsEnd ? "\u2026" + text.slice(text.length - length) : text.slice(0, length) + "\u2026");
   let low = 0, high = text.length;
   while (low < high) {
     const middle = (low + high + 1) >> 1;
-    if (context.measureText(text.slice(0, middle) + "\u2026").width <= width) low = middle;
+    if (context.measureText(cut(middle)).width <= width) low = middle;
     else high = middle - 1;
   }
-  return low > 1 ? text.slice(0, low) + "\u2026" : "";
+  return low > 1 ? cut(low) : "";
 }

@@ -138,7 +138,7 @@ class TimelineView {
       context.fillStyle = device.colour;
       context.fillRect(8, y - 5, 4, 10);
       context.fillStyle = this.colours.muted;
-      context.fillText(clipped(context, device.name, this.left - 24), 17, y);
+      context.fillText(clipped(context, device.name, this.left - 24, true), 17, y);
     });
   }
 
@@ -297,6 +297,8 @@ function timelineSection() {
     path.setAttribute("aria-pressed", String(timeline.withPath));
     timeline.surface.redraw();
   });
+  const own = data.measured ? tracks.map(({ title, step }) =>
+    el("button", { type: "button", onclick: () => span.show(0, step.step_us) }, "Fit " + title)) : [];
   const names = el("div", { class: "legend" },
     devices.map((device, d) => el("span", {}, swatch(d), device.name)),
     el("span", {}, el("span", { class: "swatch transfer" }), "sent tensor, its end in the receiver's colour"),
@@ -304,5 +306,5 @@ function timelineSection() {
   section("timeline", "Timeline",
     el("p", { class: "note" }, "The critical path is a chain of ops, each held up by the one before it; what is not on it is pale. " +
       "Drag to move, ctrl and wheel, double click or + and \u2212 to zoom, 0 for the whole step, n and p for the next and previous op."),
-    el("div", { class: "bar" }, timeline.surface.buttons(), path), timeline.surface.canvas, names);
+    el("div", { class: "bar" }, timeline.surface.buttons(), own, path), timeline.surface.canvas, names);
 }

@@ -14,9 +14,9 @@ from runtime.report_page import choices
 from runtime.report_page.data import page_data
 from runtime.report_page.headline import headline
 from runtime.report_page.page import render
-from runtime.report_page.writing import write_page
+from runtime.report_page.writing import COMPARISON, write_page
 from runtime.run_folder import RunFolder
-from tests.runtime.report_page.runs import ENDING, HOSTILE, towers, write_plan, write_run
+from tests.runtime.report_page.runs import ENDING, HOSTILE, comparison, towers, write_plan, write_run
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_the_page_may_fetch_nothing_and_run_its_own_script_only(run: RunFolder) 
     ],
 )
 def test_the_verdict(run: RunFolder, changes: dict[str, Any], tone: str, text: str) -> None:
-    verdict = headline(replace(run, report={**(run.report or {}), **changes}))["verdict"]
+    verdict = headline(run, {**(run.report or {}), **changes})["verdict"]
     assert verdict["tone"] == tone
     assert text in verdict["text"]
 
@@ -124,6 +124,19 @@ def test_a_plan_that_was_not_run_has_a_page(tmp_path: Path) -> None:
     assert data["methods"] == []
     assert [figure["label"] for figure in data["headline"]["figures"]] == ["predicted step", "moved"]
     assert [device["peak_measured_bytes"] for device in data["devices"]] == [None, None]
+
+
+def test_a_comparison_says_what_a_report_would(tmp_path: Path) -> None:
+    folder = write_plan(tmp_path / "compared", towers())
+    methods = [{**comparison()["methods"][0], "peak_memory_bytes": {"measured": [1, 2]}}, *comparison()["methods"][1:]]
+    said = {"model": "towers", "command": ["baechi", "compare"], "recommended": "m_sct", "recommendation": "Split, with m_sct."}
+    (folder / COMPARISON).write_text(json.dumps({**comparison(), **said, "methods": methods}))
+    data = embedded(write_page(str(folder), None).read_text())
+    top = data["headline"]
+    assert (top["title"], top["command"]) == ("towers", "baechi compare")
+    assert top["verdict"] == {"tone": "good", "text": "Split, with m_sct."}
+    assert [figure["value"] for figure in top["figures"][1:3]] == ["900 us", "1.40 times as fast"]
+    assert [device["peak_measured_bytes"] for device in data["devices"]] == [1, 2]
 
 
 def test_a_folder_without_a_plan_is_refused(tmp_path: Path) -> None:
