@@ -1,15 +1,15 @@
 """`baechi plot`: a run as figures for papers: timelines, memory, busy shares, and methods where several were compared."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from baechi_ext.explain.memory import memory_courses
-from baechi_ext.ir.files import make_folder, read_json
+from baechi_ext.ir.files import make_folder
 from runtime.figure import require_matplotlib, save_figure
 from runtime.palette import LIMIT, device_colour
-from runtime.report_page.writing import COMPARISON
+from runtime.report_page.said import Compared, MethodRow, said_of
 from runtime.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ def write_plots(folder: str, out: str | None) -> list[Path]:
     """
     require_matplotlib()
     run, target = RunFolder.load(folder), Path(folder if out is None else out)
-    compared = Path(folder) / COMPARISON
-    methods = read_json(compared, "comparison").get("methods", []) if compared.is_file() else []
+    compared = Compared.load(folder)
+    peaks = said_of(run, compared).measured_peaks
     make_folder(target)
-    figures = {"timeline": timeline_figure(run), "memory": memory_figure(run), "busy": busy_figure(run)}
-    if methods:
-        figures["methods"] = methods_figure(methods)
+    figures = {"timeline": timeline_figure(run), "memory": memory_figure(run, peaks), "busy": busy_figure(run)}
+    if compared.rows:
+        figures["methods"] = methods_figure(compared.rows)
     paths = []
     for name, figure in figures.items():
         for suffix in FORMATS:
@@ -77,10 +77,9 @@ def timeline_figure(run: RunFolder) -> "Figure":
     return figure
 
 
-def memory_figure(run: RunFolder) -> "Figure":
+def memory_figure(run: RunFolder, measured: Sequence[float]) -> "Figure":
     """What every device holds over the predicted step, with its limit, and the measured peak where there is one."""
     courses, devices = memory_courses(run.timeline), run.plan.cluster.devices
-    measured = ((run.report or {}).get("peak_memory_bytes") or {}).get("measured") or ()
     scale, unit = _time_unit(run.timeline.makespan_us)
     size, size_unit = _size_unit(max(held for course in courses for _, held in course))
     figure = require_matplotlib()(figsize=(WIDTH_INCHES, 1.1 * len(devices) + 0.4), layout="constrained")
@@ -123,20 +122,19 @@ def busy_figure(run: RunFolder) -> "Figure":
     return figure
 
 
-def methods_figure(methods: Sequence[Mapping[str, Any]]) -> "Figure":
+def methods_figure(rows: Sequence[MethodRow]) -> "Figure":
     """Of every method the measured steps, their median, and the prediction; methods without either are left empty."""
-    steps = [(m.get("measured_step_us") or {}).get("samples", []) for m in methods]
-    predicted = [m.get("predicted_step_us") for m in methods]
-    scale, unit = _time_unit(max([us for taken in steps for us in taken] + [us for us in predicted if us is not None], default=1.0))
-    figure = require_matplotlib()(figsize=(WIDTH_INCHES, 0.32 * len(methods) + 0.9), layout="constrained")
+    known = [us for row in rows for us in (*row.samples_us, row.predicted_us) if us is not None]
+    scale, unit = _time_unit(max(known, default=1.0))
+    figure = require_matplotlib()(figsize=(WIDTH_INCHES, 0.32 * len(rows) + 0.9), layout="constrained")
     axes = figure.subplots()
-    for y, (method, taken, guess) in enumerate(zip(methods, steps, predicted, strict=True)):
-        axes.plot([us / scale for us in taken], [y] * len(taken), "o", color=device_colour(0), alpha=0.4, markersize=4)
-        if taken:
-            axes.plot(method["measured_step_us"]["median"] / scale, y, "|", color=_MEASURED, markersize=14, markeredgewidth=2)
-        if guess is not None:
-            axes.plot(guess / scale, y, "o", color=_TRANSFER, markersize=8, fillstyle="none")
-    axes.set_yticks(range(len(methods)), [_plain(str(m.get("method"))) for m in methods])
+    for y, row in enumerate(rows):
+        axes.plot([us / scale for us in row.samples_us], [y] * len(row.samples_us), "o", color=device_colour(0), alpha=0.4, markersize=4)
+        if row.median_us is not None:
+            axes.plot(row.median_us / scale, y, "|", color=_MEASURED, markersize=14, markeredgewidth=2)
+        if row.predicted_us is not None:
+            axes.plot(row.predicted_us / scale, y, "o", color=_TRANSFER, markersize=8, fillstyle="none")
+    axes.set_yticks(range(len(rows)), [_plain(row.name) for row in rows])
     axes.invert_yaxis()
     axes.set_xlim(left=0)
     axes.set_xlabel(f"step, {unit}: measured (dots, median a bar) and predicted (ring)")

@@ -1,6 +1,6 @@
 """What the page of a run shows, as one JSON value: ops, tensors and steps as columns, since graphs have thousands of ops."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from baechi_ext.explain import explain_plan
@@ -10,35 +10,32 @@ from baechi_ext.ir.op_graph import PHASES, OpGraph
 from baechi_ext.simulate import Timeline
 from runtime.palette import device_colour, text_colour
 from runtime.report_page.choices import page_choices
-from runtime.report_page.compared import report_of
 from runtime.report_page.headline import headline
+from runtime.report_page.said import Compared, said_of
 from runtime.run_folder import RunFolder
 
 
-def page_data(run: RunFolder, comparison: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Of a run and, where there is one, a comparison of methods (compare.json); all times are microseconds."""
-    comparison = comparison or {}
-    report = report_of(comparison) if run.report is None else run.report
+def page_data(run: RunFolder, compared: Compared = Compared()) -> dict[str, Any]:  # noqa: B008 - frozen
+    """Of a run and, where there is one, a comparison of methods; all times are microseconds. Raises FileError for a damaged report."""
+    said = said_of(run, compared)
     return {
-        "headline": headline(run, report),
-        "devices": _devices(run, report),
+        "headline": headline(run, said),
+        "devices": _devices(run, said.measured_peaks),
         "phases": list(PHASES),
         "ops": _ops(run.graph),
         "tensors": _tensors(run.graph),
         "placement": list(run.plan.placement),
         "predicted": _predicted(run.timeline),
         "measured": None if run.measured is None else _measured(run.graph, run.measured, len(run.plan.cluster)),
-        "methods": comparison.get("methods", []),
-        "unplaced": comparison.get("unplaced"),
-        "recommended": comparison.get("recommended"),
-        "recommendation": comparison.get("recommendation"),
+        "methods": [row.to_json() for row in compared.rows],
+        "recommended": compared.recommended,
+        "recommendation": compared.said.recommendation,
         "explanation": explain_plan(run.plan).to_json(),
         "choices": page_choices(run),
     }
 
 
-def _devices(run: RunFolder, report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    measured = (report.get("peak_memory_bytes") or {}).get("measured") or []
+def _devices(run: RunFolder, measured: Sequence[float]) -> list[dict[str, Any]]:
     return [
         {
             "name": device.name,

@@ -49,35 +49,27 @@ function bar(part, colour, pale, label) {
 /* Methods */
 
 function methodsSection() {
-  if (!data.methods.length) return;
-  const median = (method) => method.measured_step_us?.median ?? null, number = { number: true };
-  const rows = shownMethods().map((method) => [
-    method.method + (method.method === data.recommended ? " (recommended)" : ""), method.predicted_step_us == null ? "-" : time(method.predicted_step_us), median(method) === null ? "-" : time(median(method)),
-    method.ratio ? `${method.ratio.median.toFixed(2)} (${method.ratio.low.toFixed(2)} to ${method.ratio.high.toFixed(2)})` : "-", method.note ?? "",
-  ]);
-  const columns = [{ title: "method" }, { title: "predicted", ...number }, { title: "measured", ...number }, { title: "against one device", ...number }, { title: "" }];
-  section("methods", "Methods", data.recommendation ? el("p", {}, data.recommendation) : null, methodsPlot(), table(columns, rows));
-}
-
-/* The unplaced step, where it was measured, and the methods. */
-function shownMethods() {
-  const { unplaced } = data;
-  return [...(unplaced ? [{ method: unplaced.name, measured_step_us: unplaced.measured_step_us }] : []), ...data.methods];
+  const { methods } = data, number = { number: true }, known = (us) => (us === null ? "-" : time(us));
+  if (!methods.length) return;
+  const rows = methods.map(({ name, predicted_us, median_us, gain, note }) => [
+    name + (name === data.recommended ? " (recommended)" : ""), known(predicted_us), known(median_us),
+    gain ? `${gain.median.toFixed(2)} (${gain.low.toFixed(2)} to ${gain.high.toFixed(2)})` : "-", note]);
+  const columns = [{ title: "method" }, ...["predicted", "measured", "against one device"].map((title) => ({ title, ...number })), { title: "" }];
+  section("methods", "Methods", data.recommendation ? el("p", {}, data.recommendation) : null, methodsPlot(methods), table(columns, rows));
 }
 
 /* Every sample as a dot, the median as a line, the prediction as a ring. */
-function methodsPlot() {
-  const methods = shownMethods(), all = methods.flatMap((method) => [...(method.measured_step_us?.samples ?? []), method.predicted_step_us ?? 0]);
-  const most = Math.max(...all, 1) * 1.04, line = 26, left = 130, width = 640, height = line * methods.length + 30;
-  const x = (us) => left + ((width - left - 16) * us) / most;
-  const rows = methods.map((method, i) => {
-    const y = line * i + 16, measured = method.measured_step_us;
+function methodsPlot(methods) {
+  const most = Math.max(1, ...methods.flatMap((method) => [...method.samples_us, method.predicted_us ?? 0])) * 1.04;
+  const line = 26, left = 130, width = 640, height = line * methods.length + 30, x = (us) => left + ((width - left - 16) * us) / most;
+  const rows = methods.map(({ name, predicted_us, median_us, samples_us }, i) => {
+    const y = line * i + 16;
     return el("g", {},
-      el("text", { x: 0, y: y + 4 }, String(method.method).slice(0, 18), el("title", {}, method.method)),
+      el("text", { x: 0, y: y + 4 }, name.length > 18 ? name.slice(0, 17) + "\u2026" : name, el("title", {}, name)),
       el("line", { class: "axis", x1: left, x2: width - 16, y1: y, y2: y }),
-      (measured?.samples ?? []).map((us) => el("circle", { cx: x(us), cy: y, r: 3, fill: "var(--accent)", opacity: 0.4 })),
-      measured ? el("line", { x1: x(measured.median), x2: x(measured.median), y1: y - 8, y2: y + 8, stroke: "var(--ink)", "stroke-width": 2 }) : null,
-      method.predicted_step_us == null ? null : el("circle", { cx: x(method.predicted_step_us), cy: y, r: 5, fill: "none", stroke: "var(--muted)" }));
+      samples_us.map((us) => el("circle", { cx: x(us), cy: y, r: 3, fill: "var(--accent)", opacity: 0.4 })),
+      median_us === null ? null : el("line", { x1: x(median_us), x2: x(median_us), y1: y - 8, y2: y + 8, stroke: "var(--ink)", "stroke-width": 2 }),
+      predicted_us === null ? null : el("circle", { cx: x(predicted_us), cy: y, r: 5, fill: "none", stroke: "var(--muted)" }));
   });
   const axis = ticks(0, most, 5).map((us) => el("text", { class: "muted", x: x(us), y: height - 4, "text-anchor": "middle" }, us ? time(us) : "0"));
   return el("div", {},

@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-from baechi_ext.ir.files import read_json, require_writable, write_bytes
+from baechi_ext.ir.files import require_writable, write_bytes
 from runtime.report_page.data import page_data
 from runtime.report_page.page import render
+from runtime.report_page.said import Compared
 from runtime.run_folder import RunFolder
 
-COMPARISON = "compare.json"
-"""A comparison of methods, where a folder has one."""
 PAGE = "report.html"
 
 
@@ -17,7 +16,5 @@ def write_page(folder: str, out: str | None) -> Path:
     path = Path(folder) / PAGE if out is None else Path(out)
     run = RunFolder.load(folder)
     require_writable(path)
-    compared = Path(folder) / COMPARISON
-    comparison = read_json(compared, "comparison") if compared.is_file() else None
-    write_bytes(path, render(page_data(run, comparison)).encode())
+    write_bytes(path, render(page_data(run, Compared.load(folder))).encode())
     return path

@@ -14,7 +14,8 @@ from runtime.report_page import choices
 from runtime.report_page.data import page_data
 from runtime.report_page.headline import headline
 from runtime.report_page.page import render
-from runtime.report_page.writing import COMPARISON, write_page
+from runtime.report_page.said import COMPARISON, Said
+from runtime.report_page.writing import write_page
 from runtime.run_folder import RunFolder
 from tests.runtime.report_page.runs import ENDING, HOSTILE, comparison, towers, write_plan, write_run
 
@@ -111,7 +112,7 @@ def test_the_page_may_fetch_nothing_and_run_its_own_script_only(run: RunFolder) 
     ],
 )
 def test_the_verdict(run: RunFolder, changes: dict[str, Any], tone: str, text: str) -> None:
-    verdict = headline(run, {**(run.report or {}), **changes})["verdict"]
+    verdict = headline(run, Said.of_report({**(run.report or {}), **changes}))["verdict"]
     assert verdict["tone"] == tone
     assert text in verdict["text"]
 
@@ -137,6 +138,32 @@ def test_a_comparison_says_what_a_report_would(tmp_path: Path) -> None:
     assert top["verdict"] == {"tone": "good", "text": "Split, with m_sct."}
     assert [figure["value"] for figure in top["figures"][1:3]] == ["900 us", "1.40 times as fast"]
     assert [device["peak_measured_bytes"] for device in data["devices"]] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("report.json", {"speedup_interval": 3}, '"speedup_interval" is 3; expected an object; write it again with baechi train'),
+        ("report.json", {"speedup_interval": {"median": 1, "low": 1}}, "high of speedup_interval is None"),
+        ("report.json", {"load_of_others": "half"}, "load_of_others is 'half'"),
+        ("report.json", {"measured_step_us": {"placed": {"median": float("nan")}}}, "median is nan; expected a finite number"),
+        ("report.json", {"command": "baechi train"}, "\"command\" is 'baechi train'; expected a list"),
+        ("compare.json", {"methods": {}}, '"methods" is {}; expected a list; write it again with baechi compare'),
+        ("compare.json", {"methods": ["m_sct"]}, "a method of the comparison is 'm_sct'"),
+        ("compare.json", {"methods": [{"ratio": []}]}, r'"ratio" is \[\]; expected an object'),
+    ],
+)
+def test_what_is_no_report_is_refused(run: RunFolder, name: str, changes: dict[str, Any], message: str) -> None:
+    value = json.loads((run.path / name).read_text())
+    (run.path / name).write_text(json.dumps({**value, **changes}))
+    with pytest.raises(FileError, match=rf"{name}: .*{message}"):
+        write_page(str(run.path), None)
+
+
+def test_the_report_of_a_training_has_one_kind_of_step(run: RunFolder) -> None:
+    said = Said.of_report({"measured_step_us": {"median": 2.0, "samples": [1.0, 2.0, 3.0]}, "predicted_step_us": 2.0})
+    assert (said.median_us, said.samples_us) == (2.0, (1.0, 2.0, 3.0))
+    assert [figure["label"] for figure in headline(run, said)["figures"]] == ["predicted step", "measured step", "moved"]
 
 
 def test_a_folder_without_a_plan_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from baechi_ext.errors import FileError, MissingBackendError
 from baechi_ext.ir import Plan
-from runtime.report_page.writing import COMPARISON
+from runtime.report_page.said import COMPARISON, method_rows
 from runtime.run_folder import RunFolder
 from runtime.run_plots import FORMATS, methods_figure, timeline_figure, write_plots
 from tests.runtime.report_page.runs import comparison, towers, write_plan, write_run
@@ -60,7 +60,7 @@ def test_the_timeline_has_every_op_of_both_steps(folder: Path) -> None:
 
 
 def test_a_method_that_did_not_run_has_an_empty_row() -> None:
-    figure = methods_figure(comparison()["methods"])
+    figure = methods_figure(method_rows(comparison()))
     (axes,) = figure.axes
     assert len(axes.get_yticklabels()) == 2
     assert {y for line in axes.lines for y in line.get_ydata()} == {0}

@@ -1,0 +1,203 @@
+"""What report.json, or where there is none compare.json, says of a run beside its plan: read once, and checked."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from baechi_ext.errors import FileError
+from baechi_ext.ir.files import read_json
+from baechi_ext.ir.numbers import as_number
+from runtime.run_folder import RunFolder
+
+COMPARISON = "compare.json"
+"""A comparison of methods, where a folder has one."""
+SINGLE = "single"
+"""What a comparison calls the step on one device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """How many times faster, and the 95% interval of that."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class MethodRow:
+    """A method of a comparison: `samples_us` are its measured steps, `gain` is over one device."""
+
+    name: str
+    predicted_us: float | None
+    median_us: float | None
+    samples_us: tuple[float, ...]
+    gain: Interval | None
+    peaks: tuple[float, ...]
+    note: str
+
+    def to_json(self) -> dict[str, Any]:
+        gain = None if self.gain is None else {"median": self.gain.median, "low": self.gain.low, "high": self.gain.high}
+        steps = {"predicted_us": self.predicted_us, "median_us": self.median_us, "samples_us": list(self.samples_us)}
+        return {"name": self.name, **steps, "gain": gain, "note": self.note}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """All of it; what is not known is None or empty. Times are microseconds, ratios those of the placed step."""
+
+    model: str = ""
+    executor: str = ""
+    command: tuple[str, ...] = ()
+    versions: Mapping[str, str] | None = None
+    samples_us: tuple[float, ...] = ()
+    median_us: float | None = None
+    over_single: Interval | None = None
+    over_eager: Interval | None = None
+    predicted_speedup: float | None = None
+    measured_peaks: tuple[float, ...] = ()
+    parity: str = ""
+    load_of_others: float | None = None
+    doubts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    recommendation: str = ""
+
+    @classmethod
+    def of_report(cls, value: Mapping[str, Any]) -> "Said":
+        """From report.json, of one step or of a training. Raises FileError where a field is not what it should be."""
+        measured = _object(value, "measured_step_us")
+        median, samples = _steps(measured.get("placed", measured), "measured_step_us")
+        return cls(
+            **_common(value),
+            median_us=median,
+            samples_us=samples,
+            over_single=_interval(value, "speedup_interval"),
+            over_eager=_interval(value, "speedup_over_eager"),
+            predicted_speedup=_number(value, "predicted_speedup"),
+            measured_peaks=_numbers(_object(value, "peak_memory_bytes"), "measured"),
+            parity=_parity(value),
+        )
+
+    @classmethod
+    def of_comparison(cls, value: Mapping[str, Any]) -> "Said":
+        """From compare.json: the plan beside it is that of the recommended method."""
+        chosen = next((row for row in method_rows(value) if row.name == value.get("recommended")), None)
+        common = {**_common(value), "recommendation": str(value.get("recommendation") or "")}
+        if chosen is None:
+            return cls(**common)
+        gain = None if chosen.name == SINGLE else chosen.gain
+        steps: dict[str, Any] = {"median_us": chosen.median_us, "samples_us": chosen.samples_us}
+        return cls(**common, **steps, over_single=gain, measured_peaks=chosen.peaks)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison of methods: the rows of its table, which of them is recommended, and a sentence on that."""
+
+    rows: tuple[MethodRow, ...] = ()
+    recommended: str = ""
+    said: Said = Said()
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Compared":
+        """Of a run's folder, empty where it has none. Raises FileError."""
+        path = Path(folder) / COMPARISON
+        if not path.is_file():
+            return cls()
+        value = read_json(path, "comparison")
+        try:
+            return cls(tuple(method_rows(value)), str(value.get("recommended") or ""), Said.of_comparison(value))
+        except FileError as e:
+            raise FileError(f"{path}: {e}; write it again with baechi compare --out") from e
+
+
+def said_of(run: RunFolder, compared: Compared) -> Said:
+    """What the run's report says, else its comparison. Raises FileError."""
+    if run.report is None:
+        return compared.said
+    try:
+        return Said.of_report(run.report)
+    except FileError as e:
+        raise FileError(f"{run.path / 'report.json'}: {e}; write it again with baechi train --out") from e
+
+
+def method_rows(comparison: Mapping[str, Any]) -> list[MethodRow]:
+    """The methods of a compare.json, after the unplaced step where that was measured. Raises FileError."""
+    rows = []
+    if comparison.get("unplaced"):
+        unplaced = _object(comparison, "unplaced")
+        rows.append(_row({"method": unplaced.get("name"), "measured_step_us": unplaced.get("measured_step_us")}))
+    for row in _list(comparison, "methods"):
+        if not isinstance(row, dict):
+            raise FileError(f"a method of the comparison is {row!r}; expected an object")
+        rows.append(_row(row))
+    return rows
+
+
+def _row(value: Mapping[str, Any]) -> MethodRow:
+    median, samples = _steps(value.get("measured_step_us"), "measured_step_us")
+    return MethodRow(
+        name=str(value.get("method") or ""),
+        predicted_us=_number(value, "predicted_step_us"),
+        median_us=median,
+        samples_us=samples,
+        gain=_interval(value, "ratio"),
+        peaks=_numbers(_object(value, "peak_memory_bytes"), "measured"),
+        note=str(value.get("note") or ""),
+    )
+
+
+def _common(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "model": str(value.get("model") or ""),
+        "executor": str(value.get("executor") or ""),
+        "command": tuple(map(str, _list(value, "command"))),
+        "versions": {str(name): str(version) for name, version in _object(value, "versions").items()} or None,
+        "load_of_others": _number(value, "load_of_others"),
+        "doubts": tuple(map(str, _list(value, "doubts"))),
+        "notes": tuple(map(str, _list(value, "notes"))),
+    }
+
+
+def _steps(value: Any, what: str) -> tuple[float | None, tuple[float, ...]]:
+    """Median and samples, the median alone being one sample; nothing where nothing was measured."""
+    found = _object({what: value}, what)
+    median = _number(found, "median")
+    return median, () if median is None else _numbers(found, "samples") or (median,)
+
+
+def _interval(value: Mapping[str, Any], key: str) -> Interval | None:
+    found = _object(value, key)
+    return Interval(*(as_number(found.get(part), f"{part} of {key}", FileError) for part in ("median", "low", "high"))) if found else None
+
+
+def _parity(value: Mapping[str, Any]) -> str:
+    found = _object(value, "parity")
+    if not found:
+        return ""
+    largest, compared = _number(found, "max_abs_diff") or 0.0, _number(found, "compared") or 0.0
+    return f"{'passed' if found.get('passed') else 'failed'}; {compared:.0f} tensors, largest difference {largest:.3g}"
+
+
+def _object(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    return _of_type(value, key, dict, "an object") or {}
+
+
+def _list(value: Mapping[str, Any], key: str) -> Sequence[Any]:
+    return _of_type(value, key, list, "a list") or []
+
+
+def _of_type(value: Mapping[str, Any], key: str, kind: type, name: str) -> Any:
+    found = value.get(key)
+    if found is not None and not isinstance(found, kind):
+        raise FileError(f'"{key}" is {found!r}; expected {name}')
+    return found
+
+
+def _number(value: Mapping[str, Any], key: str) -> float | None:
+    return None if value.get(key) is None else as_number(value[key], key, FileError)
+
+
+def _numbers(value: Mapping[str, Any], key: str) -> tuple[float, ...]:
+    return tuple(as_number(number, f"an entry of {key}", FileError) for number in _list(value, key))
