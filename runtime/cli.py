@@ -350,8 +350,6 @@ COMMANDS = (
     Command("placeto", "train the learned placer, or compare it with the others", placeto_flags.add_flags, _placeto),
     Command("pase", "find the cheapest way to split every layer of a network over devices", pase_flags.add_flags, _pase),
     Command("trace", "write a run's timelines, predicted and measured, for Perfetto and HTA", trace_flags.add_flags, _trace),
-    Command("report", "write one HTML page of a run: timelines, memory, the graph, and why the step takes so long",
-            report_flags.add_report_flags, _report),
     Command("report", "write one HTML page of a run: timelines, memory, graph and why", report_flags.add_report_flags, _report),
     Command("plot", "write a run's timelines, memory and busy shares as PNG and PDF", report_flags.add_plot_flags, _plot),
     Command("export-device-map", "write the device_map of accelerate's that is nearest to a plan", _export_flags, _export),

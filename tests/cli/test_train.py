@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -62,6 +64,13 @@ def test_a_run_reports_and_keeps_its_files(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "profile.json").exists()
     simulated = baechi("simulate", str(tmp_path / "run" / "graph.json"), str(tmp_path / "run" / "plan.json"), "--json")
     assert json.loads(simulated.stdout)["makespan_us"] == pytest.approx(plan.predicted_step_us)
+    assert main(["report", str(tmp_path / "run")]) == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    data = json.loads(re.findall(r'id="data">(.*?)</script>', page)[0])
+    assert data["headline"]["verdict"]["tone"] == "doubt"
+    assert data["headline"]["command"] == shlex.join(report["command"])
+    assert data["predicted"]["step_us"] == pytest.approx(plan.predicted_step_us)
+    assert data["measured"]["step_us"] > 0
 
 
 def test_costgen_writes_costs_that_a_later_run_reads_and_another_graph_refuses(tmp_path: Path) -> None:
