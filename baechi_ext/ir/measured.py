@@ -54,7 +54,7 @@ class MeasuredStep:
     graph_fingerprint: str
     executor: str
     clock: str
-    """What the times are of, e.g. "perf_counter" or "cuda_event"."""
+    """What the times are of, e.g. "monotonic" or "cuda_event"."""
     wall_us: float
     ops: tuple[MeasuredOp, ...]
     transfers: tuple[MeasuredTransfer, ...] = ()

@@ -16,7 +16,7 @@ from tests.build import cluster_of, graph_of
 GRAPH = OpGraph.from_json(graph_of({"a": 1, "b": 2, "c": 3}, ("a", "b", 8), ("a", "c", 8)).to_json())
 CLUSTER = cluster_of(2)
 PLAN = Plan(GRAPH, "m_etf", "feasible", CLUSTER, (0, 1, 0), (0.0, 1.0, 2.0), 11.0, 4.0, (8, 8), 0.1, versions={"baechi": "0"})
-STEP = MeasuredStep(GRAPH.fingerprint, "thread", "perf_counter", 9.0, (MeasuredOp("a", 0, 0, 1), MeasuredOp("b", 1, 2, 9)))
+STEP = MeasuredStep(GRAPH.fingerprint, "thread", "monotonic", 9.0, (MeasuredOp("a", 0, 0, 1), MeasuredOp("b", 1, 2, 9)))
 
 
 def kept(folder: Path, plan: Plan = PLAN, step: MeasuredStep | None = STEP) -> Path:
