@@ -15,6 +15,8 @@ import pytest
 from baechi_ext.ir import OpGraph, Plan
 from runtime.cli import main
 from runtime.flags.train import OPTIMIZERS
+from runtime.run_folder import RunFolder
+from tests.runtime.chrome_trace import problems_of
 
 SMALL = ["--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--num_steps=2"]
 KEYS = {
@@ -61,7 +63,14 @@ def test_a_run_reports_and_keeps_its_files(tmp_path: Path) -> None:
     plan = Plan.load(tmp_path / "run" / "plan.json", graph)
     assert plan.predicted_step_us == report["predicted_step_us"]["placed"]
     assert json.loads((tmp_path / "run" / "report.json").read_text()) == report
-    assert (tmp_path / "run" / "profile.json").exists()
+    assert report["command"] == ["baechi", "train", *SMALL, "--placement_method=m_etf", "--json", f"--out={tmp_path / 'run'}"]
+    run = RunFolder.load(tmp_path / "run")
+    assert run.timeline.makespan_us == plan.predicted_step_us
+    assert run.profile is not None
+    assert {op.id for op in run.require_measured().ops} == set(graph.index)
+    assert len(run.measured.transfers) == report["transfers"]
+    assert main(["trace", str(tmp_path / "run")]) == 0
+    assert problems_of(json.loads((tmp_path / "run" / "trace.json").read_text())) == []
     simulated = baechi("simulate", str(tmp_path / "run" / "graph.json"), str(tmp_path / "run" / "plan.json"), "--json")
     assert json.loads(simulated.stdout)["makespan_us"] == pytest.approx(plan.predicted_step_us)
     assert main(["report", str(tmp_path / "run")]) == 0
