@@ -17,7 +17,7 @@ from runtime.tensorflow.profiler import kernel_of
 from runtime.tensorflow.session import PlacedSession
 
 CLOCK = "run_metadata"
-_RUNS = 3
+_RUNS = 5
 _SENT = re.compile(r"edge_\d+_(\S+) from (\S+) to (\S+)$")
 """How the label of a RecvTensor ends."""
 BY_REFERENCE = "tensors of logical devices change hands by reference; their transfers take no time and are left out"
@@ -27,10 +27,15 @@ SEVERAL_HOSTS = "the servers are on several machines; their times are as far apa
 def record_step(
     session: PlacedSession, timeline: Timeline, executor: str, *, shared_memory: bool, notes: Sequence[str] = ()
 ) -> MeasuredStep:
-    """A traced step, of several the one of the median time. `timeline` is the plan that the session runs. The variables go on with it."""
+    """A traced step, of those of several that have the most transfers (servers lose records of some) the one of the median time.
+
+    `timeline` is the plan that the session runs. The variables go on with it.
+    """
     traces = [session.trace() for _ in range(1 + _RUNS)][1:]
-    found = sorted((_read(trace, session, timeline, shared_memory=shared_memory) for trace in traces), key=lambda step: step.wall_us)
-    step = found[len(found) // 2]
+    found = [_read(trace, session, timeline, shared_memory=shared_memory) for trace in traces]
+    most = max(len(step.transfers) for step in found)
+    whole = sorted((step for step in found if len(step.transfers) == most), key=lambda step: step.wall_us)
+    step = whole[len(whole) // 2]
     moved = [BY_REFERENCE] if shared_memory and timeline.transfers else []
     said = (*step.notes, *moved, *notes)
     return MeasuredStep(step.graph_fingerprint, executor, CLOCK, step.wall_us, step.ops, step.transfers, step.memory, said)
@@ -55,7 +60,7 @@ def _read(metadata: Any, session: PlacedSession, timeline: Timeline, *, shared_m
         start_us = max(us(asked), made.get(op, 0.0))  # a reader asks for it before it is there
         transfers.append(MeasuredTransfer(op, name, timeline.placement[producer], target, start_us, max(start_us, us(there))))
     unknown = 0 if shared_memory else len(timeline.transfers) - len(transfers)
-    notes = (f"{unknown} transfers are left out: the trace does not say which tensors they were",) if unknown else ()
+    notes = (f"{unknown} transfers are left out: the traces have no record of them, or not of which tensors they were",) if unknown else ()
     if shared_memory:
         courses = memory_courses(traced_timeline(metadata, session.placed.op_of, timeline))
         memory = tuple(tuple(HeldBytes(at_us, held) for at_us, held in course) for course in courses)

@@ -3,7 +3,10 @@
 import json
 import subprocess
 import sys
+import time
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +16,10 @@ from baechi_ext.ir import OpGraph, Plan
 from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.simulate import Timeline
 from runtime.accounting import Held, live_bytes, measured_peak_bytes
+from runtime.cuda.split_gpu import split_gpu
 from runtime.program import one_device_timeline
 from runtime.run_folder import RunFolder
-from runtime.step_recorder import DeviceNotes, Recording, record_step
+from runtime.step_recorder import NO_CUDA_TRANSFERS, DeviceNotes, Recording, clock_of, record_step
 from runtime.thread_executor import ThreadExecutor
 from runtime.torch_devices import cpu_devices
 from runtime.trace import trace
@@ -135,3 +139,45 @@ def test_a_transfer_is_over_when_its_sender_says_so_or_its_reader_has_it() -> No
     devices = [DeviceNotes([], s, r) for s, r in zip(sent, received, strict=True)]
     measured = Recording(1000, 10.0, devices, [Held(0, []), Held(0, [])], "monotonic").measured(graph, "process")
     assert sorted((t.start_us, t.end_us) for t in measured.transfers) == [(0.0, 2.0), (0.0, 5.0)]
+
+
+class Event:
+    """A CUDA event that happens when it is recorded."""
+
+    def __init__(self) -> None:
+        self.ns = time.monotonic_ns()
+
+    def synchronize(self) -> None:
+        time.sleep(2e-5)
+
+
+def test_events_are_told_by_the_hosts_clock() -> None:
+    """To within what waiting for the first one takes; and their distances to the nanosecond."""
+    device: Any = SimpleNamespace(
+        mark=Event, synchronize=lambda: None, elapsed_us=lambda start, end: (end.ns - start.ns) / 1000, torch_device=torch.device("cuda")
+    )
+    clock = clock_of(device)
+    clock.begin()
+    events = [clock.mark() for _ in range(3)]
+    told = [clock.at_ns(event) for event in events]
+    assert (clock.name, clock_of(cpu_devices(1)[0]).name) == ("cuda_event", "monotonic")
+    assert [b - a for a, b in pairwise(told)] == [b.ns - a.ns for a, b in pairwise(events)]
+    shift = told[0] - events[0].ns
+    assert 0 <= shift < 60e9
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+def test_a_split_gpu() -> None:
+    step = make_step("branches")
+    graph, binding = capture(step)
+    timeline = scattered(graph, 2, 5)
+    with ThreadExecutor(split_gpu(2), timeout_seconds=60) as executor:
+        placed = executor.load(timeline, binding, step)
+        placed.run()
+        measured = record_step(placed, binding).measured(graph, "one gpu split")
+    assert (measured.clock, measured.transfers, measured.notes) == ("cuda_event", (), (NO_CUDA_TRANSFERS,))
+    ops = measured.by_id()
+    assert set(ops) == set(graph.index)
+    assert MeasuredStep.from_json(measured.to_json(), graph) == measured
+    same = [(u, v) for v in range(len(graph)) for u in graph.predecessors[v] if timeline.placement[u] == timeline.placement[v]]
+    assert all(ops[graph.ops[u].id].end_us <= ops[graph.ops[v].id].start_us for u, v in same)
