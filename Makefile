@@ -1,11 +1,11 @@
-# make train | test | lint | test-compat: each sets up .venv first, and again only where setup.py, pyproject.toml or constraints.txt changed.
+# make train | test | lint | docs | test-compat: each sets up .venv first, and again only where setup.py, pyproject.toml or constraints.txt changed.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: train test test-compat lint
+.PHONY: train test test-compat lint docs
 
 train: $(STAMP)
 	$(BIN)/baechi train --model_name=inception_v3 --image_size=149 --batch_size=8 --placement_method=m_sct --num_devices=2
@@ -20,6 +20,10 @@ test-compat: $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
+
+# The Python API from its docstrings.
+docs: $(STAMP)
+	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -W error -m pdoc -o build/api baechi_ext
 
 $(STAMP): setup.py pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON); install Python 3.11 to 3.13, e.g. apt install python3 python3-venv" >&2; exit 1; }

@@ -29,6 +29,8 @@ ORDER = "order"
 
 @dataclass(frozen=True, slots=True)
 class CaptureOptions:
+    """What of the step is not in its module: the optimizer; and which ops have to share a device."""
+
     optimizer: str = "sgd"
     optimizer_slots: int = 0
     """State tensors the optimizer keeps per parameter: 0 plain SGD, 1 momentum, 2 Adam."""

@@ -13,6 +13,8 @@ from baechi_ext.ir.numbers import as_bytes, as_number
 
 @dataclass(frozen=True, slots=True)
 class Device:
+    """What runs ops, one at a time."""
+
     name: str
     memory_bytes: int | float | None = None
     """None: unlimited."""

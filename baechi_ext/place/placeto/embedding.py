@@ -17,6 +17,7 @@ from baechi_ext.place.placeto.layers import Parameters, Shapes, dense, gathered,
 from baechi_ext.place.placeto.view import View
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -84,7 +85,7 @@ class Embedding(NamedTuple):
     """The layers of an embedding, and what it does with their parameters."""
 
     shapes: Callable[[Size], Shapes]
-    apply: Callable[[Parameters, GraphTensors, "Tensor", Size], "Tensor"]
+    apply: Callable[[Parameters, GraphTensors, "torch.Tensor", Size], "torch.Tensor"]
 
 
 _WAYS = ("down", "up")

@@ -4,11 +4,12 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 Shapes = dict[str, tuple[int, int]]
 """Layer -> its inputs and outputs."""
-Parameters = dict[str, "Tensor"]
+Parameters = dict[str, "torch.Tensor"]
 """`LAYER.weight` and `LAYER.bias`."""
 
 

@@ -16,6 +16,7 @@ from baechi_ext.place.placeto.layers import Parameters, Shapes, draw, linear
 from baechi_ext.place.placeto.view import DYNAMIC_FEATURES, OP_FEATURES, RELATIONS
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -61,13 +62,13 @@ class PolicyConfig:
 class States(NamedTuple):
     """What a policy sees, a row for each state."""
 
-    current: "Tensor"
+    current: "torch.Tensor"
     """The decision whose turn it is."""
-    features: "Tensor"
+    features: "torch.Tensor"
     """Row x device x FEATURES."""
-    devices: "Tensor"
+    devices: "torch.Tensor"
     """Row x decision: the plan as it stands."""
-    dynamic: "Tensor | None"
+    dynamic: "torch.Tensor | None"
     """Row x op x DYNAMIC_FEATURES, for a policy that embeds at every step."""
 
     def rows(self, index: "Tensor | slice") -> "States":

@@ -1,0 +1,38 @@
+"""The benchmarks that the pages name exist, and have the flags they are named with: as each says itself."""
+
+import contextlib
+import io
+import re
+from functools import cache
+from importlib import import_module
+
+import pytest
+
+from tests.docs.pages import PAGES, ROOT
+
+NAMED = [
+    (page.name, word.removeprefix("benchmarks."), words[i + 1 :])
+    for page in PAGES
+    for words in page.commands()
+    for i, word in enumerate(words)
+    if i and words[i - 1] == "-m" and word.startswith("benchmarks.")
+]
+
+
+@cache
+def flags_of(name: str) -> set[str]:
+    """What stands in the benchmark's own help."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), pytest.raises(SystemExit, match="0"):
+        import_module(f"benchmarks.{name}").main(["--help"])
+    return set(re.findall(r"--[a-z]\w*", printed.getvalue()))
+
+
+@pytest.mark.parametrize(("page", "name", "words"), NAMED, ids=[f"{page}-{name}-{i}" for i, (page, name, _) in enumerate(NAMED)])
+def test_benchmarks_and_their_flags_exist(page: str, name: str, words: list[str]) -> None:
+    assert (ROOT / "benchmarks" / f"{name}.py").exists()
+    assert {word.partition("=")[0] for word in words if word.startswith("--")} <= flags_of(name), page
+
+
+def test_benchmarks_are_named() -> None:
+    assert len({name for _, name, _ in NAMED}) >= 10
