@@ -1,0 +1,75 @@
+"""docs/tutorial.md does what it says: its blocks run in order in one folder, and print what stands below them, numbers apart.
+
+A Python block that begins with a comment `# NAME.py` is saved under that name; others are run. Of a text block every line has to come, in
+this order, in what the block above it printed; it may go on longer, and other lines may come between.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, Block, Page
+
+PAGE = Page(ROOT / "docs" / "tutorial.md")
+_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?: ?(?:us|ms|s|B|KiB|MiB|GiB|%)\b)?")
+
+
+def shape(line: str) -> str:
+    """What of a line is the same on every machine: words, with runs of spaces as one."""
+    return re.sub(r"\s+", " ", _NUMBER.sub("#", line)).strip()
+
+
+def missing(expected: str, printed: str) -> list[str]:
+    """The expected lines that do not come in their turn."""
+    lines = iter([shape(line) for line in printed.splitlines()])
+    return [line for line in expected.splitlines() if not any(found.startswith(shape(line)) for found in lines)]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """`python` is this one, `baechi` the command of this checkout; one thread, for sums in one order."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, command in {"python": sys.executable, "baechi": f"{sys.executable} -m runtime"}.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        (programs / name).chmod(0o755)
+    return {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def run(block: Block, folder: Path, environment: dict[str, str]) -> str:
+    """What the block prints, errors included, in the order of time."""
+    if block.language == "python":
+        command = [sys.executable, "-c", block.text]
+        environment = {**environment, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    else:
+        command = ["bash", "-euo", "pipefail", "-c", block.text]
+    done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, f"{block.text}\n{done.stdout}"
+    return done.stdout
+
+
+def test_the_tutorial(tmp_path: Path, environment: dict[str, str]) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    printed, compared = "", 0
+    for block in PAGE.fenced:
+        saved = re.match(r"# (\w+\.py)\n", block.text)
+        if block.language == "text":
+            assert missing(block.text, printed) == [], printed
+            compared += 1
+        elif block.language == "python" and saved:
+            (folder / saved[1]).write_text(block.text)
+        else:
+            assert block.language in ("python", "sh")
+            printed = run(block, folder, environment)
+    assert compared >= 6
+
+
+def test_what_would_be_missed() -> None:
+    assert missing("step  6.9 ms\nnone", "x\nstep 7 s (more)\ny\nnone\n") == []
+    assert missing("none\nstep 6.9 ms", "step 7 s\nnone") == ["step 6.9 ms"]
+    assert missing("a 1 of b", "a 2 of c") == ["a 1 of b"]
