@@ -7,7 +7,7 @@ from rich.text import Text
 
 from baechi_ext.explain import PlanDiff
 from baechi_ext.simulate import Timeline
-from runtime.explaining import change_of, console, say, share_of, short, table_of
+from runtime.explaining import MOST_DEVICES, change_of, console, say, share_of, short, table_of
 from runtime.tables import as_size, as_time
 
 MOST_MODULES, MOST_CHANGES = 12, 8
@@ -76,12 +76,14 @@ def sides(before: Timeline, after: Timeline, names: tuple[str, str]) -> Table:
     steps = (before, after)
     table.add_row("step", *(as_time(t.makespan_us) for t in steps))
     table.add_row("transfers", *(f"{len(t.transfers)} ({as_size(t.bytes_moved)})" for t in steps))
-    devices = dict.fromkeys(device.name for t in steps for device in t.cluster.devices)
+    devices = list(dict.fromkeys(device.name for t in steps for device in t.cluster.devices))
     position = [{device.name: d for d, device in enumerate(t.cluster.devices)} for t in steps]
     orders = [t.device_order() for t in steps]
-    for name in devices:
+    for name in devices[:MOST_DEVICES]:
         cells = [_cell(t, orders[i], position[i].get(name)) for i, t in enumerate(steps)]
         table.add_row(Text(name), *cells)
+    if len(devices) > MOST_DEVICES:
+        table.add_row(f"{len(devices) - MOST_DEVICES} more devices", "", "")
     return table
 
 

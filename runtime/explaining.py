@@ -19,6 +19,8 @@ from runtime.tables import WIDTH, as_size, as_time
 MOST_PARTS, MOST_LONGEST, MOST_GAPS, MOST_MODULES = 6, 5, 5, 4
 FULL = 0.9
 """Devices that are busy for so much of the step are not waiting for each other."""
+MOST_DEVICES = 16
+"""Rows of a table by device."""
 TIGHT = 0.9
 """A device whose peak is so much of its limit is short of memory."""
 _NARROW = 48
@@ -127,7 +129,8 @@ def tables_of(explained: PlanExplanation) -> Iterator[tuple[str, Table]]:
     if costs.count:
         title = "longest transfers" if costly else f"longest of {costs.count} transfers, of which none holds the step up by itself"
         yield title, _transfers(explained, costs.by_duration[:MOST_LONGEST])
-    yield "devices", _devices(explained)
+    count = len(explained.timeline.cluster)
+    yield "devices" if count <= MOST_DEVICES else f"the {MOST_DEVICES} busiest of {count} devices", _devices(explained)
     if any(gap.op is not None for idle in explained.idle for gap in idle.gaps):
         yield "longest gaps", _gaps(explained)
     if explained.what_ifs:
@@ -176,7 +179,8 @@ def _transfers(explained: PlanExplanation, transfers: Sequence[CostlyTransfer]) 
 def _devices(explained: PlanExplanation) -> Table:
     timeline, step_us = explained.timeline, explained.timeline.makespan_us
     table = table_of("device", "busy", "idle: input not made", "link busy", "transfer", "nothing left", "peak memory", "limit", "mostly")
-    for device, busy, idle, memory in zip(timeline.cluster.devices, timeline.busy_us, explained.idle, explained.memory, strict=True):
+    for d in chosen(timeline.busy_us):
+        device, busy, idle, memory = timeline.cluster.devices[d], timeline.busy_us[d], explained.idle[d], explained.memory[d]
         limit = "-" if memory.limit_bytes is None else as_size(memory.limit_bytes)
         shares = [share_of(us, step_us) for us in (busy, idle.producer_us, idle.queue_us, idle.transfer_us, idle.tail_us)]
         kind = _KINDS[max(memory.by_kind, key=lambda name: memory.by_kind[name])] if memory.peak_bytes else "-"
@@ -210,7 +214,9 @@ def _what_ifs(what_ifs: Sequence[WhatIf], step_us: float) -> Table:
 
 def verdict(choices: OpChoices, name: str, cluster: Cluster) -> str:
     """Why the ops are where they are."""
-    where = " and ".join(f"{count} on {device.name}" for count, device in zip(choices.here, cluster.devices, strict=True) if count)
+    spread = [(count, device.name) for count, device in zip(choices.here, cluster.devices, strict=True) if count]
+    where = ", ".join(f"{count} on {name}" for count, name in spread[:MOST_DEVICES])
+    where += f", {sum(count for count, _ in spread[MOST_DEVICES:])} elsewhere" if spread[MOST_DEVICES:] else ""
     if choices.device is not None:
         where = f"on {cluster.devices[choices.device].name}"
     others = len(choices.moved) - len(choices.asked)
@@ -257,10 +263,12 @@ def facts(choices: OpChoices) -> dict[str, str]:
 
 
 def choice_table(choices: OpChoices, cluster: Cluster) -> Table:
-    """The step with the ops on each device."""
+    """The step with the ops on each device; of many devices, those that are best for it, and the one that they are on."""
     table = table_of("all on", "step", "change", "fits", "peak there", "limit", "its transfers", "moved")
-    for choice in choices.choices:
-        table.add_row(*_choice_row(choice, choices, cluster))
+    best = chosen([-choice.step_us for choice in choices.choices])
+    for d, choice in enumerate(choices.choices):
+        if d in best or d == choices.device:
+            table.add_row(*_choice_row(choice, choices, cluster))
     return table
 
 
@@ -276,6 +284,11 @@ def _choice_row(choice: Choice, choices: OpChoices, cluster: Cluster) -> list[Te
         str(choice.transfers),
         as_size(choice.bytes_moved),
     ]
+
+
+def chosen(values: Sequence[float]) -> list[int]:
+    """The positions of the largest values, as many as tables have rows by device, in order."""
+    return sorted(sorted(range(len(values)), key=lambda d: -values[d])[:MOST_DEVICES])
 
 
 def short(name: str) -> Text:

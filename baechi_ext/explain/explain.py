@@ -8,7 +8,7 @@ from baechi_ext.explain.memory import DeviceMemory, device_memories
 from baechi_ext.explain.path import OP, Part, Paths, Stretch
 from baechi_ext.explain.sensitivity import TransferCosts, WhatIf, sensitivity, transfer_costs
 from baechi_ext.ir.plan import Plan
-from baechi_ext.simulate import simulate
+from baechi_ext.simulate.adaptive import AdaptiveSimulator
 from baechi_ext.simulate.timeline import Timeline
 
 
@@ -47,7 +47,7 @@ class PlanExplanation:
 
 def explain_plan(plan: Plan) -> PlanExplanation:
     """The explanation of a plan of single devices, or of the groups of a hybrid one (`HybridPlan.of_groups`)."""
-    timeline = simulate(plan.graph, plan.cluster, plan.placement, plan.priority)
+    timeline = AdaptiveSimulator(plan.graph, plan.cluster).run(plan.placement, plan.priority)
     paths = Paths(timeline)
     critical = paths.critical()
     handled = {stretch.op for stretch in critical if stretch.kind == OP and paths.handling_us(stretch.op) > 0}

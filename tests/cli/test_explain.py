@@ -14,6 +14,7 @@ import pytest
 
 from tests.cli.files import ROOT, a_graph, write
 
+LINK = {"us_per_byte": 1, "latency_us": 0}
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -26,7 +27,7 @@ def changed(plan: Path, name: str, **fields: Any) -> Path:
 def on_groups(folder: Path, name: str = "groups.json", share: float = 0.5) -> Path:
     """A plan file of the graph on two groups of two devices, which have so much of each op to do."""
     devices = [{"name": name} for name in "pqrs"]
-    cluster = {"devices": devices, "links": {"default": {"us_per_byte": 1, "latency_us": 0}}}
+    cluster = {"devices": devices, "links": {"default": LINK}}
     shard = {v: {"node": v, "splits": {"rows": 2}, "compute_share": share} for v in "abc"}
     placement = {"a": 0, "b": 0, "c": 2}
     return write(folder / name, {"cluster": cluster, "placement": placement, "device_groups": [[0, 1], [2, 3]], "shard": shard})
@@ -114,6 +115,17 @@ def test_a_balanced_step(run: Run, graph: Path, plan: Path) -> None:
     lines = said(run, "explain", apart, f"--graph={even}")
     assert lines[1] == "Every device is busy for at least 100% of it: only more or faster devices would shorten it much."
     assert lines[-1] == "What would change it: all devices 10% faster -9.1%."
+
+
+def test_many_devices(run: Run, graph: Path, plan: Path) -> None:
+    lines = said(run, "explain", plan, "--num_devices=20")
+    assert "the 16 busiest of 20 devices" in lines
+    assert sum(line.startswith("device:") for line in lines) == 16 + 1 + 2  # devices, gaps, what-ifs
+    lines = said(run, "explain", plan, "c", "--num_devices=20")
+    assert sum(line.startswith("device:") for line in lines) == 16
+    assert any(line.startswith("device:1 24 us (here)") for line in lines)
+    wide = changed(plan, "wide.json", cluster={"devices": [{"name": f"d{i}"} for i in range(20)], "links": {"default": LINK}})
+    assert "4 more devices" in said(run, "diff", wide, changed(wide, "moved.json", placement={"a": 0, "b": 0, "c": 2}))
 
 
 def test_memory_that_is_short_is_said(run: Run, graph: Path, plan: Path) -> None:
