@@ -80,3 +80,20 @@ function section(id, title, ...children) {
   document.getElementById("main").append(node);
   return node;
 }
+
+/* Names and values, side by side. */
+const definitions = (pairs) => el("dl", {}, pairs.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+
+/* Columns are {title, number}; a cell is text, an element, or a list of such. */
+function table(columns, rows) {
+  const cell = (tag, column, content) => el(tag, { class: column.number ? "number" : "name", scope: tag === "th" ? "col" : null }, content);
+  return el("div", { class: "scroll" }, el("table", {},
+    el("thead", {}, el("tr", {}, columns.map((column) => cell("th", column, column.title)))),
+    el("tbody", {}, rows.map((row) => el("tr", {}, row.map((content, i) => cell("td", columns[i], content)))))));
+}
+
+/* Times with a sign, and ops by their names. */
+const signed = (us) => (us < 0 ? "\u2212" + time(-us) : time(us));
+const positions = new Map(ops.id.map((id, v) => [id, v]));
+const idLink = (id) => (positions.has(id) ? opLink(positions.get(id)) : id);
+const difference = (us) => (Math.abs(us) < 0.005 ? "the same" : (us > 0 ? "+" : "\u2212") + time(Math.abs(us)));

@@ -219,7 +219,8 @@ class GraphView {
   }
 
   describe(box) {
-    if (box.op !== undefined) return `${ops.id[box.op]}\n${ops.op[box.op]}\n${time(ops.compute_us[box.op])} on ${devices[placement[box.op]].name}`;
+    const { op } = box;
+    if (op !== undefined) return `${ops.id[op]}\n${ops.op[op]}\n${time(ops.compute_us[op])} on ${devices[placement[op]].name}`;
     const on = devices.map((device, d) => (box.counts[d] ? `${device.name}: ${plural(box.counts[d], "op")}` : null)).filter(Boolean);
     return `${box.name}\n${plural(box.all.length, "op")}, ${time(box.us)}\n${on.join("\n")}`;
   }
@@ -285,17 +286,18 @@ function rounded(context, box, radius) {
   context.roundRect(box.X, box.Y, box.w, box.h, radius);
 }
 
-const graph = new GraphView(ops.module.some((name) => name) || !ops.colocation.some((name) => name !== null) ? "module" : "colocation", 560);
+const usualWay = ops.module.some((name) => name) || !ops.colocation.some((name) => name !== null) ? "module" : "colocation";
+const graph = new GraphView(usualWay, 560);
 
 function graphSection() {
   const ways = [["module", "module"], ["colocation", "colocation group"], ["device", "device"]];
   const chosen = el("select", { "aria-label": "group by", onchange: () => { graph.regroup(chosen.value); graph.surface.redraw(); } },
     ways.map(([value, text]) => el("option", { value }, "by " + text)));
-  chosen.value = ops.module.some((name) => name) || !ops.colocation.some((name) => name !== null) ? "module" : "colocation";
+  chosen.value = usualWay;
   const all = (text, open) => el("button", { type: "button", onclick: () => graph.openAll(open) }, text);
   section("graph", "Graph",
-    el("p", { class: "note" }, "A click on a group opens or closes it, one on an op selects it. Dashed lines are tensors that change devices; ops on the " +
-      "critical path have a frame. n and p go from box to box, Enter is a click."),
+    el("p", { class: "note" }, "A click on a group opens or closes it, one on an op selects it. Dashed lines are tensors that " +
+      "change devices; ops on the critical path have a frame. n and p go from box to box, Enter is a click."),
     el("div", { class: "bar" }, chosen, all("Open all", true), all("Close all", false), graph.surface.buttons()), graph.surface.canvas,
     el("div", { class: "legend" }, devices.map((device, d) => el("span", {}, swatch(d), device.name))));
 }

@@ -1,7 +1,9 @@
 "use strict";
 // The graph as a tree of groups, and where the open ones put what is in them: layers from top to bottom, in columns like a newspaper's.
 
-const ROW_GAP = 22, ITEM_GAP = 14, COLUMN_GAP = 46, PADDING = 14, TITLE = 24, MOST_IN_A_ROW = 5, MOST_OPS = 120;
+const ROW_GAP = 22, ITEM_GAP = 14, COLUMN_GAP = 46, PADDING = 14, TITLE = 24, LEAST_WIDTH = 900, MOST_OPS = 120;
+/* How wide drawings should be for their height. */
+const SHAPE = innerWidth < 600 ? 0.8 : 1.7;
 const SIZES = { op: [150, 36], group: [170, 56] };
 
 /* A group: `groups` by name and `ops` in it, `all` ops below it, and whether it shows what is in it. */
@@ -139,15 +141,18 @@ function arrange(group, links) {
   group.h = Math.max(tallest + PADDING, SIZES.group[1]);
 }
 
-/* Layers by longest path (links against the order of the items would close a circle and are left out), ordered by where their inputs are. */
+/* Layers by longest path (links against the order of the items would close a circle and are left out), ordered by where their inputs are,
+   and in several rows where they would be too wide. */
 function rowsOf(boxes, links) {
-  const position = new Map(boxes.map((box, i) => [box.key, i])), layer = boxes.map(() => 0), sum = boxes.map(() => 0), count = boxes.map(() => 0);
+  const position = new Map(boxes.map((box, i) => [box.key, i])), [layer, sum, count] = [0, 1, 2].map(() => boxes.map(() => 0));
   boxes.forEach((box, i) => {
     for (const next of links.get(box.key) ?? []) {
       const j = position.get(next);
       if (j > i) layer[j] = Math.max(layer[j], layer[i] + 1);
     }
   });
+  const area = boxes.reduce((all, box) => all + (box.w + ITEM_GAP) * (box.h + ROW_GAP), 0);
+  const widest = Math.max(LEAST_WIDTH, Math.sqrt(area * SHAPE));
   const layers = [];
   boxes.forEach((box, i) => (layers[layer[i]] ??= []).push(i));
   const rows = [];
@@ -160,16 +165,16 @@ function rowsOf(boxes, links) {
         if (j > i) { sum[j] += (place + 0.5) / members.length; count[j]++; }
       }
     });
-    for (let i = 0; i < members.length; i += MOST_IN_A_ROW) {
-      const row = members.slice(i, i + MOST_IN_A_ROW).map((m) => boxes[m]);
-      rows.push({ boxes: row, w: row.reduce((w, box) => w + box.w + ITEM_GAP, -ITEM_GAP), h: Math.max(...row.map((box) => box.h)) });
+    let row = null;
+    for (const box of members.map((i) => boxes[i])) {
+      if (row === null || row.w + ITEM_GAP + box.w > widest) rows.push(row = { boxes: [], w: -ITEM_GAP, h: 0 });
+      row.boxes.push(box);
+      row.w += ITEM_GAP + box.w;
+      row.h = Math.max(row.h, box.h);
     }
   }
   return rows;
 }
-
-/* How wide drawings should be for their height. */
-const SHAPE = innerWidth < 600 ? 0.8 : 1.7;
 
 /* Rows in as many columns as come nearest to that shape. */
 function columnsOf(rows) {

@@ -112,7 +112,8 @@ function memorySection() {
   const head = ["device", "peak predicted", "peak measured", "limit", "of the limit"];
   section("memory", "Memory",
     el("p", { class: "note" }, "The area is what is predicted" +
-      (data.measured?.memory ? ", the thin line what was measured, and " : ", ") + "the dotted line the measured peak. A limit is drawn where it is within three times the peak."),
+      (data.measured?.memory ? ", the thin line what was measured, and " : ", ") + "the dotted line the measured peak. " +
+      "A limit is drawn where it is within three times the peak."),
     memory.surface.canvas,
     el("div", { class: "scroll" }, el("table", {},
       el("thead", {}, el("tr", {}, head.map((text, i) => el("th", i ? { class: "number", scope: "col" } : { scope: "col" }, text)))),

@@ -12,7 +12,10 @@ from typing import Any
 
 from runtime.palette import LIMIT
 
-_SCRIPTS = ("base.js", "surface.js", "timeline.js", "memory.js", "layout.js", "graph.js", "panels.js", "main.js")
+_SCRIPTS = (
+    *("base.js", "summary.js", "surface.js", "timeline.js", "memory.js", "layout.js", "graph.js"),
+    *("methods.js", "explanation.js", "details.js", "main.js"),
+)
 """In the order they run: each uses only those before it."""
 
 

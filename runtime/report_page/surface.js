@@ -5,7 +5,8 @@ const tip = el("div", { class: "tip", hidden: true, role: "status" });
 document.body.append(tip);
 
 class Surface {
-  /* `view` has draw(context, width, height), pick(x, y) -> thing or null, describe(thing), choose(thing), pan(dx, dy), zoom(factor, x, y), fit(). */
+  /* `view` has draw(context, width, height), pick(x, y) -> thing or null, describe(thing), choose(thing), pan(dx, dy),
+     zoom(factor, x, y) and fit(). */
   constructor(view, label, height) {
     this.view = view;
     this.canvas = el("canvas", { tabindex: 0, role: "application", "aria-label": label });

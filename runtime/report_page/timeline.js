@@ -35,7 +35,7 @@ const timeAxis = {
   pan(dx) { span.pan((-dx / (this.width - this.left)) * (span.to - span.from)); },
   zoom(factor, x) { span.zoom(factor, Math.min(span.to, Math.max(span.from, this.at(x)))); },
   fit() { span.show(0, span.whole); },
-  resized(width) { this.width = width - 1; this.left = width < 600 ? 64 : 110; },
+  resized(width) { this.width = width - 1; this.left = width < 600 ? 80 : 110; },
   drawAxis(context, top, bottom) {
     context.fillStyle = ink("muted");
     context.strokeStyle = ink("line");
@@ -112,7 +112,7 @@ class TimelineView {
   }
 
   draw(context) {
-    this.colours = { critical: ink("critical"), transfer: ink("transfer"), accent: ink("accent"), muted: ink("muted"), paper: ink("paper") };
+    this.colours = Object.fromEntries(["critical", "transfer", "accent", "muted", "paper"].map((name) => [name, ink(name)]));
     for (const t of tracks) {
       this.drawAxis(context, t.top - 4, t.bottom);
       context.save();
@@ -256,7 +256,8 @@ class TimelineView {
   /* Moves what is shown so that an op is in it. */
   reveal(op) {
     const start = data.predicted.start_us[op], end = data.predicted.end_us[op], width = span.to - span.from;
-    if (start < span.from || end > span.to) span.show(Math.max(0, (start + end - width) / 2), Math.max(0, (start + end - width) / 2) + width);
+    const from = Math.max(0, (start + end - width) / 2);
+    if (start < span.from || end > span.to) span.show(from, from + width);
   }
 
   /* The middle of an op in the canvas, in CSS pixels. */
