@@ -342,6 +342,15 @@ def _captured_model(args: argparse.Namespace, request: "PaseRequest") -> Any:
         )
 
 
+def _doctor(args: argparse.Namespace) -> int:
+    from runtime.doctor.diagnosis import examine
+
+    with progress("examining the installation"):
+        diagnosis = examine()
+    print_json(diagnosis.to_json()) if args.json else print("\n".join(diagnosis.lines()))
+    return 0 if diagnosis.healthy else 1
+
+
 COMMANDS = (
     Command("place", "decide which device runs which op of a graph, and write the plan", _place_flags, _place),
     Command("train", "place a real training step, run it on several devices, and time it", train_flags.add_flags, _train),
@@ -356,6 +365,7 @@ COMMANDS = (
     Command("simulate", "say what a plan is worth: step, busy time, memory, broken rules", explain_flags.add_simulate_flags, _simulate),
     Command("explain", "say what bounds a plan's step, or why an op is where it is", explain_flags.add_explain_flags, _explain),
     Command("diff", "say what two plans of one graph differ in", explain_flags.add_diff_flags, _diff),
+    Command("doctor", "say what of this installation works, what is missing, and what that costs", flags.add_output_flags, _doctor),
 )
 
 

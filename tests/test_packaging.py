@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from runtime.doctor.packages import PACKAGES, PYTHON
 from tests.test_layers import ROOT, imports, modules
 
 _TREE = ast.parse((ROOT / "setup.py").read_text())
 _NAMED = {ast.unparse(node.targets[0]): node.value for node in _TREE.body if isinstance(node, ast.Assign)}
 RANGES: dict[str, list[str]] = ast.literal_eval(_NAMED["RANGES"])
+_PYTHON = next(k.value.value for node in ast.walk(_TREE) if isinstance(node, ast.Call) for k in node.keywords if k.arg == "python_requires")
 PINS = {
     line.split("==")[0].lower(): line.split("==")[1]
     for line in (ROOT / "constraints.txt").read_text().splitlines()
@@ -31,6 +33,12 @@ def test_every_range_has_a_pin_inside(requirement: Requirement) -> None:
 @pytest.mark.parametrize("requirement", INSTALLED, ids=str)
 def test_the_suite_runs_within_the_ranges(requirement: Requirement) -> None:
     assert requirement.specifier.contains(version(requirement.name))
+
+
+def test_the_doctor_knows_every_package_by_its_range() -> None:
+    first = {text: extra for extra in reversed(RANGES) for text in RANGES[extra] if extra != "dev"}
+    assert {package.needs: package.extra for package in PACKAGES} == {text: e for text, e in first.items() if e != "tensorflow-cpu"}
+    assert Requirement(f"python{PYTHON}").specifier == Requirement(f"python{_PYTHON}").specifier
 
 
 def test_the_library_imports_only_what_it_requires() -> None:

@@ -237,7 +237,7 @@ def solve(lp: FavouriteChildModel, time_limit_seconds: float) -> dict[Pair, floa
     """
     import pulp
 
-    solver = _solver(time_limit_seconds)
+    solver = lp_solver(time_limit_seconds)
     begun_seconds = time.perf_counter()
     size = f"{len(lp.x)} transfers"
     try:
@@ -270,7 +270,8 @@ def _answer(lp: FavouriteChildModel) -> str:
     return pulp.LpSolution.get(lp.problem.sol_status, str(lp.problem.sol_status))
 
 
-def _solver(time_limit_seconds: float) -> Any:
+def lp_solver(time_limit_seconds: float) -> Any:
+    """HiGHS, or CBC where that is not installed; both with one thread, silent."""
     import pulp
 
     highs = pulp.HiGHS(msg=False, threads=1, timeLimit=time_limit_seconds)

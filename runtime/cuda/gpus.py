@@ -69,13 +69,16 @@ class Gpus:
         return [f"cuda:{i} ({gpu.name}) was {gpu.utilisation:.0%} busy before this run began" for i, gpu in shares]
 
 
-def read_gpus(uuids: Sequence[str], nvml: Any = None) -> Gpus:
-    """The GPUs of these UUIDs ("GPU-..."). `nvml` stands in for the module pynvml.
+def read_gpus(uuids: Sequence[str] | None, nvml: Any = None) -> Gpus:
+    """The GPUs of these UUIDs ("GPU-..."), or all that the driver knows. `nvml` stands in for the module pynvml.
 
     Raises MissingBackendError where nvidia-ml-py is not installed, the driver does not answer, or it knows no such GPU.
     """
     with _session(nvml) as nvml:
-        handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+        if uuids is None:
+            handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        else:
+            handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
         gpus = tuple(_gpu(nvml, handle) for handle in handles)
         pairs = [(i, j) for i in range(len(handles)) for j in range(len(handles)) if i != j]
         ties = {(i, j): _tie(nvml, (handles[i], handles[j]), gpus[j].bus_id) for i, j in pairs}

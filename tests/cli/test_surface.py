@@ -83,6 +83,7 @@ FLAGS = {
     "trace": {"--out", "--ranks"},
     "report": {"--out"},
     "plot": {"--out"},
+    "doctor": {"--json"},
 }  # fmt: skip
 SOURCES = CLUSTER | {"--folder", "--most_graphs"}
 PLACETO_FLAGS = {

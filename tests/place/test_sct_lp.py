@@ -187,7 +187,7 @@ def test_a_solver_that_stops_by_itself_says_why(monkeypatch: pytest.MonkeyPatch)
     import pulp
 
     lazy = pulp.HiGHS(msg=False, presolve="off", simplex_iteration_limit=0)
-    monkeypatch.setattr(sct_lp, "_solver", lambda seconds: lazy)
+    monkeypatch.setattr(sct_lp, "lp_solver", lambda seconds: lazy)
     with pytest.raises(SolverError, match="stopped after .* of [0-9.]+ s .it says 'Iteration limit reached'."):
         sct_lp.favourite_children(branchy_blocks(4, 3, 0), Cluster.uniform(2, link=Link(1e-4, 30)), 0.1, 60)
 

@@ -46,6 +46,12 @@ class Driver:
             raise NVMLError("Not Found")
         return int(uuid[4:])
 
+    def nvmlDeviceGetCount(self) -> int:
+        return 4
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
     def nvmlDeviceGetName(self, gpu: int) -> str | bytes:
         return b"NVIDIA T" if gpu == 3 else "NVIDIA T"
 
@@ -87,6 +93,10 @@ class Driver:
 
 def read(*numbers: int, **options: bool) -> Gpus:
     return read_gpus([f"GPU-{n}" for n in numbers], Driver(**options))
+
+
+def test_without_names_all_are_read() -> None:
+    assert read_gpus(None, Driver()) == read(0, 1, 2, 3)
 
 
 def test_names_memory_and_use() -> None:
