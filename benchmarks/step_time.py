@@ -23,17 +23,17 @@ from baechi_ext.ir.files import write_json
 from baechi_ext.place.common import PlaceOptions, PlanResult
 from benchmarks.baselines import DDP, PIPELINE, TITLES, Baseline, reason_against
 from benchmarks.machine import machine
-from benchmarks.step_time_rows import rows
+from benchmarks.step_time_rows import plans_of, rows
 from runtime import pipeline
-from runtime.accounting import how_measured, measured_peak_bytes
+from runtime.accounting import how_measured
 from runtime.cluster import notes_on
+from runtime.compare.contender import SINGLE
+from runtime.comparing import load_contenders, variants_of
 from runtime.executor import Executor
 from runtime.flags import cuda as cuda_flags
 from runtime.flags.tensorflow import DEFAULT_WORKERS, TENSORFLOW
 from runtime.measure import measure
 from runtime.models.registry import FRAMEWORKS, ModelOptions, find_model
-from runtime.parity import check_parity
-from runtime.parity_result import require_parity
 from runtime.processes.launch import run_workers
 from runtime.processes.worker_group import is_worker
 from runtime.program import one_device_timeline
@@ -60,24 +60,16 @@ def run(args: argparse.Namespace, request: TrainRequest, executor: Executor) -> 
     """Everything measured, as JSON."""
     captured = capture_and_profile(request, executor)
     cluster, probe = find_cluster(request, executor)
-    single = one_device_timeline(captured.alone)
-    variants: dict[str, Any] = {"single": executor.load(single, captured.binding, captured.step)}
-    peaks = {"single": measured_peak_bytes(executor, single, captured.binding, captured.step)}
-    plans: dict[str, PlanResult] = {}
-    methods = [m for m in args.methods or METHODS if m != "expert" or any(op.expert is not None for op in captured.graph.ops)]
-    for method in methods:
-        plan_request = pipeline.PlanRequest(method, args.grouper or "tf", args.placer_type or "default", options=PlaceOptions(seed=0))
-        plans[method] = pipeline.plan(captured.graph, cluster, plan_request)
-        timeline = plans[method].timeline
-        require_parity(check_parity(executor, timeline, captured.binding, captured.step))
-        peaks[method] = measured_peak_bytes(executor, timeline, captured.binding, captured.step)
-        variants[method] = executor.load(timeline, captured.binding, captured.step)
+    contenders = load_contenders(captured, cluster, executor, _requests(args))
+    variants: dict[str, Any] = variants_of(contenders)
+    peaks = {c.method: c.peak_bytes for c in contenders}
     with ExitStack() as stack:
         baselines, left_out = _baselines(args.baselines, request, captured.step, executor, stack)
         peaks |= {name: tuple(baseline.peak_bytes()) for name, baseline in baselines.items()}
         counting = _Counting(executor, tuple(baselines.values()))
         measurement = measure(counting, captured.step, variants | baselines, num_steps=args.num_steps)
-    table = rows(measurement, plans, single.makespan_us)
+    plans = plans_of(contenders)
+    table = rows(measurement, plans, one_device_timeline(captured.alone).makespan_us)
     return {
         "command": "python -m benchmarks.step_time " + " ".join(sys.argv[1:]),
         **machine(),
@@ -86,9 +78,15 @@ def run(args: argparse.Namespace, request: TrainRequest, executor: Executor) -> 
         "workers": kind_of_executor(request),
         "devices": notes_on(executor.devices, [*variants.values()][-1]),
         "peaks_measured_by": how_measured(executor),
-        "left_out": left_out,
+        "left_out": left_out | {c.method: c.refusal for c in contenders if c.refusal},
         "rows": [{**row, "peak_memory_bytes": _peaks(row["variant"], plans, peaks)} for row in table],
     }
+
+
+def _requests(args: argparse.Namespace) -> dict[str, pipeline.PlanRequest]:
+    options = PlaceOptions(seed=0)
+    methods = dict.fromkeys((SINGLE, *(args.methods or METHODS)))
+    return {m: pipeline.PlanRequest(m, args.grouper or "tf", args.placer_type or "default", options=options) for m in methods}
 
 
 def _baselines(
@@ -147,7 +145,7 @@ def show(result: dict[str, Any]) -> None:
     for method, verdict in result.get("verdict", {}).items():
         console.print(f"{method}: {verdict}")
     for name, reason in result["left_out"].items():
-        console.print(f"{TITLES[name]}: not run, {reason}")
+        console.print(f"{TITLES.get(name, name)}: not run, {reason}")
     load = result["load_of_others"]
     console.print(f"load of others while measuring: {'unknown' if load is None else f'{load:.1%}'} of the cores")
 

@@ -1,9 +1,16 @@
 """The rows of a table of step times, whichever framework ran them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from baechi_ext.place.common import PlanResult
+from runtime.compare.contender import SINGLE, Contender
 from runtime.samples import Measurement
+
+
+def plans_of(contenders: Sequence[Contender]) -> dict[str, PlanResult]:
+    """The plans by method, but that of one device, which is run by a program of its own."""
+    return {c.method: c.result for c in contenders if c.method != SINGLE and c.result is not None and not c.refusal}
 
 
 def rows(measurement: Measurement, plans: dict[str, PlanResult], single_us: float) -> list[dict[str, Any]]:

@@ -7,16 +7,17 @@ core in a step, transfers included, stands beside the wall time.
 import argparse
 import sys
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 from baechi_ext.place.common import PlaceOptions, PlanResult
 from benchmarks.machine import machine
-from benchmarks.step_time_rows import rows
+from benchmarks.step_time_rows import plans_of, rows
 from runtime import pipeline
+from runtime.compare.contender import SINGLE
 from runtime.models.registry import ModelOptions
 from runtime.program import one_device_timeline
 from runtime.tensorflow.coarse import COARSE, begins_coarse
+from runtime.tensorflow.comparing import check_contenders, sessions_of
 from runtime.tensorflow.measure import measure, peak_bytes
 from runtime.tensorflow.placed_graph import placed_graph
 from runtime.tensorflow.servers import Devices
@@ -27,7 +28,6 @@ from runtime.tensorflow.training import (
     check_parity,
     find_cluster,
     kind_of_executor,
-    load,
     one_thread,
     open_devices,
     unplaced_step,
@@ -52,20 +52,17 @@ def run(args: argparse.Namespace, request: TrainRequest) -> dict[str, Any]:
         captured = capture_and_profile(request, devices)
         cluster, probe = find_cluster(request, devices)
         single = one_device_timeline(captured.alone)
-        plans: dict[str, PlanResult] = {}
-        loaders = {"single": partial(load, captured, single, devices)}
-        methods = [m for m in args.methods or METHODS if m != "expert" or any(op.expert is not None for op in captured.graph.ops)]
-        for method in methods:
-            plans[method] = pipeline.plan(captured.graph, cluster, _asked(args, method))
-            loaders[method] = partial(load, captured, plans[method].timeline, devices)
+        methods = dict.fromkeys((SINGLE, *(args.methods or METHODS)))
+        contenders = check_contenders(captured, cluster, (devices, devices), {m: _asked(args, m) for m in methods})
+        plans = plans_of(contenders)
+        parity = {c.method: c.parity.to_json() for c in contenders if c.parity is not None}
+        peaks = {c.method: c.peak_bytes for c in contenders}
         if "expert" in plans:
-            loaders[BY_HAND] = partial(parted_by_hand, captured, plans["expert"], devices)
-        parity, peaks = {}, {}
-        for name, loader in loaders.items():
-            with loader() as session:  # one after the other: what is loaded besides holds constants, which a peak would count
-                parity[name] = check_parity(captured, session).to_json()
-                peaks[name] = peak_bytes(session, devices)
-        sessions = {name: loader() for name, loader in loaders.items()}
+            with parted_by_hand(captured, plans["expert"], devices) as session:
+                parity[BY_HAND], peaks[BY_HAND] = check_parity(captured, session).to_json(), peak_bytes(session, devices)
+        sessions = sessions_of(captured, contenders, (devices, devices))
+        if "expert" in plans:
+            sessions[BY_HAND] = parted_by_hand(captured, plans["expert"], devices)
         where = dict.fromkeys(sessions, devices)
         measurement = measure(where, unplaced_step(captured.step), sessions, num_steps=args.num_steps)
     predicted = {"single": list(single.peak_memory_bytes), **{m: list(p.timeline.peak_memory_bytes) for m, p in plans.items()}}
@@ -77,7 +74,7 @@ def run(args: argparse.Namespace, request: TrainRequest) -> dict[str, Any]:
         "workers": f"TensorFlow {kind_of_executor(request)}",
         "devices": list(captured.function.notes),
         "peaks_measured_by": "none" if devices.shared_memory else "allocator",
-        "left_out": {},
+        "left_out": {c.method: c.refusal for c in contenders if c.refusal},
         "parity": parity,
         "verdict": {m: _verdict(p) for m, p in plans.items() if m in pipeline.SEARCHES},
         "rows": [

@@ -26,6 +26,7 @@ from runtime.as_main import require_script
 from runtime.device_map_export import export_device_map
 from runtime.flags import baechi as baechi_flags
 from runtime.flags import common as flags
+from runtime.flags import compare as compare_flags
 from runtime.flags import datasets as dataset_flags
 from runtime.flags import explain as explain_flags
 from runtime.flags import pase as pase_flags
@@ -342,6 +343,25 @@ def _captured_model(args: argparse.Namespace, request: "PaseRequest") -> Any:
         )
 
 
+def _compare(args: argparse.Namespace) -> int:
+    if args.script_args is not None:
+        raise OptionError("baechi compare takes built-in models; for a script, run baechi train SCRIPT once a method")
+    request = compare_flags.request_of(args)
+    with progress(f"loading {request.train.framework}"):
+        compare = _stage(request.train.framework, "comparing").compare
+        start_workers = _wants_workers(request.train)
+    if start_workers:
+        return _run_workers(args, request.train)
+    comparison = compare(request)
+    if comparison is not None and args.json:
+        print_json(comparison.to_json())
+    elif comparison is not None:
+        from runtime.compare.plots import show
+
+        show(comparison)
+    return 0
+
+
 def _doctor(args: argparse.Namespace) -> int:
     from runtime.doctor.diagnosis import examine
 
@@ -354,6 +374,7 @@ def _doctor(args: argparse.Namespace) -> int:
 COMMANDS = (
     Command("place", "decide which device runs which op of a graph, and write the plan", _place_flags, _place),
     Command("train", "place a real training step, run it on several devices, and time it", train_flags.add_flags, _train),
+    Command("compare", "measure steps placed by several methods, and say which is worth it", compare_flags.add_flags, _compare),
     Command("probe-links", "measure what sending costs between every pair of devices", train_flags.add_probe_flags, _probe),
     Command("datasets", "make families of graphs for learned placers, or list them", dataset_flags.add_flags, _datasets),
     Command("placeto", "train the learned placer, or compare it with the others", placeto_flags.add_flags, _placeto),

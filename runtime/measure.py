@@ -9,6 +9,8 @@ from runtime.executor import Executor, LoadedStep
 from runtime.samples import LoadOfOthers, Measurement, Samples
 from runtime.step import EagerStep, TrainingStep
 
+WARMUP = 4
+
 
 def measure(
     executor: Executor,
@@ -16,7 +18,7 @@ def measure(
     placed: Mapping[str, LoadedStep],
     *,
     num_steps: int,
-    warmup: int = 4,
+    warmup: int = WARMUP,
     on_step: Callable[[int], None] = lambda i: None,
 ) -> Measurement:
     """Times `num_steps` rounds of one eager step (on device 0) and one of every placed step.

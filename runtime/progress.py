@@ -34,6 +34,22 @@ def progress(message: str, delay_seconds: float = 1.0) -> Iterator[Callable[[str
             spinner.stop()
 
 
+def rounds(show: Callable[[str], None], total: int) -> Callable[[int], None]:
+    """Tells `show` before round number i (from 0) of `total` how many are done, and about how long the rest takes."""
+    begin = time.monotonic()
+
+    def news(i: int) -> None:
+        spent = time.monotonic() - begin
+        left = f", about {_seconds(spent / i * (total - i))} left" if i else ""
+        show(f"round {i + 1} of {total}{left}")
+
+    return news
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
 class _SparseLines:
     """News as lines, with pauses that grow."""
 

@@ -35,16 +35,17 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times faster: the median of the ratios of paired samples, and an interval that holds the true median in 95 of 100 cases."""
+    """How many times faster: the median of the ratios of paired samples, and an interval that holds the true median in 95 of 100 cases, or
+    in all but the share `error` of them."""
 
     median: float
     low: float
     high: float
 
     @classmethod
-    def of(cls, slow: Samples, fast: Samples) -> "Ratio":
+    def of(cls, slow: Samples, fast: Samples, error: float = 0.05) -> "Ratio":
         ratios = sorted(a / b for a, b in zip(slow.us, fast.us, strict=True))
-        rank = _sign_test_rank(len(ratios))
+        rank = _sign_test_rank(len(ratios), error)
         return cls(statistics.median(ratios), ratios[rank], ratios[-1 - rank])
 
     @property
@@ -59,15 +60,20 @@ class Ratio:
         return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
-def _sign_test_rank(n: int) -> int:
-    """The largest k for which the k-th smallest and k-th largest (from 0) of n values enclose the median with 95% confidence.
+def enough_samples(error: float) -> int:
+    """The least number of samples whose whole range misses the median in no more than this share of all cases."""
+    return math.ceil(1 + math.log2(1 / error))
+
+
+def _sign_test_rank(n: int, error: float) -> int:
+    """The largest k for which the k-th smallest and k-th largest (from 0) of n values miss the median in no more than this share of cases.
 
     0 where n is too small for that: the whole range.
     """
     below, k = 0.0, 0
     while k <= n // 2:
         below += math.comb(n, k) / 2**n
-        if 2 * below > 0.05:
+        if 2 * below > error:
             break
         k += 1
     return max(0, k - 1)
@@ -91,16 +97,21 @@ class Measurement:
 
     def doubts(self) -> list[str]:
         """Why the run is too noisy to conclude from, one reason each; empty where it is not."""
-        found = []
-        if self.oversubscribed:
-            found.append("there are more CPU devices than cores, so devices take turns")
-        if self.load_of_others is not None and self.load_of_others > NOISY_LOAD:
-            found.append(f"other processes took {self.load_of_others:.0%} of the cores (more than {NOISY_LOAD:.0%})")
+        found = self.disturbances()
         spread = self.ratio("single").spread
         if spread > NOISY_SPREAD:
             found.append(f"the ratio's interval is {spread:.0%} wide (more than {NOISY_SPREAD:.0%})")
         if len(self.samples["placed"].us) < 6:
             found.append("fewer than 6 steps were measured")
+        return found
+
+    def disturbances(self) -> list[str]:
+        """What disturbed the devices meanwhile, one reason each."""
+        found = []
+        if self.oversubscribed:
+            found.append("there are more CPU devices than cores, so devices take turns")
+        if self.load_of_others is not None and self.load_of_others > NOISY_LOAD:
+            found.append(f"other processes took {self.load_of_others:.0%} of the cores (more than {NOISY_LOAD:.0%})")
         return found
 
 

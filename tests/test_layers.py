@@ -23,9 +23,9 @@ LIBRARY = {
     "hybrid": {"errors", "ir", "capture", "cost", "group", "simulate", "place", "shard"},
 }
 """What each part of baechi_ext may import besides itself."""
-DRIVERS = {"cli", "__main__", "pipeline", "train_request", "training", "flags", "calls"}
+DRIVERS = {"cli", "__main__", "pipeline", "train_request", "training", "compare", "comparing", "flags", "calls"}
 DRIVERS |= {"sharding.training"}
-DRIVERS |= {f"tensorflow.{name}" for name in ("training", "probe_links", "running", "parallelize", "script")}
+DRIVERS |= {f"tensorflow.{name}" for name in ("training", "comparing", "probe_links", "running", "parallelize", "script")}
 """Modules and folders of runtime that drive its stages; no stage imports them."""
 FRAMEWORKS = {"torch", "tensorflow", "torchvision", "jax"}
 

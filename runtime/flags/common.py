@@ -76,10 +76,11 @@ def _use_part(device: Device, part: float) -> Device:
     return device if device.memory_bytes is None else replace(device, memory_bytes=int(device.memory_bytes * part))
 
 
-def add_placing_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags `request_of` reads."""
+def add_placing_flags(parser: argparse.ArgumentParser, *, method: bool = True) -> None:
+    """The flags `request_of` reads; without --placement_method where that is asked for."""
     group = parser.add_argument_group("placing")
-    _add_choice(group, "--placement_method", {**METHODS, hybrid.METHOD: (hybrid.HELP,)}, _DEFAULTS.method)
+    if method:
+        _add_choice(group, "--placement_method", {**METHODS, hybrid.METHOD: (hybrid.HELP,)}, _DEFAULTS.method)
     group.add_argument("--initial_plan", metavar="FILE", help="auto, refine: a plan file of this graph to start the search from")
     group.add_argument("--expert_file", metavar="FILE", help="expert: a JSON object of op or colocation names -> device; see docs/files.md")
     group.add_argument(

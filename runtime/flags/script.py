@@ -37,10 +37,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def parted(command_line: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """The command line up to a lone --, and what follows it, of `train` and `pase`: the script's own arguments.
+    """The command line up to a lone --, and what follows it, of `train`, `compare` and `pase`: the script's own arguments.
     None where there is no --."""
     line = list(command_line)
-    if line[:1] not in (["train"], ["pase"]) or "--" not in line:
+    if line[:1] not in (["train"], ["compare"], ["pase"]) or "--" not in line:
         return line, None
     end = line.index("--")
     return line[:end], line[end + 1 :]

@@ -29,14 +29,28 @@ ENCODER_TYPES = ("gnmt", "bi", "uni")
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """All flags of the sub-command."""
     script_flags.add_flags(parser)
-    _add_step_flags(parser)
-    add_model_flags(parser)
-    flags.add_placing_flags(parser)
-    _add_device_flags(parser)
-    _add_cost_flags(parser)
-    _add_run_flags(parser)
+    group = add_shared_flags(parser)
+    sharding_flags.add_flags(group)
+    parser.add_argument_group("costs").add_argument(
+        "--costgen", action="store_true", help="only profile, and write the costs to --cost_path"
+    )
     run_flags.add_flags(parser)
     baechi_flags.add_flags(parser)
+
+
+def add_shared_flags(parser: argparse.ArgumentParser, *, method: bool = True) -> argparse._ArgumentGroup:
+    """Those that `compare` takes, too, except --placement_method where that is asked for; and the group of devices, for more."""
+    parser.set_defaults(script=None, script_args=None, costgen=False, sharding=(), mesh=None, log_device_placement=False)
+    parser.set_defaults(train_steps=None, checkpoint=None, checkpoint_every=None, resume=False)
+    _add_step_flags(parser)
+    add_model_flags(parser)
+    flags.add_placing_flags(parser, method=method)
+    group = _add_device_flags(parser)
+    parser.add_argument_group("costs").add_argument(
+        "--cost_path", metavar="FILE", help="read costs from this file instead of profiling (with --costgen: write them; cost.json)"
+    )
+    _add_run_flags(parser)
+    return group
 
 
 def _add_step_flags(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +115,7 @@ def model_options(args: argparse.Namespace, num_devices: int) -> ModelOptions:
     return ModelOptions(**given, num_devices=num_devices)
 
 
-def _add_device_flags(parser: argparse.ArgumentParser) -> None:
+def _add_device_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("devices")
     group.add_argument("--num_devices", type=flags.number_of_devices, metavar="N", help=f"CPU workers (default {DEFAULT_DEVICES})")
     group.add_argument(
@@ -117,7 +131,6 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
         "process)",
     )
     tensorflow_flags.add_host_flags(group)
-    sharding_flags.add_flags(group)
     group.add_argument("--cluster", metavar="FILE", help="a cluster file instead of the machine's own memory and a probed link")
     group.add_argument("--device_memory", type=flags.size_in_bytes, metavar="SIZE", help="of every device: 16GiB, 800MB, or bytes")
     group.add_argument(
@@ -133,14 +146,7 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
         metavar="A,B",
         help="sending n bytes takes A*n + B microseconds; without it the link is probed",
     )
-
-
-def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("costs")
-    group.add_argument("--costgen", action="store_true", help="only profile, and write the costs to --cost_path")
-    group.add_argument(
-        "--cost_path", metavar="FILE", help="read costs from this file instead of profiling (with --costgen: write them; cost.json)"
-    )
+    return group
 
 
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:

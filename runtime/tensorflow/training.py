@@ -80,7 +80,7 @@ def train(request: TrainRequest) -> StepReport | RunReport | Profile | None:
     Raises what the stages raise: CaptureError, MismatchError, InfeasibleError, ParityError, ExecutionError, MissingBackendError; with
     `run` what train_on raises.
     """
-    _require_taken(request)
+    require_taken(request)
     if request.costgen:
         require_writable(request.costs_file)
     elif request.out is not None:
@@ -105,7 +105,8 @@ def train(request: TrainRequest) -> StepReport | RunReport | Profile | None:
     return report
 
 
-def _require_taken(request: TrainRequest) -> None:
+def require_taken(request: TrainRequest) -> None:
+    """Raises OptionError for what is torch's alone."""
     for name in ("cuda_graphs", "use_free_memory", "relaxed_random"):
         if getattr(request, name):
             raise OptionError(f"--{name} is for --framework=torch; drop it")

@@ -51,7 +51,6 @@ MODEL = {"--vocab_size", "--max_seq_length", "--rnn_units", "--rnn_unit_type", "
     "--dropout",
     "--resnet_filters",
 }
-COSTS = {"--costgen", "--cost_path", "--colocate_grads_with_ops", "--relaxed_random"}
 SCRIPT = {"--verify_steps", "--fallback"}
 RUN = {"--train_steps", "--checkpoint", "--checkpoint_every", "--resume"}
 BAECHI = {"--data_format", "--logdir", "--log_device_placement", "--log_placer_device_placement"}
@@ -61,11 +60,13 @@ REFUSED = {f"--{name}" for name in (
 ORIGINAL_PASE = {"-p", "--procs", "-b", "--batch", "-m", "--model", "-g", "--graph", "--flops", "--bw", "--profile", "--measure"} | {
     "-d", "--dump_graph", "--algo", "-a", "--analyse",
 }  # fmt: skip
+TRAIN = CLUSTER | PLACING | STEP | CUDA | TENSORFLOW | MODEL | {
+    "--colocate_grads_with_ops", "--relaxed_random", "--cost_path", "--cuda_graphs", "--out", "--json",
+}  # fmt: skip
 FLAGS = {
     "place": CLUSTER | PLACING | {"--out", "--json"},
-    "train": CLUSTER | PLACING | STEP | CUDA | TENSORFLOW | MODEL | COSTS | SCRIPT | RUN | BAECHI | REFUSED | {
-        "--cuda_graphs", "--sharding", "--mesh", "--out", "--json",
-    },
+    "train": TRAIN | SCRIPT | RUN | BAECHI | REFUSED | {"--costgen", "--sharding", "--mesh"},
+    "compare": TRAIN - {"--placement_method"} | {"--placement_methods"},
     "probe-links": CUDA | {
         "--framework", "--num_devices", "--num_gpus", "--workers", "--max_exponent", "--timeout", "--out", "--samples", "--json",
     },

@@ -1,0 +1,1 @@
+"""`baechi compare`: steps placed by several methods, each predicted and really measured, all in turn."""

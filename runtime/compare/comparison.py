@@ -1,0 +1,201 @@
+"""What a comparison found: which methods are faster than one device, which of them are no worse than the best, and what to do.
+
+Ratios are of paired samples with intervals by the sign test, so wide that all of them, of every pair of variants, hold together in 95 of
+100 comparisons (Bonferroni): the best is picked from the same samples, and a pair that seems to differ by chance alone would be found among
+many.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from baechi_ext.ir.files import SCHEMA_VERSION
+from baechi_ext.simulate import Timeline
+from runtime.compare.contender import SINGLE, Contender
+from runtime.samples import NOISY_SPREAD, Measurement, Ratio, Samples, enough_samples
+
+ERROR = 0.05
+UNPLACED = "eager"
+"""What `measure` calls the unplaced step."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Contenders, `single` among them, and the steps of those that could be measured."""
+
+    model: str
+    executor: str
+    contenders: tuple[Contender, ...]
+    measurement: Measurement
+    single: Timeline
+    """The prediction for one device that works alone."""
+    peaks_measured_by: str
+    notes: tuple[str, ...]
+    command: tuple[str, ...]
+    versions: Mapping[str, str]
+    unplaced: str = "eager, one device"
+
+    @cached_property
+    def measured(self) -> tuple[str, ...]:
+        """The methods that were measured, in the order of the table."""
+        return tuple(c.method for c in self.contenders if c.method in self.measurement.samples)
+
+    def samples(self, method: str) -> Samples:
+        return self.measurement.samples[method]
+
+    def median(self, method: str) -> float:
+        return self.samples(method).median
+
+    @cached_property
+    def error(self) -> float:
+        """The share of cases in which the interval of one pair may be wrong."""
+        pairs = len(self.measured) * (len(self.measured) - 1) // 2
+        return ERROR / max(pairs, 1)
+
+    def ratio(self, slow: str, fast: str) -> Ratio:
+        """How many times faster `fast` is, with an interval that holds together with those of all other pairs."""
+        return Ratio.of(self.samples(slow), self.samples(fast), self.error)
+
+    def gain(self, method: str) -> Ratio | None:
+        """How many times faster than one device; None where either was not measured."""
+        return self.ratio(SINGLE, method) if SINGLE in self.measured and method in self.measured else None
+
+    @property
+    def enough(self) -> bool:
+        """Whether so few steps can tell anything."""
+        return bool(self.measured) and len(self.samples(self.measured[0]).us) >= enough_samples(self.error)
+
+    def differ(self, a: str, b: str) -> bool:
+        """Whether the steps of two methods are told apart."""
+        ratio = self.ratio(a, b)
+        return self.enough and a != b and not ratio.low <= 1 <= ratio.high
+
+    @cached_property
+    def best(self) -> str | None:
+        """The method with the least median step."""
+        return min(self.measured, key=self.median, default=None)
+
+    @cached_property
+    def recommended(self) -> str | None:
+        """What to do: a method that is faster than one device, by its interval; else one device, where it holds the step."""
+        splits = [m for m in self.measured if m != SINGLE and self.contender(m).result.splits]  # type: ignore[union-attr]
+        if SINGLE in self.measured:
+            splits = [m for m in splits if self.differ(SINGLE, m) and self.median(m) < self.median(SINGLE)]
+            return min(splits, key=self.median, default=SINGLE)
+        return min(splits, key=self.median, default=None)
+
+    def contender(self, method: str) -> Contender:
+        return next(c for c in self.contenders if c.method == method)
+
+    def predicted_us(self, contender: Contender) -> float | None:
+        if contender.method == SINGLE:
+            return self.single.makespan_us
+        return None if contender.result is None else contender.result.predicted_step_us
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of compare.json."""
+        unplaced = self.measurement.samples.get(UNPLACED)
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "baechi comparison",
+            "command": list(self.command),
+            "versions": dict(self.versions),
+            "model": self.model,
+            "executor": self.executor,
+            "methods": [self._row(contender) for contender in self.contenders],
+            "unplaced": None if unplaced is None else {"name": self.unplaced, "measured_step_us": unplaced.to_json()},
+            "interval_error": self.error,
+            "load_of_others": self.measurement.load_of_others,
+            "doubts": self.doubts(),
+            "notes": list(self.notes),
+            "recommended": self.recommended,
+            "recommendation": self.recommendation(),
+        }
+
+    def _row(self, contender: Contender) -> dict[str, Any]:
+        method, result, gain = contender.method, contender.result, self.gain(contender.method)
+        there = method in self.measured
+        return {
+            "method": method,
+            "predicted_step_us": self.predicted_us(contender),
+            "measured_step_us": self.samples(method).to_json() if there else None,
+            "ratio": None if gain is None else gain.to_json(),
+            "differs_from_one_device": self.differ(SINGLE, method) if gain is not None else None,
+            "differs_from_best": self.differ(method, self.best) if there and self.best is not None else None,
+            "plan": None if result is None else plan_file(method),
+            "splits": None if result is None else result.splits,
+            "lower_bound_us": None if result is None else result.lower_bound_us,
+            "placement_seconds": None if result is None else result.placement_seconds,
+            "transfers": None if result is None else len(result.timeline.transfers),
+            "bytes_moved": None if result is None else result.timeline.bytes_moved,
+            "peak_memory_bytes": {"measured": list(contender.peak_bytes), "measured_by": self.peaks_measured_by},
+            "parity": None if contender.parity is None else contender.parity.to_json(),
+            "note": self.note(contender),
+        }
+
+    def note(self, contender: Contender) -> str:
+        """Why a method was not measured, or what else is to be said of its plan."""
+        if contender.refusal:
+            return contender.refusal
+        return "; ".join([*self._likenesses(contender), *contender.notes])
+
+    def _likenesses(self, contender: Contender) -> Iterator[str]:
+        result = contender.result
+        if result is None or contender.method == SINGLE:
+            return
+        if not result.splits:
+            yield "does not split"
+            return
+        for other in self.contenders:
+            if other is contender:
+                return
+            if other.result is not None and other.result.plan.placement == result.plan.placement:
+                yield f"places every op where {other.method} does"
+                return
+
+    def doubts(self) -> list[str]:
+        """Why the comparison tells less than it might, one reason each."""
+        found = self.measurement.disturbances()
+        if self.measured and not self.enough:
+            taken = len(self.samples(self.measured[0]).us)
+            found.append(f"{taken} steps tell nothing for sure about {len(self.measured)} variants, {enough_samples(self.error)} may")
+        return found
+
+    def recommendation(self) -> str:
+        """One sentence that follows from the intervals."""
+        doubts = self.doubts()
+        return self._advice() + (f" (but {'; '.join(doubts)})" if doubts else "") + "."
+
+    def _advice(self) -> str:
+        chosen, splits = self.recommended, [m for m in self.measured if m != SINGLE and self.contender(m).result.splits]  # type: ignore[union-attr]
+        if chosen is None:
+            return "Nothing to choose from: no method's step could be measured"
+        if SINGLE not in self.measured:
+            return f"Split, with {chosen}{self._alike(chosen, splits)}: one device cannot run the step ({self._why_not_one()})"
+        if not splits:
+            return "Don't split: no method gave a plan with more than one device that could be measured"
+        gain = self.gain(chosen if chosen != SINGLE else min(splits, key=self.median))
+        if chosen != SINGLE:
+            return f"Split, with {chosen}{self._alike(chosen, splits)}: its step is {gain} times as fast as one device's"
+        nearest = min(splits, key=self.median)
+        if not self.enough:
+            return f"Don't split on so few steps: the quickest of the splits, {nearest}, was {gain} times as fast as one device"
+        if gain.high < 1:  # type: ignore[union-attr]
+            return f"Don't split: even the best of the splits, {nearest}, is slower, {gain} times as fast as one device"
+        if gain.spread > NOISY_SPREAD:  # type: ignore[union-attr]
+            return f"Don't split until more --num_steps settle it: {nearest} is {gain} times as fast as one device"
+        return f"Don't split: no method is clearly faster than one device; the best, {nearest}, is {gain} times as fast"
+
+    def _alike(self, chosen: str, splits: list[str]) -> str:
+        others = [m for m in splits if m != chosen and not self.differ(m, chosen)]
+        listed = " and ".join(filter(None, (", ".join(others[:-1]), *others[-1:])))
+        return f" ({listed} can't be told from it)" if others else ""
+
+    def _why_not_one(self) -> str:
+        return self.contender(SINGLE).refusal or "it was not measured"
+
+
+def plan_file(method: str) -> str:
+    """Where a method's plan is kept."""
+    return f"plan_{method}.json"

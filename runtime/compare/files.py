@@ -1,0 +1,30 @@
+"""What `baechi compare --out=DIR` leaves in DIR."""
+
+from pathlib import Path
+
+from baechi_ext.cost import Profile
+from baechi_ext.errors import MissingBackendError
+from baechi_ext.ir import OpGraph
+from baechi_ext.ir.files import write_json
+from runtime.compare.comparison import Comparison, plan_file
+from runtime.compare.plots import save_steps
+
+PLOT = "compare.png"
+
+
+def keep(folder: Path, graph: OpGraph, profile: Profile, comparison: Comparison) -> None:
+    """Writes graph.json, profile.json, every method's plan, that of the recommended one as plan.json, compare.json, and with matplotlib
+    compare.png."""
+    graph.save(folder / "graph.json")
+    profile.save(folder / "profile.json")
+    for contender in comparison.contenders:
+        if contender.result is not None:
+            contender.result.plan.save(folder / plan_file(contender.method))
+    chosen = comparison.recommended
+    if chosen is not None:
+        comparison.contender(chosen).result.plan.save(folder / "plan.json")  # type: ignore[union-attr]
+    write_json(folder / "compare.json", comparison.to_json())
+    try:
+        save_steps(folder / PLOT, comparison)
+    except MissingBackendError:
+        (folder / PLOT).unlink(missing_ok=True)  # one of an earlier comparison would not be of this one

@@ -1,0 +1,115 @@
+"""A comparison to look at: a table and bars on a terminal, and a picture by matplotlib."""
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from runtime.compare.comparison import UNPLACED, Comparison
+from runtime.compare.contender import SINGLE, Contender
+from runtime.placeto.plots import require_matplotlib, save_figure
+from runtime.samples import Samples
+from runtime.tables import as_time
+
+_WIDTH, _BAR = 170, 60
+_COLUMNS = ("method", "predicted", "measured", "min to max", "one device / it", "interval", "one device", "best", "note")
+_PLAIN, _BLOCKS = ("#", "+", "-"), ("\u2588", "\u2593", "\u2591")
+
+
+def show(comparison: Comparison) -> None:
+    """Prints the table, the bars and the recommendation on stdout."""
+    console = Console(file=sys.stdout, highlight=False)
+    if not console.is_terminal:
+        console = Console(file=sys.stdout, highlight=False, width=_WIDTH)
+    console.print(_table(comparison))
+    console.print()
+    for line in bars(comparison, _PLAIN if console.options.ascii_only else _BLOCKS):
+        console.print(Text(line), no_wrap=True)
+    console.print()
+    certain = f"intervals hold together, of all pairs, in 95 of 100 comparisons; each in {1 - comparison.error:.2%}"
+    load = comparison.measurement.load_of_others
+    taken = "an unknown share" if load is None else f"{load:.1%}"
+    for line in (certain, f"others took {taken} of the cores meanwhile", *(f"note: {note}" for note in comparison.notes)):
+        console.print(Text(line), soft_wrap=True)
+    console.print()
+    console.print(Text(comparison.recommendation()), soft_wrap=True, style="bold")
+
+
+def _table(comparison: Comparison) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in _COLUMNS:
+        words = name in ("method", "note")
+        table.add_column(name, justify="left" if words else "right", no_wrap=name != "note", overflow="fold")
+    unplaced = comparison.measurement.samples.get(UNPLACED)
+    if unplaced is not None:
+        table.add_row(comparison.unplaced, "-", as_time(unplaced.median), _range(unplaced), "-", "-", "-", "-", "unplaced")
+    for contender in comparison.contenders:
+        table.add_row(*map(Text, _cells(comparison, contender)))
+    return table
+
+
+def _cells(comparison: Comparison, contender: Contender) -> tuple[str, ...]:
+    method, predicted, gain = contender.method, comparison.predicted_us(contender), comparison.gain(contender.method)
+    before = (method, "-" if predicted is None else as_time(predicted))
+    if method not in comparison.measured:
+        return *before, "-", "-", "-", "-", "-", "-", f"not measured: {contender.refusal}"
+    samples, best = comparison.samples(method), comparison.best or method
+    return (
+        *before,
+        as_time(samples.median),
+        _range(samples),
+        "-" if gain is None else f"{gain.median:.2f}",
+        "-" if gain is None or method == SINGLE else f"{gain.low:.2f} to {gain.high:.2f}",
+        "-" if gain is None or method == SINGLE else beside(comparison, method, SINGLE),
+        "the best" if method == best else beside(comparison, method, best),
+        comparison.note(contender),
+    )
+
+
+def beside(comparison: Comparison, method: str, other: str) -> str:
+    """How a method's step is seen beside another's."""
+    if not comparison.differ(method, other):
+        return "can't tell"
+    return "faster" if comparison.median(method) < comparison.median(other) else "slower"
+
+
+def _range(samples: Samples) -> str:
+    return f"{as_time(samples.min)} to {as_time(max(samples.us))}"
+
+
+def bars(comparison: Comparison, marks: tuple[str, str, str] = _BLOCKS) -> list[str]:
+    """A bar for each variant that was measured: up to its least step, its median and its longest."""
+    named = {comparison.unplaced: comparison.measurement.samples.get(UNPLACED)}
+    named |= {method: comparison.samples(method) for method in comparison.measured}
+    there = {name: samples for name, samples in named.items() if samples is not None}
+    if not there:
+        return []
+    longest = max(max(samples.us) for samples in there.values())
+    width = max(map(len, there))
+    lines = []
+    for name, samples in there.items():
+        ends = [round(_BAR * us / longest) for us in (samples.min, samples.median, max(samples.us))]
+        parts = zip(marks, (ends[0], ends[1] - ends[0], ends[2] - ends[1]), strict=True)
+        lines.append(f"{name:<{width}}  {''.join(mark * length for mark, length in parts):<{_BAR}}  {as_time(samples.median)}")
+    return [*lines, f"{'':<{width}}  {marks[0]} least  {marks[1]} to the median  {marks[2]} to the longest"]
+
+
+def save_steps(path: Path, comparison: Comparison) -> None:
+    """Writes all steps, their medians, and what was predicted. Raises MissingBackendError without matplotlib, FileError."""
+    names = [*([UNPLACED] if UNPLACED in comparison.measurement.samples else []), *comparison.measured]
+    figure = require_matplotlib()(figsize=(8, 1.2 + 0.45 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    for row, name in enumerate(names):
+        samples = comparison.measurement.samples[name]
+        axes.plot([us / 1000 for us in samples.us], [row] * len(samples.us), "o", color="tab:blue", alpha=0.35, markersize=4)
+        axes.plot([samples.median / 1000], [row], "|", color="black", markersize=16, markeredgewidth=2)
+        predicted = None if name == UNPLACED else comparison.predicted_us(comparison.contender(name))
+        if predicted is not None:
+            axes.plot([predicted / 1000], [row], "D", color="tab:orange", markersize=5)
+    axes.set_yticks(range(len(names)), [comparison.unplaced if name == UNPLACED else name for name in names])
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    axes.set(title=f"{comparison.model}, {comparison.executor}", xlabel="step, ms: measured (dots), median (line), predicted (diamond)")
+    save_figure(figure, path)

@@ -1,0 +1,99 @@
+"""The order of the stages of `baechi compare --framework=tensorflow`: capture and profile once, then for every method place, load and
+check; measure all in turn."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from baechi_ext.cost import scale_links
+from baechi_ext.ir import Cluster
+from baechi_ext.ir.files import make_folder
+from baechi_ext.simulate import Timeline
+from runtime import pipeline
+from runtime.compare.comparison import Comparison
+from runtime.compare.contender import SINGLE, CompareRequest, Contender, planned
+from runtime.compare.files import keep
+from runtime.program import one_device_timeline
+from runtime.progress import progress
+from runtime.tensorflow.accounting import accounted_peak_bytes
+from runtime.tensorflow.measure import measure, peak_bytes
+from runtime.tensorflow.servers import Devices
+from runtime.tensorflow.session import PlacedSession
+from runtime.tensorflow.training import (
+    Captured,
+    capture_and_profile,
+    check_parity,
+    find_cluster,
+    kind_of_executor,
+    load,
+    one_thread,
+    open_devices,
+    require_taken,
+    serve,
+    unplaced_step,
+    versions,
+)
+
+
+def compare(request: CompareRequest) -> Comparison | None:
+    """Every method's plan, predicted and measured. None in a process that only serves.
+
+    Raises what capture, profiling and link probing raise; what a method raises is its row's refusal.
+    """
+    train = request.train
+    require_taken(train)
+    if train.out is not None:
+        make_folder(Path(train.out))
+    if train.task_index > 0:
+        return serve(train)
+    one_thread()
+    with ExitStack() as stack:
+        devices = open_devices(train, stack)
+        captured = capture_and_profile(train, devices[0])
+        cluster, probe = find_cluster(train, devices[0])
+        contenders = check_contenders(captured, scale_links(cluster, train.comm_cost_factor), devices, request.plans)
+        sessions = sessions_of(captured, contenders, devices)
+        where = {method: devices[method != SINGLE] for method in sessions}
+        with progress(f"measuring {train.num_steps} steps of each of {len(sessions)} variants"):
+            measurement = measure(where, unplaced_step(captured.step), sessions, num_steps=train.num_steps)
+    comparison = Comparison(
+        model=train.model,
+        executor=f"TensorFlow, {kind_of_executor(train)}",
+        contenders=tuple(contenders),
+        measurement=measurement,
+        single=one_device_timeline(captured.alone),
+        peaks_measured_by="accounting" if devices[1].shared_memory else "allocator",
+        notes=(*captured.function.notes, *([] if probe is None else [f"probed link: {probe}"])),
+        command=request.command,
+        versions=versions(),
+        unplaced="tf.function, one thread",
+    )
+    if train.out is not None:
+        keep(Path(train.out), captured.graph, captured.profile, comparison)
+    return comparison
+
+
+def check_contenders(
+    captured: Captured, cluster: Cluster, devices: tuple[Devices, Devices], plans: Mapping[str, pipeline.PlanRequest]
+) -> list[Contender]:
+    """Every method's plan, run and checked, one after the other: what is loaded besides holds constants, which a peak would count."""
+
+    def check(contender: Contender) -> None:
+        timeline, there = _where(captured, contender, devices)
+        with load(captured, timeline, there) as session:
+            contender.parity = check_parity(captured, session)
+            contender.peak_bytes = accounted_peak_bytes(session, timeline) if there.shared_memory else peak_bytes(session, there)
+
+    return list(planned(captured.graph, cluster, plans, one_device_timeline(captured.alone).makespan_us, check))
+
+
+def sessions_of(captured: Captured, contenders: Sequence[Contender], devices: tuple[Devices, Devices]) -> dict[str, PlacedSession]:
+    """What is measured, loaded, by method."""
+    return {c.method: load(captured, *_where(captured, c, devices)) for c in contenders if not c.refusal}
+
+
+def _where(captured: Captured, contender: Contender, devices: tuple[Devices, Devices]) -> tuple[Timeline, Devices]:
+    """What runs, and where: `single` as one device's program on the first devices, all else on the second, whose memory may be limited."""
+    if contender.method == SINGLE or contender.result is None:
+        return one_device_timeline(captured.alone), devices[0]
+    return contender.result.timeline, devices[1]

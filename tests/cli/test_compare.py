@@ -1,0 +1,66 @@
+"""`baechi compare` as a user calls it: several methods really measured, with those that fail in the table."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from baechi_ext.ir import OpGraph, Plan
+
+SMALL = ["--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--num_steps=2"]
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_methods_are_measured_in_turn_and_kept(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("compare", *SMALL, "--placement_methods=m_etf,expert", f"--out={tmp_path / 'c'}", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert json.loads((tmp_path / "c" / "compare.json").read_text()) == found
+    assert (found["schema_version"], found["kind"], found["model"]) == (1, "baechi comparison", "wide_towers")
+    assert found["command"][:3] == ["baechi", "compare", SMALL[0]]
+    assert set(found["versions"]) == {"baechi", "python", "torch"}
+    graph, rows = OpGraph.load(tmp_path / "c" / "graph.json"), {row["method"]: row for row in found["methods"]}
+    assert list(rows) == ["single", "m_etf", "expert"]
+    for row in rows.values():
+        samples, ratio, one = (row["measured_step_us"]["samples"], row["ratio"], rows["single"]["measured_step_us"]["samples"])
+        pairs = sorted(a / b for a, b in zip(one, samples, strict=True))
+        assert (len(samples), ratio["low"], ratio["high"]) == (2, pairs[0], pairs[-1])
+        assert row["parity"]["max_abs_diff"] == 0
+        assert row["differs_from_one_device"] is False  # two steps tell nothing
+        plan = Plan.load(tmp_path / "c" / row["plan"], graph)
+        assert row["method"] == "single" or row["predicted_step_us"] == plan.predicted_step_us
+    assert (rows["single"]["splits"], rows["m_etf"]["splits"]) == (False, True)
+    assert found["recommended"] == "single"
+    assert found["recommendation"].startswith("Don't split on so few steps: the quickest of the splits, ")
+    assert (tmp_path / "c" / "plan.json").read_bytes() == (tmp_path / "c" / "plan_single.json").read_bytes()
+    assert (tmp_path / "c" / "compare.png").stat().st_size > 1000
+    assert (tmp_path / "c" / "profile.json").exists()
+
+
+def test_a_method_without_a_plan_says_why_and_the_others_go_on(run: Run) -> None:
+    code, out, err = run("compare", *SMALL, "--placement_methods=single,m_etf", "--device_memory=6MB")
+    assert code == 0, err
+    single = next(line for line in out.splitlines() if line.startswith("single "))
+    assert "not measured: " in single
+    split = next(line for line in out.splitlines() if line.startswith("m_etf "))
+    assert "the best" in split
+    assert out.splitlines()[-1].startswith("Split, with m_etf: one device cannot run the step (")
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--placement_methods=m_etf,best"], 2, "unknown value 'best'; choose one of auto, refine, single"),
+        (["--placement_method=m_etf"], 2, "--placement_method"),
+        (["--placement_methods=m_etf", "--expert_file=x"], 2, "--expert_file is only for expert, and none of these is compared"),
+        (["--train_steps=3"], 2, "unrecognized arguments: --train_steps=3"),
+        (["--cluster=/nowhere.json"], 1, "cannot read cluster file"),
+        (["--", "script.py"], 2, "baechi compare takes built-in models"),
+    ],
+)
+def test_bad_input(run: Run, flags: list[str], code: int, message: str) -> None:
+    found, out, err = run("compare", *SMALL, *flags)
+    assert (found, out) == (code, "")
+    assert message in err
+    assert err.startswith("error:")

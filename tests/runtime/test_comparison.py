@@ -1,0 +1,152 @@
+"""What follows from a comparison's samples: intervals that hold together, what is told apart, and the advice in words."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from baechi_ext.cost import OpProfile, Profile
+from baechi_ext.ir import Cluster, Link, OpGraph, Plan
+from baechi_ext.place.registry import place
+from baechi_ext.simulate import simulate
+from runtime.compare.comparison import Comparison
+from runtime.compare.contender import Contender
+from runtime.compare.files import keep
+from runtime.compare.plots import bars, beside, show
+from runtime.samples import Measurement, Ratio, Samples, enough_samples
+from tests.build import graph_of
+
+GRAPH = graph_of({"a": 100.0, "b": 100.0, "c": 100.0, "d": 100.0})
+CLUSTER = Cluster.uniform(2, link=Link(us_per_byte=0.0, latency_us=1.0))
+STEPS = 15
+
+
+def around(us: float, *, noise: float = 0.01, seed: int = 0, steps: int = STEPS) -> tuple[float, ...]:
+    return tuple(us * np.exp(noise * np.random.default_rng(seed).standard_normal(steps)))
+
+
+ONE = around(400)
+
+
+def comparison(samples: dict[str, tuple[float, ...]], refused: dict[str, str] | None = None, **changes: object) -> Comparison:
+    """Of methods that took these times. `whole` is a method that gave a plan without a split."""
+    found = []
+    for method in samples:
+        if method != "eager":
+            found.append(Contender(method, place("single" if method in ("single", "whole") else "m_etf", GRAPH, CLUSTER)))
+    found += [Contender(method, refusal=why) for method, why in (refused or {}).items()]
+    measurement = Measurement({name: Samples(us) for name, us in samples.items()}, {}, 0.01, oversubscribed=False)
+    single = simulate(GRAPH, Cluster.uniform(1), [0] * 4, None)
+    made = Comparison("toy", "thread", tuple(found), measurement, single, "accounting", (), ("baechi", "compare"), {"baechi": "0"})
+    return replace(made, **changes)
+
+
+def test_intervals_of_all_pairs_hold_together() -> None:
+    two = comparison({"single": around(400), "m_etf": around(200, seed=1)})
+    four = comparison({"single": around(400), **{m: around(200, seed=i + 1) for i, m in enumerate(("m_etf", "m_sct", "auto"))}})
+    assert (two.error, four.error) == (0.05, 0.05 / 6)
+    plain = Ratio.of(two.samples("single"), two.samples("m_etf"))
+    assert two.gain("m_etf") == plain
+    wide = four.gain("m_etf")
+    assert wide.low < plain.low
+    assert wide.high > plain.high
+
+
+def test_differences_by_chance_are_rarely_seen_however_many_methods_there_are() -> None:
+    """Eight variants that are all alike: in at most 5 of 100 comparisons does any pair seem to differ; here in at most 10 of 100."""
+    wrong = 0
+    for seed in range(100):
+        alike = {name: around(100, noise=0.2, seed=1000 * seed + i) for i, name in enumerate(("single", *"abcdefg"))}
+        found = comparison({"single": alike["single"]}, measurement=Measurement({k: Samples(v) for k, v in alike.items()}, {}, 0.0, False))
+        object.__setattr__(found, "contenders", tuple(Contender(name) for name in alike))
+        wrong += any(found.differ(x, y) for x in alike for y in alike if x < y)
+    assert wrong <= 10
+
+
+@pytest.mark.parametrize(("error", "least"), [(0.05, 6), (0.05 / 3, 7), (0.05 / 28, 11)])
+def test_how_many_samples_are_enough(error: float, least: int) -> None:
+    assert enough_samples(error) == least
+    assert 2 * 0.5**least <= error < 2 * 0.5 ** (least - 1)
+
+
+def test_a_faster_split_is_recommended_with_its_interval_and_its_equals() -> None:
+    found = comparison({"single": around(400), "m_topo": around(380, seed=1), "m_etf": around(250, seed=2), "auto": around(250.5, seed=3)})
+    assert found.recommended in ("m_etf", "auto")
+    other = {"m_etf": "auto", "auto": "m_etf"}[found.recommended]
+    gain = found.gain(found.recommended)
+    assert found.recommendation() == (
+        f"Split, with {found.recommended} ({other} can't be told from it): its step is {gain} times as fast as one device's."
+    )
+    assert beside(found, "m_topo", "single") == "faster"
+    assert beside(found, "m_topo", found.best) == "slower"
+    assert beside(found, other, found.best) == "can't tell"
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        ({"single": ONE, "m_etf": around(420, seed=1)}, "Don't split: even the best of the splits, m_etf, is slower, 0.9"),
+        ({"single": ONE, "m_etf": around(399, seed=1)}, "Don't split: no method is clearly faster than one device; the best, m_etf, is 1"),
+        ({"single": around(400, noise=0.3), "m_etf": around(390, noise=0.3, seed=1)}, "Don't split until more --num_steps settle it: "),
+        ({"single": ONE, "whole": around(300, seed=1)}, "Don't split: no method gave a plan with more than one device"),
+        ({"single": ONE[:3], "m_etf": around(100, steps=3)}, "Don't split on so few steps: the quickest of the splits, m_etf, was 4.0"),
+        ({"m_etf": ONE, "m_sct": around(300)}, "Split, with m_sct: one device cannot run the step (too big)"),
+        ({}, "Nothing to choose from: no method's step could be measured."),
+    ],
+)
+def test_the_words_follow_from_the_intervals(samples: dict[str, tuple[float, ...]], words: str) -> None:
+    refused = {} if "single" in samples else {"single": "too big"}
+    found = comparison({"eager": around(500), **samples}, refused)
+    assert found.recommendation().startswith(words)
+    assert found.recommendation().count(". ") == 0  # one sentence
+    assert found.recommended == ("m_sct" if "m_sct" in samples else "single" if samples else None)
+
+
+def test_noise_and_too_few_steps_are_said() -> None:
+    few = comparison({"single": around(400, steps=3), "m_etf": around(100, steps=3)})
+    assert "3 steps tell nothing for sure about 2 variants, 6 may" in few.recommendation()
+    loud = comparison({"single": around(400), "m_etf": around(100)})
+    loud = replace(loud, measurement=replace(loud.measurement, load_of_others=0.5))
+    assert loud.recommendation().endswith("one device's (but other processes took 50% of the cores (more than 10%)).")
+
+
+def test_what_is_kept(tmp_path: Path) -> None:
+    digests = dict(zip(GRAPH.index, GRAPH.op_digests, strict=True))
+    profile = Profile(GRAPH.fingerprint, digests, "thread_cpu", 0, {op.id: OpProfile((op.compute_us,)) for op in GRAPH.ops})
+    found = comparison({"eager": around(500), "single": around(400), "m_etf": around(250), "auto": around(251)}, {"expert": "no hints"})
+    keep(tmp_path, GRAPH, profile, found)
+    kept = json.loads((tmp_path / "compare.json").read_text())
+    assert kept == found.to_json()
+    rows = {row["method"]: row for row in kept["methods"]}
+    assert set(rows) == {"single", "m_etf", "auto", "expert"}
+    assert rows["expert"] == {**rows["expert"], "measured_step_us": None, "ratio": None, "plan": None, "note": "no hints"}
+    assert rows["auto"]["note"] == "places every op where m_etf does"
+    assert rows["m_etf"]["ratio"]["low"] <= rows["m_etf"]["ratio"]["median"] <= rows["m_etf"]["ratio"]["high"]
+    assert rows["single"]["predicted_step_us"] == 400
+    graph = OpGraph.load(tmp_path / "graph.json")
+    assert (graph.ops, kept["recommended"]) == (GRAPH.ops, "m_etf")
+    for row in rows.values():
+        if row["plan"] is not None:
+            assert Plan.load(tmp_path / row["plan"], graph).predicted_step_us > 0
+    assert (tmp_path / "plan.json").read_bytes() == (tmp_path / "plan_m_etf.json").read_bytes()
+    assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_says_why_a_method_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    found = comparison({"eager": around(500), "single": around(400), "m_etf": around(250)}, {"expert": "the [bold]graph has no hints"})
+    show(found)
+    out = capsys.readouterr().out
+    assert "not measured: the [bold]graph has no hints" in out
+    assert out.rstrip().endswith(found.recommendation())
+    assert "\x1b" not in out
+
+
+def test_bars_show_least_median_and_longest() -> None:
+    found = comparison({"eager": (100.0,) * 8, "single": (50.0,) * 8, "m_etf": (25.0,) * 4 + (50.0,) * 4})
+    eager, single, split, legend = bars(found, ("#", "+", "-"))
+    assert eager.split()[-3] == "#" * 60
+    assert single.split()[1] == "#" * 30
+    assert split.split()[1] == "#" * 15 + "+" * 7 + "-" * 8
+    assert legend.split()[0] == "#"
