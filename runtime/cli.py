@@ -9,10 +9,12 @@ import contextlib
 import errno
 import json
 import os
+import platform
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import baechi_ext
@@ -20,13 +22,14 @@ from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.datasets import read_index
 from baechi_ext.errors import BaechiError, InfeasibleError, MissingBackendError, OptionError
 from baechi_ext.ir import Cluster, OpGraph, Plan
-from baechi_ext.ir.files import require_writable, write_json
+from baechi_ext.ir.files import make_folder, require_writable, write_json
 from runtime import pipeline, tables
 from runtime.as_main import require_script
 from runtime.device_map_export import export_device_map
 from runtime.flags import baechi as baechi_flags
 from runtime.flags import common as flags
 from runtime.flags import compare as compare_flags
+from runtime.flags import config as config_flags
 from runtime.flags import datasets as dataset_flags
 from runtime.flags import explain as explain_flags
 from runtime.flags import pase as pase_flags
@@ -58,6 +61,7 @@ def _place_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("graph", metavar="GRAPH", help="a graph file; see docs/files.md")
     flags.add_placing_flags(parser)
     flags.add_cluster_flags(parser)
+    config_flags.add_flag(parser)
     flags.add_output_flags(parser, out="write the plan to this file")
 
 
@@ -175,6 +179,7 @@ def _train(args: argparse.Namespace) -> int:
     if args.script_args is not None:
         raise OptionError("what follows -- are the arguments of a script; name the script before it: baechi train SCRIPT -- ARGUMENTS")
     request = train_flags.request_of(args)
+    _keep_config(args)
     with progress(f"loading {request.framework}"):
         train = _stage(request.framework, "sharding.training" if request.sharding else "training").train
         start_workers = _wants_workers(request)
@@ -199,8 +204,15 @@ def _train(args: argparse.Namespace) -> int:
     return 0
 
 
+def _keep_config(args: argparse.Namespace, command: str = "train") -> None:
+    if args.out is not None:
+        make_folder(Path(args.out))
+        config_flags.keep(Path(args.out), command, args, {"baechi-ext": baechi_ext.__version__, "Python": platform.python_version()})
+
+
 def _train_script(args: argparse.Namespace) -> int:
     asked = script_flags.request_of(args)
+    _keep_config(args)
     framework = asked.request.framework
     with progress(f"loading {framework}"):
         run_script = _stage(framework, "script" if framework == TENSORFLOW else "calls.script").run_script
@@ -344,9 +356,10 @@ def _captured_model(args: argparse.Namespace, request: "PaseRequest") -> Any:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    if args.script_args is not None:
+    if args.script is not None or args.script_args is not None:
         raise OptionError("baechi compare takes built-in models; for a script, run baechi train SCRIPT once a method")
     request = compare_flags.request_of(args)
+    _keep_config(args, "compare")
     with progress(f"loading {request.train.framework}"):
         compare = _stage(request.train.framework, "comparing").compare
         start_workers = _wants_workers(request.train)
@@ -417,7 +430,7 @@ def make_parser() -> argparse.ArgumentParser:
     for command in COMMANDS:
         sub = commands.add_parser(command.name, help=command.help, description=command.help, allow_abbrev=False, formatter_class=_Lines)
         command.add_flags(sub)
-        sub.set_defaults(run=command.run)
+        sub.set_defaults(run=command.run, parser=sub)
     return parser
 
 
@@ -432,15 +445,24 @@ def _with_underscores(flag: str) -> str:
     return "--" + name[2:].replace("-", "_") + equals + value
 
 
+def parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """A command line, with what a file of --config adds to it; `run` does it. Raises OptionError, and FileError for that file."""
+    words = with_underscores(argv)
+    spelled = baechi_flags.with_plain_switches(words)
+    own, passed = script_flags.parted(spelled)
+    args = make_parser().parse_args(own)
+    args.script_args, args.given = passed, config_flags.given(args.parser, own)
+    if getattr(args, "config", None) is not None:
+        args.revoked = baechi_flags.revoked(words)
+        args = config_flags.configured(args, own[1:])
+    args.command_line = spelled
+    return args
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line (default: this process's own) and returns its exit code."""
     try:
-        spelled = with_underscores(sys.argv[1:] if argv is None else argv)
-        spelled = baechi_flags.with_plain_switches(spelled)
-        own, passed = script_flags.parted(spelled)
-        args = make_parser().parse_args(own)
-        args.script_args = passed
-        args.command_line = spelled
+        args = parsed(sys.argv[1:] if argv is None else argv)
         code = args.run(args)
         sys.stdout.flush()
         return code

@@ -86,6 +86,13 @@ def with_plain_switches(argv: Sequence[str]) -> list[str]:
     return plain + list(argv[end:])
 
 
+def revoked(argv: Sequence[str]) -> list[str]:
+    """The names of Baechi's switches that a command line says no to."""
+    words = [word.lower() for word in argv[: list(argv).index("--") if "--" in argv else None]]
+    said = {f"--no{name}": name for name in SWITCHES} | {f"--{name}={no}": name for name in SWITCHES for no in _FALSE}
+    return [said[word] for word in words if word in said]
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Those of Baechi's flags that `baechi train` has for Baechi's sake alone; the refused ones are hidden from --help."""
     group = parser.add_argument_group("further flags of Baechi's")

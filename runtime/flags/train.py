@@ -8,6 +8,7 @@ from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster
 from runtime.flags import baechi as baechi_flags
 from runtime.flags import common as flags
+from runtime.flags import config as config_flags
 from runtime.flags import cuda as cuda_flags
 from runtime.flags import run as run_flags
 from runtime.flags import script as script_flags
@@ -50,6 +51,7 @@ def add_shared_flags(parser: argparse.ArgumentParser, *, method: bool = True) ->
         "--cost_path", metavar="FILE", help="read costs from this file instead of profiling (with --costgen: write them; cost.json)"
     )
     _add_run_flags(parser)
+    config_flags.add_flag(parser)
     return group
 
 

@@ -61,10 +61,10 @@ ORIGINAL_PASE = {"-p", "--procs", "-b", "--batch", "-m", "--model", "-g", "--gra
     "-d", "--dump_graph", "--algo", "-a", "--analyse",
 }  # fmt: skip
 TRAIN = CLUSTER | PLACING | STEP | CUDA | TENSORFLOW | MODEL | {
-    "--colocate_grads_with_ops", "--relaxed_random", "--cost_path", "--cuda_graphs", "--out", "--json",
+    "--colocate_grads_with_ops", "--relaxed_random", "--cost_path", "--config", "--cuda_graphs", "--out", "--json",
 }  # fmt: skip
 FLAGS = {
-    "place": CLUSTER | PLACING | {"--out", "--json"},
+    "place": CLUSTER | PLACING | {"--config", "--out", "--json"},
     "train": TRAIN | SCRIPT | RUN | BAECHI | REFUSED | {"--costgen", "--sharding", "--mesh"},
     "compare": TRAIN - {"--placement_method"} | {"--placement_methods"},
     "probe-links": CUDA | {

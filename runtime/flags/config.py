@@ -1,0 +1,169 @@
+"""`--config=FILE`: flags from a TOML or YAML file, which the command line's own override; and the file that reproduces a run.
+
+A key is a flag's name: `num_devices = 2`. A switch is true or false; a flag that may be given several times takes a list, and so does one
+whose value is a list with commas. `script` and `script_args` are a script and its arguments. A file's flags are read as the command line's.
+"""
+
+import argparse
+import difflib
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from baechi_ext.errors import FileError, MissingBackendError, OptionError
+from baechi_ext.ir.files import write_bytes
+
+FILE = "config.toml"
+_INSTEAD = ({"num_devices", "num_gpus", "split_gpu"},)
+"""Of flags that say the same thing in several ways, one on the command line stands for all in the file."""
+_SCRIPT = ("script", "script_args")
+_NUMBER = re.compile(r"(0|[1-9][0-9]{0,15})(\.[0-9]{1,15})?")
+
+
+def add_flag(parser: argparse.ArgumentParser) -> None:
+    """--config."""
+    parser.add_argument(
+        "--config", metavar="FILE", help="a TOML or YAML file of flags: a line NAME = VALUE each; flags on the command line override it"
+    )
+
+
+def given(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
+    """The flags on a command line that `parser` took, by name: their text, True for a switch, a list for one that may be repeated."""
+    found: dict[str, Any] = {}
+    actions, words = _actions(parser), iter(argv)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        action = actions.get(flag)
+        if action is None or not flag.startswith("--"):
+            continue
+        text = True if action.nargs == 0 else value if equals else next(words, "")
+        name = flag.removeprefix("--")
+        found[name] = [*found.get(name, ()), text] if _is_repeated(action) else text
+    return found
+
+
+def configured(args: argparse.Namespace, argv: Sequence[str]) -> argparse.Namespace:
+    """The command line `argv` parsed again, with what the file of --config says where it says nothing; `args.given` is both together.
+
+    Raises FileError for a file that can't be read, MissingBackendError for YAML without PyYAML, OptionError for what is no flag, or no
+    value of one.
+    """
+    parser, own = args.parser, args.given
+    actions = _actions(parser)
+    settings = _read(args.config)
+    told = {actions[f"--{name}"].dest for name in own} | {name for name in _SCRIPT if getattr(args, name, None) is not None}
+    told |= set(args.revoked)
+    told |= {name for group in _INSTEAD if group & told for name in group}
+    kept, script = {}, {}
+    for key, value in settings.items():
+        name = str(key).replace("-", "_").lstrip("_")
+        if name in _SCRIPT and hasattr(args, "script"):
+            script |= {} if {name, "script"} & told else {name: _script(args.config, name, value)}
+            continue
+        action = actions.get(f"--{name}")
+        if action is None or name in ("config", "help"):
+            raise OptionError(f"{args.config}: {key!r} is no flag of {parser.prog}{_nearest(name, actions)}")
+        if action.dest in told:
+            continue
+        parser.set_defaults(**{action.dest: _value(f"{args.config}: {key}", action, value)})
+        kept[name] = value
+    again = parser.parse_args(argv)
+    again.given = {k: v for k, v in (kept | own).items() if k != "config" and v is not False}
+    for name in _SCRIPT:
+        if hasattr(args, name):
+            setattr(again, name, script.get(name, getattr(args, name)))
+    return again
+
+
+def keep(folder: Path, command: str, args: argparse.Namespace, versions: Mapping[str, str]) -> None:
+    """Writes the file that reproduces the run: every flag that was given. Raises FileError."""
+    settings = dict(args.given)
+    for name in _SCRIPT:
+        if getattr(args, name, None):
+            settings[name] = getattr(args, name)
+    said = ", ".join(f"{name} {version}" for name, version in versions.items())
+    again = ["baechi", command, f"--config={folder / FILE}"]
+    lines = [f"# {said}", f"# {_comment(['baechi', *args.command_line])}", f"# again: {_comment(again)}"]
+    lines += [f"{name} = {_toml(value)}" for name, value in settings.items()]
+    write_bytes(folder / FILE, ("\n".join(lines) + "\n").encode(errors="backslashreplace"))
+
+
+def _actions(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """By flag; argparse has no public way to ask."""
+    return parser._option_string_actions  # noqa: SLF001
+
+
+def _is_repeated(action: argparse.Action) -> bool:
+    return isinstance(action.default, list)
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise FileError(f"cannot read config file {path!r}: {getattr(e, 'strerror', None) or e}; check the path") from e
+    if Path(path).suffix not in (".yaml", ".yml"):
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError as e:
+            raise FileError(f"config file {path!r} is not valid TOML: {e}; write a line like num_devices = 2 for each flag") from e
+    try:
+        import yaml
+    except ImportError as e:
+        raise MissingBackendError(f"config file {path!r} needs PyYAML; pip install 'baechi-ext[yaml]', or write TOML") from e
+    try:
+        found = yaml.safe_load(text) or {}
+    except yaml.YAMLError as e:
+        raise FileError(f"config file {path!r} is not valid YAML: {e}; write a line like num_devices: 2 for each flag") from e
+    if not isinstance(found, dict):
+        raise FileError(f"config file {path!r} holds a YAML {type(found).__name__}; write a line like num_devices: 2 for each flag")
+    return found
+
+
+def _nearest(name: str, actions: Mapping[str, argparse.Action]) -> str:
+    near = difflib.get_close_matches(f"--{name}", actions, n=1, cutoff=0.5)
+    return f"; the nearest is {near[0]}" if near else "; baechi COMMAND --help lists them"
+
+
+def _script(path: str, name: str, value: Any) -> Any:
+    if name == "script" and isinstance(value, str):
+        return value
+    if name == "script_args" and isinstance(value, list):
+        return list(map(str, value))
+    raise OptionError(f"{path}: {name} is {value!r}; expected {'a path' if name == 'script' else 'a list of arguments'}")
+
+
+def _value(what: str, action: argparse.Action, value: Any) -> Any:
+    """What the flag would have made of that text."""
+    if action.nargs == 0 and action.default is argparse.SUPPRESS:  # refused: it says why
+        action(argparse.ArgumentParser(), argparse.Namespace(), None, action.option_strings[0])
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise OptionError(f"{what} is {value!r}; it is a switch: true or false")
+        return value or action.default
+    values = value if isinstance(value, list) else [value]
+    texts = list(map(str, values))
+    if any(isinstance(v, (bool, dict, list)) or v is None for v in values) or not texts:
+        raise OptionError(f"{what} is {value!r}; expected a value as on the command line, or a list of such")
+    try:
+        convert = action.type or str
+        return list(map(convert, texts)) if _is_repeated(action) else convert(",".join(texts))  # type: ignore[operator]
+    except (argparse.ArgumentTypeError, ValueError) as e:
+        raise OptionError(f"{what}: {e}") from e
+
+
+def _comment(words: Sequence[str]) -> str:
+    return "".join(c if c.isprintable() else "?" for c in shlex.join(words))
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = str(value)
+    return text if _NUMBER.fullmatch(text) else json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")

@@ -1,0 +1,161 @@
+"""`--config=FILE`: a file's flags are read as the command line's, which override them, and every run keeps a file that repeats it."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baechi_ext.errors import BaechiError
+from runtime.cli import parsed
+from runtime.flags import config
+
+IGNORED = {"config", "given", "revoked", "command_line", "parser", "run"}
+Run = Callable[..., tuple[int, str, str]]
+
+
+def asked(*line: object) -> dict[str, object]:
+    """What a command line asks for."""
+    return {name: value for name, value in vars(parsed([str(word) for word in line])).items() if name not in IGNORED}
+
+
+def file_of(folder: Path, text: str, name: str = "run.toml") -> Path:
+    (folder / name).write_text(text)
+    return folder / name
+
+
+FLAGS = {
+    "--model_name": "wide_towers",
+    "--num-gpus": "4",
+    "--batch_size": "8",
+    "--learning_rate": "0.5",
+    "--device_memory": "16GiB",
+    "--comm_cost_coeffs": "0.0001754,134",
+    "--pin": "encoder.*=0",
+}
+
+
+def test_a_file_says_what_flags_say(tmp_path: Path) -> None:
+    toml = """
+    model_name = "wide_towers"
+    num-gpus = 4
+    batch_size = 8
+    learning_rate = 0.5
+    device_memory = "16GiB"
+    comm_cost_coeffs = [0.0001754, 134]
+    pin = ["encoder.*=0", "head=1"]
+    residual = true
+    costgen = false
+    """
+    line = [f"{name}={value}" for name, value in FLAGS.items()]
+    expected = asked("train", *line, "--pin=head=1", "--residual")
+    assert asked("train", f"--config={file_of(tmp_path, toml)}") == expected
+    yaml = "\n".join(line.strip().replace(" = ", ": ") for line in toml.splitlines())
+    assert asked("train", "--config", file_of(tmp_path, yaml, "run.yaml")) == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "toml"),
+    [
+        (["--batch_size=2"], "batch_size = 8"),
+        (["--batch-size", "2"], "batch-size = 8"),
+        (["--pin=a=0"], 'pin = ["b=1"]'),
+        (["--num_gpus=2"], "num_devices = 4"),
+        (["--num_devices=2"], "split_gpu = 4"),
+        (["--logdir=here"], 'out = "there"'),
+        (["--nocostgen"], "costgen = true"),
+        (["--costgen=False"], "costgen = true"),
+        (["mine.py", "--", "--lr", "1"], 'script = "theirs.py"\nscript_args = ["--lr", "2"]'),
+    ],
+)
+def test_flags_override_the_file(tmp_path: Path, own: list[str], toml: str) -> None:
+    assert asked("train", f"--config={file_of(tmp_path, toml)}", *own) == asked("train", *own)
+
+
+def test_a_script_and_its_arguments(tmp_path: Path) -> None:
+    path = file_of(tmp_path, 'script = "mine.py"\nscript_args = ["--epochs", 3]\nnum_devices = 3')
+    assert asked("train", f"--config={path}") == asked("train", "--num_devices=3", "mine.py", "--", "--epochs", "3")
+
+
+@pytest.mark.parametrize(
+    ("command", "toml", "message"),
+    [
+        ("train", "num_device = 2", "'num_device' is no flag of baechi train; the nearest is --num_devices"),
+        ("place g.json", "batch_size = 2", "'batch_size' is no flag of baechi place"),
+        ("compare", 'placement_method = "m_etf"', "the nearest is --placement_methods"),
+        ("train", "qqqqqq = 2", "baechi COMMAND --help lists them"),
+        ("train", 'config = "other.toml"', "'config' is no flag"),
+        ("train", "batch_size = 0", "batch_size: '0' is not a whole number of at least 1"),
+        ("train", "batch_size = true", "batch_size is True; expected a value"),
+        ("train", "residual = 1", "residual is 1; it is a switch: true or false"),
+        ("train", "[devices]\nnum_devices = 2", "'devices' is no flag of baechi train; the nearest is --num_devices"),
+        ("train", "grappler = true", "--grappler is a flag of Baechi's that is not taken: choose a search with --placement_method"),
+        ("train", 'script_args = "x"', "script_args is 'x'; expected a list of arguments"),
+        ("train", "batch_size =", "is not valid TOML"),
+    ],
+)
+def test_what_is_wrong_is_named(run: Run, tmp_path: Path, command: str, toml: str, message: str) -> None:
+    code, out, err = run(*command.split(), f"--config={file_of(tmp_path, toml)}")
+    assert (code, out) == (1 if "valid" in message else 2, "")
+    assert message in err
+
+
+@pytest.mark.parametrize(("text", "message"), [("a: [", "is not valid YAML"), ("- a", "holds a YAML list"), ("", None)])
+def test_yaml_that_is_none(tmp_path: Path, text: str, message: str | None) -> None:
+    path = file_of(tmp_path, text, "run.yml")
+    if message is None:
+        assert asked("train", f"--config={path}") == asked("train")
+        return
+    with pytest.raises(BaechiError, match=message):
+        asked("train", f"--config={path}")
+
+
+def test_without_pyyaml_only_yaml_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    code, _, err = run("train", f"--config={file_of(tmp_path, 'seed: 1', 'run.yaml')}")
+    assert (code, "pip install 'baechi-ext[yaml]'" in err) == (1, True)
+    assert asked("train", f"--config={file_of(tmp_path, 'seed = 1')}") == asked("train", "--seed=1")
+
+
+def test_a_missing_file_is_named(run: Run) -> None:
+    code, _, err = run("place", "g.json", "--config=/nowhere/run.toml")
+    assert (code, "cannot read config file '/nowhere/run.toml'" in err) == (1, True)
+
+
+LINES = [
+    ["--model_name=gnmt_v2", "--residual", "--pin=a=0", "--pin", "b c=1", "--comm_cost_coeffs=0.1,2", "--out=o", "--time_limit", "1e1"],
+    ["--config=FILE", "--batch_size=4", "--costgen"],
+    ["my script.py", "--placement_method=m_sct", "--", "--lr", "0.1", "two words", '"quoted" \\ \n\x7fé'],
+]
+
+
+@pytest.mark.parametrize("line", LINES, ids=["flags", "a file and flags", "a script"])
+def test_what_a_run_keeps_repeats_it(tmp_path: Path, line: list[str]) -> None:
+    source = file_of(tmp_path, 'model_name = "nasnet"\nbatch_size = 2\nresidual = false\nlogdir = "x"', "source.toml")
+    args = parsed(["train", *(word.replace("FILE", str(source)) for word in line)])
+    config.keep(tmp_path, "train", args, {"baechi-ext": "1"})
+    again = asked("train", f"--config={tmp_path / 'config.toml'}")
+    assert again == {name: value for name, value in vars(args).items() if name not in IGNORED}
+    assert (tmp_path / "config.toml").read_text().startswith("# baechi-ext 1\n# baechi train ")
+
+
+@given(st.text())
+def test_every_text_comes_back(text: str) -> None:
+    import tomllib
+
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return
+    read = tomllib.loads(f"a = {config._toml(text)}")["a"]
+    assert str(read) == text
+
+
+def test_place_reads_its_flags_from_a_file(run: Run, graph: Path, tmp_path: Path) -> None:
+    path = file_of(tmp_path, f'num_devices = 2\nplacement_method = "single"\nout = {json.dumps(str(tmp_path / "p.json"))}\njson = true')
+    code, out, err = run("place", graph, f"--config={path}")
+    assert (code, json.loads(out)["method"]) == (0, "single"), err
+    assert json.loads((tmp_path / "p.json").read_text())["placement"] == {"a": 0, "b": 0, "c": 0}
