@@ -22,10 +22,10 @@ from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.datasets import read_index
 from baechi_ext.errors import BaechiError, InfeasibleError, MissingBackendError, OptionError
 from baechi_ext.ir import Cluster, OpGraph, Plan
-from baechi_ext.ir.files import make_folder, require_writable, write_json
+from baechi_ext.ir.files import make_folder, require_writable
 from runtime import pipeline, tables
 from runtime.as_main import require_script
-from runtime.device_map_export import export_device_map
+from runtime.exports import FORMATS, export
 from runtime.flags import baechi as baechi_flags
 from runtime.flags import common as flags
 from runtime.flags import compare as compare_flags
@@ -148,19 +148,25 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _export_flags(parser: argparse.ArgumentParser) -> None:
+    flags.add_choice(parser, "--format", {name: (text,) for name, (_, text) in FORMATS.items()}, "device_map")
+    _export_device_map_flags(parser)
+
+
+def _export_device_map_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("graph", metavar="GRAPH", help="a graph file whose ops know their modules: one that `baechi train --out` wrote")
     parser.add_argument("plan", metavar="PLAN", help="a plan file of this graph")
-    flags.add_output_flags(parser, out="write the device map to this file")
+    flags.add_output_flags(parser, out="write the result to this file")
+    parser.set_defaults(format="device_map")
 
 
 def _export(args: argparse.Namespace) -> int:
-    exported = export_device_map(Plan.load(args.plan, OpGraph.load(args.graph)))
+    exported = export(Plan.load(args.plan, OpGraph.load(args.graph)), args.format)
     if args.out is not None:
-        write_json(args.out, exported.devices)
+        exported.save(args.out)
     if args.json:
-        print_json(exported.to_json())
+        print_json(exported.said)
     else:
-        print("\n".join([*exported.lines(), f"written to      {args.out or 'nothing (no --out)'}"]))
+        print("\n".join([*exported.lines, f"written to      {args.out or 'nothing (no --out)'}"]))
     return 0
 
 
@@ -395,10 +401,11 @@ COMMANDS = (
     Command("trace", "write a run's timelines, predicted and measured, for Perfetto and HTA", trace_flags.add_flags, _trace),
     Command("report", "write one HTML page of a run: timelines, memory, graph and why", report_flags.add_report_flags, _report),
     Command("plot", "write a run's timelines, memory and busy shares as PNG and PDF", report_flags.add_plot_flags, _plot),
-    Command("export-device-map", "write the device_map of accelerate's that is nearest to a plan", _export_flags, _export),
     Command("simulate", "say what a plan is worth: step, busy time, memory, broken rules", explain_flags.add_simulate_flags, _simulate),
     Command("explain", "say what bounds a plan's step, or why an op is where it is", explain_flags.add_explain_flags, _explain),
     Command("diff", "say what two plans of one graph differ in", explain_flags.add_diff_flags, _diff),
+    Command("export", "write a plan in the format of another program", _export_flags, _export),
+    Command("export-device-map", "the same as export --format=device_map", _export_device_map_flags, _export),
     Command("doctor", "say what of this installation works, what is missing, and what that costs", flags.add_output_flags, _doctor),
 )
 

@@ -80,7 +80,7 @@ def add_placing_flags(parser: argparse.ArgumentParser, *, method: bool = True) -
     """The flags `request_of` reads; without --placement_method where that is asked for."""
     group = parser.add_argument_group("placing")
     if method:
-        _add_choice(group, "--placement_method", {**METHODS, hybrid.METHOD: (hybrid.HELP,)}, _DEFAULTS.method)
+        add_choice(group, "--placement_method", {**METHODS, hybrid.METHOD: (hybrid.HELP,)}, _DEFAULTS.method)
     group.add_argument("--initial_plan", metavar="FILE", help="auto, refine: a plan file of this graph to start the search from")
     group.add_argument("--expert_file", metavar="FILE", help="expert: a JSON object of op or colocation names -> device; see docs/files.md")
     group.add_argument(
@@ -98,8 +98,8 @@ def add_placing_flags(parser: argparse.ArgumentParser, *, method: bool = True) -
         help="what is called so stays on this device (its index or name), whatever the method; PATTERN is a module's name, which covers "
         "what is below it, a parameter's, an op's id or a colocation string, and may hold *, ? and [...]; may be given several times",
     )
-    _add_choice(group, "--grouper", GROUPERS, None, f"{_DEFAULTS.grouper}, with TensorFlow grain")
-    _add_choice(group, "--placer_type", PLACER_TYPES, None, f"{_DEFAULTS.placer_type}, with TensorFlow fusion")
+    add_choice(group, "--grouper", GROUPERS, None, f"{_DEFAULTS.grouper}, with TensorFlow grain")
+    add_choice(group, "--placer_type", PLACER_TYPES, None, f"{_DEFAULTS.placer_type}, with TensorFlow fusion")
     group.add_argument("--only_forward", action="store_true", help="place the forward ops; each backward op goes with its own")
     group.add_argument(
         "--sct_threshold",
@@ -108,7 +108,7 @@ def add_placing_flags(parser: argparse.ArgumentParser, *, method: bool = True) -
         metavar="F",
         help="m_sct: up to this LP value a successor counts as the favourite child (default %(default)s)",
     )
-    _add_choice(group, "--traversal_order", {AUTO: (AUTO_HELP,), **TRAVERSALS}, None)
+    add_choice(group, "--traversal_order", {AUTO: (AUTO_HELP,), **TRAVERSALS}, None)
     group.add_argument("--placeto_policy", metavar="FILE", help="placeto: a policy file instead of the one that comes with the package")
     group.add_argument(
         "--placeto_episodes",
@@ -138,7 +138,7 @@ def _add_further_flags_of_baechi(group: argparse._ArgumentGroup) -> None:
         ("fusion_allow_cycle", "fusion: all ops of a group that are connected; edges that close a cycle count the other way"),
     ):
         group.add_argument(f"--{flag}", action="store_true", help=meaning)
-    _add_choice(group, "--adjustment_method", ADJUSTMENTS, _DEFAULTS.adjustment_method)
+    add_choice(group, "--adjustment_method", ADJUSTMENTS, _DEFAULTS.adjustment_method)
     group.add_argument(
         "--adjustment_with_memory_limit", action="store_true", help="to the first of its devices that has room, in the order of the method"
     )
@@ -224,9 +224,10 @@ def add_output_flags(parser: argparse.ArgumentParser, out: str | None = None) ->
     group.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def _add_choice(
-    group: argparse._ArgumentGroup, flag: str, table: Mapping[str, tuple], default: str | None, otherwise: str = "the method's own"
+def add_choice(
+    group: argparse._ActionsContainer, flag: str, table: Mapping[str, tuple], default: str | None, otherwise: str = "the method's own"
 ) -> None:
+    """A flag that takes one of the keys of `table`, whose entries end with a line on each."""
     lines = "\n".join(f"{name}: {getattr(entry, 'help', entry[-1])}" for name, entry in table.items()).replace("%", "%%")
     said = f"one of these (default {otherwise if default is None else default})"
     group.add_argument(flag, type=one_of(table), default=default, metavar="NAME", help=f"{said}\n{lines}")

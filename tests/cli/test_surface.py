@@ -84,6 +84,7 @@ FLAGS = {
     "trace": {"--out", "--ranks"},
     "report": {"--out"},
     "plot": {"--out"},
+    "export": {"--format", "--out", "--json"},
     "doctor": {"--json"},
 }  # fmt: skip
 SOURCES = CLUSTER | {"--folder", "--most_graphs"}
