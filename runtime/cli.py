@@ -39,7 +39,7 @@ from runtime.flags import script as script_flags
 from runtime.flags import trace as trace_flags
 from runtime.flags import train as train_flags
 from runtime.flags.tensorflow import TENSORFLOW
-from runtime.progress import progress
+from runtime.progress import progress, restore_terminal
 
 if TYPE_CHECKING:
     from runtime.link_report import ProbeRequest
@@ -65,11 +65,16 @@ def _place_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_output_flags(parser, out="write the plan to this file")
 
 
+def _read_graph(args: argparse.Namespace) -> OpGraph:
+    with progress(f"reading {args.graph}"):
+        return OpGraph.load(args.graph)
+
+
 def _place(args: argparse.Namespace) -> int:
     request, cluster = flags.request_of(args), flags.placers_view(args, flags.cluster_of(args))
     if args.out is not None:
         require_writable(args.out)
-    graph = OpGraph.load(args.graph)
+    graph = _read_graph(args)
     try:
         with progress(pipeline.announcement(graph, cluster, request)) as show:
             result = pipeline.plan(graph, cluster, request.watched(lambda search: show(tables.search_news(search))))
@@ -101,7 +106,7 @@ def _place(args: argparse.Namespace) -> int:
 def _simulate(args: argparse.Namespace) -> int:
     from runtime.simulating import WhatIf, simulated
 
-    graph, given = OpGraph.load(args.graph), None if args.cluster is None else Cluster.load(args.cluster)
+    graph, given = _read_graph(args), None if args.cluster is None else Cluster.load(args.cluster)
     factors = args.comm_cost_factor, args.cost_factor, args.seed
     asked = WhatIf(args.plan, given, lambda cluster: flags.cluster_of(args, cluster), *factors, tuple(args.pin))
     with progress(f"simulating {len(graph)} ops"):
@@ -160,7 +165,9 @@ def _export_device_map_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _export(args: argparse.Namespace) -> int:
-    exported = export(Plan.load(args.plan, OpGraph.load(args.graph)), args.format)
+    plan = Plan.load(args.plan, _read_graph(args))
+    with progress(f"exporting a plan of {len(plan.graph)} ops as {args.format}"):
+        exported = export(plan, args.format)
     if args.out is not None:
         exported.save(args.out)
     if args.json:
@@ -486,7 +493,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_stdout()
         return _fail(f"cannot write the result to stdout: {e.strerror or e}; choose another place for it", 1)
     except KeyboardInterrupt as e:
+        restore_terminal()
         return _fail(str(e) or "interrupted", 130)
+    finally:
+        restore_terminal()
 
 
 def _drop_stdout() -> None:

@@ -26,7 +26,7 @@ from runtime.cuda.graphs import CudaRecorder
 from runtime.cuda.split_gpu import split_gpu
 from runtime.executor import Executor, LoadedStep
 from runtime.links import LinkProbe
-from runtime.measure import measure
+from runtime.measure import WARMUP, measure
 from runtime.models.registry import make_step
 from runtime.parity import check_parity
 from runtime.parity_result import Parity, require_parity
@@ -34,7 +34,7 @@ from runtime.processes.executor import ProcessExecutor, follow
 from runtime.processes.worker_group import WorkerGroup, worker_place
 from runtime.profiler import ProfileOptions, profile_step
 from runtime.program import one_device_timeline
-from runtime.progress import progress
+from runtime.progress import progress, rounds
 from runtime.report import StepReport
 from runtime.run_folder import MEASURED, begin_run
 from runtime.sharding.ops import sharding_of
@@ -225,8 +225,8 @@ def run_plan(
     require_room(executor.devices, timeline.cluster, peak)
     single = one_device_timeline(captured.alone)
     variants = {"single": executor.load(single, binding, step), "placed": executor.load(timeline, binding, step)}
-    with progress(f"measuring {request.num_steps} steps of each variant"):
-        measurement = measure(executor, step, variants, num_steps=request.num_steps)
+    with progress(f"measuring {request.num_steps} steps of each variant") as show:
+        measurement = measure(executor, step, variants, num_steps=request.num_steps, on_step=rounds(show, WARMUP + request.num_steps))
     notes = [*_notes(request, captured, result, parity), *_recorded(request, captured, variants["placed"])]
     if probe is not None:
         notes.append(f"probed link: {probe}")

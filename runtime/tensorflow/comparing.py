@@ -14,9 +14,9 @@ from runtime.compare.comparison import Comparison
 from runtime.compare.contender import SINGLE, CompareRequest, Contender, planned
 from runtime.compare.files import keep
 from runtime.program import one_device_timeline
-from runtime.progress import progress
+from runtime.progress import progress, rounds
 from runtime.tensorflow.accounting import accounted_peak_bytes
-from runtime.tensorflow.measure import measure, peak_bytes
+from runtime.tensorflow.measure import WARMUP, measure, peak_bytes
 from runtime.tensorflow.servers import Devices
 from runtime.tensorflow.session import PlacedSession
 from runtime.tensorflow.training import (
@@ -54,8 +54,9 @@ def compare(request: CompareRequest) -> Comparison | None:
         contenders = check_contenders(captured, scale_links(cluster, train.comm_cost_factor), devices, request.plans)
         sessions = sessions_of(captured, contenders, devices)
         where = {method: devices[method != SINGLE] for method in sessions}
-        with progress(f"measuring {train.num_steps} steps of each of {len(sessions)} variants"):
-            measurement = measure(where, unplaced_step(captured.step), sessions, num_steps=train.num_steps)
+        with progress(f"measuring {train.num_steps} steps of each of {len(sessions)} variants") as show:
+            told, unplaced = rounds(show, WARMUP + train.num_steps), unplaced_step(captured.step)
+            measurement = measure(where, unplaced, sessions, num_steps=train.num_steps, on_step=told)
     comparison = Comparison(
         model=train.model,
         executor=f"TensorFlow, {kind_of_executor(train)}",

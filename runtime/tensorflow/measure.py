@@ -22,8 +22,10 @@ def measure(
     sessions: Mapping[str, PlacedSession],
     *,
     num_steps: int,
+    on_step: Callable[[int], None] = lambda i: None,
 ) -> Measurement:
-    """Times `num_steps` rounds of an unplaced step and one of every session; `devices` says on which each of them runs.
+    """Times `num_steps` rounds of an unplaced step and one of every session; `devices` says on which each of them runs. `on_step` is
+    told the number of each round, those of the warm-up among them.
 
     Variables go on from round to round, as in training. A server's busy time is what its process spends on its core, transfers included.
     """
@@ -35,6 +37,7 @@ def measure(
     try:
         load = _load_of_others(groups)
         for i in range(WARMUP + num_steps):
+            on_step(i)
             if i == WARMUP:
                 load = _load_of_others(groups)
             times = {UNPLACED: _timed_us(unplaced)}

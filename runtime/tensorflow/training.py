@@ -28,14 +28,14 @@ from runtime.host_memory import usable_bytes
 from runtime.links import LinkProbe
 from runtime.parity_result import Parity
 from runtime.program import one_device_timeline
-from runtime.progress import progress
+from runtime.progress import progress, rounds
 from runtime.report import StepReport
 from runtime.run_folder import MEASURED, begin_run
 from runtime.tables import search_news
 from runtime.tensorflow.accounting import accounted_peak_bytes
 from runtime.tensorflow.gpus import Gpus
 from runtime.tensorflow.links import probe_link
-from runtime.tensorflow.measure import measure, peak_bytes
+from runtime.tensorflow.measure import WARMUP, measure, peak_bytes
 from runtime.tensorflow.placed_graph import placed_graph
 from runtime.tensorflow.profiler import CLOCK, profile
 from runtime.tensorflow.servers import Devices, Logical, Servers, listens
@@ -327,8 +327,9 @@ def run_plan(
     single = one_device_timeline(captured.alone)
     sessions = {"single": load(captured, single, free), "placed": session}
     unplaced, where = unplaced_step(captured.step), {"single": free, "placed": bound}
-    with progress(f"measuring {request.num_steps} steps of each variant"):
-        measurement = measure(where, unplaced, sessions, num_steps=request.num_steps)
+    with progress(f"measuring {request.num_steps} steps of each variant") as show:
+        told = rounds(show, WARMUP + request.num_steps)
+        measurement = measure(where, unplaced, sessions, num_steps=request.num_steps, on_step=told)
     notes = [*_notes(request, captured, result, probe), *_recorded(request, session, timeline, bound)]
     return StepReport(
         model=request.model,

@@ -11,10 +11,11 @@ import baechi_ext
 from baechi_ext.group.registry import GROUPERS, PLACER_TYPES
 from baechi_ext.place.adjust import ADJUSTMENTS
 from baechi_ext.place.registry import METHODS
+from runtime import progress as progress_module
 from runtime import tables
 from runtime.cli import COMMANDS, make_parser, with_underscores
 from runtime.flags.placeto import ACTIONS as PLACETO_ACTIONS
-from runtime.progress import progress
+from runtime.progress import progress, restore_terminal, rounds
 
 CLUSTER = {"--cluster", "--num_devices", "--num_gpus", "--device_memory", "--memory_fraction", "--comm_cost_coeffs"}
 PLACING = {"--placement_method", "--initial_plan", "--expert_file", "--grouper", "--placer_type", "--only_forward"} | {
@@ -171,6 +172,50 @@ def test_what_takes_long_says_so_in_one_plain_line(monkeypatch: pytest.MonkeyPat
     with progress("placing [bold]x", delay_seconds=0.01):
         time.sleep(0.1)
     assert sys.stderr.getvalue() == "placing [bold]x ...\n"
+
+
+def test_what_takes_very_long_says_how_long_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(progress_module, "_LONG_SECONDS", 0.05)
+    with progress("placing", delay_seconds=0.01):
+        time.sleep(0.1)
+    assert sys.stderr.getvalue() == "placing ...\n  took 0 s\n"
+
+
+def test_the_rest_of_rounds_is_estimated_from_those_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, news = [0.0], []
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
+    told = rounds(news.append, 10)
+    for i, seconds in ((0, 0), (2, 60), (8, 80)):
+        now[0] = seconds
+        told(i)
+    assert news == ["round 1 of 10", "round 3 of 10, about 4 min left", "round 9 of 10, about 20 s left"]
+
+
+def test_news_is_shown_on_a_terminal_with_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with progress("placing", delay_seconds=0.01) as show:
+        time.sleep(0.05)
+        show("best [red]1 ms")
+        time.sleep(0.3)
+        assert progress_module._shown
+    shown = sys.stderr.getvalue()
+    assert "placing: best [red]1 ms" in shown
+    assert "0:00:00" in shown
+    assert progress_module._shown == []
+
+
+def test_the_terminal_is_restored_where_a_spinner_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with progress("placing", delay_seconds=0.01):
+        time.sleep(0.1)
+        restore_terminal()
+        after = sys.stderr.getvalue()
+    assert after.endswith("\x1b[?25h")
+    assert sys.stderr.getvalue().rindex("\x1b[?25h") > sys.stderr.getvalue().rindex("\x1b[?25l")
+    restore_terminal()
 
 
 @pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])

@@ -1,0 +1,90 @@
+"""What a person at a terminal sees, and what Ctrl-C leaves there and in files; in a pseudo-terminal, as a shell would run it."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from baechi_ext.ir import OpGraph, Plan
+from tests.cli.files import ROOT, write
+from tests.cli.test_search import tangle
+
+HIDE, SHOW = b"\x1b[?25l", b"\x1b[?25h"
+SECONDS = 300
+
+
+def at_terminal(argv: list[str], until: Callable[[bytes], bool], **environment: str) -> tuple[int, bytes]:
+    """Exit code and all that the terminal got, of a command at whose terminal Ctrl-C is pressed as soon as `until` holds."""
+    ours, theirs = pty.openpty()
+    settings = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **environment}
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    command = [sys.executable, "-m", "runtime", *argv]
+    process = subprocess.Popen(command, cwd=ROOT, env=settings, preexec_fn=_own_terminal, **streams)
+    os.close(theirs)
+    seen, pressed, deadline = b"", False, time.monotonic() + SECONDS
+    try:
+        while time.monotonic() < deadline:
+            if select.select([ours], [], [], 0.05)[0]:
+                try:
+                    read = os.read(ours, 65536)
+                except OSError:  # all who had the terminal are gone
+                    break
+                if not read:
+                    break
+                seen += read
+            if not pressed and until(seen):
+                os.write(ours, b"\x03")
+                pressed = True
+        return process.wait(timeout=SECONDS), seen
+    finally:
+        process.kill()
+        os.close(ours)
+
+
+def _own_terminal() -> None:
+    """The terminal is the process's own, as of a shell's foreground job: Ctrl-C there is its SIGINT."""
+    import fcntl
+    import termios
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def tangled(tmp_path: Path) -> Path:
+    return write(tmp_path / "tangle.json", tangle(400))
+
+
+def test_ctrl_c_in_a_search_leaves_a_cursor_and_a_whole_plan(tangled: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out" / "plan.json"
+    out.parent.mkdir()
+    line = ["place", str(tangled), "--num_devices=4", "--time_limit=3600", f"--out={out}"]
+    code, seen = at_terminal(line, lambda text: b": best " in text)
+    assert code == 130, seen[-2000:]
+    assert b"bound" in seen
+    assert b"0:00:0" in seen  # the clock
+    assert seen.count(HIDE) >= 1
+    assert seen.rindex(SHOW) > seen.rindex(HIDE)
+    assert seen.rstrip().endswith(b"error: interrupted; this is the best plan found until then")
+    assert Plan.load(out, OpGraph.load(tangled)).predicted_step_us > 0
+    assert list(out.parent.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("line", [["doctor"], ["compare", "--model_name=wide_towers", "--image_size=8"]], ids=["doctor", "compare"])
+def test_ctrl_c_while_a_spinner_turns(tmp_path: Path, line: list[str]) -> None:
+    out = tmp_path / "out"
+    code, seen = at_terminal([*line, *([f"--out={out}"] if line[0] == "compare" else [])], lambda text: HIDE in text, NO_COLOR="1")
+    assert code == 130, seen[-2000:]
+    assert seen.rindex(SHOW) > seen.rindex(HIDE)
+    assert b"Traceback" not in seen
+    assert b"\x1b[3" not in seen  # no colour
+    assert seen.rstrip().endswith(b"error: interrupted")
+    assert [p.name for p in out.glob("*")] in ([], ["config.toml"])
