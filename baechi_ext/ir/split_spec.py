@@ -25,8 +25,8 @@ class Stage:
 def stages_of(graph: OpGraph, placement: Sequence[int]) -> list[Stage]:
     """The stages of a plan whose forward ops, in the order in which they were captured, go from device to device and never come back.
 
-    Ops of no named module, as the loss, belong to the stage that they run in. Raises PlanError where the plan is no such chain, with the
-    module at which it is none; GraphError for a graph whose ops don't know their modules.
+    Ops of no named module, as inputs and the loss, belong to the stage that they run in, the first ones to the first. Raises PlanError
+    where the plan is no such chain, with the module at which it is none; GraphError for a graph whose ops don't know their modules.
     """
     module_names(graph)
     forward = [v for v, op in enumerate(graph.ops) if op.phase == "forward"]
@@ -34,15 +34,15 @@ def stages_of(graph: OpGraph, placement: Sequence[int]) -> list[Stage]:
     for v in forward:
         for name in modules_around(graph.ops[v].module or ""):
             first.setdefault(name, v)
-    stages: list[tuple[int, str, list[int]]] = []
+    named = [v for v in forward if graph.ops[v].module]
+    stages: list[tuple[int, str, list[int]]] = [(placement[v], "", []) for v in (named or forward)[:1]]
     for v in forward:
-        module, device = graph.ops[v].module, placement[v]
-        if stages and (not module or device == stages[-1][0]):
-            stages[-1][2].append(v)
-            continue
-        begins = "" if not stages else _begun_by(graph, v, first, device)
-        _require_new(graph, v, device, stages)
-        stages.append((device, begins, [v]))
+        device = placement[v]
+        if graph.ops[v].module and device != stages[-1][0]:
+            begins = _begun_by(graph, v, first, device)
+            _require_new(graph, v, device, stages)
+            stages.append((device, begins, []))
+        stages[-1][2].append(v)
     return [Stage(device, begins, tuple(ops)) for device, begins, ops in stages]
 
 

@@ -44,6 +44,7 @@ def exported(run: Run, tmp_path: Path, modules: list[str], devices: list[int], k
         (["l.0.a", "l.0.b", "l.1.a", "l.1.b"], [0, 1, 1, 2], {"l.0.b": "BEGINNING", "l.1.b": "BEGINNING"}),
         (["a", "b"], [1, 1], {}),
         (["a", "", "b"], [0, 1, 1], {"b": "BEGINNING"}),
+        (["", "a", "b"], [1, 0, 1], {"b": "BEGINNING"}),
     ],
 )
 def test_split_spec(run: Run, tmp_path: Path, modules: list[str], devices: list[int], spec: dict[str, str]) -> None:
