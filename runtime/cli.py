@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import baechi_ext
 from baechi_ext.capture.tensorflow_private import tensorflow
@@ -25,19 +25,21 @@ from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.ir.files import make_folder, require_writable
 from runtime import pipeline, tables
 from runtime.as_main import require_script
-from runtime.exports import FORMATS, export
+from runtime.exports import export
 from runtime.flags import baechi as baechi_flags
 from runtime.flags import common as flags
 from runtime.flags import compare as compare_flags
 from runtime.flags import config as config_flags
 from runtime.flags import datasets as dataset_flags
 from runtime.flags import explain as explain_flags
+from runtime.flags import export as export_flags
 from runtime.flags import pase as pase_flags
 from runtime.flags import placeto as placeto_flags
 from runtime.flags import report as report_flags
 from runtime.flags import script as script_flags
 from runtime.flags import trace as trace_flags
 from runtime.flags import train as train_flags
+from runtime.flags.parser import Lines, Parser, with_underscores
 from runtime.flags.tensorflow import TENSORFLOW
 from runtime.progress import progress, restore_terminal
 
@@ -150,18 +152,6 @@ def _diff(args: argparse.Namespace) -> int:
         diff = diff_plans(*(on_devices(load_plan(file, graph)) for file in (before, after)))
     print_json(diff.to_json()) if args.json else print_diff(diff)
     return 0
-
-
-def _export_flags(parser: argparse.ArgumentParser) -> None:
-    flags.add_choice(parser, "--format", {name: (text,) for name, (_, text) in FORMATS.items()}, "device_map")
-    _export_device_map_flags(parser)
-
-
-def _export_device_map_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("graph", metavar="GRAPH", help="a graph file whose ops know their modules: one that `baechi train --out` wrote")
-    parser.add_argument("plan", metavar="PLAN", help="a plan file of this graph")
-    flags.add_output_flags(parser, out="write the result to this file")
-    parser.set_defaults(format="device_map")
 
 
 def _export(args: argparse.Namespace) -> int:
@@ -411,8 +401,8 @@ COMMANDS = (
     Command("simulate", "say what a plan is worth: step, busy time, memory, broken rules", explain_flags.add_simulate_flags, _simulate),
     Command("explain", "say what bounds a plan's step, or why an op is where it is", explain_flags.add_explain_flags, _explain),
     Command("diff", "say what two plans of one graph differ in", explain_flags.add_diff_flags, _diff),
-    Command("export", "write a plan in the format of another program", _export_flags, _export),
-    Command("export-device-map", "the same as export --format=device_map", _export_device_map_flags, _export),
+    Command("export", "write a plan in the format of another program", export_flags.add_flags, _export),
+    Command("export-device-map", "the same as export --format=device_map", export_flags.add_device_map_flags, _export),
     Command("doctor", "say what of this installation works, what is missing, and what that costs", flags.add_output_flags, _doctor),
 )
 
@@ -422,41 +412,16 @@ def print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, indent=1, allow_nan=False))
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse with usage errors of one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise OptionError(f"{message}; see {self.prog} --help")
-
-
-class _Lines(argparse.HelpFormatter):
-    """argparse's help, where a new line in a flag's help begins a new line."""
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        return [line for part in text.split("\n") for line in super(_Lines, self)._split_lines(part, width)]
-
-
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    parser = _Parser(prog="baechi", description="Automatic device placement for training deep networks.", allow_abbrev=False)
+    parser = Parser(prog="baechi", description="Automatic device placement for training deep networks.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=baechi_ext.__version__)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
-        sub = commands.add_parser(command.name, help=command.help, description=command.help, allow_abbrev=False, formatter_class=_Lines)
+        sub = commands.add_parser(command.name, help=command.help, description=command.help, allow_abbrev=False, formatter_class=Lines)
         command.add_flags(sub)
         sub.set_defaults(run=command.run, parser=sub)
     return parser
-
-
-def with_underscores(argv: Sequence[str]) -> list[str]:
-    """`argv` with the flags' own spelling: --num-devices=2 becomes --num_devices=2; what follows a lone -- stays."""
-    end = list(argv).index("--") if "--" in argv else len(argv)
-    return [_with_underscores(a) if i < end and a.startswith("--") else a for i, a in enumerate(argv)]
-
-
-def _with_underscores(flag: str) -> str:
-    name, equals, value = flag.partition("=")
-    return "--" + name[2:].replace("-", "_") + equals + value
 
 
 def parsed(argv: Sequence[str]) -> argparse.Namespace:

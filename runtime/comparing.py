@@ -2,6 +2,7 @@
 all in turn."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from runtime.parity import check_parity
 from runtime.parity_result import require_parity
 from runtime.program import one_device_timeline
 from runtime.progress import progress, rounds
-from runtime.training import Captured, capture_and_profile, find_cluster, kind_of_executor, versions, with_executor
+from runtime.run_folder import begin_run
+from runtime.training import Captured, capture_and_profile, find_cluster, kind_of_executor, recorded, versions, with_executor
 
 
 def compare(request: CompareRequest) -> Comparison | None:
@@ -55,6 +57,10 @@ def _drive(request: CompareRequest, executor: Executor) -> Comparison:
         versions=versions(),
     )
     if train.out is not None:
+        begin_run(Path(train.out))
+        if comparison.recommended not in (None, SINGLE):  # of the plan that plan.json is
+            said = recorded(train, captured, variants[comparison.recommended])
+            comparison = replace(comparison, notes=(*comparison.notes, *said))
         keep(Path(train.out), captured.graph, captured.profile, comparison)
     return comparison
 

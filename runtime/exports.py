@@ -101,6 +101,7 @@ def _quoted(text: str) -> str:
     return '"' + "".join(c if c.isprintable() else "?" for c in escaped) + '"'
 
 
+DEFAULT = "device_map"
 FORMATS: dict[str, tuple[Callable[[Plan], Export], str]] = {
     "device_map": (_device_map, "accelerate's: module -> device, the nearest to the plan"),
     "split_spec": (_split_spec, "torch.distributed.pipelining's: the modules before which stages begin, where the plan is a chain of them"),

@@ -227,7 +227,7 @@ def run_plan(
     variants = {"single": executor.load(single, binding, step), "placed": executor.load(timeline, binding, step)}
     with progress(f"measuring {request.num_steps} steps of each variant") as show:
         measurement = measure(executor, step, variants, num_steps=request.num_steps, on_step=rounds(show, WARMUP + request.num_steps))
-    notes = [*_notes(request, captured, result, parity), *_recorded(request, captured, variants["placed"])]
+    notes = [*_notes(request, captured, result, parity), *recorded(request, captured, variants["placed"])]
     if probe is not None:
         notes.append(f"probed link: {probe}")
     notes += notes_on(executor.devices, variants["placed"])
@@ -267,7 +267,7 @@ def run_training(
     loaded = executor.load(result.timeline, captured.binding, step)
     with progress(f"training {request.model} until step {run.steps}") as show:
         progressed = train_on(TrainedStep(loaded), run, training, show)
-    notes = [*_notes(request, captured, result, parity), *_recorded(request, captured, loaded), *notes_on(executor.devices, loaded)]
+    notes = [*_notes(request, captured, result, parity), *recorded(request, captured, loaded), *notes_on(executor.devices, loaded)]
     return RunReport(
         model=request.model,
         executor=kind_of_executor(request),
@@ -289,7 +289,7 @@ def _parity(request: TrainRequest, executor: Executor, captured: Captured, resul
     return parity
 
 
-def _recorded(request: TrainRequest, captured: Captured, placed: LoadedStep) -> list[str]:
+def recorded(request: TrainRequest, captured: Captured, placed: LoadedStep) -> list[str]:
     """Writes measured.json, where files are kept: steps beside the timed ones, or behind the trained ones. What is to be said of it."""
     if request.out is None:
         return []

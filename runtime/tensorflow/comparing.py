@@ -15,6 +15,7 @@ from runtime.compare.contender import SINGLE, CompareRequest, Contender, planned
 from runtime.compare.files import keep
 from runtime.program import one_device_timeline
 from runtime.progress import progress, rounds
+from runtime.run_folder import begin_run
 from runtime.tensorflow.accounting import accounted_peak_bytes
 from runtime.tensorflow.measure import WARMUP, measure, peak_bytes
 from runtime.tensorflow.servers import Devices
@@ -70,6 +71,7 @@ def compare(request: CompareRequest) -> Comparison | None:
         unplaced="tf.function, one thread",
     )
     if train.out is not None:
+        begin_run(Path(train.out))
         keep(Path(train.out), captured.graph, captured.profile, comparison)
     return comparison
 

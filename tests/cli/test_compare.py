@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from baechi_ext.ir import OpGraph, Plan
+from runtime.run_folder import RunFolder
 
 SMALL = ["--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--num_steps=2"]
 Run = Callable[..., tuple[int, str, str]]
@@ -38,9 +39,11 @@ def test_methods_are_measured_in_turn_and_kept(run: Run, tmp_path: Path) -> None
     assert (tmp_path / "c" / "profile.json").exists()
 
 
-def test_a_method_without_a_plan_says_why_and_the_others_go_on(run: Run) -> None:
-    code, out, err = run("compare", *SMALL, "--placement_methods=single,m_etf", "--device_memory=6MB")
+def test_a_method_without_a_plan_says_why_and_the_others_go_on(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("compare", *SMALL, "--placement_methods=single,m_etf", "--device_memory=6MB", f"--out={tmp_path / 'c'}")
     assert code == 0, err
+    folder = RunFolder.load(tmp_path / "c")
+    assert (folder.plan.method, folder.measured.executor) == ("m_etf", "thread")  # a folder that shows the recommended plan
     single = next(line for line in out.splitlines() if line.startswith("single "))
     assert "not measured: " in single
     split = next(line for line in out.splitlines() if line.startswith("m_etf "))

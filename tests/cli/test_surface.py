@@ -13,7 +13,8 @@ from baechi_ext.place.adjust import ADJUSTMENTS
 from baechi_ext.place.registry import METHODS
 from runtime import progress as progress_module
 from runtime import tables
-from runtime.cli import COMMANDS, make_parser, with_underscores
+from runtime.cli import COMMANDS, make_parser
+from runtime.flags.parser import with_underscores
 from runtime.flags.placeto import ACTIONS as PLACETO_ACTIONS
 from runtime.progress import progress, restore_terminal, rounds
 
