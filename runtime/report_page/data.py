@@ -30,7 +30,7 @@ def page_data(run: RunFolder, compared: Compared = Compared()) -> dict[str, Any]
         "methods": [row.to_json() for row in compared.rows],
         "recommended": compared.recommended,
         "recommendation": compared.said.recommendation,
-        "explanation": explain_plan(run.plan).to_json(),
+        "explanation": _explanation(run),
         "choices": page_choices(run),
     }
 
@@ -97,6 +97,13 @@ def _measured(graph: OpGraph, step: MeasuredStep, devices: int) -> dict[str, Any
         "memory": None if step.memory is None else [[_times(h.at_us for h in held), [h.bytes for h in held]] for held in step.memory],
         "notes": list(step.notes),
     }
+
+
+def _explanation(run: RunFolder) -> dict[str, Any]:
+    """Without what can be seen in the timeline anyway."""
+    said = explain_plan(run.plan).to_json()
+    kept = {name: said[name] for name in ("transfers", "idle", "what_ifs")}
+    return {"critical_path": {"parts": said["critical_path"]["parts"]}, **kept}
 
 
 def _times(us: Iterable[float]) -> list[float]:

@@ -1,6 +1,8 @@
 "use strict";
 // The graph of groups and ops: coloured by device, a click opens a group or selects an op.
 
+const MOST_EDGES = 1500;
+
 class GraphView {
   constructor(way, height) {
     this.surface = new Surface(this, "The graph of ops in groups, coloured by device", height);
@@ -104,10 +106,7 @@ class GraphView {
     const seen = new Set(this.boxes.filter((box) => this.inSight(box)));
     for (const box of seen) if (box.open) this.drawOpen(context, box);
     const selected = selection.op === null ? null : this.boxOf(selection.op);
-    const strength = this.edges.length > 150 ? 0.5 : 1;
-    for (const edge of this.edges) {
-      if (seen.has(edge.a) || seen.has(edge.b)) this.drawEdge(context, edge, edge.a === selected || edge.b === selected, strength);
-    }
+    this.drawEdges(context, this.edges.filter(({ a, b }) => seen.has(a) || seen.has(b)), selected);
     for (const box of seen) {
       if (box.op !== undefined) this.drawOp(context, box);
       else if (!box.open) this.drawClosed(context, box);
@@ -137,11 +136,22 @@ class GraphView {
     context.fillText(clipped(context, "\u2212 " + box.name, box.w - 20), box.X + 10, box.Y + 15);
   }
 
+  /* Of more edges than an eye can follow only those of the selected box and those that move most. */
+  drawEdges(context, edges, selected) {
+    const isSelected = ({ a, b }) => a === selected || b === selected, strength = edges.length > 150 ? 0.5 : 1;
+    let shown = edges;
+    if (edges.length > MOST_EDGES) {
+      const moving = edges.filter((edge) => edge.moved && !isSelected(edge)).sort((x, y) => y.moved - x.moved);
+      shown = [...moving.slice(0, MOST_EDGES), ...edges.filter(isSelected)];
+    }
+    for (const edge of shown) this.drawEdge(context, edge, isSelected(edge), strength);
+  }
+
   drawEdge(context, { a, b, moved }, isSelected, strength) {
     context.strokeStyle = isSelected ? this.colours.accent : moved ? this.colours.muted : this.colours.faint;
     context.globalAlpha = isSelected ? 1 : strength * (moved ? 0.9 : 0.45);
     context.lineWidth = (moved ? 1.8 : 1) / Math.max(0.6, Math.min(1, this.scale));
-    context.setLineDash(moved ? [5, 3] : []);
+    context.setLineDash(moved && this.legible() ? [5, 3] : []);
     context.beginPath();
     if (b.Y >= a.Y + a.h) this.downwards(context, a, b);
     else this.sideways(context, a, b);
@@ -195,6 +205,10 @@ class GraphView {
   drawOp(context, box) {
     const device = devices[placement[box.op]];
     context.fillStyle = device.colour;
+    if (!this.legible()) {
+      context.fillRect(box.X, box.Y, box.w, box.h);
+      return;
+    }
     rounded(context, box, 4);
     context.fill();
     if (critical.has(box.op)) {
@@ -202,7 +216,6 @@ class GraphView {
       context.lineWidth = 2;
       context.stroke();
     }
-    if (!this.legible()) return;
     context.textAlign = "left";
     context.fillStyle = device.text;
     context.fillText(clipped(context, ops.id[box.op], box.w - 14), box.X + 7, box.Y + 12);
@@ -297,7 +310,8 @@ function graphSection() {
   const all = (text, open) => el("button", { type: "button", onclick: () => graph.openAll(open) }, text);
   section("graph", "Graph",
     el("p", { class: "note" }, "A click on a group opens or closes it, one on an op selects it. Dashed lines are tensors that " +
-      "change devices; ops on the critical path have a frame. n and p go from box to box, Enter is a click."),
+      "change devices, where there are thousands the largest of them; ops on the critical path have a frame. " +
+      "n and p go from box to box, Enter is a click."),
     el("div", { class: "bar" }, chosen, all("Open all", true), all("Close all", false), graph.surface.buttons()), graph.surface.canvas,
     el("div", { class: "legend" }, devices.map((device, d) => el("span", {}, swatch(d), device.name))));
 }

@@ -98,8 +98,9 @@ class TimelineView {
     Object.assign(this, timeAxis);
     this.withPath = true;
     const many = devices.length > 8;
-    [this.lane, this.copies, this.gap] = many ? [12, 4, 3] : [26, 8, 8];
-    const device = this.lane + this.copies + this.gap;
+    const between = many ? 3 : 8;
+    [this.lane, this.copies] = many ? [12, 4] : [26, 8];
+    const device = this.lane + this.copies + between;
     let top = 0;
     for (const t of tracks) {
       t.top = top + 26;
@@ -225,13 +226,20 @@ class TimelineView {
     const d = Math.floor((y - t.top) / this.row), within = y - this.y(t, d), us = this.at(x), near = this.at(x + 2) - us;
     if (within <= this.lane) {
       const v = closest(t.lanes[d], t.step.start_us, t.step.end_us, us, near);
-      return v === null ? null : { op: v, track: t };
+      return v === null ? this.gap(t, d, us) : { op: v, track: t };
     }
     const sent = t.sent[d].find((one) => one[3] - near <= us && us <= one[4] + near);
     return sent && within <= this.lane + this.copies + 2 ? { sent, op: tensors.producer[sent[0]], track: t } : null;
   }
 
-  describe({ op, sent, track: t }) {
+  /* When a device is predicted to be idle: the gap, and the op that ends it. */
+  gap(t, d, us) {
+    const gap = t === tracks[0] ? data.explanation.idle[d].gaps.find((one) => one.start_us <= us && us <= one.end_us) : undefined;
+    return gap ? { gap, op: gap.op === null ? null : positions.get(gap.op), track: t } : null;
+  }
+
+  describe({ op, sent, gap, track: t }) {
+    if (gap) return this.describeGap(gap);
     if (sent) {
       const [tensor, source, target, start, end] = sent, named = tensors.name[tensor];
       return `${ops.id[op]}${named ? " (" + named + ")" : ""}\n${devices[source].name} to ${devices[target].name}: ` +
@@ -242,7 +250,17 @@ class TimelineView {
       (t.critical.has(op) ? "\non the critical path" : "");
   }
 
-  choose({ op }) { select(op); }
+  describeGap(gap) {
+    const idle = `${devices[gap.device].name} is idle for ${time(gap.end_us - gap.start_us)}`;
+    if (gap.op === null) return idle + ": there is nothing left to do";
+    const waits = [
+      [`${devices[gap.producer_device].name} computing ${gap.producer}`, gap.producer_us],
+      ["a free link", gap.queue_us], ["the transfer", gap.transfer_us],
+    ].filter(([, us]) => us > 0);
+    return [idle + ", until " + gap.op + " can start; it waits for", ...waits.map(([what, us]) => `${what}: ${time(us)}`)].join("\n");
+  }
+
+  choose({ op }) { if (op !== null) select(op); }
 
   /* n and p: the next and the previous op of the device. */
   key(key) {

@@ -155,6 +155,19 @@ def test_a_click_on_an_op_of_the_timeline_shows_its_costs_and_choices(browser: A
     assert page.errors() == []
 
 
+def test_a_gap_of_the_timeline_says_what_it_waits_for(browser: Any, small: Path) -> None:
+    page = Page(browser, small)
+    gap = page.run("return data.explanation.idle.flatMap((device) => device.gaps).find((gap) => gap.op !== null)")
+    said = page.run(
+        "const gap = arguments[0];"
+        "const y = timeline.y(tracks[0], gap.device) + 5;"
+        "return timeline.describe(timeline.pick(timeline.x((gap.start_us + gap.end_us) / 2), y))",
+        gap,
+    )
+    assert f"until {gap['op']} can start; it waits for" in said
+    assert f"computing {gap['producer']}" in said
+
+
 def test_a_click_opens_a_group_and_then_selects_an_op_in_it(browser: Any, small: Path) -> None:
     page = Page(browser, small)
     group = "graph.boxes.find((box) => box.op === undefined && !box.open)"
