@@ -9,7 +9,7 @@ from rich.text import Text
 
 from runtime.compare.comparison import UNPLACED, Comparison
 from runtime.compare.contender import SINGLE, Contender
-from runtime.placeto.plots import require_matplotlib, save_figure
+from runtime.figure import require_matplotlib, save_figure
 from runtime.samples import Samples
 from runtime.tables import as_time
 
