@@ -29,6 +29,8 @@ def show(comparison: Comparison) -> None:
         console.print(Text(line), no_wrap=True)
     console.print()
     certain = f"intervals hold together, of all pairs, in 95 of 100 comparisons; each in {1 - comparison.error:.2%}"
+    if not comparison.enough:
+        certain = "so few steps give ranges, no intervals that hold together"
     load = comparison.measurement.load_of_others
     taken = "an unknown share" if load is None else f"{load:.1%}"
     for line in (certain, f"others took {taken} of the cores meanwhile", *(f"note: {note}" for note in comparison.notes)):
