@@ -26,6 +26,7 @@ EXCLUDED = {
     "tests/docs/test_benchmarks.py": "reads pages beside what they name, which no target holds",
     "tests/docs/test_commands.py": "reads pages beside what they name, which no target holds",
     "tests/docs/test_tutorial.py": "runs the commands of the checkout, which no target holds",
+    "tests/examples/test_examples.py": "runs the commands of the checkout, which no target holds",
     "tests/test_bazel.py": "reads the whole source tree, which no target holds",
     "tests/test_budgets.py": "reads the whole source tree, which no target holds",
     "tests/test_layers.py": "reads the whole source tree, which no target holds",

@@ -1,0 +1,92 @@
+"""Every example runs, as its docstring says, with small sizes; and what it prints is right."""
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_layers import ROOT
+
+EXAMPLES = ROOT / "examples"
+GRAPH = ROOT / "baechi_ext" / "datasets" / "graphs" / "nmt" / "graph_00.json.gz"
+needs_tensorflow = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="tensorflow is not installed")
+
+
+def run(folder: Path, *words: object) -> str:
+    """What a command of Python prints in a folder, with this checkout's packages and one thread."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def step_of(folder: Path, graph: Path, plan: Path) -> float:
+    """The predicted step of a plan that breaks no rule."""
+    said = json.loads(run(folder, "-m", "runtime", "simulate", graph, plan, "--json"))
+    assert said["violations"] == []
+    return said["makespan_us"]
+
+
+def test_a_training_script_prints_the_same_placed(tmp_path: Path) -> None:
+    script, sizes = EXAMPLES / "training_script.py", ("--epochs=2", "--width=32", "--depth=2", "--examples=256")
+    expected = run(tmp_path, script, *sizes)
+    place = ("train", "--placement_method=round_robin", "--num_devices=2", "--comm_cost_coeffs=0.0001,30", "--out=run")
+    assert run(tmp_path, "-m", "runtime", *place, script, "--", *sizes) == expected
+    assert expected.count("mean loss") == 2
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert set(plan["placement"].values()) == {0, 1}
+
+
+def test_a_loop_of_ones_own(tmp_path: Path) -> None:
+    printed = run(tmp_path, EXAMPLES / "own_loop.py", "--steps=4", "--width=16", "--experts=2", "--method=round_robin")
+    assert re.search(r"round_robin, \d+ \+ \d+ ops on cpu:0, cpu:1; 4 steps placed, 2 verified", printed)
+    assert printed.endswith("unplaced: Mixture with 10 tensors\n")
+    first, last = (float(loss) for loss in re.findall(r"loss (\S+)", printed)[:2])
+    assert last < first
+
+
+@needs_tensorflow
+def test_a_step_of_tensorflow(tmp_path: Path) -> None:
+    printed = run(tmp_path, EXAMPLES / "tensorflow_step.py", "--steps=5", "--width=16", "--method=round_robin", "--workers=thread")
+    assert "round_robin, " in printed
+    assert "2 verified" in printed
+    assert printed.endswith("steps the optimizer counts: 5\n")
+    first, last = (float(loss) for loss in re.findall(r"loss (\S+)", printed)[:2])
+    assert last < first
+
+
+def test_a_placer_of_ones_own_is_judged(tmp_path: Path) -> None:
+    """It keeps to all rules, uses its devices, and is better than one of them alone, which has no transfers."""
+    plan = tmp_path / "plan.json"
+    run(tmp_path, EXAMPLES / "custom_placer.py", GRAPH, plan, "--num_devices=3")
+    mine = step_of(tmp_path, GRAPH, plan)
+    run(tmp_path, EXAMPLES / "custom_placer.py", GRAPH, plan, "--num_devices=1")
+    assert mine < 0.9 * step_of(tmp_path, GRAPH, plan)
+
+
+def test_a_network_of_ones_own_is_sharded(tmp_path: Path) -> None:
+    printed = run(tmp_path, EXAMPLES / "shard_network.py", "--devices=4", "--batch=32", "--units=256", f"--out={tmp_path / 'shards.json'}")
+    assert re.search(r"^optimal: .* by batch alone (\S+) times that$", printed, re.MULTILINE)
+    assert float(re.search(r"alone (\S+) times", printed)[1]) > 1
+    plan = json.loads((tmp_path / "shards.json").read_text())
+    assert (plan["kind"], plan["status"], plan["devices"]) == ("baechi shard plan", "optimal", 4)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_every_example_says_what_it_shows_and_is_tried(path: Path) -> None:
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    assert f"examples/{path.name}" in text
+    assert f'"{path.name}"' in Path(__file__).read_text(encoding="utf-8")
+
+
+def test_the_framework_free_examples_need_no_framework(tmp_path: Path) -> None:
+    for name in ("custom_placer", "shard_network"):
+        loading = f"import sys; sys.path.insert(0, {str(EXAMPLES)!r}); import {name}"
+        assert run(tmp_path, "-c", f"{loading}; print(sorted({{'torch', 'tensorflow'}} & set(sys.modules)))") == "[]\n"
