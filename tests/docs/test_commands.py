@@ -19,7 +19,6 @@ OTHERS = {
     "--epochs",  # a script's
     "--exponent", "--nocostgen",  # what Baechi calls another one, and how TensorFlow spells a switch
     "--cases",  # a benchmark's
-    "--epochs",  # a user's script's
 }  # fmt: skip
 """Flags of other programs."""
 ELSEWHERE = ("pip", "bazel", "docker", "apt-get", "git", "pytest")

@@ -1,4 +1,5 @@
-"""docs/speed.md says what the committed results say: its tables are computed anew, its commands are those of the results they name."""
+"""docs/speed.md, and the times in docs/tensorflow.md, say what the committed results say: the tables are computed anew, the commands are
+those of the results they name."""
 
 import json
 import re
@@ -12,7 +13,7 @@ from runtime.tables import as_time
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+PAGE, TENSORFLOW_PAGE = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("speed", "tensorflow"))
 MODELS = ("wide_towers", "inception_v3", "gnmt_v2", "nasnet", "transformer", "gpt2", "resnet101", "alexnet", "rnnlm")
 TENSORFLOW = ("wide_towers", "gnmt_v2", "inception_v3", "nasnet")
 
@@ -21,9 +22,9 @@ def read(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
-def table(heading: str) -> dict[str, list[str]]:
+def table(heading: str, page: str = PAGE) -> dict[str, list[str]]:
     """The rows of the first table below a heading, by their first cell without what follows a comma."""
-    section = PAGE.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    section = page.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("|")]
     return {cells[0].partition(",")[0].strip("`"): cells[1:] for cells in rows[2:]}
 
@@ -61,8 +62,17 @@ def test_steps(model: str) -> None:
 @pytest.mark.parametrize("model", TENSORFLOW)
 def test_steps_of_tensorflow(model: str) -> None:
     rows = variants(f"step_time_tensorflow_{model}.json")
-    expected = [as_time(rows["eager"]["measured_us"]["median"]), *(times(rows[name]) for name in ("auto", "m_sct", "contiguous"))]
-    assert table("TensorFlow")[model] == expected
+    names = ("single", "contiguous", "expert", "m_topo", "m_etf", "m_sct", "auto", "tf.device")
+    expected = [f"{rows['eager']['measured_us']['median'] / 1000:.0f} ms", *(briefly(rows.get(name)) for name in names)]
+    assert table("Step times", TENSORFLOW_PAGE)[model] == expected
+
+
+def briefly(row: dict[str, Any] | None) -> str:
+    """How many times as fast as tf.function, and how far the prediction was off."""
+    if row is None:
+        return "-"
+    off = "" if row["prediction_error"] is None else f" ({row['prediction_error']:+.0%})"
+    return f"{row['times_eager']['median']:.2f}{off}"
 
 
 def test_quality_of_plans() -> None:
