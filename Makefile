@@ -8,7 +8,8 @@ export PIP_ROOT_USER_ACTION := ignore
 .PHONY: train test test-compat lint docs
 
 train: $(STAMP)
-	$(BIN)/baechi train --model_name=inception_v3 --image_size=149 --batch_size=8 --placement_method=m_sct --num_devices=2
+	$(BIN)/baechi train --model_name=inception_v3 --image_size=149 --batch_size=8 --placement_method=m_sct --num_devices=2 --out=runs/inception_v3
+	$(BIN)/baechi report runs/inception_v3
 
 # Two at a time, file by file: many tests wait for processes of their own.
 test: $(STAMP)
