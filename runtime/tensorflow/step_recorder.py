@@ -66,7 +66,7 @@ def _read(metadata: Any, session: PlacedSession, timeline: Timeline, *, shared_m
         memory = tuple(tuple(HeldBytes(at_us, held) for at_us, held in course) for course in courses)
     else:
         held = _held(metadata, session)
-        memory = tuple(tuple(HeldBytes(us(at), size) for at, size in device) for device in held) if any(held) else None
+        memory = None if held is None else tuple(tuple(HeldBytes(us(at), size) for at, size in device) for device in held)
     ordered = tuple(sorted(transfers, key=lambda t: t.start_us))
     return MeasuredStep(timeline.graph.fingerprint, "", CLOCK, us(end), tuple(ops), ordered, memory, notes)
 
@@ -127,13 +127,13 @@ def _arrivals(metadata: Any, session: PlacedSession, timeline: Timeline) -> Iter
             yield tensors[0], key[1], *spans[key][0]
 
 
-def _held(metadata: Any, session: PlacedSession) -> list[list[tuple[int, int]]]:
-    """For each device what its allocator holds while an op runs and after it, in the order of time; nothing where it does not count."""
+def _held(metadata: Any, session: PlacedSession) -> list[list[tuple[int, int]]] | None:
+    """For each device what its allocator holds while an op runs and after it, in the order of time; None where allocators do not count."""
     found: list[list[tuple[int, int]]] = [[] for _ in session.placed.devices]
+    counts = False
     for device, stats in _stats_of(metadata, session):
-        end = stats.all_start_nanos + stats.op_end_rel_nanos
+        start, end = (stats.all_start_nanos + ns for ns in (stats.op_start_rel_nanos, stats.op_end_rel_nanos))
         for memory in stats.memory:
-            found[device] += [(stats.all_start_nanos + stats.op_start_rel_nanos, held_bytes(memory)), (end, memory.allocator_bytes_in_use)]
-    for device in found:
-        device.sort(key=lambda item: item[0])
-    return [device if any(size for _, size in device) else [] for device in found]
+            counts = counts or memory.allocator_bytes_in_use > 0
+            found[device] += [(start, held_bytes(memory)), (end, memory.allocator_bytes_in_use)]
+    return [sorted(device, key=lambda item: item[0]) for device in found] if counts else None
