@@ -1,5 +1,6 @@
 # make train | test | lint | docs | test-compat: each sets up .venv first, and again only where setup.py, pyproject.toml or constraints.txt changed.
 PYTHON ?= python3
+EXTRAS ?= torch,transformers,tensorflow-cpu,solvers,plots,dev
 BIN := .venv/bin
 STAMP := .venv/installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -33,5 +34,5 @@ $(STAMP): setup.py pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments: \
 	apt install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')" >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[torch,transformers,tensorflow-cpu,solvers,plots,dev]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@

@@ -25,6 +25,7 @@ EXCLUDED = {
     "tests/docs/test_api.py": "reads the whole source tree, which no target holds",
     "tests/docs/test_benchmarks.py": "reads pages beside what they name, which no target holds",
     "tests/docs/test_commands.py": "reads pages beside what they name, which no target holds",
+    "tests/docs/test_container.py": "reads the whole source tree, which no target holds",
     "tests/docs/test_tutorial.py": "runs the commands of the checkout, which no target holds",
     "tests/examples/test_examples.py": "runs the commands of the checkout, which no target holds",
     "tests/test_bazel.py": "reads the whole source tree, which no target holds",

@@ -19,6 +19,7 @@ OTHERS = {
     "--epochs",  # a script's
     "--exponent", "--nocostgen",  # what Baechi calls another one, and how TensorFlow spells a switch
     "--cases",  # a benchmark's
+    "--build-arg", "--shm-size",  # docker's
 }  # fmt: skip
 """Flags of other programs."""
 ELSEWHERE = ("pip", "bazel", "docker", "apt-get", "git", "pytest")

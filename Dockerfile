@@ -1,0 +1,24 @@
+# docker build -t baechi .                                  # for CPUs
+# docker build -t baechi:cuda --build-arg DEVICE=cuda .     # for CUDA devices: the host needs its driver and the NVIDIA container runtime, no more
+ARG PYTHON=3.11
+ARG DEVICE=cpu
+
+FROM python:${PYTHON}-slim-bookworm AS base
+RUN apt-get update && apt-get install -y --no-install-recommends make gcc g++ && rm -rf /var/lib/apt/lists/*
+WORKDIR /baechi
+
+# torch's own index has the pinned version built without CUDA, which pip takes for newer than PyPI's of several gigabytes.
+FROM base AS cpu
+ENV PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+
+# PyPI's torch brings CUDA's libraries along; the driver comes from the host.
+FROM base AS cuda
+ENV EXTRAS=torch,transformers,tensorflow-cpu,solvers,plots,nvidia,dev
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+
+FROM ${DEVICE}
+COPY . .
+RUN make .venv/installed
+ENV PATH=/baechi/.venv/bin:$PATH
+ENTRYPOINT ["baechi"]
+CMD ["--help"]
