@@ -18,11 +18,12 @@ function devicesSection() {
   const counts = devices.map((_, d) => placement.filter((p) => p === d).length);
   const steps = [["predicted", data.predicted], ...(data.measured ? [["measured", data.measured]] : [])];
   const rows = devices.flatMap((device, d) => steps.map(([kind, step], i) => {
-    const busy = step.busy_us[d], part = step.step_us > 0 ? Math.min(1, busy / step.step_us) : 0;
+    const busy = step.busy_us[d], idle = step.step_us - busy < 0.01 ? 0 : step.step_us - busy;
+    const part = step.step_us > 0 ? Math.min(1, busy / step.step_us) : 0;
     return el("div", { class: "row" },
       el("span", {}, swatch(d), " ", device.name, " ", el("span", { class: "kind" }, kind)),
       bar(part, device.colour, i > 0, `${device.name}, ${kind}: busy ${share(busy, step.step_us)}`),
-      el("span", { class: "value" }, `${share(busy, step.step_us)} busy, ${time(Math.max(0, step.step_us - busy))} idle` +
+      el("span", { class: "value" }, `${share(busy, step.step_us)} busy, ${time(idle)} idle` +
         (i === 0 ? ", " + plural(counts[d], "op") : "")));
   }));
   section("devices", "Busy and idle",
