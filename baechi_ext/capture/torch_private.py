@@ -197,31 +197,62 @@ def collectives(seen: Callable[[str, int, int], None]) -> Iterator[None]:
     in and comes out of one process, and how many take part. Raises MissingBackendError."""
     with _needed("counting bytes"):
         import torch
-        from torch.distributed.distributed_c10d import ProcessGroup, _resolve_process_group
         from torch.distributed.tensor import DTensor
         from torch.utils._python_dispatch import TorchDispatchMode
-
-    def size(arguments: Sequence[Any]) -> int:
-        for argument in reversed(arguments):
-            if isinstance(argument, str):
-                return _resolve_process_group(argument).size()
-            if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
-                return ProcessGroup.unbox(argument).size()
-        return 1
 
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if any(issubclass(t, DTensor) for t in types):
                 return NotImplemented  # what DTensor does for it comes here again
             result = func(*args, **(kwargs or {}))
-            namespace, _, name = str(getattr(func, "_schema", func)).partition("(")[0].partition("::")
-            if namespace in ("_c10d_functional", "c10d", "_dtensor") and not name.startswith(("wait_tensor", "barrier")):
+            kind = _collective(func)
+            if kind is not None:
                 tensors = [[t for t in parts_of(v)[0] if isinstance(t, torch.Tensor)] for v in (args[:1], args[1:2], result)]
-                seen(name.partition(".")[0].strip("_"), max(sum(t.nbytes for t in group) for group in tensors), size(args))
+                seen(kind, max(sum(t.nbytes for t in group) for group in tensors), _processes(args))
             return result
 
     with Mode():
         yield
+
+
+def collective_of(node: "fx.Node") -> tuple[str, int] | None:
+    """(kind, processes that take part) of a traced call that starts a collective, as `collectives` says it; None of another call."""
+    kind = _collective(node.target)
+    return None if kind is None else (kind, _processes(node.args))
+
+
+def _collective(op: Any) -> str | None:
+    namespace, _, name = str(getattr(op, "_schema", op)).partition("(")[0].partition("::")
+    if namespace not in ("_c10d_functional", "c10d", "_dtensor") or name.startswith(("wait_tensor", "barrier")):
+        return None
+    return name.partition(".")[0].strip("_")
+
+
+def _processes(arguments: Sequence[Any]) -> int:
+    """How many processes are in the group among a collective's arguments."""
+    import torch
+    from torch.distributed.distributed_c10d import ProcessGroup, _resolve_process_group
+
+    for argument in reversed(arguments):
+        if isinstance(argument, str):
+            return _resolve_process_group(argument).size()
+        if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
+            return ProcessGroup.unbox(argument).size()
+    return 1
+
+
+def valueless() -> Any:
+    """A context in which tensors are made without values. Raises MissingBackendError."""
+    with _needed("tracing how parts of tensors move"):
+        from torch._subclasses.fake_tensor import FakeTensorMode
+    return FakeTensorMode()
+
+
+def traced(function: "Callable[[torch.Tensor], torch.Tensor]", value: "torch.Tensor") -> "fx.GraphModule":
+    """The ops that a function runs on a tensor like `value`, DTensor's and autograd's included. Raises MissingBackendError."""
+    with _needed("tracing how parts of tensors move"):
+        from torch.fx.experimental.proxy_tensor import make_fx
+    return make_fx(function)(value)
 
 
 def flatten_mesh(mesh: "DeviceMesh", dims: Sequence[int]) -> "DeviceMesh":

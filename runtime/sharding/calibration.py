@@ -19,11 +19,11 @@ def measured_machine(step: TrainingStep, flop: float, device: torch.device) -> M
     so that what they share is shared. Every process has to call it; each gets the same answer."""
     processes = dist.get_world_size()
     saved = step.snapshot()
-    seconds = _agreed(min(_step_seconds(step, device) for _ in range(_STEPS)), device)
+    seconds = agreed(min(_step_seconds(step, device) for _ in range(_STEPS)), device)
     step.restore(saved)  # running statistics moved
     if processes == 1:
         return Machine(devices=1, tera_flops=flop / seconds / 1e12)
-    small, large = (_agreed(_sum_seconds(size, device), device) for size in (_SMALL, _LARGE))
+    small, large = (agreed(_sum_seconds(size, device), device) for size in (_SMALL, _LARGE))
     rounds = 2 * (processes - 1)  # of a ring: each passes on a part of the numbers
     per_word = max(large - small, 1e-9) / (rounds * (_LARGE - _SMALL) / processes)
     latency = max(small - per_word * rounds * _SMALL / processes, 0.0) / rounds
@@ -39,7 +39,7 @@ def _step_seconds(step: TrainingStep, device: torch.device) -> float:
     dist.barrier()
     began = time.perf_counter()
     gradients = torch.autograd.grad(step.module(*step.inputs), _trained(step.module), allow_unused=True)
-    _finish(device)
+    finish(device)
     del gradients
     return time.perf_counter() - began
 
@@ -55,18 +55,18 @@ def _sum_seconds(size: int, device: torch.device) -> float:
         dist.barrier()
         began = time.perf_counter()
         dist.all_reduce(numbers)
-        _finish(device)
+        finish(device)
         taken.append(time.perf_counter() - began)
     return sorted(taken)[_REPEATS // 2]
 
 
-def _agreed(seconds: float, device: torch.device) -> float:
+def agreed(seconds: float, device: torch.device) -> float:
     """The slowest process's."""
     value = torch.tensor([seconds], dtype=torch.float64, device=device)
     dist.all_reduce(value, dist.ReduceOp.MAX)
     return value.item()
 
 
-def _finish(device: torch.device) -> None:
+def finish(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

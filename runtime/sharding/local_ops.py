@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -23,23 +24,23 @@ class LocalCall:
     layout: Layout
     mesh: DeviceMesh
 
-    @property
+    @cached_property
     def target(self) -> Callable[..., Any]:
         """The op; where it works in place, the one that does not."""
         return plain(self.node)
 
-    @property
+    @cached_property
     def shape(self) -> list[int]:
         """The shape of this process's part of the result."""
         whole = self.node.meta["val"].shape
         return [size // self.parts(self.layout.outputs[0], dim)[1] for dim, size in enumerate(whole)]
 
-    @property
+    @cached_property
     def summands(self) -> int:
         """How many processes' results add up to the result."""
         return prod(self.mesh.size(d) for d in self.summed)
 
-    @property
+    @cached_property
     def summed(self) -> list[int]:
         """The mesh dimensions that they are along."""
         return [d for d, placement in enumerate(self.layout.outputs[0]) if placement.is_partial()]
@@ -76,10 +77,12 @@ def expand(call: LocalCall, x: Tensor, *_: Any, **__: Any) -> Tensor:
 
 def product(call: LocalCall, *args: Any, **kwargs: Any) -> Tensor:
     """A product with a bias: where several processes' results add up, each adds a part of the bias."""
+    if call.summands == 1:
+        return call.target(*args, **kwargs)
     names = [argument.name for argument in call.node.target._schema.arguments]
     for name in ("bias", "self") if call.node.target._schema.name == "aten::addmm" else ("bias",):
         at = names.index(name) if name in names else len(args)
-        if at < len(args) and args[at] is not None and call.summands > 1:
+        if at < len(args) and args[at] is not None:
             args = (*args[:at], args[at] / call.summands, *args[at + 1 :])
     return call.target(*args, **kwargs)
 

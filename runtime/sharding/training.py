@@ -138,10 +138,10 @@ class _Run:
             parity = check_parity(self.step, layouts, self.mesh)
         require_parity(parity)
         sharded = ShardedStep(self.model.forward, self.step.module, layouts, self.mesh)
-        optimizer = self.step.optimizer.make([p for p in sharded.parameters.values() if p.requires_grad])
+        optimizer = self.step.optimizer.make([p for p in sharded.parts.values() if p.requires_grad])
 
         def step() -> Tensor:
-            loss = sharded.run(*self.step.inputs)
+            loss = sharded.run_parts(*self.step.inputs)
             optimizer.step()
             return loss
 
