@@ -1,15 +1,20 @@
 """Signs of life: rank 0 gives them through the store, the other workers listen. A worker waits for commands as long as rank 0 plans, which
-may be hours; without signs of life it would wait as long for a rank 0 that was stopped, or whose machine was cut off."""
+may be hours; without signs of life it would wait as long for a rank 0 that was stopped, or whose machine was cut off.
+
+A thread that is in the store while python ends is killed there, and the whole process with it (SIGABRT): leaving waits for the threads.
+"""
 
 import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 
 _BEAT_SECONDS = 1.0
+_ENDING_SECONDS = 10.0
+"""What a thread may take to end: the store's answer, or longer where the machine is cut off."""
 _KEY = "sign of life"
 
 
@@ -24,8 +29,7 @@ def give(store: dist.Store) -> Callable[[], None]:
                 count += 1
                 own.set(_KEY, str(count))
 
-    threading.Thread(target=beat, name="baechi beat", daemon=True).start()
-    return enough.set
+    return _started([beat], enough)
 
 
 def listen(store: dist.Store, timeout_seconds: float) -> Callable[[], None]:
@@ -56,6 +60,18 @@ def listen(store: dist.Store, timeout_seconds: float) -> Callable[[], None]:
                 sys.stderr.flush()
                 os._exit(1)
 
-    for task in (hear, judge):
-        threading.Thread(target=task, name=f"baechi {task.__name__}", daemon=True).start()
-    return enough.set
+    return _started([hear, judge], enough)
+
+
+def _started(tasks: Sequence[Callable[[], None]], enough: threading.Event) -> Callable[[], None]:
+    """Runs each in a thread. What comes back tells them that it is enough, and waits for them."""
+    threads = [threading.Thread(target=task, name=f"baechi {task.__name__}", daemon=True) for task in tasks]
+    for thread in threads:
+        thread.start()
+
+    def end() -> None:
+        enough.set()
+        for thread in threads:
+            thread.join(_ENDING_SECONDS)
+
+    return end
