@@ -8,6 +8,7 @@ from baechi_ext.ir.files import SCHEMA_VERSION
 from baechi_ext.shard.machine import Machine
 from runtime.parity_result import Parity
 from runtime.samples import Samples
+from runtime.sharding.forecast import Forecast
 from runtime.sharding.ranking import kendall_tau
 from runtime.sharding.traffic import Traffic
 from runtime.tables import as_size, as_time
@@ -19,17 +20,22 @@ class StrategyRun:
 
     name: str
     note: str
-    predicted_us: float
+    forecast: Forecast
     samples: Samples
     traffic: Traffic
     parity: Parity | None
     losses: tuple[float, ...] = ()
+
+    @property
+    def predicted_us(self) -> float:
+        return self.forecast.step_us
 
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "note": self.note,
             "predicted_step_us": self.predicted_us,
+            "predicted_parts_us": self.forecast.to_json(),
             "measured_step_us": self.samples.to_json(),
             "sent_bytes": self.traffic.sent_bytes,
             "collectives": dict(self.traffic.calls),

@@ -1,16 +1,19 @@
 """The strategies that are run: the cheapest that can be, and what people would do, from the same tables."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baechi_ext.errors import OptionError, ShardError
 from baechi_ext.shard.baselines import Baseline, data_parallel, megatron, one_weird_trick
+from baechi_ext.shard.graph import Strategy
 from baechi_ext.shard.machine import Machine
+from baechi_ext.shard.memory import bytes_of
 from baechi_ext.shard.plan import ShardPlan
 from baechi_ext.shard.search import Found, SearchOptions, search, search_tables
 from baechi_ext.shard.tables import Tables
 from runtime.sharding.binding import bind, executable
 from runtime.sharding.captured import CapturedGraph
+from runtime.sharding.forecast import Forecast, Forecaster
 from runtime.sharding.forward import ForwardGraph
 
 PASE, DATA_PARALLEL, EXPERT = "pase", "data_parallel", "expert"
@@ -39,6 +42,11 @@ class Searched:
         """Those of what can be run."""
         return self.found.tables
 
+    def of(self, strategy: Strategy) -> Found:
+        """A strategy that can be run as if it had been found."""
+        choice = tuple(self.tables.choice(strategy))
+        return replace(self.found, choice=choice, cost=self.tables.cost(choice), held_bytes=bytes_of(self.tables, choice))
+
     def line(self) -> str:
         """What it costs that a strategy can be run."""
         gap = self.found.cost / self.free.cost - 1 if self.free.cost else 0.0
@@ -64,6 +72,55 @@ def runnable(searched: Searched, name: str) -> Runnable:
     if name == EXPERT:
         return _of(tables, name, min(one_weird_trick(tables), megatron(tables), key=lambda b: b.cost))
     raise OptionError(f"unknown strategy {name!r}; choose one of {', '.join(NAMES)}")
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A strategy that can be run, and what its step is predicted to take."""
+
+    name: str
+    configurations: list[tuple[int, ...]]
+    forecast: Forecast
+    note: str = ""
+
+
+def predicted(searched: Searched, forecaster: Forecaster, name: str) -> Predicted:
+    """A strategy by name, or of a shard plan file. `pase` is the one with the shortest predicted step among what the search finds in tables
+    of measured costs and of counted ones, what people would do, and the step that is not split. `expert` is the better one of its two."""
+    if name.endswith(".json"):
+        plan = of_plan(searched, name)
+        return Predicted(name, plan.configurations, forecaster.step(plan.configurations), plan.note)
+    if name == DATA_PARALLEL:
+        chosen = runnable(searched, name)
+        return Predicted(name, chosen.configurations, forecaster.step(chosen.configurations), chosen.note)
+    if name == EXPERT:
+        return _fastest(forecaster, name, [_of(searched.tables, name, b) for b in _people(searched.tables)[1:]])
+    if name != PASE:
+        raise OptionError(f"unknown strategy {name!r}; choose one of {', '.join(NAMES)}")
+    whole = [(1,) * len(node.axes) for node in searched.tables.graph.nodes]
+    found = search_tables(forecaster.tables(searched.tables))
+    best = _fastest(
+        forecaster,
+        name,
+        [
+            Runnable(name, found.strategy, found.cost, f"{found.status} by measured costs"),
+            Runnable(name, searched.found.strategy, searched.found.cost, f"{searched.found.status} by counted operations"),
+            *(_of(searched.tables, name, baseline) for baseline in _people(searched.tables)),
+            Runnable(name, whole, 0.0),
+        ],
+    )
+    return replace(best, note="nothing is split: no split was found that is predicted to pay") if best.configurations == whole else best
+
+
+def _people(tables: Tables) -> list[Baseline]:
+    return [data_parallel(tables), one_weird_trick(tables), megatron(tables)]
+
+
+def _fastest(forecaster: Forecaster, name: str, candidates: Sequence[Runnable]) -> Predicted:
+    """The first of the candidates with the shortest predicted step."""
+    forecasts = [forecaster.step(candidate.configurations) for candidate in candidates]
+    best = min(range(len(candidates)), key=lambda i: forecasts[i].step_us)
+    return Predicted(name, candidates[best].configurations, forecasts[best], candidates[best].note)
 
 
 def _of(tables: Tables, name: str, baseline: Baseline) -> Runnable:

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from baechi_ext.errors import ExecutionError, OptionError
 from baechi_ext.ir.files import make_folder, write_json
-from baechi_ext.shard.machine import Machine
 from baechi_ext.shard.plan import ShardPlan
+from baechi_ext.shard.search import Found
 from runtime.models.registry import make_step
 from runtime.parity_result import Parity, require_parity
 from runtime.processes.worker_group import WorkerGroup, worker_place
@@ -24,12 +24,13 @@ from runtime.samples import Samples
 from runtime.sharding.align import lay_out
 from runtime.sharding.calibration import measured_machine
 from runtime.sharding.execute import ShardedStep
+from runtime.sharding.forecast import Forecast, Forecaster
 from runtime.sharding.mesh import checked_shape, make_mesh
 from runtime.sharding.models import ShardedModel, model_of
 from runtime.sharding.parity import check_parity
-from runtime.sharding.replicas import REPLICAS, ReplicaStep, predicted_cost
+from runtime.sharding.replicas import REPLICAS, ReplicaForecaster, ReplicaStep
 from runtime.sharding.report import ShardReport, StrategyRun
-from runtime.sharding.strategies import NAMES, Searched, of_plan, runnable, search_runnable
+from runtime.sharding.strategies import NAMES, PASE, Predicted, predicted, search_runnable
 from runtime.sharding.tensor_parallel import tensor_parallel_plan
 from runtime.sharding.traffic import Traffic, counted
 from runtime.step import EagerStep, optimizer_spec
@@ -80,7 +81,7 @@ class _Loaded:
 
     name: str
     note: str
-    predicted_us: float
+    forecast: Forecast
     step: Callable[[], Tensor]
     parity: Parity | None
 
@@ -99,40 +100,43 @@ class _Run:
     def report(self) -> ShardReport:
         request, captured = self.request, self.model.captured
         with progress("measuring the processes and their links"):
-            machine = measured_machine(self.step, captured.flop, self.device)
+            probed = measured_machine(self.step, captured.flop, self.device)
+            self.forecaster = Forecaster(self.model, self.step, self.mesh, self.device)
+            machine = self.forecaster.machine(probed)
         with progress(f"sharding {request.model} over {machine.devices} processes"):
             searched = search_runnable(self.model.forward, captured, machine, self.shape)
-        self._save(searched)
-        loaded = [self._load(name, searched, machine) for name in request.sharding]
-        single = _Loaded("", "", 0.0, EagerStep(self.step, self.device).run, None)  # moves the weights, of which the others have copies
+            chosen = {name: predicted(searched, self.forecaster, name) for name in request.sharding if name not in REPLICAS}
+        self._save(searched.of(chosen[PASE].configurations) if PASE in chosen else searched.found)
+        loaded = [self._load_replica(name) if name in REPLICAS else self._load(chosen[name]) for name in request.sharding]
+        whole = EagerStep(self.step, self.device).run  # moves the weights, of which the others have copies
+        single = _Loaded("", "", Forecast(0.0), whole, None)
         names = ", ".join(request.sharding)
         if request.run is None:
             with progress(f"measuring {request.num_steps} steps of {names}"):
-                (whole, _), *measured = self._timed([single, *loaded], request.num_steps)
+                (alone, _), *measured = self._timed([single, *loaded], request.num_steps)
         else:
             with progress(f"training {request.model} by {names} for {request.run.steps} steps"):
-                whole, _ = self._timed([single], _WARMUP)[0]
+                alone, _ = self._timed([single], _WARMUP)[0]
                 measured = [self._timed([one], request.run.steps, warmup=0)[0] for one in loaded]
         runs = [
-            StrategyRun(o.name, o.note, o.predicted_us, Samples(tuple(us)), self._traffic(o), o.parity, losses if request.run else ())
+            StrategyRun(o.name, o.note, o.forecast, Samples(tuple(us)), self._traffic(o), o.parity, losses if request.run else ())
             for o, (us, losses) in zip(loaded, measured, strict=True)
         ]
-        return ShardReport(request.model, self.shape, machine, searched.line(), Samples(tuple(whole)), tuple(runs), tuple(request.command))
+        return ShardReport(request.model, self.shape, machine, searched.line(), Samples(tuple(alone)), tuple(runs), tuple(request.command))
 
-    def _save(self, searched: Searched) -> None:
+    def _save(self, found: Found) -> None:
         if self.request.out is not None and dist.get_rank() == 0:
-            plan = ShardPlan.of(searched.found, self.model.batch, "default", {"mesh": list(self.shape)})
+            plan = ShardPlan.of(found, self.model.batch, "default", {"mesh": list(self.shape)})
             plan.save(Path(self.request.out) / "shard_plan.json")
-            exported = tensor_parallel_plan(self.model.forward, self.model.captured, searched.found.strategy)
+            exported = tensor_parallel_plan(self.model.forward, self.model.captured, found.strategy)
             write_json(Path(self.request.out) / "tp_plan.json", exported.to_json())
 
-    def _load(self, name: str, searched: Searched, machine: Machine) -> _Loaded:
-        if name in REPLICAS:
-            replica = ReplicaStep(name, self.step, self.model.batch)
-            words = sum(p.numel() for p in self.step.module.parameters())
-            seconds = machine.seconds(predicted_cost(name, machine, self.model.captured.flop, words))
-            return _Loaded(name, "torch's own", seconds * 1e6, replica.run, None)
-        chosen = of_plan(searched, name) if name.endswith(".json") else runnable(searched, name)
+    def _load_replica(self, name: str) -> _Loaded:
+        forecast = ReplicaForecaster(self.step, self.model.batch, self.forecaster, self.device).forecast(name)
+        return _Loaded(name, "torch's own", forecast, ReplicaStep(name, self.step, self.model.batch).run, None)
+
+    def _load(self, chosen: Predicted) -> _Loaded:
+        name = chosen.name
         layouts = lay_out(self.model.forward, self.model.captured, chosen.configurations, self.shape)
         with progress(f"checking parity of {name} with the step that is not split"):
             parity = check_parity(self.step, layouts, self.mesh)
@@ -145,7 +149,7 @@ class _Run:
             optimizer.step()
             return loss
 
-        return _Loaded(name, chosen.note, machine.seconds(chosen.cost) * 1e6, step, parity)
+        return _Loaded(name, chosen.note, chosen.forecast, step, parity)
 
     def _timed(self, loaded: list[_Loaded], steps: int, warmup: int = _WARMUP) -> list[tuple[list[float], tuple[float, ...]]]:
         """Microseconds and losses of each one's steps, which take turns. A step takes as long as its slowest process."""
