@@ -4,13 +4,14 @@ import copy
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from random import Random
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
 from baechi_ext.shard.machine import Machine
@@ -22,10 +23,11 @@ from runtime.sharding.align import lay_out
 from runtime.sharding.captured import captured_graph
 from runtime.sharding.execute import ShardedStep
 from runtime.sharding.forward import forward_graph
-from runtime.sharding.layout import mesh_shape
+from runtime.sharding.layout import Argument, mesh_shape
 from runtime.sharding.mesh import make_mesh
+from runtime.sharding.moves import move, part_shape
 from runtime.sharding.parity import check_parity
-from runtime.sharding.strategies import DATA_PARALLEL, NAMES, runnable, search_runnable
+from runtime.sharding.strategies import DATA_PARALLEL, NAMES, PASE, runnable, search_runnable
 from runtime.sharding.tensor_parallel import parallelize_plan, tensor_parallel_plan
 from runtime.step import TrainingStep, optimizer_spec
 from tests.runtime.sharding.by_hand import captured_by_hand, strategy
@@ -34,6 +36,8 @@ from tests.runtime.sharding.small_models import CASES as SMALL
 from tests.runtime.sharding.steps import CASES, Case
 
 TOLERANCE = 2e-5
+WAYS = 40
+"""Of so many ways to move a tensor on a mesh of two dimensions it is tested."""
 
 
 def differences(case: Case, splits: Mapping[str, Mapping[str, int]], processes: int) -> str:
@@ -86,20 +90,26 @@ def by_hand(processes: int) -> dict[str, str]:
 def captured(processes: int) -> dict[str, str]:
     """What differs of captured modules and models by the strategies of people, the search, and chance."""
     found = {}
+    for step, batch in steps(processes):
+        names = NAMES if step.name != "inception_v3" else (DATA_PARALLEL,)  # it takes long
+        found |= _compared(step, batch, processes, names)
+    return found
+
+
+def _compared(step: TrainingStep, batch: int, processes: int, names: Sequence[str]) -> dict[str, str]:
     shape = mesh_shape(processes)
     mesh = make_mesh("cpu", shape)
-    for step, batch in steps(processes):
-        forward = forward_graph(step.module, step.inputs)
-        graph = captured_graph(forward, batch=batch)
-        machine = Machine(devices=processes, tera_flops=0.001, gigabytes_per_second=2.0)
-        searched = search_runnable(forward, graph, machine, shape)
-        names = NAMES if step.name != "inception_v3" else (DATA_PARALLEL,)  # it takes long
-        chosen = {name: runnable(searched, name).configurations for name in names}
-        random = Random(processes)
-        chosen["chance"] = searched.tables.strategy([random.randrange(size) for size in searched.tables.sizes])
-        for name, strategy_ in chosen.items():
-            parity = check_parity(step, lay_out(forward, graph, strategy_, shape), mesh)
-            found[f"{step.name}, {name}"] = "" if parity.passed else f"{parity.max_rel_diff:g} in {parity.worst}"
+    forward = forward_graph(step.module, step.inputs)
+    graph = captured_graph(forward, batch=batch)
+    machine = Machine(devices=processes, tera_flops=0.001, gigabytes_per_second=2.0)
+    searched = search_runnable(forward, graph, machine, shape)
+    chosen = {name: runnable(searched, name).configurations for name in names}
+    random = Random(processes)
+    chosen["chance"] = searched.tables.strategy([random.randrange(size) for size in searched.tables.sizes])
+    found = {}
+    for name, strategy_ in chosen.items():
+        parity = check_parity(step, lay_out(forward, graph, strategy_, shape), mesh)
+        found[f"{step.name}, {name}"] = "" if parity.passed else f"{parity.max_rel_diff:g} in {parity.worst}"
     return found
 
 
@@ -115,6 +125,37 @@ def steps(processes: int) -> Iterator[tuple[TrainingStep, int]]:
         if name == "inception_v3" and processes > 2:
             continue  # it takes long
         yield make_step(name, options, optimizer), options.batch_size
+
+
+def moved(processes: int) -> dict[str, str]:
+    """Where a planned move gives another part, or another gradient, than DTensor does, by placements."""
+    mesh = make_mesh("cpu", mesh_shape(processes))
+    kinds: list[Placement] = [Replicate(), Shard(0), Shard(1), Partial()]
+    # A value is never wanted in partial sums, but its gradient may come so where all of it is read.
+    wishes = [(w, g) for w in kinds[:3] for g in ((w, Partial()) if w.is_replicate() else (w,))]
+    ways = list(product(product(kinds, repeat=mesh.ndim), product(wishes, repeat=mesh.ndim)))
+    found = {}
+    for written, wish in ways if len(ways) <= WAYS else Random(0).sample(ways, WAYS):
+        wanted, gradient = (tuple(places) for places in zip(*wish, strict=True))
+        torch.manual_seed(torch.distributed.get_rank())
+        shape = (4 * processes, 2 * processes)
+        one = torch.randn(part_shape(shape, written, mesh), requires_grad=True)
+        other = one.detach().clone().requires_grad_()
+        actual = move(mesh, shape, written, Argument(wanted, gradient))(one)
+        value = DTensor.from_local(other, mesh, written, run_check=False)
+        expected = value.redistribute(placements=wanted).to_local(grad_placements=gradient)
+        grad = torch.randn(expected.shape)
+        actual.backward(grad)
+        expected.backward(grad)
+        same = torch.equal(actual, expected) and torch.equal(one.grad, other.grad)
+        found[f"{written} to {wanted}, gradient {gradient}"] = "" if same else "other numbers"
+    return found
+
+
+def inception(processes: int) -> dict[str, str]:
+    """What differs of Inception by the search, by data parallelism and by chance."""
+    options = ModelOptions(batch_size=4, image_size=75)
+    return _compared(make_step("inception_v3", options, optimizer_spec("sgd", 0.1)), 4, processes, (DATA_PARALLEL, PASE))
 
 
 def exported(processes: int) -> dict[str, str]:
@@ -148,7 +189,8 @@ MODELS = {
 if __name__ == "__main__":
     torch.set_num_threads(1)
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
+    tasks = {task.__name__: task for task in (by_hand, captured, exported, moved, inception)}
     with WorkerGroup.join(120.0, torch.device("cpu")) as group:
-        found = {"by_hand": by_hand, "captured": captured, "exported": exported}[sys.argv[1]](group.size)
+        found = tasks[sys.argv[1]](group.size)
         if group.rank == 0:
             Path(sys.argv[2]).write_text(json.dumps(found))
