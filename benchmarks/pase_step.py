@@ -47,13 +47,15 @@ def measured(model: str, processes: int, steps: int) -> dict[str, Any]:
 def table(reports: Sequence[dict[str, Any]]) -> Table:
     """A row for each strategy of each run."""
     made = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("model", "processes", "strategy", "predicted", "measured", "sent", "messages", "tau"):
+    for name in ("model", "processes", "strategy", "predicted", "measured", "min to max", "sent", "messages", "tau"):
         made.add_column(name, justify="left" if name in ("model", "strategy") else "right")
     for report in reports:
         tau = report["kendall_tau"]
         for i, run in enumerate(report["strategies"]):
             first = [report["model"], str(report["num_devices"])] if not i else ["", ""]
-            times = as_time(run["predicted_step_us"]), as_time(run["measured_step_us"]["median"])
+            samples = run["measured_step_us"]["samples"]
+            spread = f"{as_time(min(samples))} to {as_time(max(samples))}"
+            times = as_time(run["predicted_step_us"]), as_time(run["measured_step_us"]["median"]), spread
             sent = as_size(run["sent_bytes"]), str(sum(run["collectives"].values()))
             made.add_row(*first, run["name"], *times, *sent, "" if i or tau is None else f"{tau:+.2f}")
     return made
@@ -73,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             reports.append(measured(model, processes, args.steps))
             if args.out is not None:
                 write_json(args.out, {"machine": machine(), "reports": reports})
-    Console(file=sys.stdout, highlight=False, width=120).print(table(reports))
+    Console(file=sys.stdout, highlight=False, width=140).print(table(reports))
 
 
 if __name__ == "__main__":

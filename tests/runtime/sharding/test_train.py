@@ -17,15 +17,18 @@ MODEL = ["--model_name=rnnlm", "--batch_size=4", "--vocab_size=64", "--rnn_units
 
 def baechi(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "runtime", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, env={**os.environ, "NO_COLOR": "1"})
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, "NO_COLOR": "1"})
 
 
 def test_strategies_are_run_and_compared(tmp_path: Path) -> None:
-    done = baechi("train", *MODEL, "--sharding=data_parallel,ddp,fsdp2", "--num_steps=2", "--json", f"--out={tmp_path}")
+    done = baechi("train", *MODEL, "--sharding=pase,data_parallel,ddp,fsdp2", "--num_steps=2", "--json", f"--out={tmp_path}")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     by_name = {s["name"]: s for s in report["strategies"]}
-    assert list(by_name) == ["data_parallel", "ddp", "fsdp2"]
+    assert list(by_name) == ["pase", "data_parallel", "ddp", "fsdp2"]
+    assert by_name["pase"]["predicted_step_us"] <= by_name["data_parallel"]["predicted_step_us"]
+    assert all(sum(s["predicted_parts_us"].values()) == s["predicted_step_us"] for s in by_name.values())
+    assert by_name["data_parallel"]["predicted_parts_us"]["gradients_us"] > 0
     assert by_name["data_parallel"]["parity"]["passed"]
     assert all(s["predicted_step_us"] > 0 and len(s["measured_step_us"]["samples"]) == 2 for s in by_name.values())
     words = 64 * 16 * 2 + 64 + 2 * (16 + 16 + 1) * 4 * 16
