@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from baechi_ext.shard.machine import Machine
 from runtime.step import TrainingStep
 
-_STEPS, _REPEATS = 3, 7
+_STEPS, _REPEATS = 3, 5
 _SMALL, _LARGE = 1 << 10, 1 << 20
 """Numbers in the sums that are timed."""
 

@@ -64,7 +64,7 @@ def _probed(mesh: DeviceMesh, dims: Sequence[int], words: int, device: torch.dev
     gathered = move(mesh, (words,), split, Argument(whole, sums))
     summed = move(mesh, (words,), sums, Argument(whole, whole))
     part, numbers = torch.zeros(words // prod(mesh.size(d) for d in dims), device=device), torch.zeros(words, device=device)
-    actions = (summed.forward, numbers), (gathered.forward, part), (gathered.backward, numbers)
+    actions = (summed.there.forward, numbers), (gathered.there.forward, part), (gathered.back.forward, numbers)
     return {kind: median_seconds(partial(*action), device) for kind, action in zip(_PROBED, actions, strict=True)}
 
 

@@ -6,7 +6,7 @@ collectives that it would run for parts of that shape; they are run without it, 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -30,26 +30,67 @@ class Collective:
 
 @dataclass(frozen=True, eq=False)
 class Move:
-    """From parts as they were written to parts as an op wants them, and the gradients' way back. Ops on plain local tensors."""
+    """From parts as they were written to parts as an op wants them, and the gradients' way back: ops on plain local tensors.
 
-    forward: Callable[[Tensor], Tensor]
-    backward: Callable[[Tensor], Tensor]
-    sent: tuple[Collective, ...]
-    returned: tuple[Collective, ...]
+    They are traced when they are first asked for, since not all values have gradients.
+    """
+
+    mesh: DeviceMesh
+    part: tuple[int, ...]
+    written: Placements
+    wanted: Argument
 
     def __call__(self, part: Tensor) -> Tensor:
-        return _Moved.apply(part, self) if part.requires_grad else self.forward(part.contiguous())
+        if part.requires_grad:
+            return _Moved.apply(part, self, self.back.forward)
+        return part if self.stays else self.there.forward(part.contiguous())
+
+    @property
+    def stays(self) -> bool:
+        """Whether only gradients move."""
+        return self.written == self.wanted.placements
+
+    @cached_property
+    def there(self) -> fx.GraphModule:
+        """The ops that move a part."""
+        with valueless():
+            return traced(self._read, torch.empty(self.part))
+
+    @cached_property
+    def back(self) -> fx.GraphModule:
+        """The ops that move its gradient."""
+        with valueless():
+            source = torch.empty(self.part, requires_grad=True)
+            result = self._read(source)
+            return traced(lambda g: torch.autograd.grad(result, source, g, retain_graph=True)[0], torch.empty_like(result))
+
+    @cached_property
+    def sent(self) -> tuple[Collective, ...]:
+        """The messages of the one."""
+        return () if self.stays else _collectives(self.there)
+
+    @cached_property
+    def returned(self) -> tuple[Collective, ...]:
+        """The messages of the other."""
+        return _collectives(self.back)
+
+    def _read(self, local: Tensor) -> Tensor:
+        """As DTensor does it."""
+        value = DTensor.from_local(local, self.mesh, self.written, run_check=False)
+        if self.written != self.wanted.placements:
+            value = value.redistribute(placements=self.wanted.placements)
+        return value.to_local(grad_placements=self.wanted.gradient)
 
 
 class _Moved(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: Tensor, move: Move) -> Tensor:
-        ctx.move = move
-        return move.forward(part.contiguous())
+    def forward(ctx: Any, part: Tensor, move: Move, back: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.back = back
+        return part.view_as(part) if move.stays else move.there.forward(part.contiguous())
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.move.backward(grad.contiguous()), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(grad.contiguous()), None, None
 
 
 def part_shape(shape: tuple[int, ...], placements: Placements, mesh: DeviceMesh) -> tuple[int, ...]:
@@ -64,20 +105,7 @@ def part_shape(shape: tuple[int, ...], placements: Placements, mesh: DeviceMesh)
 @lru_cache(maxsize=4096)
 def move(mesh: DeviceMesh, shape: tuple[int, ...], written: Placements, wanted: Argument) -> Move:
     """The move of a tensor of that shape, from the placements it was written with to an op's argument."""
-    part = part_shape(shape, written, mesh)
-
-    def read(local: Tensor) -> Tensor:
-        value = DTensor.from_local(local, mesh, written, run_check=False)
-        if written != wanted.placements:
-            value = value.redistribute(placements=wanted.placements)
-        return value.to_local(grad_placements=wanted.gradient)
-
-    with valueless():
-        source = torch.empty(part, requires_grad=True)
-        result = read(source)
-        there = traced(read, source.detach())
-        back = traced(lambda g: torch.autograd.grad(result, source, g, retain_graph=True)[0], torch.empty_like(result))
-    return Move(there.forward, back.forward, _collectives(there), _collectives(back))
+    return Move(mesh, part_shape(shape, written, mesh), written, wanted)
 
 
 def _collectives(graph: fx.GraphModule) -> tuple[Collective, ...]:

@@ -69,7 +69,8 @@ class PartTimes:
 
         def part(node: fx.Node) -> Tensor:
             shape, dtype, gradient = self._part(node, next(wanted).placements)
-            made = torch.rand(shape, device=self._device).to(dtype)  # whole numbers are 0, a row and a class that everyone has
+            numbers = torch.rand(shape, device=self._device)
+            made = numbers.to(dtype)  # whole numbers are 0, a row and a class that everyone has
             leaves.extend([made.requires_grad_()] if gradient else [])
             return made
 

@@ -134,6 +134,8 @@ class _Writer:
             tensor = node.meta["val"]
             planned = move(self.program.mesh, tuple(tensor.shape), places, wanted)
             self.program.moves.append((planned, tensor.element_size(), node in self.differentiable and tensor.is_floating_point()))
+            if self.program.moves[-1][2]:
+                planned.back  # noqa: B018 - traced now, not in the first step
             function = _in_parts(planned, prod(self.program.mesh.size(d) for d in summed))
             self.moved[node, wanted] = self.graph.call_function(function, (self.values[node],))
         return self.moved[node, wanted]

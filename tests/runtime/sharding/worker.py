@@ -36,6 +36,7 @@ from tests.runtime.sharding.small_models import CASES as SMALL
 from tests.runtime.sharding.steps import CASES, Case
 
 TOLERANCE = 2e-5
+CHANCE = "chance"
 WAYS = 40
 """Of so many ways to move a tensor on a mesh of two dimensions it is tested."""
 
@@ -92,20 +93,21 @@ def captured(processes: int) -> dict[str, str]:
     found = {}
     for step, batch in steps(processes):
         names = NAMES if step.name != "inception_v3" else (DATA_PARALLEL,)  # it takes long
-        found |= _compared(step, batch, processes, names)
+        found |= _compared(step, batch, processes, (*names, CHANCE))
     return found
 
 
 def _compared(step: TrainingStep, batch: int, processes: int, names: Sequence[str]) -> dict[str, str]:
+    """What differs by the strategies of these names, and by that of chance where it is called so."""
     shape = mesh_shape(processes)
     mesh = make_mesh("cpu", shape)
     forward = forward_graph(step.module, step.inputs)
     graph = captured_graph(forward, batch=batch)
     machine = Machine(devices=processes, tera_flops=0.001, gigabytes_per_second=2.0)
     searched = search_runnable(forward, graph, machine, shape)
-    chosen = {name: runnable(searched, name).configurations for name in names}
     random = Random(processes)
-    chosen["chance"] = searched.tables.strategy([random.randrange(size) for size in searched.tables.sizes])
+    chance = searched.tables.strategy([random.randrange(size) for size in searched.tables.sizes])
+    chosen = {name: chance if name == CHANCE else runnable(searched, name).configurations for name in names}
     found = {}
     for name, strategy_ in chosen.items():
         parity = check_parity(step, lay_out(forward, graph, strategy_, shape), mesh)
