@@ -157,7 +157,7 @@ def moved(processes: int) -> dict[str, str]:
 def inception(processes: int) -> dict[str, str]:
     """What differs of Inception by the search, by data parallelism and by chance."""
     options = ModelOptions(batch_size=4, image_size=75)
-    return _compared(make_step("inception_v3", options, optimizer_spec("sgd", 0.1)), 4, processes, (DATA_PARALLEL, PASE))
+    return _compared(make_step("inception_v3", options, optimizer_spec("sgd", 0.1)), 4, processes, (PASE,))
 
 
 def exported(processes: int) -> dict[str, str]:
