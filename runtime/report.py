@@ -1,7 +1,7 @@
 """StepReport: what a placed step was predicted to take and what it took, for people and as JSON."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,8 @@ class StepReport:
     """What the table calls the unplaced step."""
     command: tuple[str, ...] = ()
     """What was called, word by word."""
+    sent_bytes: Mapping[str, float] | None = None
+    """Of a plan on groups: what all processes sent in a step, between groups and inside them."""
 
     @property
     def conclusive(self) -> bool:
@@ -52,7 +54,7 @@ class StepReport:
             "model": self.model,
             "method": self.result.plan.method,
             "executor": self.executor,
-            "num_devices": len(timeline.cluster),
+            "num_devices": len(self.result.plan.cluster),
             "status": self.result.status,
             "parity": self.parity.to_json(),
             "predicted_step_us": {"single": self.single.makespan_us, "placed": timeline.makespan_us},
@@ -72,6 +74,7 @@ class StepReport:
             "placement_seconds": self.result.placement_seconds,
             "transfers": len(timeline.transfers),
             "bytes_moved": timeline.bytes_moved,
+            **({} if self.sent_bytes is None else {"sent_bytes": dict(self.sent_bytes)}),
             "link_probe": None if self.probe is None else self.probe.to_json(),
             "load_of_others": measured.load_of_others,
             "conclusive": self.conclusive,
@@ -144,6 +147,9 @@ class StepReport:
             f"others' load   {load} while measuring",
             *(f"note           {note}" for note in self.notes),
         ]
+        if self.sent_bytes is not None:
+            between, inside = (as_size(self.sent_bytes[f"{where}_groups"]) for where in ("between", "inside"))
+            lines.insert(3, f"sent           {between} between groups and {inside} inside them a step, by all devices (counted)")
         doubts = measured.doubts()
         if doubts:
             lines.append(f"inconclusive   {'; '.join(doubts)}: run again on a quiet machine, or with more --num_steps")

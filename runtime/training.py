@@ -15,6 +15,7 @@ from baechi_ext import hybrid
 from baechi_ext.capture.torch_joint import Binding, CaptureOptions, capture_joint
 from baechi_ext.cost import Profile, attach_costs, scale_links
 from baechi_ext.errors import ClusterError, ExecutionError, MismatchError, OptionError
+from baechi_ext.hybrid.placer import HybridResult
 from baechi_ext.hybrid.plan import HybridPlan
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.files import make_folder, require_writable, write_json
@@ -25,6 +26,7 @@ from runtime.cluster import free_bytes, measured_cluster, notes_on, topology
 from runtime.cuda.graphs import CudaRecorder
 from runtime.cuda.split_gpu import split_gpu
 from runtime.executor import Executor, LoadedStep
+from runtime.hybrid.executor import NOT_KEPT, GroupedExecutor, GroupedStep
 from runtime.links import LinkProbe
 from runtime.measure import WARMUP, measure
 from runtime.models.registry import make_step
@@ -124,7 +126,7 @@ def _drive(request: TrainRequest, executor: Executor) -> StepReport | RunReport 
     if request.out is not None:
         keep(Path(request.out), captured, result)
     if isinstance(result.plan, HybridPlan):
-        raise ExecutionError(_not_run(request, result))
+        executor = _on_groups(request, executor, result)
     report = (run_plan if request.run is None else run_training)(request, executor, captured, (result, probe))
     if request.out is not None:
         write_json(Path(request.out) / "report.json", report.to_json())
@@ -145,15 +147,16 @@ def _planned(request: TrainRequest, captured: Captured, cluster: Cluster) -> Pla
     return pipeline.whole_if_faster(result, graph, cluster, request.plan, one_device_timeline(captured.alone).makespan_us)
 
 
-def _not_run(request: TrainRequest, result: PlanResult) -> str:
-    """Why a plan on groups of several devices is left alone."""
-    groups = result.plan.groups
-    kept = "not kept (no --out)" if request.out is None else str(Path(request.out) / "plan.json")
-    return (
-        f"the best plan has {len(groups)} group{'s' * (len(groups) > 1)} of {len(groups[0])} devices and a predicted step of "
-        f"{as_time(result.predicted_step_us)} ({'; '.join(result.notes)}); such plans are predicted, not run yet. The plan is {kept}; "
-        "--placement_method=auto runs the best one without splits"
-    )
+def _on_groups(request: TrainRequest, executor: Executor, result: HybridResult) -> GroupedExecutor:
+    """What runs a plan on groups of several devices. Raises OptionError where this run can't."""
+    plan = result.plan
+    groups = f"{len(plan.groups)} group{'s' * (len(plan.groups) > 1)} of {plan.group_size} devices"
+    found = f"the best plan has {groups} and a predicted step of {as_time(result.predicted_step_us)} ({'; '.join(result.notes)})"
+    if request.run is not None and request.run.checkpoint is not None:
+        raise OptionError(f"{found}; {NOT_KEPT}")
+    if request.cuda or not isinstance(executor, ProcessExecutor):
+        raise OptionError(f"{found}; such a plan runs on CPU workers: add --workers=process, or choose --placement_method=auto")
+    return GroupedExecutor(executor, result, plan)
 
 
 def build_step(request: TrainRequest) -> TrainingStep:
@@ -231,6 +234,7 @@ def run_plan(
     if probe is not None:
         notes.append(f"probed link: {probe}")
     notes += notes_on(executor.devices, variants["placed"])
+    sent = variants["placed"].sent_bytes() if isinstance(variants["placed"], GroupedStep) else None
     return StepReport(
         model=request.model,
         executor=kind_of_executor(request),
@@ -244,6 +248,7 @@ def run_plan(
         notes=tuple(notes),
         versions=versions(),
         command=request.command,
+        sent_bytes=sent,
     )
 
 
@@ -283,7 +288,10 @@ def run_training(
 
 def _parity(request: TrainRequest, executor: Executor, captured: Captured, result: PlanResult) -> Parity:
     with progress("checking parity with the unplaced step"):
-        parity = check_parity(executor, result.timeline, captured.binding, captured.step)
+        if isinstance(executor, GroupedExecutor):
+            parity = executor.check_parity(captured.step)
+        else:
+            parity = check_parity(executor, result.timeline, captured.binding, captured.step)
     if not request.relaxed_random:
         require_parity(parity)
     return parity
@@ -293,6 +301,8 @@ def recorded(request: TrainRequest, captured: Captured, placed: LoadedStep) -> l
     """Writes measured.json, where files are kept: steps beside the timed ones, or behind the trained ones. What is to be said of it."""
     if request.out is None:
         return []
+    if isinstance(placed, GroupedStep):
+        return [f"no {MEASURED}: on groups of devices calls are run, not the plan's ops"]
     if request.cuda_graphs:
         return [f"no {MEASURED}: in CUDA graphs the ops can't be told apart; run without --cuda_graphs to see them"]
     with progress("recording a step op by op"):

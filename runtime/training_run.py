@@ -82,7 +82,7 @@ class RunReport:
             "model": self.model,
             "method": self.result.plan.method,
             "executor": self.executor,
-            "num_devices": len(timeline.cluster),
+            "num_devices": len(self.result.plan.cluster),
             "cluster": timeline.cluster.to_json(),
             "parity": self.parity.to_json(),
             "steps": len(run.losses),
@@ -106,7 +106,7 @@ class RunReport:
         begun = "the beginning" if run.resumed_from is None else f"the checkpoint of step {run.resumed_from}"
         median, predicted = statistics.median(run.step_us or [0.0]), as_time(timeline.makespan_us)
         took = f", {as_time(median)} each (median), predicted {predicted}" if run.step_us else ""
-        devices = len(timeline.cluster)
+        devices = len(self.result.plan.cluster)
         lines += [
             "",
             f"trained        {self.model}, {len(run.step_us)} steps from {begun}{took}",

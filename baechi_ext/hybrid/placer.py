@@ -9,11 +9,12 @@ links, knowing which tensors go to other groups, for as long as that is predicte
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
 from baechi_ext.errors import InfeasibleError, ShardError
+from baechi_ext.group.colocation import Labels, with_colocation
 from baechi_ext.hybrid import METHOD
 from baechi_ext.hybrid.groups import Groups, group_cluster, group_sizes, groups_of, inner_link
 from baechi_ext.hybrid.plan import HybridPlan
@@ -64,6 +65,15 @@ class _Problem:
     sharding: Sharding
     place: Placer
     further: Placer
+
+    @cached_property
+    def together(self) -> list[str | None]:
+        """The colocation strings of ops on groups: a call is run by one group, its backward pass and the update of its weights, too."""
+        labels = Labels(self.graph)
+        for ops in self.sharding.ops_of:
+            for op in ops[1:]:
+                labels.join(ops[0], op)
+        return [op.colocation for op in labels.relabelled().ops]
 
 
 @dataclass(frozen=True)
@@ -138,7 +148,9 @@ def _tables(problem: _Problem, groups: Groups, timed: ShardGraph) -> list[Tables
     links = [inner_link(problem.cluster, group) for group in groups]
     slowest = type(links[0])(*(max(getattr(link, f.name) for link in links) for f in fields(links[0])))
     memory = min((d.memory_bytes for d in cluster.devices if d.memory_bytes is not None), default=None)
-    made = {link: build_tables(timed, machine_of(len(groups[0]), link, speed, memory)) for link in dict.fromkeys((slowest, *links))}
+    made = {}
+    for link in dict.fromkeys((slowest, *links)):
+        made[link] = problem.sharding.runnable(build_tables(timed, machine_of(len(groups[0]), link, speed, memory)))
     return [made[link] for link in (slowest, *links)]
 
 
@@ -162,7 +174,8 @@ def _cheapest(tables: Tables) -> tuple[int, ...]:
 def _placed(problem: _Problem, groups: Groups, tables: Sequence[Tables], choice: Sequence[int], homes: Sequence[int]) -> _Grouped:
     """The plan of what a strategy makes of the graph: op v's messages are costed by `tables[homes[v]]` to place it, then by its group's."""
     shard = tuple(op_splits(problem.graph, problem.sharding, [tables[home] for home in homes], choice))
-    found = problem.further(sharded_graph(problem.graph, shard), group_cluster(problem.cluster, groups))
+    graph = with_colocation(sharded_graph(problem.graph, shard), problem.together)
+    found = problem.further(graph, group_cluster(problem.cluster, groups))
     placed = _Grouped(groups, shard, tuple(choice), found)
     if all(tables[home] is tables[1 + p] for home, p in zip(homes, found.plan.placement, strict=True)):
         return placed

@@ -1,6 +1,6 @@
 """How the ops of a training step split: the forward graph's loops, in microseconds of this step and of a group's links."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -10,6 +10,7 @@ from baechi_ext.ir.cluster import Link
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.shard.graph import Node, ShardGraph, Tensor
 from baechi_ext.shard.machine import Machine
+from baechi_ext.shard.tables import Tables
 from baechi_ext.shard.terms import Compute
 
 _LEAST_US_PER_BYTE = 1e-18
@@ -22,11 +23,13 @@ _US = 1e-6
 class Sharding:
     """Nodes that can be split, and for each op of a graph the index of the node that it belongs to, its backward and update ops too.
 
-    None: the op is not split, and every device of a group does all of it.
+    None: the op is not split, and every device of a group does all of it. `runnable` leaves in tables what can be run on that many
+    devices; by default all.
     """
 
     graph: ShardGraph
     node_of: tuple[int | None, ...]
+    runnable: Callable[[Tables], Tables] = lambda tables: tables
 
     def __post_init__(self) -> None:
         for v in self.node_of:

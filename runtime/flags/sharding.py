@@ -2,6 +2,7 @@
 
 import argparse
 
+from baechi_ext import hybrid
 from baechi_ext.errors import OptionError
 from runtime.flags.tensorflow import TENSORFLOW
 
@@ -19,7 +20,11 @@ def add_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def settle(args: argparse.Namespace) -> None:
-    """Makes --sharding's step run in worker processes. Raises OptionError where another flag contradicts it."""
+    """Makes --sharding's step run in worker processes, and that of a built-in model by hybrid. Raises OptionError where another flag
+    contradicts --sharding."""
+    on_cpu = args.framework != TENSORFLOW and args.num_gpus is None and args.split_gpu is None
+    if args.placement_method == hybrid.METHOD and on_cpu and args.workers is None and args.script is None:
+        args.workers = "process"
     if args.mesh is not None and not args.sharding:
         raise OptionError("--mesh is for --sharding; give --sharding=pase as well")
     if not args.sharding:

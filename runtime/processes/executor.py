@@ -24,6 +24,8 @@ from baechi_ext.simulate import Timeline, simulate
 from runtime.accounting import Held
 from runtime.checkpoint_folder import Shard
 from runtime.host_memory import keep_freed_memory
+from runtime.hybrid.calls import CallPlan
+from runtime.hybrid.share import GroupShare
 from runtime.links import PROBE_BYTES, LinkProbe
 from runtime.memory_limit import loading
 from runtime.processes import probe as process_probe
@@ -161,7 +163,8 @@ class ProcessExecutor:
         self.devices = tuple(devices)
         self.timeout_seconds = group.timeout_seconds
         self._loaded = self._rounds = 0
-        self._live: WeakSet[ProcessStep] = WeakSet()
+        self.live: WeakSet[Any] = WeakSet()
+        """The steps that are loaded and not dropped, each with its `number`."""
         # It outwaits the waits for other ranks inside it, whose errors say more.
         self._local = ThreadExecutor(self.devices[:1], group.timeout_seconds + _LONGER_SECONDS)
 
@@ -221,23 +224,27 @@ class ProcessExecutor:
             "started": timeline.started,
             "ended": None if self.group.tagged else in_order_of_ends(timeline),
         }
-        self._loaded += 1
-        live = [placed.number for placed in self._live]
-        command = {"plan": plan, "keep_gradients": keep_gradients, "costs": costs_of(graph)}
-        self.group.command({"do": "load", "step": self._loaded, "live": live, **command})
+        command = {"do": "load", "plan": plan, "keep_gradients": keep_gradients, "costs": costs_of(graph)}
+        number = self.begin_load(command)
         with loading(f"the plan's part of device {self.devices[0].name}"):
             share = LocalShare(self.group, self.devices[0], timeline, binding, step)
             share.load(keep_gradients=keep_gradients)
         self.group.answers()
-        placed = ProcessStep(self, share, self._loaded)
-        self._live.add(placed)
+        placed = ProcessStep(self, share, number)
+        self.live.add(placed)
         return placed
+
+    def begin_load(self, command: dict[str, Any]) -> int:
+        """Tells the others to load a step, and to drop those that are not `live`; the number that it is called by."""
+        self._loaded += 1
+        self.group.command({**command, "step": self._loaded, "live": [placed.number for placed in self.live]})
+        return self._loaded
 
 
 def follow(group: WorkerGroup, device: TorchDevice, graph: OpGraph, binding: Binding, make_step: Callable[[], TrainingStep]) -> None:
     """What ranks other than 0 do: obey until told to stop. An error is answered, then raised: a group with a failed rank is over."""
     keep_freed_memory()
-    shares: dict[int, LocalShare] = {}
+    shares: dict[int, LocalShare | GroupShare] = {}
     while (command := group.next_command())["do"] != "stop":
         try:
             if command["do"] == "probe":
@@ -252,9 +259,10 @@ def follow(group: WorkerGroup, device: TorchDevice, graph: OpGraph, binding: Bin
                 answer = {}
             elif command["do"] == "keep_busy":
                 answer = _keep_busy(group, device, (graph, binding), make_step, command)
-            elif command["do"] == "load":
+            elif command["do"] in ("load", "load_groups"):
                 shares = {number: share for number, share in shares.items() if number in command["live"]}
-                shares[command["step"]] = _load(group, device, (graph, binding), make_step(), command)
+                load = _load if command["do"] == "load" else _load_groups
+                shares[command["step"]] = load(group, device, (graph, binding), make_step(), command)
                 answer = {}
             elif command["step"] not in shares:
                 raise ExecutionError(f"told to {command['do']} a plan that is not loaded; are all workers of one version?")
@@ -287,13 +295,25 @@ def _answered(group: WorkerGroup, error: Exception) -> ExecutionError:
     return ExecutionError(text)
 
 
+def _load_groups(
+    group: WorkerGroup, device: TorchDevice, captured: tuple[OpGraph, Binding], step: TrainingStep, command: dict[str, Any]
+) -> GroupShare:
+    _require_same(command["fingerprint"], captured[0])
+    with loading(f"the part of device {device.name} in its group"):
+        return GroupShare(group, device, CallPlan.from_json(command["plan"]), step, exact=command["exact"])
+
+
+def _require_same(fingerprint: str, graph: OpGraph) -> None:
+    if fingerprint != graph.fingerprint:
+        raise ExecutionError("this worker captured another graph than rank 0; start all workers with the same flags and versions")
+
+
 def _load(
     group: WorkerGroup, device: TorchDevice, captured: tuple[OpGraph, Binding], step: TrainingStep, command: dict[str, Any]
 ) -> LocalShare:
     graph, binding = captured
     plan = command["plan"]
-    if plan["fingerprint"] != graph.fingerprint:
-        raise ExecutionError("this worker captured another graph than rank 0; start all workers with the same flags and versions")
+    _require_same(plan["fingerprint"], graph)
     rank_of = {v: i for i, v in enumerate(plan["started"])}
     costed = with_costs(graph, command["costs"])
     timeline = simulate(costed, Cluster.from_json(plan["cluster"]), plan["placement"], [rank_of[v] for v in range(len(graph))])
@@ -327,7 +347,9 @@ def _keep_busy(
     return {}
 
 
-def _obey(share: LocalShare, command: dict[str, Any]) -> dict[str, Any]:
+def _obey(share: LocalShare | GroupShare, command: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(share, GroupShare):
+        return share.obey(command)
     group, device = share.group, share.device
     if command["do"] == "run":
         mine = command["seeded_rank"] == group.rank

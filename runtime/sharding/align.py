@@ -9,7 +9,7 @@ from torch import fx
 from torch.distributed.tensor import Placement
 
 from baechi_ext.errors import ShardError
-from baechi_ext.shard.graph import Strategy
+from baechi_ext.shard.space import configurations
 from runtime.sharding.binding import Bound, bind
 from runtime.sharding.captured import CapturedGraph
 from runtime.sharding.forward import ForwardGraph
@@ -19,16 +19,20 @@ from runtime.sharding.rules import arguments
 _SWEEPS = 3
 
 
-def lay_out(forward: ForwardGraph, captured: CapturedGraph, strategy: Strategy, mesh: Sequence[int]) -> dict[str, Layout]:
+def lay_out(
+    forward: ForwardGraph, captured: CapturedGraph, strategy: Sequence[Sequence[int] | None], mesh: Sequence[int]
+) -> dict[str, Layout]:
     """A layout for every node, by name: first in the graph's order, each next to what it reads, then again with all neighbours known.
+    None: the configuration of a node is what moves least, too.
 
     Raises ShardError for a configuration that the mesh, or DTensor, can't express.
     """
     bound = bind(forward, captured)
     options: dict[str, list[Layout]] = {}
     for node, configuration in zip(captured.graph.nodes, strategy, strict=True):
-        ways = bound[node.name].assignments(configuration, mesh)
-        if not ways:
+        wanted = configurations(node, prod(mesh)).tolist() if configuration is None else [configuration]
+        ways = [way for c in wanted for way in bound[node.name].assignments(c, mesh)]
+        if configuration is not None and not ways:
             split = {axis.name: parts for axis, parts in zip(node.axes, configuration, strict=True) if parts > 1}
             shape = " x ".join(map(str, mesh))
             raise ShardError(f"{node.name} split by {split} can't be run on a mesh of {shape}; search with --executable")

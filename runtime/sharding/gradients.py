@@ -4,7 +4,7 @@ Messages are started in one order, that of the program, whichever gradient is re
 another, and none waits for a message that another process has not come to.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
 
 import torch
@@ -20,16 +20,24 @@ FIRST_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 
 class GradientSums:
     """The sums over processes of the gradients of some weights. `over`: by name, the mesh dimensions to add up over; names in the order in
-    which their gradients come. After `finish` the weights have their gradients, in memory that the next step uses again."""
+    which their gradients come. `late` are weights whose gradients come in several pieces, so that they are complete no sooner than at
+    `finish`. After `finish` the weights have their gradients, in memory that the next step uses again."""
 
-    def __init__(self, weights: Mapping[str, Tensor], over: Mapping[str, tuple[int, ...]], mesh: DeviceMesh) -> None:
+    def __init__(
+        self, weights: Mapping[str, Tensor], over: Mapping[str, tuple[int, ...]], mesh: DeviceMesh, late: Set[str] = frozenset()
+    ) -> None:
         self._buckets: list[_Bucket] = []
+        self._late: list[tuple[_Bucket, int]] = []
         self._started = 0
+        over = {name: over[name] for name in sorted(over, key=late.__contains__)}
         for names, dims in buckets({name: (weights[name].nbytes, weights[name].dtype) for name in over}, over):
             bucket = _Bucket([weights[name] for name in names], groups(mesh, dims))
             self._buckets.append(bucket)
-            for place, weight in enumerate(bucket.weights):
-                weight.register_post_accumulate_grad_hook(partial(self._ready, bucket, place))
+            for place, (name, weight) in enumerate(zip(names, bucket.weights, strict=True)):
+                if name in late:
+                    self._late.append((bucket, place))
+                else:
+                    weight.register_post_accumulate_grad_hook(partial(self._ready, bucket, place))
 
     def _ready(self, bucket: "_Bucket", place: int, _: Tensor) -> None:
         bucket.take(place)
@@ -42,6 +50,9 @@ class GradientSums:
 
     def finish(self) -> None:
         """Waits for all sums; those of weights that got no gradient in this step are of zeros."""
+        for bucket, place in self._late:
+            if bucket.weights[place].grad is not None:
+                bucket.take(place)
         while self._started < len(self._buckets):
             self._start()
         for bucket in self._buckets:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from math import prod
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -26,9 +27,14 @@ def checked_shape(processes: int, wanted: Sequence[int] | None) -> tuple[int, ..
     return tuple(wanted)
 
 
-def make_mesh(device_type: str, shape: Sequence[int]) -> DeviceMesh:
-    """The mesh over all processes of the group, in the order of their ranks; every process has to call it."""
-    mesh = init_device_mesh(device_type, tuple(shape), mesh_dim_names=tuple(f"dim{d}" for d in range(len(shape))))
+def make_mesh(device_type: str, shape: Sequence[int], parts: Sequence[Sequence[int]] | None = None) -> DeviceMesh:
+    """The mesh over all processes of the group, in the order of their ranks; or of each of these parts of them, for this process that of
+    its own. Every process has to call it."""
+    names = tuple(f"dim{d}" for d in range(len(shape)))
+    if parts is None:
+        mesh = init_device_mesh(device_type, tuple(shape), mesh_dim_names=names)
+    else:
+        mesh = DeviceMesh(device_type, torch.tensor(parts).view(len(parts), *shape), mesh_dim_names=("parts", *names))[names]
     every = [c for n in range(2, len(shape) + 1) for c in combinations(range(len(shape)), n)]
     for dims in every if len(shape) <= _MOST_FLATTENED else every[-1:]:
         flatten_mesh(mesh, dims)  # DTensor goes over several dimensions at once where they are one as well

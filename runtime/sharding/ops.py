@@ -12,8 +12,10 @@ from torch.fx import traceback
 from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
 from baechi_ext.hybrid.sharding import Sharding
 from baechi_ext.ir.op_graph import OpGraph
+from runtime.sharding.binding import bind, executable
 from runtime.sharding.captured import captured_graph
 from runtime.sharding.forward import ForwardGraph, forward_graph
+from runtime.sharding.layout import mesh_shape
 from runtime.step import TrainingStep
 
 _KEY, _META = "baechi_call", "custom"
@@ -41,7 +43,8 @@ class _Noted(nn.Module):
 def sharding_of(step: TrainingStep, graph: OpGraph) -> Sharding:
     """How the ops of `graph`, which is captured from the step, split. Raises CaptureError where forward can't be captured by itself."""
     forward = forward_graph(step.module, step.inputs, step.name)
-    nodes = captured_graph(forward).graph
+    captured = captured_graph(forward)
+    nodes, bound = captured.graph, bind(forward, captured)
     number = {node.name: n for n, node in enumerate(nodes.nodes)}
     again, binding = capture_joint(_Noted(forward), step.inputs, CaptureOptions(step.optimizer.name, step.optimizer.slots))
     calls = [None if bound.node is None else _call_of(bound.node) for bound in binding.ops]
@@ -52,7 +55,7 @@ def sharding_of(step: TrainingStep, graph: OpGraph) -> Sharding:
     for v in graph.order:
         if node_of[v] is None:
             node_of[v] = _inherited(graph, node_of, v)
-    return Sharding(nodes, tuple(node_of))
+    return Sharding(nodes, tuple(node_of), lambda tables: executable(tables, bound, mesh_shape(tables.machine.devices)))
 
 
 def _call_of(node: fx.Node) -> str | None:

@@ -38,7 +38,7 @@ def check_parity(step: TrainingStep, layouts: Mapping[str, Layout], mesh: Device
     loss.backward()
     torch.set_rng_state(random)
     expected = _named(loss, {n: p.grad for n, p in module.named_parameters()}, dict(module.named_buffers()))
-    return _compare(expected, actual)
+    return compare_exact(expected, actual)
 
 
 def _named(loss: Tensor, gradients: Mapping[str, Tensor | None], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -47,7 +47,8 @@ def _named(loss: Tensor, gradients: Mapping[str, Tensor | None], buffers: Mappin
     return {n: (v.full_tensor() if isinstance(v, DTensor) else v).detach() for n, v in named.items()}
 
 
-def _compare(expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> Parity:
+def compare_exact(expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> Parity:
+    """Compares tensors in double precision by name: "loss", "gradient of ...", and others."""
     largest = max((v.abs().max().item() for n, v in expected.items() if n.startswith("gradient")), default=0.0)
     worst, most, most_relative = "", 0.0, 0.0
     for name in sorted(expected.keys() | actual.keys()):

@@ -4,7 +4,8 @@ Layouts say all that is to know of a call before the first step: which parts it 
 is a line of Python for each call and each move, and a value goes when its last reader is done.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
 from torch.fx.node import map_arg
 
+from runtime.sharding.align import origin
 from runtime.sharding.forward import ForwardGraph
 from runtime.sharding.layout import Argument, Layout, Placements
 from runtime.sharding.local_ops import LocalCall, as_is
@@ -28,30 +30,64 @@ class Program:
     `run` takes this process's parts of all placeholders, in their order, and gives the loss, the same on every process. `held`: how weights
     and buffers are split, by the module's names: as they are read first. `summed`: the mesh dimensions over which a weight's gradient is
     left in partial sums. `moves`: those of a step, each with the bytes of a number, and whether a gradient comes back.
+
+    Where the mesh runs no more than some `calls`, there is no `run`, but pieces of these.
     """
 
-    def __init__(self, forward: ForwardGraph, layouts: Mapping[str, Layout], mesh: DeviceMesh) -> None:
+    def __init__(
+        self, forward: ForwardGraph, layouts: Mapping[str, Layout], mesh: DeviceMesh, calls: Sequence[fx.Node] | None = None
+    ) -> None:
         self.forward, self.layouts, self.mesh = forward, layouts, mesh
         self.whole: Placements = (Replicate(),) * mesh.ndim
         self.names = forward.parameters | forward.buffers
         self.held: dict[str, Placements] = {}
         self.summed: dict[str, tuple[int, ...]] = {}
         self.moves: list[tuple[Move, int, bool]] = []
-        self._first_readers()
-        self.run: Callable[..., Tensor] = fx.GraphModule(nn.Module(), _Writer(self).graph).forward
+        self._first_readers(forward.nodes if calls is None else calls)
+        if calls is None:
+            placeholders = forward.program.graph.find_nodes(op="placeholder")
+            writer = _Writer(self, placeholders, forward.nodes)
+            self.run: Callable[..., Tensor] = writer.function(writer.read(forward.loss, Argument(self.whole, self.whole)))
+
+    def piece(self, calls: Sequence[fx.Node], writes: Sequence[fx.Node]) -> "PieceOfProgram":
+        """Some of the calls, whose parts of the values in `writes` are wanted."""
+        own = set(calls)
+        reads = tuple(dict.fromkeys(node for call in calls for node in arguments(call) if node not in own))
+        writer = _Writer(self, reads, calls)
+        return PieceOfProgram(reads, writer.function(tuple(writer.values[node] for node in writes)))
+
+    def reader(self, node: fx.Node) -> Callable[[Tensor], Tensor]:
+        """From a process's part of a value to the whole."""
+        writer = _Writer(self, (node,), ())
+        return writer.function(writer.read(node, Argument(self.whole, self.whole)))
+
+    def places(self, node: fx.Node) -> Placements:
+        """How a value is split where it is written; what is given, where it is held."""
+        if node.op == "placeholder":
+            return self.held.get(self.names.get(node.name, ""), self.whole)
+        call, output = origin(node)
+        return self.layout(call).outputs[output]
 
     def layout(self, call: fx.Node) -> Layout:
         """How a call reads and writes."""
         layout = self.layouts.get(call.name)
         return whole_layout(call, self.mesh.ndim) if layout is None else layout
 
-    def _first_readers(self) -> None:
-        for call in self.forward.nodes:
+    def _first_readers(self, calls: Sequence[fx.Node]) -> None:
+        for call in calls:
             for argument, node in zip(self.layout(call).arguments, arguments(call), strict=True):
                 name = self.names.get(node.name)
                 if name is not None and name not in self.held:
                     self.held[name] = argument.placements
                     self.summed[name] = _sums(argument)
+
+
+@dataclass(frozen=True)
+class PieceOfProgram:
+    """What a piece `reads` that is written elsewhere, or given; from parts of it `run` makes those of what the piece writes."""
+
+    reads: tuple[fx.Node, ...]
+    run: Callable[..., tuple[Tensor, ...]]
 
 
 def whole_layout(call: fx.Node, dims: int) -> Layout:
@@ -90,9 +126,9 @@ def differentiable(forward: ForwardGraph) -> set[fx.Node]:
 
 
 class _Writer:
-    """Writes the graph."""
+    """Writes calls down as a graph, which begins with parts of what they read."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, given: Sequence[fx.Node], calls: Sequence[fx.Node]) -> None:
         self.program, self.graph = program, fx.Graph()
         self.values: dict[fx.Node, Any] = {}
         self.places: dict[fx.Node, Any] = {}
@@ -100,14 +136,18 @@ class _Writer:
         self.moved: dict[tuple[fx.Node, Argument], fx.Node] = {}
         forward = program.forward
         self.differentiable = differentiable(forward)
-        for node in forward.program.graph.find_nodes(op="placeholder"):
+        for node in given:
             self.values[node] = self.graph.placeholder(node.name)
-            self.places[node] = program.held.get(program.names.get(node.name, ""), program.whole)
+            self.places[node] = program.places(node)
         self.own = dict(self.values)
-        for call in forward.nodes:
+        for call in calls:
             if computes(call):
                 self._call(call)
-        self.graph.output(self._read(forward.loss, Argument(program.whole, program.whole)))
+
+    def function(self, result: Any) -> Callable[..., Any]:
+        """What is written, as a function to this result."""
+        self.graph.output(result)
+        return fx.GraphModule(nn.Module(), self.graph).forward
 
     def _call(self, call: fx.Node) -> None:
         read = arguments(call)
@@ -116,7 +156,7 @@ class _Writer:
             self.places[call] = self.places[read[0]][call.args[1]]
             return
         wanted = iter(self.program.layout(call).arguments)
-        args, kwargs = map_arg((call.args, call.kwargs), lambda node: self._read(node, next(wanted)))
+        args, kwargs = map_arg((call.args, call.kwargs), lambda node: self.read(node, next(wanted)))
         run = runner(call, self.program.layout(call), self.program.mesh)
         self.values[call] = self.graph.call_function(run, args, kwargs)
         outputs = self.program.layout(call).outputs
@@ -124,7 +164,7 @@ class _Writer:
         if in_place(call):
             self._overwrite(call.args[0], call)
 
-    def _read(self, node: fx.Node, wanted: Argument) -> fx.Node:
+    def read(self, node: fx.Node, wanted: Argument) -> fx.Node:
         """A value as an op wants it; calls that want it alike share it, and its gradient is added up once."""
         places = self.places[node]
         summed = self.program.summed.get(self.program.names.get(node.name, ""), ())
@@ -147,7 +187,7 @@ class _Writer:
             del self.moved[key]
         if node.name in self.program.forward.buffers:
             held = self.program.held[self.program.names[node.name]]
-            self.graph.call_function(_keep, (self.own[node], self._read(node, Argument(held, held))))
+            self.graph.call_function(_keep, (self.own[node], self.read(node, Argument(held, held))))
 
 
 def _sums(argument: Argument) -> tuple[int, ...]:

@@ -14,15 +14,18 @@ SMALL = ["train", "--model_name=gpt2", *SIZES, "--num_steps=2", "--time_limit=0.
 METHOD = "--placement_method=hybrid"
 
 
-def test_it_plans_and_keeps_what_it_does_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    devices = tuple(Device(f"d{i}") for i in range(4))
-    Cluster(devices, Link()).save(tmp_path / "cluster.json")
-    flags = [METHOD, "--num_devices=4", f"--cluster={tmp_path / 'cluster.json'}", f"--out={tmp_path / 'run'}"]
-    assert main([*SMALL, *flags]) == 1
+def cluster_of_four(folder: Path) -> str:
+    Cluster(tuple(Device(f"d{i}") for i in range(4)), Link()).save(folder / "cluster.json")
+    return f"--cluster={folder / 'cluster.json'}"
+
+
+def test_threads_plan_and_keep_what_they_do_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [METHOD, "--workers=thread", "--num_devices=4", cluster_of_four(tmp_path), f"--out={tmp_path / 'run'}"]
+    assert main([*SMALL, *flags]) == 2
     shown = capsys.readouterr().err.splitlines()[-1]
     assert shown.startswith("error: the best plan has 1 group of 4 devices and a predicted step of ")
     assert "placement alone" in shown
-    assert "predicted, not run yet" in shown
+    assert "add --workers=process" in shown
     graph = OpGraph.load(tmp_path / "run" / "graph.json")
     plan = load_plan(tmp_path / "run" / "plan.json", graph)
     assert isinstance(plan, HybridPlan)
@@ -40,11 +43,29 @@ def test_it_plans_and_keeps_what_it_does_not_run(tmp_path: Path, capsys: pytest.
     assert "not on other devices or links" in capsys.readouterr().err
     assert main(["export-device-map", *files]) == 1
     assert "groups of devices" in capsys.readouterr().err
+    costs = f"--cost_path={tmp_path / 'run' / 'profile.json'}"
+    assert main([*SMALL, *flags, costs, "--train_steps=2", f"--checkpoint={tmp_path / 'kept'}"]) == 2
+    assert "drop --checkpoint" in capsys.readouterr().err
+
+
+def test_processes_run_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flags = [METHOD, "--num_devices=4", cluster_of_four(tmp_path), f"--out={tmp_path / 'run'}", "--json"]
+    assert main([*SMALL, *flags]) == 0
+    report = json.loads(capfd.readouterr().out)
+    assert report["parity"]["passed"]
+    assert report["parity"]["tolerance"] == 1e-8
+    assert (report["method"], report["executor"], report["num_devices"]) == ("hybrid", "process", 4)
+    assert len(report["measured_step_us"]["placed"]["samples"]) == 2
+    assert report["predicted_step_us"]["placed"] < report["predicted_step_us"]["single"]
+    assert report["sent_bytes"]["between_groups"] == 0
+    assert report["sent_bytes"]["inside_groups"] > 0
+    assert json.loads((tmp_path / "run" / "report.json").read_text()) == report
 
 
 def test_where_nothing_pays_it_runs_the_plain_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Cluster((Device("a"), Device("b")), Link(us_per_byte=1.0, latency_us=1e6)).save(tmp_path / "cluster.json")
-    assert main([*SMALL, METHOD, "--num_devices=2", f"--cluster={tmp_path / 'cluster.json'}", "--json"]) == 0
+    flags = ["--workers=thread", "--num_devices=2", f"--cluster={tmp_path / 'cluster.json'}", "--json"]
+    assert main([*SMALL, METHOD, *flags]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["method"] == "hybrid"
     assert report["parity"]["passed"]

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph, Plan
 from baechi_ext.place.common import PlaceOptions, PlanResult
 from baechi_ext.place.registry import place
 from baechi_ext.shard.graph import Axis, Node, ShardGraph, Tensor
+from baechi_ext.shard.prune import restricted
 from baechi_ext.shard.search import search
 from baechi_ext.shard.terms import AllReduce, Compute
 from baechi_ext.simulate import simulate
@@ -149,6 +151,29 @@ def test_ties_are_split_alike() -> None:
         plan = hybrid(graph, devices(2, Link(us_per_byte=0.1)), sharded, m_etf).plan
         assert isinstance(plan, HybridPlan)
         assert (dict(plan.shard[0].splits), dict(plan.shard[3].splits)) == splits
+
+
+def test_a_call_stays_in_one_group() -> None:
+    """Forward ops of 100 us and backward ops of 1 us that could go anywhere: a call's ops do not part, and so not all groups have work."""
+    graph, sharding = step([layer("a", 2), layer("b", 2)])
+    backward = [Op(f"{name}'", phase="backward", compute_us=50.0) for name in "aaab"]
+    backward = [replace(op, id=f"{op.id}{i}") for i, op in enumerate(backward)]
+    graph = OpGraph.from_edges([*graph.ops, *backward], [])
+    result = hybrid(graph, devices(4), Sharding(sharding.graph, (0, 1, 0, 0, 0, 1)), on_pairs)
+    assert isinstance(result.plan, HybridPlan)
+    group = result.plan.placement
+    assert (len({group[v] for v in (0, 2, 3, 4)}), group[1]) == (1, group[5])
+    assert result.predicted_step_us == pytest.approx((100.0 + 3 * 50.0) / 2)
+
+
+def test_only_what_can_be_run_is_split() -> None:
+    graph, sharding = step([layer("a", 4), layer("b", 4)])
+    whole_b = replace(sharding, runnable=lambda tables: restricted(tables, [np.arange(tables.sizes[0]), np.zeros(1, np.int64)]))
+    graph = replace(graph, ops=(graph.ops[0], replace(graph.ops[1], compute_us=10.0)))
+    result = hybrid(graph, devices(4), whole_b, m_etf)
+    assert isinstance(result.plan, HybridPlan)
+    assert [dict(split.splits) for split in result.plan.shard] == [{"rows": 4}, {}]
+    assert result.predicted_step_us == pytest.approx(100.0 / 4 + 10.0)
 
 
 def test_pinned_ops_stay_on_their_device() -> None:

@@ -53,7 +53,7 @@ def test_every_op_that_computes_belongs_to_a_call(name: str) -> None:
             assert n == sharding.node_of[forward]
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn"])
+@pytest.mark.parametrize("name", ["mlp", "attention"])
 def test_real_steps_on_groups(name: str) -> None:
     """Costs are given; what is held and what is moved comes from the capture."""
     graph, sharding = captured(name)
