@@ -15,7 +15,7 @@ from baechi_ext.ir.files import read_json
 from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.simulate import Timeline, simulate
 
-MEASURED = "measured.json"
+MEASURED, COMPARISON = "measured.json", "compare.json"
 _WRITER = "baechi train --model_name=NAME --out={}"
 
 
@@ -44,7 +44,7 @@ class RunFolder:
         graph = OpGraph.load(folder / "graph.json")
         plan = load_plan(folder / "plan.json", graph)
         profile = Profile.load(folder / "profile.json", graph) if (folder / "profile.json").is_file() else None
-        report = read_json(folder / "report.json", "report") if (folder / "report.json").is_file() else None
+        report = _read_report(folder / "report.json") if (folder / "report.json").is_file() else None
         measured = MeasuredStep.load(folder / MEASURED, graph) if (folder / MEASURED).is_file() else None
         if isinstance(plan, HybridPlan):
             plan = plan.of_groups
@@ -60,7 +60,7 @@ class RunFolder:
     @property
     def command(self) -> tuple[str, ...]:
         """What was called, word by word; empty where that is not known."""
-        return tuple(map(str, (self.report or {}).get("command", ())))
+        return tuple(map(str, (self.report or {}).get("command") or ()))
 
     @property
     def command_line(self) -> str:
@@ -81,8 +81,16 @@ class RunFolder:
 
 def begin_run(folder: Path) -> None:
     """Before a run writes its plan into a folder: what an earlier one said of its own goes."""
-    for name in (MEASURED, "report.json"):
+    for name in (MEASURED, COMPARISON, "report.json"):
         (folder / name).unlink(missing_ok=True)
+
+
+def _read_report(path: Path) -> dict[str, Any]:
+    report = read_json(path, "report")
+    for key, kind, name in (("command", list, "a list"), ("versions", dict, "an object")):
+        if not isinstance(report.get(key) or kind(), kind):
+            raise FileError(f'{path}: "{key}" is {report[key]!r}; expected {name}; write it again with baechi train --out')
+    return report
 
 
 def _require_same_plan(plan: Plan, measured: MeasuredStep, folder: Path) -> None:

@@ -8,17 +8,15 @@ from typing import Any
 from baechi_ext.errors import FileError
 from baechi_ext.ir.files import read_json
 from baechi_ext.ir.numbers import as_number
-from runtime.run_folder import RunFolder
+from runtime.run_folder import COMPARISON, RunFolder
 
-COMPARISON = "compare.json"
-"""A comparison of methods, where a folder has one."""
 SINGLE = "single"
 """What a comparison calls the step on one device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """How many times faster, and the 95% interval of that."""
+    """How many times faster, and the interval of that."""
 
     median: float
     low: float

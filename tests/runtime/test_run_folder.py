@@ -10,7 +10,7 @@ from baechi_ext.errors import FileError, MismatchError
 from baechi_ext.ir import OpGraph, Plan
 from baechi_ext.ir.measured import MeasuredOp, MeasuredStep
 from baechi_ext.simulate import simulate
-from runtime.run_folder import RunFolder
+from runtime.run_folder import RunFolder, begin_run
 from tests.build import cluster_of, graph_of
 
 GRAPH = OpGraph.from_json(graph_of({"a": 1, "b": 2, "c": 3}, ("a", "b", 8), ("a", "c", 8)).to_json())
@@ -56,3 +56,23 @@ def test_a_measured_step_of_another_plan_is_refused(tmp_path: Path) -> None:
     kept(tmp_path, replace(PLAN, placement=(0, 0, 0)))
     with pytest.raises(MismatchError, match="op 'b' ran on device 1, and plan.json says 0: they are of two runs"):
         RunFolder.load(tmp_path)
+
+
+@pytest.mark.parametrize(("key", "value"), [("command", 3), ("versions", ["torch"])])
+def test_a_damaged_report_is_refused(tmp_path: Path, key: str, value: object) -> None:
+    (tmp_path / "report.json").write_text(json.dumps({key: value}))
+    with pytest.raises(FileError, match=rf'report.json: "{key}" is .*; expected .*; write it again with baechi train'):
+        RunFolder.load(kept(tmp_path))
+
+
+def test_a_report_may_leave_out_its_command(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(json.dumps({"command": None, "versions": None}))
+    run = RunFolder.load(kept(tmp_path))
+    assert (run.command_line, run.versions) == ("", {"baechi": "0"})
+
+
+def test_a_run_leaves_nothing_of_what_was_said_of_an_earlier_one(tmp_path: Path) -> None:
+    for name in ("report.json", "compare.json"):
+        (kept(tmp_path) / name).write_text("{}")
+    begin_run(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["graph.json", "plan.json"]
