@@ -154,7 +154,8 @@ class StepReport:
         if doubts:
             lines.append(f"inconclusive   {'; '.join(doubts)}: run again on a quiet machine, or with more --num_steps")
         elif ratio.low <= 1.0:
-            lines.append("verdict        splitting does not pay here: one device is as fast")
+            as_fast = "as fast" if ratio.high > 1.0 else "faster"
+            lines.append(f"verdict        splitting does not pay here: one device is {as_fast}")
         return lines
 
 

@@ -3,7 +3,7 @@
 import shlex
 from typing import Any
 
-from runtime.report_page.said import Said
+from runtime.report_page.said import Interval, Said
 from runtime.run_folder import RunFolder
 from runtime.tables import as_size, as_time
 
@@ -36,13 +36,17 @@ def _figures(run: RunFolder, said: Said) -> list[dict[str, str]]:
     ):
         if gain is not None:
             expected = "" if predicted is None else f"; predicted {predicted:.2f}"
-            figures.append(_figure(label, f"{gain.median:.2f} times as fast", f"95% interval {gain.low:.2f} to {gain.high:.2f}{expected}"))
+            figures.append(_figure(label, f"{gain.median:.2f} times as fast", f"{_interval(gain, said)}{expected}"))
     moved = f"{len(run.timeline.transfers)} transfers a step"
     return [*figures, _figure("moved", as_size(run.timeline.bytes_moved), moved)]
 
 
 def _figure(label: str, value: str, detail: str) -> dict[str, str]:
     return {"label": label, "value": value, "detail": detail}
+
+
+def _interval(gain: Interval, said: Said) -> str:
+    return f"{100 * (1 - said.interval_error):.4g}% interval {gain.low:.2f} to {gain.high:.2f}"
 
 
 def _verdict(run: RunFolder, said: Said) -> dict[str, str]:
@@ -56,10 +60,11 @@ def _verdict(run: RunFolder, said: Said) -> dict[str, str]:
     if said.doubts:
         reasons = "; ".join(said.doubts)
         return {"tone": "doubt", "text": f"Inconclusive: {reasons}. Run it again on a quiet machine, or with more --num_steps."}
-    times = f"{gain.median:.2f} times as fast as one device (95% interval {gain.low:.2f} to {gain.high:.2f})"
+    times = f"{gain.median:.2f} times as fast as one device ({_interval(gain, said)})"
     if gain.low > 1:
         return {"tone": "good", "text": f"Splitting pays: {times}."}
-    return {"tone": "bad", "text": f"Splitting does not pay here: {times}."}
+    clearly = "clearly " if gain.high > 1 else ""
+    return {"tone": "bad", "text": f"Splitting does not {clearly}pay here: {times}."}
 
 
 def _facts(run: RunFolder, said: Said) -> list[tuple[str, str]]:

@@ -53,6 +53,8 @@ class Said:
     median_us: float | None = None
     over_single: Interval | None = None
     over_eager: Interval | None = None
+    interval_error: float = 0.05
+    """The share of cases in which an interval may be wrong."""
     predicted_speedup: float | None = None
     measured_peaks: tuple[float, ...] = ()
     parity: str = ""
@@ -82,6 +84,8 @@ class Said:
         """From compare.json: the plan beside it is that of the recommended method."""
         chosen = next((row for row in method_rows(value) if row.name == value.get("recommended")), None)
         common = {**_common(value), "recommendation": str(value.get("recommendation") or "")}
+        error = _number(value, "interval_error")
+        common |= {} if error is None else {"interval_error": error}
         if chosen is None:
             return cls(**common)
         gain = None if chosen.name == SINGLE else chosen.gain

@@ -106,7 +106,8 @@ def test_the_page_may_fetch_nothing_and_run_its_own_script_only(run: RunFolder) 
     ("changes", "tone", "text"),
     [
         ({}, "good", "Splitting pays: 1.40 times"),
-        ({"speedup_interval": {"median": 0.9, "low": 0.8, "high": 1.1}}, "bad", "Splitting does not pay here: 0.90 times"),
+        ({"speedup_interval": {"median": 0.9, "low": 0.8, "high": 1.1}}, "bad", "Splitting does not clearly pay here: 0.90 times"),
+        ({"speedup_interval": {"median": 0.9, "low": 0.8, "high": 0.95}}, "bad", "Splitting does not pay here: 0.90 times"),
         ({"doubts": ["too few steps"]}, "doubt", "Inconclusive: too few steps."),
         ({"speedup_interval": None}, "plain", "how it compares with one device was not measured"),
     ],
@@ -131,12 +132,14 @@ def test_a_comparison_says_what_a_report_would(tmp_path: Path) -> None:
     folder = write_plan(tmp_path / "compared", towers())
     methods = [{**comparison()["methods"][0], "peak_memory_bytes": {"measured": [1, 2]}}, *comparison()["methods"][1:]]
     said = {"model": "towers", "command": ["baechi", "compare"], "recommended": "m_sct", "recommendation": "Split, with m_sct."}
+    said |= {"interval_error": 0.005}
     (folder / COMPARISON).write_text(json.dumps({**comparison(), **said, "methods": methods}))
     data = embedded(write_page(str(folder), None).read_text())
     top = data["headline"]
     assert (top["title"], top["command"]) == ("towers", "baechi compare")
     assert top["verdict"] == {"tone": "good", "text": "Split, with m_sct."}
     assert [figure["value"] for figure in top["figures"][1:3]] == ["900 us", "1.40 times as fast"]
+    assert top["figures"][2]["detail"] == "99.5% interval 1.30 to 1.50"
     assert [device["peak_measured_bytes"] for device in data["devices"]] == [1, 2]
 
 
