@@ -1,9 +1,11 @@
 """Figures, for which matplotlib is an optional dependency."""
 
+import io
 from pathlib import Path
 from typing import Any
 
-from baechi_ext.errors import FileError, MissingBackendError
+from baechi_ext.errors import MissingBackendError
+from baechi_ext.ir.files import write_bytes
 
 _NO_DATE = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
 """By format: metadata without what differs from run to run."""
@@ -22,8 +24,7 @@ def save_figure(figure: Any, path: Path) -> None:
     """Writes a figure as the format that the path's suffix says; the same file for the same figure. Raises FileError where it can't be."""
     import matplotlib as mpl
 
-    try:
-        with mpl.rc_context({"svg.hashsalt": path.stem, "pdf.fonttype": 42}):
-            figure.savefig(path, metadata=_NO_DATE[path.suffix], dpi=200)
-    except OSError as e:
-        raise FileError(f"cannot write {str(path)!r}: {e.strerror}; choose another --out") from e
+    drawn = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": path.stem, "pdf.fonttype": 42}):
+        figure.savefig(drawn, format=path.suffix.removeprefix("."), metadata=_NO_DATE[path.suffix], dpi=200)
+    write_bytes(path, drawn.getvalue())

@@ -9,6 +9,7 @@ import pytest
 
 from baechi_ext.errors import FileError, MissingBackendError
 from baechi_ext.ir import Plan
+from runtime.figure import save_figure
 from runtime.report_page.said import COMPARISON, method_rows
 from runtime.run_folder import RunFolder
 from runtime.run_plots import FORMATS, methods_figure, timeline_figure, write_plots
@@ -81,6 +82,17 @@ def test_without_matplotlib_the_message_says_how_to_get_it(folder: Path, monkeyp
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingBackendError, match=r"plots need matplotlib; pip install 'baechi-ext\[plots\]'"):
         write_plots(str(folder), None)
+
+
+def test_a_plot_that_fails_leaves_the_earlier_one(folder: Path, tmp_path: Path) -> None:
+    path = write_plots(str(folder), str(tmp_path))[0]
+    before = path.read_bytes()
+    figure = timeline_figure(RunFolder.load(folder))
+    figure.text(0, 0, r"$\frac{$")
+    with pytest.raises(ValueError, match="frac"):
+        save_figure(figure, path)
+    assert path.read_bytes() == before
+    assert not list(tmp_path.glob("*.tmp")) + list(tmp_path.glob(".*.tmp"))
 
 
 def test_where_no_folder_can_be_made_nothing_is_written(folder: Path) -> None:
