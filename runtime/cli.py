@@ -67,16 +67,16 @@ def _place_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_output_flags(parser, out="write the plan to this file")
 
 
-def _read_graph(args: argparse.Namespace) -> OpGraph:
-    with progress(f"reading {args.graph}"):
-        return OpGraph.load(args.graph)
+def _read(graph: str | Path) -> OpGraph:
+    with progress(f"reading {graph}"):
+        return OpGraph.load(graph)
 
 
 def _place(args: argparse.Namespace) -> int:
     request, cluster = flags.request_of(args), flags.placers_view(args, flags.cluster_of(args))
     if args.out is not None:
         require_writable(args.out)
-    graph = _read_graph(args)
+    graph = _read(args.graph)
     try:
         with progress(pipeline.announcement(graph, cluster, request)) as show:
             result = pipeline.plan(graph, cluster, request.watched(lambda search: show(tables.search_news(search))))
@@ -108,7 +108,7 @@ def _place(args: argparse.Namespace) -> int:
 def _simulate(args: argparse.Namespace) -> int:
     from runtime.simulating import WhatIf, simulated
 
-    graph, given = _read_graph(args), None if args.cluster is None else Cluster.load(args.cluster)
+    graph, given = _read(args.graph), None if args.cluster is None else Cluster.load(args.cluster)
     factors = args.comm_cost_factor, args.cost_factor, args.seed
     asked = WhatIf(args.plan, given, lambda cluster: flags.cluster_of(args, cluster), *factors, tuple(args.pin))
     with progress(f"simulating {len(graph)} ops"):
@@ -124,8 +124,9 @@ def _explain(args: argparse.Namespace) -> int:
     from runtime.plan_files import on_devices, plan_and_graph
 
     plan_file, graph_file = plan_and_graph(args.plan, args.graph)
-    graph = OpGraph.load(graph_file)
-    plan = load_plan(plan_file, graph, None if args.cluster is None else Cluster.load(args.cluster))
+    with progress(f"reading {plan_file} and its graph"):
+        graph = OpGraph.load(graph_file)
+        plan = load_plan(plan_file, graph, None if args.cluster is None else Cluster.load(args.cluster))
     plan = on_devices(plan.on(flags.cluster_of(args, plan.cluster)))
     with progress(f"explaining a plan of {len(graph)} ops"):
         choices = None if args.op is None else op_choices(plan, args.op)
@@ -147,7 +148,7 @@ def _diff(args: argparse.Namespace) -> int:
 
     before, graph_file = plan_and_graph(args.before, args.graph)
     after, _ = plan_and_graph(args.after, str(graph_file))
-    graph = OpGraph.load(graph_file)
+    graph = _read(graph_file)
     with progress(f"comparing two plans of {len(graph)} ops"):
         diff = diff_plans(*(on_devices(load_plan(file, graph)) for file in (before, after)))
     print_json(diff.to_json()) if args.json else print_diff(diff)
@@ -155,7 +156,7 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    plan = Plan.load(args.plan, _read_graph(args))
+    plan = Plan.load(args.plan, _read(args.graph))
     with progress(f"exporting a plan of {len(plan.graph)} ops as {args.format}"):
         exported = export(plan, args.format)
     if args.out is not None:
