@@ -1,7 +1,7 @@
 """ShardReport: what steps split in several ways were predicted to take, took, and sent."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from baechi_ext.ir.files import SCHEMA_VERSION
@@ -56,6 +56,7 @@ class ShardReport:
     single: Samples
     runs: tuple[StrategyRun, ...]
     command: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tau(self) -> float | None:
@@ -81,6 +82,7 @@ class ShardReport:
             "strategies": [run.to_json() for run in self.runs],
             "kendall_tau": self.tau,
             "command": list(self.command),
+            "versions": dict(self.versions),
         }
 
     def lines(self) -> Iterator[str]:

@@ -36,6 +36,7 @@ from runtime.sharding.traffic import Traffic, counted
 from runtime.step import EagerStep, optimizer_spec
 from runtime.torch_devices import cpu_workers, cuda_workers
 from runtime.train_request import TrainRequest
+from runtime.training import versions
 
 _WARMUP = 2
 
@@ -122,7 +123,8 @@ class _Run:
             StrategyRun(o.name, o.note, o.forecast, Samples(tuple(us)), self._traffic(o), o.parity, losses if request.run else ())
             for o, (us, losses) in zip(loaded, measured, strict=True)
         ]
-        return ShardReport(request.model, self.shape, machine, searched.line(), Samples(tuple(alone)), tuple(runs), tuple(request.command))
+        single, command = Samples(tuple(alone)), tuple(request.command)
+        return ShardReport(request.model, self.shape, machine, searched.line(), single, tuple(runs), command, versions())
 
     def _save(self, found: Found) -> None:
         if self.request.out is not None and dist.get_rank() == 0:
