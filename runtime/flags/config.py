@@ -65,7 +65,9 @@ def configured(args: argparse.Namespace, argv: Sequence[str]) -> argparse.Namesp
             script |= {} if {name, "script"} & told else {name: _script(args.config, name, value)}
             continue
         action = actions.get(f"--{name}")
-        if action is None or name in ("config", "help"):
+        if name in ("config", "help"):
+            raise OptionError(f"{args.config}: {key!r} is for the command line alone; drop it")
+        if action is None:
             raise OptionError(f"{args.config}: {key!r} is no flag of {parser.prog}{_nearest(name, actions)}")
         if action.dest in told:
             continue

@@ -87,7 +87,7 @@ def test_a_script_and_its_arguments(tmp_path: Path) -> None:
         ("place g.json", "batch_size = 2", "'batch_size' is no flag of baechi place"),
         ("compare", 'placement_method = "m_etf"', "the nearest is --placement_methods"),
         ("train", "qqqqqq = 2", "baechi COMMAND --help lists them"),
-        ("train", 'config = "other.toml"', "'config' is no flag"),
+        ("train", 'config = "other.toml"', "'config' is for the command line alone; drop it"),
         ("train", "batch_size = 0", "batch_size: '0' is not a whole number of at least 1"),
         ("train", "batch_size = true", "batch_size is True; expected a value"),
         ("train", "residual = 1", "residual is 1; it is a switch: true or false"),
