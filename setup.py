@@ -42,5 +42,5 @@ setup(
     },
     install_requires=RANGES["core"],
     extras_require={name: needs for name, needs in RANGES.items() if name != "core"},
-    entry_points={"console_scripts": ["baechi = runtime.cli:main"]},
+    entry_points={"console_scripts": ["baechi = runtime.__main__:main"]},
 )

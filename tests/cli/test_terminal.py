@@ -88,3 +88,18 @@ def test_ctrl_c_while_a_spinner_turns(tmp_path: Path, line: list[str]) -> None:
     assert b"\x1b[3" not in seen  # no colour
     assert seen.rstrip().endswith(b"error: interrupted")
     assert [p.name for p in out.glob("*")] in ([], ["config.toml"])
+
+
+def test_ctrl_c_while_the_command_is_imported_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Pressed:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'runtime.cli':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Pressed())\n"
+    )
+    settings = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-m", "runtime", "doctor"]
+    done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
