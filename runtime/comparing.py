@@ -81,7 +81,7 @@ def load_contenders(
         require_room(executor.devices, timeline.cluster, contender.peak_bytes)
         contender.loaded = executor.load(timeline, binding, step)
 
-    return list(planned(captured.graph, cluster, plans, single.makespan_us, load))
+    return list(planned(captured.graph, cluster, plans, single, load))
 
 
 def variants_of(contenders: list[Contender]) -> dict[str, LoadedStep]:

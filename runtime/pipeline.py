@@ -1,5 +1,6 @@
 """The order of the stages, and the checks between them. No other file knows it, and no stage calls the next."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, SearchPr
 from baechi_ext.place.expert import require_hints
 from baechi_ext.place.registry import place
 from baechi_ext.place.trial import try_orders
+from baechi_ext.simulate import Timeline
 
 if TYPE_CHECKING:
     from baechi_ext.hybrid.placer import HybridResult, Placer
@@ -163,19 +165,22 @@ def plan_hybrid(graph: OpGraph, cluster: Cluster, request: PlanRequest, sharding
     return place_and_shard(graph, cluster, sharding, placer(seconds), placer(seconds / searches))
 
 
-def whole_if_faster(result: PlanResult, graph: OpGraph, cluster: Cluster, request: PlanRequest, alone_us: float) -> PlanResult:
-    """`result`; or all ops on one device, where `auto` splits the graph for hardly less than `alone_us`, which one device takes with the
-    others idle. The graph's costs are of devices at work beside others, by which one device looks slower than it is.
+def whole_if_faster(result: PlanResult, graph: OpGraph, cluster: Cluster, request: PlanRequest, single: Timeline) -> PlanResult:
+    """`result`; or all ops on one device, where `auto` splits the graph for hardly less than `single`, one device with the others idle.
+
+    The graph's costs are of devices at work beside others, by which one device looks slower than it is. So a plan that leaves the others
+    idle comes back with the costs of `single`.
     """
-    worth = result.predicted_step_us < (1 - _LEAST_GAIN) * alone_us
-    if request.method != "auto" or not result.splits or request.pins or result.interrupted or worth:
+    worth = result.predicted_step_us < (1 - _LEAST_GAIN) * single.makespan_us
+    if request.method == "auto" and result.splits and not (request.pins or result.interrupted or worth):
+        with contextlib.suppress(InfeasibleError):
+            whole = plan(graph, cluster, replace(request.without_grouping(), method="single", initial_plan=None, device_map=None))
+            spent = result.placement_seconds + whole.placement_seconds
+            result = replace(whole, plan=replace(whole.plan, method=result.plan.method, placement_seconds=spent), notes=result.notes)
+    if result.splits:
         return result
-    try:
-        whole = plan(graph, cluster, replace(request.without_grouping(), method="single", initial_plan=None, device_map=None))
-    except InfeasibleError:
-        return result
-    spent = result.placement_seconds + whole.placement_seconds
-    return replace(whole, plan=replace(whole.plan, method=result.plan.method, placement_seconds=spent), notes=result.notes)
+    alone = _judged(begin(request.method, single.graph, cluster, request.options), result)
+    return replace(alone, plan=replace(alone.plan, placement_seconds=result.placement_seconds))
 
 
 def _strays(graph: OpGraph, cluster: Cluster, request: PlanRequest, placement: Sequence[int]) -> tuple[str, ...]:

@@ -144,7 +144,7 @@ def _planned(request: TrainRequest, captured: Captured, cluster: Cluster) -> Pla
         if sharding is not None:
             return pipeline.plan_hybrid(graph, cluster, watched, sharding)
         result = pipeline.plan(graph, cluster, watched)
-    return pipeline.whole_if_faster(result, graph, cluster, request.plan, one_device_timeline(captured.alone).makespan_us)
+    return pipeline.whole_if_faster(result, graph, cluster, request.plan, one_device_timeline(captured.alone))
 
 
 def _on_groups(request: TrainRequest, executor: Executor, result: HybridResult) -> GroupedExecutor:
@@ -339,8 +339,8 @@ def versions() -> dict[str, str]:
 
 
 def keep(folder: Path, captured: Captured, result: PlanResult) -> None:
-    """Writes graph.json, profile.json and plan.json."""
+    """Writes graph.json, with the costs that the plan is predicted with, profile.json and plan.json."""
     begin_run(folder)
-    captured.graph.save(folder / "graph.json")
+    (captured.graph if result.splits or isinstance(result.plan, HybridPlan) else captured.alone).save(folder / "graph.json")
     captured.profile.save(folder / "profile.json")
     result.plan.save(folder / "plan.json")

@@ -58,8 +58,8 @@ def place_call(request: TrainRequest, executor: Executor, captured: CapturedCall
     if result.interrupted:
         raise KeyboardInterrupt
     single = one_device_timeline(attach_costs(captured.graph, profile))
-    result = pipeline.whole_if_faster(result, graph, cluster, request.plan, single.makespan_us)
-    return Placement(graph, profile, result, single, probe)
+    result = pipeline.whole_if_faster(result, graph, cluster, request.plan, single)
+    return Placement(graph if result.splits else single.graph, profile, result, single, probe)
 
 
 def place_alike(earlier: Placement, captured: CapturedCall) -> Timeline | None:

@@ -7,6 +7,7 @@ from typing import Any
 from baechi_ext.errors import BaechiError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.place.common import PlanResult
+from baechi_ext.simulate import Timeline
 from runtime import pipeline
 from runtime.parity_result import Parity
 from runtime.progress import progress
@@ -43,11 +44,11 @@ class Contender:
 
 
 def planned(
-    graph: OpGraph, cluster: Cluster, plans: Mapping[str, pipeline.PlanRequest], alone_us: float, load: Callable[[Contender], None]
+    graph: OpGraph, cluster: Cluster, plans: Mapping[str, pipeline.PlanRequest], single: Timeline, load: Callable[[Contender], None]
 ) -> Iterator[Contender]:
     """The contenders with their plans, and with what `load` makes of each. What a method raises is its refusal; the others go on.
 
-    `alone_us` is what one device takes with the others idle. Raises KeyboardInterrupt.
+    `single` is one device with the others idle. Raises KeyboardInterrupt.
     """
     for number, (method, request) in enumerate(plans.items(), start=1):
         contender: Contender = Contender(method)
@@ -56,7 +57,7 @@ def planned(
                 result = pipeline.plan(graph, cluster, request.watched(lambda search, show=show: show(search_news(search))))
             if result.interrupted:
                 raise KeyboardInterrupt
-            contender.result = pipeline.whole_if_faster(result, graph, cluster, request, alone_us)
+            contender.result = pipeline.whole_if_faster(result, graph, cluster, request, single)
             contender.notes += contender.result.notes
             with progress(f"checking {method}: the same results as the unplaced step, and its memory ({number} of {len(plans)})"):
                 load(contender)

@@ -14,15 +14,16 @@ PLOT = "compare.png"
 
 def keep(folder: Path, graph: OpGraph, profile: Profile, comparison: Comparison) -> None:
     """Writes graph.json, profile.json, every method's plan, that of the recommended one as plan.json, compare.json, and with matplotlib
-    compare.png."""
-    graph.save(folder / "graph.json")
+    compare.png. The graph's costs are those of plan.json: of devices at work beside others, or where it has one device, of one alone."""
+    chosen = comparison.recommended
+    best = None if chosen is None else comparison.contender(chosen).result
+    (graph if best is None or best.splits else comparison.single.graph).save(folder / "graph.json")
     profile.save(folder / "profile.json")
     for contender in comparison.contenders:
         if contender.result is not None:
             contender.result.plan.save(folder / plan_file(contender.method))
-    chosen = comparison.recommended
-    if chosen is not None:
-        comparison.contender(chosen).result.plan.save(folder / "plan.json")  # type: ignore[union-attr]
+    if best is not None:
+        best.plan.save(folder / "plan.json")
     write_json(folder / "compare.json", comparison.to_json())
     try:
         save_steps(folder / PLOT, comparison)

@@ -87,7 +87,7 @@ def check_contenders(
             contender.parity = check_parity(captured, session)
             contender.peak_bytes = accounted_peak_bytes(session, timeline) if there.shared_memory else peak_bytes(session, there)
 
-    return list(planned(captured.graph, cluster, plans, one_device_timeline(captured.alone).makespan_us, check))
+    return list(planned(captured.graph, cluster, plans, one_device_timeline(captured.alone), check))
 
 
 def sessions_of(captured: Captured, contenders: Sequence[Contender], devices: tuple[Devices, Devices]) -> dict[str, PlacedSession]:

@@ -245,11 +245,10 @@ def planned(request: TrainRequest, captured: Captured, cluster: Cluster) -> Plan
     """The plan, kept in `out` with graph and profile. Raises KeyboardInterrupt, with the plan written, where the search was interrupted."""
     with progress(pipeline.announcement(captured.graph, cluster, request.plan)) as show:
         result = pipeline.plan(captured.graph, cluster, request.plan.watched(lambda search: show(search_news(search))))
-    alone_us = one_device_timeline(captured.alone).makespan_us
-    result = pipeline.whole_if_faster(result, captured.graph, cluster, request.plan, alone_us)
+    result = pipeline.whole_if_faster(result, captured.graph, cluster, request.plan, one_device_timeline(captured.alone))
     if request.out is not None:
         begin_run(Path(request.out))
-        captured.graph.save(Path(request.out) / "graph.json")
+        (captured.graph if result.splits else captured.alone).save(Path(request.out) / "graph.json")
         captured.profile.save(Path(request.out) / "profile.json")
         result.plan.save(Path(request.out) / "plan.json")
     if result.interrupted:

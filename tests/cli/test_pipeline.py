@@ -1,5 +1,7 @@
 """Whatever is asked for, a plan is valid and worth what it says: Baechi's flags together, on random training graphs, by the oracle."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from baechi_ext.ir import Cluster, Link, Op, OpGraph
 from baechi_ext.ir.pins import Pin
 from baechi_ext.place.adjust import ADJUSTMENTS
 from baechi_ext.place.common import PlaceOptions
-from baechi_ext.simulate import simulate
+from baechi_ext.simulate import Timeline, simulate
 from runtime.pipeline import PlanRequest, plan, whole_if_faster
 from tests import oracle
 from tests.group.training_graphs import training_graphs
@@ -53,21 +55,39 @@ def _two_branches() -> OpGraph:
     return OpGraph.from_edges([Op("a", compute_us=10.0, persistent_bytes=8), Op("b", compute_us=10.0, persistent_bytes=8)], [])
 
 
+def _alone(us: float) -> Timeline:
+    """The same on one device, in `us` together."""
+    graph = _two_branches()
+    ops = [replace(op, compute_us=us / len(graph)) for op in graph.ops]
+    return simulate(OpGraph.from_edges(ops, []), Cluster.uniform(1), [0] * len(graph))
+
+
 @pytest.mark.parametrize(("alone_us", "placement"), [(9.0, {0}), (10.0, {0}), (10.5, {0}), (10.6, {0, 1}), (20.0, {0, 1})])
 def test_a_step_that_one_device_does_about_as_fast_is_kept_whole(alone_us: float, placement: set[int]) -> None:
     graph, cluster, request = _two_branches(), Cluster.uniform(2, link=Link(1.0, 1.0)), PlanRequest()
-    result = whole_if_faster(plan(graph, cluster, request), graph, cluster, request, alone_us)
+    result = whole_if_faster(plan(graph, cluster, request), graph, cluster, request, _alone(alone_us))
     assert set(result.plan.placement) == placement
     assert result.plan.method == "auto"
     assert result.splits == (len(placement) > 1)
+    assert result.predicted_step_us == (10.0 if result.splits else alone_us)
+
+
+def test_one_device_is_predicted_with_the_others_idle() -> None:
+    graph, cluster, request = _two_branches(), Cluster.uniform(2, link=Link(1.0, 1.0)), PlanRequest("single")
+    found = plan(graph, cluster, request)
+    result = whole_if_faster(found, graph, cluster, request, _alone(14.0))
+    assert (found.predicted_step_us, result.predicted_step_us) == (20.0, 14.0)
+    assert result.lower_bound_us <= 14.0
+    assert (result.plan.method, result.plan.placement) == ("single", found.plan.placement)
+    assert result.plan.options == found.plan.options
 
 
 def test_a_step_that_no_device_holds_is_split_however_long_it_takes() -> None:
     graph, cluster, request = _two_branches(), Cluster.uniform(2, link=Link(1.0, 1.0), memory_bytes=8), PlanRequest()
-    assert whole_if_faster(plan(graph, cluster, request), graph, cluster, request, 1.0).splits
+    assert whole_if_faster(plan(graph, cluster, request), graph, cluster, request, _alone(1.0)).splits
 
 
 def test_what_is_asked_for_by_name_or_pin_stays_as_asked() -> None:
     graph, cluster = _two_branches(), Cluster.uniform(2, link=Link(1.0, 1.0))
     for request in (PlanRequest("m_etf"), PlanRequest(pins=(Pin("b", "1"),))):
-        assert whole_if_faster(plan(graph, cluster, request), graph, cluster, request, 1.0).splits
+        assert whole_if_faster(plan(graph, cluster, request), graph, cluster, request, _alone(1.0)).splits
