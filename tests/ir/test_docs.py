@@ -8,7 +8,7 @@ from baechi_ext.ir import Cluster, OpGraph, Plan
 from tests.build import cluster_of, graph_of
 
 TEXT = (Path(__file__).parent.parent.parent / "docs" / "files.md").read_text(encoding="utf-8")
-GRAPH, CLUSTER, PLAN = map(json.loads, re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL))
+GRAPH, CLUSTER, PLAN, COMPARISON = map(json.loads, re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL))
 
 
 def test_the_examples_can_be_read() -> None:
@@ -17,6 +17,10 @@ def test_the_examples_can_be_read() -> None:
     assert [d.name for d in Cluster.from_json(CLUSTER).devices] == ["cuda:0", "cuda:1"]
     of_this_graph = {**PLAN, "op_digests": dict(zip(graph.index, graph.op_digests, strict=True))}
     assert Plan.from_json(of_this_graph, graph).placement == (0, 1)
+
+
+def test_the_plan_that_the_example_of_a_comparison_recommends_is_one_of_its_own() -> None:
+    assert COMPARISON["recommended"] in [method["method"] for method in COMPARISON["methods"]]
 
 
 def test_the_examples_name_every_field_that_is_written() -> None:
