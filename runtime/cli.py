@@ -360,16 +360,19 @@ def _captured_model(args: argparse.Namespace, request: "PaseRequest") -> Any:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    if args.script is not None or args.script_args is not None:
-        raise OptionError("baechi compare takes built-in models; for a script, run baechi train SCRIPT once a method")
+    if args.script is None and args.script_args is not None:
+        raise OptionError("what follows -- are the arguments of a script; name the script before it: baechi compare SCRIPT -- ARGUMENTS")
     request = compare_flags.request_of(args)
     _keep_config(args, "compare")
     with progress(f"loading {request.train.framework}"):
-        compare = _stage(request.train.framework, "comparing").compare
+        stage = _stage(request.train.framework, "comparing" if args.script is None else "calls.comparing")
         start_workers = _wants_workers(request.train)
     if start_workers:
         return _run_workers(args, request.train)
-    comparison = compare(request)
+    if args.script is None:
+        comparison = stage.compare(request)
+    else:
+        comparison = stage.compare_script(request, args.script, tuple(args.script_args or ()))
     if comparison is not None and args.json:
         print_json(comparison.to_json())
     elif comparison is not None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from runtime.executor import Executor, LoadedStep
 from runtime.samples import LoadOfOthers, Measurement, Samples
 from runtime.step import EagerStep, TrainingStep
+from runtime.thread_executor import StepTimes
 
 WARMUP = 4
 
@@ -27,8 +28,26 @@ def measure(
     """
     eager = EagerStep(step, executor.devices[0].torch_device)
     saved = step.snapshot()
-    taken: dict[str, list[float]] = {"eager": [], **{name: [] for name in placed}}
-    busy: dict[str, list[Sequence[float]]] = {name: [] for name in placed}
+    variants: dict[str, Callable[[], StepTimes]] = {"eager": lambda: executor.call(0, lambda: _eager_times(executor, eager))}
+    variants |= {name: lambda loaded=loaded: loaded.run()[1] for name, loaded in placed.items()}
+    try:
+        return measure_in_turn(executor, variants, num_steps=num_steps, warmup=warmup, on_step=on_step)
+    finally:
+        eager.optimizer.zero_grad(set_to_none=True)
+        step.restore(saved)
+
+
+def measure_in_turn(
+    executor: Executor,
+    variants: Mapping[str, Callable[[], StepTimes]],
+    *,
+    num_steps: int,
+    warmup: int = WARMUP,
+    on_step: Callable[[int], None] = lambda i: None,
+) -> Measurement:
+    """Times `num_steps` rounds of one step of every variant, each by its own clock."""
+    taken: dict[str, list[float]] = {name: [] for name in variants}
+    busy: dict[str, list[Sequence[float]]] = {name: [] for name in variants}
     gc.collect()
     gc.disable()
     try:
@@ -37,20 +56,14 @@ def measure(
             on_step(i)
             if i == warmup:
                 load = _load_of_others(executor)
-            times = {"eager": executor.call(0, lambda: _eager_us(executor, eager))}
-            for name, variant in placed.items():
-                _, step_times = variant.run()
-                times[name] = step_times.wall_us
-                if i >= warmup:
-                    busy[name].append(step_times.busy_us)
+            times = {name: step() for name, step in variants.items()}
             if i >= warmup:
-                for name, us in times.items():
-                    taken[name].append(us)
+                for name, step_times in times.items():
+                    taken[name].append(step_times.wall_us)
+                    busy[name].append(step_times.busy_us)
         share = load.share()
     finally:
         gc.enable()
-        eager.optimizer.zero_grad(set_to_none=True)
-        step.restore(saved)
     return Measurement(
         samples={name: Samples(tuple(us)) for name, us in taken.items()},
         busy_us={name: tuple(statistics.median(column) for column in zip(*rows, strict=True)) for name, rows in busy.items()},
@@ -59,11 +72,11 @@ def measure(
     )
 
 
-def _eager_us(executor: Executor, eager: EagerStep) -> float:
+def _eager_times(executor: Executor, eager: EagerStep) -> StepTimes:
     begin = time.perf_counter_ns()
     eager.run()
     executor.devices[0].synchronize()
-    return (time.perf_counter_ns() - begin) / 1000
+    return StepTimes((time.perf_counter_ns() - begin) / 1000, ())
 
 
 def _load_of_others(executor: Executor) -> LoadOfOthers:

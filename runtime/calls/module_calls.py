@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from baechi_ext.capture.torch_private import inside_backward
+from baechi_ext.errors import CaptureError
 from runtime.calls.blocks.threads import inside_a_block
 
 LARGE_ENOUGH = 1000
@@ -26,6 +27,14 @@ def trained_size(module: nn.Module) -> int:
     if isinstance(module, ParametrizationList):  # called wherever a weight is read
         return 0
     return sum(p.numel() for p in module.parameters() if p.requires_grad and not isinstance(p, nn.UninitializedParameter))
+
+
+def never_trained(path: str, code: Any) -> CaptureError:
+    """The error of a script that ended with this exit code before any training call that is large enough."""
+    return CaptureError(
+        f"{path} ended (exit code {code}) and had called no module of {LARGE_ENOUGH} parameters or more in training mode (model.train()) "
+        "while gradients were recorded; train one, or give the script other arguments behind --"
+    )
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """What a captured call of a module took for granted: parameters, buffers, training flags, hooks, and the attributes Python code reads."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from operator import itemgetter
 from typing import Any
@@ -9,11 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from baechi_ext.errors import CaptureError
+
 _OWN = frozenset(vars(nn.Module()))
 """Attributes of nn.Module itself; `training` apart, they are looked at one by one."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _FEW = 64
 """Longer lists are told apart by their length alone."""
+SETTLING = 2
+"""So many calls may change the module's attributes, as where forward makes a table at first use."""
 _DEPTH = 2
 """Lists in lists are looked into so deep."""
 _CONTAINERS = (list, set, dict, deque)
@@ -56,6 +60,14 @@ class ModuleWatch:
     def changes(self) -> list[str]:
         """What changed, each as "module.attribute"."""
         return [f"{m.name}.{what}" if m.name else what for m in self._modules if not m.holds() for what in m.changes()]
+
+
+def keeps_changing(changed: Sequence[str]) -> CaptureError:
+    """The error of a module whose forward changes these attributes in every call."""
+    return CaptureError(
+        f"forward changes attributes of the module ({', '.join(changed[:5])}), which a captured call can't; return them, or "
+        "keep tensors in buffers that forward changes in place (self.name.copy_(...))"
+    )
 
 
 class _Watched:

@@ -7,7 +7,6 @@ shape of the arguments, or another state of the module, is captured when it come
 import os
 import sys
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,31 +16,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from baechi_ext.capture.torch_joint import CaptureOptions
-from baechi_ext.capture.torch_module import capture_call
 from baechi_ext.capture.torch_private import is_traced
-from baechi_ext.capture.torch_tree import InputLeaf, ObjectLeaf, TensorLeaf, Tree, flatten
-from baechi_ext.errors import BaechiError, CaptureError, ParityError
+from baechi_ext.capture.torch_tree import Tree, flatten
+from baechi_ext.errors import BaechiError, CaptureError
 from runtime.calls.blocks.placed_blocks import BlockSettings, PlacedBlocks
+from runtime.calls.capturing import arguments_of, capture_training_call, plain_arguments
 from runtime.calls.ladder import Runner, next_rung
-from runtime.calls.module_watch import Attributes, ModuleWatch
-from runtime.calls.optimizers import optimizer_of
-from runtime.calls.phases import ModuleStep, PhasedStep
+from runtime.calls.module_watch import SETTLING, ModuleWatch, keeps_changing
+from runtime.calls.phases import PhasedStep
 from runtime.calls.placed_function import LoadedCall
-from runtime.calls.placing import Placement, home_of, place_alike, place_call
-from runtime.calls.verify import Comparison, PythonRandomness, RandomState, Verification, as_written, one_thread, timed, tolerance_of
+from runtime.calls.placing import Placement, place_alike, place_call
+from runtime.calls.verify import (
+    Comparison,
+    Moment,
+    PythonRandomness,
+    Verification,
+    as_written,
+    one_thread,
+    outputs_by_number,
+    require_same_tree,
+    timed,
+)
 from runtime.calls.workers import Workers
-from runtime.progress import progress
 from runtime.thread_executor import ThreadExecutor
 from runtime.train_request import TrainRequest
 
 MOST_CALLS = 8
 """So many shapes and states of a module are captured; further ones run as they are."""
-_SETTLING = 2
-"""So many calls may change the module's attributes, as where forward makes a table at first use."""
-_TIMES = 200
 _WAITING = 64
-_DEPENDS = "forward depends on something that is not a tensor and changes; take that out of it, or go on unplaced with fallback"
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class PlacedCalls:
 
     def prepare(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Captures and places the call with these arguments, without running it. Raises what the stages raise."""
-        inputs, given = flatten((tuple(args), dict(kwargs)), self._arguments)
+        inputs, given = flatten((tuple(args), dict(kwargs)), arguments_of(self.module))
         key = _key(inputs, given)
         if self._find(key) is None:
             with torch.enable_grad(), as_written():
@@ -141,10 +143,6 @@ class PlacedCalls:
     def _spread(self) -> bool:
         """Whether the parameters are on several devices by now."""
         return bool(self.calls) and self.settings.executor.devices[0].torch_device.type != "cpu"
-
-    @property
-    def _arguments(self) -> str:
-        return f"an argument of {type(self.module).__name__}"
 
     def _state(self) -> dict[str, Tensor]:
         return dict(self.module.named_parameters()) | dict(self.module.named_buffers())
@@ -169,9 +167,7 @@ class PlacedCalls:
             self._inside.now = before
 
     def _train(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        inputs, given = flatten((args, kwargs), self._arguments)
-        if any(type(x) not in (Tensor, nn.Parameter) or x.layout != torch.strided for x in inputs):
-            raise CaptureError(f"{self._arguments} is a tensor of a special kind; pass plain dense tensors")
+        inputs, given = plain_arguments(self.module, args, kwargs)
         if not any(t.requires_grad for t in (*self._state().values(), *inputs)):
             return self.run_unplaced(*args, **kwargs)
         key = _key(inputs, given)
@@ -217,37 +213,23 @@ class PlacedCalls:
             raise CaptureError(f"a call of {type(self.module).__name__} can't be placed: {type(e).__name__}: {reason}") from e
 
     def _added(self, key: object, inputs: list[Tensor], given: Tree) -> PlacedCall:
-        module, request, executor = self.module, self.settings.request, self.settings.executor
-        name = type(module).__name__
-        watch, attributes = ModuleWatch(module), Attributes(module)
-        for part in module.modules():
-            vars(part).pop("_compiled_call_impl", None)
-        optimizer = optimizer_of(module)
-        options = CaptureOptions("in the caller's code", optimizer.slots, request.colocate_grads_with_ops, request.relaxed_random)
-        try:
-            with progress(f"capturing a training call of {name}"), self._within():
-                captured = capture_call(module, inputs, given, options, name)
-        finally:
-            attributes.restore()
-        live = self._state()
-        written = tuple(dict.fromkeys(n for writes in captured.binding.buffer_writes.values() for n, _ in writes))
-        step = ModuleStep(name, live, written, tuple(x.detach() for x in inputs))
+        request, executor = self.settings.request, self.settings.executor
+        watch = ModuleWatch(self.module)
+        with self._within():
+            call = capture_training_call(self.module, inputs, given, request)
+        captured, step = call.captured, call.step
         alike = place_alike(self.calls[0].placement, captured) if self.calls else None
         if alike is None:
             place = executor.place if isinstance(executor, Workers) else partial(place_call, executor=executor)
-            placement = place(replace(request, model=name), captured=captured, step=step)
-            placement = replace(placement, note=optimizer.note)
+            placement = place(replace(request, model=step.name), captured=captured, step=step)
+            placement = replace(placement, note=call.note)
             timeline = placement.result.timeline
         else:
             placement, timeline = self.calls[0].placement, alike
-        home = home_of(live, tuple(inputs))
         step.inputs = ()
-        times: tuple[deque[float], deque[float]] = (deque(maxlen=_TIMES), deque(maxlen=_TIMES))
         load = executor.load if isinstance(executor, Workers) else partial(PhasedStep, executor)
-        placed = load(timeline, captured, step)
-        loaded = LoadedCall(captured, placed, live, home, times)
-        tolerance = tolerance_of([n.meta["val"].dtype for n in captured.binding.home if hasattr(n.meta["val"], "dtype")], home)
-        self.calls.append(PlacedCall(key, watch, loaded, placement, tolerance))
+        loaded = LoadedCall(captured, load(timeline, captured, step), step.live, call.home)
+        self.calls.append(PlacedCall(key, watch, loaded, placement, call.tolerance))
         return self.calls[-1]
 
     def _returned(self, call: PlacedCall, outputs: list[Tensor], inputs: Sequence[Tensor]) -> Any:
@@ -263,28 +245,24 @@ class PlacedCalls:
             return self._returned(call, outputs, inputs)
         args, kwargs = given
         watch, randomness = ModuleWatch(self.module), PythonRandomness()
-        before = _Moment(self.module)
+        before = Moment(self.module)
         with one_thread():
             forward_us, expected = timed(lambda: self.run_unplaced(*args, **kwargs))
-        after = _Moment(self.module)
+        after = Moment(self.module)
         try:
-            if randomness.drawn():
-                raise CaptureError("forward draws from Python's or NumPy's random, which a captured call can't; draw with torch")
+            randomness.require_undrawn()
             if changed := watch.changes():
                 self._settling += 1
-                if self._settling <= _SETTLING:
+                if self._settling <= SETTLING:
                     return expected
-                raise CaptureError(
-                    f"forward changes attributes of the module ({', '.join(changed[:5])}), which a captured call can't; return them, or "
-                    "keep tensors in buffers that forward changes in place (self.name.copy_(...))"
-                )
+                raise keeps_changing(changed)
             before.restore()
             if call is None:
                 call = self._add(key, inputs, tree)
                 if self._spread:  # what autograd keeps of the call above was moved away from under it
                     before.restore()
                     forward_us, expected = timed(lambda: self.run_unplaced(*args, **kwargs))
-                    after = _Moment(self.module)
+                    after = Moment(self.module)
             before.restore()
             return self._compared(call, inputs, expected, (forward_us, after))
         except BaechiError as e:
@@ -297,27 +275,20 @@ class PlacedCalls:
                 self._go_on_unplaced(e)
             return expected
 
-    def _compared(self, call: PlacedCall, inputs: list[Tensor], expected: Any, eager: "tuple[float, _Moment]") -> Any:
+    def _compared(self, call: PlacedCall, inputs: list[Tensor], expected: Any, eager: tuple[float, Moment]) -> Any:
         forward_us, after = eager
-        found, tree = flatten(expected, "what the module returns")
-        leaves = list(_tensor_leaves(call.loaded.captured.returned))
-        if len(leaves) != len(found):
-            raise ParityError(f"the placed call returns another number of tensors than the unplaced one; {_DEPENDS}")
-        pairs = reversed(list(zip(leaves, found, strict=True)))
-        own = {leaf.index: tensor for leaf, tensor in pairs if isinstance(leaf, TensorLeaf)}
+        own, tree = outputs_by_number(expected, call.loaded.captured.returned)
         go_on = self._go_on_unplaced if self.settings.fallback else None
         outputs = call.loaded.run(inputs, Comparison(call.loaded, call.verification, (forward_us, own, inputs), call.tolerance, go_on))
         value = self._returned(call, outputs, inputs)
-        if flatten(value, "what the module returns")[1] != tree:
-            raise ParityError(f"the placed call returns something else than the unplaced one beside its tensors; {_DEPENDS}")
+        require_same_tree(value, tree)
         names = {n: f"new value of {n}" for n in after.buffers}
         call.verification.compare(
             {f"output {i}": t for i, t in own.items()} | {names[n]: t for n, t in after.buffers.items()},
             {f"output {i}": outputs[i] for i in own} | {names[n]: b for n, b in self.module.named_buffers()},
             call.tolerance,
         )
-        if not RandomState().same(after.random):
-            raise ParityError(f"the placed call drew other random numbers than the unplaced one; {_DEPENDS}")
+        after.random.require_same()
         call.count += 1
         call.verification.steps += 1
         return value
@@ -346,31 +317,8 @@ class PlacedCalls:
             sys.stderr.flush()
 
 
-class _Moment:
-    """A module's buffers and the random state, as they are now."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.random = RandomState()
-        self._live = dict(module.named_buffers())
-        self.buffers = {name: buffer.detach().clone() for name, buffer in self._live.items()}
-
-    def restore(self) -> None:
-        """Puts them back; to autograd, no buffer is changed by it."""
-        self.random.restore()
-        for name, value in self.buffers.items():
-            self._live[name].data.copy_(value)
-
-
 def _key(inputs: Sequence[Tensor], given: Tree) -> object:
     """What calls must have in common to be run by one captured graph, apart from the module's state."""
     tensors = tuple((x.shape, x.stride(), x.dtype, x.device, x.requires_grad) for x in inputs)
     autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
     return given, tensors, autocast
-
-
-def _tensor_leaves(tree: Tree) -> Iterator[TensorLeaf | InputLeaf]:
-    for leaf in tree.leaves:
-        if isinstance(leaf, ObjectLeaf):
-            yield from _tensor_leaves(leaf.attributes)
-        elif isinstance(leaf, (TensorLeaf, InputLeaf)):
-            yield leaf

@@ -4,7 +4,7 @@ to its outputs. Its forward runs the forward programs on all devices, its backwa
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +18,7 @@ from runtime.calls.workers import WorkerPhases
 
 NO_SECOND_ORDER = "a placed call has none of second order; leave this module unplaced, or go on unplaced with fallback"
 Gradients = Mapping[str | int, Tensor]
+_TIMES = 200
 
 
 class Check(Protocol):
@@ -40,7 +41,7 @@ class LoadedCall:
     """Parameters and buffers by their first name."""
     home: torch.device
     """Where the caller expects outputs."""
-    times: tuple[deque[float], deque[float]]
+    times: tuple[deque[float], deque[float]] = field(default_factory=lambda: (deque(maxlen=_TIMES), deque(maxlen=_TIMES)))
     """Wall times in microseconds of the last forward and backward phases that were not checked."""
 
     def run(self, inputs: Sequence[Tensor], check: Check | None = None) -> list[Tensor]:

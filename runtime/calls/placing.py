@@ -43,13 +43,7 @@ def place_call(request: TrainRequest, executor: Executor, captured: CapturedCall
 
     Raises what the stages raise: ProfileError, MismatchError, InfeasibleError, ExecutionError.
     """
-    pipeline.prepared(captured.graph, request.plan, [d.name for d in executor.devices])  # what hints and pins need, told early
-    if request.cost_path is not None:
-        profile = Profile.load(request.cost_path, captured.graph)
-        if profile.clock != executor.devices[0].clock_name:
-            raise MismatchError(f"{request.cost_path}: the costs are of the clock {profile.clock!r}, this run's devices go by another one")
-    else:
-        profile = profile_step(executor, captured.graph, captured.binding, step, ProfileOptions())
+    profile = costs_of_call(request, executor, captured, step)
     graph = attach_costs(captured.graph, profile, contended=len(executor.devices) > 1)
     cluster, probe = find_cluster(request, executor)
     cluster = scale_links(cluster, request.comm_cost_factor)
@@ -60,6 +54,17 @@ def place_call(request: TrainRequest, executor: Executor, captured: CapturedCall
     single = one_device_timeline(attach_costs(captured.graph, profile))
     result = pipeline.whole_if_faster(result, graph, cluster, request.plan, single)
     return Placement(graph if result.splits else single.graph, profile, result, single, probe)
+
+
+def costs_of_call(request: TrainRequest, executor: Executor, captured: CapturedCall, step: ModuleStep) -> Profile:
+    """Read from the request's `cost_path` or measured on device 0. Raises ProfileError, MismatchError, ExecutionError."""
+    pipeline.prepared(captured.graph, request.plan, [d.name for d in executor.devices])  # what hints and pins need, told early
+    if request.cost_path is None:
+        return profile_step(executor, captured.graph, captured.binding, step, ProfileOptions())
+    profile = Profile.load(request.cost_path, captured.graph)
+    if profile.clock != executor.devices[0].clock_name:
+        raise MismatchError(f"{request.cost_path}: the costs are of the clock {profile.clock!r}, this run's devices go by another one")
+    return profile
 
 
 def place_alike(earlier: Placement, captured: CapturedCall) -> Timeline | None:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from baechi_ext.capture.torch_tree import Tree, flatten
-from baechi_ext.errors import CaptureError
 from runtime.as_main import require_script, run_as_main
-from runtime.calls.module_calls import LARGE_ENOUGH, Call, outermost_calls, trained_size
+from runtime.calls.module_calls import LARGE_ENOUGH, Call, never_trained, outermost_calls, trained_size
 from runtime.sharding.models import ShardedModel, module_of
 
 
@@ -55,10 +54,7 @@ def script_model(path: str, arguments: tuple[str, ...], *, splits_images: bool =
         tensors, tree = flatten(found.arguments, "what the module takes")
         called = _Called(found.module, tree)
         return module_of(called, [t.detach() for t in tensors], name=script.stem, splits_images=splits_images)
-    raise CaptureError(
-        f"{path} ended (exit code {code}) and had called no module of {LARGE_ENOUGH} parameters or more in training mode (model.train()) "
-        "while gradients were recorded; train one, or give the script other arguments behind --"
-    )
+    raise never_trained(path, code)
 
 
 def _stopping(module: nn.Module, ordinary: Call) -> Call:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from baechi_ext.capture.torch_private import backward_again
-from baechi_ext.errors import BaechiError, ExecutionError, ParityError
+from baechi_ext.capture.torch_tree import InputLeaf, ObjectLeaf, TensorLeaf, Tree, flatten
+from baechi_ext.errors import BaechiError, CaptureError, ExecutionError, ParityError
 from runtime.calls.placed_function import NO_SECOND_ORDER, Gradients, LoadedCall
 from runtime.parity import TOLERANCE
 
@@ -21,6 +22,8 @@ LOW_PRECISION = 2e-2
 FULL_PRECISION = 1e-5
 _FEW = 8
 _ROUNDING = 1e-5
+_RETURNED = "what the module returns"
+_DEPENDS = "forward depends on something that is not a tensor and changes; take that out of it, or go on unplaced with fallback"
 
 
 @dataclass
@@ -35,8 +38,26 @@ class RandomState:
         if self.torch_cuda:
             torch.cuda.set_rng_state_all(self.torch_cuda)
 
-    def same(self, other: "RandomState") -> bool:
-        return torch.equal(self.torch_cpu, other.torch_cpu) and all(map(torch.equal, self.torch_cuda, other.torch_cuda))
+    def require_same(self) -> None:
+        """Raises ParityError where the generators are in another state now: this is how an unplaced call left them."""
+        now = RandomState()
+        if not (torch.equal(self.torch_cpu, now.torch_cpu) and all(map(torch.equal, self.torch_cuda, now.torch_cuda))):
+            raise ParityError(f"the placed call drew other random numbers than the unplaced one; {_DEPENDS}")
+
+
+class Moment:
+    """A module's buffers and the random state, as they are now."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.random = RandomState()
+        self._live = dict(module.named_buffers())
+        self.buffers = {name: buffer.detach().clone() for name, buffer in self._live.items()}
+
+    def restore(self) -> None:
+        """Puts them back; to autograd, no buffer is changed by it."""
+        self.random.restore()
+        for name, value in self.buffers.items():
+            self._live[name].data.copy_(value)
 
 
 class PythonRandomness:
@@ -51,8 +72,10 @@ class PythonRandomness:
         drawn = () if numpy is None else tuple(part.tobytes() if hasattr(part, "tobytes") else part for part in numpy.random.get_state())
         return random.getstate(), drawn
 
-    def drawn(self) -> bool:
-        return self._now() != self._before
+    def require_undrawn(self) -> None:
+        """Raises CaptureError where it was."""
+        if self._now() != self._before:
+            raise CaptureError("forward draws from Python's or NumPy's random, which a captured call can't; draw with torch")
 
 
 @contextmanager
@@ -89,10 +112,7 @@ class Verification:
     def compare(self, expected: Mapping[str, Tensor | None], actual: Mapping[str, Tensor | None], tolerance: float) -> None:
         """Raises ParityError, naming the tensors that differ by more than the tolerance, relative to the largest magnitude."""
         wrong = []
-        # What ought to be 0, as the gradient of a bias before BatchNorm, is rounding alone: it is seen beside the largest of all.
-        floor = _ROUNDING * max((_magnitude(t) for t in expected.values() if t is not None), default=0.0)
-        for name in [*expected, *(n for n in actual if n not in expected)]:
-            difference = relative_difference(expected.get(name), actual.get(name), floor)
+        for name, difference in relative_differences(expected, actual).items():
             self.max_rel_diff = max(self.max_rel_diff, difference)
             self.compared += 1
             if difference > tolerance:
@@ -158,14 +178,14 @@ class Comparison:
         wanted = list(self.loaded.captured.reached_by)
         sources = [self.loaded.live[n] if isinstance(n, str) else inputs[n] for n in wanted]
         used = [(outputs[i], t) for i, t in enumerate(tangents) if t is not None and outputs[i].requires_grad]
-        with _hooks_off(sources):
+        with hooks_off(sources):
             roots, given = zip(*used, strict=True)
             values = torch.autograd.grad(roots, sources, given, allow_unused=True, retain_graph=again, create_graph=recorded)
         return {n: v for n, v in zip(wanted, values, strict=True) if v is not None}
 
 
 @contextmanager
-def _hooks_off(tensors: Sequence[Tensor]) -> Iterator[None]:
+def hooks_off(tensors: Sequence[Tensor]) -> Iterator[None]:
     """The caller's hooks on these tensors are for gradients that are used."""
     hooked = [(t, t._backward_hooks) for t in tensors if t._backward_hooks]
     for tensor, _ in hooked:
@@ -196,9 +216,22 @@ def _magnitude(a: Tensor) -> float:
     return torch.where(a.isfinite(), a.abs(), 0.0).max().item()
 
 
+def relative_differences(expected: Mapping[str, Tensor | None], actual: Mapping[str, Tensor | None]) -> dict[str, float]:
+    """By name. What ought to be 0, as the gradient of a bias before BatchNorm, is rounding alone: it is seen beside the largest of all."""
+    floor = _ROUNDING * max((_magnitude(t) for t in expected.values() if t is not None), default=0.0)
+    names = [*expected, *(n for n in actual if n not in expected)]
+    return {name: relative_difference(expected.get(name), actual.get(name), floor) for name in names}
+
+
 def relative_difference(a: Tensor | None, b: Tensor | None, floor: float = 0.0) -> float:
-    """Largest difference over largest magnitude, but no less than `floor`; infinite where only one is there, shapes
-    differ, or one alone is no number."""
+    """Largest difference over largest magnitude, or over `floor` where that is more; infinite where only one is there, shapes differ, or
+    one alone is no number."""
+    difference = largest_difference(a, b)
+    return difference / max(_magnitude(a), floor, 1e-30) if a is not None and 0 < difference < float("inf") else difference
+
+
+def largest_difference(a: Tensor | None, b: Tensor | None) -> float:
+    """Of all numbers; infinite where only one is there, shapes differ, or one alone is no number."""
     if a is None and b is None:
         return 0.0
     if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
@@ -212,8 +245,34 @@ def relative_difference(a: Tensor | None, b: Tensor | None, floor: float = 0.0) 
     if not torch.equal(a.isnan(), b.isnan()):
         return float("inf")
     same = (a == b) | a.isnan()
-    difference = torch.where(same, 0.0, (a - b).abs()).max().item()
-    return difference / max(_magnitude(a), floor, 1e-30)
+    return torch.where(same, 0.0, (a - b).abs()).max().item()
+
+
+def outputs_by_number(value: Any, returned: Tree) -> tuple[dict[int, Tensor], Tree]:
+    """The outputs among what an unplaced call returned, by their numbers in the captured call's tree, and the tree of what it returned.
+
+    Raises ParityError where the captured call returns another number of tensors.
+    """
+    found, tree = flatten(value, _RETURNED)
+    leaves = list(_tensor_leaves(returned))
+    if len(leaves) != len(found):
+        raise ParityError(f"the placed call returns another number of tensors than the unplaced one; {_DEPENDS}")
+    pairs = reversed(list(zip(leaves, found, strict=True)))
+    return {leaf.index: tensor for leaf, tensor in pairs if isinstance(leaf, TensorLeaf)}, tree
+
+
+def require_same_tree(value: Any, tree: Tree) -> None:
+    """Raises ParityError where what a placed call returned is not of the unplaced one's tree."""
+    if flatten(value, _RETURNED)[1] != tree:
+        raise ParityError(f"the placed call returns something else than the unplaced one beside its tensors; {_DEPENDS}")
+
+
+def _tensor_leaves(tree: Tree) -> Iterator[TensorLeaf | InputLeaf]:
+    for leaf in tree.leaves:
+        if isinstance(leaf, ObjectLeaf):
+            yield from _tensor_leaves(leaf.attributes)
+        elif isinstance(leaf, (TensorLeaf, InputLeaf)):
+            yield leaf
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:

@@ -2,16 +2,20 @@
 
 import argparse
 import copy
+import os
 from typing import TYPE_CHECKING
 
 from baechi_ext.errors import OptionError
 from baechi_ext.place.registry import METHODS
 from runtime.flags import common as flags
+from runtime.flags import script as script_flags
 from runtime.flags import train as train_flags
+from runtime.flags.tensorflow import TENSORFLOW
 from runtime.pipeline import MAPPED, SEARCHES
 
 if TYPE_CHECKING:
     from runtime.compare.contender import CompareRequest
+    from runtime.train_request import TrainRequest
 
 DEFAULT = ("single", "m_topo", "m_etf", "m_sct", "auto")
 _ONE_OF_MANY = {
@@ -27,6 +31,7 @@ _ONE_OF_MANY = {
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """All flags of the sub-command."""
+    script_flags.add_script(parser, "a training script, whose first training call is compared, instead of a built-in model")
     group = parser.add_argument_group("comparing")
     group.add_argument(
         "--placement_methods",
@@ -51,10 +56,22 @@ def request_of(args: argparse.Namespace) -> "CompareRequest":
         if getattr(args, flag) and not set(takers) & set(methods):
             raise OptionError(f"--{flag} is only for {', '.join(takers)}, and none of these is compared; drop it, or add one of them")
     requests = {method: train_flags.request_of(_for(args, method)) for method in dict.fromkeys(("single", *methods))}
+    if args.script is not None:
+        _require_threads(requests["single"])
     from runtime.compare.contender import CompareRequest
 
     plans = {method: request.plan for method, request in requests.items()}
     return CompareRequest(requests["single"], plans, ("baechi", *args.command_line))
+
+
+def _require_threads(train: "TrainRequest") -> None:
+    """Raises OptionError where a script can't be compared in that way."""
+    if train.framework == TENSORFLOW:
+        raise OptionError("baechi compare takes scripts of PyTorch; run baechi train --framework=tensorflow SCRIPT once a method")
+    if train.workers == "process" or train.cuda or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise OptionError(
+            "baechi compare runs a script's call on CPU workers that are threads of one process; drop --workers=process, GPUs and torchrun"
+        )
 
 
 def _for(args: argparse.Namespace, method: str) -> argparse.Namespace:

@@ -17,12 +17,7 @@ VERIFY_STEPS = 2
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The script itself, and how its training calls are placed."""
-    parser.add_argument(
-        "script",
-        nargs="?",
-        metavar="SCRIPT",
-        help="a training script, run unmodified with its model placed, instead of a built-in model; its arguments follow --",
-    )
+    add_script(parser, "a training script, run unmodified with its model placed, instead of a built-in model")
     group = parser.add_argument_group("script")
     group.add_argument(
         "--verify_steps",
@@ -34,6 +29,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--fallback", action="store_true", help="where a script's model can't be placed, or differs, go on unplaced instead of stopping"
     )
+
+
+def add_script(parser: argparse.ArgumentParser, what: str) -> None:
+    """The script alone."""
+    parser.add_argument("script", nargs="?", metavar="SCRIPT", help=f"{what}; its arguments follow --")
 
 
 def parted(command_line: Sequence[str]) -> tuple[list[str], list[str] | None]:

@@ -59,7 +59,7 @@ def test_a_method_without_a_plan_says_why_and_the_others_go_on(run: Run, tmp_pat
         (["--placement_methods=m_etf", "--expert_file=x"], 2, "--expert_file is only for expert, and none of these is compared"),
         (["--train_steps=3"], 2, "unrecognized arguments: --train_steps=3"),
         (["--cluster=/nowhere.json"], 1, "cannot read cluster file"),
-        (["--", "script.py"], 2, "baechi compare takes built-in models"),
+        (["--", "script.py"], 2, "name the script before it: baechi compare SCRIPT"),
     ],
 )
 def test_bad_input(run: Run, flags: list[str], code: int, message: str) -> None:

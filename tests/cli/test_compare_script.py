@@ -1,0 +1,95 @@
+"""`baechi compare SCRIPT` as a user calls it: a script's first training call, really measured by several plans, and nothing after it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime.run_folder import RunFolder
+
+Run = Callable[..., tuple[int, str, str]]
+TRAINS = """
+import sys
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(20, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Dropout(0.5), nn.Linear(40, 10))
+print("begins", *sys.argv[1:])
+x, before = torch.randn(8, 20), torch.get_rng_state()
+try:
+    model(x).sum().backward()
+    print("called")
+except Exception:
+    print("taken for its own")
+finally:
+    same = torch.equal(before, torch.get_rng_state()) and model[1].num_batches_tracked.item() == 0
+    print("as before", same and all(p.grad is None for p in model.parameters()))
+print("goes on")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(TRAINS)
+    return path
+
+
+def test_the_first_training_call_is_compared_and_ends_the_script(run: Run, script: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    flags = ["--placement_methods=m_etf,expert", "--num_steps=3", f"--out={folder}", "--json"]
+    code, out, err = run("compare", *flags, script, "--", "--epochs", "1")
+    assert code == 0, err
+    said, found = out[: out.index("{")], json.loads(out[out.index("{") :])
+    assert said.splitlines() == ["begins --epochs 1", "as before True"]
+    assert json.loads((folder / "compare.json").read_text()) == found
+    rows = {row["method"]: row for row in found["methods"]}
+    assert (found["model"], list(rows)) == ("Sequential of train.py", ["single", "m_etf", "expert"])
+    for method in ("single", "m_etf"):
+        assert len(rows[method]["measured_step_us"]["samples"]) == 3
+        assert (rows[method]["parity"]["passed"], rows[method]["parity"]["max_rel_diff"]) == (True, 0)
+        assert rows[method]["parity"]["compared"] == 1 + 6 + 3  # output, gradients of parameters, buffers
+        assert (folder / rows[method]["plan"]).exists()
+    assert (rows["expert"]["measured_step_us"], rows["expert"]["note"] != "") == (None, True)  # the module gives no hint
+    assert found["unplaced"]["name"] == "eager, one thread"
+    assert "there the script was ended" in found["notes"][0]
+    assert RunFolder.load(folder).plan.method == found["recommended"]
+    assert (folder / "profile.json").exists()
+
+
+def test_a_script_that_never_trains(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "small.py"
+    path.write_text("import torch\ntorch.nn.Linear(4, 2)(torch.ones(1, 4)).sum().backward()\nprint('done')\n")
+    code, out, err = run("compare", path)
+    assert (code, out) == (1, "done\n")
+    assert err.splitlines()[-1].startswith(f"error: {path} ended (exit code 0) and had called no module of 1000 parameters or more")
+
+
+def test_a_call_that_is_no_one_graph_is_an_error(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "branches.py"
+    path.write_text(
+        "import random, torch\n"
+        "class Net(torch.nn.Linear):\n    def forward(self, x):\n        return super().forward(x) * random.random()\n"
+        "try:\n    Net(40, 40)(torch.ones(1, 40))\nexcept BaseException:\n    print('goes on')\n"
+    )
+    code, out, err = run("compare", path)
+    assert (code, out) == (1, "goes on\n")
+    assert err.splitlines()[-1].startswith("error: forward draws from Python's or NumPy's random")
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["SCRIPT", "--workers=process"], 2, "drop --workers=process"),
+        (["SCRIPT", "--num_gpus=2"], 2, "drop --workers=process, GPUs and torchrun"),
+        (["SCRIPT", "--framework=tensorflow"], 2, "baechi compare takes scripts of PyTorch"),
+        (["SCRIPT", "--fallback"], 2, "--fallback"),
+        (["nowhere.py"], 1, "cannot read script 'nowhere.py'"),
+        (["--", "--epochs"], 2, "name the script before it: baechi compare SCRIPT"),
+    ],
+)
+def test_bad_input(run: Run, script: Path, flags: list[str], code: int, message: str) -> None:
+    found, out, err = run("compare", *(script if f == "SCRIPT" else f for f in flags))
+    assert (found, out) == (code, "")
+    assert message in err.splitlines()[-1]
