@@ -66,7 +66,7 @@ def measure_in_turn(
         gc.enable()
     return Measurement(
         samples={name: Samples(tuple(us)) for name, us in taken.items()},
-        busy_us={name: tuple(statistics.median(column) for column in zip(*rows, strict=True)) for name, rows in busy.items()},
+        busy_us={name: tuple(statistics.median(column) for column in zip(*rows, strict=True)) for name, rows in busy.items() if any(rows)},
         load_of_others=share,
         oversubscribed=_oversubscribed(executor),
     )

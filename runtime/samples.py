@@ -85,7 +85,7 @@ class Measurement:
 
     samples: Mapping[str, Samples]
     busy_us: Mapping[str, tuple[float, ...]]
-    """Variant -> per device, the median over its steps; empty where a variant does not tell."""
+    """Variant -> per device, the median over its steps; variants that do not tell are left out."""
     load_of_others: float | None
     """CPU time of other processes on the cores that this run may use, over (those cores x wall time); None where the system does not
     tell."""

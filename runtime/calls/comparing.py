@@ -224,7 +224,7 @@ def _measured(request: CompareRequest, steps: _Steps, model: str) -> Comparison:
     single = one_device_timeline(attach_costs(captured.graph, profile))
     cluster, probe = find_cluster(train, executor)
     loading = _Loading(steps, executor, single, train.relaxed_random)
-    contenders = tuple(planned(graph, scale_links(cluster, train.comm_cost_factor), request.plans, single.makespan_us, loading.load))
+    contenders = tuple(planned(graph, scale_links(cluster, train.comm_cost_factor), request.plans, single, loading.load))
     runs = {UNPLACED: steps.plain, **{c.method: c.loaded for c in contenders if c.loaded is not None}}
     with progress(f"measuring {train.num_steps} steps of each of {len(runs)} variants") as show:
         variants = {name: partial(_times, run) for name, run in runs.items()}
