@@ -11,12 +11,12 @@ _NO_DATE = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
 """By format: metadata without what differs from run to run."""
 
 
-def require_matplotlib() -> Any:
-    """Its class Figure, which needs no display. Raises MissingBackendError where it is not installed."""
+def require_matplotlib(otherwise: str = "") -> Any:
+    """Its class Figure, which needs no display. Raises MissingBackendError, with what can be done `otherwise`, where it is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError as e:
-        raise MissingBackendError("plots need matplotlib; pip install 'baechi-ext[plots]'") from e
+        raise MissingBackendError("plots need matplotlib; pip install 'baechi-ext[plots]'" + otherwise) from e
     return Figure
 
 

@@ -178,7 +178,7 @@ def compare(request: ComparisonRequest) -> ComparisonReport:
     asked for without matplotlib. A method without a plan for a graph is an entry, no error.
     """
     if request.plot:
-        require_matplotlib()
+        require_matplotlib(", or leave out --plot")
     if request.out is not None:
         make_folder(request.out)
     return ComparisonReport(tuple(_compared(request, source) for source in request.sources))

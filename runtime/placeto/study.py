@@ -105,7 +105,7 @@ def study(request: StudyRequest) -> StudyTable:
     """
     make_folder(request.out)
     if request.plot:
-        require_matplotlib()
+        require_matplotlib(", or leave out --plot")
     graphs = {name: Source(name, request.folder, None).graphs(request.settings.split) for name in request.settings.sources}
     settings = _settled(request, graphs)
     _make_missing(settings, graphs, request)
