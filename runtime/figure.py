@@ -12,7 +12,7 @@ _NO_DATE = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
 
 
 def require_matplotlib(otherwise: str = "") -> Any:
-    """Its class Figure, which needs no display. Raises MissingBackendError, with what can be done `otherwise`, where it is not installed."""
+    """Its class Figure, which needs no display. Raises MissingBackendError, saying what can be done `otherwise`, without it."""
     try:
         from matplotlib.figure import Figure
     except ImportError as e:
