@@ -16,8 +16,7 @@ from typing import Any
 
 from runtime import checkpoint
 from runtime.cli import main
-from runtime.processes import executor as process_executor
-from runtime.processes import launch
+from runtime.processes import launch, local_share
 from runtime.processes.local_share import LocalShare
 
 MODULE = "tests.runtime.faulty_worker"
@@ -35,7 +34,7 @@ class Fault:
 
     def install(self) -> None:
         if self.when == "save":
-            process_executor.write_shard = self._half(checkpoint.write_shard)
+            local_share.write_shard = self._half(checkpoint.write_shard)
         else:
             LocalShare.run = self._counted(LocalShare.run)
 

@@ -72,7 +72,7 @@ def test_in_a_process_of_its_own_with_a_server_per_device(tmp_path: Path) -> Non
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["steps"][0]["placed_steps"] == 14
     assert min(report["steps"][0]["num_ops"]) > 0
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {"graph.json", "profile.json", "plan.json", "report.json"}
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"config.toml", "graph.json", "profile.json", "plan.json", "report.json"}
 
 
 def run(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:
