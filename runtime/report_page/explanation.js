@@ -19,7 +19,7 @@ function explanationSection() {
     el("h3", {}, "Idle devices wait for"),
     table([{ title: "device" }, ...numbers("idle", "another device's op", "a busy link", "a transfer", "nothing more to do")], idle),
     gains.length ? [el("h3", {}, "The costliest transfers"), table(
-      [{ title: "tensor of" }, { title: "way" }, ...numbers("size", "time", "the step gains without it")], gains)] : [],
+      [{ title: "tensor of" }, { title: "way" }, ...numbers("size", "time", "gain without it")], gains)] : [],
     changes.length ? [el("h3", {}, "What would change the step"), table(
       [{ title: "if" }, ...numbers("step", "gain")], changes)] : [],
     surprises());

@@ -132,7 +132,7 @@ class TimelineView {
     context.textAlign = "left";
     context.fillStyle = ink("ink");
     context.font = "600 12px system-ui, sans-serif";
-    context.fillText(t.title + "  " + time(t.step.step_us), 8, t.top - 14);
+    context.fillText(`${t.title}  ${time(t.step.step_us)}${t.title === "measured" ? ", one step recorded op by op" : ""}`, 8, t.top - 14);
     context.font = "12px system-ui, sans-serif";
     devices.forEach((device, d) => {
       const y = this.y(t, d) + this.lane / 2;
