@@ -439,6 +439,8 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
         args.revoked = baechi_flags.revoked(words)
         args = config_flags.configured(args, own[1:])
     args.command_line = spelled
+    if getattr(args, "script", None) is not None:
+        script_flags.anchor(args)
     return args
 
 

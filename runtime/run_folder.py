@@ -1,5 +1,6 @@
 """RunFolder: what `baechi train --out=DIR` left in DIR, for whoever shows or explains it."""
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +14,14 @@ from baechi_ext.hybrid.plan import HybridPlan, load_plan
 from baechi_ext.ir import OpGraph, Plan
 from baechi_ext.ir.files import read_json
 from baechi_ext.ir.measured import MeasuredStep
+from baechi_ext.place.registry import METHODS
 from baechi_ext.simulate import Timeline, simulate
 
 MEASURED, COMPARISON = "measured.json", "compare.json"
+PAGE, PLOT = "report.html", "compare.png"
+_OF_A_RUN = ("graph.json", "profile.json", "plan.json", "report.json", MEASURED, COMPARISON, PLOT, PAGE)
+_OF_A_FURTHER_MODULE = re.compile(r"(graph|profile|plan)_([2-9]|[1-9][0-9]+)\.json")
+"""A script's second module that is placed, its third, ..."""
 _WRITER = "baechi train --model_name=NAME --out={}"
 
 
@@ -79,10 +85,18 @@ class RunFolder:
         return self.measured
 
 
+def method_plan(method: str) -> str:
+    """Where a comparison keeps a method's plan."""
+    return f"plan_{method}.json"
+
+
 def begin_run(folder: Path) -> None:
-    """Before a run writes its plan into a folder: what an earlier one said of its own goes."""
-    for name in (MEASURED, COMPARISON, "report.json"):
-        (folder / name).unlink(missing_ok=True)
+    """Before a run writes its plan into a folder: what an earlier one left goes, as what is not written again would be of another run.
+    Files that no run writes stay."""
+    known = {*_OF_A_RUN, *map(method_plan, METHODS)}
+    for path in list(folder.iterdir()):
+        if (path.name in known or _OF_A_FURTHER_MODULE.fullmatch(path.name)) and not path.is_dir():
+            path.unlink(missing_ok=True)
 
 
 def _read_report(path: Path) -> dict[str, Any]:

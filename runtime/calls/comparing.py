@@ -60,9 +60,7 @@ def compare_script(request: CompareRequest, path: str, arguments: tuple[str, ...
     """
     script = require_script(path)
     if request.train.out is not None:
-        folder = Path(request.train.out).absolute()  # wherever the script goes
-        make_folder(folder)
-        request = replace(request, train=replace(request.train, out=str(folder)))
+        make_folder(Path(request.train.out))
     comparing, code = _Comparing(request, script), None
     try:
         with outermost_calls(comparing.runner):

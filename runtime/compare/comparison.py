@@ -13,6 +13,7 @@ from typing import Any
 from baechi_ext.ir.files import SCHEMA_VERSION
 from baechi_ext.simulate import Timeline
 from runtime.compare.contender import SINGLE, Contender
+from runtime.run_folder import method_plan
 from runtime.samples import NOISY_SPREAD, Measurement, Ratio, Samples, enough_samples
 
 ERROR = 0.05
@@ -123,7 +124,7 @@ class Comparison:
             "ratio": None if gain is None else gain.to_json(),
             "differs_from_one_device": self.differ(SINGLE, method) if gain is not None else None,
             "differs_from_best": self.differ(method, self.best) if there and self.best is not None else None,
-            "plan": None if result is None else plan_file(method),
+            "plan": None if result is None else method_plan(method),
             "splits": None if result is None else result.splits,
             "lower_bound_us": None if result is None else result.lower_bound_us,
             "placement_seconds": None if result is None else result.placement_seconds,
@@ -194,8 +195,3 @@ class Comparison:
 
     def _why_not_one(self) -> str:
         return self.contender(SINGLE).refusal or "it was not measured"
-
-
-def plan_file(method: str) -> str:
-    """Where a method's plan is kept."""
-    return f"plan_{method}.json"

@@ -1,15 +1,15 @@
 """What `baechi compare --out=DIR` leaves in DIR."""
 
+import contextlib
 from pathlib import Path
 
 from baechi_ext.cost import Profile
 from baechi_ext.errors import MissingBackendError
 from baechi_ext.ir import OpGraph
 from baechi_ext.ir.files import write_json
-from runtime.compare.comparison import Comparison, plan_file
+from runtime.compare.comparison import Comparison
 from runtime.compare.plots import save_steps
-
-PLOT = "compare.png"
+from runtime.run_folder import COMPARISON, PLOT, method_plan
 
 
 def keep(folder: Path, graph: OpGraph, profile: Profile, comparison: Comparison) -> None:
@@ -21,11 +21,9 @@ def keep(folder: Path, graph: OpGraph, profile: Profile, comparison: Comparison)
     profile.save(folder / "profile.json")
     for contender in comparison.contenders:
         if contender.result is not None:
-            contender.result.plan.save(folder / plan_file(contender.method))
+            contender.result.plan.save(folder / method_plan(contender.method))
     if best is not None:
         best.plan.save(folder / "plan.json")
-    write_json(folder / "compare.json", comparison.to_json())
-    try:
+    write_json(folder / COMPARISON, comparison.to_json())
+    with contextlib.suppress(MissingBackendError):
         save_steps(folder / PLOT, comparison)
-    except MissingBackendError:
-        (folder / PLOT).unlink(missing_ok=True)  # one of an earlier comparison would not be of this one

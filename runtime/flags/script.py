@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from runtime.train_request import ScriptRequest
 
 VERIFY_STEPS = 2
+_PATHS = ("FILE", "DIR")
+"""What stands in --help for the path of a flag."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +46,15 @@ def parted(command_line: Sequence[str]) -> tuple[list[str], list[str] | None]:
         return line, None
     end = line.index("--")
     return line[:end], line[end + 1 :]
+
+
+def anchor(args: argparse.Namespace) -> None:
+    """Makes the paths that flags of a script's run name absolute: they are read and written once the script runs, which may have gone to
+    another folder. The script's own path stays: it is read before, and the script may look at it."""
+    for action in args.parser._actions:  # noqa: SLF001 - argparse has no public way to ask
+        path = getattr(args, action.dest, None)
+        if action.metavar in _PATHS and isinstance(path, str):
+            setattr(args, action.dest, os.path.abspath(path))
 
 
 def request_of(args: argparse.Namespace) -> "ScriptRequest":

@@ -6,9 +6,7 @@ from baechi_ext.ir.files import require_writable, write_bytes
 from runtime.report_page.data import page_data
 from runtime.report_page.page import render
 from runtime.report_page.said import Compared
-from runtime.run_folder import RunFolder
-
-PAGE = "report.html"
+from runtime.run_folder import PAGE, RunFolder
 
 
 def write_page(folder: str, out: str | None) -> Path:

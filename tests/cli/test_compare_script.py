@@ -58,6 +58,21 @@ def test_the_first_training_call_is_compared_and_ends_the_script(run: Run, scrip
     assert (folder / "profile.json").exists()
 
 
+def test_paths_are_of_where_the_command_runs_and_an_earlier_comparison_goes(
+    run: Run, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    script.write_text(f"import os\nos.chdir({str(elsewhere)!r})\n{TRAINS}")
+    for flags in (["--placement_methods=m_topo,m_etf"], ["--placement_methods=m_etf", "--cost_path=c/profile.json"]):
+        monkeypatch.chdir(tmp_path)
+        code, _, err = run("compare", *flags, "--num_steps=2", "--comm_cost_coeffs=0.001,50", "--out=c", script)
+        assert code == 0, err
+    assert not list(elsewhere.iterdir())
+    kept = {"graph.json", "profile.json", "plan.json", "plan_single.json", "plan_m_etf.json", "compare.json", "compare.png", "config.toml"}
+    assert {path.name for path in (tmp_path / "c").iterdir()} == kept
+
+
 def test_a_script_that_never_trains(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "small.py"
     path.write_text("import torch\ntorch.nn.Linear(4, 2)(torch.ones(1, 4)).sum().backward()\nprint('done')\n")

@@ -51,6 +51,17 @@ def test_a_script_with_arguments_and_an_exit_code(tmp_path: Path) -> None:
         assert (out / f"{name}.json").exists()
 
 
+def test_paths_are_of_where_the_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere, script = tmp_path / "elsewhere", tmp_path / "train.py"
+    elsewhere.mkdir()
+    script.write_text(f"import os\nos.chdir({str(elsewhere)!r})\n{TRAINS}")
+    for flags in (["--placement_method=m_etf"], ["--placement_method=refine", "--time_limit=1", "--initial_plan=run/plan.json"]):
+        monkeypatch.chdir(tmp_path)
+        assert main(["train", *flags, "--comm_cost_coeffs=0.001,50", "--out=run", str(script)]) == 0
+    assert not list(elsewhere.iterdir())
+    assert json.loads((tmp_path / "run" / "plan.json").read_text())["method"] == "refine"
+
+
 def test_an_exception_of_the_script_is_shown_as_python_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.py"
     script.write_text("def f():\n    raise ValueError('mine')\nf()\n")

@@ -71,8 +71,12 @@ def test_a_report_may_leave_out_its_command(tmp_path: Path) -> None:
     assert (run.command_line, run.versions) == ("", {"baechi": "0"})
 
 
-def test_a_run_leaves_nothing_of_what_was_said_of_an_earlier_one(tmp_path: Path) -> None:
-    for name in ("report.json", "compare.json"):
+def test_what_an_earlier_run_left_goes_and_nothing_else(tmp_path: Path) -> None:
+    ours = ["report.json", "compare.json", "compare.png", "report.html", "profile.json", "plan_m_sct.json", "plan_single.json"]
+    ours += ["graph_2.json", "profile_2.json", "plan_2.json", "plan_14.json"]
+    own = ["plan_mine.json", "plan_1.json", "plan_02.json", "graph_2.json.bak", "notes_2.json", "config.toml", "compare.pdf", "plan_2.txt"]
+    for name in [*ours, *own]:
         (kept(tmp_path) / name).write_text("{}")
+    (tmp_path / "plan_3.json").mkdir()
     begin_run(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["graph.json", "plan.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*own, "plan_3.json"])
