@@ -121,7 +121,7 @@ def _explain(args: argparse.Namespace) -> int:
     from baechi_ext.explain import explain_plan, op_choices
     from baechi_ext.hybrid.plan import load_plan
     from runtime.explaining import print_choices, print_explanation
-    from runtime.plan_files import on_devices, plan_and_graph
+    from runtime.plan_files import as_planned, on_devices, other_costs, plan_and_graph
 
     plan_file, graph_file = plan_and_graph(args.plan, args.graph)
     with progress(f"reading {plan_file} and its graph"):
@@ -131,12 +131,13 @@ def _explain(args: argparse.Namespace) -> int:
     with progress(f"explaining a plan of {len(graph)} ops"):
         choices = None if args.op is None else op_choices(plan, args.op)
         explained = explain_plan(plan) if choices is None else None
+        notes = other_costs(as_planned(plan_file, graph))
     if args.json:
-        print_json((explained or choices).to_json())
+        print_json({**(explained or choices).to_json(), "notes": list(notes)})
     elif explained is not None:
-        print_explanation(explained)
+        print_explanation(explained, notes)
     else:
-        print_choices(choices, args.op, plan.cluster)
+        print_choices(choices, args.op, plan.cluster, notes)
     return 0
 
 

@@ -3,6 +3,7 @@
 import shlex
 from typing import Any
 
+from runtime.plan_files import other_costs
 from runtime.report_page.said import Interval, Said
 from runtime.run_folder import RunFolder
 from runtime.tables import as_size, as_time
@@ -76,6 +77,7 @@ def _facts(run: RunFolder, said: Said) -> list[tuple[str, str]]:
         facts.append(("parity", said.parity))
     if load is not None:
         facts.append(("others' load", f"{load:.1%} of the cores while measuring"))
-    facts += [("note", note) for note in (*said.notes, *(run.measured.notes if run.measured is not None else ()))]
+    noted = (*other_costs(plan, run.timeline), *said.notes, *(run.measured.notes if run.measured is not None else ()))
+    facts += [("note", note) for note in noted]
     versions = said.versions or run.versions
     return [*facts, ("versions", ", ".join(f"{name} {version}" for name, version in versions.items()) or "not recorded")]

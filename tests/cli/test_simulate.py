@@ -29,6 +29,7 @@ def test_json(run: Run, graph: Path, plan: Path) -> None:
         "transfers": 1,
         "bytes_moved": 4,
         "violations": [],
+        "notes": [],
     }
 
 
@@ -49,6 +50,24 @@ def test_the_table(run: Run, graph: Path, plan: Path) -> None:
 def test_other_costs_are_no_other_graph(run: Run, tmp_path: Path, plan: Path) -> None:
     slower = write(tmp_path / "slower.json", a_graph(c={"compute_us": 50}))
     assert simulated(run, slower, plan)["makespan_us"] == 64
+
+
+def test_a_plan_that_was_made_with_other_costs(run: Run, graph: Path, tmp_path: Path) -> None:
+    """Its own step is another one then. On another cluster it is as well, but that is no news."""
+    plan, slower = tmp_path / "p.json", write(tmp_path / "slower.json", a_graph(c={"compute_us": 50}))
+    assert run("place", graph, "--num_devices=2", "--comm_cost_coeffs=1,0", "--placement_method=m_etf", f"--out={plan}")[0] == 0
+    said = json.loads(plan.read_text())["predicted_step_us"]
+    faster_links, asked = "--comm_cost_coeffs=0,0", ("simulate", slower, plan)
+    for flags in ([], [faster_links], ["--comm_cost_factor=3"]):
+        assert simulated(run, graph, plan, *flags)["notes"] == []
+        (note,) = simulated(run, slower, plan, *flags)["notes"]
+        assert note.startswith(f"the plan was made with other costs: its file says a step of {said:g} us, on this graph it takes 64 us; ")
+        code, out, _ = run(*asked, *flags)
+        assert (code, " ".join(out.split()).count(f"note {note}")) == (0, 1)
+    for op in ([], ["c"]):
+        assert json.loads(run("explain", plan, *op, f"--graph={graph}", "--json")[1])["notes"] == []
+        assert json.loads(run("explain", plan, *op, f"--graph={slower}", faster_links, "--json")[1])["notes"] == [note]
+        assert f"Note: {note}." in run("explain", plan, *op, f"--graph={slower}")[1]
 
 
 def test_a_priority_in_the_file_counts(run: Run, graph: Path, plan: Path, tmp_path: Path) -> None:

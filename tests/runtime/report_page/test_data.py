@@ -17,6 +17,7 @@ from runtime.report_page.page import render
 from runtime.report_page.said import COMPARISON, Said
 from runtime.report_page.writing import write_page
 from runtime.run_folder import RunFolder
+from runtime.tables import as_time
 from tests.runtime.report_page.runs import ENDING, HOSTILE, comparison, towers, write_plan, write_run
 
 
@@ -36,6 +37,15 @@ def test_the_steps_are_those_of_the_files(run: RunFolder) -> None:
     for (at_us, held), peak in zip(data["predicted"]["memory"], run.timeline.peak_memory_bytes, strict=True):
         assert max(held) == peak
         assert at_us == sorted(at_us)
+
+
+def test_a_plan_beside_a_graph_with_other_costs_is_noted(run: RunFolder) -> None:
+    assert not [text for _, text in headline(run, Said())["facts"] if "other costs" in text]
+    other = run.graph.replace_ops([replace(op, compute_us=2 * op.compute_us) for op in run.graph.ops])
+    other.save(run.path / "graph.json")
+    facts = page_data(RunFolder.load(run.path))["headline"]["facts"]
+    (note,) = [text for name, text in facts if name == "note" and "other costs" in text]
+    assert note.startswith(f"the plan was made with other costs: its file says a step of {as_time(run.plan.predicted_step_us)}, on this ")
 
 
 def test_an_op_that_was_not_seen_to_run_has_no_times(run: RunFolder) -> None:
