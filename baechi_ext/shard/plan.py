@@ -1,29 +1,66 @@
-"""The shard plan: how every layer is split, in a file that others can read."""
+"""The shard plan: how every layer is split, and what that costs, in a file that others can read."""
 
-from dataclasses import dataclass, field
-from math import prod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
 from baechi_ext.errors import PlanError
 from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
 from baechi_ext.ir.numbers import as_number
+from baechi_ext.shard.analysis import layer_costs, other_configurations
+from baechi_ext.shard.graph import Node
+from baechi_ext.shard.memory import node_bytes
 from baechi_ext.shard.search import Found
 
 KIND = "baechi shard plan"
+_signed = partial(as_number, error=PlanError, minimum=-inf)
+
+
+@dataclass(frozen=True, slots=True)
+class OtherSplit:
+    """A layer split in another way, and all others as they are: by how much the step would be longer, and a device hold more."""
+
+    splits: dict[str, int]
+    change_us: float
+    held_change_bytes: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {"splits": self.splits, "change_us": self.change_us, "held_change_bytes": self.held_change_bytes}
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSplit:
-    """A layer's loops: how long each is, by name, and into how many parts those are split that are."""
+    """A layer's loops: how long each is, by name, and into how many parts those are split that are.
+
+    `costs_us`, what it adds to the step, by kind, `held_bytes`, on a device, and `others`, the cheapest other splits, are empty where a
+    plan by another program does not say them.
+    """
 
     op: str
     sizes: dict[str, int]
     splits: dict[str, int]
+    costs_us: dict[str, float] = field(default_factory=dict)
+    held_bytes: float = 0.0
+    others: tuple[OtherSplit, ...] = ()
 
     @property
     def devices(self) -> int:
         return prod(self.splits.values())
+
+    @property
+    def total_us(self) -> float:
+        """What it adds to the step."""
+        return sum(self.costs_us.values())
+
+    def to_json(self) -> dict[str, Any]:
+        plain = {"op": self.op, "sizes": self.sizes, "splits": self.splits}
+        if not self.costs_us and not self.others:
+            return plain
+        others = [other.to_json() for other in self.others]
+        return {**plain, "costs_us": self.costs_us, "held_bytes": self.held_bytes, "others": others}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +93,20 @@ class ShardPlan:
 
     @classmethod
     def of(cls, found: Found, batch: int, cost_model: str, options: dict[str, Any]) -> "ShardPlan":
-        """The plan that a search found."""
-        tables = found.tables
-        layers = {}
-        for node, configuration in zip(tables.graph.nodes, found.strategy, strict=True):
-            names = [axis.name for axis in node.axes]
-            splits = {name: parts for name, parts in zip(names, configuration, strict=True) if parts > 1}
-            layers[node.name] = LayerSplit(node.op, dict(zip(names, node.sizes, strict=True)), splits)
+        """The plan that a search found, with the costs of its tables."""
+        tables, layers = found.tables, {}
+        us = tables.machine.seconds(1e6)
+        costs, others = layer_costs(tables, found.choice), other_configurations(tables, found.choice)
+        for v, (node, configuration, cost, ways) in enumerate(zip(tables.graph.nodes, found.strategy, costs, others, strict=True)):
+            c = found.choice[v]
+            layers[node.name] = LayerSplit(
+                node.op,
+                {axis.name: axis.size for axis in node.axes},
+                _splits(node, configuration),
+                {kind: part * us for kind, part in cost.parts.items()},
+                float(node_bytes(node, tables.spaces[v][c : c + 1], tables.machine)[0]),
+                tuple(OtherSplit(_splits(node, way.configuration), way.change * us, way.held_change_bytes) for way in ways),
+            )
         return cls(
             graph=tables.graph.name,
             batch=batch,
@@ -77,9 +121,14 @@ class ShardPlan:
             options=options,
         )
 
+    def predicted_as(self, step_us: float, costs_us: Mapping[str, Mapping[str, float]]) -> "ShardPlan":
+        """The plan with another prediction of the step, and of what each layer adds to it, by kind."""
+        layers = {name: replace(layer, costs_us=dict(costs_us.get(name, {}))) for name, layer in self.shard.items()}
+        return replace(self, predicted_step_us=step_us, shard=layers)
+
     def to_json(self) -> dict[str, Any]:
         """The file's object."""
-        layers = {name: {"op": layer.op, "sizes": layer.sizes, "splits": layer.splits} for name, layer in self.shard.items()}
+        layers = {name: layer.to_json() for name, layer in self.shard.items()}
         plain = {name: getattr(self, name) for name in _FIELDS}
         return {"schema_version": SCHEMA_VERSION, "kind": KIND, **plain, "options": self.options, "shard": layers}
 
@@ -90,7 +139,11 @@ class ShardPlan:
     @classmethod
     def load(cls, path: str | Path) -> "ShardPlan":
         """The plan in a file. Raises FileError where it can't be read, PlanError where it is no shard plan or breaks a rule."""
-        return cls.from_json(read_json(path, "shard plan"))
+        value = read_json(path, "shard plan")
+        try:
+            return cls.from_json(value)
+        except PlanError as e:
+            raise PlanError(f"{path}: {e}") from e
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "ShardPlan":
@@ -113,13 +166,35 @@ class ShardPlan:
 _FIELDS = (
     "graph", "status", "cost_model", "batch", "devices", "cost_flop", "lower_bound_flop", "predicted_step_us", "held_bytes",
 )  # fmt: skip
+_CHANGES = ("change_us", "held_change_bytes")
+
+
+def _splits(node: Node, configuration: tuple[int, ...]) -> dict[str, int]:
+    return {axis.name: parts for axis, parts in zip(node.axes, configuration, strict=True) if parts > 1}
 
 
 def _layer_of(name: str, value: Any) -> LayerSplit:
     if not isinstance(value, dict) or not all(isinstance(value.get(key), dict) for key in ("sizes", "splits")):
         raise PlanError(f"layer {name} of the shard plan has no sizes and splits; write it again with baechi pase --out")
-    numbers = [{a: _whole(n, f"{key} {a} of {name}") for a, n in value[key].items()} for key in ("sizes", "splits")]
-    return LayerSplit(str(value.get("op", "")), *numbers)
+    sizes = {axis: _whole(length, f"sizes {axis} of {name}") for axis, length in value["sizes"].items()}
+    costs, others = value.get("costs_us", {}), value.get("others", [])
+    if not isinstance(costs, dict) or not isinstance(others, list) or not all(isinstance(other, dict) for other in others):
+        raise PlanError(f"layer {name} of the shard plan has costs_us or others that are none; write it again with baechi pase --out")
+    return LayerSplit(
+        str(value.get("op", "")),
+        sizes,
+        _parts_of(name, value),
+        {str(kind): _signed(us, f"costs_us {kind} of {name}") for kind, us in costs.items()},
+        as_number(value.get("held_bytes", 0.0), f"held_bytes of {name}", PlanError),
+        tuple(OtherSplit(_parts_of(name, o), *(_signed(o.get(key), f"{key} of {name}") for key in _CHANGES)) for o in others),
+    )
+
+
+def _parts_of(name: str, value: Mapping[str, Any]) -> dict[str, int]:
+    splits = value.get("splits")
+    if not isinstance(splits, dict):
+        raise PlanError(f"another split of {name} has no splits; write the plan again with baechi pase --out")
+    return {axis: _whole(parts, f"splits {axis} of {name}") for axis, parts in splits.items()}
 
 
 def _whole(value: Any, what: str) -> int:

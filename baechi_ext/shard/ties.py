@@ -4,7 +4,7 @@ Their costs are added up; a tensor between two of them costs what it does where 
 all strategies that split them alike; it is found sooner, since one table takes the place of many.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +38,7 @@ class Tied:
             found[p] = found[p] + node_bytes(node, space, self.whole.machine)
         return found
 
-    def choice(self, found: Sequence[int]) -> tuple[int, ...]:
+    def choice(self, found: Sequence[int] | Mapping[int, int]) -> tuple[int, ...]:
         """The choice for all nodes that a choice for those left means."""
         return tuple(found[p] for p in self.place)
 
