@@ -11,6 +11,10 @@ from typing import Any
 from baechi_ext.errors import BaechiError, FileError
 
 
+class EndedError(BaseException):
+    """Ends a script in the middle. No `except Exception` of its own takes it for a failure of its own."""
+
+
 def require_script(path: str) -> Path:
     """Raises FileError where there is none."""
     found = Path(path)

@@ -366,7 +366,8 @@ def _compare(args: argparse.Namespace) -> int:
     request = compare_flags.request_of(args)
     _keep_config(args, "compare")
     with progress(f"loading {request.train.framework}"):
-        stage = _stage(request.train.framework, "comparing" if args.script is None else "calls.comparing")
+        of_script = "comparing_script" if request.train.framework == TENSORFLOW else "calls.comparing"
+        stage = _stage(request.train.framework, "comparing" if args.script is None else of_script)
         start_workers = _wants_workers(request.train)
     if start_workers:
         return _run_workers(args, request.train)

@@ -58,8 +58,8 @@ def _drive(request: CompareRequest, executor: Executor) -> Comparison:
     )
     if train.out is not None:
         begin_run(Path(train.out))
-        if comparison.recommended not in (None, SINGLE):  # of the plan that plan.json is
-            said = recorded(train, captured, variants[comparison.recommended])
+        if comparison.recommended is not None:
+            said = recorded(train, captured, _as_planned(captured, comparison.contender(comparison.recommended), executor))
             comparison = replace(comparison, notes=(*comparison.notes, *said))
         keep(Path(train.out), captured.graph, captured.profile, comparison)
     return comparison
@@ -82,6 +82,13 @@ def load_contenders(
         contender.loaded = executor.load(timeline, binding, step)
 
     return list(planned(captured.graph, cluster, plans, single, load))
+
+
+def _as_planned(captured: Captured, contender: Contender, executor: Executor) -> LoadedStep:
+    """What runs the contender's own plan. Of `single` that is not what was measured: a plan names one of all devices."""
+    if contender.method != SINGLE or contender.result is None:
+        return contender.loaded
+    return executor.load(contender.result.timeline, captured.binding, captured.step)
 
 
 def variants_of(contenders: list[Contender]) -> dict[str, LoadedStep]:

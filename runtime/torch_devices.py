@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -204,6 +205,21 @@ class CudaWorker(CudaDevice):
 
     def unpack(self, packed: torch.Tensor) -> torch.Tensor:
         return packed
+
+
+@contextmanager
+def on_core_of(device: TorchDevice) -> Iterator[None]:
+    """Within, the calling thread keeps to the core of a CPU device, as that device's own thread does."""
+    core = getattr(device, "core", None)
+    if core is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def available_cores() -> tuple[int, ...]:

@@ -25,7 +25,8 @@ LIBRARY = {
 """What each part of baechi_ext may import besides itself."""
 DRIVERS = {"cli", "__main__", "pipeline", "train_request", "training", "compare", "comparing", "flags", "calls"}
 DRIVERS |= {"sharding.training"}
-DRIVERS |= {f"tensorflow.{name}" for name in ("training", "comparing", "probe_links", "running", "parallelize", "script")}
+DRIVERS |= {f"tensorflow.{name}" for name in ("training", "comparing", "comparing_script", "probe_links", "running")}
+DRIVERS |= {"tensorflow.parallelize", "tensorflow.script"}
 """Modules and folders of runtime that drive its stages; no stage imports them."""
 FRAMEWORKS = {"torch", "tensorflow", "torchvision", "jax"}
 

@@ -75,7 +75,7 @@ def run_script(asked: ScriptRequest) -> ScriptRun:
     workers = workers_of(asked.request)
     run = ScriptRun(reports=workers is None or workers.group.rank == 0, command=asked.request.command)
     try:
-        with _as_one_of(workers), outermost_calls(_Placing(asked, run).runner):
+        with as_one_of(workers), outermost_calls(_Placing(asked, run).runner):
             run.code = run_as_main(path, asked.arguments)
     except BaechiError:
         if workers is not None:
@@ -97,7 +97,7 @@ def workers_of(request: TrainRequest) -> Workers | None:
 
 
 @contextmanager
-def _as_one_of(workers: Workers | None) -> Iterator[None]:
+def as_one_of(workers: Workers | None) -> Iterator[None]:
     """Every worker runs the script with the same random numbers, worker 0's; what the others print is lost."""
     if workers is None:
         yield

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from baechi_ext.capture.torch_tree import Tree, flatten
-from runtime.as_main import require_script, run_as_main
+from runtime.as_main import EndedError, require_script, run_as_main
 from runtime.calls.module_calls import LARGE_ENOUGH, Call, never_trained, outermost_calls, trained_size
 from runtime.sharding.models import ShardedModel, module_of
 
 
-class _FoundError(BaseException):
-    """Ends the script where its module is called. No script's `except Exception` takes it for a failure of its own."""
+class _FoundError(EndedError):
+    """The script's module, where it is called."""
 
     def __init__(self, module: nn.Module, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         super().__init__()

@@ -6,12 +6,14 @@ price is that every worker holds all parameters and what the optimizer keeps for
 """
 
 import atexit
+import os
 import sys
 import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,22 +57,43 @@ class Workers:
 
         Raises ParityError where they do not, ExecutionError where worker 0 finds no plan.
         """
-        self.agree("the graph of a placed call", (captured.graph.fingerprint,))
-        self.agree("the parameters and buffers of a placed module", _checksums(step.live.values()))
+        self.agree_on(captured, step)
         group = self.group
         if group.rank:
-            follow(group, self.device, captured.graph, captured.binding, lambda: step.replica("cpu"))  # type: ignore[arg-type, return-value]
-            return _told(captured, group.next_command())
+            self.follow(captured, step)
+            return told_placement(captured, self.told())
         try:
             with ProcessExecutor(group, self.devices) as executor:
                 placement = place_call(request, executor, captured, step)
         except BaseException as e:
             group.command({"error": str(e) if isinstance(e, BaechiError) else type(e).__name__})
             raise
-        timeline = placement.result.timeline
-        started = list(timeline.started)
-        group.command({"plan": placement.result.plan.to_json(), "costs": costs_of(timeline.graph), "started": started})
+        group.command(telling(placement.result))
         return placement
+
+    def agree_on(self, captured: CapturedCall, step: ModuleStep) -> None:
+        """Raises ParityError where the workers have captured different calls, or are to run them with other numbers."""
+        self.agree("the graph of a placed call", (captured.graph.fingerprint,))
+        self.agree("the arguments of a placed call", _checksums(step.inputs))
+        self.agree("the parameters and buffers of a placed module", _checksums(step.live.values()))
+
+    def follow(self, captured: CapturedCall, step: ModuleStep) -> None:
+        """What workers other than 0 do while that one measures with a ProcessExecutor."""
+        replica = partial(step.replica, "cpu")
+        follow(self.group, self.device, captured.graph, captured.binding, replica)  # type: ignore[arg-type]
+
+    def told(self) -> dict[str, Any]:
+        """What worker 0 has decided. Raises ExecutionError where it came to nothing."""
+        said = self.group.next_command()
+        if "error" in said:
+            raise ExecutionError(f"worker 0 could not place the call: {said['error']}")
+        return said
+
+    def cpu_seconds(self) -> float:
+        """CPU time that all workers have used. All ask at the same time."""
+        used = torch.tensor([sum(os.times()[:2])], dtype=torch.float64)
+        self._together(lambda: dist.all_reduce(used))
+        return used.item()
 
     def load(self, timeline: Timeline, captured: CapturedCall, step: ModuleStep) -> "WorkerPhases":
         """This worker's share of a placed call."""
@@ -165,10 +188,14 @@ def join_workers(num_devices: int, timeout_seconds: float) -> Workers:
     return _JOINED[0]
 
 
-def _told(captured: CapturedCall, said: Mapping[str, Any]) -> Placement:
-    """The placement as worker 0 told it."""
-    if "error" in said:
-        raise ExecutionError(f"worker 0 could not place the call: {said['error']}")
+def telling(result: PlanResult) -> dict[str, Any]:
+    """What `told_placement` takes."""
+    timeline = result.timeline
+    return {"plan": result.plan.to_json(), "costs": costs_of(timeline.graph), "started": list(timeline.started)}
+
+
+def told_placement(captured: CapturedCall, said: Mapping[str, Any]) -> Placement:
+    """The placement as worker 0 told it. Raises ExecutionError where this worker simulates it in another way."""
     graph = with_costs(captured.graph, said["costs"])
     plan = Plan.from_json(said["plan"], graph)
     rank_of = {v: i for i, v in enumerate(said["started"])}

@@ -2,7 +2,6 @@
 
 import argparse
 import copy
-import os
 from typing import TYPE_CHECKING
 
 from baechi_ext.errors import OptionError
@@ -57,20 +56,20 @@ def request_of(args: argparse.Namespace) -> "CompareRequest":
             raise OptionError(f"--{flag} is only for {', '.join(takers)}, and none of these is compared; drop it, or add one of them")
     requests = {method: train_flags.request_of(_for(args, method)) for method in dict.fromkeys(("single", *methods))}
     if args.script is not None:
-        _require_threads(requests["single"])
+        _check_script(requests["single"])
     from runtime.compare.contender import CompareRequest
 
     plans = {method: request.plan for method, request in requests.items()}
     return CompareRequest(requests["single"], plans, ("baechi", *args.command_line))
 
 
-def _require_threads(train: "TrainRequest") -> None:
+def _check_script(train: "TrainRequest") -> None:
     """Raises OptionError where a script can't be compared in that way."""
-    if train.framework == TENSORFLOW:
-        raise OptionError("baechi compare takes scripts of PyTorch; run baechi train --framework=tensorflow SCRIPT once a method")
-    if train.workers == "process" or train.cuda or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    script_flags.require_one_start(train.workers)
+    if train.framework != TENSORFLOW and train.cuda:
         raise OptionError(
-            "baechi compare runs a script's call on CPU workers that are threads of one process; drop --workers=process, GPUs and torchrun"
+            "baechi compare runs a script's call on CPU workers: with several plans, a parameter would be on several GPUs; drop the GPUs, "
+            "or run baechi train SCRIPT once a method"
         )
 
 

@@ -48,6 +48,12 @@ def parted(command_line: Sequence[str]) -> tuple[list[str], list[str] | None]:
     return line[:end], line[end + 1 :]
 
 
+def require_one_start(workers: str) -> None:
+    """Raises OptionError where several processes were started, each of which would run all devices."""
+    if workers == "thread" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise OptionError("several workers were started; give --workers=process, or start the script once, without torchrun")
+
+
 def anchor(args: argparse.Namespace) -> None:
     """Makes the paths that flags of a script's run name absolute: they are read and written once the script runs, which may have gone to
     another folder. The script's own path stays: it is read before, and the script may look at it."""
@@ -64,8 +70,7 @@ def request_of(args: argparse.Namespace) -> "ScriptRequest":
     tensorflow_flags.settle(args)
     if args.costgen:
         raise OptionError("--costgen profiles a built-in model; drop it, and --out=DIR keeps the profile of a script's model")
-    if args.workers == "thread" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise OptionError("several workers were started; give --workers=process, or start the script once, without torchrun")
+    require_one_start(args.workers)
     request = train_flags.request_of(args)
     if args.workers == "process" and request.cuda:
         raise OptionError("a script's model runs on all CUDA devices of a machine from one process; drop --workers=process")

@@ -20,14 +20,15 @@ from runtime.tensorflow.placed_function import PlacedFunction, Settings
 
 LARGE_ENOUGH = 1000
 """Parameters to be trained; a model with fewer is not worth a plan."""
+Place = Callable[[str, Callable[..., Any], Callable[..., Any]], PlacedFunction]
+"""What stands in for a training step: its name, what is captured, and what runs it as it is -> what is called instead."""
 
 
 class PlacedModels:
     """The models of a program, each placed when it is first fitted."""
 
-    def __init__(self, settings_of: Callable[[str], Settings]) -> None:
-        """`settings_of`: how the step of that name is to be placed."""
-        self._settings_of = settings_of
+    def __init__(self, place: Place) -> None:
+        self._place_step = place
         self._placed: weakref.WeakKeyDictionary[keras.Model, PlacedFunction] = weakref.WeakKeyDictionary()
         self.functions: list[PlacedFunction] = []
         self.too_small = 0
@@ -61,7 +62,7 @@ class PlacedModels:
                 return None
             if model in self._placed:
                 self._placed[model].unplace("the model was compiled anew")
-            self._placed[model] = placed_train_step(model, self._settings_of(model.name))
+            self._placed[model] = placed_train_step(model, self._place_step)
             self.functions.append(self._placed[model])
             return self.functions[-1]
 
@@ -74,10 +75,13 @@ def place_fit(model: keras.Model, settings: Settings) -> None:
         raise OptionError(f"model {model.name} runs eagerly, or on several replicas; compile it without run_eagerly and tf.distribute")
     ordinary = type(model).make_train_function
 
+    def place(name: str, python: Callable[..., Any], step: Callable[..., Any]) -> PlacedFunction:
+        return PlacedFunction(name, python, step, settings)
+
     def make_train_function(force: bool = False) -> Any:
         if model.train_function is None or force:
             ordinary(model, force)
-            model.train_function = train_function(model, lambda: placed_train_step(model, settings))
+            model.train_function = train_function(model, lambda: placed_train_step(model, place))
         return model.train_function
 
     model.make_train_function = make_train_function
@@ -89,14 +93,14 @@ def is_left_alone(model: keras.Model) -> bool:
     return bool(model.run_eagerly) or model.distribute_strategy.num_replicas_in_sync > 1
 
 
-def placed_train_step(model: keras.Model, settings: Settings) -> PlacedFunction:
+def placed_train_step(model: keras.Model, place: Place) -> PlacedFunction:
     """Stands in for `model.train_step`: a batch -> logs."""
 
     @tf.autograph.experimental.do_not_convert  # as in Keras
     def train_step(data: Any) -> Any:
         return model.train_step(data)
 
-    return PlacedFunction(f"{model.name}.train_step", train_step, tf.function(train_step), settings)
+    return place(f"{model.name}.train_step", train_step, tf.function(train_step))
 
 
 def train_function(model: keras.Model, make: Callable[[], PlacedFunction | None]) -> Callable[[Any], Any]:

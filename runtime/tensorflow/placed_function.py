@@ -7,7 +7,8 @@ captured too, and placed as the first ones were if they have the same ops. So a 
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,7 @@ from runtime.tensorflow.arguments import Arguments
 from runtime.tensorflow.placed_step import PlacedStep
 from runtime.tensorflow.placing import Placement
 from runtime.tensorflow.servers import Devices
-from runtime.tensorflow.verify import Verification, off_by_the_last_place
+from runtime.tensorflow.verify import Verification, off_by_the_last_place, results_of
 
 MOST_SHAPES = 8
 """So many shapes of the arguments are captured; others run as they are."""
@@ -34,6 +35,42 @@ _running = threading.local()
 def is_running() -> bool:
     """Whether this thread is in a call of a placed step."""
     return getattr(_running, "now", False)
+
+
+@contextmanager
+def running() -> Iterator[None]:
+    """Within, calls of tf.functions are a placed step's own affair."""
+    outside, _running.now = is_running(), True
+    try:
+        yield
+    finally:
+        _running.now = outside
+
+
+def call_of(name: str, python: Callable[..., Any], given: Arguments) -> Callable[..., Any]:
+    """A call of a training step, as a function of its arrays alone."""
+
+    def step(*inputs: tf.Tensor) -> Any:
+        args, kwargs = given.fill(inputs)
+        return python(*args, **kwargs)
+
+    step.__name__ = name
+    return step
+
+
+def captured_call(name: str, python: Callable[..., Any], given: Arguments) -> CapturedFunction:
+    """The call, captured. Raises CaptureError where it can't be, or changes what is outside of it meanwhile."""
+    before = state_outside(python)
+    with progress(f"capturing {name}"):
+        shapes = [tf.TensorSpec(i.shape, i.dtype) for i in given.inputs]
+        captured = capture_function(call_of(name, python, given), shapes, name=name)
+    require_unchanged(f"the training step {name}", before, state_outside(python))
+    return captured
+
+
+def draws_anew(captured: CapturedFunction) -> bool:
+    """Whether the step draws random numbers that no second run draws again, so that nothing can be compared."""
+    return any(node.op in _DRAWS for node in captured.graph_def.node)
 
 
 @dataclass(frozen=True)
@@ -57,7 +94,7 @@ class PlacedShape:
     verification: Verification = field(default_factory=Verification)
     count: int = 0
     draws: bool = False
-    """Whether the step draws random numbers that no second run draws again, so that nothing can be compared."""
+    """Whether nothing can be compared: see `draws_anew`."""
 
 
 class PlacedFunction:
@@ -85,18 +122,16 @@ class PlacedFunction:
                 f"the placed step {self.name} is called inside a tf.function, or is one; call it from Python, and put parallelize above "
                 "tf.function"
             )
-        outside, _running.now = is_running(), True
-        try:
-            if self.refusal:
+        with running():
+            try:
+                if self.refusal:
+                    return self._as_it_is(args, kwargs)
+                return self._run(Arguments.of(args, kwargs), args, kwargs)
+            except CaptureError as e:
+                if not self.settings.fallback:
+                    raise
+                self._go_on_unplaced(e)
                 return self._as_it_is(args, kwargs)
-            return self._run(Arguments.of(args, kwargs), args, kwargs)
-        except CaptureError as e:
-            if not self.settings.fallback:
-                raise
-            self._go_on_unplaced(e)
-            return self._as_it_is(args, kwargs)
-        finally:
-            _running.now = outside
 
     def unplace(self, reason: str = "it was unplaced") -> None:
         """From now on all calls run as they are. The variables are here, and the devices are free of them."""
@@ -125,7 +160,7 @@ class PlacedFunction:
 
     def _placed(self, given: Arguments) -> PlacedShape | None:
         """Captures these arguments, and places the step; None where it is better left as it is."""
-        captured, placement = self._captured(given), self.placement
+        captured, placement = captured_call(self.name, self._python, given), self.placement
         if placement is None or captured.graph.index != placement.graph.index:
             placement = self.settings.place(captured, given.inputs)
         self.placement = self.placement or placement
@@ -134,21 +169,8 @@ class PlacedFunction:
             self.refusal = "" if self.shapes else "splitting does not pay: one device is as fast"
             return None
         step = PlacedStep(captured, placement.where, placement.order, self.settings.devices())
-        draws = any(node.op in _DRAWS for node in captured.graph_def.node)
-        self.shapes[given.key] = PlacedShape(step, draws=draws)
+        self.shapes[given.key] = PlacedShape(step, draws=draws_anew(captured))
         return self.shapes[given.key]
-
-    def _captured(self, given: Arguments) -> CapturedFunction:
-        def step(*inputs: tf.Tensor) -> Any:
-            args, kwargs = given.fill(inputs)
-            return self._python(*args, **kwargs)
-
-        step.__name__ = self.name
-        before = state_outside(self._python)
-        with progress(f"capturing {self.name}"):
-            captured = capture_function(step, [tf.TensorSpec(i.shape, i.dtype) for i in given.inputs], name=self.name)
-        require_unchanged(f"the training step {self.name}", before, state_outside(self._python))
-        return captured
 
     def _verified(self, shape: PlacedShape, given: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call, placed, and as it is from the same state."""
@@ -156,7 +178,7 @@ class PlacedFunction:
         before = {n: v.numpy() for n, v in variables.items()}
         began = time.perf_counter()
         returned = self._ordinary(*args, **kwargs)
-        expected = _results(returned)
+        expected = results_of(returned)
         verification.unplaced_us.append((time.perf_counter() - began) * 1e6)
         expected |= {n: v.numpy() for n, v in variables.items()}
 
@@ -167,13 +189,13 @@ class PlacedFunction:
             shape.step.live.forget()
             _assign(variables, {n: change(x) for n, x in before.items()})
             args, kwargs = given.fill([tf.constant(change(x)) for x in given.inputs])
-            return _results(self._ordinary(*args, **kwargs)) | {n: v.numpy() for n, v in variables.items()}
+            return results_of(self._ordinary(*args, **kwargs)) | {n: v.numpy() for n, v in variables.items()}
 
         _assign(variables, before)
         try:
             found = shape.step.run(given.inputs)
             actual = shape.step.session.variables()
-            verification.compare(expected, actual | _results(found), perturbed)
+            verification.compare(expected, actual | results_of(found), perturbed)
         except BaechiError as e:
             shape.step.live.forget()
             _assign(variables, expected)
@@ -188,12 +210,6 @@ class PlacedFunction:
     def _go_on_unplaced(self, error: BaechiError) -> None:
         self.refusal = str(error)
         sys.stderr.write(f"baechi: {self.name} goes on unplaced: {error}\n")
-
-
-def _results(returned: Any) -> dict[str, np.ndarray]:
-    """Flat and by number; Python's numbers as the tensors that a graph makes of them."""
-    values = [tf.convert_to_tensor(x) if isinstance(x, (bool, int, float)) else x for x in tf.nest.flatten(returned) if x is not None]
-    return {f"result {i}": np.asarray(x) for i, x in enumerate(values)}
 
 
 def _assign(variables: Mapping[str, tf.Variable], values: Mapping[str, np.ndarray]) -> None:

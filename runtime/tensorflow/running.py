@@ -47,11 +47,19 @@ def place_step(request: TrainRequest, captured: CapturedFunction, inputs: tuple[
 
     Raises what the stages raise: MismatchError, InfeasibleError, ExecutionError, ClusterError.
     """
+    devices, _ = devices_of(request)
+    variables = tuple(v.variable for v in captured.variables)
+    costed = costed_step(request, captured, TensorFlowStep(captured.graph.name, lambda *_: None, inputs, variables, None), devices)
+    cluster, _ = find_cluster(request, devices)
+    result = planned(request, costed, scale_links(cluster, request.comm_cost_factor))
+    return Placement(costed.graph, costed.profile, result, one_device_timeline(costed.alone), captured.notes)
+
+
+def costed_step(request: TrainRequest, captured: CapturedFunction, step: TensorFlowStep, devices: Devices) -> Captured:
+    """A captured step with its costs; of its variables' first values there are none. Raises MismatchError, ExecutionError."""
     if request.colocate_grads_with_ops:
         captured = replace(captured, graph=with_gradients_beside(captured.graph))
-    devices, _ = devices_of(request)
     pipeline.prepared(captured.graph, request.plan, short_names(devices))  # what hints and pins need, told early
-    step = TensorFlowStep(captured.graph.name, lambda *_: None, inputs, tuple(v.variable for v in captured.variables), None)
     if request.cost_path is not None:
         costs = Profile.load(request.cost_path, captured.graph)
         if costs.clock != CLOCK:
@@ -59,7 +67,4 @@ def place_step(request: TrainRequest, captured: CapturedFunction, inputs: tuple[
     else:
         costs = profile(captured, step, devices)
     graph = attach_costs(captured.graph, costs, contended=len(devices.names) > 1)
-    alone = attach_costs(captured.graph, costs)
-    cluster, _ = find_cluster(request, devices)
-    result = planned(request, Captured(step, captured, graph, alone, costs, {}), scale_links(cluster, request.comm_cost_factor))
-    return Placement(graph, costs, result, one_device_timeline(alone), captured.notes)
+    return Captured(step, captured, graph, attach_costs(captured.graph, costs), costs, {})

@@ -7,7 +7,7 @@ The script runs as `python SCRIPT ARGUMENTS` would run it. While it does, every 
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,8 +22,8 @@ from baechi_ext.ir.files import make_folder, write_json
 from runtime.as_main import require_script, run_as_main
 from runtime.run_folder import begin_run
 from runtime.tensorflow.function_report import FunctionReport
-from runtime.tensorflow.keras_fit import LARGE_ENOUGH, PlacedModels
-from runtime.tensorflow.placed_function import PlacedFunction, Settings, is_running
+from runtime.tensorflow.keras_fit import LARGE_ENOUGH, Place, PlacedModels
+from runtime.tensorflow.placed_function import PlacedFunction, is_running
 from runtime.tensorflow.running import settings_of
 from runtime.tensorflow.training import serve, versions
 from runtime.train_request import ScriptRequest
@@ -81,11 +81,12 @@ def run_script(asked: ScriptRequest) -> ScriptRun:
         make_folder(Path(asked.request.out))
     run = ScriptRun(command=asked.request.command)
 
-    def settings(name: str) -> Settings:
+    def place(name: str, python: Callable[..., Any], ordinary: Callable[..., Any]) -> PlacedFunction:
         request = replace(asked.request, model=name, out=None)
-        return settings_of(request, verify_steps=asked.verify_steps, fallback=asked.fallback)
+        settings = settings_of(request, verify_steps=asked.verify_steps, fallback=asked.fallback)
+        return PlacedFunction(name, python, ordinary, settings)
 
-    models, functions = PlacedModels(settings), PlacedFunctions(settings)
+    models, functions = PlacedModels(place), PlacedFunctions(place)
     with ExitStack() as stack:
         stack.enter_context(models.installed())
         stack.enter_context(functions.installed())
@@ -105,8 +106,8 @@ def run_script(asked: ScriptRequest) -> ScriptRun:
 class PlacedFunctions:
     """The tf.functions of a script that train variables, each placed from its second call on: the first one may make variables."""
 
-    def __init__(self, settings_of: Any) -> None:
-        self._settings_of = settings_of
+    def __init__(self, place: Place) -> None:
+        self._place = place
         self._known: weakref.WeakKeyDictionary[Any, PlacedFunction | None] = weakref.WeakKeyDictionary()
         self.functions: list[PlacedFunction] = []
         self.too_small = 0
@@ -146,7 +147,7 @@ class PlacedFunctions:
         if size < LARGE_ENOUGH:
             self.too_small = max(size, self.too_small)
             return None
-        self.functions.append(PlacedFunction(name, python, ordinary, self._settings_of(name)))
+        self.functions.append(self._place(name, python, ordinary))
         return self.functions[-1]
 
 

@@ -43,7 +43,7 @@ from runtime.tensorflow.session import PlacedSession
 from runtime.tensorflow.step import TensorFlowStep, build_step
 from runtime.tensorflow.step_recorder import SEVERAL_HOSTS, record_step
 from runtime.tensorflow.trained_session import TrainedSession
-from runtime.tensorflow.verify import TOLERANCE, Verification, off_by_the_last_place
+from runtime.tensorflow.verify import TOLERANCE, Verification, off_by_the_last_place, results_of
 from runtime.train_request import TrainRequest
 from runtime.training_run import RunOptions, RunReport, train_on
 
@@ -283,17 +283,16 @@ def check_parity(captured: Captured, session: PlacedSession) -> Parity:
         for name, variable in variables.items():
             variable.assign(given[name])
         inputs = [x if change is None else off_by_the_last_place(x, change) for x in step.inputs]
-        results = [np.asarray(x) for x in tf.nest.flatten(captured.unplaced(*map(tf.constant, inputs)))]
+        results = results_of(captured.unplaced(*map(tf.constant, inputs)))
         after = {n: v.numpy() for n, v in variables.items()}
         for name, variable in variables.items():
             variable.assign(captured.first[name])
-        return {f"result {i}": x for i, x in enumerate(results)} | after
+        return results | after
 
     with _as_captured():
         verification, expected = Verification(), unplaced()
         session.initialise(captured.first)
-        results = session.run()
-        actual = {f"result {i}": np.asarray(x) for i, x in enumerate(results)} | session.variables()
+        actual = results_of(session.run()) | session.variables()
         session.initialise(captured.first)
         verification.compare(expected, actual, unplaced)
     differences = {n: float(np.abs(x.astype(np.float64) - actual[n]).max(initial=0.0)) for n, x in expected.items() if x.dtype.kind == "f"}
@@ -329,7 +328,7 @@ def run_plan(
     with progress(f"measuring {request.num_steps} steps of each variant") as show:
         told = rounds(show, WARMUP + request.num_steps)
         measurement = measure(where, unplaced, sessions, num_steps=request.num_steps, on_step=told)
-    notes = [*_notes(request, captured, result, probe), *_recorded(request, session, timeline, bound)]
+    notes = [*_notes(request, captured, result, probe), *recorded(request, session, timeline, bound)]
     return StepReport(
         model=request.model,
         executor=kind_of_executor(request),
@@ -362,7 +361,7 @@ def run_training(request: TrainRequest, run: RunOptions, devices: Devices, captu
         parity = check_parity(captured, session)
     with progress(f"training {request.model} until step {run.steps}") as show:
         progressed = train_on(TrainedSession(session), run, training, show)
-    notes = [*_notes(request, captured, result, None), *_recorded(request, session, result.timeline, devices)]
+    notes = [*_notes(request, captured, result, None), *recorded(request, session, result.timeline, devices)]
     return RunReport(
         model=request.model,
         executor=kind_of_executor(request),
@@ -376,7 +375,7 @@ def run_training(request: TrainRequest, run: RunOptions, devices: Devices, captu
     )
 
 
-def _recorded(request: TrainRequest, session: PlacedSession, timeline: Timeline, devices: Devices) -> tuple[str, ...]:
+def recorded(request: TrainRequest, session: PlacedSession, timeline: Timeline, devices: Devices) -> tuple[str, ...]:
     """Writes measured.json, where files are kept: a traced step behind the timed or trained ones. What is to be said of it."""
     if request.out is None:
         return ()

@@ -7,8 +7,10 @@ their last place; what this changes as much is no fault of the placed step.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from baechi_ext.errors import ParityError
 
@@ -57,6 +59,12 @@ class Verification:
                 "depend on something that is no tensor and no variable, and changes from step to step. Take that out of it, or go on "
                 "unplaced with fallback"
             )
+
+
+def results_of(returned: Any) -> dict[str, np.ndarray]:
+    """What a step returns, flat and by number; Python's numbers as the tensors that a graph makes of them."""
+    values = [tf.convert_to_tensor(x) if isinstance(x, (bool, int, float)) else x for x in tf.nest.flatten(returned) if x is not None]
+    return {f"result {i}": np.asarray(x) for i, x in enumerate(values)}
 
 
 def off_by_the_last_place(value: np.ndarray, seed: int) -> np.ndarray:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.measure import WARMUP
 from runtime.run_folder import RunFolder
 
 Run = Callable[..., tuple[int, str, str]]
@@ -52,7 +53,7 @@ def test_the_first_training_call_is_compared_and_ends_the_script(run: Run, scrip
         assert rows[method]["parity"]["compared"] == 1 + 6 + 3  # output, gradients of parameters, buffers
         assert (folder / rows[method]["plan"]).exists()
     assert (rows["expert"]["measured_step_us"], rows["expert"]["note"] != "") == (None, True)  # the module gives no hint
-    assert found["unplaced"]["name"] == "eager, one thread"
+    assert found["unplaced"]["name"] == "eager, one device"
     assert "there the script was ended" in found["notes"][0]
     assert RunFolder.load(folder).plan.method == found["recommended"]
     assert (folder / "profile.json").exists()
@@ -81,6 +82,22 @@ def test_a_script_that_never_trains(run: Run, tmp_path: Path) -> None:
     assert err.splitlines()[-1].startswith(f"error: {path} ended (exit code 0) and had called no module of 1000 parameters or more")
 
 
+def test_eager_runs_on_one_core_as_a_device_does(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "cores.py"
+    path.write_text(
+        "import os, torch\ncores = []\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def forward(self, x):\n        cores.append(os.sched_getaffinity(0))\n        return super().forward(x)\n"
+        "before = os.sched_getaffinity(0)\n"
+        "try:\n    Net(40, 40)(torch.ones(1, 40))\n"
+        "finally:\n    print(sum(c == {min(before)} for c in cores), os.sched_getaffinity(0) == before)\n"
+    )
+    code, out, err = run("compare", "--placement_methods=single", "--comm_cost_coeffs=0.001,50", "--num_steps=3", path)
+    assert code == 0, err
+    on_one, same_after = out.splitlines()[0].split()
+    assert (int(on_one) >= 3 + WARMUP, same_after) == (True, "True")
+
+
 def test_a_call_that_is_no_one_graph_is_an_error(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "branches.py"
     path.write_text(
@@ -96,9 +113,7 @@ def test_a_call_that_is_no_one_graph_is_an_error(run: Run, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
-        (["SCRIPT", "--workers=process"], 2, "drop --workers=process"),
-        (["SCRIPT", "--num_gpus=2"], 2, "drop --workers=process, GPUs and torchrun"),
-        (["SCRIPT", "--framework=tensorflow"], 2, "baechi compare takes scripts of PyTorch"),
+        (["SCRIPT", "--num_gpus=2"], 2, "drop the GPUs, or run baechi train SCRIPT once a method"),
         (["SCRIPT", "--fallback"], 2, "--fallback"),
         (["nowhere.py"], 1, "cannot read script 'nowhere.py'"),
         (["--", "--epochs"], 2, "name the script before it: baechi compare SCRIPT"),

@@ -1,5 +1,6 @@
 """A user's training on worker processes, each of which runs the whole script: `--workers=process`, and `parallelize` under torchrun."""
 
+import json
 import os
 import signal
 import subprocess
@@ -78,6 +79,61 @@ def test_exit_codes_and_exceptions_are_the_scripts_own(tmp_path: Path) -> None:
     code, out, err = finish(start(*PLACED, str(script)))
     assert code == 1
     assert err.count("ValueError: mine") == 1
+
+
+COMPARED = """
+import sys
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(20, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Dropout(0.5), nn.Linear(40, 10))
+x, before = torch.randn(8, 20), torch.get_rng_state()
+try:
+    model(x).sum().backward()
+except Exception:
+    print("taken for its own")
+finally:
+    print("as before", torch.equal(before, torch.get_rng_state()) and model[1].num_batches_tracked.item() == 0)
+print("goes on")
+"""
+
+
+def test_the_methods_of_a_script_are_compared_on_worker_processes(tmp_path: Path) -> None:
+    """Those that fail have their reason; whatever ran computed what the script's own call does."""
+    script, folder = tmp_path / "train.py", tmp_path / "c"
+    script.write_text(COMPARED)
+    flags = ["--workers=process", "--placement_methods=m_topo,random,expert", "--num_steps=3", "--comm_cost_coeffs=0.001,50", "--json"]
+    code, out, err = finish(start("compare", *flags, "--timeout=120", f"--out={folder}", str(script)))
+    assert code == 0, err
+    said, found = out[: out.index("{")], json.loads(out[out.index("{") :])
+    assert said == "as before True\n"
+    assert json.loads((folder / "compare.json").read_text()) == found
+    rows = {row["method"]: row for row in found["methods"]}
+    assert (found["executor"], list(rows)) == ("process", ["single", "m_topo", "random", "expert"])
+    for method in ("single", "m_topo", "random"):
+        assert len(rows[method]["measured_step_us"]["samples"]) == 3
+        assert (rows[method]["parity"]["passed"], rows[method]["parity"]["max_rel_diff"]) == (True, 0)
+        assert (folder / rows[method]["plan"]).exists()
+    assert (rows["m_topo"]["splits"], rows["expert"]["measured_step_us"], rows["expert"]["note"] != "") == (True, None, True)
+    assert len(found["unplaced"]["measured_step_us"]["samples"]) == 3
+    assert any("hands outputs, gradients and buffers to every worker" in note for note in found["notes"])
+    assert found["load_of_others"] is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("20, 40)", "20, 4)"), "had called no module of 1000 parameters or more"),
+        (("model(x)", "model(x + int(__import__('os').environ['RANK']))"), "the arguments of a placed call are not the same on worker 0"),
+    ],
+)
+def test_a_script_that_can_not_be_compared_on_worker_processes_ends_on_all(tmp_path: Path, change: tuple[str, str], told: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(COMPARED.replace(*change))
+    flags = ["--workers=process", "--placement_methods=m_topo", "--num_steps=3", "--comm_cost_coeffs=0.001,50", "--timeout=60"]
+    code, _, err = finish(start("compare", *flags, str(script)))
+    assert code == 1
+    assert told in only_error(err)
 
 
 def torchrun(script: Path) -> subprocess.Popen:
