@@ -50,17 +50,17 @@ class Comparison:
 
     @cached_property
     def error(self) -> float:
-        """The share of cases in which the interval of one pair may be wrong."""
-        pairs = len(self.measured) * (len(self.measured) - 1) // 2
-        return ERROR / max(pairs, 1)
+        """The share of cases in which the interval of one pair may be wrong; the unplaced step is in pairs, too."""
+        count = len(self.measured) + (UNPLACED in self.measurement.samples)
+        return ERROR / max(count * (count - 1) // 2, 1)
 
     def ratio(self, slow: str, fast: str) -> Ratio:
         """How many times faster `fast` is, with an interval that holds together with those of all other pairs."""
         return Ratio.of(self.samples(slow), self.samples(fast), self.error)
 
     def gain(self, method: str) -> Ratio | None:
-        """How many times faster than one device; None where either was not measured."""
-        return self.ratio(SINGLE, method) if SINGLE in self.measured and method in self.measured else None
+        """How many times faster than one device a method is, or the unplaced step; None where either was not measured."""
+        return self.ratio(SINGLE, method) if SINGLE in self.measured and method in self.measurement.samples else None
 
     @property
     def enough(self) -> bool:
@@ -72,6 +72,10 @@ class Comparison:
         ratio = self.ratio(a, b)
         return self.enough and a != b and not ratio.low <= 1 <= ratio.high
 
+    def beats(self, a: str, b: str) -> bool:
+        """Whether method a is told to be faster than b."""
+        return self.differ(a, b) and self.median(a) < self.median(b)
+
     @cached_property
     def best(self) -> str | None:
         """The method with the least median step."""
@@ -79,10 +83,12 @@ class Comparison:
 
     @cached_property
     def recommended(self) -> str | None:
-        """What to do: a method that is faster than one device, by its interval; else one device, where it holds the step."""
+        """What to do: a method that is faster than one device, by its interval, and than the unplaced step; else one device, where it holds
+        the step."""
         splits = [m for m in self.measured if m != SINGLE and self.contender(m).result.splits]  # type: ignore[union-attr]
         if SINGLE in self.measured:
-            splits = [m for m in splits if self.differ(SINGLE, m) and self.median(m) < self.median(SINGLE)]
+            rivals = (SINGLE, *([UNPLACED] if UNPLACED in self.measurement.samples else []))
+            splits = [m for m in splits if all(self.beats(m, rival) for rival in rivals)]
             return min(splits, key=self.median, default=SINGLE)
         return min(splits, key=self.median, default=None)
 
@@ -105,7 +111,7 @@ class Comparison:
             "model": self.model,
             "executor": self.executor,
             "methods": [self._row(contender) for contender in self.contenders],
-            "unplaced": None if unplaced is None else {"name": self.unplaced, "measured_step_us": unplaced.to_json()},
+            "unplaced": None if unplaced is None else self._unplaced_row(unplaced),
             "interval_error": self.error,
             "load_of_others": self.measurement.load_of_others,
             "doubts": self.doubts(),
@@ -113,6 +119,10 @@ class Comparison:
             "recommended": self.recommended,
             "recommendation": self.recommendation(),
         }
+
+    def _unplaced_row(self, samples: Samples) -> dict[str, Any]:
+        gain = self.gain(UNPLACED)
+        return {"name": self.unplaced, "measured_step_us": samples.to_json(), "ratio": None if gain is None else gain.to_json()}
 
     def _row(self, contender: Contender) -> dict[str, Any]:
         method, result, gain = contender.method, contender.result, self.gain(contender.method)
@@ -160,7 +170,7 @@ class Comparison:
         found = self.measurement.disturbances()
         if self.measured and not self.enough:
             taken = len(self.samples(self.measured[0]).us)
-            found.append(f"{taken} steps tell nothing for sure about {len(self.measured)} variants, {enough_samples(self.error)} may")
+            found.append(f"{taken} steps of each tell nothing for sure, {enough_samples(self.error)} may")
         return found
 
     def recommendation(self) -> str:
@@ -182,6 +192,10 @@ class Comparison:
         nearest = min(splits, key=self.median)
         if not self.enough:
             return f"Don't split on so few steps: the quickest of the splits, {nearest}, was {gain} times as fast as one device"
+        if self.beats(nearest, SINGLE):
+            over = self.ratio(UNPLACED, nearest)
+            than = f"as our program on one device, but {over} times as fast as the step unplaced"
+            return f"Don't split: {nearest} is {gain} times as fast {than}"
         if gain.high < 1:  # type: ignore[union-attr]
             return f"Don't split: even the best of the splits, {nearest}, is slower, {gain} times as fast as one device"
         if gain.spread > NOISY_SPREAD:  # type: ignore[union-attr]

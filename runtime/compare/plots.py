@@ -1,6 +1,7 @@
 """A comparison to look at: a table and bars on a terminal, and a picture by matplotlib."""
 
 import sys
+import textwrap
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +15,8 @@ from runtime.samples import Samples
 from runtime.tables import as_time
 
 _WIDTH, _BAR = 170, 60
+_LETTERS = 125
+"""Of a line of small print in the picture."""
 _COLUMNS = ("method", "predicted", "measured", "min to max", "one device / it", "interval", "one device", "best", "note")
 _PLAIN, _BLOCKS = ("#", "+", "-"), ("\u2588", "\u2593", "\u2591")
 
@@ -46,27 +49,31 @@ def _table(comparison: Comparison) -> Table:
         table.add_column(name, justify="left" if words else "right", no_wrap=name != "note", overflow="fold")
     unplaced = comparison.measurement.samples.get(UNPLACED)
     if unplaced is not None:
-        table.add_row(comparison.unplaced, "-", as_time(unplaced.median), _range(unplaced), "-", "-", "-", "-", "unplaced")
+        table.add_row(comparison.unplaced, "-", *map(Text, _seen(comparison, UNPLACED)), "unplaced")
     for contender in comparison.contenders:
         table.add_row(*map(Text, _cells(comparison, contender)))
     return table
 
 
 def _cells(comparison: Comparison, contender: Contender) -> tuple[str, ...]:
-    method, predicted, gain = contender.method, comparison.predicted_us(contender), comparison.gain(contender.method)
+    method, predicted = contender.method, comparison.predicted_us(contender)
     before = (method, "-" if predicted is None else as_time(predicted))
     if method not in comparison.measured:
         return *before, "-", "-", "-", "-", "-", "-", f"not measured: {contender.refusal}"
-    samples, best = comparison.samples(method), comparison.best or method
+    return *before, *_seen(comparison, method), comparison.note(contender)
+
+
+def _seen(comparison: Comparison, name: str) -> tuple[str, ...]:
+    """The cells of what was measured."""
+    samples, gain = comparison.samples(name), comparison.gain(name)
+    best = comparison.best or name
     return (
-        *before,
         as_time(samples.median),
         _range(samples),
         "-" if gain is None else f"{gain.median:.2f}",
-        "-" if gain is None or method == SINGLE else f"{gain.low:.2f} to {gain.high:.2f}",
-        "-" if gain is None or method == SINGLE else beside(comparison, method, SINGLE),
-        "the best" if method == best else beside(comparison, method, best),
-        comparison.note(contender),
+        "-" if gain is None or name == SINGLE else f"{gain.low:.2f} to {gain.high:.2f}",
+        "-" if gain is None or name == SINGLE else beside(comparison, name, SINGLE),
+        "the best" if name == best else beside(comparison, name, best),
     )
 
 
@@ -99,9 +106,11 @@ def bars(comparison: Comparison, marks: tuple[str, str, str] = _BLOCKS) -> list[
 
 
 def save_steps(path: Path, comparison: Comparison) -> None:
-    """Writes all steps, their medians, and what was predicted. Raises MissingBackendError without matplotlib, FileError."""
+    """Writes all steps, their medians, what was predicted, and the recommendation. Raises MissingBackendError without matplotlib,
+    FileError."""
     names = [*([UNPLACED] if UNPLACED in comparison.measurement.samples else []), *comparison.measured]
-    figure = require_matplotlib()(figsize=(8, 1.2 + 0.45 * len(names)), layout="constrained")
+    said = textwrap.wrap(comparison.recommendation(), _LETTERS)
+    figure = require_matplotlib()(figsize=(8, 1.2 + 0.45 * len(names) + 0.16 * len(said)), layout="constrained")
     axes = figure.subplots()
     for row, name in enumerate(names):
         samples = comparison.measurement.samples[name]
@@ -113,5 +122,7 @@ def save_steps(path: Path, comparison: Comparison) -> None:
     axes.set_yticks(range(len(names)), [comparison.unplaced if name == UNPLACED else name for name in names])
     axes.invert_yaxis()
     axes.set_xlim(left=0)
-    axes.set(title=f"{comparison.model}, {comparison.executor}", xlabel="step, ms: measured (dots), median (line), predicted (diamond)")
+    axes.set_xlabel("step, ms: measured (dots), median (line), predicted (diamond)")
+    axes.set_title(f"{comparison.model}, {comparison.executor}", parse_math=False)
+    figure.supxlabel("\n".join(said), x=0.01, ha="left", fontsize=8, parse_math=False)
     save_figure(figure, path)

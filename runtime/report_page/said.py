@@ -129,7 +129,7 @@ def method_rows(comparison: Mapping[str, Any]) -> list[MethodRow]:
     rows = []
     if comparison.get("unplaced"):
         unplaced = _object(comparison, "unplaced")
-        rows.append(_row({"method": unplaced.get("name"), "measured_step_us": unplaced.get("measured_step_us")}))
+        rows.append(_row({**unplaced, "method": unplaced.get("name")}))
     for row in _list(comparison, "methods"):
         if not isinstance(row, dict):
             raise FileError(f"a method of the comparison is {row!r}; expected an object")
