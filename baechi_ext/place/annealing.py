@@ -180,7 +180,9 @@ class _Chain:
         self.temperature = min(_HOTTEST, max(_COLDEST, first))
         """In parts of the first plan's makespan: what the next round begins with."""
         self.settings["random"] = scrambled(seed)
-        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        """Not whether a thread is alive: after a KeyboardInterrupt in Thread.join Python 3.11 takes one that runs for one that ended."""
+        self._ended.set()
 
     def prepare(self, annealing: _Annealing, steps: int) -> None:
         """Sets the chain to the best plan, and to its part of a round."""
@@ -209,15 +211,20 @@ class _Chain:
             self.temperature = min(_HOTTEST, self.temperature * _WARMER)
 
     def start(self, problem: Problem) -> None:
-        self._thread = threading.Thread(target=refine_kernel.anneal, args=(problem, self.state, self.search), daemon=True)
-        self._thread.start()
+        self._ended.clear()
+        threading.Thread(target=self._run, args=(problem,), daemon=True).start()
+
+    def _run(self, problem: Problem) -> None:
+        try:
+            refine_kernel.anneal(problem, self.state, self.search)
+        finally:
+            self._ended.set()
 
     def is_running(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return not self._ended.is_set()
 
     def wait(self, seconds: float) -> None:
-        if self._thread is not None:
-            self._thread.join(seconds)
+        self._ended.wait(seconds)
 
     def trial(self, default: Trial) -> Trial:
         """The chain's best plan; `default` where it has none, or may still write it."""

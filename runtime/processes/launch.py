@@ -24,7 +24,7 @@ from runtime.processes.op_board import OpBoard
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 3.0
-_PLAN_SECONDS = 20.0
+_PLAN_SECONDS = 60.0
 """What rank 0 may take, once interrupted, to end its search and write the plan; and to come to its end where another worker has."""
 _LAST_WORDS_SECONDS = 2.0
 """How long a dead worker's peers may take to be found dead too, so that the first cause is reported and not its echo."""

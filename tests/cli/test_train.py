@@ -238,7 +238,7 @@ def test_ctrl_c_in_a_search_keeps_its_best_plan(tmp_path: Path, method: str, wor
                 break
         started = list(map(int, " ".join(path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/children")).split()))
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (130, "")
     assert errors_of(err) == f"error: interrupted; the best plan found until then is {kept / 'plan.json'}"
     assert len(started) == (3 if workers == "process" else 0)

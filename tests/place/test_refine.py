@@ -1,6 +1,7 @@
 """refine and auto: what the search does with a start, with memory, with colocation, with seeds, and when it ends."""
 
 import random
+import signal
 from dataclasses import replace
 
 import pytest
@@ -199,6 +200,33 @@ def test_levels_of_blocks_hold_every_op_once() -> None:
 
 
 # Seeds, ends and interruptions
+
+
+def test_a_chain_still_runs_after_its_wait_was_interrupted() -> None:
+    """A plan is read only from chains that have ended."""
+    graph, cluster = random_graph(50, 5), cluster_of(3, 15.0)
+    problem = make_problem(graph, cluster)
+    chain = _Chain(problem, block_levels(graph, cluster), seed=0)
+    chain.settings["steps"] = 2**50
+    chain.settings["from_temperature"] = chain.settings["to_temperature"] = 1.0
+    chain.settings["best_excess_bytes"] = chain.settings["best_makespan_us"] = float("inf")
+
+    def press(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, press)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        chain.start(problem)
+        with pytest.raises(KeyboardInterrupt):
+            chain.wait(300)
+        assert chain.is_running()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        chain.settings["stop"] = True
+    chain.wait(300)
+    assert not chain.is_running()
 
 
 def test_the_same_seed_gives_the_same_plan() -> None:
