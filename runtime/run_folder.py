@@ -19,7 +19,8 @@ from baechi_ext.simulate import Timeline, simulate
 
 MEASURED, COMPARISON = "measured.json", "compare.json"
 PAGE, PLOT = "report.html", "compare.png"
-_OF_A_RUN = ("graph.json", "profile.json", "plan.json", "report.json", MEASURED, COMPARISON, PLOT, PAGE)
+SPLIT_GRAPH, SINGLE_GRAPH = "graph_split.json", "graph_single.json"
+_OF_A_RUN = ("graph.json", "profile.json", "plan.json", "report.json", MEASURED, COMPARISON, PLOT, PAGE, SPLIT_GRAPH, SINGLE_GRAPH)
 _OF_A_FURTHER_MODULE = re.compile(r"(graph|profile|plan)_([2-9]|[1-9][0-9]+)\.json")
 """A script's second module that is placed, its third, ..."""
 _WRITER = "baechi train --model_name=NAME --out={}"

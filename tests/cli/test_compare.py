@@ -37,9 +37,13 @@ def test_methods_are_measured_in_turn_and_kept(run: Run, tmp_path: Path) -> None
     assert (tmp_path / "c" / "plan.json").read_bytes() == (tmp_path / "c" / "plan_single.json").read_bytes()
     assert (tmp_path / "c" / "compare.png").stat().st_size > 1000
     assert (tmp_path / "c" / "profile.json").exists()
+    for name, graph in (("single", "graph"), ("m_etf", "graph_split")):
+        code, out, err = run("explain", tmp_path / "c" / f"plan_{name}.json", f"--graph={tmp_path / 'c' / graph}.json", "--json")
+        assert code == 0, err
+        assert (json.loads(out)["step_us"], json.loads(out)["notes"]) == (pytest.approx(rows[name]["predicted_step_us"]), [])
     folder = RunFolder.load(tmp_path / "c")
     assert {op.device for op in folder.measured.ops} == set(folder.plan.placement) == {0}
-    assert len(folder.measured.ops) == len(graph)
+    assert len(folder.measured.ops) == len(folder.graph)
 
 
 def test_a_method_without_a_plan_says_why_and_the_others_go_on(run: Run, tmp_path: Path) -> None:

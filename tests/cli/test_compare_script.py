@@ -70,7 +70,8 @@ def test_paths_are_of_where_the_command_runs_and_an_earlier_comparison_goes(
         code, _, err = run("compare", *flags, "--num_steps=2", "--comm_cost_coeffs=0.001,50", "--out=c", script)
         assert code == 0, err
     assert not list(elsewhere.iterdir())
-    kept = {"graph.json", "profile.json", "plan.json", "plan_single.json", "plan_m_etf.json", "compare.json", "compare.png", "config.toml"}
+    kept = {"graph.json", "graph_split.json", "profile.json", "plan.json", "plan_single.json", "plan_m_etf.json"}
+    kept |= {"compare.json", "compare.png", "config.toml"}
     assert {path.name for path in (tmp_path / "c").iterdir()} == kept
 
 

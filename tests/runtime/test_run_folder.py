@@ -73,7 +73,7 @@ def test_a_report_may_leave_out_its_command(tmp_path: Path) -> None:
 
 def test_what_an_earlier_run_left_goes_and_nothing_else(tmp_path: Path) -> None:
     ours = ["report.json", "compare.json", "compare.png", "report.html", "profile.json", "plan_m_sct.json", "plan_single.json"]
-    ours += ["graph_2.json", "profile_2.json", "plan_2.json", "plan_14.json"]
+    ours += ["graph_2.json", "profile_2.json", "plan_2.json", "plan_14.json", "graph_split.json", "graph_single.json"]
     own = ["plan_mine.json", "plan_1.json", "plan_02.json", "graph_2.json.bak", "notes_2.json", "config.toml", "compare.pdf", "plan_2.txt"]
     for name in [*ours, *own]:
         (kept(tmp_path) / name).write_text("{}")
