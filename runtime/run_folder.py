@@ -1,7 +1,6 @@
 """RunFolder: what `baechi train --out=DIR` left in DIR, for whoever shows or explains it."""
 
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +12,7 @@ from baechi_ext.errors import FileError, MismatchError
 from baechi_ext.hybrid.plan import HybridPlan, load_plan
 from baechi_ext.ir import OpGraph, Plan
 from baechi_ext.ir.files import read_json
+from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.place.registry import METHODS
 from baechi_ext.simulate import Timeline, simulate
@@ -64,20 +64,11 @@ class RunFolder:
         """The step as it is predicted."""
         return simulate(self.graph, self.plan.cluster, self.plan.placement, self.plan.priority)
 
-    @property
-    def command(self) -> tuple[str, ...]:
-        """What was called, word by word; empty where that is not known."""
-        return tuple(map(str, (self.report or {}).get("command") or ()))
-
-    @property
-    def command_line(self) -> str:
-        """The same as a line for a shell."""
-        return shlex.join(self.command)
-
-    @property
-    def versions(self) -> Mapping[str, str]:
-        """Of the programs that ran, by name."""
-        return (self.report or {}).get("versions") or self.plan.versions
+    @cached_property
+    def made_by(self) -> MadeBy:
+        """What the report says of that, else the plan."""
+        said, planned = MadeBy.from_json(self.report or {}, FileError), self.plan.made_by
+        return MadeBy(said.command or planned.command, said.versions or planned.versions)
 
     def require_measured(self) -> MeasuredStep:
         """Raises FileError where no step was measured."""
@@ -102,9 +93,10 @@ def begin_run(folder: Path) -> None:
 
 def _read_report(path: Path) -> dict[str, Any]:
     report = read_json(path, "report")
-    for key, kind, name in (("command", list, "a list"), ("versions", dict, "an object")):
-        if not isinstance(report.get(key) or kind(), kind):
-            raise FileError(f'{path}: "{key}" is {report[key]!r}; expected {name}; write it again with baechi train --out')
+    try:
+        MadeBy.from_json(report, FileError)
+    except FileError as e:
+        raise FileError(f"{path}: {e}; write it again with baechi train --out") from e
     return report
 
 

@@ -124,7 +124,7 @@ def trace(run: RunFolder, device: int | None = None) -> dict[str, Any]:
         "schemaVersion": 1,
         "distributedInfo": {"rank": device or 0, "world_size": 1 if device is None else len(run.plan.cluster)},
         "displayTimeUnit": "ns",
-        "otherData": {"command": run.command_line, "versions": dict(run.versions), "method": run.plan.method},
+        "otherData": {"command": run.made_by.command_line, "versions": dict(run.made_by.versions), "method": run.plan.method},
         "traceEvents": [*events, *(event for *_, event in timed)],
     }
 

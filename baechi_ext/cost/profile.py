@@ -9,6 +9,7 @@ from typing import Any
 
 from baechi_ext.errors import MismatchError, ProfileError
 from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
+from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.ir.numbers import as_bytes, as_number
 from baechi_ext.ir.op_graph import Op, OpGraph
 from baechi_ext.ir.plan import require_same_graph
@@ -128,8 +129,9 @@ class Profile:
         scale = statistics.median(passes_us) / total if passes_us and total > 0 else 1.0
         return {id_: us * scale for id_, us in least_us.items()}
 
-    def save(self, path: str | Path) -> None:
-        write_json(path, self.to_json())
+    def save(self, path: str | Path, made_by: MadeBy | None = None) -> None:
+        """Writes the file, signed by `made_by` where that is given. Raises FileError."""
+        write_json(path, signed(self.to_json(), made_by))
 
     @classmethod
     def load(cls, path: str | Path, graph: OpGraph) -> "Profile":

@@ -8,6 +8,7 @@ from typing import Any
 
 from baechi_ext.errors import ClusterError
 from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
+from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.ir.numbers import as_bytes, as_number
 
 
@@ -155,8 +156,9 @@ class Cluster:
         devices = tuple(_device_from_json(d, i) for i, d in enumerate(value["devices"]))
         return cls(devices, Link.from_json(links["default"], "the default link"), pairs, parallel)
 
-    def save(self, path: str | Path) -> None:
-        write_json(path, self.to_json())
+    def save(self, path: str | Path, made_by: MadeBy | None = None) -> None:
+        """Writes the file, signed by `made_by` where that is given. Raises FileError."""
+        write_json(path, signed(self.to_json(), made_by))
 
     @classmethod
     def load(cls, path: str | Path) -> "Cluster":

@@ -8,6 +8,7 @@ from typing import Any
 
 from baechi_ext.errors import MeasurementError, MismatchError
 from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
+from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.ir.numbers import as_bytes, as_number
 from baechi_ext.ir.op_graph import OpGraph
 
@@ -111,8 +112,9 @@ class MeasuredStep:
         _require_one_at_a_time(step.ops)
         return step
 
-    def save(self, path: str | Path) -> None:
-        write_json(path, self.to_json())
+    def save(self, path: str | Path, made_by: MadeBy | None = None) -> None:
+        """Writes the file, signed by `made_by` where that is given. Raises FileError."""
+        write_json(path, signed(self.to_json(), made_by))
 
     @classmethod
     def load(cls, path: str | Path, graph: OpGraph) -> "MeasuredStep":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from baechi_ext.errors import GraphError
 from baechi_ext.ir.collector import without_collection
 from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
+from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.ir.numbers import as_bytes, as_number, is_plain_size
 
 if TYPE_CHECKING:
@@ -321,9 +322,13 @@ class OpGraph:
         )
         return replace(graph, modules=tuple(map(str, modules))) if modules else graph
 
-    def save(self, path: str | Path, *, compact: bool = False) -> None:
-        """`compact`: without indentation, and without fields that have their default value."""
+    def save(self, path: str | Path, made_by: MadeBy | None = None, *, compact: bool = False) -> None:
+        """Writes the graph file, among whose graph's attributes is `made_by`, where that is given. Raises FileError.
+
+        `compact`: without indentation, and without fields that have their default value.
+        """
         value = self.to_json()
+        value["graph"] = signed(value["graph"], made_by)
         if compact:
             value["nodes"] = [{key: v for key, v in node.items() if v != _DEFAULTS.get(key, ...)} for node in value["nodes"]]
             value["edges"] = [{key: v for key, v in edge.items() if v != _DEFAULTS.get(key, ...)} for edge in value["edges"]]

@@ -8,6 +8,7 @@ from typing import Any
 from baechi_ext.errors import ClusterError, MismatchError, PlanError
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
+from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.ir.numbers import as_bytes, as_number
 from baechi_ext.ir.op_graph import OpGraph
 
@@ -32,7 +33,8 @@ class Plan:
     placement_seconds: float
     options: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
-    versions: Mapping[str, str] = field(default_factory=dict)
+    made_by: MadeBy = field(default_factory=MadeBy, compare=False)
+    """The same plan is the same, whatever made it."""
 
     def to_json(self) -> dict[str, Any]:
         """The plan file (docs/files.md)."""
@@ -50,7 +52,7 @@ class Plan:
             "placement_seconds": self.placement_seconds,
             "options": dict(self.options),
             "seed": self.seed,
-            "versions": dict(self.versions),
+            **self.made_by.to_json(),
             "op_digests": dict(zip(ids, self.graph.op_digests, strict=True)),
         }
         if self.priority is not None:
@@ -96,7 +98,7 @@ class Plan:
             placement_seconds=as_number(value.get("placement_seconds", 0.0), "placement_seconds", PlanError),
             options=_object_of(value, "options"),
             seed=int(as_number(value.get("seed", 0), "seed", PlanError)),
-            versions=_object_of(value, "versions"),
+            made_by=_made_by_of(value),
         )
 
     def on(self, cluster: Cluster) -> "Plan":
@@ -105,8 +107,9 @@ class Plan:
             _checked_device(op.id, device, cluster)
         return replace(self, cluster=cluster)
 
-    def save(self, path: str | Path) -> None:
-        write_json(path, self.to_json())
+    def save(self, path: str | Path, made_by: MadeBy | None = None) -> None:
+        """Writes the plan file, signed by `made_by` where that is given. Raises FileError."""
+        write_json(path, signed(self.to_json(), made_by))
 
     @classmethod
     def load(cls, path: str | Path, graph: OpGraph, cluster: Cluster | None = None) -> "Plan":
@@ -165,6 +168,11 @@ def _object_of(value: Mapping[str, Any], key: str) -> dict[str, Any]:
     if found is not None and not isinstance(found, dict):
         raise PlanError(f'the plan\'s "{key}" is {found!r}; expected an object')
     return found or {}
+
+
+def _made_by_of(value: Mapping[str, Any]) -> MadeBy:
+    """Another program's plan may have a field of that name that means something else."""
+    return MadeBy.from_json(value if isinstance(value.get("command"), list) else {**value, "command": None}, PlanError)
 
 
 def _priority_of(op_id: str, priority: Mapping[str, Any]) -> float:

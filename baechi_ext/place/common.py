@@ -1,12 +1,10 @@
 """What all placers share: their options, their result, and how a placement becomes a plan."""
 
-import platform
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import baechi_ext
 from baechi_ext.errors import InfeasibleError
 from baechi_ext.ir.check import memory_violations, verify_placement
 from baechi_ext.ir.cluster import Cluster
@@ -203,7 +201,6 @@ def finish(task: Task, trial: Trial, bound_us: float | None = None, *, interrupt
         placement_seconds=task.elapsed_seconds(),
         options=task.options.to_json(),
         seed=task.options.seed,
-        versions={"baechi": baechi_ext.__version__, "python": platform.python_version()},
     )
     return PlanResult(plan, timeline, interrupted)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from baechi_ext.errors import PlanError
 from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
+from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.ir.numbers import as_number
 from baechi_ext.shard.analysis import layer_costs, other_configurations
 from baechi_ext.shard.graph import Node
@@ -132,9 +133,9 @@ class ShardPlan:
         plain = {name: getattr(self, name) for name in _FIELDS}
         return {"schema_version": SCHEMA_VERSION, "kind": KIND, **plain, "options": self.options, "shard": layers}
 
-    def save(self, path: str | Path) -> None:
-        """Writes the file. Raises FileError where it can't be written."""
-        write_json(path, self.to_json())
+    def save(self, path: str | Path, made_by: MadeBy | None = None) -> None:
+        """Writes the file, signed by `made_by` where that is given. Raises FileError."""
+        write_json(path, signed(self.to_json(), made_by))
 
     @classmethod
     def load(cls, path: str | Path) -> "ShardPlan":

@@ -1,6 +1,5 @@
 """What stands at the top of a run's page: the step's times side by side, the verdict, and how the run was made."""
 
-import shlex
 from typing import Any
 
 from runtime.plan_files import other_costs
@@ -19,7 +18,7 @@ def headline(run: RunFolder, said: Said) -> dict[str, Any]:
         "figures": _figures(run, said),
         "verdict": _verdict(run, said),
         "facts": _facts(run, said),
-        "command": shlex.join(said.command),
+        "command": (said.made_by.command_line or run.made_by.command_line),
     }
 
 
@@ -79,5 +78,4 @@ def _facts(run: RunFolder, said: Said) -> list[tuple[str, str]]:
         facts.append(("others' load", f"{load:.1%} of the cores while measuring"))
     noted = (*other_costs(plan, run.timeline), *said.notes, *(run.measured.notes if run.measured is not None else ()))
     facts += [("note", note) for note in noted]
-    versions = said.versions or run.versions
-    return [*facts, ("versions", ", ".join(f"{name} {version}" for name, version in versions.items()) or "not recorded")]
+    return [*facts, ("versions", said.made_by.programs or run.made_by.programs or "not recorded")]

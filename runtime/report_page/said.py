@@ -7,6 +7,7 @@ from typing import Any
 
 from baechi_ext.errors import FileError
 from baechi_ext.ir.files import read_json
+from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.ir.numbers import as_number
 from runtime.run_folder import COMPARISON, RunFolder
 
@@ -47,8 +48,7 @@ class Said:
 
     model: str = ""
     executor: str = ""
-    command: tuple[str, ...] = ()
-    versions: Mapping[str, str] | None = None
+    made_by: MadeBy = MadeBy(versions={})
     samples_us: tuple[float, ...] = ()
     median_us: float | None = None
     over_single: Interval | None = None
@@ -154,8 +154,7 @@ def _common(value: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "model": str(value.get("model") or ""),
         "executor": str(value.get("executor") or ""),
-        "command": tuple(map(str, _list(value, "command"))),
-        "versions": {str(name): str(version) for name, version in _object(value, "versions").items()} or None,
+        "made_by": MadeBy.from_json(value, FileError),
         "load_of_others": _number(value, "load_of_others"),
         "doubts": tuple(map(str, _list(value, "doubts"))),
         "notes": tuple(map(str, _list(value, "notes"))),

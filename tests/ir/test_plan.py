@@ -9,9 +9,11 @@ import pytest
 
 from baechi_ext.errors import FileError, MismatchError, PlanError
 from baechi_ext.ir import Cluster, OpGraph, Plan
+from baechi_ext.ir.made_by import MadeBy
 from tests.build import cluster_of, graph_of
 
 GRAPH = graph_of({"a": 1, "b": 2, "c": 3}, ("a", "b", 4), ("b", "c", 4))
+MADE_BY = MadeBy(("baechi", "place", "a graph.json"), {"baechi": "1", "python": "3"})
 
 
 def a_plan(graph: OpGraph = GRAPH, **fields: Any) -> Plan:
@@ -28,7 +30,7 @@ def a_plan(graph: OpGraph = GRAPH, **fields: Any) -> Plan:
         placement_seconds=0.25,
         options={"grouper": "none"},
         seed=3,
-        versions={"python": "3"},
+        made_by=MADE_BY,
     )
     return replace(known, **fields)
 
@@ -41,7 +43,17 @@ def a_file(**fields: Any) -> dict[str, Any]:
 def test_round_trip(tmp_path: Path, priority: tuple[float, ...] | None) -> None:
     plan = a_plan(priority=priority)
     plan.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json", GRAPH) == plan
+    again = Plan.load(tmp_path / "plan.json", GRAPH)
+    assert (again, again.made_by) == (plan, MADE_BY)
+
+
+def test_who_made_a_plan_is_in_its_file_and_no_part_of_it(tmp_path: Path) -> None:
+    another = MadeBy(("baechi", "place", "it"), {"baechi": "9"})
+    a_plan().save(tmp_path / "plan.json", another)
+    again = Plan.load(tmp_path / "plan.json", GRAPH)
+    assert (again, again.made_by) == (a_plan(), another)
+    assert Plan.from_json({"cluster": cluster_of(2).to_json(), "placement": {"a": 0, "b": 1, "c": 0}}, GRAPH).made_by == MadeBy((), {})
+    assert Plan.from_json(a_file(command="solve --fast"), GRAPH).made_by == MadeBy((), MADE_BY.versions)
 
 
 def test_the_file_is_keyed_by_op_id() -> None:

@@ -136,5 +136,5 @@ def test_plan_carries_what_it_was_made_for(method: str) -> None:
     assert plan.graph.op_digests == instance.graph.op_digests
     assert plan.cluster == instance.cluster
     assert (plan.seed, plan.options["time_limit_seconds"]) == (5, 7)
-    assert set(plan.versions) >= {"baechi", "python"}
+    assert set(plan.made_by.versions) >= {"baechi", "python"}
     assert plan.placement_seconds > 0

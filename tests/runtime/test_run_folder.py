@@ -8,6 +8,7 @@ import pytest
 
 from baechi_ext.errors import FileError, MismatchError
 from baechi_ext.ir import OpGraph, Plan
+from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.ir.measured import MeasuredOp, MeasuredStep
 from baechi_ext.simulate import simulate
 from runtime.run_folder import RunFolder, begin_run
@@ -15,7 +16,8 @@ from tests.build import cluster_of, graph_of
 
 GRAPH = OpGraph.from_json(graph_of({"a": 1, "b": 2, "c": 3}, ("a", "b", 8), ("a", "c", 8)).to_json())
 CLUSTER = cluster_of(2)
-PLAN = Plan(GRAPH, "m_etf", "feasible", CLUSTER, (0, 1, 0), (0.0, 1.0, 2.0), 11.0, 4.0, (8, 8), 0.1, versions={"baechi": "0"})
+MADE_BY = MadeBy(("baechi", "place"), {"baechi": "0"})
+PLAN = Plan(GRAPH, "m_etf", "feasible", CLUSTER, (0, 1, 0), (0.0, 1.0, 2.0), 11.0, 4.0, (8, 8), 0.1, made_by=MADE_BY)
 STEP = MeasuredStep(GRAPH.fingerprint, "thread", "monotonic", 9.0, (MeasuredOp("a", 0, 0, 1), MeasuredOp("b", 1, 2, 9)))
 
 
@@ -33,14 +35,13 @@ def test_everything_is_read_back(tmp_path: Path) -> None:
     run = RunFolder.load(kept(tmp_path))
     assert (run.graph, run.plan, run.measured, run.profile) == (GRAPH, PLAN, STEP, None)
     assert run.timeline == simulate(GRAPH, CLUSTER, PLAN.placement, PLAN.priority)
-    assert run.command == tuple(command)
-    assert run.command_line == "baechi train '--model_name=wide towers'"
-    assert run.versions == {"torch": "2"}
+    assert run.made_by == MadeBy(tuple(command), {"torch": "2"})
+    assert run.made_by.command_line == "baechi train '--model_name=wide towers'"
 
 
 def test_a_plan_alone_will_do(tmp_path: Path) -> None:
     run = RunFolder.load(kept(tmp_path, step=None))
-    assert (run.measured, run.report, run.command, run.versions) == (None, None, (), {"baechi": "0"})
+    assert (run.measured, run.report, run.made_by) == (None, None, PLAN.made_by)
     with pytest.raises(FileError, match=r"has no measured.json; baechi train .* --out=.* runs the plan and writes it"):
         run.require_measured()
 
@@ -67,8 +68,7 @@ def test_a_damaged_report_is_refused(tmp_path: Path, key: str, value: object) ->
 
 def test_a_report_may_leave_out_its_command(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(json.dumps({"command": None, "versions": None}))
-    run = RunFolder.load(kept(tmp_path))
-    assert (run.command_line, run.versions) == ("", {"baechi": "0"})
+    assert RunFolder.load(kept(tmp_path)).made_by == PLAN.made_by
 
 
 def test_what_an_earlier_run_left_goes_and_nothing_else(tmp_path: Path) -> None:
