@@ -9,10 +9,10 @@ import contextlib
 import errno
 import json
 import os
-import platform
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from baechi_ext.datasets import read_index
 from baechi_ext.errors import BaechiError, InfeasibleError, MissingBackendError, OptionError
 from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.ir.files import make_folder, require_writable
+from baechi_ext.ir.made_by import MadeBy, signed
 from runtime import pipeline, tables
 from runtime.as_main import require_script
 from runtime.exports import export
@@ -82,24 +83,22 @@ def _place(args: argparse.Namespace) -> int:
             result = pipeline.plan(graph, cluster, request.watched(lambda search: show(tables.search_news(search))))
     except InfeasibleError as e:
         if args.json:
-            print_json(e.to_json())
+            _print_json(args, e.to_json())
         raise
     if args.out is not None:
-        result.plan.save(args.out)
-    if args.json:
-        timeline = result.timeline
-        facts = {"busy_us": timeline.busy_us, "transfers": len(timeline.transfers), "notes": list(result.notes)}
-        print_json({**result.plan.to_json(), **facts})
-    else:
-        facts = {
-            "method": f"{result.plan.method} ({result.status}, {result.placement_seconds:.3g} s)",
-            "plan": args.out or "not written (no --out)",
-        }
-        if request.method in pipeline.SEARCHES and len(cluster) > 1 and not result.splits:
-            facts["verdict"] = f"splitting does not pay: {result.plan.method} found nothing faster than one device"
-        if result.notes:
-            facts["note"] = "; ".join(result.notes)
-        tables.print_timeline(result.timeline, result.lower_bound_us, facts)
+        result.plan.save(args.out, _made_by(args))
+    timeline = result.timeline
+    known = {"busy_us": timeline.busy_us, "transfers": len(timeline.transfers), "notes": list(result.notes)}
+    facts = {
+        "method": f"{result.plan.method} ({result.status}, {result.placement_seconds:.3g} s)",
+        "plan": args.out or "not written (no --out)",
+    }
+    if request.method in pipeline.SEARCHES and len(cluster) > 1 and not result.splits:
+        facts["verdict"] = f"splitting does not pay: {result.plan.method} found nothing faster than one device"
+    if result.notes:
+        facts["note"] = "; ".join(result.notes)
+    print_text = partial(tables.print_timeline, timeline, result.lower_bound_us, facts)
+    _report_on(args, lambda: {**result.plan.to_json(), **known}, print_text)
     if result.interrupted:
         return _fail("interrupted; this is the best plan found until then", 130)
     return 0
@@ -113,7 +112,7 @@ def _simulate(args: argparse.Namespace) -> int:
     asked = WhatIf(args.plan, given, lambda cluster: flags.cluster_of(args, cluster), *factors, tuple(args.pin))
     with progress(f"simulating {len(graph)} ops"):
         report = simulated(graph, asked)
-    print_json(report.to_json()) if args.json else report.print()
+    _report_on(args, report.to_json, report.print)
     return 0
 
 
@@ -132,12 +131,11 @@ def _explain(args: argparse.Namespace) -> int:
         choices = None if args.op is None else op_choices(plan, args.op)
         explained = explain_plan(plan) if choices is None else None
         notes = other_costs(as_planned(plan_file, graph))
-    if args.json:
-        print_json({**(explained or choices).to_json(), "notes": list(notes)})
-    elif explained is not None:
-        print_explanation(explained, notes)
+    if explained is not None:
+        print_text = partial(print_explanation, explained, notes)
     else:
-        print_choices(choices, args.op, plan.cluster, notes)
+        print_text = partial(print_choices, choices, args.op, plan.cluster, notes)
+    _report_on(args, lambda: {**(explained or choices).to_json(), "notes": list(notes)}, print_text)
     return 0
 
 
@@ -152,20 +150,18 @@ def _diff(args: argparse.Namespace) -> int:
     graph = _read(graph_file)
     with progress(f"comparing two plans of {len(graph)} ops"):
         diff = diff_plans(*(on_devices(load_plan(file, graph)) for file in (before, after)))
-    print_json(diff.to_json()) if args.json else print_diff(diff)
+    _report_on(args, diff.to_json, lambda: print_diff(diff))
     return 0
 
 
 def _export(args: argparse.Namespace) -> int:
     plan = Plan.load(args.plan, _read(args.graph))
     with progress(f"exporting a plan of {len(plan.graph)} ops as {args.format}"):
-        exported = export(plan, args.format)
+        exported = export(plan, args.format, _made_by(args))
     if args.out is not None:
         exported.save(args.out)
-    if args.json:
-        print_json(exported.said)
-    else:
-        print("\n".join([*exported.lines, f"written to      {args.out or 'nothing (no --out)'}"]))
+    lines = [*exported.lines, f"written to      {args.out or 'nothing (no --out)'}"]
+    _report_on(args, lambda: exported.said, lambda: print("\n".join(lines)))
     return 0
 
 
@@ -184,49 +180,45 @@ def _train(args: argparse.Namespace) -> int:
     if args.script_args is not None:
         raise OptionError("what follows -- are the arguments of a script; name the script before it: baechi train SCRIPT -- ARGUMENTS")
     request = train_flags.request_of(args)
-    _keep_config(args)
     with progress(f"loading {request.framework}"):
         train = _stage(request.framework, "sharding.training" if request.sharding else "training").train
         start_workers = _wants_workers(request)
+    _keep_config(args)
     if start_workers:
         return _run_workers(args, request)
     try:
         outcome = train(request)
     except InfeasibleError as e:
         if args.json:
-            print_json(e.to_json())
+            _print_json(args, e.to_json())
         raise
     if outcome is None:
         return 0
-    if args.costgen:
-        print_json(outcome.to_json()) if args.json else print(f"costs of {len(outcome.ops)} ops written to {request.costs_file}")
-    elif args.json:
-        print_json(outcome.to_json())
-    elif request.sharding:
-        print("\n".join(outcome.lines()))
+    if args.costgen and not args.json:
+        print(f"costs of {len(outcome.ops)} ops written to {request.costs_file}")
     else:
-        outcome.print()
+        _report_on(args, outcome.to_json, (lambda: print("\n".join(outcome.lines()))) if request.sharding else outcome.print)
     return 0
 
 
 def _keep_config(args: argparse.Namespace, command: str = "train") -> None:
     if args.out is not None:
         make_folder(Path(args.out))
-        config_flags.keep(Path(args.out), command, args, {"baechi-ext": baechi_ext.__version__, "Python": platform.python_version()})
+        config_flags.keep(Path(args.out), command, args, _made_by(args))
 
 
 def _train_script(args: argparse.Namespace) -> int:
     asked = script_flags.request_of(args)
-    _keep_config(args)
     framework = asked.request.framework
     with progress(f"loading {framework}"):
         run_script = _stage(framework, "script" if framework == TENSORFLOW else "calls.script").run_script
         start_workers = _wants_workers(asked.request)
+    _keep_config(args)
     if start_workers:
         return _run_workers(args, asked.request)
     run = run_script(asked)
     if args.json and run.reports:
-        print_json(run.to_json())
+        _print_json(args, run.to_json())
     if run.code is not None and not isinstance(run.code, int):
         print(run.code, file=sys.stderr)
         return 1
@@ -244,10 +236,8 @@ def _probe(args: argparse.Namespace) -> int:
     if start_workers:
         return _run_workers(args, request)
     report = probe_links(request)
-    if report is not None and args.json:
-        print_json(report.to_json())
-    elif report is not None:
-        print("\n".join(report.lines()))
+    if report is not None:
+        _report_on(args, report.to_json, lambda: print("\n".join(report.lines())))
     return 0
 
 
@@ -289,7 +279,7 @@ def _datasets(args: argparse.Namespace) -> int:
     if args.action == "list":
         folder, families = dataset_flags.source_of(args)
         indexes = [read_index(family, folder) for family in families]
-        print_json({"families": indexes}) if args.json else tables.print_families(indexes)
+        _report_on(args, lambda: {"families": indexes}, lambda: tables.print_families(indexes))
         return 0
     try:
         with progress("loading torch"):
@@ -307,7 +297,7 @@ def _datasets(args: argparse.Namespace) -> int:
 
 def _placeto(args: argparse.Namespace) -> int:
     report = args.act(args)
-    print_json(report.to_json()) if args.json else print("\n".join(report.lines()))
+    _report_on(args, report.to_json, lambda: print("\n".join(report.lines())))
     return 0
 
 
@@ -324,7 +314,7 @@ def _plot(args: argparse.Namespace) -> int:
     from runtime.run_plots import write_plots
 
     with progress(f"plotting {args.folder}"):
-        paths = write_plots(args.folder, args.out)
+        paths = write_plots(args.folder, args.out, flags.command_of(args))
     print("\n".join(map(str, paths)))
     return 0
 
@@ -336,7 +326,7 @@ def _pase(args: argparse.Namespace) -> int:
     model = _captured_model(args, request)
     with progress(f"sharding {request.graph} over {request.machine.devices} devices"):
         report = run(request, model)
-    print_json(report.to_json()) if args.json else print("\n".join(report.lines()))
+    _report_on(args, report.to_json, lambda: print("\n".join(report.lines())))
     return 0
 
 
@@ -364,23 +354,21 @@ def _compare(args: argparse.Namespace) -> int:
     if args.script is None and args.script_args is not None:
         raise OptionError("what follows -- are the arguments of a script; name the script before it: baechi compare SCRIPT -- ARGUMENTS")
     request = compare_flags.request_of(args)
-    _keep_config(args, "compare")
     with progress(f"loading {request.train.framework}"):
         of_script = "comparing_script" if request.train.framework == TENSORFLOW else "calls.comparing"
         stage = _stage(request.train.framework, "comparing" if args.script is None else of_script)
         start_workers = _wants_workers(request.train)
+    _keep_config(args, "compare")
     if start_workers:
         return _run_workers(args, request.train)
     if args.script is None:
         comparison = stage.compare(request)
     else:
         comparison = stage.compare_script(request, args.script, tuple(args.script_args or ()))
-    if comparison is not None and args.json:
-        print_json(comparison.to_json())
-    elif comparison is not None:
+    if comparison is not None:
         from runtime.compare.plots import show
 
-        show(comparison)
+        _report_on(args, comparison.to_json, lambda: show(comparison))
     return 0
 
 
@@ -389,7 +377,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
     with progress("examining the installation"):
         diagnosis = examine()
-    print_json(diagnosis.to_json()) if args.json else print("\n".join(diagnosis.lines()))
+    _report_on(args, diagnosis.to_json, lambda: print("\n".join(diagnosis.lines())))
     return 0 if diagnosis.healthy else 1
 
 
@@ -413,9 +401,21 @@ COMMANDS = (
 )
 
 
-def print_json(value: dict[str, Any]) -> None:
-    """Prints `value` on stdout."""
-    print(json.dumps(value, indent=1, allow_nan=False))
+def _report_on(args: argparse.Namespace, as_json: Callable[[], dict[str, Any]], as_text: Callable[[], object]) -> None:
+    """Prints what a command found on stdout, for programs or for people, and who made it."""
+    if args.json:
+        _print_json(args, as_json())
+    else:
+        as_text()
+        print(f"made by        {_made_by(args)}")
+
+
+def _print_json(args: argparse.Namespace, value: dict[str, Any]) -> None:
+    print(json.dumps(signed(value, _made_by(args)), indent=1, allow_nan=False))
+
+
+def _made_by(args: argparse.Namespace) -> MadeBy:
+    return MadeBy(flags.command_of(args))
 
 
 def make_parser() -> argparse.ArgumentParser:

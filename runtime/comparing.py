@@ -22,7 +22,7 @@ from runtime.parity_result import require_parity
 from runtime.program import one_device_timeline
 from runtime.progress import progress, rounds
 from runtime.run_folder import begin_run
-from runtime.training import Captured, capture_and_profile, find_cluster, kind_of_executor, recorded, versions, with_executor
+from runtime.training import Captured, capture_and_profile, find_cluster, kind_of_executor, recorded, with_executor
 
 
 def compare(request: CompareRequest) -> Comparison | None:
@@ -53,15 +53,13 @@ def _drive(request: CompareRequest, executor: Executor) -> Comparison:
         single=one_device_timeline(captured.alone),
         peaks_measured_by=how_measured(executor),
         notes=(*([] if probe is None else [f"probed link: {probe}"]), *notes),
-        command=request.command,
-        versions=versions(),
     )
     if train.out is not None:
         begin_run(Path(train.out))
         if comparison.recommended is not None:
             said = recorded(train, captured, _as_planned(captured, comparison.contender(comparison.recommended), executor))
             comparison = replace(comparison, notes=(*comparison.notes, *said))
-        keep(Path(train.out), captured.graph, captured.profile, comparison)
+        keep(Path(train.out), captured.graph, captured.profile, comparison, train.made_by)
     return comparison
 
 

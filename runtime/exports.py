@@ -6,6 +6,7 @@ from typing import Any
 
 from baechi_ext.ir import Plan
 from baechi_ext.ir.files import write_bytes, write_json
+from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.ir.split_spec import split_spec, stages_of
 from baechi_ext.simulate import Timeline, simulate
 from runtime.device_map_export import export_device_map
@@ -29,17 +30,17 @@ class Export:
             write_json(path, self.content)
 
 
-def export(plan: Plan, kind: str) -> Export:
-    """The plan in one of FORMATS. Raises what the format can't say: GraphError, PlanError."""
-    return FORMATS[kind][0](plan)
+def export(plan: Plan, kind: str, made_by: MadeBy) -> Export:
+    """The plan in one of FORMATS, signed in those that have a place for it. Raises what the format can't say: GraphError, PlanError."""
+    return FORMATS[kind][0](plan, made_by)
 
 
-def _device_map(plan: Plan) -> Export:
+def _device_map(plan: Plan, _: MadeBy) -> Export:
     found = export_device_map(plan)
     return Export(found.devices, found.to_json(), found.lines())
 
 
-def _split_spec(plan: Plan) -> Export:
+def _split_spec(plan: Plan, _: MadeBy) -> Export:
     graph, names = plan.graph, [device.name for device in plan.cluster.devices]
     stages = stages_of(graph, plan.placement)
     content = split_spec(stages)
@@ -55,10 +56,11 @@ def _split_spec(plan: Plan) -> Export:
     return Export(content, {"split_spec": content, "stages": told}, lines)
 
 
-def _node_link(plan: Plan) -> Export:
+def _node_link(plan: Plan, made_by: MadeBy) -> Export:
     """The graph file's object with the plan's and the simulated step's facts on its nodes."""
     timeline, names = _simulated(plan), [device.name for device in plan.cluster.devices]
     content = plan.graph.to_json()
+    content["graph"] = signed(content["graph"], made_by)
     for v, node in enumerate(content["nodes"]):
         device = plan.placement[v]
         node |= {"device": device, "device_name": names[device], "start_us": timeline.start_us[v], "end_us": timeline.end_us[v]}
@@ -66,10 +68,10 @@ def _node_link(plan: Plan) -> Export:
     return Export(content, content, lines)
 
 
-def _dot(plan: Plan) -> Export:
+def _dot(plan: Plan, made_by: MadeBy) -> Export:
     """Graphviz: a node an op, coloured by its device; tensors that are sent are bold."""
     graph, timeline = plan.graph, _simulated(plan)
-    lines = [f"digraph {_quoted(graph.name or 'plan')} {{", '  rankdir=LR; node [shape=box, fontname="sans-serif"];']
+    lines = [f"// {made_by}", f"digraph {_quoted(graph.name or 'plan')} {{", '  rankdir=LR; node [shape=box, fontname="sans-serif"];']
     for device, about in enumerate(plan.cluster.devices):
         lines.append(f"  {_quoted(f'device {device}')} [label={_quoted(about.name)}, shape=plain, {_colours(device)}];")
     for v, op in enumerate(graph.ops):
@@ -102,7 +104,7 @@ def _quoted(text: str) -> str:
 
 
 DEFAULT = "device_map"
-FORMATS: dict[str, tuple[Callable[[Plan], Export], str]] = {
+FORMATS: dict[str, tuple[Callable[[Plan, MadeBy], Export], str]] = {
     "device_map": (_device_map, "accelerate's: module -> device, the nearest to the plan"),
     "split_spec": (_split_spec, "torch.distributed.pipelining's: the modules before which stages begin, where the plan is a chain of them"),
     "dot": (_dot, "Graphviz: the graph, coloured by device"),

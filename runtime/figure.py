@@ -7,8 +7,8 @@ from typing import Any
 from baechi_ext.errors import MissingBackendError
 from baechi_ext.ir.files import write_bytes
 
-_NO_DATE = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
-"""By format: metadata without what differs from run to run."""
+_SAID = {".svg": ("Description", "Date"), ".pdf": ("Subject", "CreationDate"), ".png": ("Description", "Creation Time")}
+"""By format: where it is said who made the figure, and what is left out, for it differs from run to run."""
 
 
 def require_matplotlib(otherwise: str = "") -> Any:
@@ -20,11 +20,14 @@ def require_matplotlib(otherwise: str = "") -> Any:
     return Figure
 
 
-def save_figure(figure: Any, path: Path) -> None:
-    """Writes a figure as the format that the path's suffix says; the same file for the same figure. Raises FileError where it can't be."""
+def save_figure(figure: Any, path: Path, title: str, made_by: str) -> None:
+    """Writes a figure as the format that the path's suffix says, with its title and who made it as text in the file; the same file for the
+    same figure and text. Raises FileError where it can't be."""
     import matplotlib as mpl
 
     drawn = io.BytesIO()
+    who, when = _SAID[path.suffix]
+    about = {"Title": title, who: made_by, when: None}
     with mpl.rc_context({"svg.hashsalt": path.stem, "pdf.fonttype": 42}):
-        figure.savefig(drawn, format=path.suffix.removeprefix("."), metadata=_NO_DATE[path.suffix], dpi=200)
+        figure.savefig(drawn, format=path.suffix.removeprefix("."), metadata=about, dpi=200)
     write_bytes(path, drawn.getvalue())

@@ -8,6 +8,7 @@ from typing import Any
 from baechi_ext.cost import bend_bytes
 from baechi_ext.ir import Cluster, Device
 from baechi_ext.ir.files import write_json
+from baechi_ext.ir.made_by import MadeBy, signed
 from runtime.links import LinkProbe
 from runtime.tables import as_size
 
@@ -29,6 +30,8 @@ class ProbeRequest:
     samples: str | None = None
     timeout_seconds: float = 300.0
     framework: str = "torch"
+    command: tuple[str, ...] = ()
+    """What was called, word by word."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +80,11 @@ def reported(
     names = [d.name for d in devices]
     links = {(names[s], names[t]): probe.to_link() for (s, t), probe in probes.items()}
     cluster = Cluster(devices, next(iter(links.values())), links, parallel_transfers=parallel)
-    report = LinkReport(cluster, probes, notes)
+    report, made_by = LinkReport(cluster, probes, notes), MadeBy(request.command)
     if request.out is not None:
-        cluster.save(Path(request.out))
+        cluster.save(Path(request.out), made_by)
     if request.samples is not None:
-        write_json(request.samples, report.to_json())
+        write_json(request.samples, signed(report.to_json(), made_by))
     return report
 
 

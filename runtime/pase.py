@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from baechi_ext.errors import ShardError
 from baechi_ext.ir.files import require_writable, write_bytes
+from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.shard.analysis import LayerCost, layer_costs
 from baechi_ext.shard.baselines import Baseline, experts, random_walk
 from baechi_ext.shard.dot import dot
@@ -56,6 +57,8 @@ class PaseRequest:
     compare: bool = False
     dump: str | None = None
     out: str | None = None
+    command: tuple[str, ...] = ()
+    """What was called, word by word."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,7 @@ def run(request: PaseRequest, model: "ShardedModel | None" = None) -> PaseReport
         raise ShardError(f"a batch of {batch} is smaller than {devices} processors; give a batch of that (-b) or fewer (-p)")
     graph = _graph(request, model)
     if request.dump is not None:
-        write_bytes(request.dump, dot(graph).encode())
+        write_bytes(request.dump, f"// {MadeBy(request.command)}\n{dot(graph)}".encode())
     seconds: list[float] = []
     profile = cProfile.Profile()
     for i in range(WARMUP + REPEATS if request.measure else 1):
@@ -188,7 +191,7 @@ def run(request: PaseRequest, model: "ShardedModel | None" = None) -> PaseReport
         profile.disable()
     plan = ShardPlan.of(found, batch, request.cost_model, _options(request))
     if request.out is not None:
-        plan.save(Path(request.out))
+        plan.save(Path(request.out), MadeBy(request.command))
     layers = layer_costs(found.tables, found.choice) if request.analyse else []
     others = _others(found, statistics.median(seconds)) if request.compare else []
     return PaseReport(request, found, plan, seconds, _text(profile) if request.profile else "", layers, others, model, executable)

@@ -34,11 +34,8 @@ class StepReport:
     """See runtime.accounting.how_measured; "none" where it was not."""
     probe: LinkProbe | None
     notes: tuple[str, ...]
-    versions: dict[str, str]
     unplaced: str = "eager, one device"
     """What the table calls the unplaced step."""
-    command: tuple[str, ...] = ()
-    """What was called, word by word."""
     sent_bytes: Mapping[str, float] | None = None
     """Of a plan on groups: what all processes sent in a step, between groups and inside them."""
 
@@ -47,7 +44,7 @@ class StepReport:
         return not self.measurement.doubts()
 
     def to_json(self) -> dict[str, Any]:
-        """What `train --json` prints (DESIGN.md)."""
+        """What `train --json` prints (docs/files.md), but for who made it."""
         measured, timeline = self.measurement, self.result.timeline
         return {
             "schema_version": SCHEMA_VERSION,
@@ -80,8 +77,6 @@ class StepReport:
             "conclusive": self.conclusive,
             "doubts": measured.doubts(),
             "notes": list(self.notes),
-            "versions": self.versions,
-            "command": list(self.command),
         }
 
     def print(self) -> None:

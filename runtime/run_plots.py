@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from baechi_ext.explain.memory import memory_courses
 from baechi_ext.ir.files import make_folder
+from baechi_ext.ir.made_by import MadeBy
 from runtime.figure import require_matplotlib, save_figure
 from runtime.palette import LIMIT, device_colour
 from runtime.report_page.said import Compared, MethodRow, said_of
@@ -35,8 +36,9 @@ class _Track:
     busy_us: Sequence[float]
 
 
-def write_plots(folder: str, out: str | None) -> list[Path]:
-    """Writes each plot as PNG and PDF to the folder `out`, by default the run's own, and returns their paths.
+def write_plots(folder: str, out: str | None, command: tuple[str, ...] = ()) -> list[Path]:
+    """Writes each plot as PNG and PDF to the folder `out`, by default the run's own, and returns their paths. The run's command and
+    versions are in the files as text, and `command`, by which it is plotted.
 
     Raises MissingBackendError without matplotlib, and what reading the run's folder raises.
     """
@@ -48,11 +50,11 @@ def write_plots(folder: str, out: str | None) -> list[Path]:
     figures = {"timeline": timeline_figure(run), "memory": memory_figure(run, peaks), "busy": busy_figure(run)}
     if compared.rows:
         figures["methods"] = methods_figure(compared.rows)
-    paths = []
+    paths, made_by = [], f"{run.made_by}; plotted by {MadeBy(command)}"
     for name, figure in figures.items():
         for suffix in FORMATS:
             paths.append(target / f"{name}{suffix}")
-            save_figure(figure, paths[-1])
+            save_figure(figure, paths[-1], f"{run.graph.name}, {run.plan.method}: {name}", made_by)
     return paths
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from baechi_ext.ir import Cluster, Link
+from baechi_ext.ir.made_by import MadeBy
 from runtime import pipeline
 from runtime.models.registry import ModelOptions
 
@@ -55,6 +56,11 @@ class TrainRequest:
     """Which of them this process starts; the first one drives."""
     command: tuple[str, ...] = ()
     """What was called, word by word; empty where it was no command."""
+
+    @property
+    def made_by(self) -> MadeBy:
+        """What signs this run's files; its versions are of what is loaded by now."""
+        return MadeBy(self.command)
 
     @property
     def costs_file(self) -> str:

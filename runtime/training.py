@@ -1,6 +1,5 @@
 """The order of the stages of the main job, `baechi train`: capture, profile, place, simulate, apply, check, measure, report."""
 
-import platform
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,9 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import torch
-
-import baechi_ext
 from baechi_ext import hybrid
 from baechi_ext.capture.torch_joint import Binding, CaptureOptions, capture_joint
 from baechi_ext.cost import Profile, attach_costs, scale_links
@@ -19,6 +15,7 @@ from baechi_ext.hybrid.placer import HybridResult
 from baechi_ext.hybrid.plan import HybridPlan
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.files import make_folder, require_writable, write_json
+from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.place.common import PlanResult
 from runtime import pipeline
 from runtime.accounting import how_measured, measured_peak_bytes, require_room
@@ -110,26 +107,26 @@ def devices_of(request: TrainRequest) -> list[TorchDevice]:
 def _drive(request: TrainRequest, executor: Executor) -> StepReport | RunReport | Profile:
     captured = capture_and_profile(request, executor)
     if request.costgen:
-        captured.profile.save(request.costs_file)
+        captured.profile.save(request.costs_file, request.made_by)
         return captured.profile
     cluster, probe = find_cluster(request, executor)
     cluster = scale_links(cluster, request.comm_cost_factor)
     result = _planned(request, captured, cluster)
     if result.interrupted:
         if request.out is not None:
-            keep(Path(request.out), captured, result)
+            keep(Path(request.out), captured, result, request.made_by)
             raise KeyboardInterrupt(f"interrupted; the best plan found until then is {Path(request.out) / 'plan.json'}")
         raise KeyboardInterrupt
     if request.log_device_placement:
         placed = zip(captured.graph.ops, result.plan.placement, strict=True)
         sys.stderr.write("".join(f"{op.id} -> {cluster.devices[d].name}\n" for op, d in placed))
     if request.out is not None:
-        keep(Path(request.out), captured, result)
+        keep(Path(request.out), captured, result, request.made_by)
     if isinstance(result.plan, HybridPlan):
         executor = _on_groups(request, executor, result)
     report = (run_plan if request.run is None else run_training)(request, executor, captured, (result, probe))
     if request.out is not None:
-        write_json(Path(request.out) / "report.json", report.to_json())
+        write_json(Path(request.out) / "report.json", signed(report.to_json(), request.made_by))
     return report
 
 
@@ -246,8 +243,6 @@ def run_plan(
         peak_measured_by=how_measured(executor),
         probe=probe,
         notes=tuple(notes),
-        versions=versions(),
-        command=request.command,
         sent_bytes=sent,
     )
 
@@ -281,8 +276,6 @@ def run_training(
         progressed=progressed,
         checkpoint=run.checkpoint,
         notes=tuple(notes),
-        versions=versions(),
-        command=request.command,
     )
 
 
@@ -307,7 +300,7 @@ def recorded(request: TrainRequest, captured: Captured, placed: LoadedStep) -> l
         return [f"no {MEASURED}: in CUDA graphs the ops can't be told apart; run without --cuda_graphs to see them"]
     with progress("recording a step op by op"):
         recording = record_step(placed, captured.binding)
-    recording.measured(captured.graph, kind_of_executor(request)).save(Path(request.out) / MEASURED)
+    recording.measured(captured.graph, kind_of_executor(request)).save(Path(request.out) / MEASURED, request.made_by)
     return list(recording.notes)
 
 
@@ -333,14 +326,10 @@ def kind_of_executor(request: TrainRequest) -> str:
     return ("one gpu split" if request.split_gpu else "cuda streams") + " with graphs" * request.cuda_graphs
 
 
-def versions() -> dict[str, str]:
-    """Of the programs that run, by name."""
-    return {"baechi": baechi_ext.__version__, "python": platform.python_version(), "torch": torch.__version__}
-
-
-def keep(folder: Path, captured: Captured, result: PlanResult) -> None:
+def keep(folder: Path, captured: Captured, result: PlanResult, made_by: MadeBy) -> None:
     """Writes graph.json, with the costs that the plan is predicted with, profile.json and plan.json."""
     begin_run(folder)
-    (captured.graph if result.splits or isinstance(result.plan, HybridPlan) else captured.alone).save(folder / "graph.json")
-    captured.profile.save(folder / "profile.json")
-    result.plan.save(folder / "plan.json")
+    graph = captured.graph if result.splits or isinstance(result.plan, HybridPlan) else captured.alone
+    graph.save(folder / "graph.json", made_by)
+    captured.profile.save(folder / "profile.json", made_by)
+    result.plan.save(folder / "plan.json", made_by)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from baechi_ext.errors import BaechiError, CheckpointError, ExecutionError, OptionError
+from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.place.common import PlanResult
 from runtime.checkpoint_folder import Checkpoint, CheckpointFolder, Shard
 from runtime.parity_result import Parity
@@ -25,6 +26,8 @@ class RunOptions:
     """A folder; None: no checkpoints."""
     checkpoint_every: int = 100
     resume: bool = False
+    command: tuple[str, ...] = ()
+    """What was called, word by word, for the checkpoints."""
 
 
 class Trained(Protocol):
@@ -71,9 +74,6 @@ class RunReport:
     progressed: Progressed
     checkpoint: str | None
     notes: tuple[str, ...]
-    versions: dict[str, str]
-    command: tuple[str, ...] = ()
-    """What was called, word by word."""
 
     def to_json(self) -> dict[str, Any]:
         """Everything, all losses included; times in microseconds."""
@@ -92,8 +92,6 @@ class RunReport:
             "predicted_step_us": timeline.makespan_us,
             "measured_step_us": {"median": statistics.median(run.step_us), "samples": list(run.step_us)} if run.step_us else None,
             "notes": list(self.notes),
-            "versions": self.versions,
-            "command": list(self.command),
         }
 
     def print(self) -> None:
@@ -196,6 +194,7 @@ class _Saver:
             shards = self.placed.save(unfinished)
             state = self.placed.random_state
             about = {"step": len(losses), "training": self.training, "random_state": state, "losses": losses}
+            about |= MadeBy(self.options.command).to_json()
             self.folder.complete(unfinished, about, shards)
         except BaseException:
             self.folder.drop(unfinished)

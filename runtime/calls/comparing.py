@@ -24,7 +24,7 @@ from runtime.compare.comparison import Comparison
 from runtime.compare.contender import CompareRequest
 from runtime.compare.files import keep
 from runtime.run_folder import begin_run
-from runtime.training import kind_of_executor, versions
+from runtime.training import kind_of_executor
 
 
 def compare_script(request: CompareRequest, path: str, arguments: tuple[str, ...]) -> Comparison | None:
@@ -106,13 +106,11 @@ class _Comparing:
                 *([call.note] if call.note else []),
                 *([] if measured.placed.probe is None else [f"probed link: {measured.placed.probe}"]),
             ),
-            command=request.command,
-            versions=versions(),
         )
         if request.train.out is not None:
             folder = Path(request.train.out)
             begin_run(folder)
-            keep(folder, measured.placed.graph, measured.placed.profile, comparison)
+            keep(folder, measured.placed.graph, measured.placed.profile, comparison, request.train.made_by)
         return comparison
 
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from baechi_ext.errors import BaechiError
 from baechi_ext.ir.files import make_folder, write_json
+from baechi_ext.ir.made_by import versions
 from runtime.as_main import require_script, run_as_main
 from runtime.calls.call_report import CallReport
 from runtime.calls.module_calls import LARGE_ENOUGH, Call, outermost_calls, trained_size
@@ -26,7 +27,7 @@ from runtime.calls.placed_calls import PlacedCalls, Settings
 from runtime.calls.workers import Workers, join_workers
 from runtime.run_folder import begin_run
 from runtime.train_request import ScriptRequest, TrainRequest
-from runtime.training import devices_of, versions
+from runtime.training import devices_of
 
 MOST_MODULES = 4
 """So many modules of a script are placed, as a generator and a discriminator."""

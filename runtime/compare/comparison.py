@@ -5,7 +5,7 @@ Ratios are of paired samples with intervals by the sign test, so wide that all o
 many.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -33,8 +33,6 @@ class Comparison:
     """The prediction for one device that works alone."""
     peaks_measured_by: str
     notes: tuple[str, ...]
-    command: tuple[str, ...]
-    versions: Mapping[str, str]
     unplaced: str = "eager, one device"
 
     @cached_property
@@ -101,13 +99,11 @@ class Comparison:
         return None if contender.result is None else contender.result.predicted_step_us
 
     def to_json(self) -> dict[str, Any]:
-        """The content of compare.json."""
+        """The content of compare.json, but for who made it."""
         unplaced = self.measurement.samples.get(UNPLACED)
         return {
             "schema_version": SCHEMA_VERSION,
             "kind": "baechi comparison",
-            "command": list(self.command),
-            "versions": dict(self.versions),
             "model": self.model,
             "executor": self.executor,
             "methods": [self._row(contender) for contender in self.contenders],

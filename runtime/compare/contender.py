@@ -25,7 +25,6 @@ class CompareRequest:
     train: TrainRequest
     plans: Mapping[str, pipeline.PlanRequest]
     """By method, in the order of the table."""
-    command: tuple[str, ...] = ()
 
 
 @dataclass

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from baechi_ext.ir.made_by import MadeBy
 from runtime.compare.comparison import UNPLACED, Comparison
 from runtime.compare.contender import SINGLE, Contender
 from runtime.figure import require_matplotlib, save_figure
@@ -105,7 +106,7 @@ def bars(comparison: Comparison, marks: tuple[str, str, str] = _BLOCKS) -> list[
     return [*lines, f"{'':<{width}}  {marks[0]} least  {marks[1]} to the median  {marks[2]} to the longest"]
 
 
-def save_steps(path: Path, comparison: Comparison) -> None:
+def save_steps(path: Path, comparison: Comparison, made_by: MadeBy) -> None:
     """Writes all steps, their medians, what was predicted, and the recommendation. Raises MissingBackendError without matplotlib,
     FileError."""
     names = [*([UNPLACED] if UNPLACED in comparison.measurement.samples else []), *comparison.measured]
@@ -122,7 +123,8 @@ def save_steps(path: Path, comparison: Comparison) -> None:
     axes.set_yticks(range(len(names)), [comparison.unplaced if name == UNPLACED else name for name in names])
     axes.invert_yaxis()
     axes.set_xlim(left=0)
+    title = f"{comparison.model}, {comparison.executor}"
     axes.set_xlabel("step, ms: measured (dots), median (line), predicted (diamond)")
-    axes.set_title(f"{comparison.model}, {comparison.executor}", parse_math=False)
+    axes.set_title(title, parse_math=False)
     figure.supxlabel("\n".join(said), x=0.01, ha="left", fontsize=8, parse_math=False)
-    save_figure(figure, path)
+    save_figure(figure, path, title, str(made_by))

@@ -5,14 +5,12 @@ are merged follows the times.
 """
 
 import os
-import platform
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import baechi_ext
 from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
 from baechi_ext.cost import attach_costs
 from baechi_ext.datasets.families import INDEX
@@ -20,6 +18,7 @@ from baechi_ext.group.contraction import bundled
 from baechi_ext.group.merging import merge
 from baechi_ext.ir import OpGraph
 from baechi_ext.ir.files import make_folder, read_json, write_json
+from baechi_ext.ir.made_by import versions
 from runtime.datasets.recipes import RECIPES, architectures, splits
 from runtime.executor import Executor
 from runtime.host import processor
@@ -111,7 +110,7 @@ def _origin(family: str, graphs: int, seed: int) -> dict[str, Any]:
         "seed": seed,
         "command": f"baechi datasets make {family} --graphs={graphs} --seed={seed}",
         "machine": {"processor": processor(), "cores": os.cpu_count()},
-        "versions": {"baechi": baechi_ext.__version__, "python": platform.python_version(), "torch": torch.__version__},
+        "versions": versions(),
         "clock": cpu_devices(1)[0].clock_name,
         "profile": {"warmup": PROFILE.warmup, "repeats": PROFILE.repeats},
     }

@@ -216,6 +216,11 @@ def _check_device_map(args: argparse.Namespace) -> None:
             raise OptionError(f"--device_map and --{other} exclude each other; give one of them")
 
 
+def command_of(args: argparse.Namespace) -> tuple[str, ...]:
+    """What was called, word by word."""
+    return ("baechi", *getattr(args, "command_line", ()))
+
+
 def add_output_flags(parser: argparse.ArgumentParser, out: str | None = None) -> None:
     """--json, and --out where the command writes a file (`out` says which)."""
     group = parser.add_argument_group("output")

@@ -60,7 +60,7 @@ def request_of(args: argparse.Namespace) -> "CompareRequest":
     from runtime.compare.contender import CompareRequest
 
     plans = {method: request.plan for method, request in requests.items()}
-    return CompareRequest(requests["single"], plans, ("baechi", *args.command_line))
+    return CompareRequest(requests["single"], plans)
 
 
 def _check_script(train: "TrainRequest") -> None:

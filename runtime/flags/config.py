@@ -8,7 +8,6 @@ import argparse
 import difflib
 import json
 import re
-import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from baechi_ext.errors import FileError, MissingBackendError, OptionError
 from baechi_ext.ir.files import write_bytes
+from baechi_ext.ir.made_by import MadeBy
 
 FILE = "config.toml"
 _INSTEAD = ({"num_devices", "num_gpus", "split_gpu"},)
@@ -81,15 +81,14 @@ def configured(args: argparse.Namespace, argv: Sequence[str]) -> argparse.Namesp
     return again
 
 
-def keep(folder: Path, command: str, args: argparse.Namespace, versions: Mapping[str, str]) -> None:
+def keep(folder: Path, command: str, args: argparse.Namespace, made_by: MadeBy) -> None:
     """Writes the file that reproduces the run: every flag that was given. Raises FileError."""
     settings = dict(args.given)
     for name in _SCRIPT:
         if getattr(args, name, None):
             settings[name] = getattr(args, name)
-    said = ", ".join(f"{name} {version}" for name, version in versions.items())
-    again = ["baechi", command, f"--config={folder / FILE}"]
-    lines = [f"# {said}", f"# {_comment(['baechi', *args.command_line])}", f"# again: {_comment(again)}"]
+    again = MadeBy(("baechi", command, f"--config={folder / FILE}"))
+    lines = [f"# {made_by.programs}", f"# {made_by.command_line}", f"# again: {again.command_line}"]
     lines += [f"{name} = {_toml(value)}" for name, value in settings.items()]
     write_bytes(folder / FILE, ("\n".join(lines) + "\n").encode(errors="backslashreplace"))
 
@@ -156,10 +155,6 @@ def _value(what: str, action: argparse.Action, value: Any) -> Any:
         return list(map(convert, texts)) if _is_repeated(action) else convert(",".join(texts))  # type: ignore[operator]
     except (argparse.ArgumentTypeError, ValueError) as e:
         raise OptionError(f"{what}: {e}") from e
-
-
-def _comment(words: Sequence[str]) -> str:
-    return "".join(c if c.isprintable() else "?" for c in shlex.join(words))
 
 
 def _toml(value: Any) -> str:

@@ -121,6 +121,7 @@ def request_of(args: argparse.Namespace) -> "PaseRequest":
         compare=args.compare,
         dump=args.dump_graph,
         out=args.out,
+        command=flags.command_of(args),
     )
 
 

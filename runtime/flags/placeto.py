@@ -104,6 +104,7 @@ def training_request_of(args: argparse.Namespace) -> "TrainingRequest":
         episodes=args.episodes,
         time_limit_seconds=args.time_limit,
         tensorboard=args.tensorboard,
+        command=flags.command_of(args),
     )
 
 
@@ -146,6 +147,7 @@ def comparison_request_of(args: argparse.Namespace) -> "ComparisonRequest":
         seed=args.seed,
         out=None if args.out is None else Path(args.out),
         plot=args.plot,
+        command=flags.command_of(args),
     )
 
 

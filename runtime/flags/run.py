@@ -39,4 +39,5 @@ def options_of(args: argparse.Namespace) -> "RunOptions | None":
         raise OptionError("--costgen only profiles and --train_steps trains; give one of them")
     from runtime.training_run import RunOptions
 
-    return RunOptions(args.train_steps, args.checkpoint, args.checkpoint_every or CHECKPOINT_EVERY, args.resume)
+    every = args.checkpoint_every or CHECKPOINT_EVERY
+    return RunOptions(args.train_steps, args.checkpoint, every, args.resume, flags.command_of(args))

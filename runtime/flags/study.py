@@ -57,7 +57,9 @@ def request_of(args: argparse.Namespace) -> "StudyRequest":
         cluster=flags.cluster_of(args),
         seed=args.seed,
     )
-    return StudyRequest(settings, Path(args.folder), Path(args.out), args.workers, args.budget, args.plot)
+    return StudyRequest(
+        settings, Path(args.folder), Path(args.out), args.workers, args.budget, args.plot, flags.command_of(args)
+    )
 
 
 def _orders(text: str) -> tuple[str, ...]:

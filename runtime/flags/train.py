@@ -203,7 +203,7 @@ def request_of(args: argparse.Namespace) -> "TrainRequest":
         run=run_flags.options_of(args),
         sharding=args.sharding,
         mesh=args.mesh,
-        command=("baechi", *getattr(args, "command_line", ())),
+        command=flags.command_of(args),
         **tensorflow_flags.fields_of(args),
     )
 
@@ -252,4 +252,5 @@ def probe_request_of(args: argparse.Namespace) -> "ProbeRequest":
         samples=args.samples,
         timeout_seconds=args.timeout,
         framework=args.framework,
+        command=flags.command_of(args),
     )

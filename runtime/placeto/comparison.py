@@ -9,6 +9,7 @@ from typing import Any
 from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster
 from baechi_ext.ir.files import SCHEMA_VERSION, make_folder, read_json, write_bytes, write_json
+from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.place.placeto.checkpoint import SHIPPED, load_policy, parameters_sha256
 from baechi_ext.simulate import lower_bound_us
 from runtime.figure import require_matplotlib
@@ -37,6 +38,8 @@ class ComparisonRequest:
     seed: int = 0
     out: Path | None = None
     plot: bool = False
+    command: tuple[str, ...] = ()
+    """What was called, word by word."""
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.methods or () if name not in CONTENDERS]
@@ -221,14 +224,14 @@ def _with_known(comparison: Comparison) -> Comparison:
 
 
 def _write(comparison: Comparison) -> None:
-    folder = comparison.request.out
+    folder, made_by = comparison.request.out, MadeBy(comparison.request.command)
     if folder is None:
         return
-    write_json(folder / f"{comparison.title}.json", comparison.to_json(), compact=True)
-    write_bytes(folder / f"{comparison.title}.md", ("\n".join(comparison.lines()) + "\n").encode())
+    write_json(folder / f"{comparison.title}.json", signed(comparison.to_json(), made_by), compact=True)
+    write_bytes(folder / f"{comparison.title}.md", "\n".join([*comparison.lines(), "", f"`{made_by}`", ""]).encode())
     if comparison.request.plot:
         curves = {method: comparison.distribution(method) for method in comparison.methods}
-        save_distributions(folder / f"{comparison.title}.svg", comparison.title, curves)
+        save_distributions(folder / f"{comparison.title}.svg", comparison.title, curves, made_by)
 
 
 def _mean(values: Sequence[float]) -> float | None:

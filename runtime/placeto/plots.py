@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from baechi_ext.ir.made_by import MadeBy
 from runtime.figure import require_matplotlib, save_figure
 
 
-def save_distributions(path: Path, title: str, curves: Mapping[str, Sequence[float]]) -> None:
+def save_distributions(path: Path, title: str, curves: Mapping[str, Sequence[float]], made_by: MadeBy) -> None:
     """Writes the distribution functions of sorted values, by name. Raises MissingBackendError without matplotlib, FileError."""
     figure = require_matplotlib()(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -15,4 +16,4 @@ def save_distributions(path: Path, title: str, curves: Mapping[str, Sequence[flo
             axes.step([values[0], *values], [i / len(values) for i in range(len(values) + 1)], where="post", label=name)
     axes.set(title=title, xlabel="step / lower bound", ylabel="share of the graphs")
     axes.legend()
-    save_figure(figure, path)
+    save_figure(figure, path, title, str(made_by))

@@ -21,6 +21,8 @@ import numpy as np
 from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.files import make_folder, read_json, write_bytes, write_json
+from baechi_ext.ir.made_by import MadeBy, signed
+from baechi_ext.place.placeto.checkpoint import require_torch
 from baechi_ext.place.placeto.decisions import Decisions
 from baechi_ext.place.placeto.environment import Environment, Rules
 from baechi_ext.place.placeto.lesson import Lesson
@@ -80,6 +82,8 @@ class StudyRequest:
     workers: int = 1
     budget_hours: float | None = None
     plot: bool = False
+    command: tuple[str, ...] = ()
+    """What was called, word by word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +108,17 @@ def study(request: StudyRequest) -> StudyTable:
     MissingBackendError without torch, or without matplotlib for plots. An interrupt loses the runs that are under way.
     """
     make_folder(request.out)
+    require_torch()  # before anything is written, and where only other processes will use it: its version is to be said
     if request.plot:
         require_matplotlib(", or leave out --plot")
     graphs = {name: Source(name, request.folder, None).graphs(request.settings.split) for name in request.settings.sources}
     settings = _settled(request, graphs)
     _make_missing(settings, graphs, request)
     table = StudyTable(settings.to_json(), read_runs(request.out / RUNS, settings.episodes))
-    write_bytes(request.out / "study.md", ("\n".join(table.lines()) + "\n").encode())
+    made_by = MadeBy(request.command)
+    write_bytes(request.out / "study.md", "\n".join([*table.lines(), "", f"`{made_by}`", ""]).encode())
     if request.plot:
-        write_plots(request.out, table)
+        write_plots(request.out, table, made_by)
     return table
 
 
@@ -150,7 +156,8 @@ def _settled(request: StudyRequest, graphs: Graphs) -> StudySettings:
         return settings
     if request.budget_hours is not None:
         settings = replace(settings, graphs=affordable(settings, graphs, request.budget_hours * 3600 * request.workers))
-    write_json(path, {"schema_version": 1, **settings.to_json(), "machine": {"processor": processor(), "cores": os.cpu_count()}})
+    machine = {"processor": processor(), "cores": os.cpu_count()}
+    write_json(path, signed({"schema_version": 1, **settings.to_json(), "machine": machine}, MadeBy(request.command)))
     return settings
 
 

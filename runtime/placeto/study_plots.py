@@ -6,29 +6,33 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from baechi_ext.ir.made_by import MadeBy
 from runtime.figure import require_matplotlib, save_figure
 from runtime.placeto.study_runs import CONTROLS, LOCAL_SEARCH, UNTRAINED
 from runtime.placeto.study_table import StudyTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLUMN_INCHES, HEIGHT_INCHES = 4.0, 3.6
 STYLES = {UNTRAINED: "--", LOCAL_SEARCH: ":"}
 
 
-def write_plots(folder: Path, table: StudyTable) -> list[Path]:
+def write_plots(folder: Path, table: StudyTable, made_by: MadeBy) -> list[Path]:
     """Writes boxes.svg, curves.svg and improvement.svg, an axis for each source, and returns their paths."""
-    return [_write(folder / f"{name}.svg", table, draw) for name, draw in PLOTS.items()]
+    paths = [folder / f"{name}.svg" for name in PLOTS]
+    for path, draw in zip(paths, PLOTS.values(), strict=True):
+        save_figure(_drawn(table, draw), path, path.stem, str(made_by))
+    return paths
 
 
-def _write(path: Path, table: StudyTable, draw: "Callable[[Axes, StudyTable, str], None]") -> Path:
+def _drawn(table: StudyTable, draw: "Callable[[Axes, StudyTable, str], None]") -> "Figure":
     figure = require_matplotlib()(figsize=(COLUMN_INCHES * len(table.sources), HEIGHT_INCHES), layout="constrained")
     for axes, source in zip(figure.subplots(1, len(table.sources), squeeze=False)[0], table.sources, strict=True):
         axes.set_title(source)
         draw(axes, table, source)
-    save_figure(figure, path)
-    return path
+    return figure
 
 
 def _boxes(axes: "Axes", table: StudyTable, source: str) -> None:

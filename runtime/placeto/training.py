@@ -10,6 +10,7 @@ from typing import Any
 from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.files import make_folder
+from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.place.placeto.checkpoint import load_policy, save_policy
 from baechi_ext.place.placeto.decisions import Decisions
 from baechi_ext.place.placeto.environment import Rules
@@ -39,6 +40,8 @@ class TrainingRequest:
     episodes: int = 8
     time_limit_seconds: float | None = None
     tensorboard: bool = False
+    command: tuple[str, ...] = ()
+    """What was called, word by word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ def train(request: TrainingRequest) -> TrainingReport:
                 log(now)
             show(news(now))
             if now.updates % request.config.exam_every == 0:
-                save_training(state, trainer)
+                save_training(state, trainer, MadeBy(request.command))
 
         with contextlib.ExitStack() as stack:
             stack.callback(_save, request, trainer)
@@ -105,11 +108,12 @@ def news(now: TrainingProgress) -> str:
 
 
 def _save(request: TrainingRequest, trainer: Trainer) -> None:
-    save_training(request.out / "training", trainer)
+    made_by = MadeBy(request.command)
+    save_training(request.out / "training", trainer, made_by)
     sources = [source.name for source in request.sources]
     training = {**request.config.to_json(), "sources": sources, "cluster": request.cluster.to_json(), "updates_made": trainer.updates}
     exam = None if math.isinf(trainer.best_exam) else trainer.best_exam
-    save_policy(request.out / "policy", trainer.result, {**training, "exam": exam})
+    save_policy(request.out / "policy", trainer.result, {**training, "exam": exam}, made_by)
 
 
 def _lessons(request: TrainingRequest, visits: int) -> tuple[list[Lesson], list[Lesson]]:

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from baechi_ext.errors import ExecutionError, OptionError
 from baechi_ext.ir.files import make_folder, write_json
+from baechi_ext.ir.made_by import versions
 from baechi_ext.shard.plan import ShardPlan
 from baechi_ext.shard.search import Found
 from runtime.models.registry import make_step
@@ -36,7 +37,6 @@ from runtime.sharding.traffic import Traffic, counted
 from runtime.step import EagerStep, optimizer_spec
 from runtime.torch_devices import cpu_workers, cuda_workers
 from runtime.train_request import TrainRequest
-from runtime.training import versions
 
 _WARMUP = 2
 

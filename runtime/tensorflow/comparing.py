@@ -37,7 +37,6 @@ from runtime.tensorflow.training import (
     require_taken,
     serve,
     unplaced_step,
-    versions,
 )
 from runtime.train_request import TrainRequest
 
@@ -80,8 +79,6 @@ def compared(
         single=one_device_timeline(captured.alone),
         peaks_measured_by="accounting" if devices[1].shared_memory else "allocator",
         notes=(*notes, *([] if probe is None else [f"probed link: {probe}"])),
-        command=request.command,
-        versions=versions(),
         unplaced=f"tf.function, {_threads()}",
     )
     if train.out is not None:
@@ -89,7 +86,7 @@ def compared(
         if comparison.recommended is not None:
             said = _recorded(train, captured, comparison.contender(comparison.recommended), devices)
             comparison = replace(comparison, notes=(*comparison.notes, *said))
-        keep(Path(train.out), captured.graph, captured.profile, comparison)
+        keep(Path(train.out), captured.graph, captured.profile, comparison, train.made_by)
     return comparison
 
 

@@ -19,13 +19,14 @@ import tensorflow as tf
 from baechi_ext.capture.tensorflow_source import Source
 from baechi_ext.errors import CaptureError
 from baechi_ext.ir.files import make_folder, write_json
+from baechi_ext.ir.made_by import versions
 from runtime.as_main import require_script, run_as_main
 from runtime.run_folder import begin_run
 from runtime.tensorflow.function_report import FunctionReport
 from runtime.tensorflow.keras_fit import LARGE_ENOUGH, Place, PlacedModels
 from runtime.tensorflow.placed_function import PlacedFunction, is_running
 from runtime.tensorflow.running import settings_of
-from runtime.tensorflow.training import serve, versions
+from runtime.tensorflow.training import serve
 from runtime.train_request import ScriptRequest
 
 _UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")

@@ -1,7 +1,6 @@
 """The order of the stages of `baechi train --framework=tensorflow`: capture, profile, place, apply, check, measure, report."""
 
 import contextlib
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +13,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-import baechi_ext
 from baechi_ext.capture.groups import Groups
 from baechi_ext.capture.tensorflow_graph import CapturedFunction, capture_function
 from baechi_ext.cost import Profile, attach_costs, scale_links
 from baechi_ext.errors import ClusterError, ExecutionError, MismatchError, OptionError
 from baechi_ext.ir import Cluster, Device, Link, OpGraph
 from baechi_ext.ir.files import make_folder, require_writable, write_json
+from baechi_ext.ir.made_by import signed
 from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline
 from runtime import pipeline
@@ -92,7 +91,7 @@ def train(request: TrainRequest) -> StepReport | RunReport | Profile | None:
         devices, bound = open_devices(request, stack)
         captured = capture_and_profile(request, devices)
         if request.costgen:
-            captured.profile.save(request.costs_file)
+            captured.profile.save(request.costs_file, request.made_by)
             return captured.profile
         cluster, probe = find_cluster(request, devices)
         result = planned(request, captured, scale_links(cluster, request.comm_cost_factor))
@@ -101,7 +100,7 @@ def train(request: TrainRequest) -> StepReport | RunReport | Profile | None:
         else:
             report = run_training(request, request.run, bound, captured, result)
     if request.out is not None:
-        write_json(Path(request.out) / "report.json", report.to_json())
+        write_json(Path(request.out) / "report.json", signed(report.to_json(), request.made_by))
     return report
 
 
@@ -248,9 +247,9 @@ def planned(request: TrainRequest, captured: Captured, cluster: Cluster) -> Plan
     result = pipeline.whole_if_faster(result, captured.graph, cluster, request.plan, one_device_timeline(captured.alone))
     if request.out is not None:
         begin_run(Path(request.out))
-        (captured.graph if result.splits else captured.alone).save(Path(request.out) / "graph.json")
-        captured.profile.save(Path(request.out) / "profile.json")
-        result.plan.save(Path(request.out) / "plan.json")
+        (captured.graph if result.splits else captured.alone).save(Path(request.out) / "graph.json", request.made_by)
+        captured.profile.save(Path(request.out) / "profile.json", request.made_by)
+        result.plan.save(Path(request.out) / "plan.json", request.made_by)
     if result.interrupted:
         where = "" if request.out is None else f"interrupted; the best plan found until then is {Path(request.out) / 'plan.json'}"
         raise KeyboardInterrupt(where)
@@ -340,9 +339,7 @@ def run_plan(
         peak_measured_by="accounting" if bound.shared_memory else "allocator",
         probe=probe,
         notes=tuple(notes),
-        versions=versions(),
         unplaced="tf.function, one thread",
-        command=request.command,
     )
 
 
@@ -370,8 +367,6 @@ def run_training(request: TrainRequest, run: RunOptions, devices: Devices, captu
         progressed=progressed,
         checkpoint=run.checkpoint,
         notes=tuple(notes),
-        versions=versions(),
-        command=request.command,
     )
 
 
@@ -383,7 +378,7 @@ def recorded(request: TrainRequest, session: PlacedSession, timeline: Timeline, 
         notes = () if request.cluster_hosts is None else (SEVERAL_HOSTS,)
         kind = kind_of_executor(request)
         step = record_step(session, timeline, kind, shared_memory=devices.shared_memory, notes=notes)
-    step.save(Path(request.out) / MEASURED)
+    step.save(Path(request.out) / MEASURED, request.made_by)
     return step.notes
 
 
@@ -417,7 +412,3 @@ def _notes(request: TrainRequest, captured: Captured, result: PlanResult, probe:
     if probe is not None:
         notes.append(f"probed link: {probe}")
     return notes
-
-
-def versions() -> dict[str, str]:
-    return {"baechi": baechi_ext.__version__, "python": platform.python_version(), "tensorflow": tf.__version__}

@@ -20,7 +20,7 @@ def test_methods_are_measured_in_turn_and_kept(run: Run, tmp_path: Path) -> None
     assert json.loads((tmp_path / "c" / "compare.json").read_text()) == found
     assert (found["schema_version"], found["kind"], found["model"]) == (1, "baechi comparison", "wide_towers")
     assert found["command"][:3] == ["baechi", "compare", SMALL[0]]
-    assert set(found["versions"]) == {"baechi", "python", "torch"}
+    assert set(found["versions"]) >= {"baechi", "python", "torch"}
     graph, rows = OpGraph.load(tmp_path / "c" / "graph.json"), {row["method"]: row for row in found["methods"]}
     assert list(rows) == ["single", "m_etf", "expert"]
     for row in rows.values():
@@ -55,7 +55,7 @@ def test_a_method_without_a_plan_says_why_and_the_others_go_on(run: Run, tmp_pat
     assert "not measured: " in single
     split = next(line for line in out.splitlines() if line.startswith("m_etf "))
     assert "the best" in split
-    assert out.splitlines()[-1].startswith("Split, with m_etf: one device cannot run the step (")
+    assert out.splitlines()[-2].startswith("Split, with m_etf: one device cannot run the step (")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baechi_ext.errors import BaechiError
+from baechi_ext.ir.made_by import MadeBy
 from runtime.cli import parsed
 from runtime.flags import config
 
@@ -136,10 +137,10 @@ LINES = [
 def test_what_a_run_keeps_repeats_it(tmp_path: Path, line: list[str]) -> None:
     source = file_of(tmp_path, 'model_name = "nasnet"\nbatch_size = 2\nresidual = false\nlogdir = "x"', "source.toml")
     args = parsed(["train", *(word.replace("FILE", str(source)) for word in line)])
-    config.keep(tmp_path, "train", args, {"baechi-ext": "1"})
+    config.keep(tmp_path, "train", args, MadeBy(("baechi", *args.command_line), {"baechi": "1", "python": "3"}))
     again = asked("train", f"--config={tmp_path / 'config.toml'}")
     assert again == {name: value for name, value in vars(args).items() if name not in IGNORED}
-    assert (tmp_path / "config.toml").read_text().startswith("# baechi-ext 1\n# baechi train ")
+    assert (tmp_path / "config.toml").read_text().startswith("# baechi 1, Python 3\n# baechi train ")
 
 
 @given(st.text())

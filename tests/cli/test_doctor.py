@@ -49,7 +49,7 @@ def test_a_solver_that_crashes_is_found_and_named(tmp_path: Path) -> None:
     assert lines[at + 2].strip().startswith("pip install")
     assert "broken   ImportError: libllvm is not there" in done.stdout
     assert "broken   ImportError: libtorch is not there" in done.stdout  # which placing does not need
-    assert lines[-1] == "broken: LP, numba; nothing can be placed"
+    assert lines[-2] == "broken: LP, numba; nothing can be placed"
 
 
 def test_with_the_core_alone_each_extra_is_missing_and_the_core_is_healthy(
@@ -86,7 +86,7 @@ def test_a_version_out_of_range_is_untried_and_a_core_package_that_is_missing_is
     assert code == 1
     assert "rich          ok       9.9.9\n" not in out
     assert "rich          untried  9.9.9, not >=13.9,<16\n" in out
-    assert out.endswith("\nbroken: networkx; nothing can be placed\n")
+    assert out.splitlines()[-2] == "broken: networkx; nothing can be placed"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from baechi_ext.cost import Profile
 from baechi_ext.ir import Cluster, OpGraph, Plan
+from baechi_ext.ir.made_by import MadeBy
 from tests.cli.files import ROOT
 from tests.cli.test_train import KEYS
 
@@ -47,6 +48,8 @@ def test_a_run_reports_and_keeps_its_files(run: Run, tmp_path: Path) -> None:
     graph = OpGraph.load(tmp_path / "run" / "graph.json")
     plan = Plan.load(tmp_path / "run" / "plan.json", graph)
     assert plan.predicted_step_us == report["predicted_step_us"]["placed"]
+    assert plan.made_by == MadeBy(tuple(report["command"]), report["versions"])
+    assert set(report["versions"]) >= {"baechi", "python", "tensorflow"}
     assert Profile.load(tmp_path / "run" / "profile.json", graph).clock == "run_metadata"
 
 

@@ -75,6 +75,14 @@ def test_it_goes_on_with_the_same_losses(tmp_path: Path, name: str, optimizer: s
     assert len(set(whole.losses)) == 9
 
 
+def test_a_checkpoint_says_who_wrote_it(tmp_path: Path) -> None:
+    with ThreadExecutor(cpu_devices(3), timeout_seconds=60.0) as executor:
+        loaded = placed("branches", "sgd", 2, 1, executor)
+        train_on(TrainedStep(loaded), RunOptions(2, str(tmp_path), 2, command=("baechi", "train", "it")), TRAINING, lambda _: None)
+    said = json.loads((tmp_path / "step_00000002" / "checkpoint.json").read_text())
+    assert (said["command"], said["versions"]["torch"]) == (["baechi", "train", "it"], torch.__version__)
+
+
 def test_it_goes_on_even_where_random_numbers_were_drawn_meanwhile(tmp_path: Path) -> None:
     whole = train(None, 6)
     train(tmp_path, 3)

@@ -9,6 +9,7 @@ import pytest
 
 from baechi_ext.cost import OpProfile, Profile
 from baechi_ext.ir import Cluster, Link, OpGraph, Plan
+from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.place.registry import place
 from baechi_ext.simulate import simulate
 from runtime.compare.comparison import Comparison
@@ -39,7 +40,7 @@ def comparison(samples: dict[str, tuple[float, ...]], refused: dict[str, str] | 
     found += [Contender(method, refusal=why) for method, why in (refused or {}).items()]
     measurement = Measurement({name: Samples(us) for name, us in samples.items()}, {}, 0.01, oversubscribed=False)
     single = simulate(GRAPH, Cluster.uniform(1), [0] * 4, None)
-    made = Comparison("toy", "thread", tuple(found), measurement, single, "accounting", (), ("baechi", "compare"), {"baechi": "0"})
+    made = Comparison("toy", "thread", tuple(found), measurement, single, "accounting", ())
     return replace(made, **changes)
 
 
@@ -131,9 +132,10 @@ def test_what_is_kept(tmp_path: Path) -> None:
     profile = Profile(GRAPH.fingerprint, digests, "thread_cpu", 0, {op.id: OpProfile((op.compute_us,)) for op in GRAPH.ops})
     found = comparison({"eager": around(500), "single": around(400), "m_etf": around(250), "auto": around(251)}, {"expert": "no hints"})
     found = replace(found, model="a name that is no formula: $^$")
-    keep(tmp_path, GRAPH, profile, found)
+    made_by = MadeBy(("baechi", "compare"), {"baechi": "0"})
+    keep(tmp_path, GRAPH, profile, found, made_by)
     kept = json.loads((tmp_path / "compare.json").read_text())
-    assert kept == found.to_json()
+    assert kept == {**found.to_json(), **made_by.to_json()}
     rows = {row["method"]: row for row in kept["methods"]}
     assert set(rows) == {"single", "m_etf", "auto", "expert"}
     assert rows["expert"] == {**rows["expert"], "measured_step_us": None, "ratio": None, "plan": None, "note": "no hints"}
@@ -144,9 +146,12 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert (graph.ops, kept["recommended"]) == (GRAPH.ops, "m_etf")
     for row in rows.values():
         if row["plan"] is not None:
-            assert Plan.load(tmp_path / row["plan"], graph).predicted_step_us > 0
+            plan = Plan.load(tmp_path / row["plan"], graph)
+            assert (plan.predicted_step_us > 0, plan.made_by) == (True, made_by)
     assert (tmp_path / "plan.json").read_bytes() == (tmp_path / "plan_m_etf.json").read_bytes()
-    assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
+    picture = (tmp_path / "compare.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert str(made_by).encode() in picture
 
 
 def test_the_table_says_why_a_method_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

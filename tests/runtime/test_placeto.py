@@ -10,6 +10,7 @@ import pytest
 
 from baechi_ext.errors import FileError, MissingBackendError, OptionError, PolicyError
 from baechi_ext.ir import Cluster, Link
+from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.place.placeto.checkpoint import load_policy, save_policy
 from baechi_ext.place.placeto.policy import Policy, PolicyConfig
 from baechi_ext.place.placeto.train import TrainingConfig
@@ -129,8 +130,8 @@ def test_every_contender_keeps_to_the_budget(request_to_compare: ComparisonReque
 def test_what_a_comparison_writes(request_to_compare: ComparisonRequest) -> None:
     report = compare(replace(request_to_compare, methods=("single", "m_etf", "expert")))
     written = json.loads((request_to_compare.out / "ptb.json").read_text())
-    assert written == report.to_json()["comparisons"][0]
-    assert (request_to_compare.out / "ptb.md").read_text().splitlines() == report.lines()
+    assert written == {**report.to_json()["comparisons"][0], **MadeBy().to_json()}
+    assert (request_to_compare.out / "ptb.md").read_text().splitlines() == [*report.lines(), "", f"`{MadeBy()}`"]
     assert [len(written["distributions"][name]) for name in ("single", "m_etf", "expert")] == [2, 2, 0]
     assert written["graphs"][1]["methods"]["single"]["step_us"] == 80
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from baechi_ext.errors import MissingBackendError, PolicyError
 from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_bytes, write_json
+from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.place.placeto.embedding import EMBEDDINGS
 from baechi_ext.place.placeto.environment_kernel import FEATURES
 from baechi_ext.place.placeto.policy import Policy, PolicyConfig
@@ -23,12 +24,13 @@ SHIPPED = Path(__file__).parent / "policies" / "default"
 """The policy that comes with the package."""
 
 
-def save_policy(path: str | Path, policy: Policy, training: dict[str, Any]) -> None:
-    """Writes NAME.json and NAME.safetensors; `path` is either, or NAME. `training` is kept as it is.
+def save_policy(path: str | Path, policy: Policy, training: dict[str, Any], made_by: MadeBy | None = None) -> None:
+    """Writes NAME.json and NAME.safetensors; `path` is either, or NAME. `training` is kept as it is; `made_by` signs.
 
     Raises FileError where that is not possible.
     """
-    write_pair(path, {"kind": KIND, "config": policy.config.to_json(), "training": training}, policy.parameters)
+    value = {"kind": KIND, "config": policy.config.to_json(), "training": training}
+    write_pair(path, signed(value, made_by), policy.parameters)
 
 
 def load_policy(path: str | Path) -> Policy:
@@ -113,6 +115,11 @@ def _listed(names: object) -> str:
 def _named(path: str | Path, suffix: str) -> Path:
     path = Path(path)
     return path.with_suffix(suffix) if path.suffix in (".json", ".safetensors") else path.with_name(path.name + suffix)
+
+
+def require_torch() -> None:
+    """Loads what policies are made of. Raises MissingBackendError without torch or safetensors."""
+    _safetensors()
 
 
 def _safetensors() -> Any:

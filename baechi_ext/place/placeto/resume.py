@@ -3,16 +3,18 @@
 from pathlib import Path
 
 from baechi_ext.errors import PolicyError
+from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.place.placeto.checkpoint import read_pair, write_pair
 from baechi_ext.place.placeto.train import Trainer
 
 KIND = "placeto training"
 
 
-def save_training(path: str | Path, trainer: Trainer) -> None:
-    """Writes NAME.json and NAME.safetensors; `path` is either, or NAME. Raises FileError where that is not possible."""
+def save_training(path: str | Path, trainer: Trainer, made_by: MadeBy | None = None) -> None:
+    """Writes NAME.json, signed by `made_by`, and NAME.safetensors; `path` is either, or NAME. Raises FileError where it can't."""
     numbers, tensors = trainer.state()
-    write_pair(path, {"kind": KIND, "policy": _policy(trainer), "config": _config(trainer), "state": numbers}, tensors)
+    value = {"kind": KIND, "policy": _policy(trainer), "config": _config(trainer), "state": numbers}
+    write_pair(path, signed(value, made_by), tensors)
 
 
 def resume_training(path: str | Path, trainer: Trainer) -> None:

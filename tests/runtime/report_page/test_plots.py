@@ -9,6 +9,7 @@ import pytest
 
 from baechi_ext.errors import FileError, MissingBackendError
 from baechi_ext.ir import Plan
+from baechi_ext.ir.made_by import MadeBy
 from runtime.figure import save_figure
 from runtime.report_page.said import COMPARISON, method_rows
 from runtime.run_folder import RunFolder
@@ -42,6 +43,15 @@ def test_every_plot_is_a_picture_of_a_certain_size(folder: Path, tmp_path: Path)
 def test_plots_are_the_same_for_the_same_run(folder: Path, tmp_path: Path) -> None:
     first, second = (write_plots(str(folder), str(tmp_path / name)) for name in "ab")
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_plots_say_what_made_them(folder: Path, tmp_path: Path) -> None:
+    """The run, and the command that plotted; PDF escapes parentheses."""
+    said = f"baechi train '--out=a folder' (baechi 1.0, torch 2.0); plotted by {MadeBy(('baechi', 'plot', 'it'))}"
+    for path in write_plots(str(folder), str(tmp_path / "plots"), ("baechi", "plot", "it")):
+        content = path.read_bytes().replace(b"\\(", b"(").replace(b"\\)", b")")
+        assert said.encode() in content
+        assert f": {path.stem}".encode() in content  # the title
 
 
 def test_plots_of_a_plan_that_was_not_run(tmp_path: Path) -> None:
@@ -90,7 +100,7 @@ def test_a_plot_that_fails_leaves_the_earlier_one(folder: Path, tmp_path: Path) 
     figure = timeline_figure(RunFolder.load(folder))
     figure.text(0, 0, r"$\frac{$")
     with pytest.raises(ValueError, match="frac"):
-        save_figure(figure, path)
+        save_figure(figure, path, "", "")
     assert path.read_bytes() == before
     assert not list(tmp_path.glob("*.tmp")) + list(tmp_path.glob(".*.tmp"))
 
