@@ -94,7 +94,7 @@ def _place(args: argparse.Namespace) -> int:
         "plan": args.out or "not written (no --out)",
     }
     if request.method in pipeline.SEARCHES and len(cluster) > 1 and not result.splits:
-        facts["verdict"] = f"splitting does not pay: {result.plan.method} found nothing faster than one device"
+        facts["verdict"] = result.why_whole
     if result.notes:
         facts["note"] = "; ".join(result.notes)
     print_text = partial(tables.print_timeline, timeline, result.lower_bound_us, facts)

@@ -176,7 +176,8 @@ def whole_if_faster(result: PlanResult, graph: OpGraph, cluster: Cluster, reques
         with contextlib.suppress(InfeasibleError):
             whole = plan(graph, cluster, replace(request.without_grouping(), method="single", initial_plan=None, device_map=None))
             spent = result.placement_seconds + whole.placement_seconds
-            result = replace(whole, plan=replace(whole.plan, method=result.plan.method, placement_seconds=spent), notes=result.notes)
+            kept = replace(whole.plan, method=result.plan.method, placement_seconds=spent)
+            result = replace(whole, plan=kept, notes=result.notes, untried=result.untried)
     if result.splits:
         return result
     alone = _judged(begin(request.method, single.graph, cluster, request.options), result)
@@ -256,7 +257,8 @@ def _judged(task: Task, seen: PlanResult) -> PlanResult:
 
 def _as_found(found: PlanResult, result: PlanResult) -> PlanResult:
     """A result with what is said of the one that it was made from, the options with which it was made among it."""
-    return replace(result, plan=replace(result.plan, options=found.plan.options), interrupted=found.interrupted, notes=found.notes)
+    plan = replace(result.plan, options=found.plan.options)
+    return replace(result, plan=plan, interrupted=found.interrupted, notes=found.notes, untried=found.untried)
 
 
 def _verify_grouping(grouping: Grouping) -> None:

@@ -148,6 +148,8 @@ class StepReport:
         doubts = measured.doubts()
         if doubts:
             lines.append(f"inconclusive   {'; '.join(doubts)}: run again on a quiet machine, or with more --num_steps")
+        elif self.result.untried and not self.result.splits:
+            lines.append(f"verdict        {self.result.why_whole}")
         elif ratio.low <= 1.0:
             as_fast = "as fast" if ratio.high > 1.0 else "faster"
             lines.append(f"verdict        splitting does not pay here: one device is {as_fast}")

@@ -1,5 +1,7 @@
 """The default: the best plan of the cheap methods, proven optimal where that is quick, else refined for as long as there is time."""
 
+from dataclasses import replace
+
 from baechi_ext.ir.check import verify_placement
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
@@ -17,7 +19,8 @@ def auto(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult:
     (`PlanResult.splits` is False). Raises InfeasibleError where no valid plan was found.
     """
     task = begin("auto", graph, cluster, options)
-    start, interrupted = cheap_start(task)
+    cheap = cheap_start(task)
+    start, interrupted = cheap.trial, cheap.interrupted
     if options.initial is not None:
         placement = graph.pinned(options.initial.placement)
         verify_placement(graph, cluster, placement, "the initial plan")
@@ -27,4 +30,4 @@ def auto(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult:
         start, optimal, interrupted = exhaust(task, start)
         if optimal:
             return finish(task, start, start.makespan_us)
-    return refined(task, start, interrupted=interrupted)
+    return replace(refined(task, start, interrupted=interrupted), untried=cheap.untried)

@@ -4,7 +4,7 @@ Greedy methods see one op at a time. Where transfers are dear or memory is short
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from baechi_ext.errors import InfeasibleError, MissingBackendError, SolverError
 from baechi_ext.ir.op_graph import OpGraph
@@ -15,13 +15,24 @@ from baechi_ext.place.trial import Trial
 _SHARE = 0.1
 """The part of the time that is left that one method may take, and the part of the limit past which no further one begins."""
 _ALWAYS_TRIED = 2
-"""So many methods are tried whatever time they take, if none before has a plan: single, and one that splits."""
+"""So many methods are tried whatever time they take: single, and one that splits."""
 _FITTING_SHARE = 0.9
 """The part of the time limit after which a search for any plan that fits gives way to refining."""
 
 
-def cheap_start(task: Task) -> tuple[Trial, bool]:
-    """The best plan of the cheap methods, and whether the user interrupted them; where none finds one, what comes nearest.
+@dataclass(frozen=True)
+class Start:
+    """Where a search starts from: the best plan of the cheap methods; where none finds one, what comes nearest."""
+
+    trial: Trial
+    interrupted: bool = False
+    """By the user."""
+    untried: tuple[str, ...] = ()
+    """The methods that the time limit left out."""
+
+
+def cheap_start(task: Task) -> Start:
+    """The best plan of the cheap methods.
 
     In the registry's order, then the best of them on clusters; after a tenth of the time limit none begins but the first two.
     Where there is no plan by then, the rest of the time but for another tenth goes to a search for one that fits.
@@ -30,27 +41,29 @@ def cheap_start(task: Task) -> tuple[Trial, bool]:
     from baechi_ext.place.registry import METHODS  # above the placers that call this
 
     found: dict[str, Trial] = {}
+    untried: tuple[str, ...] = ()
     try:
-        names = [name for name, method in METHODS.items() if method.cheap]
+        names = tuple(name for name, method in METHODS.items() if method.cheap)
         for tried, name in enumerate(names):
-            if _is_late(task) and (found or tried >= _ALWAYS_TRIED):
+            if _is_late(task) and tried >= _ALWAYS_TRIED:
+                untried = names[tried:]
                 break
             trial = _trial_of(task, name, task.graph)
             if trial is not None:
                 found[name] = trial
-        names = sorted(found, key=lambda name: found[name].key)[:1]
+        best = sorted(found, key=lambda name: found[name].key)[:1]
         if (found and _is_late(task)) or any(trial.makespan_us <= task.bound_us for trial in found.values()):
-            names = []
-        for graph in _clustered(task) if names else ():
-            for name in names:
+            best = []
+        for graph in _clustered(task) if best else ():
+            for name in best:
                 trial = None if _is_late(task) else _trial_of(task, name, graph)
                 if trial is not None:
                     found[name] = min([trial, found[name]], key=lambda trial: trial.key)
     except KeyboardInterrupt:
         if not found:
             raise
-        return min(found.values(), key=lambda trial: trial.key), True
-    return min(found.values(), key=lambda trial: trial.key) if found else _fitted(task), False
+        return Start(min(found.values(), key=lambda trial: trial.key), interrupted=True)
+    return Start(min(found.values(), key=lambda trial: trial.key) if found else _fitted(task), untried=untried)
 
 
 def start_of(task: Task, method: str) -> Trial:

@@ -75,6 +75,8 @@ class PlanResult:
     """The user stopped the search; this is the best it had found."""
     notes: tuple[str, ...] = ()
     """What a person should know of how it was made."""
+    untried: tuple[str, ...] = ()
+    """The quick methods that the time limit of a search left out."""
 
     @property
     def status(self) -> str:
@@ -96,6 +98,16 @@ class PlanResult:
     def splits(self) -> bool:
         """Whether more than one device has something to do."""
         return len(set(self.plan.placement)) > 1
+
+    @property
+    def why_whole(self) -> str:
+        """What a search that leaves everything on one device has found out by that."""
+        if self.untried:
+            return (
+                f"whether splitting pays is not known: the time limit of {self.plan.method} left out {', '.join(self.untried)}; "
+                "give it more time"
+            )
+        return f"splitting does not pay: {self.plan.method} found nothing faster than one device"
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ class CallReport:
     refusal: str
     blocks: str
     """What is placed in blocks, and why not op by op; empty where that is not so."""
+    why_whole: str
+    """What is said of a plan that leaves all on one of several devices; empty of any other."""
     notes: tuple[str, ...]
 
     @classmethod
@@ -55,7 +57,7 @@ class CallReport:
         if not calls.calls:
             method = calls.settings.request.plan.method
             return cls(method=method, devices=(), num_ops=(), predicted_us=None, predicted_single_us=None, measured_us=None,
-                       unplaced_us=None, peak_memory_bytes=(), transfers=0, bytes_moved=0, notes=(), **counted)  # fmt: skip
+                       unplaced_us=None, peak_memory_bytes=(), transfers=0, bytes_moved=0, why_whole="", notes=(), **counted)  # fmt: skip
         first = calls.calls[0]
         result, timeline = first.placement.result, first.placement.result.timeline
         return cls(
@@ -69,6 +71,7 @@ class CallReport:
             peak_memory_bytes=tuple(timeline.peak_memory_bytes),
             transfers=len(timeline.transfers),
             bytes_moved=timeline.bytes_moved,
+            why_whole="" if result.splits or len(timeline.cluster) == 1 else result.why_whole,
             notes=tuple(n for n in (*result.notes, first.placement.note) if n),
             **counted,
         )
@@ -108,8 +111,8 @@ class CallReport:
             if self.unplaced_us is not None:
                 gain += f", {as_time(self.unplaced_us)} unplaced on one thread ({self.unplaced_us / self.measured_us:.2f} times)"
         verified = f"{self.verified_steps} verified (largest relative difference {self.max_rel_diff:.2g})"
-        if len(self.devices) > 1 and sum(count > 0 for count in self.num_ops) < 2:
-            gain += "; splitting does not pay: one device is as fast"
+        if self.why_whole:
+            gain += f"; {self.why_whole}"
         left_out = f"; {self.unplaced_steps} steps of other shapes ran unplaced" if self.unplaced_steps else ""
         ops = " + ".join(map(str, self.num_ops))
         placed = f"{self.method}, {ops} ops on {', '.join(self.devices)}; {self.placed_steps} steps placed"

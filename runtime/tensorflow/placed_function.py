@@ -166,7 +166,7 @@ class PlacedFunction:
         self.placement = self.placement or placement
         if self.settings.method == "auto" and not placement.result.splits:
             self._declined.add(given.key)
-            self.refusal = "" if self.shapes else "splitting does not pay: one device is as fast"
+            self.refusal = "" if self.shapes else placement.result.why_whole
             return None
         step = PlacedStep(captured, placement.where, placement.order, self.settings.devices())
         self.shapes[given.key] = PlacedShape(step, draws=draws_anew(captured))

@@ -400,7 +400,7 @@ def kind_of_executor(request: TrainRequest) -> str:
 def _notes(request: TrainRequest, captured: Captured, result: PlanResult, probe: LinkProbe | None) -> Sequence[str]:
     notes = [*result.notes, *captured.function.notes]
     if request.plan.method in pipeline.SEARCHES and len(result.timeline.cluster) > 1 and not result.splits:
-        notes.append(f"splitting does not pay: {result.plan.method} found nothing clearly faster than one device")
+        notes.append(result.why_whole)
     if any(memory_limits(request)):
         notes.append("memory is limited, so oneDNN is off on the devices: it ends a process that runs out of memory")
     if request.comm_cost_factor != 1:

@@ -126,6 +126,14 @@ def test_it_is_said_that_splitting_does_not_pay(run: Run, graph: Path) -> None:
         assert "verdict" not in run("place", graph, *flags)[1]
 
 
+def test_a_search_that_had_no_time_does_not_say_that_splitting_does_not_pay(run: Run, graph: Path) -> None:
+    request = ("place", graph, "--num_devices=2", "--comm_cost_coeffs=0,1000")
+    for grouping in ((), ("--only_forward",)):
+        out = " ".join(run(*request, "--time_limit=1e-9", *grouping)[1].split())
+        assert "verdict whether splitting pays is not known: the time limit of auto left out heft, contiguous" in out
+        assert "does not pay" not in out
+
+
 def test_every_method_has_a_line_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     from baechi_ext.place.registry import METHODS
     from runtime.cli import make_parser

@@ -295,3 +295,13 @@ def test_where_transfers_are_dear_auto_says_that_splitting_does_not_pay() -> Non
     result = place("auto", graph, cluster_of(2))
     assert (result.splits, result.predicted_step_us) == (False, 15)
     assert place("auto", graph, cluster_of(2, us_per_byte=0.01)).splits
+
+
+def test_however_short_its_time_auto_tries_to_split_and_says_what_it_left_out() -> None:
+    graph, cluster = random_graph(300, 3), cluster_of(2, us_per_byte=0.01)
+    quick = [name for name, method in METHODS.items() if method.cheap]
+    result = place("auto", graph, cluster, PlaceOptions(time_limit_seconds=1e-9))
+    assert result.splits
+    assert result.predicted_step_us <= place(quick[1], graph, cluster).predicted_step_us
+    assert result.untried == tuple(quick[2:])
+    assert place("auto", graph, cluster).untried == ()

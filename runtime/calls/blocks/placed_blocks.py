@@ -118,7 +118,7 @@ class PlacedBlocks:
             moment.restore()
         devices = self.threads.devices
         if not self.plan.result.splits:
-            self.refusal = f"splitting does not pay: {self.plan.result.plan.method} found nothing faster than one device"
+            self.refusal = self.plan.result.why_whole
         elif devices[0].torch_device.type != "cpu":
             for block in self.plan.blocks:
                 block.module.to(devices[block.device].torch_device)
