@@ -26,6 +26,7 @@ from baechi_ext.ir.files import make_folder, require_writable
 from baechi_ext.ir.made_by import MadeBy, signed
 from runtime import pipeline, tables
 from runtime.as_main import require_script
+from runtime.doctor.packages import CORE_MODULES
 from runtime.exports import export
 from runtime.flags import baechi as baechi_flags
 from runtime.flags import common as flags
@@ -457,6 +458,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(e), 2)
     except BaechiError as e:
         return _fail(str(e), 1)
+    except ModuleNotFoundError as e:
+        if e.name not in CORE_MODULES:
+            raise
+        return _fail(f"{e.name} is not installed; pip install --force-reinstall baechi-ext, or see what baechi doctor says", 1)
     except BrokenPipeError:
         _drop_stdout()
         return 141

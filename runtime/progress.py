@@ -5,17 +5,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Timer
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Column
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 _FIRST_PAUSE_SECONDS = 2.0
 _LONGER_PAUSE = 1.5
 _LONG_SECONDS = 10.0
 """What took as long says so, where no clock was seen running."""
 _SHOW_CURSOR = "\x1b[?25h"
-_shown: list[Progress] = []
+_shown: list["Progress"] = []
 """What is on the terminal now."""
 
 
@@ -26,8 +27,8 @@ def progress(message: str, delay_seconds: float = 1.0) -> Iterator[Callable[[str
     The body gets a function that takes news. They follow the message: at once on a terminal, elsewhere in lines of their own that
     become ever rarer. NO_COLOR and TERM=dumb are respected (by rich).
     """
-    console = Console(file=sys.stderr, highlight=False)
-    shown = _Spinner(message, console) if console.is_terminal and not console.is_dumb_terminal else _SparseLines(message, delay_seconds)
+    console = _terminal()
+    shown = _SparseLines(message, delay_seconds) if console is None else _Spinner(message, console)
     timer = Timer(delay_seconds, shown.begin)
     timer.daemon = True
     timer.start()
@@ -37,6 +38,16 @@ def progress(message: str, delay_seconds: float = 1.0) -> Iterator[Callable[[str
         timer.cancel()
         timer.join()
         shown.end()
+
+
+def _terminal() -> "Console | None":
+    """What a spinner can be shown on; None where stderr is no terminal, or rich is missing, which `baechi doctor` is to say."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    console = Console(file=sys.stderr, highlight=False)
+    return console if console.is_terminal and not console.is_dumb_terminal else None
 
 
 def rounds(show: Callable[[str], None], total: int) -> Callable[[int], None]:
@@ -69,7 +80,10 @@ def _seconds(seconds: float) -> str:
 class _Spinner:
     """A line on a terminal: what is being done, the last news, and how long it has taken so far."""
 
-    def __init__(self, message: str, console: Console) -> None:
+    def __init__(self, message: str, console: "Console") -> None:
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.table import Column
+
         words = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
         self._message = message
         self._live = Progress(SpinnerColumn(), words, TimeElapsedColumn(), console=console, transient=True)

@@ -1,23 +1,28 @@
-"""Short tables for people; programs read --json."""
+"""Short tables for people; programs read --json.
+
+rich is imported where something is printed: `baechi doctor`, which also says that it is missing, has to do without.
+"""
 
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from baechi_ext.datasets import SPLITS
 from baechi_ext.place.common import SearchProgress
 from baechi_ext.simulate import Timeline
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 WIDTH = 140
 
 
 def print_timeline(timeline: Timeline, lower_bound_us: float, facts: Mapping[str, str]) -> None:
     """Prints on stdout what a simulated step takes, how far that is from its lower bound, and what each device does and holds."""
+    from rich.console import Console
+    from rich.text import Text
+
     console = Console(file=sys.stdout, highlight=False)
     step = timeline.makespan_us
     gap = f"{step / lower_bound_us - 1:.1%}" if lower_bound_us > 0 else "0.0%"
@@ -41,7 +46,10 @@ def search_news(search: SearchProgress) -> str:
     return f"best {best}, bound {as_time(search.bound_us)}, gap {gap}{speed}"
 
 
-def _devices(timeline: Timeline) -> Table:
+def _devices(timeline: Timeline) -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("device")
     for name in ("ops", "busy", "peak memory", "limit"):
@@ -56,6 +64,9 @@ def _devices(timeline: Timeline) -> Table:
 
 def print_families(indexes: Iterable[Mapping[str, Any]]) -> None:
     """Prints on stdout the sizes of the graphs of each family: the least, the median and the greatest."""
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("family", "train", "test", "captured ops", "nodes", "edges", "compute", "longest path"):
         table.add_column(name, justify="left" if name == "family" else "right")

@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-import networkx as nx
-
 from baechi_ext.group.grouping import Grouping
 from baechi_ext.ir.op_graph import Op, OpGraph
 
@@ -68,6 +66,8 @@ def crossing_tensors_without_cycles(graph: OpGraph, head: Sequence[int]) -> list
     the later one. A tensor on its way back thus adds to the cost of a cut, as it does in the graph itself.
     """
     edges = crossing_tensors(graph, head)
+    import networkx as nx
+
     groups = nx.DiGraph((source, target) for source, target, _, _ in edges)
     component = {h: i for i, members in enumerate(nx.strongly_connected_components(groups)) for h in members}
     rank = {v: i for i, v in enumerate(graph.order)}

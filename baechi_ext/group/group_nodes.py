@@ -2,8 +2,6 @@
 
 import heapq
 
-import networkx as nx
-
 from baechi_ext.group.contraction import contract, crossing_tensors_without_cycles, first_members
 from baechi_ext.group.fusion import fusion
 from baechi_ext.group.grouping import Grouping, GroupOptions, compose, identity
@@ -99,6 +97,8 @@ class _Runs:
         return runs
 
     def _groups_on_cycles(self) -> set[int]:
+        import networkx as nx
+
         graph = nx.DiGraph()
         for v, successors in enumerate(self.graph.successors):
             graph.add_edges_from((self.group[v], self.group[w]) for w in successors)

@@ -61,6 +61,8 @@ PACKAGES: tuple[Package, ...] = (
     Package("nvidia-ml-py>=12.535", "nvidia", "--use_free_memory, and saying how GPUs are linked and who else uses them"),
     Package("pyyaml>=6,<7", "yaml", "--config=FILE.yaml (FILE.toml works without it)"),
 )
+CORE_MODULES = frozenset(package.name for package in PACKAGES if package.extra == CORE)
+"""They are imported by the names that they are installed by."""
 
 
 def fits(found: str, wanted: str) -> bool:

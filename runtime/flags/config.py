@@ -21,6 +21,8 @@ FILE = "config.toml"
 _INSTEAD = ({"num_devices", "num_gpus", "split_gpu"},)
 """Of flags that say the same thing in several ways, one on the command line stands for all in the file."""
 _SCRIPT = ("script", "script_args")
+_NEAR = 0.75
+"""How much alike (difflib's ratio) a flag has to be to be named as the nearest: a letter or two too many, missing or wrong."""
 _NUMBER = re.compile(r"(0|[1-9][0-9]{0,15})(\.[0-9]{1,15})?")
 
 
@@ -126,7 +128,7 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _nearest(name: str, actions: Mapping[str, argparse.Action]) -> str:
-    near = difflib.get_close_matches(f"--{name}", actions, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(f"--{name}", actions, n=1, cutoff=_NEAR)
     return f"; the nearest is {near[0]}" if near else "; baechi COMMAND --help lists them"
 
 
@@ -141,7 +143,10 @@ def _script(path: str, name: str, value: Any) -> Any:
 def _value(what: str, action: argparse.Action, value: Any) -> Any:
     """What the flag would have made of that text."""
     if action.nargs == 0 and action.default is argparse.SUPPRESS:  # refused: it says why
-        action(argparse.ArgumentParser(), argparse.Namespace(), None, action.option_strings[0])
+        try:
+            action(argparse.ArgumentParser(), argparse.Namespace(), None, action.option_strings[0])
+        except OptionError as e:
+            raise OptionError(f"{what}: {e}") from e
     if action.nargs == 0:
         if not isinstance(value, bool):
             raise OptionError(f"{what} is {value!r}; it is a switch: true or false")
@@ -153,7 +158,7 @@ def _value(what: str, action: argparse.Action, value: Any) -> Any:
     try:
         convert = action.type or str
         return list(map(convert, texts)) if _is_repeated(action) else convert(",".join(texts))  # type: ignore[operator]
-    except (argparse.ArgumentTypeError, ValueError) as e:
+    except (argparse.ArgumentTypeError, ValueError, OptionError) as e:
         raise OptionError(f"{what}: {e}") from e
 
 

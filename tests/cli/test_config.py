@@ -96,12 +96,16 @@ def test_a_script_and_its_arguments(tmp_path: Path) -> None:
         ("train", "grappler = true", "--grappler is a flag of Baechi's that is not taken: choose a search with --placement_method"),
         ("train", 'script_args = "x"', "script_args is 'x'; expected a list of arguments"),
         ("train", "batch_size =", "is not valid TOML"),
+        ("train", "nosuch_key = 2", "'nosuch_key' is no flag of baechi train; baechi COMMAND --help lists them"),
+        ("place g.json", 'pin = ["a=0", "b"]', "pin: 'b' is no pin; write PATTERN=DEVICE"),
     ],
 )
 def test_what_is_wrong_is_named(run: Run, tmp_path: Path, command: str, toml: str, message: str) -> None:
-    code, out, err = run(*command.split(), f"--config={file_of(tmp_path, toml)}")
+    path = file_of(tmp_path, toml)
+    code, out, err = run(*command.split(), f"--config={path}")
     assert (code, out) == (1 if "valid" in message else 2, "")
     assert message in err
+    assert str(path) in err
 
 
 @pytest.mark.parametrize(("text", "message"), [("a: [", "is not valid YAML"), ("- a", "holds a YAML list"), ("", None)])
