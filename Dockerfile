@@ -6,10 +6,13 @@ ARG DEVICE=cpu
 FROM python:${PYTHON}-slim-bookworm AS base
 RUN apt-get update && apt-get install -y --no-install-recommends make gcc g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /baechi
+ENV PIP_NO_CACHE_DIR=1
 
-# torch's own index has the pinned version built without CUDA, which pip takes for newer than PyPI's of several gigabytes.
+# torch without CUDA, from torch's own index: PyPI's build brings several gigabytes along. All else is PyPI's, so only torch is looked for there.
 FROM base AS cpu
-ENV PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+COPY constraints.txt .
+RUN python3 -m venv .venv && .venv/bin/pip install --no-deps -c constraints.txt --index-url ${TORCH_INDEX} torch
 
 # PyPI's torch brings CUDA's libraries along; the driver comes from the host.
 FROM base AS cuda
