@@ -6,7 +6,9 @@ for each state of all kernel files together: those named *kernel.py.
 
 import hashlib
 import os
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -77,6 +79,40 @@ def cache_folder() -> Path | None:
 
 _compiling = event.TimingListener()
 event.register("numba:compile", _compiling)
+
+
+class _InterruptedAfterwards(event.Listener):
+    """While kernels are compiled, a first Ctrl-C takes effect when that is done, some seconds later: LLVM calls back to Python, where a
+    KeyboardInterrupt is lost, and numba makes other errors of one. A second Ctrl-C does not wait."""
+
+    def __init__(self) -> None:
+        self._compiling = 0
+        self._holds = self._pressed = False
+
+    def on_start(self, event: event.Event) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._compiling += 1
+        if self._compiling == 1 and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._holds, self._pressed = True, False
+            signal.signal(signal.SIGINT, self._remember)
+
+    def _remember(self, *_: object) -> None:
+        self._pressed = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def on_end(self, event: event.Event) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._compiling -= 1
+        if self._compiling == 0 and self._holds:
+            self._holds = False
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if self._pressed:
+                raise KeyboardInterrupt
+
+
+event.register("numba:compile", _InterruptedAfterwards())  # behind the clock, which it may keep from nothing
 
 
 def compiling_seconds() -> float:

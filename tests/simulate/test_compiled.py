@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import types
+from numba.core import event
 
 from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
 from baechi_ext.simulate import AdaptiveSimulator, Simulator, adaptive, jit
@@ -181,3 +183,37 @@ def test_first_use_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert not jit.is_first_use()
     monkeypatch.setattr(jit, "cache_folder", lambda: None)
     assert jit.is_first_use()
+
+
+class _Presser(event.Listener):
+    """Presses Ctrl-C so many times while a kernel is compiled, and notes how far that got."""
+
+    def __init__(self, times: int) -> None:
+        self.times, self.pressed, self.whole = times, 0, False
+
+    def on_start(self, event: event.Event) -> None:
+        while self.pressed < self.times:
+            self.pressed += 1
+            signal.raise_signal(signal.SIGINT)
+        self.whole = True
+
+    def on_end(self, event: event.Event) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("times", "whole"), [(1, True), (2, False)])
+def test_ctrl_c_waits_for_a_kernel_that_is_compiled_unless_it_is_pressed_twice(
+    monkeypatch: pytest.MonkeyPatch, times: int, whole: bool
+) -> None:
+    monkeypatch.setattr(jit, "cache_folder", lambda: None)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    doubled, presser = jit.kernel(lambda n: 2 * n), _Presser(times)
+    try:
+        with event.install_listener("numba:compile", presser), pytest.raises(KeyboardInterrupt):
+            doubled(21)
+        assert (presser.pressed, presser.whole) == (times, whole)
+        assert bool(doubled.signatures) == whole  # type: ignore[attr-defined]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert doubled(21) == 42
+    finally:
+        signal.signal(signal.SIGINT, before)
