@@ -121,8 +121,13 @@ def _explain(args: argparse.Namespace) -> int:
     from baechi_ext.explain import explain_plan, op_choices
     from baechi_ext.hybrid.plan import load_plan
     from runtime.explaining import print_choices, print_explanation
-    from runtime.plan_files import as_planned, on_devices, other_costs, plan_and_graph
+    from runtime.plan_files import as_planned, on_devices, other_costs, plan_and_graph, shard_plan_at
 
+    sharded = shard_plan_at(args.plan)
+    if sharded is not None:
+        from runtime.sharded_plans import explain_sharded
+
+        return _said(args, *explain_sharded(sharded, args.op))
     plan_file, graph_file = plan_and_graph(args.plan, args.graph)
     with progress(f"reading {plan_file} and its graph"):
         graph = OpGraph.load(graph_file)
@@ -140,12 +145,22 @@ def _explain(args: argparse.Namespace) -> int:
     return 0
 
 
+def _said(args: argparse.Namespace, value: dict[str, Any], show: Callable[[], None]) -> int:
+    print_json(value) if args.json else show()
+    return 0
+
+
 def _diff(args: argparse.Namespace) -> int:
     from baechi_ext.explain import diff_plans
     from baechi_ext.hybrid.plan import load_plan
     from runtime.comparing_plans import print_diff
-    from runtime.plan_files import on_devices, plan_and_graph
+    from runtime.plan_files import on_devices, plan_and_graph, shard_plan_at
 
+    sharded = shard_plan_at(args.before), shard_plan_at(args.after)
+    if any(sharded):
+        from runtime.sharded_plans import diff_sharded
+
+        return _said(args, *diff_sharded((args.before, sharded[0]), (args.after, sharded[1])))
     before, graph_file = plan_and_graph(args.before, args.graph)
     after, _ = plan_and_graph(args.after, str(graph_file))
     graph = _read(graph_file)

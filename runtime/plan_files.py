@@ -1,12 +1,15 @@
-"""Plans as the commands that ask about them find them: beside their graph, on single devices or on groups."""
+"""Plans as the commands that ask about them find them: beside their graph, on single devices or on groups; or plans of layers, sharded."""
 
 from pathlib import Path
 
 from baechi_ext.errors import FileError, PlanError
 from baechi_ext.hybrid.plan import HybridPlan, load_plan
+from baechi_ext.ir.files import read_json
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import Plan
+from baechi_ext.shard.plan import KIND, ShardPlan
 from baechi_ext.simulate import Timeline, simulate
+from runtime.run_folder import sharded_plan_of
 from runtime.tables import as_time
 
 PLAN, GRAPH = "plan.json", "graph.json"
@@ -24,6 +27,17 @@ def plan_and_graph(plan: str, graph: str | None) -> tuple[Path, Path]:
             f"{file}: a plan is explained with its graph, and there is no {GRAPH} beside it; name the graph's file: --graph=FILE"
         )
     return file, beside if graph is None else Path(graph)
+
+
+def shard_plan_at(plan: str) -> ShardPlan | None:
+    """The shard plan in this file, or of the sharded run in this folder; None where a plan of ops is there, or nothing.
+
+    Raises what reading it raises.
+    """
+    file = sharded_plan_of(Path(plan)) if Path(plan).is_dir() else Path(plan)
+    if file is None or not file.is_file() or read_json(file, "plan").get("kind") != KIND:
+        return None
+    return ShardPlan.load(file)
 
 
 def on_devices(plan: Plan) -> Plan:

@@ -17,10 +17,19 @@ from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.place.registry import METHODS
 from baechi_ext.simulate import Timeline, simulate
 
-MEASURED, COMPARISON = "measured.json", "compare.json"
+MEASURED, COMPARISON, REPORT = "measured.json", "compare.json", "report.json"
 PAGE, PLOT = "report.html", "compare.png"
 SPLIT_GRAPH, SINGLE_GRAPH = "graph_split.json", "graph_single.json"
-_OF_A_RUN = ("graph.json", "profile.json", "plan.json", "report.json", MEASURED, COMPARISON, PLOT, PAGE, SPLIT_GRAPH, SINGLE_GRAPH)
+SHARDING_REPORT = "baechi sharding report"
+"""The kind of a sharded run's report."""
+SHARD_PLAN, STRATEGY_PLAN = "shard_plan.json", "shard_plan_{}.json"
+"""Of a sharded run: its plan, and that of each strategy it compares."""
+TP_PLAN = "tp_plan.json"
+STRATEGIES = ("pase", "data_parallel", "expert")
+"""The strategies that are called by a name."""
+_PLACED = ("graph.json", "profile.json", "plan.json", MEASURED, COMPARISON, PLOT, SPLIT_GRAPH, SINGLE_GRAPH)
+_SHARDED = (SHARD_PLAN, TP_PLAN, *map(STRATEGY_PLAN.format, STRATEGIES))
+_OF_A_RUN = (*_PLACED, *_SHARDED, REPORT, PAGE)
 _OF_A_FURTHER_MODULE = re.compile(r"(graph|profile|plan)_([2-9]|[1-9][0-9]+)\.json")
 """A script's second module that is placed, its third, ..."""
 _WRITER = "baechi train --model_name=NAME --out={}"
@@ -45,6 +54,11 @@ class RunFolder:
         """Raises FileError where the folder lacks its graph or plan, and what reading its files raises; MismatchError where its measured
         step ran by another plan."""
         folder = Path(path)
+        if is_sharded_run(folder):
+            raise FileError(
+                f"{str(folder)!r} has a sharded run, whose steps were timed as a whole and not op by op; baechi report, plot, explain and "
+                "diff show it, and baechi train --model_name=NAME --out=DIR without --sharding records each op"
+            )
         for name in ("graph.json", "plan.json"):
             if not (folder / name).is_file():
                 raise FileError(f"{str(folder)!r} has no {name}; name a folder that {_WRITER.format('DIR')} has written")
@@ -80,6 +94,21 @@ class RunFolder:
 def method_plan(method: str) -> str:
     """Where a comparison keeps a method's plan."""
     return f"plan_{method}.json"
+
+
+def is_sharded_run(folder: Path) -> bool:
+    """Whether the folder's run is one of `baechi train --sharding`, or a shard plan alone."""
+    if (folder / "plan.json").is_file() or (folder / "graph.json").is_file():
+        return False
+    if (folder / SHARD_PLAN).is_file():
+        return True
+    return (folder / REPORT).is_file() and read_json(folder / REPORT, "report").get("kind") == SHARDING_REPORT
+
+
+def sharded_plan_of(folder: Path) -> Path | None:
+    """The shard plan of the folder's run; None where that is not sharded, or ran by torch's own means alone."""
+    plan = folder / SHARD_PLAN
+    return plan if is_sharded_run(folder) and plan.is_file() else None
 
 
 def begin_run(folder: Path) -> None:

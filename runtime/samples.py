@@ -13,6 +13,7 @@ NOISY_LOAD = 0.10
 """Others taking more than this share of the cores spoil a measurement."""
 NOISY_SPREAD = 0.15
 """So does a 95% interval of the median ratio wider than this share of the ratio."""
+ENOUGH, TOO_FEW = 6, "fewer than 6 steps were measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,8 @@ class Measurement:
         spread = self.ratio("single").spread
         if spread > NOISY_SPREAD:
             found.append(f"the ratio's interval is {spread:.0%} wide (more than {NOISY_SPREAD:.0%})")
-        if len(self.samples["placed"].us) < 6:
-            found.append("fewer than 6 steps were measured")
+        if len(self.samples["placed"].us) < ENOUGH:
+            found.append(TOO_FEW)
         return found
 
     def disturbances(self) -> list[str]:

@@ -70,6 +70,11 @@ class Plan:
                 "the plan splits ops over groups of devices, and here only a plan of single devices will do; baechi simulate takes it, "
                 "and --placement_method=auto makes one of single devices"
             )
+        if isinstance(value.get("shard"), dict) and "placement" not in value:
+            raise PlanError(
+                "this is a shard plan, which says how layers are split and not where ops are; baechi explain and diff take it, "
+                "and baechi train --sharding=FILE runs it"
+            )
         placement = value.get("placement")
         if not isinstance(placement, dict):
             raise PlanError('the plan has no object "placement"')

@@ -7,7 +7,9 @@ Nothing is taken to overlap: where processes are CPU cores, messages take the co
 
 import operator
 import time
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
@@ -35,29 +37,40 @@ from runtime.sharding.moves import part_shape
 from runtime.sharding.part_times import PartTimes
 from runtime.sharding.program import Program, computes
 from runtime.sharding.rules import arguments
+from runtime.sharding.traffic import Traffic
 from runtime.step import TrainingStep
 
 _STEPS = 4
+PARTS = ("calls_us", "moves_us", "gradients_us", "update_us", "executor_us")
+GRADIENT_SUM = "allreduce"
+"""What `counted` calls the messages by which gradients are added up."""
 _OUTSIDE = ("output sum", "input gradient", "weight gradient")
 """The sums that calls leave to the executor; others are made inside of calls, and measured with them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Microseconds of a step: calls on their parts, moving parts, adding gradients of weights up, the update, and running it all."""
+    """Microseconds of a step: calls on their parts, moving parts, adding gradients of weights up, the update, and running it all.
+
+    `layers`: what each call adds to these, and `traffic`, what a process sends, both where they are known: `torch`'s own steps are not
+    looked into.
+    """
 
     calls_us: float
     moves_us: float = 0.0
     gradients_us: float = 0.0
     update_us: float = 0.0
     executor_us: float = 0.0
+    layers: Mapping[str, "Forecast"] = field(default_factory=dict)
+    traffic: Traffic | None = None
 
     @property
     def step_us(self) -> float:
-        return sum(asdict(self).values())
+        return sum(self.to_json().values())
 
     def to_json(self) -> dict[str, float]:
-        return asdict(self)
+        """The parts that add up to the step."""
+        return {part: getattr(self, part) for part in PARTS}
 
 
 class Forecaster:
@@ -96,28 +109,42 @@ class Forecaster:
     def _of(self, program: Program) -> Forecast:
         pairs = [(call, program.layout(call)) for call in self._calls]
         self._times.measure(pairs)
-        calls = sum(self._times.seconds(*pair) for pair in pairs)
-        moves = 0.0
-        for move, number_bytes, gradient in program.moves:
-            messages = (*move.sent, *(move.returned if gradient else ()))
-            moves += sum(self.links.of(message, number_bytes) for message in messages) + self.links.move_seconds
+        seconds: dict[str, Counter[str]] = {part: Counter() for part in PARTS}
+        traffic = Traffic()
+        for call, layout in pairs:
+            seconds["calls_us"][call.name] += self._times.seconds(call, layout)
+            seconds["executor_us"][call.name] += self.call_seconds
+            traffic += self._times.traffic(call, layout)
+        for planned in program.moves:
+            seconds["moves_us"][planned.reader] += self.links.move_seconds
+            for message in planned.messages:
+                seconds["moves_us"][planned.reader] += self.links.of(message, planned.number_bytes)
+                traffic.add(message.kind, message.words * planned.number_bytes, message.processes)
         shapes = {n: part_shape(tuple(p.shape), self._places(program, n), self.mesh) for n, p in self._weights.items()}
-        update = self.update_seconds * sum(map(prod, shapes.values())) / self._words
-        seconds = calls, moves, self._gradients(program, shapes), update, self.call_seconds * len(pairs)
-        return Forecast(*(1e6 * s for s in seconds))
+        for name, shape in shapes.items():
+            seconds["update_us"][program.readers.get(name, "")] += self.update_seconds * prod(shape) / self._words
+        for name, share in self._gradients(program, shapes, traffic).items():
+            seconds["gradients_us"][program.readers[name]] += share
+        names = dict.fromkeys(name for part in seconds.values() for name in part)
+        layers = {name: Forecast(*(1e6 * seconds[part][name] for part in PARTS)) for name in names}
+        return Forecast(*(1e6 * seconds[part].total() for part in PARTS), layers, traffic)
 
     def _places(self, program: Program, name: str) -> Placements:
         return program.held.get(name, program.whole)
 
-    def _gradients(self, program: Program, shapes: dict[str, tuple[int, ...]]) -> float:
+    def _gradients(self, program: Program, shapes: dict[str, tuple[int, ...]], traffic: Traffic) -> dict[str, float]:
+        """Seconds of adding up each weight's gradient: its part, by size, of those of its message. What is sent is added to `traffic`."""
         sizes = {name: (prod(shape) * self._weights[name].element_size(), self._weights[name].dtype) for name, shape in shapes.items()}
         over = {name: dims for name, dims in reversed(program.summed.items()) if dims and name in sizes}
-        seconds = 0.0
+        shares = {}
         for names, dims in buckets(sizes, over):
             size = sum(sizes[name][0] for name in names)
-            seconds += sum(self.links.seconds("all_reduce", size, group.size()) for group in groups(self.mesh, dims))
-            seconds += self.links.copy_seconds * size * (len(names) > 1)
-        return seconds
+            seconds = self.links.copy_seconds * size * (len(names) > 1)
+            for group in groups(self.mesh, dims):
+                seconds += self.links.seconds("all_reduce", size, group.size())
+                traffic.add(GRADIENT_SUM, size, group.size())
+            shares |= {name: seconds * sizes[name][0] / size for name in names}
+        return shares
 
     def tables(self, tables: Tables) -> Tables:
         """The tables of what can be run, with measured times of calls and updates in place of counted operations.

@@ -17,6 +17,7 @@ from runtime.sharding.local_ops import as_is
 from runtime.sharding.moves import part_shape
 from runtime.sharding.program import differentiable, runner
 from runtime.sharding.rules import arguments, rule_of
+from runtime.sharding.traffic import Traffic, counted
 
 _REPEATS, _ENOUGH_SECONDS = 4, 0.03
 """A call is timed so often, unless it took so long already."""
@@ -29,6 +30,7 @@ class PartTimes:
         self._mesh, self._device = mesh, device
         self._gradients = differentiable(forward)
         self._known: dict[object, float] = {}
+        self._sent: dict[object, Traffic] = {}
 
     def measure(self, layouts: Iterable[tuple[fx.Node, Layout]]) -> None:
         """Measures these, on all processes at once: every process has to ask for the same, and gets the same answers."""
@@ -45,6 +47,10 @@ class PartTimes:
     def seconds(self, call: fx.Node, layout: Layout) -> float:
         """Of a call that was measured in that layout."""
         return self._known[self._key(call, layout)]
+
+    def traffic(self, call: fx.Node, layout: Layout) -> Traffic:
+        """What is sent inside of a call that was measured in that layout, forward and backward."""
+        return self._sent.get(self._key(call, layout), Traffic())
 
     def _key(self, call: fx.Node, layout: Layout) -> object:
         """What tells calls apart that may take longer than one another."""
@@ -77,7 +83,11 @@ class PartTimes:
         args, kwargs = map_arg((call.args, call.kwargs), part)
         run = runner(call, layout, self._mesh)
         grads: list[Tensor] = []
-        self._once(run, args, kwargs, leaves, grads)
+        if _communicates(call):
+            with counted() as self._sent[self._key(call, layout)]:
+                self._once(run, args, kwargs, leaves, grads)
+        else:
+            self._once(run, args, kwargs, leaves, grads)
         best, spent = float("inf"), 0.0
         for _ in range(_REPEATS):
             began = time.perf_counter()

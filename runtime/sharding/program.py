@@ -19,7 +19,7 @@ from runtime.sharding.align import origin
 from runtime.sharding.forward import ForwardGraph
 from runtime.sharding.layout import Argument, Layout, Placements
 from runtime.sharding.local_ops import LocalCall, as_is
-from runtime.sharding.moves import Move, move
+from runtime.sharding.moves import Collective, Move, move
 from runtime.sharding.op_names import in_place, op_name
 from runtime.sharding.rules import arguments, rule_of
 
@@ -29,7 +29,7 @@ class Program:
 
     `run` takes this process's parts of all placeholders, in their order, and gives the loss, the same on every process. `held`: how weights
     and buffers are split, by the module's names: as they are read first. `summed`: the mesh dimensions over which a weight's gradient is
-    left in partial sums. `moves`: those of a step, each with the bytes of a number, and whether a gradient comes back.
+    left in partial sums. `readers`: the call that reads a weight or buffer first. `moves`: those of a step.
 
     Where the mesh runs no more than some `calls`, there is no `run`, but pieces of these.
     """
@@ -42,12 +42,14 @@ class Program:
         self.names = forward.parameters | forward.buffers
         self.held: dict[str, Placements] = {}
         self.summed: dict[str, tuple[int, ...]] = {}
-        self.moves: list[tuple[Move, int, bool]] = []
+        self.readers: dict[str, str] = {}
+        self.moves: list[PlannedMove] = []
         self._first_readers(forward.nodes if calls is None else calls)
         if calls is None:
             placeholders = forward.program.graph.find_nodes(op="placeholder")
             writer = _Writer(self, placeholders, forward.nodes)
-            self.run: Callable[..., Tensor] = writer.function(writer.read(forward.loss, Argument(self.whole, self.whole)))
+            loss = writer.read(forward.loss, Argument(self.whole, self.whole), forward.loss.name)
+            self.run: Callable[..., Tensor] = writer.function(loss)
 
     def piece(self, calls: Sequence[fx.Node], writes: Sequence[fx.Node]) -> "PieceOfProgram":
         """Some of the calls, whose parts of the values in `writes` are wanted."""
@@ -59,7 +61,7 @@ class Program:
     def reader(self, node: fx.Node) -> Callable[[Tensor], Tensor]:
         """From a process's part of a value to the whole."""
         writer = _Writer(self, (node,), ())
-        return writer.function(writer.read(node, Argument(self.whole, self.whole)))
+        return writer.function(writer.read(node, Argument(self.whole, self.whole), node.name))
 
     def places(self, node: fx.Node) -> Placements:
         """How a value is split where it is written; what is given, where it is held."""
@@ -80,6 +82,22 @@ class Program:
                 if name is not None and name not in self.held:
                     self.held[name] = argument.placements
                     self.summed[name] = _sums(argument)
+                    self.readers[name] = call.name
+
+
+@dataclass(frozen=True)
+class PlannedMove:
+    """A move of a step: the bytes of a number, whether a gradient comes back, and the call that reads what was moved first."""
+
+    move: Move
+    number_bytes: int
+    gradient: bool
+    reader: str
+
+    @property
+    def messages(self) -> tuple[Collective, ...]:
+        """Those of a step."""
+        return (*self.move.sent, *(self.move.returned if self.gradient else ()))
 
 
 @dataclass(frozen=True)
@@ -156,7 +174,7 @@ class _Writer:
             self.places[call] = self.places[read[0]][call.args[1]]
             return
         wanted = iter(self.program.layout(call).arguments)
-        args, kwargs = map_arg((call.args, call.kwargs), lambda node: self.read(node, next(wanted)))
+        args, kwargs = map_arg((call.args, call.kwargs), lambda node: self.read(node, next(wanted), call.name))
         run = runner(call, self.program.layout(call), self.program.mesh)
         self.values[call] = self.graph.call_function(run, args, kwargs)
         outputs = self.program.layout(call).outputs
@@ -164,8 +182,8 @@ class _Writer:
         if in_place(call):
             self._overwrite(call.args[0], call)
 
-    def read(self, node: fx.Node, wanted: Argument) -> fx.Node:
-        """A value as an op wants it; calls that want it alike share it, and its gradient is added up once."""
+    def read(self, node: fx.Node, wanted: Argument, reader: str) -> fx.Node:
+        """A value as the call of that name wants it; calls that want it alike share it, and its gradient is added up once."""
         places = self.places[node]
         summed = self.program.summed.get(self.program.names.get(node.name, ""), ())
         if wanted.placements == places and (_sums(wanted) == summed if summed else wanted.gradient == places):
@@ -173,8 +191,9 @@ class _Writer:
         if (node, wanted) not in self.moved:
             tensor = node.meta["val"]
             planned = move(self.program.mesh, tuple(tensor.shape), places, wanted)
-            self.program.moves.append((planned, tensor.element_size(), node in self.differentiable and tensor.is_floating_point()))
-            if self.program.moves[-1][2]:
+            gradient = node in self.differentiable and tensor.is_floating_point()
+            self.program.moves.append(PlannedMove(planned, tensor.element_size(), gradient, reader))
+            if gradient:
                 planned.back  # noqa: B018 - traced now, not in the first step
             function = _in_parts(planned, prod(self.program.mesh.size(d) for d in summed))
             self.moved[node, wanted] = self.graph.call_function(function, (self.values[node],))
@@ -187,7 +206,7 @@ class _Writer:
             del self.moved[key]
         if node.name in self.program.forward.buffers:
             held = self.program.held[self.program.names[node.name]]
-            self.graph.call_function(_keep, (self.own[node], self.read(node, Argument(held, held))))
+            self.graph.call_function(_keep, (self.own[node], self.read(node, Argument(held, held), call.name)))
 
 
 def _sums(argument: Argument) -> tuple[int, ...]:

@@ -7,38 +7,53 @@ from typing import Any
 from baechi_ext.ir.files import SCHEMA_VERSION
 from baechi_ext.shard.machine import Machine
 from runtime.parity_result import Parity
-from runtime.samples import Samples
+from runtime.run_folder import SHARDING_REPORT
+from runtime.samples import ENOUGH, TOO_FEW, Measurement, Ratio, Samples
 from runtime.sharding.forecast import Forecast
+from runtime.sharding.held import HeldByStep
 from runtime.sharding.ranking import kendall_tau
 from runtime.sharding.traffic import Traffic
 from runtime.tables import as_size, as_time
 
+WHOLE = "not split"
+"""What the step is called that every process runs whole."""
+
 
 @dataclass(frozen=True)
 class StrategyRun:
-    """A strategy that was run. `parity` is None for torch's own data parallelism, whose dropout differs."""
+    """A strategy that was run, and what each process sends and holds in a step. `parity` is None for torch's own data parallelism, whose
+    dropout differs; `plan` is the file of its shard plan, where there is one."""
 
     name: str
     note: str
     forecast: Forecast
     samples: Samples
     traffic: Traffic
-    parity: Parity | None
+    held: tuple[HeldByStep, ...]
+    parity: Parity | None = None
     losses: tuple[float, ...] = ()
+    plan: str | None = None
 
     @property
     def predicted_us(self) -> float:
         return self.forecast.step_us
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, single: Samples) -> dict[str, Any]:
+        """`single`: the steps that are not split, of the same rounds."""
+        forecast, paired = self.forecast, len(single.us) == len(self.samples.us)
         return {
             "name": self.name,
             "note": self.note,
+            "plan": self.plan,
             "predicted_step_us": self.predicted_us,
-            "predicted_parts_us": self.forecast.to_json(),
+            "predicted_parts_us": forecast.to_json(),
             "measured_step_us": self.samples.to_json(),
+            "ratio": Ratio.of(single, self.samples).to_json() if paired else None,
             "sent_bytes": self.traffic.sent_bytes,
             "collectives": dict(self.traffic.calls),
+            "sent": {"predicted": None if forecast.traffic is None else forecast.traffic.to_json(), "counted": self.traffic.to_json()},
+            "held_bytes": [held.to_json() for held in self.held],
+            "layers": [{"name": name, **parts.to_json()} for name, parts in forecast.layers.items()],
             "parity": None if self.parity is None else self.parity.to_json(),
             "losses": list(self.losses),
         }
@@ -47,14 +62,16 @@ class StrategyRun:
 @dataclass(frozen=True)
 class ShardReport:
     """Everything `baechi train --sharding` found out. `executable` is what it costs that a strategy can be run; `single` the step that
-    every process runs whole."""
+    every process runs whole. `load_of_others` and `oversubscribed` are as for a Measurement."""
 
     model: str
     mesh: tuple[int, ...]
     machine: Machine
     executable: str
-    single: Samples
+    single: StrategyRun
     runs: tuple[StrategyRun, ...]
+    load_of_others: float | None = None
+    oversubscribed: bool = False
     command: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -68,6 +85,7 @@ class ShardReport:
         machine = self.machine
         return {
             "schema_version": SCHEMA_VERSION,
+            "kind": SHARDING_REPORT,
             "model": self.model,
             "executor": "sharded",
             "num_devices": machine.devices,
@@ -78,12 +96,20 @@ class ShardReport:
                 "latency_us": machine.latency_us,
             },
             "executable": self.executable,
-            "single_step_us": self.single.to_json(),
-            "strategies": [run.to_json() for run in self.runs],
+            "single_step_us": self.single.samples.to_json(),
+            "whole": self.single.to_json(self.single.samples),
+            "strategies": [run.to_json(self.single.samples) for run in self.runs],
             "kendall_tau": self.tau,
+            "load_of_others": self.load_of_others,
+            "doubts": self.doubts(),
             "command": list(self.command),
             "versions": dict(self.versions),
         }
+
+    def doubts(self) -> list[str]:
+        """Why the steps are too noisy to compare, one reason each; empty where they are not."""
+        found = Measurement({}, {}, self.load_of_others, self.oversubscribed).disturbances()
+        return [*found, TOO_FEW] if len(self.single.samples.us) < ENOUGH else found
 
     def lines(self) -> Iterator[str]:
         """For a person."""
@@ -102,7 +128,7 @@ class ShardReport:
         link = f"{machine.gigabytes_per_second:.3g} GB/s and {as_time(machine.latency_us)} a message"
         mesh = " x ".join(map(str, self.mesh))
         yield f"processes     {machine.devices}, mesh {mesh}, each {machine.tera_flops:.3g} TFLOP/s, {link} (measured)"
-        yield f"one process   {as_time(self.single.median)} a step that is not split"
+        yield f"one process   {as_time(self.single.samples.median)} a step that is not split"
         yield f"executable    {self.executable}"
         if self.tau is not None:
             yield f"ranking       Kendall's tau of predicted and measured: {self.tau:+.2f}"

@@ -11,13 +11,14 @@ from baechi_ext.shard.memory import bytes_of
 from baechi_ext.shard.plan import ShardPlan
 from baechi_ext.shard.search import Found, SearchOptions, search, search_tables
 from baechi_ext.shard.tables import Tables
+from runtime.run_folder import STRATEGIES
 from runtime.sharding.binding import bind, executable
 from runtime.sharding.captured import CapturedGraph
 from runtime.sharding.forecast import Forecast, Forecaster
 from runtime.sharding.forward import ForwardGraph
 
-PASE, DATA_PARALLEL, EXPERT = "pase", "data_parallel", "expert"
-NAMES = (PASE, DATA_PARALLEL, EXPERT)
+NAMES = STRATEGIES
+PASE, DATA_PARALLEL, EXPERT = NAMES
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,12 @@ class Runnable:
 
 @dataclass(frozen=True)
 class Searched:
-    """The best strategy of all, the best of those that can be run, and the tables of these."""
+    """The best strategy of all, the best of those that can be run, and the tables of these. `measured`: the best of these by measured
+    costs, where calls were measured in all ways."""
 
     free: Found
     found: Found
+    measured: Found | None = None
 
     @property
     def tables(self) -> Tables:
@@ -43,9 +46,10 @@ class Searched:
         return self.found.tables
 
     def of(self, strategy: Strategy) -> Found:
-        """A strategy that can be run as if it had been found."""
-        choice = tuple(self.tables.choice(strategy))
-        return replace(self.found, choice=choice, cost=self.tables.cost(choice), held_bytes=bytes_of(self.tables, choice))
+        """A strategy that can be run as if it had been found, in the tables of measured costs where there are some."""
+        found = self.measured or self.found
+        choice = tuple(found.tables.choice(strategy))
+        return replace(found, choice=choice, cost=found.tables.cost(choice), held_bytes=bytes_of(found.tables, choice))
 
     def line(self) -> str:
         """What it costs that a strategy can be run."""
@@ -60,6 +64,11 @@ def search_runnable(
     """Searches among all strategies, and among those that a mesh can run. Raises ShardError where tables would be too large."""
     free = search(captured.graph, machine, options)
     return Searched(free, search_tables(executable(free.tables, bind(forward, captured), mesh), options))
+
+
+def search_measured(searched: Searched, forecaster: Forecaster) -> Searched:
+    """With a search in tables of measured costs besides. Every process has to call it; each gets the same answer."""
+    return replace(searched, measured=search_tables(forecaster.tables(searched.tables)))
 
 
 def runnable(searched: Searched, name: str) -> Runnable:
@@ -86,7 +95,8 @@ class Predicted:
 
 def predicted(searched: Searched, forecaster: Forecaster, name: str) -> Predicted:
     """A strategy by name, or of a shard plan file. `pase` is the one with the shortest predicted step among what the search finds in tables
-    of measured costs and of counted ones, what people would do, and the step that is not split. `expert` is the better one of its two."""
+    of measured costs (see `search_measured`) and of counted ones, what people would do, and the step that is not split. `expert` is the
+    better one of its two."""
     if name.endswith(".json"):
         plan = of_plan(searched, name)
         return Predicted(name, plan.configurations, forecaster.step(plan.configurations), plan.note)
@@ -98,7 +108,7 @@ def predicted(searched: Searched, forecaster: Forecaster, name: str) -> Predicte
     if name != PASE:
         raise OptionError(f"unknown strategy {name!r}; choose one of {', '.join(NAMES)}")
     whole = [(1,) * len(node.axes) for node in searched.tables.graph.nodes]
-    found = search_tables(forecaster.tables(searched.tables))
+    found = searched.measured or searched.found
     best = _fastest(
         forecaster,
         name,

@@ -34,6 +34,16 @@ class Traffic:
             self.calls[kind] += 1
 
 
+    def __iadd__(self, other: "Traffic") -> "Traffic":
+        self.sent.update(other.sent)
+        self.calls.update(other.calls)
+        return self
+
+    def to_json(self) -> dict[str, dict[str, float]]:
+        """By kind of collective."""
+        return {kind: {"messages": self.calls[kind], "bytes": size} for kind, size in self.sent.items()}
+
+
 @contextlib.contextmanager
 def counted() -> Iterator[Traffic]:
     """What is sent inside."""

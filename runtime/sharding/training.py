@@ -2,8 +2,9 @@
 
 import gc
 import logging
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,23 +16,25 @@ from torch.distributed.device_mesh import DeviceMesh
 from baechi_ext.errors import ExecutionError, OptionError
 from baechi_ext.ir.files import make_folder, write_json
 from baechi_ext.ir.made_by import versions
+from baechi_ext.shard.analysis import MOVED
 from baechi_ext.shard.plan import ShardPlan
-from baechi_ext.shard.search import Found
 from runtime.models.registry import make_step
 from runtime.parity_result import Parity, require_parity
 from runtime.processes.worker_group import WorkerGroup, worker_place
 from runtime.progress import progress
-from runtime.samples import Samples
+from runtime.run_folder import REPORT, SHARD_PLAN, STRATEGY_PLAN, TP_PLAN, begin_run
+from runtime.samples import LoadOfOthers, Samples
 from runtime.sharding.align import lay_out
 from runtime.sharding.calibration import measured_machine
 from runtime.sharding.execute import ShardedStep
 from runtime.sharding.forecast import Forecast, Forecaster
+from runtime.sharding.held import HeldByStep, counted_bytes
 from runtime.sharding.mesh import checked_shape, make_mesh
 from runtime.sharding.models import ShardedModel, model_of
 from runtime.sharding.parity import check_parity
 from runtime.sharding.replicas import REPLICAS, ReplicaForecaster, ReplicaStep
-from runtime.sharding.report import ShardReport, StrategyRun
-from runtime.sharding.strategies import NAMES, PASE, Predicted, predicted, search_runnable
+from runtime.sharding.report import WHOLE, ShardReport, StrategyRun
+from runtime.sharding.strategies import NAMES, PASE, Predicted, Searched, predicted, search_measured, search_runnable
 from runtime.sharding.tensor_parallel import tensor_parallel_plan
 from runtime.sharding.traffic import Traffic, counted
 from runtime.step import EagerStep, optimizer_spec
@@ -39,6 +42,8 @@ from runtime.torch_devices import cpu_workers, cuda_workers
 from runtime.train_request import TrainRequest
 
 _WARMUP = 2
+_KINDS = {"calls_us": "compute", "moves_us": MOVED, "gradients_us": "weight gradient", "update_us": "update", "executor_us": "running it"}
+"""What plans call the parts of a forecast."""
 
 
 def train(request: TrainRequest) -> ShardReport | None:
@@ -56,12 +61,13 @@ def train(request: TrainRequest) -> ShardReport | None:
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # how gloo does things is no news
     with WorkerGroup.join(request.timeout_seconds, device) as group:
         devices[rank].enter()
-        report = _Run(request, device, shape).report()
+        cores = devices[0].cores if len({d.node for d in devices}) == 1 else ()
+        report = _Run(request, device, shape, cores).report()
         dist.barrier()
     if group.rank:
         return None
     if request.out is not None:
-        write_json(Path(request.out) / "report.json", report.to_json())
+        write_json(Path(request.out) / REPORT, report.to_json())
     return report
 
 
@@ -84,14 +90,20 @@ class _Loaded:
     note: str
     forecast: Forecast
     step: Callable[[], Tensor]
-    parity: Parity | None
+    weights: Sequence[Tensor]
+    """What it holds from step to step, gradients and the optimizer's state left out."""
+    optimizer: torch.optim.Optimizer
+    parity: Parity | None = None
+    plan: str | None = None
+    """The file of its shard plan."""
 
 
 class _Run:
     """One process's part of it all."""
 
-    def __init__(self, request: TrainRequest, device: torch.device, shape: tuple[int, ...]) -> None:
-        self.request, self.device, self.shape = request, device, shape
+    def __init__(self, request: TrainRequest, device: torch.device, shape: tuple[int, ...], cores: Sequence[int]) -> None:
+        """`cores`: those of the host that all processes run on; none where they are on several."""
+        self.request, self.device, self.shape, self.cores = request, device, shape, cores
         with progress(f"capturing the training step of {request.model}"):
             step = make_step(request.model, request.model_options, optimizer_spec(request.optimizer, request.learning_rate))
             self.step = step if device.type == "cpu" else step.replica(device)
@@ -106,12 +118,14 @@ class _Run:
             machine = self.forecaster.machine(probed)
         with progress(f"sharding {request.model} over {machine.devices} processes"):
             searched = search_runnable(self.model.forward, captured, machine, self.shape)
+            if PASE in request.sharding:
+                searched = search_measured(searched, self.forecaster)
             chosen = {name: predicted(searched, self.forecaster, name) for name in request.sharding if name not in REPLICAS}
-        self._save(searched.of(chosen[PASE].configurations) if PASE in chosen else searched.found)
-        loaded = [self._load_replica(name) if name in REPLICAS else self._load(chosen[name]) for name in request.sharding]
-        whole = EagerStep(self.step, self.device).run  # moves the weights, of which the others have copies
-        single = _Loaded("", "", Forecast(0.0), whole, None)
+        plans = self._save(searched, chosen)
+        loaded = [self._load_replica(name) if name in REPLICAS else self._load(chosen[name], plans.get(name)) for name in request.sharding]
+        single = self._load_whole(searched)
         names = ", ".join(request.sharding)
+        load = LoadOfOthers(self._cpu_seconds, self.cores)
         if request.run is None:
             with progress(f"measuring {request.num_steps} steps of {names}"):
                 (alone, _), *measured = self._timed([single, *loaded], request.num_steps)
@@ -119,25 +133,65 @@ class _Run:
             with progress(f"training {request.model} by {names} for {request.run.steps} steps"):
                 alone, _ = self._timed([single], _WARMUP)[0]
                 measured = [self._timed([one], request.run.steps, warmup=0)[0] for one in loaded]
+        share = load.share()
         runs = [
-            StrategyRun(o.name, o.note, o.forecast, Samples(tuple(us)), self._traffic(o), o.parity, losses if request.run else ())
-            for o, (us, losses) in zip(loaded, measured, strict=True)
+            self._run_of(one, Samples(tuple(us)), losses if request.run else ()) for one, (us, losses) in zip(loaded, measured, strict=True)
         ]
-        single, command = Samples(tuple(alone)), tuple(request.command)
-        return ShardReport(request.model, self.shape, machine, searched.line(), single, tuple(runs), command, versions())
+        return ShardReport(
+            model=request.model,
+            mesh=self.shape,
+            machine=machine,
+            executable=searched.line(),
+            single=self._run_of(single, Samples(tuple(alone)), ()),
+            runs=tuple(runs),
+            load_of_others=share,
+            oversubscribed=self.device.type == "cpu" and machine.devices > len(self.cores),
+            command=tuple(request.command),
+            versions=versions(),
+        )
 
-    def _save(self, found: Found) -> None:
-        if self.request.out is not None and dist.get_rank() == 0:
-            plan = ShardPlan.of(found, self.model.batch, "default", {"mesh": list(self.shape)})
-            plan.save(Path(self.request.out) / "shard_plan.json")
-            exported = tensor_parallel_plan(self.model.forward, self.model.captured, found.strategy)
-            write_json(Path(self.request.out) / "tp_plan.json", exported.to_json())
+    def _run_of(self, loaded: _Loaded, samples: Samples, losses: tuple[float, ...]) -> StrategyRun:
+        traffic, held = self._traffic(loaded), self._held(loaded)
+        return StrategyRun(loaded.name, loaded.note, loaded.forecast, samples, traffic, held, loaded.parity, losses, loaded.plan)
+
+    def _save(self, searched: Searched, chosen: Mapping[str, Predicted]) -> dict[str, str]:
+        """Writes a shard plan for each strategy that is called by a name, and the best or else the first one's as the run's own. The files'
+        names, by the strategies'."""
+        dist.barrier()  # whoever reads a plan from that folder has read it
+        files = {name: STRATEGY_PLAN.format(name) for name in chosen if name in NAMES}
+        if self.request.out is None or dist.get_rank():
+            return files if self.request.out is not None else {}
+        folder = Path(self.request.out)
+        begin_run(folder)
+        plans = {name: self._plan_of(searched, chosen[name]) for name in chosen}
+        for name, file in files.items():
+            plans[name].save(folder / file)
+        own = PASE if PASE in chosen else next(iter(chosen), None)
+        if own is not None:
+            plans[own].save(folder / SHARD_PLAN)
+            exported = tensor_parallel_plan(self.model.forward, self.model.captured, chosen[own].configurations)
+            write_json(folder / TP_PLAN, exported.to_json())
+        return files
+
+    def _plan_of(self, searched: Searched, chosen: Predicted) -> ShardPlan:
+        cost_model = "default" if searched.measured is None else "measured"
+        plan = ShardPlan.of(searched.of(chosen.configurations), self.model.batch, cost_model, {"mesh": list(self.shape)})
+        parts = {name: costs.to_json() for name, costs in chosen.forecast.layers.items()}
+        named = {name: {_KINDS[part]: us for part, us in costs.items() if us} for name, costs in parts.items()}
+        return plan.predicted_as(chosen.forecast.step_us, named)
+
+    def _load_whole(self, searched: Searched) -> _Loaded:
+        """The step that every process runs whole."""
+        forecast = self.forecaster.step([(1,) * len(node.axes) for node in searched.tables.graph.nodes])
+        step = EagerStep(self.step, self.device)  # moves the weights, of which the others have copies
+        return _Loaded(WHOLE, "", forecast, step.run, tuple(self.step.state().values()), step.optimizer)
 
     def _load_replica(self, name: str) -> _Loaded:
         forecast = ReplicaForecaster(self.step, self.model.batch, self.forecaster, self.device).forecast(name)
-        return _Loaded(name, "torch's own", forecast, ReplicaStep(name, self.step, self.model.batch).run, None)
+        step = ReplicaStep(name, self.step, self.model.batch)
+        return _Loaded(name, "torch's own", forecast, step.run, (*step.module.parameters(), *step.module.buffers()), step.optimizer)
 
-    def _load(self, chosen: Predicted) -> _Loaded:
+    def _load(self, chosen: Predicted, plan: str | None) -> _Loaded:
         name = chosen.name
         layouts = lay_out(self.model.forward, self.model.captured, chosen.configurations, self.shape)
         with progress(f"checking parity of {name} with the step that is not split"):
@@ -151,7 +205,8 @@ class _Run:
             optimizer.step()
             return loss
 
-        return _Loaded(name, chosen.note, chosen.forecast, step, parity)
+        weights = (*sharded.parts.values(), *sharded.buffers.values())
+        return _Loaded(name, chosen.note, chosen.forecast, step, weights, optimizer, parity, plan)
 
     def _timed(self, loaded: list[_Loaded], steps: int, warmup: int = _WARMUP) -> list[tuple[list[float], tuple[float, ...]]]:
         """Microseconds and losses of each one's steps, which take turns. A step takes as long as its slowest process."""
@@ -179,3 +234,15 @@ class _Run:
         with counted() as traffic:
             loaded.step()
         return traffic
+
+    def _held(self, loaded: _Loaded) -> tuple[HeldByStep, ...]:
+        """What each process holds in a step."""
+        found: list[HeldByStep] = [HeldByStep(0, 0, 0, 0)] * dist.get_world_size()
+        dist.all_gather_object(found, counted_bytes(loaded.step, loaded.weights, loaded.optimizer))
+        return tuple(found)
+
+    def _cpu_seconds(self) -> float:
+        """CPU time that all processes have used."""
+        used = torch.tensor([sum(os.times()[:2])], dtype=torch.float64, device=self.device)
+        dist.all_reduce(used)
+        return used.item()
