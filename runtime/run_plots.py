@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from baechi_ext.errors import FileError
 from baechi_ext.explain.memory import memory_courses
 from baechi_ext.ir.files import make_folder
 from baechi_ext.ir.made_by import MadeBy
 from runtime.figure import require_matplotlib, save_figure
 from runtime.palette import LIMIT, device_colour
 from runtime.report_page.said import Compared, MethodRow, said_of
-from runtime.run_folder import RunFolder
+from runtime.report_page.strategies import ShardedRun, Strategy
+from runtime.run_folder import SHARD_PLAN, RunFolder, is_sharded_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,19 +45,31 @@ def write_plots(folder: str, out: str | None, command: tuple[str, ...] = ()) -> 
     Raises MissingBackendError without matplotlib, and what reading the run's folder raises.
     """
     require_matplotlib()
-    run, target = RunFolder.load(folder), Path(folder if out is None else out)
-    compared = Compared.load(folder)
-    peaks = said_of(run, compared).measured_peaks
+    target = Path(folder if out is None else out)
+    title, made_by, figures = _sharded(folder) if is_sharded_run(Path(folder)) else _placed(folder)
     make_folder(target)
-    figures = {"timeline": timeline_figure(run), "memory": memory_figure(run, peaks), "busy": busy_figure(run)}
-    if compared.rows:
-        figures["methods"] = methods_figure(compared.rows)
-    paths, made_by = [], f"{run.made_by}; plotted by {MadeBy(command)}"
+    paths, made_by = [], f"{made_by}; plotted by {MadeBy(command)}"
     for name, figure in figures.items():
         for suffix in FORMATS:
             paths.append(target / f"{name}{suffix}")
-            save_figure(figure, paths[-1], f"{run.graph.name}, {run.plan.method}: {name}", made_by)
+            save_figure(figure, paths[-1], f"{title}: {name}", made_by)
     return paths
+
+
+def _placed(folder: str) -> tuple[str, MadeBy, dict[str, "Figure"]]:
+    run, compared = RunFolder.load(folder), Compared.load(folder)
+    peaks = said_of(run, compared).measured_peaks
+    figures = {"timeline": timeline_figure(run), "memory": memory_figure(run, peaks), "busy": busy_figure(run)}
+    if compared.rows:
+        figures["methods"] = methods_figure(compared.rows)
+    return f"{run.graph.name}, {run.plan.method}", run.made_by, figures
+
+
+def _sharded(folder: str) -> tuple[str, MadeBy, dict[str, "Figure"]]:
+    run = ShardedRun.load(folder)
+    if not run.strategies:
+        raise FileError(f"{folder!r} has a shard plan, and no steps to plot; baechi train --sharding={folder}/{SHARD_PLAN} measures some")
+    return f"{run.title}, sharded", run.said.made_by, {"strategies": methods_figure(run.strategies)}
 
 
 def timeline_figure(run: RunFolder) -> "Figure":
@@ -124,8 +138,8 @@ def busy_figure(run: RunFolder) -> "Figure":
     return figure
 
 
-def methods_figure(rows: Sequence[MethodRow]) -> "Figure":
-    """Of every method the measured steps, their median, and the prediction; methods without either are left empty."""
+def methods_figure(rows: "Sequence[MethodRow | Strategy]") -> "Figure":
+    """Of every method, or strategy, the measured steps, their median, and the prediction; methods without either are left empty."""
     known = [us for row in rows for us in (*row.samples_us, row.predicted_us) if us is not None]
     scale, unit = _time_unit(max(known, default=1.0))
     figure = require_matplotlib()(figsize=(WIDTH_INCHES, 0.32 * len(rows) + 0.9), layout="constrained")

@@ -7,12 +7,14 @@ from functools import cached_property
 from typing import Any
 
 from baechi_ext.errors import MismatchError, OptionError, PlanError
-from baechi_ext.shard.analysis import HIDDEN
+from baechi_ext.shard.analysis import HIDDEN, MOVED
 from baechi_ext.shard.plan import LayerSplit, OtherSplit, ShardPlan
 
 COMPUTE, MESSAGES, UPDATE = "compute", "messages", "update"
 EXECUTOR = "running it"
 """The cost, in measured plans, of starting calls at all."""
+FORECAST_KINDS = {"calls_us": COMPUTE, "executor_us": EXECUTOR, "update_us": UPDATE, "moves_us": MOVED, "gradients_us": "weight gradient"}
+"""What the parts of a step that was predicted from measured pieces are called as kinds of cost."""
 _PARTS = {COMPUTE: COMPUTE, EXECUTOR: COMPUTE, HIDDEN: COMPUTE, UPDATE: UPDATE}
 _SAME = 1e-9
 """Changes of the step by less than this part of it are none."""

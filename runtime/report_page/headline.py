@@ -7,19 +7,26 @@ from runtime.report_page.said import Interval, Said
 from runtime.run_folder import RunFolder
 from runtime.tables import as_size, as_time
 
+_MOST_NAMES = 6
+
 
 def headline(run: RunFolder, said: Said) -> dict[str, Any]:
     """Title, figures (label, value, detail), verdict (tone, sentence) and facts, all of them text."""
     return {
         "title": said.model or run.graph.name or run.path.resolve().name,
         "method": run.plan.method,
-        "devices": [d.name for d in run.plan.cluster.devices],
-        "ops": len(run.graph),
+        "lead": _lead(run),
         "figures": _figures(run, said),
         "verdict": _verdict(run, said),
         "facts": _facts(run, said),
         "command": (said.made_by.command_line or run.made_by.command_line),
     }
+
+
+def _lead(run: RunFolder) -> str:
+    names, ops = [d.name for d in run.plan.cluster.devices], len(run.graph)
+    shown = ", ".join(names[:_MOST_NAMES]) + (", \u2026" if len(names) > _MOST_NAMES else "")
+    return f"{run.plan.method} on {len(names)} device{'s' * (len(names) != 1)} ({shown}), {ops} op{'s' * (ops != 1)}"
 
 
 def _figures(run: RunFolder, said: Said) -> list[dict[str, str]]:

@@ -5,23 +5,26 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from runtime.palette import LIMIT
 
-_SCRIPTS = (
-    *("base.js", "summary.js", "surface.js", "timeline.js", "memory.js", "layout.js", "graph.js"),
+_SHARED = ("elements.js", "header.js", "steps.js")
+PLACED = (
+    *(*_SHARED, "base.js", "summary.js", "surface.js", "timeline.js", "memory.js", "layout.js", "graph.js"),
     *("methods.js", "explanation.js", "details.js", "main.js"),
 )
-"""In the order they run: each uses only those before it."""
+"""Of a placed run's page, in the order they run: each uses only those before it."""
+SHARDED = (*_SHARED, "sharded_parts.js", "sharded_layers.js", "sharded_main.js")
+"""Of a sharded run's page."""
 
 
-def render(data: Mapping[str, Any]) -> str:
-    """The HTML of `page_data`. Nothing in the data can end the element it stands in, and no script but ours runs."""
-    script = "".join(map(_asset, _SCRIPTS))
+def render(data: Mapping[str, Any], scripts: Sequence[str] = PLACED) -> str:
+    """The HTML of `page_data`, or of `sharded_data`. Nothing in the data can end the element it stands in, and no script but ours runs."""
+    script = "".join(map(_asset, scripts))
     style = _asset("style.css").replace("LIMIT_COLOUR", LIMIT)
     parts = {
         "POLICY": f"default-src 'none'; img-src data:; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "

@@ -1,6 +1,6 @@
 """What report.json, or where there is none compare.json, says of a run beside its plan: read once, and checked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,20 +8,11 @@ from typing import Any
 from baechi_ext.errors import FileError
 from baechi_ext.ir.files import read_json
 from baechi_ext.ir.made_by import MadeBy
-from baechi_ext.ir.numbers import as_number
+from runtime.report_page.fields import Interval, interval_of, list_of, number_of, numbers_of, object_of, steps_of
 from runtime.run_folder import COMPARISON, RunFolder
 
 SINGLE = "single"
 """What a comparison calls the step on one device."""
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """How many times faster, and the interval of that."""
-
-    median: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +57,30 @@ class Said:
     @classmethod
     def of_report(cls, value: Mapping[str, Any]) -> "Said":
         """From report.json, of one step or of a training. Raises FileError where a field is not what it should be."""
-        measured = _object(value, "measured_step_us")
-        median, samples = _steps(measured.get("placed", measured), "measured_step_us")
+        measured = object_of(value, "measured_step_us")
+        median, samples = steps_of(measured.get("placed", measured), "measured_step_us")
         return cls(
             **_common(value),
             median_us=median,
             samples_us=samples,
-            over_single=_interval(value, "speedup_interval"),
-            over_eager=_interval(value, "speedup_over_eager"),
-            predicted_speedup=_number(value, "predicted_speedup"),
-            measured_peaks=_numbers(_object(value, "peak_memory_bytes"), "measured"),
+            over_single=interval_of(value, "speedup_interval"),
+            over_eager=interval_of(value, "speedup_over_eager"),
+            predicted_speedup=number_of(value, "predicted_speedup"),
+            measured_peaks=numbers_of(object_of(value, "peak_memory_bytes"), "measured"),
             parity=_parity(value),
         )
+
+    @classmethod
+    def of_sharding(cls, value: Mapping[str, Any]) -> "Said":
+        """From the report.json of a sharded run: what is not of one strategy. Raises FileError."""
+        return cls(**_common(value))
 
     @classmethod
     def of_comparison(cls, value: Mapping[str, Any]) -> "Said":
         """From compare.json: the plan beside it is that of the recommended method."""
         chosen = next((row for row in method_rows(value) if row.name == value.get("recommended")), None)
         common = {**_common(value), "recommendation": str(value.get("recommendation") or "")}
-        error = _number(value, "interval_error")
+        error = number_of(value, "interval_error")
         common |= {} if error is None else {"interval_error": error}
         if chosen is None:
             return cls(**common)
@@ -128,9 +124,9 @@ def method_rows(comparison: Mapping[str, Any]) -> list[MethodRow]:
     """The methods of a compare.json, after the unplaced step where that was measured. Raises FileError."""
     rows = []
     if comparison.get("unplaced"):
-        unplaced = _object(comparison, "unplaced")
+        unplaced = object_of(comparison, "unplaced")
         rows.append(_row({**unplaced, "method": unplaced.get("name")}))
-    for row in _list(comparison, "methods"):
+    for row in list_of(comparison, "methods"):
         if not isinstance(row, dict):
             raise FileError(f"a method of the comparison is {row!r}; expected an object")
         rows.append(_row(row))
@@ -138,14 +134,14 @@ def method_rows(comparison: Mapping[str, Any]) -> list[MethodRow]:
 
 
 def _row(value: Mapping[str, Any]) -> MethodRow:
-    median, samples = _steps(value.get("measured_step_us"), "measured_step_us")
+    median, samples = steps_of(value.get("measured_step_us"), "measured_step_us")
     return MethodRow(
         name=str(value.get("method") or ""),
-        predicted_us=_number(value, "predicted_step_us"),
+        predicted_us=number_of(value, "predicted_step_us"),
         median_us=median,
         samples_us=samples,
-        gain=_interval(value, "ratio"),
-        peaks=_numbers(_object(value, "peak_memory_bytes"), "measured"),
+        gain=interval_of(value, "ratio"),
+        peaks=numbers_of(object_of(value, "peak_memory_bytes"), "measured"),
         note=str(value.get("note") or ""),
     )
 
@@ -155,50 +151,15 @@ def _common(value: Mapping[str, Any]) -> dict[str, Any]:
         "model": str(value.get("model") or ""),
         "executor": str(value.get("executor") or ""),
         "made_by": MadeBy.from_json(value, FileError),
-        "load_of_others": _number(value, "load_of_others"),
-        "doubts": tuple(map(str, _list(value, "doubts"))),
-        "notes": tuple(map(str, _list(value, "notes"))),
+        "load_of_others": number_of(value, "load_of_others"),
+        "doubts": tuple(map(str, list_of(value, "doubts"))),
+        "notes": tuple(map(str, list_of(value, "notes"))),
     }
 
 
-def _steps(value: Any, what: str) -> tuple[float | None, tuple[float, ...]]:
-    """Median and samples, the median alone being one sample; nothing where nothing was measured."""
-    found = _object({what: value}, what)
-    median = _number(found, "median")
-    return median, () if median is None else _numbers(found, "samples") or (median,)
-
-
-def _interval(value: Mapping[str, Any], key: str) -> Interval | None:
-    found = _object(value, key)
-    return Interval(*(as_number(found.get(part), f"{part} of {key}", FileError) for part in ("median", "low", "high"))) if found else None
-
-
 def _parity(value: Mapping[str, Any]) -> str:
-    found = _object(value, "parity")
+    found = object_of(value, "parity")
     if not found:
         return ""
-    largest, compared = _number(found, "max_abs_diff") or 0.0, _number(found, "compared") or 0.0
+    largest, compared = number_of(found, "max_abs_diff") or 0.0, number_of(found, "compared") or 0.0
     return f"{'passed' if found.get('passed') else 'failed'}; {compared:.0f} tensors, largest difference {largest:.3g}"
-
-
-def _object(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    return _of_type(value, key, dict, "an object") or {}
-
-
-def _list(value: Mapping[str, Any], key: str) -> Sequence[Any]:
-    return _of_type(value, key, list, "a list") or []
-
-
-def _of_type(value: Mapping[str, Any], key: str, kind: type, name: str) -> Any:
-    found = value.get(key)
-    if found is not None and not isinstance(found, kind):
-        raise FileError(f'"{key}" is {found!r}; expected {name}')
-    return found
-
-
-def _number(value: Mapping[str, Any], key: str) -> float | None:
-    return None if value.get(key) is None else as_number(value[key], key, FileError)
-
-
-def _numbers(value: Mapping[str, Any], key: str) -> tuple[float, ...]:
-    return tuple(as_number(number, f"an entry of {key}", FileError) for number in _list(value, key))

@@ -1,18 +1,5 @@
 "use strict";
-// What a reader wants to know first: the headline, and how busy the devices are.
-
-function headerPanel() {
-  const { title, method, devices: names, ops: count, figures: cards, verdict, facts, command } = data.headline;
-  const shown = names.length > 6 ? names.slice(0, 6).join(", ") + ", \u2026" : names.join(", ");
-  fill(document.getElementById("top"),
-    el("h1", {}, title),
-    el("p", { class: "lead" }, `${method} on ${plural(names.length, "device")} (${shown}), ${plural(count, "op")}`),
-    el("div", { class: "figures" }, cards.map((card) => el("div", { class: "figure" },
-      el("div", { class: "label" }, card.label), el("div", { class: "value" }, card.value), el("div", { class: "detail" }, card.detail)))),
-    el("p", { class: "verdict " + verdict.tone }, verdict.text),
-    command ? el("pre", {}, command) : null,
-    el("details", {}, el("summary", {}, "How it was made"), definitions(facts)));
-}
+// How busy the devices are.
 
 function devicesSection() {
   const counts = devices.map((_, d) => placement.filter((p) => p === d).length);
@@ -28,11 +15,4 @@ function devicesSection() {
   }));
   section("devices", "Busy and idle",
     el("div", { class: "shares" }, rows));
-}
-
-function bar(part, colour, pale, label) {
-  const box = el("span", { class: "track", role: "img", "aria-label": label });
-  const style = { display: "block", height: "100%", width: 100 * part + "%", background: colour, opacity: pale ? "0.6" : "1" };
-  box.append(el("span", { style }));
-  return box;
 }

@@ -4,15 +4,25 @@ from pathlib import Path
 
 from baechi_ext.ir.files import require_writable, write_bytes
 from runtime.report_page.data import page_data
-from runtime.report_page.page import render
+from runtime.report_page.page import SHARDED, render
 from runtime.report_page.said import Compared
-from runtime.run_folder import PAGE, RunFolder
+from runtime.report_page.sharded import sharded_data
+from runtime.report_page.strategies import ShardedRun
+from runtime.run_folder import PAGE, RunFolder, is_sharded_run
 
 
 def write_page(folder: str, out: str | None) -> Path:
     """Writes the page to `out`, by default report.html in the folder, and returns where it is. Raises what reading the folder raises."""
     path = Path(folder) / PAGE if out is None else Path(out)
-    run = RunFolder.load(folder)
+    page = _sharded(folder) if is_sharded_run(Path(folder)) else _placed(folder)
     require_writable(path)
-    write_bytes(path, render(page_data(run, Compared.load(folder))).encode())
+    write_bytes(path, page.encode())
     return path
+
+
+def _placed(folder: str) -> str:
+    return render(page_data(RunFolder.load(folder), Compared.load(folder)))
+
+
+def _sharded(folder: str) -> str:
+    return render(sharded_data(ShardedRun.load(folder)), SHARDED)

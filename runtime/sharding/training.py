@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from baechi_ext.errors import ExecutionError, OptionError
 from baechi_ext.ir.files import make_folder, write_json
 from baechi_ext.ir.made_by import versions
-from baechi_ext.shard.analysis import MOVED
+from baechi_ext.shard.explain import FORECAST_KINDS
 from baechi_ext.shard.plan import ShardPlan
 from runtime.models.registry import make_step
 from runtime.parity_result import Parity, require_parity
@@ -42,8 +42,6 @@ from runtime.torch_devices import cpu_workers, cuda_workers
 from runtime.train_request import TrainRequest
 
 _WARMUP = 2
-_KINDS = {"calls_us": "compute", "moves_us": MOVED, "gradients_us": "weight gradient", "update_us": "update", "executor_us": "running it"}
-"""What plans call the parts of a forecast."""
 
 
 def train(request: TrainRequest) -> ShardReport | None:
@@ -115,7 +113,7 @@ class _Run:
         with progress("measuring the processes and their links"):
             probed = measured_machine(self.step, captured.flop, self.device)
             self.forecaster = Forecaster(self.model, self.step, self.mesh, self.device)
-            machine = self.forecaster.machine(probed)
+            machine = replace(self.forecaster.machine(probed), optimizer_words=self.step.optimizer.slots)
         with progress(f"sharding {request.model} over {machine.devices} processes"):
             searched = search_runnable(self.model.forward, captured, machine, self.shape)
             if PASE in request.sharding:
@@ -177,7 +175,7 @@ class _Run:
         cost_model = "default" if searched.measured is None else "measured"
         plan = ShardPlan.of(searched.of(chosen.configurations), self.model.batch, cost_model, {"mesh": list(self.shape)})
         parts = {name: costs.to_json() for name, costs in chosen.forecast.layers.items()}
-        named = {name: {_KINDS[part]: us for part, us in costs.items() if us} for name, costs in parts.items()}
+        named = {name: {FORECAST_KINDS[part]: us for part, us in costs.items() if us} for name, costs in parts.items()}
         return plan.predicted_as(chosen.forecast.step_us, named)
 
     def _load_whole(self, searched: Searched) -> _Loaded:

@@ -1,0 +1,142 @@
+"""What the page of a sharded run shows: strategies, what each layer costs and how it is split, messages and memory, as one JSON value."""
+
+from typing import Any
+
+from baechi_ext.shard.explain import COMPUTE, EXECUTOR, UPDATE, ShardExplanation
+from baechi_ext.shard.plan import LayerSplit, ShardPlan
+from runtime.palette import device_colour
+from runtime.report_page.strategies import ShardedRun, Strategy
+from runtime.tables import as_size, as_time
+
+
+def sharded_data(run: ShardedRun) -> dict[str, Any]:
+    """Of a sharded run; all times are microseconds."""
+    kinds = _kinds(run)
+    return {
+        "headline": sharded_headline(run),
+        "kinds": [{"name": kind, "colour": device_colour(i)} for i, kind in enumerate(kinds)],
+        "strategies": [_strategy(s, kinds) for s in run.strategies],
+        "plans": [_plan(name, plan, kinds) for name, plan in run.plans.items()],
+    }
+
+
+def sharded_headline(run: ShardedRun) -> dict[str, Any]:
+    """Title, a figure for each strategy, verdict and facts, all of them text."""
+    devices = run.devices
+    whose = ", ".join(s.name for s in run.split) or "a plan that was not run"
+    return {
+        "title": run.title,
+        "method": "sharded",
+        "lead": f"each layer split over {devices} devices: {whose}",
+        "figures": _figures(run),
+        "verdict": _verdict(run),
+        "facts": _facts(run),
+        "command": run.said.made_by.command_line,
+    }
+
+
+def _figures(run: ShardedRun) -> list[dict[str, str]]:
+    found = []
+    for s in run.strategies:
+        predicted = "not predicted" if s.predicted_us is None else f"predicted {as_time(s.predicted_us)}"
+        if s.median_us is None:
+            continue
+        if s.predicted_us:
+            predicted += f", {s.predicted_us / s.median_us - 1:+.0%} off"
+        gain = ""
+        if s.gain is not None and not s.is_whole:
+            gain = f"; {s.gain.median:.2f} ({s.gain.low:.2f} to {s.gain.high:.2f}) times as fast as not split"
+        label = "not split, each device does all" if s.is_whole else s.name
+        found.append({"label": label, "value": as_time(s.median_us), "detail": f"{predicted}{gain}"})
+    if not found and run.plan is not None:
+        said = ShardExplanation(run.plan)
+        parts = ", ".join(f"{kind} {as_time(max(us, 0.0))}" for kind, us in said.parts_us.items())
+        found.append({"label": "predicted step", "value": as_time(run.plan.predicted_step_us), "detail": parts})
+        found.append({"label": "a device holds", "value": as_size(run.plan.held_bytes), "detail": f"{run.plan.status}, not run yet"})
+    return found
+
+
+def _verdict(run: ShardedRun) -> dict[str, str]:
+    bound = "" if run.plan is None else f" {_bound(run.plan)}"
+    measured = [(s.median_us, s) for s in run.split if s.median_us is not None]
+    if not measured:
+        return {"tone": "plain", "text": f"This step is predicted, and was not measured.{bound}"}
+    if run.said.doubts:
+        reasons = "; ".join(run.said.doubts)
+        return {"tone": "doubt", "text": f"Inconclusive: {reasons}. Run it again on a quiet machine, or with more --num_steps.{bound}"}
+    best = min(measured, key=lambda pair: pair[0])[1]
+    if best.gain is None:
+        return {"tone": "plain", "text": f"{best.name} has the shortest step; how it compares with the step not split is not known.{bound}"}
+    interval = f"95% interval {best.gain.low:.2f} to {best.gain.high:.2f}"
+    times = f"{best.name} is {best.gain.median:.2f} times as fast as the step not split ({interval})"
+    if best.gain.low > 1:
+        return {"tone": "good", "text": f"Splitting pays: {times}.{bound}"}
+    clearly = "clearly " if best.gain.high > 1 else ""
+    return {"tone": "bad", "text": f"Splitting does not {clearly}pay here: {times}.{bound}"}
+
+
+def _bound(plan: ShardPlan) -> str:
+    """What the predicted step of the plan consists of."""
+    said = ShardExplanation(plan)
+    if not said.kinds_us:
+        return ""
+    parts = ", ".join(f"{max(us, 0.0) / plan.predicted_step_us:.0%} {part}" for part, us in said.parts_us.items() if plan.predicted_step_us)
+    return f"The predicted step of the plan is {parts}: it is bound by {said.bound_by}."
+
+
+def _facts(run: ShardedRun) -> list[tuple[str, str]]:
+    plan, said, facts = run.plan, run.said, []
+    if plan is not None:
+        facts.append(("plan", f"{plan.status} by {plan.cost_model} costs, batch {plan.batch}, {len(plan.shard)} layers"))
+    facts += run.facts
+    facts += [("parity", f"{s.name}: {s.parity}") for s in run.strategies if s.parity]
+    if said.load_of_others is not None:
+        facts.append(("others' load", f"{said.load_of_others:.1%} of the cores while measuring"))
+    facts += [("note", f"{s.name}: {s.note}") for s in run.split if s.note]
+    return [*facts, ("versions", said.made_by.programs or "not recorded")]
+
+
+def _kinds(run: ShardedRun) -> list[str]:
+    """All kinds of cost that are shown: compute and update first, then messages."""
+    costs = [layer.costs_us for plan in run.plans.values() for layer in plan.shard.values()] + [s.parts_us for s in run.strategies]
+    found = list(dict.fromkeys(kind for kinds in costs for kind in kinds))
+    first = [kind for kind in (COMPUTE, EXECUTOR, UPDATE) if kind in found]
+    return [*first, *(kind for kind in found if kind not in first)]
+
+
+def _strategy(s: Strategy, kinds: list[str]) -> dict[str, Any]:
+    gain = None if s.gain is None or s.is_whole else {"median": s.gain.median, "low": s.gain.low, "high": s.gain.high}
+    return {
+        "name": s.name,
+        "note": s.note,
+        "predicted_us": s.predicted_us,
+        "median_us": s.median_us,
+        "samples_us": list(s.samples_us),
+        "gain": gain,
+        "parts_us": [round(s.parts_us.get(kind, 0.0), 3) for kind in kinds],
+        "messages": [[m.kind, m.predicted, m.counted] for m in s.messages],
+        "predicts_messages": s.predicts_messages,
+        "held": [dict(held) for held in s.held],
+        "planned_bytes": None if s.planned_bytes is None else round(s.planned_bytes),
+    }
+
+
+def _plan(name: str, plan: ShardPlan, kinds: list[str]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "step_us": plan.predicted_step_us,
+        "held_bytes": plan.held_bytes,
+        "status": plan.status,
+        "layers": [_layer(layer_name, layer, kinds) for layer_name, layer in plan.shard.items()],
+    }
+
+
+def _layer(name: str, layer: LayerSplit, kinds: list[str]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "op": layer.op,
+        "sizes": [[axis, size, layer.splits.get(axis, 1)] for axis, size in layer.sizes.items()],
+        "costs_us": [round(layer.costs_us.get(kind, 0.0), 3) for kind in kinds],
+        "held_bytes": round(layer.held_bytes),
+        "others": [[list(o.splits.items()), round(o.change_us, 3), round(o.held_change_bytes)] for o in layer.others],
+    }
