@@ -11,7 +11,7 @@ from baechi_ext.ir import OpGraph, Plan
 from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.ir.measured import MeasuredOp, MeasuredStep
 from baechi_ext.simulate import simulate
-from runtime.run_folder import RunFolder, begin_run
+from runtime.run_folder import RunFolder, begin_run, is_sharded_run
 from tests.build import cluster_of, graph_of
 
 GRAPH = OpGraph.from_json(graph_of({"a": 1, "b": 2, "c": 3}, ("a", "b", 8), ("a", "c", 8)).to_json())
@@ -80,3 +80,17 @@ def test_what_an_earlier_run_left_goes_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "plan_3.json").mkdir()
     begin_run(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*own, "plan_3.json"])
+
+
+def test_a_folder_is_of_its_last_run(tmp_path: Path) -> None:
+    for name in ("report.json", "shard_plan.json", "shard_plan_pase.json", "tp_plan.json"):
+        (kept(tmp_path) / name).write_text("{}")
+    (tmp_path / "shard_plan_mine.json").write_text("{}")
+    assert not is_sharded_run(tmp_path)
+    begin_run(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["shard_plan_mine.json"]
+    (tmp_path / "shard_plan.json").write_text("{}")
+    assert is_sharded_run(tmp_path)
+    (tmp_path / "shard_plan.json").unlink()
+    (tmp_path / "report.json").write_text(json.dumps({"kind": "baechi sharding report"}))  # torch's own data parallelism has no plan
+    assert is_sharded_run(tmp_path)
