@@ -69,7 +69,7 @@ class RunFolder:
         measured = MeasuredStep.load(folder / MEASURED, graph) if (folder / MEASURED).is_file() else None
         if isinstance(plan, HybridPlan):
             plan = plan.of_groups
-        elif measured is not None:
+        if measured is not None:
             _require_same_plan(plan, measured, folder)
         return cls(folder, plan.graph, plan, profile, report, measured)
 

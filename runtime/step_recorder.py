@@ -233,7 +233,18 @@ class Recording:
         return tuple(found)
 
 
-def record_step(placed: LoadedStep, binding: Binding) -> Recording:
+class Recorded(Protocol):
+    """A recorded step, whoever recorded it."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of it."""
+
+    def measured(self, graph: OpGraph, executor: str) -> MeasuredStep:
+        """The step, for people and files."""
+
+
+def record_step(placed: LoadedStep, binding: Binding) -> Recorded:
     """A few more steps, recorded, the one of the median time kept; and one in which memory is counted. The state goes on with them."""
     gc.collect()
     gc.disable()

@@ -294,8 +294,6 @@ def recorded(request: TrainRequest, captured: Captured, placed: LoadedStep) -> l
     """Writes measured.json, where files are kept: steps beside the timed ones, or behind the trained ones. What is to be said of it."""
     if request.out is None:
         return []
-    if isinstance(placed, GroupedStep):
-        return [f"no {MEASURED}: on groups of devices calls are run, not the plan's ops"]
     if request.cuda_graphs:
         return [f"no {MEASURED}: in CUDA graphs the ops can't be told apart; run without --cuda_graphs to see them"]
     with progress("recording a step op by op"):

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from baechi_ext.simulate import Timeline
 from runtime import process_memory
 from runtime.checkpoint_folder import Shard
 from runtime.hybrid.calls import CallPlan
+from runtime.hybrid.recording import GroupRecording, MemberNotes
 from runtime.hybrid.share import GroupShare, in_double
 from runtime.parity_result import Parity
 from runtime.processes.channels import LostPeerError
@@ -24,6 +26,7 @@ from runtime.processes.local_share import GRADIENT
 from runtime.random_state import decoded, encoded
 from runtime.sharding.parity import compare_exact
 from runtime.step import TrainingStep
+from runtime.step_recorder import RUNS, middle
 from runtime.thread_executor import StepTimes
 from runtime.torch_devices import TorchDevice
 
@@ -74,6 +77,23 @@ class GroupedStep:
         answers = self._all("count", self._share.count)
         return {f"{where}_groups": sum(answer[key] for answer in answers) for where, key in (("between", "between"), ("inside", "inside"))}
 
+    def record(self) -> GroupRecording:
+        """See runtime.step_recorder. Machines' clocks differ, so those of others than this one are asked first."""
+        devices, remarks, ahead = self._executor.devices, [], [0] * len(self._executor.devices)
+        self._all("record", partial(self._share.recording, "begin"), stage="begin")
+        for rank in (rank for rank, device in enumerate(devices) if device.node != devices[0].node):
+            ahead[rank], wrong_ns = self._executor.clock_ahead(rank)
+            remarks.append(f"{devices[rank].name} is on another machine; its times may be off by {wrong_ns / 1000:.0f} us")
+        runs = []
+        for _ in range(1 + RUNS):
+            begin_ns = time.monotonic_ns()
+            answers = self._all("record", partial(self._share.recording, "run"), stage="run")
+            runs.append(((time.monotonic_ns() - begin_ns) / 1000, begin_ns, answers))
+        self._all("record", partial(self._share.recording, "end"), stage="end")
+        wall_us, begin_ns, answers = middle(runs[1:])
+        members = [MemberNotes.of(answer, ns) for answer, ns in zip(answers, ahead, strict=True)]
+        return GroupRecording(begin_ns, wall_us, members, self._executor.plan, self._executor.timeline, tuple(remarks))
+
     def save(self, folder: Path) -> list[Shard]:
         """Raises OptionError: there are no checkpoints of it."""
         raise OptionError(NOT_KEPT)
@@ -82,10 +102,10 @@ class GroupedStep:
         """See `save`."""
         raise OptionError(NOT_KEPT)
 
-    def _all(self, what: str, own: Callable[[str | None], dict[str, Any]]) -> list[dict[str, Any]]:
+    def _all(self, what: str, own: Callable[[str | None], dict[str, Any]], **more: str) -> list[dict[str, Any]]:
         """All ranks' answers to a step, whose random numbers are drawn from rank 0's state on."""
         state = None if self._share.part.programs.seeded_group is None else encoded(self.random_device.random_state())
-        self._executor.command({"do": what, "step": self.number, "random_state": state})
+        self._executor.command({"do": what, "step": self.number, "random_state": state, **more})
         try:
             answers = [own(state)]
         except LostPeerError as e:
@@ -110,7 +130,7 @@ class GroupedExecutor:
 
     def __init__(self, executor: ProcessExecutor, result: HybridResult, plan: HybridPlan) -> None:
         self._executor = executor
-        self._timeline = result.timeline
+        self.plan, self.timeline = plan, result.timeline
         self._calls = CallPlan.of(plan, result.timeline)
         self._fingerprint = plan.graph.fingerprint
         self.devices = executor.devices
@@ -123,10 +143,11 @@ class GroupedExecutor:
         self.command = executor.group.command
         self.answers = executor.group.answers
         self.first_failure = executor.group.first_failure
+        self.clock_ahead = executor.clock_ahead
 
     def load(self, timeline: Timeline, binding: Binding, step: TrainingStep, *, keep_gradients: bool = False) -> Any:
         """See ProcessExecutor.load. Gradients of a plan on groups are always kept."""
-        if timeline is not self._timeline:
+        if timeline is not self.timeline:
             return self._executor.load(timeline, binding, step, keep_gradients=keep_gradients)
         return self._load(step, exact=False)
 

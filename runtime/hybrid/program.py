@@ -87,6 +87,10 @@ class Programs:
         """The group that computes a value that crosses, or the loss."""
         return self._runners[_unit(node)][0]
 
+    def call_of(self, node: fx.Node) -> str:
+        """The name of the call that a value is of."""
+        return _unit(node).name
+
     def calls_of(self, group: int) -> list[fx.Node]:
         """All calls that a group runs, in the captured order."""
         own = {call for piece in self.forward[group] for call in piece.calls}

@@ -1,5 +1,6 @@
 """A worker's share of a plan on groups: its part of the step, and the optimizer of the parts of weights that live there."""
 
+import contextlib
 import copy
 import gc
 import logging
@@ -16,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from baechi_ext.errors import ExecutionError
 from runtime import process_memory
 from runtime.host_memory import freed_memory_given_back
+from runtime.hybrid.call_log import CallLog, named
 from runtime.hybrid.calls import CallPlan
 from runtime.hybrid.step import GroupStep
 from runtime.processes.channels import LostPeerError
@@ -39,6 +41,8 @@ class GroupShare:
         self.part = GroupStep(in_double(step) if exact else step, plan, group.rank, group.timeout_seconds)
         learned = [p for p in self.part.sharded.parts.values() if p.requires_grad]
         self.optimizer = step.optimizer.make(learned) if learned and not exact else None
+        self.updated: tuple[int, int] | None = None
+        """When the last step's update began and ended, in nanoseconds of the host's monotonic clock."""
         if group.rank:
             for value in step.state().values():  # the parts are copies
                 value.data = torch.empty(0, dtype=value.dtype)
@@ -59,6 +63,8 @@ class GroupShare:
             return {"peak_bytes": self.account()}
         if command["do"] == "count":
             return self.count(command["random_state"])
+        if command["do"] == "record":
+            return self.recording(command["stage"], command["random_state"])
         raise ExecutionError(f"unknown command {command['do']!r} for a plan on groups; are all workers of one version?")
 
     def run(self, random_state: str | None) -> dict[str, Any]:
@@ -72,11 +78,30 @@ class GroupShare:
             reason = (str(e).splitlines() or [""])[0][-200:]
             lost = "gloo" in reason or "onnection" in reason or "imed out" in reason
             raise (LostPeerError if lost else ExecutionError)(f"device {self.device.name} failed: {type(e).__name__}: {reason}") from e
+        updated = None
         if self.optimizer is not None:
+            begun = time.monotonic_ns()
             self.optimizer.step()
+            updated = begun, time.monotonic_ns()
+        self.updated = updated
         busy_us = (time.process_time_ns() - start) / 1000
         state = encoded(self.device.random_state()) if self.seeded else None
         return {"loss": None if loss is None else loss.item(), "busy_us": busy_us, "random_state": state}
+
+    def recording(self, stage: str, random_state: str | None) -> dict[str, Any]:
+        """One of the stages of recording steps, as of LocalShare: "begin", then "run" for each step, whose notes are in the answer, and
+        at last "end", which puts everything back."""
+        if stage == "begin":
+            self._log, self._noted = CallLog(), contextlib.ExitStack()
+            self._noted.enter_context(self.part.noted(self._log))
+        elif stage == "end":
+            self._noted.close()
+        else:
+            self._log.begin()
+            answer, call_of = self.run(random_state), self.part.programs.call_of
+            ends = {"sent": named(self._log.sent, call_of), "received": named(self._log.received, call_of)}
+            return answer | {"notes": {"calls": self._log.calls(), "update": self.updated, **ends}}
+        return {"random_state": None}
 
     def count(self, random_state: str | None) -> dict[str, Any]:
         """One step, and what this process sent in it: to other groups, and to the others of its own."""

@@ -1,8 +1,12 @@
 """A process's part of a step on groups: it runs the pieces of its group, each call on its part, and autograd runs each piece backward."""
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, fx
 
+from runtime.hybrid.call_log import CallLog, NotingWires
 from runtime.hybrid.calls import CallPlan
 from runtime.hybrid.program import Piece, Programs
 from runtime.hybrid.wires import Wires
@@ -14,6 +18,7 @@ from runtime.sharding.layout import mesh_shape
 from runtime.sharding.mesh import make_mesh
 from runtime.sharding.moves import part_shape
 from runtime.sharding.op_names import in_place, plain
+from runtime.sharding.program import PieceOfProgram
 from runtime.step import TrainingStep
 
 
@@ -34,14 +39,31 @@ class GroupStep:
         self.group, place = next((g, members.index(rank)) for g, members in enumerate(plan.groups) if rank in members)
         pieces = self.programs.forward[self.group]
         self.sharded = ShardedStep(forward, step.module, layouts, make_mesh("cpu", shape, plan.groups), [piece.calls for piece in pieces])
-        self._written = [self.sharded.program.piece(piece.calls, piece.writes) for piece in pieces]
+        self._written = self._pieces(None)
         self._whole_loss = self.sharded.program.reader(forward.loss)
-        self._wires = Wires(self.programs, self.group, place, self._empty_part, timeout_seconds)
+        self._ends = self.programs, self.group, place, self._empty_part, timeout_seconds
+        self._wires = Wires(*self._ends)
 
     @property
     def sent_bytes(self) -> int:
         """What this process sent to other groups in the last step."""
         return self._wires.sent_bytes
+
+    @contextlib.contextmanager
+    def noted(self, log: CallLog) -> Iterator[None]:
+        """Has steps inside run by programs, and over wires, that note when they do what; those of other steps stay as they are."""
+        kept = self._written, self._wires
+        noting = NotingWires(*self._ends)
+        noting.log = log
+        self._written, self._wires = self._pieces(log), noting
+        try:
+            yield
+        finally:
+            self._written, self._wires = kept
+
+    def _pieces(self, log: CallLog | None) -> list[PieceOfProgram]:
+        noting = None if log is None else log.noting
+        return [self.sharded.program.piece(piece.calls, piece.writes, noting) for piece in self.programs.forward[self.group]]
 
     def run(self) -> Tensor | None:
         """The loss of one step, where this group computes it, and gradients on the parts of parameters that live here."""

@@ -51,7 +51,7 @@ class Wires:
         work = dist.isend(value.view(-1), self._members[self._home[node] if back else target], tag=self._tags[key])
         if work is None:
             raise ExecutionError(f"{node.name} can't be sent from a process to itself; the plan is broken")
-        self._going.add(value, work)
+        self._keep(key, value, work)
 
     def take(self, key: Key) -> torch.Tensor:
         """Waits for a part. Raises LostPeerError where it does not come in time."""
@@ -72,6 +72,10 @@ class Wires:
             self._going.drain()
         except RuntimeError as e:
             raise LostPeerError(f"could not send a tensor ({str(e).splitlines()[0][-120:]}); see whether all workers still run") from e
+
+    def _keep(self, key: Key, value: torch.Tensor, work: dist.Work) -> None:
+        """Holds what is being sent until it has arrived."""
+        self._going.add(value, work)
 
     def _post(self, keys: list[Key]) -> None:
         for key in keys:

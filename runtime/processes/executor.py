@@ -121,7 +121,7 @@ class ProcessStep:
         ahead = [0] * len(devices)
         self._stage("begin")
         for rank in (rank for rank, device in enumerate(devices) if device.node != devices[0].node):
-            ahead[rank], wrong_ns = self._clock_ahead(rank)
+            ahead[rank], wrong_ns = self._executor.clock_ahead(rank)
             notes.append(f"{devices[rank].name} is on another machine; its times may be off by {wrong_ns / 1000:.0f} us")
         runs = []
         for _ in range(1 + RUNS):
@@ -139,12 +139,6 @@ class ProcessStep:
         self._executor.group.command({"do": "record", "step": self.number, "stage": stage})
         own = self._executor.call(0, partial(self._share.recording, stage))
         return [own, *self._executor.group.answers()]
-
-    def _clock_ahead(self, rank: int) -> tuple[int, int]:
-        self._executor.group.command({"do": "clock", "rank": rank})
-        found = clock_ahead(rank)
-        self._executor.group.answers()
-        return found
 
     def peak_bytes(self) -> tuple[int, ...]:
         """Peak bytes of every device during one step; see runtime.accounting."""
@@ -186,6 +180,13 @@ class ProcessExecutor:
         """What each device may hold, as each worker finds it on its own machine."""
         self.group.command({"do": "memory"})
         return [memory_bytes(self.devices[0], self.group.local_size), *(a["memory_bytes"] for a in self.group.answers())]
+
+    def clock_ahead(self, rank: int) -> tuple[int, int]:
+        """By how many nanoseconds a rank's clock is ahead of this one's, and by how many that may be wrong."""
+        self.group.command({"do": "clock", "rank": rank})
+        found = clock_ahead(rank)
+        self.group.answers()
+        return found
 
     def cpu_seconds(self) -> float:
         """CPU time that all workers have used."""

@@ -34,25 +34,25 @@ class NotingChannels(Channels):
         return noting
 
     def _keep(self, value: torch.Tensor, work: dist.Work) -> None:
-        super()._keep(value, _NotingWork(work, self.log, self._sending))
+        super()._keep(value, NotingWork(work, self.log.sent, self._sending))
 
     def taker(self, tensor: int, target: int) -> Callable[[], torch.Tensor]:
         """See `Exchange`."""
         return noting_taker(super().taker(tensor, target), tensor, self.log)
 
 
-class _NotingWork:
-    """A send that notes when it is over."""
+class NotingWork:
+    """A send that notes when it is over, in the span of `sent` that began with it."""
 
-    def __init__(self, work: dist.Work, log: DeviceLog, key: tuple[int, int]) -> None:
+    def __init__(self, work: dist.Work, sent: dict[Any, tuple[int, int]], key: object) -> None:
         self._work = work
-        self._log = log
+        self._sent = sent
         self._key = key
 
     def wait(self, timeout: timedelta) -> bool:
         done = self._work.wait(timeout)
-        begin, _ = self._log.sent[self._key]
-        self._log.sent[self._key] = begin, time.monotonic_ns()
+        begin, _ = self._sent[self._key]
+        self._sent[self._key] = begin, time.monotonic_ns()
         return done
 
 

@@ -23,6 +23,8 @@ from runtime.sharding.moves import Collective, Move, move
 from runtime.sharding.op_names import in_place, op_name
 from runtime.sharding.rules import arguments, rule_of
 
+Noting = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+
 
 class Program:
     """The program, of the layouts of calls by their names; a call without one runs whole on every process.
@@ -51,11 +53,12 @@ class Program:
             loss = writer.read(forward.loss, Argument(self.whole, self.whole), forward.loss.name)
             self.run: Callable[..., Tensor] = writer.function(loss)
 
-    def piece(self, calls: Sequence[fx.Node], writes: Sequence[fx.Node]) -> "PieceOfProgram":
-        """Some of the calls, whose parts of the values in `writes` are wanted."""
+    def piece(self, calls: Sequence[fx.Node], writes: Sequence[fx.Node], noting: Noting | None = None) -> "PieceOfProgram":
+        """Some of the calls, whose parts of the values in `writes` are wanted. `noting`: what becomes of each function that is run, with
+        the name of the call that it is of."""
         own = set(calls)
         reads = tuple(dict.fromkeys(node for call in calls for node in arguments(call) if node not in own))
-        writer = _Writer(self, reads, calls)
+        writer = _Writer(self, reads, calls, noting)
         return PieceOfProgram(reads, writer.function(tuple(writer.values[node] for node in writes)))
 
     def reader(self, node: fx.Node) -> Callable[[Tensor], Tensor]:
@@ -146,8 +149,11 @@ def differentiable(forward: ForwardGraph) -> set[fx.Node]:
 class _Writer:
     """Writes calls down as a graph, which begins with parts of what they read."""
 
-    def __init__(self, program: Program, given: Sequence[fx.Node], calls: Sequence[fx.Node]) -> None:
+    def __init__(
+        self, program: Program, given: Sequence[fx.Node], calls: Sequence[fx.Node], noting: Noting | None = None
+    ) -> None:
         self.program, self.graph = program, fx.Graph()
+        self._noting: Noting = noting or (lambda _, function: function)
         self.values: dict[fx.Node, Any] = {}
         self.places: dict[fx.Node, Any] = {}
         """How each value is split; a list where there are several."""
@@ -176,7 +182,7 @@ class _Writer:
         wanted = iter(self.program.layout(call).arguments)
         args, kwargs = map_arg((call.args, call.kwargs), lambda node: self.read(node, next(wanted), call.name))
         run = runner(call, self.program.layout(call), self.program.mesh)
-        self.values[call] = self.graph.call_function(run, args, kwargs)
+        self.values[call] = self.graph.call_function(self._noting(call.name, run), args, kwargs)
         outputs = self.program.layout(call).outputs
         self.places[call] = list(outputs) if isinstance(call.meta.get("val"), list | tuple) else outputs[0]
         if in_place(call):
@@ -196,7 +202,7 @@ class _Writer:
             if gradient:
                 planned.back  # noqa: B018 - traced now, not in the first step
             function = _in_parts(planned, prod(self.program.mesh.size(d) for d in summed))
-            self.moved[node, wanted] = self.graph.call_function(function, (self.values[node],))
+            self.moved[node, wanted] = self.graph.call_function(self._noting(reader, function), (self.values[node],))
         return self.moved[node, wanted]
 
     def _overwrite(self, node: fx.Node, call: fx.Node) -> None:
