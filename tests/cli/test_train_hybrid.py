@@ -8,6 +8,9 @@ import pytest
 from baechi_ext.hybrid.plan import HybridPlan, load_plan
 from baechi_ext.ir import Cluster, Device, Link, OpGraph
 from runtime.cli import main
+from runtime.report_page.data import page_data
+from runtime.run_folder import RunFolder
+from tests.runtime.chrome_trace import problems_of
 
 SIZES = ["--num_layers=1", "--d_model=64", "--num_heads=4", "--vocab_size=64", "--max_seq_length=16", "--batch_size=8"]
 SMALL = ["train", "--model_name=gpt2", *SIZES, "--num_steps=2", "--time_limit=0.5"]
@@ -60,6 +63,14 @@ def test_processes_run_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert report["sent_bytes"]["between_groups"] == 0
     assert report["sent_bytes"]["inside_groups"] > 0
     assert json.loads((tmp_path / "run" / "report.json").read_text()) == report
+    run = RunFolder.load(tmp_path / "run")
+    measured = run.require_measured()
+    assert {op.id for op in measured.ops} == {op.id for op in run.graph.ops if op.op != "input"}
+    assert {op.device for op in measured.ops} == {0}  # the group of all four
+    assert main(["trace", str(run.path)]) == 0
+    assert problems_of(json.loads((run.path / "trace.json").read_text())) == []
+    assert page_data(run)["measured"]["step_us"] == measured.wall_us
+    assert capfd.readouterr().out.startswith("the trace is")
 
 
 def test_where_nothing_pays_it_runs_the_plain_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from torch import fx
 from baechi_ext.capture.torch_joint import INPUT, CaptureOptions, capture_joint
 from baechi_ext.errors import InfeasibleError
 from baechi_ext.hybrid.groups import Groups
-from baechi_ext.hybrid.placer import hybrid
+from baechi_ext.hybrid.placer import HybridResult, hybrid
 from baechi_ext.hybrid.plan import HybridPlan
 from baechi_ext.ir import Cluster, Device, Link, OpGraph
 from baechi_ext.place.common import PlanResult
@@ -92,6 +92,12 @@ def _on_pairs(graph: OpGraph, cluster: Cluster) -> PlanResult:
 
 
 def by_placer(step: TrainingStep) -> CallPlan:
+    """The calls of `placed`."""
+    result = placed(step)
+    return CallPlan.of(result.plan, result.timeline)
+
+
+def placed(step: TrainingStep) -> HybridResult:
     """The placer's plan of a step whose ops all take as long, on two pairs of devices that are far from each other."""
     graph, _ = capture_joint(step.module, step.inputs, CaptureOptions(OPTIMIZER.name, OPTIMIZER.slots), step.name)
     sharding = sharding_of(step, graph)
@@ -101,4 +107,4 @@ def by_placer(step: TrainingStep) -> CallPlan:
     cluster = Cluster(tuple(Device(f"d{i}") for i in range(4)), FAR, near)
     result = hybrid(graph, cluster, sharding, _on_pairs)
     assert isinstance(result.plan, HybridPlan), result.notes
-    return CallPlan.of(result.plan, result.timeline)
+    return result

@@ -2,14 +2,18 @@
 
 import json
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from baechi_ext.capture.torch_joint import INPUT
 from runtime.hybrid.calls import CallPlan
+from runtime.hybrid.recording import GroupRecording, MemberNotes
 from runtime.hybrid.share import GroupShare, in_double
 from runtime.processes.local_share import GRADIENT
 from runtime.processes.worker_group import WorkerGroup
@@ -17,7 +21,7 @@ from runtime.sharding.forward import forward_graph
 from runtime.sharding.parity import compare_exact
 from runtime.step import EagerStep, TrainingStep
 from runtime.torch_devices import cpu_workers
-from tests.runtime.hybrid.plans import by_chance, by_placer, step_of
+from tests.runtime.hybrid.plans import by_chance, by_placer, placed, step_of
 
 GROUPS = ((0, 1), (2, 3))
 BY_CHANCE = ("cnn", "attention", "recurrent", "alexnet")
@@ -25,6 +29,7 @@ BY_PLACER = ("wide_towers", "transformer")
 TOLERANCE, SMALLEST = 1e-9, 1e-3
 """Largest difference of a new weight, over the largest number in it or SMALLEST."""
 STEPS = 3
+RECORDED = "recorded"
 
 
 def differences(step: TrainingStep, plan: CallPlan, group: WorkerGroup) -> str:
@@ -63,6 +68,41 @@ def _differing(expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> 
     return ""
 
 
+def recorded(step: TrainingStep, group: WorkerGroup) -> dict[str, object]:
+    """What a recorded step says, a step before it and one behind."""
+    result = placed(step)
+    plan, timeline = result.plan, result.timeline
+    share = GroupShare(group, cpu_workers(group.size)[group.rank], CallPlan.of(plan, timeline), in_double(step), exact=False)
+    torch.manual_seed(step.seed)
+    losses = [share.run(None)["loss"]]
+    share.recording("begin", None)
+    begin_ns = time.monotonic_ns()
+    answer = share.recording("run", None)
+    wall_us = (time.monotonic_ns() - begin_ns) / 1000
+    share.recording("end", None)
+    losses += [answer["loss"], share.run(None)["loss"]]
+    answers: list[Any] = [None] * group.size
+    torch.distributed.all_gather_object(answers, (json.loads(json.dumps(answer)), begin_ns, losses))
+    if group.rank:
+        return {}
+    eager = EagerStep(in_double(step), torch.device("cpu"))
+    torch.manual_seed(step.seed)
+    wanted = [eager.run().item() for _ in losses]
+    found = next(losses for _, _, losses in answers if losses[0] is not None)
+    members = [MemberNotes.of(answer, 0) for answer, _, _ in answers]
+    measured = GroupRecording(min(b for _, b, _ in answers), wall_us, members, plan, timeline).measured(plan.graph, "process")
+    tensors = [(plan.graph.ops[t.producer], t.name) for t in plan.graph.tensors]
+    predicted = {(tensors[t.tensor][0].id, tensors[t.tensor][1], t.source, t.target) for t in timeline.transfers}
+    return {
+        "measured": measured.to_json(),
+        "graph": plan.graph.to_json(),
+        "inputs": [op.id for op in plan.graph.ops if op.op == INPUT],
+        "groups": {op.id: g for op, g in zip(plan.graph.ops, plan.on_groups, strict=True)},
+        "predicted": sorted(t for t in predicted if plan.graph.ops[plan.graph.index[t[0]]].op != INPUT),
+        "losses": [found, wanted],
+    }
+
+
 def facts(plan: CallPlan) -> dict[str, object]:
     calls = plan.calls.values()
     return {"groups": sorted({call.group for call in calls}), "split": sum(bool(call.splits) for call in calls), "calls": len(calls)}
@@ -83,5 +123,7 @@ if __name__ == "__main__":
                 step = step_of(name)
                 plan = by_placer(step)
                 found[f"{name} by the placer"] = {"difference": differences(step, plan, group), **facts(plan)}
+        if not chosen or RECORDED in chosen:
+            found[RECORDED] = recorded(step_of("wide_towers"), group)
         if group.rank == 0:
             Path(sys.argv[1]).write_text(json.dumps(found))
