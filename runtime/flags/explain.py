@@ -8,13 +8,13 @@ from runtime.flags.common import add_cluster_flags, add_output_flags, positive, 
 
 def add_explain_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `baechi explain`."""
-    parser.add_argument("plan", metavar="PLAN", help="a plan file, or the folder that `baechi train --out` wrote")
+    parser.add_argument("plan", metavar="PLAN", help="a plan or shard plan file, or the folder that `baechi train --out` wrote")
     parser.add_argument(
         "op",
         metavar="OP",
         nargs="?",
         help="an op's id: why it is where it is, and the step with it on each other device; or the name of a module, a parameter or a "
-        "colocation group, which may hold *, ? and [...]: the same for all of its ops together",
+        "colocation group, which may hold *, ? and [...]: the same for all of its ops together; or a shard plan's layer: why it is so",
     )
     _add_graph_flag(parser)
     add_cluster_flags(parser)
@@ -23,7 +23,7 @@ def add_explain_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_diff_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `baechi diff`."""
-    parser.add_argument("before", metavar="A", help="a plan file, or the folder that `baechi train --out` wrote")
+    parser.add_argument("before", metavar="A", help="a plan or shard plan file, or the folder that `baechi train --out` wrote")
     parser.add_argument("after", metavar="B", help="another one of the same graph")
     _add_graph_flag(parser)
     add_output_flags(parser)

@@ -2,7 +2,7 @@
 
 import argparse
 
-_FOLDER = "a folder with graph.json and plan.json, such as `baechi train --out=DIR` writes"
+_FOLDER = "a folder with graph.json and plan.json, or with a shard plan, such as `baechi train --out=DIR` writes"
 
 
 def add_report_flags(parser: argparse.ArgumentParser) -> None:
