@@ -146,7 +146,7 @@ def _explain(args: argparse.Namespace) -> int:
 
 
 def _said(args: argparse.Namespace, value: dict[str, Any], show: Callable[[], None]) -> int:
-    print_json(value) if args.json else show()
+    _report_on(args, lambda: value, show)
     return 0
 
 

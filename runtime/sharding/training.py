@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from baechi_ext.errors import ExecutionError, OptionError
 from baechi_ext.ir.files import make_folder, write_json
-from baechi_ext.ir.made_by import versions
+from baechi_ext.ir.made_by import MadeBy, versions
 from baechi_ext.shard.explain import FORECAST_KINDS
 from baechi_ext.shard.plan import ShardPlan
 from runtime.models.registry import make_step
@@ -159,14 +159,14 @@ class _Run:
         files = {name: STRATEGY_PLAN.format(name) for name in chosen if name in NAMES}
         if self.request.out is None or dist.get_rank():
             return files if self.request.out is not None else {}
-        folder = Path(self.request.out)
+        folder, made_by = Path(self.request.out), MadeBy(tuple(self.request.command))
         begin_run(folder)
         plans = {name: self._plan_of(searched, chosen[name]) for name in chosen}
         for name, file in files.items():
-            plans[name].save(folder / file)
+            plans[name].save(folder / file, made_by)
         own = PASE if PASE in chosen else next(iter(chosen), None)
         if own is not None:
-            plans[own].save(folder / SHARD_PLAN)
+            plans[own].save(folder / SHARD_PLAN, made_by)
             exported = tensor_parallel_plan(self.model.forward, self.model.captured, chosen[own].configurations)
             write_json(folder / TP_PLAN, exported.to_json())
         return files
