@@ -62,6 +62,8 @@ def test_what_is_shown_is_what_the_files_say(folder: Path) -> None:
         assert sum(shown["parts_us"]) == pytest.approx(said["predicted_step_us"], abs=0.01)
         assert len(shown["held"]) == 2
     assert [plan["name"] for plan in data["plans"]] == ["pase", "data_parallel"]
+    plan = json.loads((folder / "shard_plan.json").read_text())
+    assert (plan["command"], plan["versions"]) == (report["command"], report["versions"])
     for plan, name in zip(data["plans"], ("shard_plan.json", "shard_plan_data_parallel.json"), strict=True):
         written = ShardPlan.load(folder / name)
         assert [layer["name"] for layer in plan["layers"]] == list(written.shard)
