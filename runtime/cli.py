@@ -127,7 +127,8 @@ def _explain(args: argparse.Namespace) -> int:
     if sharded is not None:
         from runtime.sharded_plans import explain_sharded
 
-        return _said(args, *explain_sharded(sharded, args.op))
+        _report_on(args, *explain_sharded(sharded, args.op))
+        return 0
     plan_file, graph_file = plan_and_graph(args.plan, args.graph)
     with progress(f"reading {plan_file} and its graph"):
         graph = OpGraph.load(graph_file)
@@ -145,11 +146,6 @@ def _explain(args: argparse.Namespace) -> int:
     return 0
 
 
-def _said(args: argparse.Namespace, value: dict[str, Any], show: Callable[[], None]) -> int:
-    _report_on(args, lambda: value, show)
-    return 0
-
-
 def _diff(args: argparse.Namespace) -> int:
     from baechi_ext.explain import diff_plans
     from baechi_ext.hybrid.plan import load_plan
@@ -160,7 +156,8 @@ def _diff(args: argparse.Namespace) -> int:
     if any(sharded):
         from runtime.sharded_plans import diff_sharded
 
-        return _said(args, *diff_sharded((args.before, sharded[0]), (args.after, sharded[1])))
+        _report_on(args, *diff_sharded((args.before, sharded[0]), (args.after, sharded[1])))
+        return 0
     before, graph_file = plan_and_graph(args.before, args.graph)
     after, _ = plan_and_graph(args.after, str(graph_file))
     graph = _read(graph_file)

@@ -28,17 +28,17 @@ MOST_LAYERS, MOST_TALKATIVE, MOST_CHANGES = 12, 8, 16
 PARTS = (COMPUTE, MESSAGES, UPDATE)
 
 
-Said = tuple[dict[str, Any], Callable[[], None]]
-"""What a command says, for a program, and what prints it for a person."""
+Said = tuple[Callable[[], dict[str, Any]], Callable[[], None]]
+"""What says it to a program, and what prints it for a person."""
 
 
 def explain_sharded(plan: ShardPlan, layer: str | None) -> Said:
     """Of a plan, or of a layer of it. Raises what `explain_shard_plan` and `explain_layer` raise."""
     if layer is None:
         explained = explain_shard_plan(plan)
-        return explained.to_json(), partial(print_shard_explanation, explained)
+        return explained.to_json, partial(print_shard_explanation, explained)
     why = explain_layer(plan, layer)
-    return why.to_json(), partial(print_layer, why)
+    return why.to_json, partial(print_layer, why)
 
 
 def diff_sharded(before: tuple[str, ShardPlan | None], after: tuple[str, ShardPlan | None]) -> Said:
@@ -48,7 +48,7 @@ def diff_sharded(before: tuple[str, ShardPlan | None], after: tuple[str, ShardPl
         other = before[0] if first is None else after[0]
         raise MismatchError(f"{other} is no shard plan, and the other one is; compare two of a kind")
     diff = diff_shard_plans(first, second)
-    return diff.to_json(), partial(print_shard_diff, diff)
+    return diff.to_json, partial(print_shard_diff, diff)
 
 
 def print_shard_explanation(explained: ShardExplanation) -> None:
