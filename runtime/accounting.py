@@ -4,8 +4,8 @@ Host memory is one for all threads, so a thread's share can't be read from the s
 device's allocator counts itself, and a worker process sees what the system says of it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from runtime.executor import Executor
 from runtime.step import TrainingStep
 from runtime.thread_executor import PlacedStep
 from runtime.torch_devices import TorchDevice
-from runtime.torch_ops import LoweredProgram
+from runtime.torch_ops import LoweredProgram, Segment
 
 
 def measured_peak_bytes(executor: Executor, timeline: Timeline, binding: Binding, step: TrainingStep) -> tuple[int, ...]:
@@ -106,20 +106,32 @@ class Held:
 def live_bytes(program: LoweredProgram, timeline: Timeline, state_storages: set[int]) -> list[tuple[int, int, int]]:
     """Runs a device's program; for each op, how many bytes of distinct storages are in its slots while it runs, with that op's
     temporaries, and after it. Storages of parameters and buffers are left out."""
-    slots = _CountedSlots(program.num_slots, state_storages)
-    found = []
+    found: list[tuple[int, int, int]] = []
+    slots = CountedSlots(program.num_slots, state_storages)
     with torch.no_grad():
-        for segment in program.segments:
-            _do(segment.before, slots)
-            segment.compute(slots)
-            running = slots.bytes + int(timeline.graph.ops[segment.op].temporary_bytes)
-            _do(segment.after, slots)
-            found.append((segment.op, running, slots.bytes))
-        _do(program.epilogue, slots)
+        for action in counting(program, timeline, found).actions:
+            action(slots)
     return found
 
 
-class _CountedSlots(list[Any]):
+def counting(program: LoweredProgram, timeline: Timeline, found: list[tuple[int, int, int]]) -> LoweredProgram:
+    """The program, which runs on `CountedSlots` and adds to `found` what `live_bytes` says of each op."""
+
+    def counted(segment: Segment) -> Segment:
+        temporary_bytes, running = int(timeline.graph.ops[segment.op].temporary_bytes), [0]
+
+        def while_it_runs(slots: Any) -> None:
+            running[0] = slots.bytes + temporary_bytes
+
+        def after_it(slots: Any) -> None:
+            found.append((segment.op, running[0], slots.bytes))
+
+        return replace(segment, after=(while_it_runs, *segment.after, after_it))
+
+    return replace(program, segments=tuple(map(counted, program.segments)))
+
+
+class CountedSlots(list[Any]):
     """Slots that know how many bytes the storages of what is in them are, but for those left out."""
 
     def __init__(self, size: int, left_out: set[int]) -> None:
@@ -140,6 +152,13 @@ class _CountedSlots(list[Any]):
                 del self._slots_of[pointer]
                 self.bytes -= size
         super().__setitem__(slot, value)
+
+    def copy(self) -> "CountedSlots":
+        """Slots with the same in them."""
+        same = CountedSlots(len(self), self._left_out)
+        for slot, value in enumerate(self):
+            same[slot] = value
+        return same
 
     def _storages(self, value: Any) -> list[tuple[int, int]]:
         tensors = value if isinstance(value, (list, tuple)) else (value,)
@@ -162,11 +181,6 @@ def held_tensors(
 def resident_bytes(names: Sequence[str], state: Mapping[str, torch.Tensor], optimizers: Mapping[str, torch.optim.Optimizer]) -> int:
     """Bytes of the named parameters and buffers, and of what their optimizers keep for them."""
     return sum(_bytes(value) for value in held_tensors(names, state, optimizers).values())
-
-
-def _do(actions: Sequence[Callable[[list[Any]], None]], slots: list[Any]) -> None:
-    for action in actions:
-        action(slots)
 
 
 def _bytes(value: torch.Tensor) -> int:

@@ -9,6 +9,7 @@ from runtime.executor import Executor, LoadedStep
 from runtime.samples import LoadOfOthers, Measurement, Samples
 from runtime.step import EagerStep, TrainingStep
 from runtime.thread_executor import StepTimes
+from runtime.torch_devices import TorchDevice
 
 WARMUP = 4
 
@@ -51,11 +52,11 @@ def measure_in_turn(
     gc.collect()
     gc.disable()
     try:
-        load = _load_of_others(executor)
+        load = load_of_others(executor)
         for i in range(warmup + num_steps):
             on_step(i)
             if i == warmup:
-                load = _load_of_others(executor)
+                load = load_of_others(executor)
             times = {name: step() for name, step in variants.items()}
             if i >= warmup:
                 for name, step_times in times.items():
@@ -68,7 +69,7 @@ def measure_in_turn(
         samples={name: Samples(tuple(us)) for name, us in taken.items()},
         busy_us={name: tuple(statistics.median(column) for column in zip(*rows, strict=True)) for name, rows in busy.items() if any(rows)},
         load_of_others=share,
-        oversubscribed=_oversubscribed(executor),
+        oversubscribed=oversubscribed(executor.devices),
     )
 
 
@@ -79,11 +80,13 @@ def _eager_times(executor: Executor, eager: EagerStep) -> StepTimes:
     return StepTimes((time.perf_counter_ns() - begin) / 1000, ())
 
 
-def _load_of_others(executor: Executor) -> LoadOfOthers:
+def load_of_others(executor: Executor) -> LoadOfOthers:
+    """From now on."""
     one_machine = len({d.node for d in executor.devices}) == 1
     return LoadOfOthers(executor.cpu_seconds, executor.devices[0].cores if one_machine else ())
 
 
-def _oversubscribed(executor: Executor) -> bool:
-    cores = [(d.node, getattr(d, "core", None)) for d in executor.devices]
+def oversubscribed(devices: Sequence[TorchDevice]) -> bool:
+    """Whether there are more CPU devices than cores."""
+    cores = [(d.node, getattr(d, "core", None)) for d in devices]
     return all(core is not None for _, core in cores) and len(set(cores)) < len(cores)

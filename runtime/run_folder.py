@@ -1,5 +1,6 @@
 """RunFolder: what `baechi train --out=DIR` left in DIR, for whoever shows or explains it."""
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,8 +31,8 @@ STRATEGIES = ("pase", "data_parallel", "expert")
 _PLACED = ("graph.json", "profile.json", "plan.json", MEASURED, COMPARISON, PLOT, SPLIT_GRAPH, SINGLE_GRAPH)
 _SHARDED = (SHARD_PLAN, TP_PLAN, *map(STRATEGY_PLAN.format, STRATEGIES))
 _OF_A_RUN = (*_PLACED, *_SHARDED, REPORT, PAGE)
-_OF_A_FURTHER_MODULE = re.compile(r"(graph|profile|plan)_([2-9]|[1-9][0-9]+)\.json")
-"""A script's second module that is placed, its third, ..."""
+_FURTHER = re.compile(r"placed_([2-9]|[1-9][0-9]+)")
+"""The folder of a script's second module that is placed, its third, ..."""
 _WRITER = "baechi train --model_name=NAME --out={}"
 
 
@@ -111,13 +112,22 @@ def sharded_plan_of(folder: Path) -> Path | None:
     return plan if is_sharded_run(folder) and plan.is_file() else None
 
 
+def folder_of(number: int) -> str:
+    """The folder, in a script's, of the placed module of that number; the first one is 0."""
+    return f"placed_{number + 1}" if number else "."
+
+
 def begin_run(folder: Path) -> None:
     """Before a run writes its plan into a folder: what an earlier one left goes, as what is not written again would be of another run.
     Files that no run writes stay."""
     known = {*_OF_A_RUN, *map(method_plan, METHODS)}
     for path in list(folder.iterdir()):
-        if (path.name in known or _OF_A_FURTHER_MODULE.fullmatch(path.name)) and not path.is_dir():
+        if path.name in known and not path.is_dir():
             path.unlink(missing_ok=True)
+        elif _FURTHER.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+            begin_run(path)
+            with contextlib.suppress(OSError):  # something else is in there
+                path.rmdir()
 
 
 def _read_report(path: Path) -> dict[str, Any]:

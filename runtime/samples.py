@@ -49,6 +49,13 @@ class Ratio:
         rank = _sign_test_rank(len(ratios), error)
         return cls(statistics.median(ratios), ratios[rank], ratios[-1 - rank])
 
+    @classmethod
+    def unpaired(cls, slow: Samples, fast: Samples, error: float = 0.05) -> "Ratio":
+        """Of samples that were not taken in turn: the ratio of the medians, and its interval from theirs, which hold together."""
+        slow_us, fast_us = sorted(slow.us), sorted(fast.us)
+        i, j = _sign_test_rank(len(slow_us), error / 2), _sign_test_rank(len(fast_us), error / 2)
+        return cls(slow.median / fast.median, slow_us[i] / fast_us[-1 - j], slow_us[-1 - i] / fast_us[j])
+
     @property
     def spread(self) -> float:
         """Width of the interval over the median."""
@@ -80,6 +87,26 @@ def _sign_test_rank(n: int, error: float) -> int:
     return max(0, k - 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """What may disturb the devices of a run."""
+
+    load_of_others: float | None
+    """CPU time of other processes on the cores that this run may use, over (those cores x wall time); None where the system does not
+    tell."""
+    oversubscribed: bool
+    """More CPU devices than cores: devices take turns and no step time means anything."""
+
+    def disturbances(self) -> list[str]:
+        """What did, one reason each."""
+        found = []
+        if self.oversubscribed:
+            found.append("there are more CPU devices than cores, so devices take turns")
+        if self.load_of_others is not None and self.load_of_others > NOISY_LOAD:
+            found.append(f"other processes took {self.load_of_others:.0%} of the cores (more than {NOISY_LOAD:.0%})")
+        return found
+
+
 @dataclass(frozen=True)
 class Measurement:
     """Interleaved steps: `samples` by variant ("eager", "single", "placed", ...), how busy the devices were, and the noise meanwhile."""
@@ -88,10 +115,8 @@ class Measurement:
     busy_us: Mapping[str, tuple[float, ...]]
     """Variant -> per device, the median over its steps; variants that do not tell are left out."""
     load_of_others: float | None
-    """CPU time of other processes on the cores that this run may use, over (those cores x wall time); None where the system does not
-    tell."""
+    """See `Noise`."""
     oversubscribed: bool
-    """More CPU devices than cores: devices take turns and no step time means anything."""
 
     def ratio(self, slow: str, fast: str = "placed") -> Ratio:
         return Ratio.of(self.samples[slow], self.samples[fast])
@@ -108,12 +133,7 @@ class Measurement:
 
     def disturbances(self) -> list[str]:
         """What disturbed the devices meanwhile, one reason each."""
-        found = []
-        if self.oversubscribed:
-            found.append("there are more CPU devices than cores, so devices take turns")
-        if self.load_of_others is not None and self.load_of_others > NOISY_LOAD:
-            found.append(f"other processes took {self.load_of_others:.0%} of the cores (more than {NOISY_LOAD:.0%})")
-        return found
+        return Noise(self.load_of_others, self.oversubscribed).disturbances()
 
 
 class LoadOfOthers:

@@ -95,6 +95,16 @@ class DeviceNotes:
     received: Sequence[Sequence[int]]
     """Tensor, when its reader came for it, and when it had it."""
 
+    @property
+    def span_ns(self) -> tuple[int, int] | None:
+        """From the first thing noted to the last; None where nothing was."""
+        times = [ns for row in (*self.ops, *self.sent, *self.received) for ns in row[-2:]]
+        return (min(times), max(times)) if times else None
+
+    def then(self, other: "DeviceNotes") -> "DeviceNotes":
+        """These, and behind them those of the rest of the step."""
+        return DeviceNotes([*self.ops, *other.ops], [*self.sent, *other.sent], [*self.received, *other.received])
+
     def shifted(self, ns: int) -> "DeviceNotes":
         """The same by a clock that is so much ahead."""
         return DeviceNotes(
@@ -190,7 +200,8 @@ class Recording:
     begin_ns: int
     wall_us: float
     devices: Sequence[DeviceNotes]
-    held: Sequence[Held]
+    held: Sequence[Held] | None
+    """None where nobody counted."""
     clock: str
     notes: tuple[str, ...] = ()
 
@@ -203,7 +214,7 @@ class Recording:
             wall_us=self.wall_us,
             ops=tuple(self._ops(graph)),
             transfers=tuple(sorted(self._transfers(graph), key=lambda t: t.start_us)),
-            memory=tuple(self._memory(device, held) for device, held in zip(self.devices, self.held, strict=True)),
+            memory=None if self.held is None else tuple(map(self._memory, self.devices, self.held)),
             notes=self.notes,
         )
 

@@ -1,11 +1,12 @@
 """What placing a module's calls gained: predicted, and measured in the caller's own loop."""
 
-import statistics
 from dataclasses import dataclass
 from typing import Any
 
 from baechi_ext.ir.files import SCHEMA_VERSION
-from runtime.calls.placed_calls import PlacedCall, PlacedCalls
+from runtime.calls.placed_calls import PlacedCalls
+from runtime.samples import Samples
+from runtime.script_report import measured_json, samples_of, warm
 from runtime.tables import as_size, as_time
 
 
@@ -21,10 +22,10 @@ class CallReport:
     predicted_us: float | None
     predicted_single_us: float | None
     """Of the same programs on one device."""
-    measured_us: float | None
-    """Median of the forward phases plus that of the backward phases; None before an unverified step."""
-    unplaced_us: float | None
-    """The last verified step as it is, forward and backward on one thread; None without verification."""
+    placed: Samples | None
+    """The last calls that were neither verified nor recorded, forward and backward phase together; None before the first one."""
+    unplaced: Samples | None
+    """Verified steps as they are, forward and backward on one thread, the first left out where there are more; None without any."""
     peak_memory_bytes: tuple[float, ...]
     """Predicted, of each device."""
     transfers: int
@@ -56,8 +57,8 @@ class CallReport:
         }
         if not calls.calls:
             method = calls.settings.request.plan.method
-            return cls(method=method, devices=(), num_ops=(), predicted_us=None, predicted_single_us=None, measured_us=None,
-                       unplaced_us=None, peak_memory_bytes=(), transfers=0, bytes_moved=0, why_whole="", notes=(), **counted)  # fmt: skip
+            return cls(method=method, devices=(), num_ops=(), predicted_us=None, predicted_single_us=None, placed=None,
+                       unplaced=None, peak_memory_bytes=(), transfers=0, bytes_moved=0, why_whole="", notes=(), **counted)  # fmt: skip
         first = calls.calls[0]
         result, timeline = first.placement.result, first.placement.result.timeline
         return cls(
@@ -66,8 +67,8 @@ class CallReport:
             num_ops=tuple(len(order) for order in timeline.device_order()),
             predicted_us=timeline.makespan_us,
             predicted_single_us=first.placement.single.makespan_us,
-            measured_us=_measured(first),
-            unplaced_us=sum(first.verification.unplaced_us[-1]) if first.verification.unplaced_us else None,
+            placed=samples_of([times.wall_us for times in first.loaded.times]),
+            unplaced=samples_of(warm([sum(phases) for phases in first.verification.unplaced_us])),
             peak_memory_bytes=tuple(timeline.peak_memory_bytes),
             transfers=len(timeline.transfers),
             bytes_moved=timeline.bytes_moved,
@@ -75,6 +76,16 @@ class CallReport:
             notes=tuple(n for n in (*result.notes, first.placement.note) if n),
             **counted,
         )
+
+    @property
+    def measured_us(self) -> float | None:
+        """The median of the placed calls."""
+        return None if self.placed is None else self.placed.median
+
+    @property
+    def unplaced_us(self) -> float | None:
+        """The median of the unplaced ones."""
+        return None if self.unplaced is None else self.unplaced.median
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -84,7 +95,7 @@ class CallReport:
             "devices": list(self.devices),
             "num_ops": list(self.num_ops),
             "predicted_step_us": {"single": self.predicted_single_us, "placed": self.predicted_us},
-            "measured_step_us": {"unplaced_one_thread": self.unplaced_us, "placed": self.measured_us},
+            "measured_step_us": measured_json(self.unplaced, self.placed),
             "peak_memory_bytes": {"predicted": list(self.peak_memory_bytes)},
             "transfers": self.transfers,
             "bytes_moved": self.bytes_moved,
@@ -125,7 +136,3 @@ class CallReport:
         if self.devices:
             lines.append(f"  moved: {self.transfers} tensors, {as_size(self.bytes_moved)} a step")
         return "\n".join([*lines, *(f"  note: {n}" for n in self.notes)])
-
-
-def _measured(call: PlacedCall) -> float | None:
-    return sum(statistics.median(phase) for phase in call.loaded.times) if all(call.loaded.times) else None

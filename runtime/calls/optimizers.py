@@ -1,11 +1,11 @@
 """What the caller's optimizer keeps for each parameter, so that a plan leaves room for it."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 _SLOTS: dict[str, Callable[[dict[str, Any]], int]] = {
@@ -35,11 +35,26 @@ class OptimizerFound:
 def optimizer_of(module: nn.Module) -> OptimizerFound:
     """The most that an optimizer of this process keeps for the module's parameters."""
     parameters = {id(p) for p in module.parameters()}
-    found = [o for o in gc.get_objects() if issubclass(type(o), Optimizer) and hasattr(o, "param_groups")]
-    groups = [(type(o).__name__, g) for o in found for g in o.param_groups if any(id(p) in parameters for p in g["params"])]
+    groups = [(type(o).__name__, g) for o in _optimizers() for g in o.param_groups if any(id(p) in parameters for p in g["params"])]
     if not groups:
         return OptimizerFound(0, "no optimizer of its parameters was found, so no memory is planned for one")
     unknown = [name for name, _ in groups if name not in _SLOTS]
     if unknown:
         return OptimizerFound(0, f"what {unknown[0]} keeps for each parameter is not known, so no memory is planned for it")
     return OptimizerFound(max(int(_SLOTS[name](group)) for name, group in groups))
+
+
+def resident_bytes(state: Mapping[str, Tensor]) -> dict[str, int]:
+    """Bytes of parameters and buffers, by name: each with its gradient, which counts for the whole of a step as in a plan, and with what
+    optimizers of this process keep for it by now."""
+    kept: dict[int, int] = {}
+    for optimizer in _optimizers():
+        for parameter, slots in optimizer.state.items():
+            if isinstance(slots, Mapping):
+                sizes = (value.nbytes for value in slots.values() if isinstance(value, Tensor) and value.dim() > 0)
+                kept[id(parameter)] = kept.get(id(parameter), 0) + sum(sizes)
+    return {name: value.nbytes * (2 if value.requires_grad else 1) + kept.get(id(value), 0) for name, value in state.items()}
+
+
+def _optimizers() -> list[Optimizer]:
+    return [o for o in gc.get_objects() if issubclass(type(o), Optimizer) and hasattr(o, "param_groups")]

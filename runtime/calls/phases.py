@@ -7,7 +7,8 @@ devices' slots, which belong to the call: several calls may be under way, as whe
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +20,9 @@ from runtime.mailbox import Mailboxes
 from runtime.program import in_two_phases
 from runtime.thread_executor import OpFailure, StepTimes, ThreadExecutor
 from runtime.torch_devices import TorchDevice
-from runtime.torch_ops import LoweredProgram, Lowering, OpError, Slots, StepContext
+from runtime.torch_ops import Exchange, LoweredProgram, Lowering, OpError, Slots, StepContext
+
+P = TypeVar("P", bound="PhasedStep")
 
 
 @dataclass
@@ -68,28 +71,48 @@ class ModuleStep:
 class PhasedStep:
     """One plan of a module's call, loaded into an executor. Not more than one phase runs at a time."""
 
-    def __init__(self, executor: ThreadExecutor, timeline: Timeline, call: CapturedCall, step: ModuleStep) -> None:
+    def __init__(
+        self, executor: ThreadExecutor, timeline: Timeline, call: CapturedCall, step: ModuleStep, lock: "threading.Lock | None" = None
+    ) -> None:
+        """`lock` is held while a phase runs."""
         self._executor = executor
         self._timeline = timeline
         self._call = call
         self._step = step
-        self._lock = threading.Lock()
+        self._lock = threading.Lock() if lock is None else lock
         self._devices = executor.devices[: len(timeline.cluster)]
         self._on_host = all(d.torch_device.type == "cpu" for d in self._devices)
         if not self._on_host:
             self._spread_state()
         self._load()
 
+    def loaded_as(self, kind: type[P]) -> P:
+        """The same call with programs of its own, which share the slots' layout with these. A phase of either runs at a time."""
+        return kind(self._executor, self._timeline, self._call, self._step, self._lock)
+
     def _load(self) -> None:
-        context = StepContext(
-            self._timeline.graph, self._call.binding, self._step, Mailboxes(self._executor.timeout_seconds), {}  # type: ignore[arg-type]
-        )
-        self._abort = context.mailboxes.abort
-        self._programs: list[tuple[LoweredProgram, LoweredProgram]] = []
+        mailboxes = Mailboxes(self._executor.timeout_seconds)
+        context = StepContext(self._timeline.graph, self._call.binding, self._step, mailboxes, {})  # type: ignore[arg-type]
+        self._abort = mailboxes.abort
+        self._programs: list[list[LoweredProgram]] = []
         for index, phases in enumerate(in_two_phases(self._timeline, self._call.binding.forward_ops)):
             lowering = Lowering(context, self._devices[index], index)
-            first, later = (lowering.lower(program) for program in phases)
-            self._programs.append((first, later))
+            self._programs.append([])
+            for phase, program in enumerate(phases):
+                lowering.context = replace(context, mailboxes=self._exchange(mailboxes, phase, index))
+                self._programs[-1].append(self._watched(lowering.lower(program), phase, index))
+
+    def _exchange(self, mailboxes: Exchange, phase: int, device: int) -> Exchange:
+        """What a device's program of a phase sends and receives by."""
+        return mailboxes
+
+    def _watched(self, program: LoweredProgram, phase: int, device: int) -> LoweredProgram:
+        """What is run of a device's program."""
+        return program
+
+    def _slots(self, size: int) -> Slots:
+        """Of a device, empty."""
+        return [None] * size
 
     def _spread_state(self) -> None:
         """Each parameter and buffer moves to where it is read."""
@@ -105,7 +128,7 @@ class PhasedStep:
         with self._lock:
             self._step.inputs = tuple(inputs)
             try:
-                kept: list[Slots] = [[None] * max(p.num_slots for p in programs) for programs in self._programs]
+                kept = [self._slots(max(p.num_slots for p in programs)) for programs in self._programs]
                 times = self._run(0, kept)
                 return self._handed_over(self._step.outputs), kept, times
             finally:
@@ -126,7 +149,7 @@ class PhasedStep:
                 self._step.forget()
 
     def _run(self, phase: int, kept: list[Slots]) -> StepTimes:
-        begin = self._begin()
+        begin_ns = self._begin(phase)
         devices = zip(self._programs, self._devices, kept, strict=True)
         tasks = [self._task(programs[phase], device, slots) for programs, device, slots in devices]
         try:
@@ -134,14 +157,18 @@ class PhasedStep:
         except BaseException:
             self._load()  # the boxes of an aborted step are useless
             raise
-        return StepTimes((time.perf_counter_ns() - begin) / 1000, tuple(busy))
+        return self._times(phase, begin_ns, tuple(busy))
 
-    def _begin(self) -> int:
+    def _times(self, phase: int, begin_ns: int, busy_us: tuple[float, ...]) -> StepTimes:
+        """Of a phase that has ended just now."""
+        return StepTimes((time.monotonic_ns() - begin_ns) / 1000, busy_us)
+
+    def _begin(self, phase: int) -> int:
         """When the phase began, with all that was given to CUDA devices so far done."""
         for device in self._devices:
             if device.torch_device.type == "cuda":
                 torch.cuda.current_stream(device.torch_device).synchronize()
-        return time.perf_counter_ns()
+        return time.monotonic_ns()
 
     def _task(self, program: LoweredProgram, device: TorchDevice, slots: Slots) -> Callable[[], float]:
         def task() -> float:

@@ -13,8 +13,8 @@ from torch import Tensor
 from baechi_ext.capture.torch_module import CapturedCall
 from baechi_ext.capture.torch_private import backward_again
 from baechi_ext.errors import ExecutionError
-from runtime.calls.phases import PhasedStep
-from runtime.calls.workers import WorkerPhases
+from runtime.calls.recording import CallRecorder, Phases
+from runtime.thread_executor import StepTimes
 
 NO_SECOND_ORDER = "a placed call has none of second order; leave this module unplaced, or go on unplaced with fallback"
 Gradients = Mapping[str | int, Tensor]
@@ -36,13 +36,14 @@ class LoadedCall:
     """A captured call that is placed and ready to run."""
 
     captured: CapturedCall
-    placed: PhasedStep | WorkerPhases
+    placed: Phases
     live: Mapping[str, Tensor]
     """Parameters and buffers by their first name."""
     home: torch.device
     """Where the caller expects outputs."""
-    times: tuple[deque[float], deque[float]] = field(default_factory=lambda: (deque(maxlen=_TIMES), deque(maxlen=_TIMES)))
-    """Wall times in microseconds of the last forward and backward phases that were not checked."""
+    times: deque[StepTimes] = field(default_factory=lambda: deque(maxlen=_TIMES))
+    """Of the last calls that were neither checked nor recorded: forward and backward phase together."""
+    recorder: CallRecorder | None = None
 
     def run(self, inputs: Sequence[Tensor], check: Check | None = None) -> list[Tensor]:
         """The outputs, which have gradients where the captured ones have."""
@@ -62,12 +63,13 @@ class _Call:
         self.check = check
         self.inputs = inputs
         self.kept: list[list[Any]] | None = None
+        self._forward_times: StepTimes | None = None
+        self.recorded = None if check is not None or loaded.recorder is None else loaded.recorder.phases()
+        self.placed = loaded.placed if self.recorded is None else self.recorded
 
     def forward(self) -> list[Tensor]:
         loaded, inputs = self.loaded, self.inputs
-        outputs, self.kept, times = loaded.placed.forward(inputs)
-        if self.check is None:
-            loaded.times[0].append(times.wall_us)
+        outputs, self.kept, self._forward_times = self.placed.forward(inputs)
         captured = loaded.captured
         outputs = [o.to(loaded.home) for o in outputs]
         watched = {f"parameter or buffer {n!r}": loaded.live[n] for n in captured.saved_state}
@@ -98,17 +100,28 @@ class _Call:
             if tensor is not None and tensor._version != version:
                 raise RuntimeError(f"{what} of a placed module was changed in place between its call and backward, which needs it")
         again = backward_again()
-        kept = [list(slots) for slots in self.kept] if again else self.kept
+        kept = [slots.copy() for slots in self.kept] if again else self.kept
         if not again:
             self.kept = None
         captured = self.loaded.captured
         given = [t for t, d in zip(tangents, captured.differentiable, strict=True) if d]
-        gradients, times = self.loaded.placed.backward(given, kept)
-        if self.check is None:
-            self.loaded.times[1].append(times.wall_us)
+        gradients, times = self.placed.backward(given, kept)
+        self._take(times)
         used = {i for i, t in enumerate(tangents) if t is not None}
         reached = {n: g for n, g in gradients.items() if not captured.reached_by[n].isdisjoint(used)}
         return _apart(reached, [*(t for t in tangents if t is not None), *self.inputs])
+
+
+    def _take(self, times: StepTimes) -> None:
+        """Of the backward phase, which may be run a second time."""
+        forward, self._forward_times = self._forward_times, None
+        if forward is None or self.check is not None:
+            return
+        if self.recorded is not None:
+            self.loaded.recorder.take(forward, times)  # type: ignore[union-attr]
+        else:
+            busy_us = tuple(a + b for a, b in zip(forward.busy_us, times.busy_us, strict=True))
+            self.loaded.times.append(StepTimes(forward.wall_us + times.wall_us, busy_us))
 
 
 def _apart(gradients: Gradients, others: Sequence[Tensor]) -> dict[str | int, Tensor]:

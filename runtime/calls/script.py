@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,19 @@ import torch
 from torch import nn
 
 from baechi_ext.errors import BaechiError
-from baechi_ext.ir.files import make_folder, write_json
-from baechi_ext.ir.made_by import versions
+from baechi_ext.ir.files import SCHEMA_VERSION, make_folder
+from baechi_ext.ir.made_by import MadeBy
 from runtime.as_main import require_script, run_as_main
 from runtime.calls.call_report import CallReport
 from runtime.calls.module_calls import LARGE_ENOUGH, Call, outermost_calls, trained_size
 from runtime.calls.parallelize import executor_of
 from runtime.calls.placed_calls import PlacedCalls, Settings
+from runtime.calls.script_steps import kept_step
 from runtime.calls.workers import Workers, join_workers
-from runtime.run_folder import begin_run
+from runtime.measure import load_of_others, oversubscribed
+from runtime.run_folder import folder_of
+from runtime.samples import LoadOfOthers, Noise
+from runtime.script_folder import KeptStep, keep
 from runtime.train_request import ScriptRequest, TrainRequest
 from runtime.training import devices_of
 
@@ -37,6 +42,8 @@ MOST_MODULES = 4
 class ScriptRun:
     """What became of a script: its exit code, and its placed modules."""
 
+    name: str = ""
+    """Of its file."""
     code: Any = 0
     """As sys.exit takes it."""
     placed: list[PlacedCalls] = field(default_factory=list)
@@ -46,6 +53,17 @@ class ScriptRun:
     """The most parameters of a module that trained and was too small."""
     command: tuple[str, ...] = ()
     """What was called, word by word."""
+    load: LoadOfOthers | None = None
+    """From the first placed call on."""
+
+    @cached_property
+    def kept(self) -> list[KeptStep | None]:
+        """What is kept of each module; asked for when the script has ended."""
+        return [kept_step(calls, self.name, self._noise(calls)) for calls in self.placed]
+
+    def _noise(self, calls: PlacedCalls) -> Noise:
+        executor = calls.settings.executor
+        return Noise(None if self.load is None else self.load.share(), oversubscribed(executor.devices))
 
     def lines(self) -> list[str]:
         """What was placed and what it gained, one line a module; or why nothing was."""
@@ -61,8 +79,18 @@ class ScriptRun:
         sys.stderr.write("".join(f"baechi: {line}\n" for line in self.lines()))
 
     def to_json(self) -> dict[str, Any]:
-        modules = [CallReport.of(calls).to_json() for calls in self.placed]
-        return {"modules": modules, "summary": self.lines(), "versions": versions(), "command": list(self.command)}
+        """What stands in report.json: of the first placed module as of a built-in model, and of all modules in short."""
+        steps = [step for step in self.kept if step is not None]
+        modules = []
+        for calls, step in zip(self.placed, self.kept, strict=True):
+            where = None if step is None else folder_of(steps.index(step))
+            modules.append({**CallReport.of(calls).to_json(), "folder": where})
+        said = {"modules": modules, "summary": self.lines(), **MadeBy(self.command).to_json()}
+        return {"schema_version": SCHEMA_VERSION, **(steps[0].report if steps else {"model": self.name}), **said}
+
+    def keep(self, folder: Path) -> None:
+        """Writes the files of a run."""
+        keep(folder, [step for step in self.kept if step is not None], self.to_json())
 
 
 def run_script(asked: ScriptRequest) -> ScriptRun:
@@ -71,10 +99,11 @@ def run_script(asked: ScriptRequest) -> ScriptRun:
     Raises FileError where there is no such script, what placing its model raises, and KeyboardInterrupt.
     """
     path = require_script(asked.path)
-    if asked.request.out is not None:
-        make_folder(Path(asked.request.out))
+    folder = None if asked.request.out is None else Path(asked.request.out)
+    if folder is not None:
+        make_folder(folder)
     workers = workers_of(asked.request)
-    run = ScriptRun(reports=workers is None or workers.group.rank == 0, command=asked.request.command)
+    run = ScriptRun(name=path.name, reports=workers is None or workers.group.rank == 0, command=asked.request.command)
     try:
         with as_one_of(workers), outermost_calls(_Placing(asked, run).runner):
             run.code = run_as_main(path, asked.arguments)
@@ -83,13 +112,17 @@ def run_script(asked: ScriptRequest) -> ScriptRun:
             workers.failed = True
         raise
     except KeyboardInterrupt:
-        run.say()
+        _say_and_keep(run, folder)
         raise
+    _say_and_keep(run, folder)
+    return run
+
+
+def _say_and_keep(run: ScriptRun, folder: Path | None) -> None:
     if run.reports:
         run.say()
-        if asked.request.out is not None:
-            _keep(Path(asked.request.out), run)
-    return run
+        if folder is not None:
+            run.keep(folder)
 
 
 def workers_of(request: TrainRequest) -> Workers | None:
@@ -139,15 +172,7 @@ class _Placing:
     def _settings(self) -> Settings:
         asked, request = self._asked, self._asked.request
         executor = workers_of(request) or executor_of(devices_of(request), request.timeout_seconds)
-        return Settings(request, executor, asked.verify_steps, asked.fallback)
+        if self._run.load is None and not isinstance(executor, Workers):  # of several processes none sees what the others use
+            self._run.load = load_of_others(executor)
+        return Settings(request, executor, asked.verify_steps, asked.fallback, record=request.out is not None)
 
-
-def _keep(folder: Path, run: ScriptRun) -> None:
-    """Writes graph.json, profile.json and plan.json of every placed module, the first without a number, and report.json."""
-    begin_run(folder)
-    for number, calls in enumerate(c for c in run.placed if c.calls):
-        placement, end = calls.calls[0].placement, f"_{number + 1}" if number else ""
-        placement.graph.save(folder / f"graph{end}.json")
-        placement.profile.save(folder / f"profile{end}.json")
-        placement.result.plan.save(folder / f"plan{end}.json")
-    write_json(folder / "report.json", run.to_json())

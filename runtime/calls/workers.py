@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,9 +35,10 @@ from runtime.processes.worker_group import WorkerGroup, is_worker, worker_place
 from runtime.program import in_two_phases, one_device_timeline
 from runtime.thread_executor import StepTimes
 from runtime.torch_devices import TorchDevice, cpu_workers
-from runtime.torch_ops import Lowering, OpError, Slots, StepContext
+from runtime.torch_ops import LoweredProgram, Lowering, OpError, Slots, StepContext
 from runtime.train_request import TrainRequest
 
+W = TypeVar("W", bound="WorkerPhases")
 _LEAVING_SECONDS = 10.0
 _JOINED: "list[Workers]" = []
 
@@ -222,18 +223,22 @@ class _Handed:
 class WorkerPhases:
     """This worker's share of a module's call; the same face as PhasedStep, which all workers use at the same time."""
 
-    def __init__(self, workers: Workers, timeline: Timeline, call: CapturedCall, step: ModuleStep) -> None:
+    def __init__(
+        self, workers: Workers, timeline: Timeline, call: CapturedCall, step: ModuleStep, lock: "threading.Lock | None" = None
+    ) -> None:
+        """`lock` is held while a phase runs."""
         self._workers, self._timeline, self._call, self._step = workers, timeline, call, step
-        self._lock = threading.Lock()
+        self._lock = threading.Lock() if lock is None else lock
         binding, rank, device = call.binding, workers.group.rank, workers.device
         later = frozenset(range(len(binding.ops))) - binding.forward_ops
-        self._channels = [Channels(timeline, binding, workers.group, device, ops) for ops in (binding.forward_ops, later)]
+        self._channels = [self._made_channels(phase, ops) for phase, ops in enumerate((binding.forward_ops, later))]
         exchange = _Exchange(timeline, binding.forward_ops, self._channels)
         posts = self._channels[0].posts | self._channels[1].posts
         context = StepContext(timeline.graph, binding, step, exchange, {}, None, posts)  # type: ignore[arg-type]
         lowering = Lowering(context, device, rank)
         programs = [lowering.lower(program) for program in in_two_phases(timeline, binding.forward_ops)[rank]]
-        self._programs = [workers.group.board.marked(program, timeline.graph, rank) for program in programs]
+        marked = [workers.group.board.marked(program, timeline.graph, rank) for program in programs]
+        self._programs = [self._watched(program, phase) for phase, program in enumerate(marked)]
         self._outputs_at, self._outputs = self._where_outputs_are()
         self._gradients = self._where_gradients_are()
         self._buffers = self._where_buffers_are()
@@ -241,17 +246,33 @@ class WorkerPhases:
         self._seeded = dict(seeded)
         """Phase -> where its random numbers are drawn."""
 
+    def loaded_as(self, kind: type[W]) -> W:
+        """See PhasedStep.loaded_as; all workers load it at the same time."""
+        return kind(self._workers, self._timeline, self._call, self._step, self._lock)
+
+    def _made_channels(self, phase: int, ops: Collection[int]) -> Channels:
+        """What this worker sends and receives by in a phase, which is of these ops."""
+        return Channels(self._timeline, self._call.binding, self._workers.group, self._workers.device, ops)
+
+    def _watched(self, program: LoweredProgram, phase: int) -> LoweredProgram:
+        """What is run of this worker's program."""
+        return program
+
+    def _slots(self, size: int) -> Slots:
+        """Of this worker, empty."""
+        return [None] * size
+
     def forward(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Slots], StepTimes]:
         """See PhasedStep.forward. Raises ParityError where the workers' inputs differ."""
         with self._lock:
-            begin = time.perf_counter_ns()
+            begin_ns = self._begin(0)
             self._workers.agree("the arguments of a placed call", _checksums(inputs))
             self._step.inputs = tuple(inputs)
             try:
-                slots: Slots = [None] * max(program.num_slots for program in self._programs)
+                slots = self._slots(max(program.num_slots for program in self._programs))
                 busy_us = self._run(0, slots)
                 outputs = self._workers.share(self._step.outputs, self._outputs, self._outputs_at)
-                return [no_view(t) for t in outputs], [slots], self._times(begin, busy_us)
+                return [no_view(t) for t in outputs], [slots], self._times(0, begin_ns, (busy_us,))
             finally:
                 self._step.inputs = ()
                 self._step.forget()
@@ -259,7 +280,7 @@ class WorkerPhases:
     def backward(self, tangents: Sequence[Tensor | None], kept: list[Slots]) -> tuple[dict[str | int, Tensor], StepTimes]:
         """See PhasedStep.backward."""
         with self._lock:
-            begin = time.perf_counter_ns()
+            begin_ns = self._begin(1)
             self._step.tangents = tangents
             try:
                 busy_us = self._run(1, kept[0])
@@ -267,7 +288,7 @@ class WorkerPhases:
                 for handed in self._gradients:
                     own = [self._step.gradients[n] for n in handed.names] if handed.source == self._workers.group.rank else []
                     gradients |= zip(handed.names, self._workers.share(own, handed.likes, handed.source), strict=True)
-                return {n: no_view(g) for n, g in gradients.items()}, self._times(begin, busy_us)
+                return {n: no_view(g) for n, g in gradients.items()}, self._times(1, begin_ns, (busy_us,))
             finally:
                 kept[0].clear()
                 self._step.forget()
@@ -293,8 +314,12 @@ class WorkerPhases:
             torch.set_rng_state(state)
         return busy_us
 
-    def _times(self, begin: int, busy_us: float) -> StepTimes:
-        return StepTimes((time.perf_counter_ns() - begin) / 1000, (busy_us,))
+    def _begin(self, phase: int) -> int:
+        return time.monotonic_ns()
+
+    def _times(self, phase: int, begin_ns: int, busy_us: tuple[float, ...]) -> StepTimes:
+        """Of a phase that has ended just now."""
+        return StepTimes((time.monotonic_ns() - begin_ns) / 1000, busy_us)
 
     def _where_outputs_are(self) -> tuple[int, list[Tensor]]:
         (v, bound), *_ = ((v, bound) for v, bound in enumerate(self._call.binding.ops) if bound.outputs)

@@ -1,5 +1,8 @@
 """What stands at the top of a run's page: the step's times side by side, the verdict, and how the run was made."""
 
+import shlex
+from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from runtime.plan_files import other_costs
@@ -34,12 +37,13 @@ def _figures(run: RunFolder, said: Said) -> list[dict[str, str]]:
     above = f"{step / bound - 1:.1%} above the lower bound of {as_time(bound)}" if bound else "no lower bound"
     figures = [_figure("predicted step", as_time(step), above)]
     if said.median_us:
-        spread = f"{as_time(min(said.samples_us))} to {as_time(max(said.samples_us))}, {len(said.samples_us)} steps"
         off = f"the prediction is {step / said.median_us - 1:+.1%} off"
-        figures.append(_figure("measured step", as_time(said.median_us), f"{spread}; {off}"))
+        figures.append(_figure("measured step", as_time(said.median_us), f"{_spread(said.samples_us)}; {off}"))
+    if said.unplaced_us:
+        figures.append(_figure(said.unplaced, as_time(median(said.unplaced_us)), _spread(said.unplaced_us)))
     for label, gain, predicted in (
         ("against one device", said.over_single, said.predicted_speedup),
-        ("against eager", said.over_eager, None),
+        (f"against {said.unplaced or 'eager'}", said.over_eager, None),
     ):
         if gain is not None:
             expected = "" if predicted is None else f"; predicted {predicted:.2f}"
@@ -52,22 +56,28 @@ def _figure(label: str, value: str, detail: str) -> dict[str, str]:
     return {"label": label, "value": value, "detail": detail}
 
 
+def _spread(samples_us: Sequence[float]) -> str:
+    return f"{as_time(min(samples_us))} to {as_time(max(samples_us))}, {len(samples_us)} steps"
+
+
 def _interval(gain: Interval, said: Said) -> str:
     return f"{100 * (1 - said.interval_error):.4g}% interval {gain.low:.2f} to {gain.high:.2f}"
 
 
 def _verdict(run: RunFolder, said: Said) -> dict[str, str]:
-    gain = said.over_single
+    gain, other = (said.over_eager, said.unplaced) if said.unplaced else (said.over_single, "one device")
     if said.recommendation:
         return {"tone": "doubt" if said.doubts else "good", "text": said.recommendation}
     if len(set(run.plan.placement)) < 2:
         return {"tone": "plain", "text": "The plan runs everything on one device."}
+    if said.unplaced and said.doubts:
+        return {"tone": "doubt", "text": f"Inconclusive: {'; '.join(said.doubts)}. `baechi compare` measures in turn."}
     if gain is None:
         return {"tone": "plain", "text": "This step is predicted; how it compares with one device was not measured."}
     if said.doubts:
         reasons = "; ".join(said.doubts)
         return {"tone": "doubt", "text": f"Inconclusive: {reasons}. Run it again on a quiet machine, or with more --num_steps."}
-    times = f"{gain.median:.2f} times as fast as one device ({_interval(gain, said)})"
+    times = f"{gain.median:.2f} times as fast as {other} ({_interval(gain, said)})"
     if gain.low > 1:
         return {"tone": "good", "text": f"Splitting pays: {times}."}
     clearly = "clearly " if gain.high > 1 else ""
@@ -85,4 +95,5 @@ def _facts(run: RunFolder, said: Said) -> list[tuple[str, str]]:
         facts.append(("others' load", f"{load:.1%} of the cores while measuring"))
     noted = (*other_costs(plan, run.timeline), *said.notes, *(run.measured.notes if run.measured is not None else ()))
     facts += [("note", note) for note in noted]
+    facts += [("also placed", f"{name}: baechi report {shlex.quote(str(run.path / folder))}") for name, folder in said.further]
     return [*facts, ("versions", said.made_by.programs or run.made_by.programs or "not recorded")]

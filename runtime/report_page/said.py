@@ -1,6 +1,6 @@
 """What report.json, or where there is none compare.json, says of a run beside its plan: read once, and checked."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,10 @@ class Said:
     median_us: float | None = None
     over_single: Interval | None = None
     over_eager: Interval | None = None
+    unplaced: str = ""
+    """What the unplaced step is called, where it is what a placed one is compared with: of a script."""
+    unplaced_us: tuple[float, ...] = ()
+    """Of such a step."""
     interval_error: float = 0.05
     """The share of cases in which an interval may be wrong."""
     predicted_speedup: float | None = None
@@ -53,10 +57,12 @@ class Said:
     doubts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     recommendation: str = ""
+    further: tuple[tuple[str, str], ...] = ()
+    """Of a script: its further placed steps, by name, and their folders in the run's."""
 
     @classmethod
     def of_report(cls, value: Mapping[str, Any]) -> "Said":
-        """From report.json, of one step or of a training. Raises FileError where a field is not what it should be."""
+        """From report.json, of one step, of a training or of a script. Raises FileError where a field is not what it should be."""
         measured = object_of(value, "measured_step_us")
         median, samples = steps_of(measured.get("placed", measured), "measured_step_us")
         return cls(
@@ -68,6 +74,9 @@ class Said:
             predicted_speedup=number_of(value, "predicted_speedup"),
             measured_peaks=numbers_of(object_of(value, "peak_memory_bytes"), "measured"),
             parity=_parity(value),
+            unplaced=str(value.get("unplaced") or ""),
+            unplaced_us=steps_of(measured.get("eager"), "measured_step_us")[1] if value.get("unplaced") else (),
+            further=tuple(_further(value)),
         )
 
     @classmethod
@@ -161,5 +170,16 @@ def _parity(value: Mapping[str, Any]) -> str:
     found = object_of(value, "parity")
     if not found:
         return ""
-    largest, compared = number_of(found, "max_abs_diff") or 0.0, number_of(found, "compared") or 0.0
-    return f"{'passed' if found.get('passed') else 'failed'}; {compared:.0f} tensors, largest difference {largest:.3g}"
+    largest, relative, compared = (number_of(found, key) for key in ("max_abs_diff", "max_rel_diff", "compared"))
+    difference = f"difference {largest:.3g}" if largest is not None else f"relative difference {relative or 0.0:.3g}"
+    return f"{'passed' if found.get('passed') else 'failed'}; {compared or 0:.0f} tensors, largest {difference}"
+
+
+def _further(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Of a PyTorch script modules, of TensorFlow's steps; the `steps` of a training are a number."""
+    steps = value.get("steps")
+    for step in (*list_of(value, "modules"), *(steps if isinstance(steps, list) else ())):
+        if not isinstance(step, dict):
+            raise FileError(f"a placed step of the script is {step!r}; expected an object")
+        if step.get("folder") not in (None, "."):
+            yield str(step.get("module") or step.get("step") or ""), str(step["folder"])

@@ -1,10 +1,11 @@
 """What placing a user's training step gained: predicted, and measured in the user's own loop."""
 
-import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from baechi_ext.ir.files import SCHEMA_VERSION
+from runtime.samples import Samples
+from runtime.script_report import measured_json, samples_of
 from runtime.tables import as_size, as_time
 from runtime.tensorflow.placed_function import PlacedFunction
 
@@ -20,10 +21,10 @@ class FunctionReport:
     """On each device."""
     predicted_us: float | None
     predicted_single_us: float | None
-    measured_us: float | None
-    """Median of the steps that were not verified."""
-    unplaced_us: float | None
-    """The last verified step as it is, with the program's own threads; None where there was only the one that it was traced in."""
+    placed: Samples | None
+    """The last steps that were neither verified nor recorded."""
+    unplaced: Samples | None
+    """The verified steps as they are, with the program's own threads; None where there was only the one that it was traced in."""
     peak_memory_bytes: tuple[float, ...]
     """Predicted, of each device."""
     bytes_moved: float
@@ -40,7 +41,7 @@ class FunctionReport:
     @classmethod
     def of(cls, placed: PlacedFunction) -> "FunctionReport":
         shapes, placement = list(placed.shapes.values()), placed.placement
-        times = [us for shape in shapes[:1] for us in list(shape.step.times_us)[shape.verification.steps :]]
+        times = [us for shape in shapes[:1] for us in shape.step.times_us]
         unplaced = [us for shape in shapes[:1] for us in shape.verification.unplaced_us[1:]]
         timeline = None if placement is None else placement.result.timeline
         return cls(
@@ -50,8 +51,8 @@ class FunctionReport:
             num_ops=() if timeline is None else tuple(map(len, timeline.device_order())),
             predicted_us=None if timeline is None else timeline.makespan_us,
             predicted_single_us=None if placement is None else placement.single.makespan_us,
-            measured_us=statistics.median(times) if times else None,
-            unplaced_us=unplaced[-1] if unplaced else None,
+            placed=samples_of(times),
+            unplaced=samples_of(unplaced),
             peak_memory_bytes=() if timeline is None else tuple(timeline.peak_memory_bytes),
             bytes_moved=0 if timeline is None else timeline.bytes_moved,
             placed_steps=sum(s.count for s in shapes),
@@ -65,7 +66,18 @@ class FunctionReport:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+        said = {name: value for name, value in asdict(self).items() if name not in ("placed", "unplaced")}
+        return {"schema_version": SCHEMA_VERSION, **said, "measured_step_us": measured_json(self.unplaced, self.placed)}
+
+    @property
+    def measured_us(self) -> float | None:
+        """The median of the placed steps."""
+        return None if self.placed is None else self.placed.median
+
+    @property
+    def unplaced_us(self) -> float | None:
+        """The median of the unplaced ones."""
+        return None if self.unplaced is None else self.unplaced.median
 
     def line(self) -> str:
         """One line: what was placed and what it gained, or why not."""

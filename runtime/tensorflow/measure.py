@@ -35,11 +35,12 @@ def measure(
     gc.collect()
     gc.disable()
     try:
-        load = _load_of_others(groups)
+        one_machine = all(len(d.servers) == len(d.names) for d in groups if isinstance(d, Servers))
+        load = load_of_others(lambda: groups, one_machine=one_machine)
         for i in range(WARMUP + num_steps):
             on_step(i)
             if i == WARMUP:
-                load = _load_of_others(groups)
+                load = load_of_others(lambda: groups, one_machine=one_machine)
             times = {UNPLACED: _timed_us(unplaced)}
             for name, session in sessions.items():
                 before = _clocks(devices[name])
@@ -57,7 +58,7 @@ def measure(
         samples={name: Samples(tuple(us)) for name, us in taken.items()},
         busy_us={name: tuple(statistics.median(column) for column in zip(*rows, strict=True)) for name, rows in busy.items()},
         load_of_others=share,
-        oversubscribed=any(isinstance(d, Servers) and len(d.names) > len(d.cores) for d in groups),
+        oversubscribed=oversubscribed(groups),
     )
 
 
@@ -74,12 +75,18 @@ def _clocks(devices: Devices) -> list[int]:
     return [cpu_ns(server.process.pid) for server in devices.servers]
 
 
-def _load_of_others(groups: Sequence[Devices]) -> LoadOfOthers:
-    servers = [d for d in groups if isinstance(d, Servers)]
-    one_machine = all(len(d.servers) == len(d.names) for d in servers)
-    return LoadOfOthers(
-        lambda: time.process_time() + sum(sum(d.cpu_seconds()) for d in servers), available_cores() if one_machine else ()
-    )
+def load_of_others(groups: Callable[[], Sequence[Devices]], *, one_machine: bool) -> LoadOfOthers:
+    """From now on; `groups` says what runs at the end, or ran before, all of it on this machine."""
+
+    def own_seconds() -> float:
+        return time.process_time() + sum(sum(d.cpu_seconds()) for d in groups() if isinstance(d, Servers))
+
+    return LoadOfOthers(own_seconds, available_cores() if one_machine else ())
+
+
+def oversubscribed(groups: Sequence[Devices]) -> bool:
+    """Whether servers share cores."""
+    return any(isinstance(d, Servers) and len(d.names) > len(d.cores) for d in groups)
 
 
 def peak_bytes(session: PlacedSession, devices: Devices) -> tuple[int, ...]:

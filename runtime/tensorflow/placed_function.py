@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from runtime.progress import progress
 from runtime.tensorflow.arguments import Arguments
 from runtime.tensorflow.placed_step import PlacedStep
 from runtime.tensorflow.placing import Placement
+from runtime.tensorflow.recording import TracedCalls
 from runtime.tensorflow.servers import Devices
 from runtime.tensorflow.verify import Verification, off_by_the_last_place, results_of
 
@@ -84,6 +86,8 @@ class Settings:
     """Profiles and plans a captured step."""
     verify_steps: int = 2
     fallback: bool = False
+    record: bool = False
+    """Whether some steps of the first shape are traced; see runtime.tensorflow.recording."""
 
 
 @dataclass
@@ -95,6 +99,7 @@ class PlacedShape:
     count: int = 0
     draws: bool = False
     """Whether nothing can be compared: see `draws_anew`."""
+    traced: TracedCalls | None = None
 
 
 class PlacedFunction:
@@ -156,7 +161,8 @@ class PlacedFunction:
         if shape.count < self.settings.verify_steps and not shape.draws:
             return self._verified(shape, given, args, kwargs)
         shape.count += 1
-        return shape.step.returned(shape.step.run(given.inputs))
+        run = shape.step.run if shape.traced is None else partial(shape.traced.run, shape.step)
+        return shape.step.returned(run(given.inputs))
 
     def _placed(self, given: Arguments) -> PlacedShape | None:
         """Captures these arguments, and places the step; None where it is better left as it is."""
@@ -169,7 +175,8 @@ class PlacedFunction:
             self.refusal = "" if self.shapes else placement.result.why_whole
             return None
         step = PlacedStep(captured, placement.where, placement.order, self.settings.devices())
-        self.shapes[given.key] = PlacedShape(step, draws=draws_anew(captured))
+        traced = TracedCalls() if self.settings.record and not (self.shapes or self._declined) else None
+        self.shapes[given.key] = PlacedShape(step, draws=draws_anew(captured), traced=traced)
         return self.shapes[given.key]
 
     def _verified(self, shape: PlacedShape, given: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -203,6 +210,7 @@ class PlacedFunction:
                 raise
             self._go_on_unplaced(e)
             return returned
+        shape.step.times_us.clear()  # of steps that are verified
         shape.step.live.leave()  # what perturbed steps made of the variables here is nobody's
         shape.count += 1
         return shape.step.returned(found)

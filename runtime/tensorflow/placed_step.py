@@ -35,12 +35,21 @@ class PlacedStep:
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """One step: its results, flat."""
         began = time.perf_counter()
-        if changed := self.live.changes():
-            self.session.initialise(changed)
-        self.live.leave()
+        self._begin()
         results = self.session.run(inputs)
         self.times_us.append((time.perf_counter() - began) * 1e6)
         return results
+
+    def traced(self, inputs: Sequence[np.ndarray]) -> tuple[list[np.ndarray], Any]:
+        """The same, traced op by op: its results, and its RunMetadata. It is not timed."""
+        self._begin()
+        return self.session.traced(inputs)
+
+    def _begin(self) -> None:
+        """The devices have the variables' values."""
+        if changed := self.live.changes():
+            self.session.initialise(changed)
+        self.live.leave()
 
     def returned(self, results: Sequence[Any]) -> Any:
         """What the user's step returns, made of flat results."""

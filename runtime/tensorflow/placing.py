@@ -6,6 +6,7 @@ from baechi_ext.cost import Profile
 from baechi_ext.ir import OpGraph
 from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline
+from runtime.links import LinkProbe
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Placement:
     single: Timeline
     """The prediction for one device."""
     notes: tuple[str, ...] = ()
+    probe: LinkProbe | None = None
 
     @property
     def where(self) -> dict[str, int]:

@@ -24,13 +24,13 @@ _devices: dict[tuple, tuple[Devices, Devices]] = {}
 atexit.register(_opened.close)
 
 
-def settings_of(request: TrainRequest, *, verify_steps: int = 2, fallback: bool = False) -> Settings:
+def settings_of(request: TrainRequest, *, verify_steps: int = 2, fallback: bool = False, record: bool = False) -> Settings:
     """How the steps of a program are placed that asks for `request`; nothing is started yet."""
 
     def place(captured: CapturedFunction, inputs: tuple[np.ndarray, ...]) -> Placement:
         return place_step(request, captured, inputs)
 
-    return Settings(request.plan.method, lambda: devices_of(request)[1], place, verify_steps, fallback)
+    return Settings(request.plan.method, lambda: devices_of(request)[1], place, verify_steps, fallback, record)
 
 
 def devices_of(request: TrainRequest) -> tuple[Devices, Devices]:
@@ -42,6 +42,11 @@ def devices_of(request: TrainRequest) -> tuple[Devices, Devices]:
     return _devices[key]
 
 
+def opened() -> list[Devices]:
+    """All devices that the program's steps run on by now."""
+    return list({id(d): d for pair in _devices.values() for d in pair}.values())
+
+
 def place_step(request: TrainRequest, captured: CapturedFunction, inputs: tuple[np.ndarray, ...]) -> Placement:
     """The plan of a captured step, with costs read from the request's `cost_path` or measured on the first device.
 
@@ -50,9 +55,9 @@ def place_step(request: TrainRequest, captured: CapturedFunction, inputs: tuple[
     devices, _ = devices_of(request)
     variables = tuple(v.variable for v in captured.variables)
     costed = costed_step(request, captured, TensorFlowStep(captured.graph.name, lambda *_: None, inputs, variables, None), devices)
-    cluster, _ = find_cluster(request, devices)
+    cluster, probe = find_cluster(request, devices)
     result = planned(request, costed, scale_links(cluster, request.comm_cost_factor))
-    return Placement(costed.graph, costed.profile, result, one_device_timeline(costed.alone), captured.notes)
+    return Placement(costed.graph, costed.profile, result, one_device_timeline(costed.alone), captured.notes, probe)
 
 
 def costed_step(request: TrainRequest, captured: CapturedFunction, step: TensorFlowStep, devices: Devices) -> Captured:

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,27 @@ import tensorflow as tf
 
 from baechi_ext.capture.tensorflow_source import Source
 from baechi_ext.errors import CaptureError
-from baechi_ext.ir.files import make_folder, write_json
-from baechi_ext.ir.made_by import versions
+from baechi_ext.ir.files import SCHEMA_VERSION, make_folder
+from baechi_ext.ir.made_by import MadeBy
+from baechi_ext.ir.measured import MeasuredStep
 from runtime.as_main import require_script, run_as_main
-from runtime.run_folder import begin_run
+from runtime.run_folder import MEASURED, folder_of
+from runtime.samples import LoadOfOthers, Noise
+from runtime.script_folder import KeptStep, keep
+from runtime.script_report import ScriptStep
 from runtime.tensorflow.function_report import FunctionReport
 from runtime.tensorflow.keras_fit import LARGE_ENOUGH, Place, PlacedModels
-from runtime.tensorflow.placed_function import PlacedFunction, is_running
-from runtime.tensorflow.running import settings_of
-from runtime.tensorflow.training import serve
-from runtime.train_request import ScriptRequest
+from runtime.tensorflow.measure import load_of_others, oversubscribed
+from runtime.tensorflow.placed_function import PlacedFunction, PlacedShape, is_running
+from runtime.tensorflow.placing import Placement
+from runtime.tensorflow.recording import WARM_UP
+from runtime.tensorflow.running import devices_of, opened, settings_of
+from runtime.tensorflow.step_recorder import SEVERAL_HOSTS, of_traces
+from runtime.tensorflow.training import kind_of_executor, serve
+from runtime.train_request import ScriptRequest, TrainRequest
 
+UNPLACED = "tf.function as it is"
+"""What verified steps as they are are called."""
 _UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
 """What the kinds of ops begin with that change a variable."""
 
@@ -37,6 +47,8 @@ _UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
 class ScriptRun:
     """What became of a script: its exit code, and its placed steps."""
 
+    name: str = ""
+    """Of its file."""
     code: Any = 0
     """As sys.exit takes it."""
     placed: list[PlacedFunction] = field(default_factory=list)
@@ -48,6 +60,15 @@ class ScriptRun:
     """Whether this process ran the script; another host only serves."""
     command: tuple[str, ...] = ()
     """What was called, word by word."""
+    request: TrainRequest | None = None
+    load: LoadOfOthers | None = None
+    """From the first placed step on."""
+
+    @cached_property
+    def kept(self) -> list[KeptStep | None]:
+        """What is kept of each step; asked for when the script has ended."""
+        noise = Noise(None if self.load is None else self.load.share(), oversubscribed(opened()))
+        return [None if self.request is None else kept_step(f, self.name, self.request, noise) for f in self.placed]
 
     def lines(self) -> list[str]:
         """What was placed and what it gained, one line a step; or why nothing was."""
@@ -65,8 +86,18 @@ class ScriptRun:
         sys.stderr.write("".join(f"baechi: {line}\n" for line in self.lines()))
 
     def to_json(self) -> dict[str, Any]:
-        steps = [FunctionReport.of(function).to_json() for function in self.placed]
-        return {"steps": steps, "summary": self.lines(), "versions": versions(), "command": list(self.command)}
+        """What stands in report.json: of the first placed step as of a built-in model, and of all steps in short."""
+        kept = [step for step in self.kept if step is not None]
+        steps = []
+        for function, step in zip(self.placed, self.kept, strict=True):
+            where = None if step is None else folder_of(kept.index(step))
+            steps.append({**FunctionReport.of(function).to_json(), "folder": where})
+        said = {"steps": steps, "summary": self.lines(), **MadeBy(self.command).to_json()}
+        return {"schema_version": SCHEMA_VERSION, **(kept[0].report if kept else {"model": self.name}), **said}
+
+    def keep(self, folder: Path) -> None:
+        """Writes the files of a run."""
+        keep(folder, [step for step in self.kept if step is not None], self.to_json())
 
 
 def run_script(asked: ScriptRequest) -> ScriptRun:
@@ -78,13 +109,16 @@ def run_script(asked: ScriptRequest) -> ScriptRun:
     if asked.request.task_index > 0:
         serve(asked.request)
         return ScriptRun(reports=False)
-    if asked.request.out is not None:
-        make_folder(Path(asked.request.out))
-    run = ScriptRun(command=asked.request.command)
+    folder = None if asked.request.out is None else Path(asked.request.out)
+    if folder is not None:
+        make_folder(folder)
+    run = ScriptRun(name=path.name, command=asked.request.command, request=asked.request)
 
     def place(name: str, python: Callable[..., Any], ordinary: Callable[..., Any]) -> PlacedFunction:
         request = replace(asked.request, model=name, out=None)
-        settings = settings_of(request, verify_steps=asked.verify_steps, fallback=asked.fallback)
+        if run.load is None:
+            run.load = load_of_others(opened, one_machine=request.cluster_hosts is None)
+        settings = settings_of(request, verify_steps=asked.verify_steps, fallback=asked.fallback, record=folder is not None)
         return PlacedFunction(name, python, ordinary, settings)
 
     models, functions = PlacedModels(place), PlacedFunctions(place)
@@ -99,9 +133,51 @@ def run_script(asked: ScriptRequest) -> ScriptRun:
             run.refused = functions.refused
             if isinstance(sys.exception(), (KeyboardInterrupt, type(None))):
                 run.say()
-    if asked.request.out is not None:
-        _keep(Path(asked.request.out), run)
+                if folder is not None:
+                    run.keep(folder)
     return run
+
+
+def kept_step(function: PlacedFunction, script: str, request: TrainRequest, noise: Noise) -> KeptStep | None:
+    """Of the step's first placed shape; None where it was not placed. `script` is the script's name."""
+    placement, report = function.placement, FunctionReport.of(function)
+    if placement is None:
+        return None
+    shape = next(iter(function.shapes.values()), None)
+    measured = None if shape is None else _measured(shape, placement, request)
+    missing = [] if measured is not None else [f"no {MEASURED}: no step ran behind the {WARM_UP} that follow the verified ones"]
+    refused = [f"it runs unplaced: {function.refusal}"] if function.refusal else []
+    peaks = () if measured is None or measured.memory is None else measured.memory
+    step = ScriptStep(
+        model=f"{function.name} of {script}",
+        executor=kind_of_executor(request),
+        result=placement.result,
+        single=placement.single,
+        unplaced=report.unplaced,
+        unplaced_name=UNPLACED,
+        placed=report.placed,
+        busy_us=(),
+        peak_bytes=tuple(int(max((held.bytes for held in device), default=0)) for device in peaks),
+        parity=None if shape is None or not shape.verification.steps else {**shape.verification.to_json(), "passed": not function.refusal},
+        probe=placement.probe,
+        noise=noise,
+        notes=(*report.notes, *refused, *missing),
+        peaks_measured_by="accounting" if _share_memory(request) else "allocator",
+    )
+    return KeptStep(placement.graph, placement.profile, placement.result.plan, measured, step.to_json())
+
+
+def _measured(shape: PlacedShape, placement: Placement, request: TrainRequest) -> MeasuredStep | None:
+    if shape.traced is None or not shape.traced.traces:
+        return None
+    placed, kind = shape.step.session.placed, kind_of_executor(request)
+    notes = () if request.cluster_hosts is None else (SEVERAL_HOSTS,)
+    traces, timeline = shape.traced.traces, placement.result.timeline
+    return of_traces(traces, placed, timeline, kind, shared_memory=_share_memory(request), notes=notes)
+
+
+def _share_memory(request: TrainRequest) -> bool:
+    return devices_of(request)[1].shared_memory
 
 
 class PlacedFunctions:
@@ -158,14 +234,3 @@ def trained(concrete: Any, name: str) -> list[tf.Variable]:
     source = Source.of(concrete, f"the tf.function {name}")
     changed = {i.partition(":")[0] for node in source.nodes.values() if node.op.startswith(_UPDATES) for i in node.input}
     return [v.variable for v in source.variables if v.trainable and v.placeholder in changed]
-
-
-def _keep(folder: Path, run: ScriptRun) -> None:
-    """Writes graph.json, profile.json and plan.json of every placed step, the first without a number, and report.json."""
-    begin_run(folder)
-    for number, placement in enumerate(f.placement for f in run.placed if f.placement is not None):
-        end = f"_{number + 1}" if number else ""
-        placement.graph.save(folder / f"graph{end}.json")
-        placement.profile.save(folder / f"profile{end}.json")
-        placement.result.plan.save(folder / f"plan{end}.json")
-    write_json(folder / "report.json", run.to_json())

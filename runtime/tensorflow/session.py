@@ -62,12 +62,16 @@ class PlacedSession:
 
     def trace(self, inputs: Sequence[np.ndarray] | None = None) -> Any:
         """One step, traced op by op: its RunMetadata."""
+        return self.traced(inputs)[1]
+
+    def traced(self, inputs: Sequence[np.ndarray] | None = None) -> tuple[list[np.ndarray], Any]:
+        """The same with its results, flat."""
         if inputs is not None:
             self.feed(inputs)
         v1 = tensorflow().compat.v1
         options, metadata = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE), v1.RunMetadata()
-        self._call(lambda: self._step(options=options, run_metadata=metadata))
-        return metadata
+        found = self._call(lambda: self._step(options=options, run_metadata=metadata))
+        return found[: len(self.placed.fetches)], metadata
 
     def variables(self, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
         """All variables, or those named, as they are now, by shared name."""

@@ -12,12 +12,13 @@ from baechi_ext.ir.measured import HeldBytes, MeasuredOp, MeasuredStep, Measured
 from baechi_ext.simulate import Timeline
 from runtime.tensorflow.accounting import traced_timeline
 from runtime.tensorflow.measure import held_bytes
-from runtime.tensorflow.placed_graph import UNORDERED
+from runtime.tensorflow.placed_graph import UNORDERED, PlacedGraph
 from runtime.tensorflow.profiler import kernel_of
 from runtime.tensorflow.session import PlacedSession
 
 CLOCK = "run_metadata"
-_RUNS = 5
+RUNS = 5
+"""Steps that are traced."""
 _SENT = re.compile(r"edge_\d+_(\S+) from (\S+) to (\S+)$")
 """How the label of a RecvTensor ends."""
 BY_REFERENCE = "tensors of logical devices change hands by reference; their transfers take no time and are left out"
@@ -31,8 +32,21 @@ def record_step(
 
     `timeline` is the plan that the session runs. The variables go on with it.
     """
-    traces = [session.trace() for _ in range(1 + _RUNS)][1:]
-    found = [_read(trace, session, timeline, shared_memory=shared_memory) for trace in traces]
+    traces = [session.trace() for _ in range(1 + RUNS)][1:]
+    return of_traces(traces, session.placed, timeline, executor, shared_memory=shared_memory, notes=notes)
+
+
+def of_traces(
+    traces: Sequence[Any],
+    placed: PlacedGraph,
+    timeline: Timeline,
+    executor: str,
+    *,
+    shared_memory: bool,
+    notes: Sequence[str] = (),
+) -> MeasuredStep:
+    """The same of steps that were traced before."""
+    found = [_read(trace, placed, timeline, shared_memory=shared_memory) for trace in traces]
     most = max(len(step.transfers) for step in found)
     whole = sorted((step for step in found if len(step.transfers) == most), key=lambda step: step.wall_us)
     step = whole[len(whole) // 2]
@@ -41,8 +55,8 @@ def record_step(
     return MeasuredStep(step.graph_fingerprint, executor, CLOCK, step.wall_us, step.ops, step.transfers, step.memory, said)
 
 
-def _read(metadata: Any, session: PlacedSession, timeline: Timeline, *, shared_memory: bool) -> MeasuredStep:
-    spans = [_one_by_one(spans) for spans in _spans_ns(metadata, session)]
+def _read(metadata: Any, placed: PlacedGraph, timeline: Timeline, *, shared_memory: bool) -> MeasuredStep:
+    spans = [_one_by_one(spans) for spans in _spans_ns(metadata, placed)]
     begin = min((span[0] for device in spans for span in device.values()), default=0)
     end = max((span[1] for device in spans for span in device.values()), default=0)
 
@@ -52,38 +66,41 @@ def _read(metadata: Any, session: PlacedSession, timeline: Timeline, *, shared_m
     where = {op.id: d for op, d in zip(timeline.graph.ops, timeline.placement, strict=True)}
     ops = [MeasuredOp(op, d, us(a), us(b)) for d, device in enumerate(spans) for op, (a, b) in device.items() if where[op] == d]
     made = {op.id: op.end_us for op in ops}
-    arrivals = _arrivals(metadata, session, timeline)
+    arrivals = _arrivals(metadata, placed, timeline)
     transfers = []
     for tensor, target, asked, there in arrivals:
         producer = timeline.graph.tensors[tensor].producer
         op, name = timeline.graph.ops[producer].id, timeline.graph.tensors[tensor].name
         start_us = max(us(asked), made.get(op, 0.0))  # a reader asks for it before it is there
         transfers.append(MeasuredTransfer(op, name, timeline.placement[producer], target, start_us, max(start_us, us(there))))
+    unseen = len(where) - len(ops)
+    notes = [f"{unseen} ops are left out: the traces have no record of them; a loop or condition runs as its parts"] if unseen else []
     unknown = 0 if shared_memory else len(timeline.transfers) - len(transfers)
-    notes = (f"{unknown} transfers are left out: the traces have no record of them, or not of which tensors they were",) if unknown else ()
+    if unknown:
+        notes.append(f"{unknown} transfers are left out: the traces have no record of them, or not of which tensors they were")
     if shared_memory:
-        courses = memory_courses(traced_timeline(metadata, session.placed.op_of, timeline))
+        courses = memory_courses(traced_timeline(metadata, placed.op_of, timeline))
         memory = tuple(tuple(HeldBytes(at_us, held) for at_us, held in course) for course in courses)
     else:
-        held = _held(metadata, session)
+        held = _held(metadata, placed)
         memory = None if held is None else tuple(tuple(HeldBytes(us(at), size) for at, size in device) for device in held)
     ordered = tuple(sorted(transfers, key=lambda t: t.start_us))
-    return MeasuredStep(timeline.graph.fingerprint, "", CLOCK, us(end), tuple(ops), ordered, memory, notes)
+    return MeasuredStep(timeline.graph.fingerprint, "", CLOCK, us(end), tuple(ops), ordered, memory, tuple(notes))
 
 
-def _stats_of(metadata: Any, session: PlacedSession) -> Iterator[tuple[int, Any]]:
+def _stats_of(metadata: Any, placed: PlacedGraph) -> Iterator[tuple[int, Any]]:
     """(Device, a node's statistics)."""
-    devices = {name: i for i, name in enumerate(session.placed.devices)}
+    devices = {name: i for i, name in enumerate(placed.devices)}
     for entry in metadata.step_stats.dev_stats:
         if entry.device in devices:
             yield from ((devices[entry.device], stats) for stats in entry.node_stats)
 
 
-def _spans_ns(metadata: Any, session: PlacedSession) -> list[dict[str, tuple[int, int]]]:
+def _spans_ns(metadata: Any, placed: PlacedGraph) -> list[dict[str, tuple[int, int]]]:
     """For each device, op -> from when its first node computed until its last one had; nodes that come when they like take no time."""
-    found: list[dict[str, tuple[int, int]]] = [{} for _ in session.placed.devices]
-    for device, stats in _stats_of(metadata, session):
-        op = session.placed.op_of.get(stats.node_name)
+    found: list[dict[str, tuple[int, int]]] = [{} for _ in placed.devices]
+    for device, stats in _stats_of(metadata, placed):
+        op = placed.op_of.get(stats.node_name)
         if op is None or f"{stats.node_name} = " not in stats.timeline_label:
             continue
         start, end = (stats.all_start_nanos + ns for ns in (stats.op_start_rel_nanos, stats.op_end_rel_nanos))
@@ -107,31 +124,31 @@ def _one_by_one(spans: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]
     return found
 
 
-def _arrivals(metadata: Any, session: PlacedSession, timeline: Timeline) -> Iterable[tuple[int, int, int, int]]:
+def _arrivals(metadata: Any, placed: PlacedGraph, timeline: Timeline) -> Iterable[tuple[int, int, int, int]]:
     """(Tensor, target, when it was asked for, when it was there), of the tensors that can be told: the trace names nodes, not their
     outputs."""
     graph = timeline.graph
-    devices = {name: i for i, name in enumerate(session.placed.devices)}
+    devices = {name: i for i, name in enumerate(placed.devices)}
     sent: dict[tuple[str, int], list[int]] = {}
     for transfer in timeline.transfers:
         sent.setdefault((graph.ops[graph.tensors[transfer.tensor].producer].id, transfer.target), []).append(transfer.tensor)
     spans: dict[tuple[str, int], list[tuple[int, int]]] = {}
-    for _, stats in _stats_of(metadata, session):
+    for _, stats in _stats_of(metadata, placed):
         label = _SENT.search(stats.timeline_label)
         if label is not None and label[3] in devices:
             asked = 1000 * stats.all_start_micros
-            key = session.placed.op_of.get(label[1], ""), devices[label[3]]
+            key = placed.op_of.get(label[1], ""), devices[label[3]]
             spans.setdefault(key, []).append((asked, asked + 1000 * stats.all_end_rel_micros))
     for key, tensors in sent.items():
         if len(tensors) == len(spans.get(key, ())) == 1:
             yield tensors[0], key[1], *spans[key][0]
 
 
-def _held(metadata: Any, session: PlacedSession) -> list[list[tuple[int, int]]] | None:
+def _held(metadata: Any, placed: PlacedGraph) -> list[list[tuple[int, int]]] | None:
     """For each device what its allocator holds while an op runs and after it, in the order of time; None where allocators do not count."""
-    found: list[list[tuple[int, int]]] = [[] for _ in session.placed.devices]
+    found: list[list[tuple[int, int]]] = [[] for _ in placed.devices]
     counts = False
-    for device, stats in _stats_of(metadata, session):
+    for device, stats in _stats_of(metadata, placed):
         start, end = (stats.all_start_nanos + ns for ns in (stats.op_start_rel_nanos, stats.op_end_rel_nanos))
         for memory in stats.memory:
             counts = counts or memory.allocator_bytes_in_use > 0

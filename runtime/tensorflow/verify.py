@@ -36,6 +36,10 @@ class Verification:
     unplaced_us: list[float] = field(default_factory=list)
     """Wall times of the unplaced steps."""
 
+    def to_json(self) -> dict[str, int | float]:
+        found = {"steps": self.steps, "compared": self.compared, "max_rel_diff": self.max_rel_diff}
+        return {**found, "decided_by_rounding": len(self.rounding)}
+
     def compare(self, expected: Values, actual: Values, perturbed: Callable[[int | None], Values]) -> None:
         """`perturbed(seed)`: what the unplaced step makes of values that are off by the last place, at random; None: of the very values.
 

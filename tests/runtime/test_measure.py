@@ -33,6 +33,15 @@ def test_the_interval_is_the_sign_tests(n: int, rank: int) -> None:
     assert (ratio.low, ratio.high) == (1.0 + rank, float(n - rank))
 
 
+@pytest.mark.parametrize(("n", "rank"), [(7, 0), (20, 4)])
+def test_a_ratio_of_steps_that_were_not_taken_in_turn(n: int, rank: int) -> None:
+    """From the two medians' intervals, each of 97.5% (n 20: 5th to 16th)."""
+    slow, fast = Samples(tuple(10.0 + i for i in range(n))), Samples(tuple(2.0 + i for i in reversed(range(n))))
+    ratio = Ratio.unpaired(slow, fast)
+    assert ratio.median == slow.median / fast.median
+    assert (ratio.low, ratio.high) == ((10 + rank) / (n + 1 - rank), (n + 9 - rank) / (2 + rank))
+
+
 def quiet(placed: tuple[float, ...], **changes: object) -> Measurement:
     fields = {
         "samples": {"single": Samples((2.0,) * len(placed)), "placed": Samples(placed)},

@@ -73,13 +73,17 @@ def test_a_report_may_leave_out_its_command(tmp_path: Path) -> None:
 
 def test_what_an_earlier_run_left_goes_and_nothing_else(tmp_path: Path) -> None:
     ours = ["report.json", "compare.json", "compare.png", "report.html", "profile.json", "plan_m_sct.json", "plan_single.json"]
-    ours += ["graph_2.json", "profile_2.json", "plan_2.json", "plan_14.json", "graph_split.json", "graph_single.json"]
-    own = ["plan_mine.json", "plan_1.json", "plan_02.json", "graph_2.json.bak", "notes_2.json", "config.toml", "compare.pdf", "plan_2.txt"]
+    ours += ["graph_split.json", "graph_single.json"]
+    own = ["plan_mine.json", "graph_2.json", "config.toml", "compare.pdf", "placed_4", "placed_3/notes.txt", "placed_1/plan.json"]
+    for folder in ("placed_1", "placed_2", "placed_3", "placed_14"):
+        (tmp_path / folder).mkdir()
+        kept(tmp_path / folder)
     for name in [*ours, *own]:
         (kept(tmp_path) / name).write_text("{}")
-    (tmp_path / "plan_3.json").mkdir()
+    (tmp_path / "placed_5").symlink_to(tmp_path / "placed_1")
     begin_run(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*own, "plan_3.json"])
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    assert left == {*own, "placed_1", "placed_3", "placed_5", *(f"placed_1/{name}.json" for name in ("graph", "measured"))}
 
 
 def test_a_folder_is_of_its_last_run(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from runtime.cluster import pairs_to_probe
 from runtime.processes import network
+from runtime.run_folder import RunFolder
 from runtime.torch_devices import available_cores, cpu_workers
 from tests.runtime.namespaces import ADDRESSES, require_namespaces, two_nodes
 from tests.runtime.trainings import STEP, costs_of, losses_of
@@ -97,3 +98,17 @@ def test_on_one_machine_no_interface_is_chosen(address: str) -> None:
     environment = {"MASTER_ADDR": address, "MASTER_PORT": "1"}
     network.choose_interface(environment)
     assert network.VARIABLE not in environment
+
+
+def test_a_recorded_script(tmp_path: Path) -> None:
+    """Worker 1's times are put on worker 0's clock, and the measured step says to within what."""
+    require_namespaces()
+    script = Path(__file__).parent / "scripts" / "mnist.py"
+    flags = ("train", "--placement_method=random", "--comm_cost_coeffs=0.001,50", f"--out={tmp_path / 'run'}", str(script))
+    first, second = two_nodes([[*command, "--", "--epochs", "2"] for command in on_two_nodes(*flags)])
+    assert (first["code"], second["code"]) == (0, 0), first["err"] + second["err"]
+    found = RunFolder.load(tmp_path / "run")
+    assert {op.id for op in found.measured.ops} == set(found.graph.index)
+    assert {op.device for op in found.measured.ops} == {0, 1}
+    said = [note for note in found.measured.notes if "another machine" in note]
+    assert re.fullmatch(r"cpu:1 is on another machine; its times may be off by \d+ us", said[0])

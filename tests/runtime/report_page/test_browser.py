@@ -1,5 +1,7 @@
 """The page of a run in a real browser: it opens, draws every panel, answers clicks and keys, and asks nobody for anything."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from tests.runtime.report_page.pages import Page, needs_browser
 from tests.runtime.report_page.runs import ENDING, HOSTILE, towers, write_plan, write_run
 
 pytestmark = needs_browser()
+ROOT = Path(__file__).parents[3]
 SECTIONS = ["timeline", "devices", "memory", "graph", "methods", "explanation"]
 
 
@@ -21,6 +24,16 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_page(str(write_plan(tmp_path_factory.mktemp("runs") / "large", towers(layers=120, towers=9), "contiguous")), None)
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of a user's own script with two models."""
+    out = tmp_path_factory.mktemp("runs") / "script"
+    command = [sys.executable, "-m", "runtime", "train", "--placement_method=random", f"--out={out}", "tests/runtime/scripts/gan.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return out
 
 
 def colours_of(page: Page) -> list[int]:
@@ -57,6 +70,32 @@ def test_what_stands_at_the_top(browser: Any, small: Path) -> None:
     assert f"a note on {HOSTILE}" in page.text("header details")
     assert "one op was not seen to run" in page.text("header details")
     assert "baechi 1.0, torch 2.0" in page.text("header details")
+
+
+@pytest.mark.parametrize(("folder", "model", "others"), [(".", "Maker", True), ("placed_2", "Judge", False)])
+def test_the_page_of_a_script(browser: Any, script: Path, folder: str, model: str, others: bool) -> None:
+    """Its own calls are measured beside the prediction; and it says where its other model is."""
+    page = Page(browser, write_page(str(script / folder), None))
+    assert page.text("h1") == f"{model} of gan.py"
+    assert page.run("return [tracks.length, data.measured.start_us.includes(null)]") == [2, False]
+    figures = page.text("header")
+    assert "MEASURED STEP" in figures.upper()
+    assert "EAGER, ONE THREAD" in figures.upper()
+    assert "Inconclusive: " in figures
+    assert "fewer than 7 unplaced calls were timed (" in figures
+    assert "baechi compare" in figures
+    assert "baechi train --placement_method=random" in page.text("header pre")
+    page.run("document.querySelector('header details').open = true")
+    facts = page.text("header details")
+    assert "passed; " in facts
+    assert "largest relative difference 0" in facts
+    assert ("Judge: baechi report" in facts and str(script / "placed_2") in facts) == others
+    op = page.run("return data.measured.end_us.indexOf(Math.max(...data.measured.end_us))")
+    page.run("select(arguments[0])", op)
+    assert page.run("return ops.id[arguments[0]]", op) in page.text("#details")
+    assert min(colours_of(page)) > 10
+    assert page.errors() == []
+    assert page.requests() == []
 
 
 def test_a_click_on_an_op_of_the_timeline_shows_its_costs_and_choices(browser: Any, small: Path) -> None:

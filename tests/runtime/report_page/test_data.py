@@ -192,3 +192,23 @@ def test_colours_are_told_apart_and_can_be_written_on() -> None:
     assert len(set(DEVICES)) == len(DEVICES)
     assert device_colour(len(DEVICES)) == device_colour(0)
     assert (text_colour("#000000"), text_colour("#ffffff"), text_colour("#0072b2")) == ("#ffffff", "#111111", "#ffffff")
+
+
+@pytest.mark.parametrize(
+    ("changes", "tone", "text"),
+    [
+        ({}, "good", "Splitting pays: 1.40 times as fast as eager, one thread (95% interval 1.30 to 1.50)."),
+        ({"doubts": ["too few"], "speedup_over_eager": None}, "doubt", "Inconclusive: too few. `baechi compare` measures in turn."),
+        ({"speedup_over_eager": {"median": 0.9, "low": 0.8, "high": 0.95}}, "bad", "Splitting does not pay here: 0.90 times as fast"),
+    ],
+)
+def test_the_verdict_on_a_script(run: RunFolder, changes: dict[str, Any], tone: str, text: str) -> None:
+    """It is compared with its own calls as they are, and names where its further modules are."""
+    eager = {"median": 20.0, "min": 10.0, "samples": [10.0, 20.0, 30.0]}
+    modules = [{"module": "Net", "folder": "."}, {"module": "Small", "folder": None}, {"module": "Judge", "folder": "placed_2"}]
+    script = {"unplaced": "eager, one thread", "measured_step_us": {"eager": eager, "placed": None}, "speedup_interval": None}
+    top = headline(run, Said.of_report({**(run.report or {}), **script, "modules": modules, **changes}))
+    assert top["verdict"]["tone"] == tone
+    assert top["verdict"]["text"].startswith(text)
+    assert {"label": "eager, one thread", "value": "20 us", "detail": "10 us to 30 us, 3 steps"} in top["figures"]
+    assert [fact for fact in top["facts"] if fact[0] == "also placed"] == [("also placed", f"Judge: baechi report {run.path / 'placed_2'}")]

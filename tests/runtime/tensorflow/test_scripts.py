@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import runpy
 import subprocess
 import sys
@@ -16,6 +15,9 @@ import pytest
 import baechi_ext
 from baechi_ext.errors import OptionError
 from runtime.cli import main
+from runtime.report_page.data import page_data
+from runtime.run_folder import RunFolder
+from runtime.tensorflow.step_recorder import RUNS
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PLACED = ["train", "--framework=tensorflow", "--workers=thread", "--placement_method=m_topo"]
@@ -69,10 +71,38 @@ def test_in_a_process_of_its_own_with_a_server_per_device(tmp_path: Path) -> Non
     command = [sys.executable, "-m", "runtime", "train", *flags, str(SCRIPTS / "custom_loop.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, printed("custom_loop.py")), done.stderr
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    found = RunFolder.load(tmp_path / "out")
+    report, measured = found.report, found.measured
     assert report["steps"][0]["placed_steps"] == 14
     assert min(report["steps"][0]["num_ops"]) > 0
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {"config.toml", "graph.json", "profile.json", "plan.json", "report.json"}
+    files = {"config.toml", "graph.json", "profile.json", "plan.json", "report.json", "measured.json"}
+    assert {p.name for p in (tmp_path / "out").iterdir()} == files
+    assert (report["model"], report["executor"], measured.executor) == ("train_step of custom_loop.py", "servers", "servers")
+    assert {op.id for op in measured.ops} == set(found.graph.index)
+    assert len(measured.transfers) > len(found.timeline.transfers) / 4
+    assert len(report["measured_step_us"]["placed"]["samples"]) == 14 - 2 - RUNS
+    assert report["load_of_others"] >= 0
+
+
+def test_the_folder_of_a_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps that are traced compute what they compute untraced."""
+    expected = printed("reviews.py")
+    keras.backend.clear_session()
+    assert main([*PLACED, "--verify_steps=3", f"--out={tmp_path}", str(SCRIPTS / "reviews.py")]) == 0
+    assert capsys.readouterr().out == expected
+    found = RunFolder.load(tmp_path)
+    report, measured = found.report, found.measured
+    unseen = {op.op for op in found.graph.ops if op.id not in measured.by_id()}
+    assert unseen <= {"While", "StatelessWhile", "If", "StatelessIf"}
+    assert any("a loop or condition runs as its parts" in note for note in measured.notes) == bool(unseen)
+    assert report["model"].endswith(".train_step of reviews.py")
+    assert (report["parity"]["passed"], report["parity"]["steps"], report["unplaced"]) == (True, 3, "tf.function as it is")
+    assert len(report["measured_step_us"]["eager"]["samples"]) == 2  # the first one was traced
+    assert len(report["measured_step_us"]["placed"]["samples"]) == 9 - 3 - RUNS
+    assert report["peak_memory_bytes"]["measured"] == [max(held.bytes for held in device) for device in measured.memory]
+    assert [step["folder"] for step in report["steps"]] == ["."]
+    figures = {figure["label"]: figure["detail"] for figure in page_data(found)["headline"]["figures"]}
+    assert figures["tf.function as it is"].endswith(", 2 steps")
 
 
 def run(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:
