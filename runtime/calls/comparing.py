@@ -14,7 +14,7 @@ from baechi_ext.ir.files import make_folder
 from runtime.as_main import EndedError, require_script, run_as_main
 from runtime.calls.capturing import capture_training_call, plain_arguments
 from runtime.calls.compared_call import ComparedCall
-from runtime.calls.measuring import on_threads, on_workers
+from runtime.calls.measuring import Measured, on_threads, on_workers
 from runtime.calls.module_calls import LARGE_ENOUGH, Call, never_trained, outermost_calls, trained_size
 from runtime.calls.module_watch import SETTLING, ModuleWatch, keeps_changing
 from runtime.calls.script import as_one_of, workers_of
@@ -23,7 +23,7 @@ from runtime.calls.workers import Workers
 from runtime.compare.comparison import Comparison
 from runtime.compare.contender import CompareRequest
 from runtime.compare.files import keep
-from runtime.run_folder import begin_run
+from runtime.run_folder import MEASURED, begin_run
 from runtime.training import kind_of_executor
 
 
@@ -90,27 +90,36 @@ class _Comparing:
     def _measured(self, compared: ComparedCall, model: str) -> Comparison | None:
         """None in a worker that does not report."""
         request, workers, call = self._request, self._workers, compared.call
-        measured = on_threads(request, compared) if workers is None else on_workers(request, compared, workers)
+
+        def comparison_of(measured: Measured) -> Comparison:
+            return Comparison(
+                model=model,
+                executor=kind_of_executor(request.train),
+                contenders=measured.placed.contenders,
+                measurement=measured.measurement,
+                single=measured.placed.single,
+                peaks_measured_by=measured.peaks_measured_by,
+                notes=(
+                    f"measured are the forward and backward passes of the first training call of {model}; there the script was ended",
+                    *measured.notes,
+                    *([call.note] if call.note else []),
+                    *([] if measured.placed.probe is None else [f"probed link: {measured.placed.probe}"]),
+                ),
+            )
+
+        def recommended(measured: Measured) -> str | None:
+            return comparison_of(measured).recommended
+
+        measured = on_threads(request, compared, recommended) if workers is None else on_workers(request, compared, workers, recommended)
         if measured is None:
             return None
-        comparison = Comparison(
-            model=model,
-            executor=kind_of_executor(request.train),
-            contenders=measured.placed.contenders,
-            measurement=measured.measurement,
-            single=measured.placed.single,
-            peaks_measured_by=measured.peaks_measured_by,
-            notes=(
-                f"measured are the forward and backward passes of the first training call of {model}; there the script was ended",
-                *measured.notes,
-                *([call.note] if call.note else []),
-                *([] if measured.placed.probe is None else [f"probed link: {measured.placed.probe}"]),
-            ),
-        )
+        comparison = comparison_of(measured)
         if request.train.out is not None:
             folder = Path(request.train.out)
             begin_run(folder)
             keep(folder, measured.placed.graph, measured.placed.profile, comparison, request.train.made_by)
+            if measured.recorded is not None:
+                measured.recorded.save(folder / MEASURED, request.train.made_by)
         return comparison
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from baechi_ext.cost import Profile, attach_costs, scale_links
 from baechi_ext.errors import BaechiError, ParityError
 from baechi_ext.ir import OpGraph
+from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.simulate import Timeline
 from runtime.accounting import how_measured, measured_peak_bytes, require_room
 from runtime.calls.compared_call import ComparedCall
@@ -17,6 +18,8 @@ from runtime.calls.parallelize import executor_of
 from runtime.calls.phases import PhasedStep
 from runtime.calls.placed_function import LoadedCall
 from runtime.calls.placing import costs_of_call
+from runtime.calls.recording import RUNS, WARM_UP, CallRecorder
+from runtime.calls.recording_workers import recorder_on
 from runtime.calls.workers import WorkerPhases, Workers, telling, told_placement
 from runtime.compare.comparison import UNPLACED
 from runtime.compare.contender import SINGLE, CompareRequest, Contender, planned
@@ -26,10 +29,12 @@ from runtime.measure import WARMUP, measure_in_turn
 from runtime.processes.executor import ProcessExecutor
 from runtime.program import one_device_timeline
 from runtime.progress import progress, rounds
+from runtime.run_folder import MEASURED
 from runtime.samples import Measurement
+from runtime.step_recorder import clock_of
 from runtime.thread_executor import StepTimes, ThreadExecutor
 from runtime.torch_devices import on_core_of
-from runtime.training import devices_of, find_cluster
+from runtime.training import devices_of, find_cluster, kind_of_executor
 
 HANDED_OUT = (
     "with --workers=process a placed step hands outputs, gradients and buffers to every worker, which its prediction does not count; eager "
@@ -59,9 +64,15 @@ class Measured:
     measurement: Measurement
     peaks_measured_by: str
     notes: tuple[str, ...] = ()
+    recorded: MeasuredStep | None = None
+    """A step of the method that is recommended, op by op, where it is to be kept."""
 
 
-def on_threads(request: CompareRequest, compared: ComparedCall) -> Measured:
+Recommended = Callable[[Measured], str | None]
+"""The method to choose by what was measured."""
+
+
+def on_threads(request: CompareRequest, compared: ComparedCall, recommended: Recommended) -> Measured:
     """All devices are threads of this process; eager runs in the caller's own, on the core of device 0."""
     train, call = request.train, compared.call
     executor = executor_of(devices_of(train), train.timeout_seconds)
@@ -79,10 +90,12 @@ def on_threads(request: CompareRequest, compared: ComparedCall) -> Measured:
 
     placed = _placed(request, compared, executor, load)
     steps = {UNPLACED: eager, **{c.method: partial(_times, c.loaded) for c in placed.contenders if c.loaded is not None}}
-    return Measured(placed, _in_turn(request, executor, steps), how_measured(executor))
+    measured = Measured(placed, _in_turn(request, executor, steps), how_measured(executor))
+    chosen = _to_record(request, measured, recommended)
+    return measured if chosen is None else _with_step(request, compared, executor, measured, chosen)
 
 
-def on_workers(request: CompareRequest, compared: ComparedCall, workers: Workers) -> Measured | None:
+def on_workers(request: CompareRequest, compared: ComparedCall, workers: Workers, recommended: Recommended) -> Measured | None:
     """Every device is a worker, and all come here with the same call. Worker 0 decides and reports, for the others it is None.
 
     Raises ParityError where the workers came with different calls, ExecutionError where one fails.
@@ -106,7 +119,14 @@ def on_workers(request: CompareRequest, compared: ComparedCall, workers: Workers
     steps = {UNPLACED: compared.plain, **{c.method: c.loaded for c in placed.contenders if c.loaded is not None}}
     workers.group.command({"steps": list(steps)})
     measurement = _in_turn(request, workers, {name: partial(_together, workers, name, run) for name, run in steps.items()})
-    return Measured(placed, measurement, "none", (HANDED_OUT,))
+    measured = Measured(placed, measurement, "none", (HANDED_OUT,))
+    chosen = _to_record(request, measured, recommended)
+    workers.group.command({"recorded": None if chosen is None else chosen.method})
+    if chosen is None:
+        return measured
+    alone = chosen.method == SINGLE
+    executor = executor_of(workers.devices[:1], workers.group.timeout_seconds) if alone else workers
+    return _with_step(request, compared, executor, measured, chosen)
 
 
 def _check(request: CompareRequest, compared: ComparedCall, contender: Contender, workers: Workers, single: Timeline) -> None:
@@ -130,14 +150,19 @@ def _take_part(request: CompareRequest, compared: ComparedCall, workers: Workers
     captured = compared.call.captured
     workers.follow(captured, compared.call.step)
     runs: dict[str, Run] = {}
-    for method, plan in workers.told()["plans"].items():
-        loaded = _on_all(workers, told_placement(captured, plan).result.timeline, compared)
+    plans = workers.told()["plans"]
+    timelines = {method: told_placement(captured, plan).result.timeline for method, plan in plans.items()}
+    for method, timeline in timelines.items():
+        loaded = _on_all(workers, timeline, compared)
         runs[method] = partial(compared.placed, loaded)
         compared.rewind()
         runs[method]()
     names = workers.told()["steps"]
     steps = {name: partial(_together, workers, name, runs.get(name, lambda: None)) for name in names}
     measure_in_turn(workers, steps, num_steps=request.train.num_steps)
+    chosen = workers.told()["recorded"]
+    if chosen in timelines:
+        _record(workers, timelines[chosen], compared)
 
 
 def _together(workers: Workers, name: str, run: Run) -> StepTimes:
@@ -175,6 +200,42 @@ def _on_all(workers: Workers, timeline: Timeline, compared: ComparedCall) -> Loa
 
 def _loaded(compared: ComparedCall, phases: PhasedStep | WorkerPhases) -> LoadedCall:
     return LoadedCall(compared.call.captured, phases, compared.call.step.live, compared.call.home)
+
+
+def _to_record(request: CompareRequest, measured: Measured, recommended: Recommended) -> Contender | None:
+    """The contender of which a step is kept, where files are."""
+    chosen = None if request.train.out is None else recommended(measured)
+    return next((c for c in measured.placed.contenders if c.method == chosen), None)
+
+
+def _with_step(
+    request: CompareRequest, compared: ComparedCall, executor: ThreadExecutor | Workers, measured: Measured, chosen: Contender
+) -> Measured:
+    """The same with a step of the contender."""
+    timeline = measured.placed.single if chosen.method == SINGLE else chosen.result.timeline  # type: ignore[union-attr]
+    with progress("recording a step op by op"):
+        recorder = _record(executor, timeline, compared)
+        clock = clock_of(executor.devices[0]).name
+        recorded = recorder.measured(timeline.graph, kind_of_executor(request.train), clock)
+    notes = [f"no {MEASURED}: a worker did not say what it noted"] if recorded is None else recorded.notes
+    return replace(measured, recorded=recorded, notes=(*measured.notes, *notes))
+
+
+def _record(executor: ThreadExecutor | Workers, timeline: Timeline, compared: ComparedCall) -> CallRecorder:
+    """Runs the call until its recorder has all it records."""
+    call = compared.call
+    step = replace(call.step, inputs=())
+    phases = (
+        executor.load(timeline, call.captured, step)
+        if isinstance(executor, Workers)
+        else PhasedStep(executor, timeline, call.captured, step)
+    )
+    recorder = recorder_on(executor, phases, timeline, call.captured, step)
+    loaded = replace(_loaded(compared, phases), recorder=recorder)
+    for _ in range(WARM_UP + RUNS + 1):
+        compared.rewind()
+        compared.placed(loaded)
+    return recorder
 
 
 def _in_turn(request: CompareRequest, executor: Executor | Workers, steps: dict[str, Callable[[], StepTimes]]) -> Measurement:

@@ -16,20 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from baechi_ext.capture.torch_module import CapturedCall
 from baechi_ext.capture.torch_private import is_traced
 from baechi_ext.capture.torch_tree import Tree, flatten
 from baechi_ext.errors import BaechiError, CaptureError
-from baechi_ext.simulate import Timeline
 from runtime.calls.blocks.placed_blocks import BlockSettings, PlacedBlocks
 from runtime.calls.capturing import arguments_of, capture_training_call, plain_arguments
 from runtime.calls.ladder import Runner, next_rung
 from runtime.calls.module_watch import SETTLING, ModuleWatch, keeps_changing
-from runtime.calls.phases import ModuleStep, PhasedStep
+from runtime.calls.phases import PhasedStep
 from runtime.calls.placed_function import LoadedCall
 from runtime.calls.placing import Placement, place_alike, place_call
-from runtime.calls.recording import CallRecorder, recorder_of
-from runtime.calls.recording_workers import WorkerRecorder
+from runtime.calls.recording_workers import recorder_on
 from runtime.calls.verify import (
     Comparison,
     Moment,
@@ -236,7 +233,7 @@ class PlacedCalls:
         load = executor.load if isinstance(executor, Workers) else partial(PhasedStep, executor)
         phases = load(timeline, captured, step)
         records = self.settings.record and not self.calls
-        recorder = _recorder_of(executor, phases, (timeline, captured, step)) if records else None
+        recorder = recorder_on(executor, phases, timeline, captured, step) if records else None
         loaded = LoadedCall(captured, phases, step.live, call.home, recorder=recorder)
         self.calls.append(PlacedCall(key, watch, loaded, placement, call.tolerance))
         return self.calls[-1]
@@ -324,12 +321,6 @@ class PlacedCalls:
             self._said.add(text)
             sys.stderr.write(f"baechi: {text}\n")
             sys.stderr.flush()
-
-
-def _recorder_of(executor: ThreadExecutor | Workers, phases: Any, loaded: tuple[Timeline, CapturedCall, ModuleStep]) -> CallRecorder:
-    if isinstance(executor, Workers):
-        return WorkerRecorder(executor, phases, loaded[2])
-    return recorder_of(phases, *loaded)
 
 
 def _key(inputs: Sequence[Tensor], given: Tree) -> object:

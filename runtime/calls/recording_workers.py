@@ -10,17 +10,19 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from baechi_ext.capture.torch_module import CapturedCall
 from baechi_ext.ir import OpGraph
 from baechi_ext.ir.measured import MeasuredStep
+from baechi_ext.simulate import Timeline
 from runtime.accounting import CountedSlots, Held, counting
 from runtime.calls.optimizers import resident_bytes
 from runtime.calls.phases import ModuleStep
-from runtime.calls.recording import CallRecorder, CountedTimes, Noted, NotedTimes
+from runtime.calls.recording import CallRecorder, CountedTimes, Noted, NotedTimes, recorder_of
 from runtime.calls.workers import WorkerPhases, Workers
 from runtime.processes.channels import Channels
 from runtime.processes.noting_channels import NotingChannels, clock_ahead, tell_clock
 from runtime.step_recorder import DeviceLog, DeviceNotes, HostClock
-from runtime.thread_executor import StepTimes
+from runtime.thread_executor import StepTimes, ThreadExecutor
 from runtime.torch_ops import LoweredProgram, Slots
 
 ALL_HELD = "every worker holds all parameters, and what optimizers keep for them; the plan counts those that its ops read"
@@ -158,3 +160,12 @@ class WorkerRecorder(CallRecorder):
 
     def _key(self, rank: int, what: str) -> str:
         return f"recorded {self._number} {what} {rank}"
+
+
+def recorder_on(
+    executor: ThreadExecutor | Workers, phases: Any, timeline: Timeline, captured: CapturedCall, step: ModuleStep
+) -> CallRecorder:
+    """What records the placed call that `phases` runs on threads, or on worker processes, of which each has its own."""
+    if isinstance(executor, Workers):
+        return WorkerRecorder(executor, phases, step)
+    return recorder_of(phases, timeline, captured, step)

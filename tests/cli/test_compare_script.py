@@ -55,7 +55,9 @@ def test_the_first_training_call_is_compared_and_ends_the_script(run: Run, scrip
     assert (rows["expert"]["measured_step_us"], rows["expert"]["note"] != "") == (None, True)  # the module gives no hint
     assert found["unplaced"]["name"] == "eager, one device"
     assert "there the script was ended" in found["notes"][0]
-    assert RunFolder.load(folder).plan.method == found["recommended"]
+    kept = RunFolder.load(folder)
+    assert kept.plan.method == found["recommended"]
+    assert {op.id for op in kept.require_measured().ops} >= {op.id for op in kept.graph.ops if op.compute_us > 0}
     assert (folder / "profile.json").exists()
 
 
@@ -71,7 +73,7 @@ def test_paths_are_of_where_the_command_runs_and_an_earlier_comparison_goes(
         assert code == 0, err
     assert not list(elsewhere.iterdir())
     kept = {"graph.json", "graph_split.json", "profile.json", "plan.json", "plan_single.json", "plan_m_etf.json"}
-    kept |= {"compare.json", "compare.png", "config.toml"}
+    kept |= {"compare.json", "compare.png", "config.toml", "measured.json"}
     assert {path.name for path in (tmp_path / "c").iterdir()} == kept
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.run_folder import RunFolder
 from tests.runtime.workers import ROOT, finish, only_error, start, workers_of
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -108,6 +109,8 @@ def test_the_methods_of_a_script_are_compared_on_worker_processes(tmp_path: Path
     said, found = out[: out.index("{")], json.loads(out[out.index("{") :])
     assert said == "as before True\n"
     assert json.loads((folder / "compare.json").read_text()) == found
+    kept = RunFolder.load(folder)
+    assert {op.id for op in kept.require_measured().ops} >= {op.id for op in kept.graph.ops if op.compute_us > 0}
     rows = {row["method"]: row for row in found["methods"]}
     assert (found["executor"], list(rows)) == ("process", ["single", "m_topo", "random", "expert"])
     for method in ("single", "m_topo", "random"):
@@ -118,6 +121,24 @@ def test_the_methods_of_a_script_are_compared_on_worker_processes(tmp_path: Path
     assert len(found["unplaced"]["measured_step_us"]["samples"]) == 3
     assert any("hands outputs, gradients and buffers to every worker" in note for note in found["notes"])
     assert found["load_of_others"] is not None
+
+
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_a_step_of_a_split_that_is_recommended_is_recorded_on_all_devices(tmp_path: Path, workers: str) -> None:
+    """One device has no room for all parameters."""
+    script, folder = tmp_path / "train.py", tmp_path / "c"
+    script.write_text(COMPARED)
+    flags = [f"--workers={workers}", "--placement_methods=m_etf", "--num_steps=2", "--comm_cost_coeffs=0.001,50", "--device_memory=14KB"]
+    code, out, err = finish(start("compare", *flags, "--timeout=120", f"--out={folder}", str(script)))
+    assert code == 0, err + out
+    kept = RunFolder.load(folder)
+    measured = kept.require_measured()
+    assert (kept.plan.method, measured.executor) == ("m_etf", workers)
+    assert {op.device for op in measured.ops} == {0, 1}
+    sent = {(t.op, t.source, t.target) for t in measured.transfers}
+    producers = [kept.graph.ops[kept.graph.tensors[t.tensor].producer].id for t in kept.timeline.transfers]
+    assert sent == {(op, t.source, t.target) for op, t in zip(producers, kept.timeline.transfers, strict=True)}
+    assert len(measured.memory or ()) == 2
 
 
 @pytest.mark.parametrize(
