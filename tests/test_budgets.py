@@ -45,7 +45,7 @@ def test_functions_are_short_and_take_few_parameters(path: Path) -> None:
 
 @each_file
 def test_only_the_command_line_prints(path: Path) -> None:
-    if path == ROOT / "runtime" / "cli.py":
+    if path.parent == ROOT / "runtime" / "commands":
         return
     tree = ast.parse(path.read_text(encoding="utf-8"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]

@@ -23,7 +23,7 @@ LIBRARY = {
     "hybrid": {"errors", "ir", "capture", "cost", "group", "simulate", "place", "shard"},
 }
 """What each part of baechi_ext may import besides itself."""
-DRIVERS = {"cli", "__main__", "pipeline", "train_request", "training", "compare", "comparing", "flags", "calls"}
+DRIVERS = {"cli", "__main__", "commands", "pipeline", "train_request", "training", "compare", "comparing", "flags", "calls"}
 DRIVERS |= {"sharding.training"}
 DRIVERS |= {f"tensorflow.{name}" for name in ("training", "comparing", "comparing_script", "probe_links", "running")}
 DRIVERS |= {"tensorflow.parallelize", "tensorflow.script"}

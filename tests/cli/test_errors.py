@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime import cli
+from runtime import pipeline
 from tests.cli.files import GRAPH, ROOT, a_graph, write
 
 Run = Callable[..., tuple[int, str, str]]
@@ -82,7 +82,7 @@ def test_an_unwritable_out(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_an_unwritable_out_is_told_before_the_work(run: Run, monkeypatch: pytest.MonkeyPatch, graph: Path) -> None:
-    monkeypatch.setattr(cli.pipeline, "plan", None)  # whoever calls it now gets a TypeError
+    monkeypatch.setattr(pipeline, "plan", None)  # whoever calls it now gets a TypeError
     assert "No such file or directory" in check_error(run("place", graph, *PLACE, "--out", "no/such/plan.json"), 1)
 
 
@@ -197,7 +197,7 @@ def test_ctrl_c(run: Run, monkeypatch: pytest.MonkeyPatch, graph: Path, tmp_path
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.pipeline, "plan", interrupted)
+    monkeypatch.setattr(pipeline, "plan", interrupted)
     assert check_error(run("place", graph, *PLACE, "--out", tmp_path / "plan.json"), 130) == "interrupted"
     assert not (tmp_path / "plan.json").exists()
 

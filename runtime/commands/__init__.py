@@ -1,0 +1,1 @@
+"""What the sub-commands of `baechi` do with their arguments; runtime.cli lists them."""
