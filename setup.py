@@ -13,7 +13,7 @@ RANGES = {
     "tensorflow": ["tensorflow>=2.18,<3", "safetensors>=0.5,<1"],
     "tensorflow-cpu": ["tensorflow-cpu>=2.18,<3", "safetensors>=0.5,<1"],
     "plots": ["matplotlib>=3.9,<4", "tensorboard>=2.18,<3"],
-    "nvidia": ["nvidia-ml-py>=12.535"],
+    "nvidia": ["nvidia-ml-py>=12.535,<14"],
     "yaml": ["pyyaml>=6,<7"],
     "dev": ["pytest>=8.3,<10", "pytest-xdist>=3.6,<4", "hypothesis>=6.120,<7", "ruff>=0.15,<1", "selenium>=4.27,<5", "pdoc>=16,<17"],
 }

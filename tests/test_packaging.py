@@ -25,7 +25,7 @@ PINS = {
 INSTALLED = [Requirement(text) for extra in ("core", "torch", "transformers", "solvers", "plots", "dev") for text in RANGES[extra]]
 
 
-@pytest.mark.parametrize("requirement", INSTALLED, ids=str)
+@pytest.mark.parametrize("requirement", [*INSTALLED, *map(Requirement, RANGES["nvidia"])], ids=str)
 def test_every_range_has_a_pin_inside(requirement: Requirement) -> None:
     assert requirement.specifier.contains(PINS[requirement.name.lower()])
 

@@ -58,7 +58,7 @@ PACKAGES: tuple[Package, ...] = (
     Package("pymetis>=2025.2", "solvers", "--placement_method=metis"),
     Package("matplotlib>=3.9,<4", "plots", "plots: compare's, and --plot"),
     Package("tensorboard>=2.18,<3", "plots", "placeto train --tensorboard"),
-    Package("nvidia-ml-py>=12.535", "nvidia", "--use_free_memory, and saying how GPUs are linked and who else uses them"),
+    Package("nvidia-ml-py>=12.535,<14", "nvidia", "--use_free_memory, and saying how GPUs are linked and who else uses them"),
     Package("pyyaml>=6,<7", "yaml", "--config=FILE.yaml (FILE.toml works without it)"),
 )
 CORE_MODULES = frozenset(package.name for package in PACKAGES if package.extra == CORE)
