@@ -113,7 +113,7 @@ class CallReport:
         if self.blocks and not self.refusal:
             return self.blocks
         if not self.devices:
-            return f"{self.module}: not placed; {self.refusal or 'no training call of it came'}"
+            return f"{self.module}: not placed; {self.refusal or 'no training call of it ran to its end'}"
         if self.refusal:
             return f"{self.module}: placed, then run unplaced; {self.refusal}"
         gain = f"predicted {as_time(self.predicted_single_us)} on one device, {as_time(self.predicted_us)} placed"

@@ -68,10 +68,14 @@ class ScriptRun:
     def lines(self) -> list[str]:
         """What was placed and what it gained, one line a module; or why nothing was."""
         if self.placed:
-            return [CallReport.of(calls).line() for calls in self.placed]
+            return [self._line(calls, step) for calls, step in zip(self.placed, self.kept, strict=True)]
         if self.too_small:
             return [f"nothing was placed: the largest module that trained has {self.too_small} parameters, fewer than {LARGE_ENOUGH}"]
         return ["nothing was placed: no module was called in training mode (model.train()) while gradients were recorded"]
+
+    def _line(self, calls: PlacedCalls, step: KeptStep | None) -> str:
+        line = CallReport.of(calls).line()
+        return line if step is None or calls.refusal else step.with_doubts(line)
 
     def say(self) -> None:
         """Writes the lines to stderr, behind all that the script has printed."""

@@ -2,13 +2,23 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from baechi_ext.errors import OptionError
 
 
 class Parser(argparse.ArgumentParser):
     """argparse with usage errors of one line."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, where what is no argument is an error of the command that it was given to."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            command = getattr(parsed, "parser", self)
+            script = getattr(parsed, "script", None)
+            own = f"; what {script} is to be given stands behind a --" if script is not None else ""
+            command.error(f"unrecognized arguments: {' '.join(unknown)}{own}")
+        return parsed
 
     def error(self, message: str) -> NoReturn:
         raise OptionError(f"{message}; see {self.prog} --help")

@@ -29,11 +29,12 @@ def settle(args: argparse.Namespace) -> None:
         raise OptionError("--mesh is for --sharding; give --sharding=pase as well")
     if not args.sharding:
         return
+    if args.script is not None:
+        raise OptionError(f"--sharding splits a built-in model; baechi pase {args.script} finds how a script's layers are best split")
     for flag, given in {
         f"--framework={args.framework}": args.framework == TENSORFLOW,
         "--workers=thread": args.workers == "thread",
         "--costgen": args.costgen,
-        "a script": args.script is not None,
         "--cluster": args.cluster is not None,
     }.items():
         if given:

@@ -57,6 +57,8 @@ def _figure(label: str, value: str, detail: str) -> dict[str, str]:
 
 
 def _spread(samples_us: Sequence[float]) -> str:
+    if len(samples_us) == 1:
+        return "1 step"
     return f"{as_time(min(samples_us))} to {as_time(max(samples_us))}, {len(samples_us)} steps"
 
 

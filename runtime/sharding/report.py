@@ -132,6 +132,10 @@ class ShardReport:
         yield f"executable    {self.executable}"
         if self.tau is not None:
             yield f"ranking       Kendall's tau of predicted and measured: {self.tau:+.2f}"
+        if self.load_of_others is not None:
+            yield f"others' load  {self.load_of_others:.1%} of the cores while measuring"
+        if self.doubts():
+            yield f"inconclusive  {'; '.join(self.doubts())}: run again on a quiet machine, or with more --num_steps"
         for run in self.runs:
             if run.losses:
                 yield f"losses        {run.name}: " + " ".join(f"{loss:.6g}" for loss in run.losses)

@@ -73,12 +73,16 @@ class ScriptRun:
     def lines(self) -> list[str]:
         """What was placed and what it gained, one line a step; or why nothing was."""
         if self.placed:
-            return [FunctionReport.of(function).line() for function in self.placed]
+            return [self._line(function, step) for function, step in zip(self.placed, self.kept, strict=True)]
         if self.refused:
             return [f"nothing was placed: {self.refused}"]
         if self.too_small:
             return [f"nothing was placed: the largest model that trained has {self.too_small} parameters, fewer than {LARGE_ENOUGH}"]
         return ["nothing was placed: no Keras model was fitted, and no tf.function that trains variables was called twice"]
+
+    def _line(self, function: PlacedFunction, step: KeptStep | None) -> str:
+        line = FunctionReport.of(function).line()
+        return line if step is None or function.refusal else step.with_doubts(line)
 
     def say(self) -> None:
         """Writes the lines to stderr, behind all that the script has printed."""

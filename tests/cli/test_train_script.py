@@ -81,6 +81,7 @@ def test_an_exception_of_the_script_is_shown_as_python_shows_it(tmp_path: Path, 
         (["--", "--epochs"], 2, "name the script before it"),
         (["SCRIPT", "--epochs=1"], 2, "--epochs=1"),
         (["SCRIPT", "--workers=process", "--num_gpus=2"], 2, "drop --workers=process"),
+        (["SCRIPT", "--sharding=pase"], 2, "--sharding splits a built-in model; baechi pase "),
         (["SCRIPT", "--costgen"], 2, "--costgen profiles a built-in model"),
         (["SCRIPT", "--verify_steps=-1"], 2, "whole number"),
     ],
@@ -125,4 +126,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 130
     assert errors.splitlines()[-1] == "error: interrupted"
-    assert "Sequential: random" in errors
+    (line,) = (line for line in errors.splitlines() if "Sequential: random" in line)
+    told = line.partition("unplaced on one thread")[2]
+    assert "; inconclusive: " in told
+    assert "fewer than 7 unplaced calls were timed (1; --verify_steps=8 makes it 7)" in told

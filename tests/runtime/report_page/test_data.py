@@ -211,4 +211,7 @@ def test_the_verdict_on_a_script(run: RunFolder, changes: dict[str, Any], tone: 
     assert top["verdict"]["tone"] == tone
     assert top["verdict"]["text"].startswith(text)
     assert {"label": "eager, one thread", "value": "20 us", "detail": "10 us to 30 us, 3 steps"} in top["figures"]
+    once = {"measured_step_us": {"eager": {"median": 20.0, "min": 20.0, "samples": [20.0]}, "placed": None}}
+    figures = headline(run, Said.of_report({**(run.report or {}), **script, **changes, **once}))["figures"]
+    assert {"label": "eager, one thread", "value": "20 us", "detail": "1 step"} in figures
     assert [fact for fact in top["facts"] if fact[0] == "also placed"] == [("also placed", f"Judge: baechi report {run.path / 'placed_2'}")]
