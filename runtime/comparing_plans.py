@@ -7,16 +7,16 @@ from rich.text import Text
 
 from baechi_ext.explain import PlanDiff
 from baechi_ext.simulate import Timeline
-from runtime.explaining import MOST_DEVICES, change_of, console, say, share_of, short, table_of
+from runtime.explaining import MOST_DEVICES, change_of, console, noted, say, share_of, short, table_of
 from runtime.tables import as_size, as_time
 
 MOST_MODULES, MOST_CHANGES = 12, 8
 
 
-def print_diff(diff: PlanDiff) -> None:
-    """Prints on stdout what two plans differ in, the step first."""
+def print_diff(diff: PlanDiff, notes: Sequence[str] = ()) -> None:
+    """Prints on stdout what two plans differ in, the step first, and `notes` on it."""
     out = console()
-    say(out, headline(diff), *_reasons(diff))
+    say(out, headline(diff), *_reasons(diff), *noted(notes))
     if diff.is_empty:
         return
     say(out, "")

@@ -33,7 +33,7 @@ _MATTERS = 5e-4
 def print_explanation(explained: PlanExplanation, notes: Sequence[str] = ()) -> None:
     """Prints on stdout what bounds a plan's step, where its time goes, and, last, what would change it."""
     out = console()
-    say(out, headline(explained), *balance(explained), waits(explained), *memory_news(explained), *_noted(notes))
+    say(out, headline(explained), *balance(explained), waits(explained), *memory_news(explained), *noted(notes))
     for title, table in tables_of(explained):
         say(out, "", title)
         out.print(table)
@@ -43,13 +43,13 @@ def print_explanation(explained: PlanExplanation, notes: Sequence[str] = ()) -> 
 def print_choices(choices: OpChoices, name: str, cluster: Cluster, notes: Sequence[str] = ()) -> None:
     """Prints on stdout why ops are where they are, what they are, and the step with them on each device."""
     out, said = console(), facts(choices)
-    say(out, verdict(choices, name, cluster), *_noted(notes), "")
+    say(out, verdict(choices, name, cluster), *noted(notes), "")
     width = max(map(len, said))
     say(out, *(f"{key:<{width}}  {value}" for key, value in said.items()), "")
     out.print(choice_table(choices, cluster))
 
 
-def _noted(notes: Sequence[str]) -> Iterator[str]:
+def noted(notes: Sequence[str]) -> Iterator[str]:
     """Notes, as they stand below what they are on."""
     return (f"Note: {note}." for note in notes)
 

@@ -93,7 +93,7 @@ def diff(args: argparse.Namespace) -> int:
     from baechi_ext.explain import diff_plans
     from baechi_ext.hybrid.plan import load_plan
     from runtime.comparing_plans import print_diff
-    from runtime.plan_files import on_devices, plan_and_graph, shard_plan_at
+    from runtime.plan_files import as_planned, on_devices, other_costs, plan_and_graph, shard_plan_at
 
     sharded = shard_plan_at(args.before), shard_plan_at(args.after)
     if any(sharded):
@@ -106,7 +106,8 @@ def diff(args: argparse.Namespace) -> int:
     graph = _read(graph_file)
     with progress(f"comparing two plans of {len(graph)} ops"):
         diff = diff_plans(*(on_devices(load_plan(file, graph)) for file in (before, after)))
-    report_on(args, diff.to_json, lambda: print_diff(diff))
+        notes = [f"{name}: {note}" for name, file in (("A", before), ("B", after)) for note in other_costs(as_planned(file, graph))]
+    report_on(args, lambda: {**diff.to_json(), "notes": notes}, lambda: print_diff(diff, notes))
     return 0
 
 

@@ -68,6 +68,9 @@ def test_a_plan_that_was_made_with_other_costs(run: Run, graph: Path, tmp_path: 
         assert json.loads(run("explain", plan, *op, f"--graph={graph}", "--json")[1])["notes"] == []
         assert json.loads(run("explain", plan, *op, f"--graph={slower}", faster_links, "--json")[1])["notes"] == [note]
         assert f"Note: {note}." in run("explain", plan, *op, f"--graph={slower}")[1]
+    assert json.loads(run("diff", plan, plan, f"--graph={graph}", "--json")[1])["notes"] == []
+    assert json.loads(run("diff", plan, plan, f"--graph={slower}", "--json")[1])["notes"] == [f"A: {note}", f"B: {note}"]
+    assert f"Note: B: {note}." in run("diff", plan, plan, f"--graph={slower}")[1]
 
 
 def test_a_priority_in_the_file_counts(run: Run, graph: Path, plan: Path, tmp_path: Path) -> None:
