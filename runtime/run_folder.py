@@ -55,6 +55,8 @@ class RunFolder:
         """Raises FileError where the folder lacks its graph or plan, and what reading its files raises; MismatchError where its measured
         step ran by another plan."""
         folder = Path(path)
+        if not folder.is_dir():
+            raise FileError(f"there is no folder {str(folder)!r}; name one that {_WRITER.format('DIR')} has written")
         if is_sharded_run(folder):
             raise FileError(
                 f"{str(folder)!r} has a sharded run, whose steps were timed as a whole and not op by op; baechi report, plot, explain and "

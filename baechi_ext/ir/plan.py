@@ -109,7 +109,10 @@ class Plan:
     def on(self, cluster: Cluster) -> "Plan":
         """The same placement and priorities on another cluster. Raises PlanError where that lacks the device of an op."""
         for op, device in zip(self.graph.ops, self.placement, strict=True):
-            _checked_device(op.id, device, cluster)
+            try:
+                _checked_device(op.id, device, cluster)
+            except PlanError as e:
+                raise PlanError(f"{e}; the plan needs {max(self.placement) + 1} devices: place the graph on these again") from e
         return replace(self, cluster=cluster)
 
     def save(self, path: str | Path, made_by: MadeBy | None = None) -> None:

@@ -56,6 +56,7 @@ def request_of(args: argparse.Namespace) -> "CompareRequest":
             raise OptionError(f"--{flag} is only for {', '.join(takers)}, and none of these is compared; drop it, or add one of them")
     requests = {method: train_flags.request_of(_for(args, method)) for method in dict.fromkeys(("single", *methods))}
     if args.script is not None:
+        script_flags.require_none_of(args, train_flags.OF_MODELS)
         _check_script(requests["single"])
     from runtime.compare.contender import CompareRequest
 

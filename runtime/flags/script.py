@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from baechi_ext.errors import OptionError
@@ -54,6 +54,13 @@ def require_one_start(workers: str) -> None:
         raise OptionError("several workers were started; give --workers=process, or start the script once, without torchrun")
 
 
+def require_none_of(args: argparse.Namespace, names: Collection[str]) -> None:
+    """Raises OptionError where one of these flags was given, which say what a built-in model is or how long it runs."""
+    given = next((name for name in args.given if name in names), None)
+    if given is not None:
+        raise OptionError(f"--{given} is for built-in models; drop it, or give what {args.script} takes behind --")
+
+
 def anchor(args: argparse.Namespace) -> None:
     """Makes the paths that flags of a script's run name absolute: they are read and written once the script runs, which may have gone to
     another folder. The script's own path stays: it is read before, and the script may look at it."""
@@ -70,6 +77,7 @@ def request_of(args: argparse.Namespace) -> "ScriptRequest":
     tensorflow_flags.settle(args)
     if args.costgen:
         raise OptionError("--costgen profiles a built-in model; drop it, and --out=DIR keeps the profile of a script's model")
+    require_none_of(args, {*train_flags.OF_MODELS, *train_flags.OF_RUNS})
     require_one_start(args.workers)
     request = train_flags.request_of(args)
     if args.workers == "process" and request.cuda:

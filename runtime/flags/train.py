@@ -111,6 +111,12 @@ def _takers(name: str) -> str:
     return f"for {', '.join(model for model, entry in MODELS.items() if name in entry.takes)}"
 
 
+OF_MODELS = {"model_name", "optimizer", "learning_rate", *(f.name for f in fields(ModelOptions) if f.name != "num_devices")}
+"""The flags that say what a built-in model's step is."""
+OF_RUNS = {"num_steps", "train_steps", "checkpoint", "checkpoint_every", "resume"}
+"""Those that say how long `baechi train` runs it."""
+
+
 def model_options(args: argparse.Namespace, num_devices: int) -> ModelOptions:
     """What the flags of `add_model_flags` ask for."""
     given = {f.name: getattr(args, f.name) for f in fields(ModelOptions) if f.name != "num_devices" and hasattr(args, f.name)}

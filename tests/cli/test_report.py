@@ -25,6 +25,7 @@ def test_a_folder_without_a_run_is_an_error(run: Run, tmp_path: Path) -> None:
     assert (code, out) == (1, "")
     assert "has no graph.json" in err
     assert err.splitlines()[-1].startswith("error:")
+    assert "there is no folder" in run("report", tmp_path / "none")[2]
 
 
 def test_plots_of_a_plan(run: Run, graph: Path, plan: Path, tmp_path: Path) -> None:

@@ -112,6 +112,28 @@ def test_a_small_module_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "the largest module that trained has 10 parameters, fewer than 1000" in said.err
 
 
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        ("train", "--batch_size=4"),
+        ("train", "--model_name=alexnet"),
+        ("train", "--learning_rate=0.1"),
+        ("train", "--num_steps=4"),
+        ("train", "--train_steps=4"),
+        ("compare", "--image_size=64"),
+    ],
+)
+def test_flags_of_built_in_models_are_none_of_a_scripts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, flag: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('runs')\n")
+    assert main([command, flag, str(script)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"error: {flag.partition('=')[0]} is for built-in models; drop it, or give what {script} takes behind --" in said.err
+
+
 def test_ctrl_c(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAINS.replace("range(4)", "range(10**9)").replace("print(step, loss.item())", "print(step, flush=True)"))

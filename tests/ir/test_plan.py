@@ -82,7 +82,7 @@ def test_another_cluster_overrides_the_plans_own() -> None:
 
 def test_the_same_plan_on_another_cluster() -> None:
     assert a_plan().on(cluster_of(5)) == a_plan(cluster=cluster_of(5))
-    with pytest.raises(PlanError, match="op 'b' is placed on device 1; expected 0 to 0"):
+    with pytest.raises(PlanError, match="op 'b' is placed on device 1; expected 0 to 0; the plan needs 2 devices"):
         a_plan().on(cluster_of(1))
 
 
