@@ -29,9 +29,12 @@ def print_diff(diff: PlanDiff, notes: Sequence[str] = ()) -> None:
         say(out, f"and {len(diff.cluster_changes) - MOST_CHANGES} more differences of the clusters")
 
 
-def print_what_if(before: Timeline, after: Timeline, facts: dict[str, str]) -> None:
-    """Prints on stdout a plan's step as it is and as it would be, and `facts` of the latter."""
+def print_what_if(before: Timeline, after: Timeline, facts: dict[str, str], violations: Sequence[str]) -> None:
+    """Prints on stdout a plan's step as it is and as it would be, which rules that breaks, and `facts` of it."""
     out, step = console(), before.makespan_us
+    if violations:
+        more = f", and {len(violations) - 1} more (violations, below)" if len(violations) > 1 else ""
+        say(out, f"The plan could not be run so: {violations[0]}{more}.")
     say(out, f"The step would take {as_time(after.makespan_us)} instead of {as_time(step)}: {change_of(after.makespan_us, step)}.", "")
     out.print(sides(before, after, ("as planned", "what if")))
     width = max(map(len, facts))

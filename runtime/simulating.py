@@ -55,7 +55,7 @@ class Simulated:
             tables.print_timeline(self.timeline, self.lower_bound_us, facts)
         else:
             bound = {"lower bound": f"{tables.as_time(self.lower_bound_us)} (of what if)"}
-            print_what_if(self.before, self.timeline, bound | facts)
+            print_what_if(self.before, self.timeline, bound | facts, self.violations)
 
 
 def simulated(graph: OpGraph, asked: WhatIf) -> Simulated:

@@ -105,6 +105,8 @@ def test_a_split_group_is_listed(run: Run, tmp_path: Path, plan: Path) -> None:
 def test_links_and_memory_can_be_overridden(run: Run, graph: Path, plan: Path) -> None:
     assert simulated(run, graph, plan, "--comm_cost_coeffs=2,5")["makespan_us"] == 33
     assert simulated(run, graph, plan, "--device_memory=20")["violations"] == ["device 'x' needs 24 bytes and has 20"]
+    _, out, _ = run("simulate", graph, plan, "--device_memory=20")
+    assert out.startswith("The plan could not be run so: device 'x' needs 24 bytes and has 20.\nThe step would take ")
     assert simulated(run, graph, plan, "--memory_fraction=0.2")["violations"] == ["device 'x' needs 24 bytes and has 20"]
     assert len(simulated(run, graph, plan, "--num_devices=3")["busy_us"]) == 3
     assert simulated(run, graph, plan, "--num_devices=3")["makespan_us"] == 24  # the plan's own default link
