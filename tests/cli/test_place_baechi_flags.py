@@ -25,7 +25,7 @@ def write_graph(folder: Path, nodes: dict[str, dict[str, Any]], edges: list[tupl
 def placed(run: Run, graph: Path, *flags: str) -> dict[str, Any]:
     """The plan that is printed, after a look at whether it is what it says."""
     code, out, err = run("place", graph, "--placement_method=m_etf", "--num_devices=2", "--comm_cost_coeffs=0,1", "--json", *flags)
-    assert (code, err) == (0, "")
+    assert (code, "error" in err) == (0, False), err  # a machine at work may show progress there
     value = json.loads(out)
     costed = OpGraph.load(graph)
     plan = Plan.from_json(value, costed)
