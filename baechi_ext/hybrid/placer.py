@@ -283,7 +283,7 @@ def _concluded(
         peaks = tuple(found.plan.peak_memory_bytes[group_of[d]] for d in range(len(cluster)))
         placement = tuple(best.groups[i][0] for i in found.plan.placement)
         plan = HybridPlan(**(values | {"placement": placement, "peak_memory_bytes": peaks}), groups=best.groups, shard=best.shard)
-    result = HybridResult(plan, found.timeline, found.interrupted, found.notes, tuple(steps))
+    result = HybridResult(plan, found.timeline, found.interrupted, found.notes, found.untried, steps_us=tuple(steps))
     return replace(result, notes=(*found.notes, *_notes(result, pinned=pinned)))
 
 

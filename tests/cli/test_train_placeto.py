@@ -29,7 +29,7 @@ def test_train_evaluate_and_place(run, folder: Path) -> None:
     evaluate = ["placeto", "evaluate", "nmt", f"--folder={folder}", "--num_devices=2", f"--policy={folder}/out/policy.json"]
     code, out, _ = run(*evaluate, "--methods=zero_shot,single", "--evaluations=64", f"--out={folder}/found")
     assert code == 0
-    assert out == (folder / "found" / "nmt.md").read_text()
+    assert (folder / "found" / "nmt.md").read_text().startswith(out[: out.index("made by")])
     assert out.splitlines()[0] == "nmt: 1 graphs, 2 devices, 64 plans for each search"
 
     place = ["place", str(folder / "nmt" / "graph_04.json"), "--num_devices=2", "--placement_method=placeto"]

@@ -1,5 +1,6 @@
 """`exact` against the exhaustive oracle, its two proofs one by one, and its second process, which must leave nothing behind."""
 
+import contextlib
 import importlib.util
 import os
 import random
@@ -66,8 +67,10 @@ def test_twelve_ops_on_three_devices_are_proven(seed: int) -> None:
     assert oracle.violations(graph, cluster, result.plan.placement, result.plan.priority) == []
     step = oracle.simulate(graph, cluster, result.plan.placement, result.plan.priority)
     assert result.predicted_step_us == pytest.approx(step.makespan_us)
-    others = [place(method, graph, cluster).predicted_step_us for method in RUNNABLE if method not in ("exact", "expert")]
-    assert result.predicted_step_us <= min(others) * (1 + 1e-9)
+    for method in RUNNABLE:
+        if method not in ("exact", "expert"):
+            with contextlib.suppress(MissingBackendError):  # scotch is a program of its own
+                assert result.predicted_step_us <= place(method, graph, cluster).predicted_step_us * (1 + 1e-9)
 
 
 def test_the_memory_that_depends_on_the_order_counts() -> None:
