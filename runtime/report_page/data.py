@@ -29,7 +29,7 @@ def page_data(run: RunFolder, compared: Compared = Compared()) -> dict[str, Any]
         "measured": None if run.measured is None else _measured(run.graph, run.measured, len(run.plan.cluster)),
         "methods": [row.to_json() for row in compared.rows],
         "recommended": compared.recommended,
-        "recommendation": compared.said.recommendation,
+        "recommendation": compared.said.recommendation if run.report is not None else "",  # else it is the verdict
         "explanation": _explanation(run),
         "choices": page_choices(run),
     }

@@ -38,7 +38,7 @@ function size(bytes) {
 
 function share(part, whole) {
   if (!(whole > 0)) return "-";
-  return part > 0 && part < whole / 100 ? "<1%" : Math.round((100 * part) / whole) + "%";
+  return part > 0 && part < whole / 200 ? "<1%" : Math.round((100 * part) / whole) + "%";
 }
 const plural = (count, noun) => count + " " + noun + (count === 1 ? "" : "s");
 /* A colour of the style sheet, which depends on light and dark. */
@@ -64,12 +64,15 @@ function section(id, title, ...children) {
 /* Names and values, side by side. */
 const definitions = (pairs) => el("dl", {}, pairs.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
 
-/* Columns are {title, number}; a cell is text, an element, or a list of such. */
-function table(columns, rows) {
+/* Columns are {title, number}; a cell is text, an element, or a list of such. A row's note, where it has one, stands below it, in sight wherever
+   the table is scrolled to. */
+function table(columns, rows, notes = []) {
   const cell = (tag, column, content) => el(tag, { class: column.number ? "number" : "name", scope: tag === "th" ? "col" : null }, content);
+  const below = (note) => (note ? el("tr", { class: "below" }, el("td", { colspan: columns.length }, el("div", { class: "note" }, note))) : null);
   return el("div", { class: "scroll" }, el("table", {},
     el("thead", {}, el("tr", {}, columns.map((column) => cell("th", column, column.title)))),
-    el("tbody", {}, rows.map((row) => el("tr", {}, row.map((content, i) => cell("td", columns[i], content)))))));
+    el("tbody", {}, rows.map((row, r) => [
+      el("tr", {}, row.map((content, i) => cell("td", columns[i], content))), below(notes[r])]))));
 }
 
 /* Times with a sign. */

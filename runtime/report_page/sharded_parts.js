@@ -12,9 +12,9 @@ function strategiesSection() {
     s.name, known(s.predicted_us, time), known(s.median_us, time),
     s.samples_us.length ? `${time(Math.min(...s.samples_us))} to ${time(Math.max(...s.samples_us))}` : "-",
     s.gain ? `${s.gain.median.toFixed(2)} (${s.gain.low.toFixed(2)} to ${s.gain.high.toFixed(2)})` : "-",
-    size(total(s.messages.map(([, , counted]) => counted[1]))), s.note]);
+    size(total(s.messages.map(([, , counted]) => counted[1])))]);
   section("strategies", "Strategies", stepsPlot(strategies, "Measured steps of each strategy"), table([{ title: "strategy" },
-    ...numbers("predicted", "measured", "min to max", "against not split", "sent by a device"), { title: "" }], rows));
+    ...numbers("predicted", "measured", "min to max", "against not split", "sent by a device")], rows, strategies.map((s) => s.note)));
 }
 
 /* One bar of several parts; `most` is as long as the bar can be. */
@@ -43,14 +43,27 @@ function partsSection() {
       rows.map(([name, parts]) => [name, ...parts.map((us) => (us ? `${signed(us)}, ${share(us, total(parts))}` : "-"))])));
 }
 
+/* What torch's collectives do in a split step: an executor moves tensors as DTensor does, everything else calls torch.distributed. */
+const COLLECTIVES = {
+  all_reduce: "sums of moved tensors",
+  all_gather_into_tensor: "gathers of moved tensors",
+  reduce_scatter_tensor: "scattered sums of moved tensors",
+  all_to_all_single: "exchanges of moved tensors",
+  shard_dim_alltoall: "exchanges of moved tensors",
+  allreduce: "sums of weights' gradients, and inside of calls",
+  allgather_base: "gathers of weights (fsdp2)",
+  reduce_scatter_base: "scattered sums of weights' gradients (fsdp2)",
+  broadcast: "buffers, from one process (ddp)",
+};
+
 function messagesSection() {
   const rows = strategies.flatMap((s) => s.messages.map(([kind, predicted, counted]) => [
-    s.name, kind, known(predicted, (p) => String(p[0])), String(counted[0]), known(predicted, (p) => size(p[1])), size(counted[1])]));
+    s.name, [COLLECTIVES[kind] ?? "other", el("div", { class: "note" }, kind)], known(predicted, (p) => String(p[0])), String(counted[0]), known(predicted, (p) => size(p[1])), size(counted[1])]));
   if (!rows.length) return;
   section("messages", "Messages",
-    el("p", { class: "note" }, "What one process sends in a step, by kind of collective, as a ring sends it. allreduce: gradients of weights " +
-      "and what is added up inside of calls; the others: parts of tensors that are moved, and their gradients."),
-    table([{ title: "strategy" }, { title: "collective" }, ...numbers("messages, predicted", "counted", "sent, predicted", "counted")], rows));
+    el("p", { class: "note" }, "What one process sends in a step, as a ring sends it, by what it is for and torch's name of the collective. " +
+      "Moved tensors are those that a layer reads in another split than they were written in, and their gradients."),
+    table([{ title: "strategy" }, { title: "messages" }, ...numbers("messages, predicted", "counted", "sent, predicted", "counted")], rows));
 }
 
 const HELD = [["weights", "#0072b2"], ["gradients", "#56b4e9"], ["optimizer", "#009e73"], ["kept", "#e69f00"]];

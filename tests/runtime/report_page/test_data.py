@@ -18,7 +18,7 @@ from runtime.report_page.said import COMPARISON, Said
 from runtime.report_page.writing import write_page
 from runtime.run_folder import RunFolder
 from runtime.tables import as_time
-from tests.runtime.report_page.runs import ENDING, HOSTILE, comparison, towers, write_plan, write_run
+from tests.runtime.report_page.runs import ENDING, HOSTILE, comparison, report_of, towers, write_plan, write_run
 
 
 @pytest.fixture
@@ -148,9 +148,15 @@ def test_a_comparison_says_what_a_report_would(tmp_path: Path) -> None:
     top = data["headline"]
     assert (top["title"], top["command"]) == ("towers", "baechi compare")
     assert top["verdict"] == {"tone": "good", "text": "Split, with m_sct."}
+    assert data["recommendation"] == ""  # said once
     assert [figure["value"] for figure in top["figures"][1:3]] == ["900 us", "1.40 times as fast"]
     assert top["figures"][2]["detail"] == "99.5% interval 1.30 to 1.50"
     assert [device["peak_measured_bytes"] for device in data["devices"]] == [1, 2]
+    run = RunFolder.load(folder)
+    (folder / "report.json").write_text(json.dumps(report_of(run)))
+    data = embedded(write_page(str(folder), None).read_text())
+    assert "Splitting pays" in data["headline"]["verdict"]["text"]
+    assert data["recommendation"] == "Split, with m_sct."
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,27 @@ class TestInABrowser:
         assert page.errors() == []
         assert page.requests() == []
 
+    def test_messages_say_what_they_are_for(self, browser: Any, hostile: Path) -> None:
+        page = Page(browser, hostile)
+        rows = page.run("return [...document.querySelectorAll('#messages tbody tr')].map((row) => row.children[1].innerText.split('\\n'))")
+        kinds = page.run("return data.strategies.flatMap((s) => s.messages.map(([kind]) => kind))")
+        assert [row[1] for row in rows] == kinds
+        assert ["sums of weights' gradients, and inside of calls", "allreduce"] in rows
+        assert "other" not in [row[0] for row in rows]
+        names = page.run("return Object.entries(COLLECTIVES).filter(([kind]) => kind.includes('reduce')).map(([, name]) => name)")
+        assert len(set(names)) == len(names) == 4
+
+    def test_notes_are_in_sight_on_narrow_screens(self, browser: Any, hostile: Path) -> None:
+        page = Page(browser, hostile, 390)
+        note = "document.querySelector('#strategies .below .note')"
+        for scrolled in (0, 1000):
+            page.run(f"{note}.closest('.scroll').scrollLeft = {scrolled}")
+            left, right = page.run(f"const box = {note}.getBoundingClientRect(); return [box.left, box.right]")
+            assert 0 <= left < right <= 390
+        heights = page.run("return [...document.querySelectorAll('#strategies tbody tr:not(.below)')].map((row) => row.offsetHeight)")
+        assert len(heights) == len(NAMES)
+        assert sorted(heights)[1] < 30  # a line; the hostile name takes more
+
     def test_names_from_files_are_text_and_nothing_else(self, browser: Any, hostile: Path) -> None:
         page = Page(browser, hostile)
         assert page.text("h1") == f"model {HOSTILE}"
