@@ -7,8 +7,8 @@ from rich.text import Text
 
 from baechi_ext.explain import PlanDiff
 from baechi_ext.simulate import Timeline
-from runtime.explaining import MOST_DEVICES, change_of, console, noted, say, share_of, short, table_of
-from runtime.tables import as_size, as_time
+from runtime.explaining import MOST_DEVICES, change_of, console, noted, say, short, table_of
+from runtime.tables import as_size, as_time, share_of
 
 MOST_MODULES, MOST_CHANGES = 12, 8
 

@@ -14,7 +14,7 @@ from baechi_ext.explain.op_choices import BEST, EQUAL, NO_OTHER, PINNED, Choice
 from baechi_ext.explain.path import COMPUTE, DEVICE_BUSY, HANDLING, LINK_BUSY, TRANSFER, Part
 from baechi_ext.explain.sensitivity import ALL_FASTER, CostlyTransfer, WhatIf
 from baechi_ext.ir.cluster import Cluster
-from runtime.tables import WIDTH, as_size, as_time
+from runtime.tables import WIDTH, as_size, as_time, share_of
 
 MOST_PARTS, MOST_LONGEST, MOST_GAPS, MOST_MODULES = 6, 5, 5, 4
 FULL = 0.9
@@ -299,14 +299,6 @@ def chosen(values: Sequence[float]) -> list[int]:
 def short(name: str) -> Text:
     """A name that fits into a table."""
     return Text(name if len(name) <= _NARROW else f"{name[: _NARROW // 2 - 1]}...{name[-_NARROW // 2 + 2 :]}")
-
-
-def share_of(us: float, step_us: float) -> str:
-    """As a percentage."""
-    if not step_us:
-        return "-"
-    share = us / step_us
-    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
 
 
 def change_of(us: float, step_us: float) -> str:

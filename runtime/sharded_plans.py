@@ -8,25 +8,24 @@ from rich.table import Table
 from rich.text import Text
 
 from baechi_ext.errors import MismatchError
+from baechi_ext.shard.analysis import HIDDEN
 from baechi_ext.shard.explain import (
-    COMPUTE,
     MESSAGES,
-    UPDATE,
+    PARTS,
     LayerExplanation,
     ShardDiff,
     ShardExplanation,
     diff_shard_plans,
     explain_layer,
     explain_shard_plan,
+    part_of,
     parts_us,
 )
 from baechi_ext.shard.plan import LayerSplit, ShardPlan
-from runtime.explaining import change_of, console, say, share_of, short, table_of
-from runtime.tables import as_size, as_time
+from runtime.explaining import change_of, console, say, short, table_of
+from runtime.tables import as_size, as_time, share_of
 
 MOST_LAYERS, MOST_TALKATIVE, MOST_CHANGES = 12, 8, 16
-PARTS = (COMPUTE, MESSAGES, UPDATE)
-
 
 Said = tuple[Callable[[], dict[str, Any]], Callable[[], None]]
 """What says it to a program, and what prints it for a person."""
@@ -68,7 +67,7 @@ def print_shard_explanation(explained: ShardExplanation) -> None:
 def headline(explained: ShardExplanation) -> Iterator[str]:
     """What the step consists of, whether a better plan is excluded, and what nothing is gained by splitting."""
     plan, step_us = explained.plan, explained.plan.predicted_step_us
-    shares = ", ".join(f"{share_of(explained.parts_us[part], step_us)} {part}" for part in PARTS)
+    shares = ", ".join(f"{share_of(us, step_us)} {part}" for part, us in explained.shown_us.items())
     yield f"The step on {plan.devices} devices is predicted to take {as_time(step_us)}: {shares}. It is bound by {explained.bound_by}."
     gap = f"; no strategy costs less than {plan.lower_bound_flop / plan.cost_flop:.1%} of it" if plan.cost_flop else ""
     proof = "no other strategy is cheaper by the search's costs" if plan.status == "optimal" else f"not proven to be the cheapest{gap}"
@@ -146,13 +145,14 @@ def _kinds(explained: ShardExplanation) -> Table:
 
 def _layers(explained: ShardExplanation, names: list[str]) -> Table:
     plan = explained.plan
-    table = table_of("layer", "what", "split", "time", "of the step", "compute", "messages", "best other split")
+    shown = list(explained.shown_us)
+    table = table_of("layer", "what", "split", "time", "of the step", *shown, "best other split")
     for name in names:
         layer, best = plan.shard[name], LayerExplanation(plan, name).best
         parts = parts_us(layer.costs_us)
         step_us = plan.predicted_step_us
         other = "-" if best is None else f"{change_of(step_us + best.change_us, step_us)} {split_text(best.splits)}"
-        times = [as_time(layer.total_us), share_of(layer.total_us, step_us), *(as_time(parts[part]) for part in (COMPUTE, MESSAGES))]
+        times = [as_time(layer.total_us), share_of(layer.total_us, step_us), *(as_time(max(parts[part], 0.0)) for part in shown)]
         table.add_row(short(name), Text(layer.op), Text(split_text(layer.splits)), *times, Text(other))
     return table
 
@@ -160,9 +160,9 @@ def _layers(explained: ShardExplanation, names: list[str]) -> Table:
 def _messages(explained: ShardExplanation) -> Table:
     table = table_of("layer", "what is sent", "time", "of the step")
     for name in explained.talkative[:MOST_TALKATIVE]:
-        costs = {kind: us for kind, us in explained.plan.shard[name].costs_us.items() if parts_us({kind: us})[MESSAGES]}
+        costs = {kind: us for kind, us in explained.plan.shard[name].costs_us.items() if part_of(kind) == MESSAGES}
         us = sum(costs.values())
-        what = ", ".join(sorted(costs, key=lambda kind: -costs[kind]))
+        what = ", ".join(sorted(costs.keys() - {HIDDEN}, key=lambda kind: -costs[kind]))
         table.add_row(short(name), Text(what), as_time(us), share_of(us, explained.plan.predicted_step_us))
     return table
 
@@ -182,9 +182,10 @@ def _sides(diff: ShardDiff) -> Table:
     table = table_of("", "A", "B")
     plans = diff.before, diff.after
     table.add_row("step", *(as_time(plan.predicted_step_us) for plan in plans))
-    parts = [ShardExplanation(plan).parts_us for plan in plans]
+    shown = [ShardExplanation(plan).shown_us for plan in plans]
     for part in PARTS:
-        table.add_row(part, *(as_time(max(sums[part], 0.0)) for sums in parts))
+        if any(part in sums for sums in shown):
+            table.add_row(part, *(as_time(sums.get(part, 0.0)) for sums in shown))
     table.add_row("a device holds", *(as_size(plan.held_bytes) for plan in plans))
     table.add_row("devices", *(str(plan.devices) for plan in plans))
     table.add_row("found by", *(Text(f"{plan.status}, {plan.cost_model} costs") for plan in plans))

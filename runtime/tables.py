@@ -95,6 +95,14 @@ def as_time(us: float) -> str:
     return f"{us:.4g} us"
 
 
+def share_of(us: float, step_us: float) -> str:
+    """As a percentage."""
+    if not step_us:
+        return "-"
+    share = us / step_us
+    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
+
+
 def as_size(size: float) -> str:
     """Bytes with the unit a person would choose."""
     for unit, power in (("TiB", 4), ("GiB", 3), ("MiB", 2), ("KiB", 1)):

@@ -7,27 +7,27 @@ from functools import cached_property
 from typing import Any
 
 from baechi_ext.errors import MismatchError, OptionError, PlanError
-from baechi_ext.shard.analysis import HIDDEN, MOVED
+from baechi_ext.shard.analysis import MOVED
 from baechi_ext.shard.plan import LayerSplit, OtherSplit, ShardPlan
 
-COMPUTE, MESSAGES, UPDATE = "compute", "messages", "update"
-EXECUTOR = "running it"
-"""The cost, in measured plans, of starting calls at all."""
+COMPUTE, EXECUTOR, MESSAGES, UPDATE = "compute", "executor", "messages", "update"
+"""The parts of a step. Messages are all kinds of cost but the others, less what goes on of them while a layer computes; `executor` is, in
+measured plans, what running a call adds to it."""
+PARTS = (COMPUTE, EXECUTOR, MESSAGES, UPDATE)
 FORECAST_KINDS = {"calls_us": COMPUTE, "executor_us": EXECUTOR, "update_us": UPDATE, "moves_us": MOVED, "gradients_us": "weight gradient"}
 """What the parts of a step that was predicted from measured pieces are called as kinds of cost."""
-_PARTS = {COMPUTE: COMPUTE, EXECUTOR: COMPUTE, HIDDEN: COMPUTE, UPDATE: UPDATE}
 _SAME = 1e-9
 """Changes of the step by less than this part of it are none."""
 
 
 def part_of(kind: str) -> str:
-    """Whether a kind of cost is compute, messages or the update of weights."""
-    return _PARTS.get(kind, MESSAGES)
+    """The part of the step that a kind of cost is of."""
+    return kind if kind in PARTS else MESSAGES
 
 
 def parts_us(costs_us: Mapping[str, float]) -> dict[str, float]:
-    """Costs by kind, added up as compute, messages and update."""
-    sums = dict.fromkeys((COMPUTE, MESSAGES, UPDATE), 0.0)
+    """Costs by kind, added up to the parts of the step."""
+    sums = dict.fromkeys(PARTS, 0.0)
     for kind, us in costs_us.items():
         sums[part_of(kind)] += us
     return sums
@@ -49,8 +49,13 @@ class ShardExplanation:
 
     @cached_property
     def parts_us(self) -> dict[str, float]:
-        """The same as compute, messages and update."""
+        """The same, added up to the parts of the step."""
         return parts_us(self.kinds_us)
+
+    @property
+    def shown_us(self) -> dict[str, float]:
+        """The parts that are more than nothing."""
+        return {part: us for part, us in self.parts_us.items() if us > 0}
 
     @property
     def bound_by(self) -> str:
@@ -64,9 +69,9 @@ class ShardExplanation:
 
     @cached_property
     def talkative(self) -> list[str]:
-        """Layers that send anything, those whose messages take longest first."""
+        """Layers that wait for messages, those whose messages take longest first."""
         sent = {name: parts_us(layer.costs_us)[MESSAGES] for name, layer in self.plan.shard.items()}
-        return sorted((name for name in sent if sent[name] > 0), key=lambda name: -sent[name])
+        return sorted((name for name in sent if sent[name] > _SAME * self.plan.predicted_step_us), key=lambda name: -sent[name])
 
     @property
     def unsplit(self) -> list[str]:

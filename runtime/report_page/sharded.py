@@ -6,7 +6,7 @@ from baechi_ext.shard.explain import COMPUTE, EXECUTOR, UPDATE, ShardExplanation
 from baechi_ext.shard.plan import LayerSplit, ShardPlan
 from runtime.palette import device_colour
 from runtime.report_page.strategies import ShardedRun, Strategy
-from runtime.tables import as_size, as_time
+from runtime.tables import as_size, as_time, share_of
 
 
 def sharded_data(run: ShardedRun) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def _figures(run: ShardedRun) -> list[dict[str, str]]:
         found.append({"label": label, "value": as_time(s.median_us), "detail": f"{predicted}{gain}"})
     if not found and run.plan is not None:
         said = ShardExplanation(run.plan)
-        parts = ", ".join(f"{kind} {as_time(max(us, 0.0))}" for kind, us in said.parts_us.items())
+        parts = ", ".join(f"{part} {as_time(us)}" for part, us in said.shown_us.items())
         found.append({"label": "predicted step", "value": as_time(run.plan.predicted_step_us), "detail": parts})
         found.append({"label": "a device holds", "value": as_size(run.plan.held_bytes), "detail": f"{run.plan.status}, not run yet"})
     return found
@@ -78,9 +78,9 @@ def _verdict(run: ShardedRun) -> dict[str, str]:
 def _bound(plan: ShardPlan) -> str:
     """What the predicted step of the plan consists of."""
     said = ShardExplanation(plan)
-    if not said.kinds_us:
+    if not said.shown_us:
         return ""
-    parts = ", ".join(f"{max(us, 0.0) / plan.predicted_step_us:.0%} {part}" for part, us in said.parts_us.items() if plan.predicted_step_us)
+    parts = ", ".join(f"{share_of(us, plan.predicted_step_us)} {part}" for part, us in said.shown_us.items())
     return f"The predicted step of the plan is {parts}: it is bound by {said.bound_by}."
 
 

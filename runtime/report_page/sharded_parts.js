@@ -58,7 +58,8 @@ const COLLECTIVES = {
 
 function messagesSection() {
   const rows = strategies.flatMap((s) => s.messages.map(([kind, predicted, counted]) => [
-    s.name, [COLLECTIVES[kind] ?? "other", el("div", { class: "note" }, kind)], known(predicted, (p) => String(p[0])), String(counted[0]), known(predicted, (p) => size(p[1])), size(counted[1])]));
+    s.name, [COLLECTIVES[kind] ?? "other", el("div", { class: "note" }, kind)],
+    known(predicted, (p) => String(p[0])), String(counted[0]), known(predicted, (p) => size(p[1])), size(counted[1])]));
   if (!rows.length) return;
   section("messages", "Messages",
     el("p", { class: "note" }, "What one process sends in a step, as a ring sends it, by what it is for and torch's name of the collective. " +

@@ -24,10 +24,32 @@ def test_a_plan_says_what_its_step_consists_of(run: Run, shard_plan: Path) -> No
     assert said["bound_by"] == "compute"
     assert sum(said["parts_us"].values()) == pytest.approx(said["step_us"])
     assert sum(said["kinds_us"].values()) == pytest.approx(said["step_us"])
+    assert said["parts_us"]["compute"] == said["kinds_us"]["compute"]
     totals = [layer["total_us"] for layer in said["layers"]]
     assert totals == sorted(totals, reverse=True)
     assert f"{said['parts_us']['compute'] / said['step_us']:.0%} compute" in out
     assert out.index("costliest of 14 layers") < out.index(said["layers"][0]["name"]) < out.index("what messages cost")
+
+
+def test_words_of_the_sentence_are_those_of_the_tables(run: Run, shard_plan: Path) -> None:
+    """In a plan of measured calls, too, and where messages go on while a layer computes."""
+    plan = json.loads(shard_plan.read_text())
+    costs = {"compute": 500.0, "executor": 300.0, "weight gradient": 250.0, "hidden": -100.0, "update": 50.0}
+    plan["shard"] = {name: {**layer, "costs_us": costs if name == "linear_10" else {}} for name, layer in plan["shard"].items()}
+    shard_plan.write_text(json.dumps({**plan, "predicted_step_us": 1000.0}))
+    said = json.loads(run("explain", shard_plan, "--json")[1])
+    assert said["parts_us"] == {"compute": 500.0, "executor": 300.0, "messages": 150.0, "update": 50.0}
+    lines = run("explain", shard_plan)[1].splitlines()
+    assert "50% compute, 30% executor, 15% messages, 5% update. It is bound by compute." in lines[0]
+    rows = [line.split() for line in lines]
+    assert ["compute", "500", "us", "50%"] in rows
+    assert ["executor", "300", "us", "30%"] in rows
+    layer = next(row for row in rows if row[:2] == ["linear_10", "linear"])
+    assert " ".join(layer[layer.index("ms") :]).startswith("ms 100% 500 us 300 us 150 us 50 us")
+    assert ["linear_10", "weight", "gradient", "150", "us", "15%"] in rows
+    sides = [line.split() for line in run("diff", shard_plan, shard_plan)[1].splitlines()]
+    parts = {"compute": "500", "executor": "300", "messages": "150", "update": "50"}
+    assert all([part, us, "us", us, "us"] in sides for part, us in parts.items())
 
 
 def test_a_folder_with_a_shard_plan_is_explained(run: Run, shard_plan: Path) -> None:

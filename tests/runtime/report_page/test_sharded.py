@@ -17,6 +17,7 @@ from runtime.report_page.sharded import sharded_data, sharded_headline
 from runtime.report_page.strategies import ShardedRun
 from runtime.report_page.writing import write_page
 from runtime.run_plots import write_plots
+from runtime.tables import share_of
 from runtime.trace import write_trace
 from tests.runtime.report_page.pages import Page, needs_browser
 from tests.runtime.report_page.runs import ENDING, HOSTILE
@@ -71,6 +72,10 @@ def test_what_is_shown_is_what_the_files_say(folder: Path) -> None:
     headline = sharded_headline(ShardedRun.load(folder))
     assert "fewer than 6 steps were measured" in headline["verdict"]["text"]
     assert "--sharding=pase,data_parallel,ddp" in headline["command"]
+    kinds = [kind["name"] for kind in data["kinds"]]
+    pase, step_us = data["strategies"][1], report["strategies"][0]["predicted_step_us"]
+    for kind in ("compute", "executor", "update"):
+        assert f"{share_of(pase['parts_us'][kinds.index(kind)], step_us)} {kind}" in headline["verdict"]["text"]
     assert f"torch {torch.__version__}" in dict(headline["facts"])["versions"]
 
 
