@@ -119,6 +119,11 @@ def folder_of(number: int) -> str:
     return f"placed_{number + 1}" if number else "."
 
 
+def best_until_then(folder: str | Path | None) -> str:
+    """What is said where a search was interrupted, and its best plan is in the folder; nothing where that is kept nowhere."""
+    return "" if folder is None else f"interrupted; the best plan found until then is {Path(folder) / 'plan.json'}"
+
+
 def begin_run(folder: Path) -> None:
     """Before a run writes its plan into a folder: what an earlier one left goes, as what is not written again would be of another run.
     Files that no run writes stay."""

@@ -12,7 +12,7 @@ from baechi_ext.ir import OpGraph, Plan
 from baechi_ext.ir.files import SCHEMA_VERSION, make_folder, write_json
 from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.ir.measured import MeasuredStep
-from runtime.run_folder import MEASURED, begin_run, folder_of
+from runtime.run_folder import MEASURED, begin_run, best_until_then, folder_of
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class KeptStep:
     measured: MeasuredStep | None
     report: Mapping[str, Any]
     """As of ScriptStep."""
+    interrupted: bool = False
+    """Whether the plan is what an interrupted search had found, and no step ran by it."""
 
     def with_doubts(self, line: str) -> str:
         """`line`, which says what was measured, with why nothing can be concluded from that; as it is where placed and unplaced
@@ -50,4 +52,10 @@ def keep(folder: Path, steps: Sequence[KeptStep], report: Mapping[str, Any]) -> 
         if number:
             write_json(place / "report.json", signed({"schema_version": SCHEMA_VERSION, **step.report}, made_by))
     write_json(folder / "report.json", report)
+
+
+def said_of_interrupt(folder: Path, steps: Sequence[KeptStep]) -> str:
+    """Of an interrupted script whose steps are kept in the folder: where the plan is whose search was interrupted; else nothing."""
+    plans = [folder / folder_of(number) for number, step in enumerate(steps) if step.interrupted]
+    return best_until_then(plans[-1] if plans else None)
 

@@ -16,6 +16,8 @@ from runtime.samples import NOISY_SPREAD, Noise, Ratio, Samples, enough_samples
 _ERROR = 0.05
 ENOUGH = enough_samples(_ERROR / 2)
 """With fewer samples of either kind an interval of the ratio tells nothing for sure."""
+INTERRUPTED = "the search for its plan was interrupted"
+"""Why a step is not placed of which there is a plan."""
 
 
 @dataclass(frozen=True)

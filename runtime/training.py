@@ -35,7 +35,7 @@ from runtime.profiler import ProfileOptions, profile_step
 from runtime.program import one_device_timeline
 from runtime.progress import progress, rounds
 from runtime.report import StepReport
-from runtime.run_folder import MEASURED, begin_run
+from runtime.run_folder import MEASURED, begin_run, best_until_then
 from runtime.sharding.ops import sharding_of
 from runtime.step import TrainingStep, optimizer_spec
 from runtime.step_recorder import record_step
@@ -112,16 +112,13 @@ def _drive(request: TrainRequest, executor: Executor) -> StepReport | RunReport 
     cluster, probe = find_cluster(request, executor)
     cluster = scale_links(cluster, request.comm_cost_factor)
     result = _planned(request, captured, cluster)
+    if request.out is not None:
+        keep(Path(request.out), captured, result, request.made_by)
     if result.interrupted:
-        if request.out is not None:
-            keep(Path(request.out), captured, result, request.made_by)
-            raise KeyboardInterrupt(f"interrupted; the best plan found until then is {Path(request.out) / 'plan.json'}")
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(best_until_then(request.out))
     if request.log_device_placement:
         placed = zip(captured.graph.ops, result.plan.placement, strict=True)
         sys.stderr.write("".join(f"{op.id} -> {cluster.devices[d].name}\n" for op, d in placed))
-    if request.out is not None:
-        keep(Path(request.out), captured, result, request.made_by)
     if isinstance(result.plan, HybridPlan):
         executor = _on_groups(request, executor, result)
     report = (run_plan if request.run is None else run_training)(request, executor, captured, (result, probe))

@@ -6,7 +6,7 @@ from typing import Any
 from baechi_ext.ir.files import SCHEMA_VERSION
 from runtime.calls.placed_calls import PlacedCalls
 from runtime.samples import Samples
-from runtime.script_report import measured_json, samples_of, warm
+from runtime.script_report import INTERRUPTED, measured_json, samples_of, warm
 from runtime.tables import as_size, as_time
 
 
@@ -52,7 +52,7 @@ class CallReport:
             "placed_steps": sum(c.count for c in calls.calls),
             "shapes": len(calls.calls),
             "unplaced_steps": calls.unplaced,
-            "refusal": calls.refusal,
+            "refusal": calls.refusal or (INTERRUPTED if calls.interrupted else ""),
             "blocks": "" if calls.other_way is None else calls.other_way.line(),
         }
         if not calls.calls:

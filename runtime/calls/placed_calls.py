@@ -88,6 +88,8 @@ class PlacedCalls:
         self._ordinary = ordinary
         self.other_way: PlacedBlocks | None = None
         """What runs training calls that can't be captured."""
+        self.interrupted: Placement | None = None
+        """What the first call's search had found when it was interrupted; None once a call is placed."""
         self._waiting: dict[object, ModuleWatch] = {}
         """Shapes that came once, and the module as it was then."""
         self._said: set[str] = set()
@@ -226,6 +228,9 @@ class PlacedCalls:
             place = executor.place if isinstance(executor, Workers) else partial(place_call, executor=executor)
             placement = place(replace(request, model=step.name), captured=captured, step=step)
             placement = replace(placement, note=call.note)
+            if placement.result.interrupted:
+                self.interrupted = None if self.calls else placement
+                raise KeyboardInterrupt
             timeline = placement.result.timeline
         else:
             placement, timeline = self.calls[0].placement, alike
@@ -236,6 +241,7 @@ class PlacedCalls:
         recorder = recorder_on(executor, phases, timeline, captured, step) if records else None
         loaded = LoadedCall(captured, phases, step.live, call.home, recorder=recorder)
         self.calls.append(PlacedCall(key, watch, loaded, placement, call.tolerance))
+        self.interrupted = None
         return self.calls[-1]
 
     def _returned(self, call: PlacedCall, outputs: list[Tensor], inputs: Sequence[Tensor]) -> Any:

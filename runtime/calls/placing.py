@@ -39,7 +39,8 @@ class Placement:
 
 
 def place_call(request: TrainRequest, executor: Executor, captured: CapturedCall, step: ModuleStep) -> Placement:
-    """The plan of a captured call, with costs read from the request's `cost_path` or measured on device 0.
+    """The plan of a captured call, with costs read from the request's `cost_path` or measured on device 0; the best one so far where its
+    search was interrupted.
 
     Raises what the stages raise: ProfileError, MismatchError, InfeasibleError, ExecutionError.
     """
@@ -49,8 +50,6 @@ def place_call(request: TrainRequest, executor: Executor, captured: CapturedCall
     cluster = scale_links(cluster, request.comm_cost_factor)
     with progress(pipeline.announcement(graph, cluster, request.plan)) as show:
         result = pipeline.plan(graph, cluster, request.plan.watched(lambda search: show(search_news(search))))
-    if result.interrupted:
-        raise KeyboardInterrupt
     single = one_device_timeline(attach_costs(captured.graph, profile))
     result = pipeline.whole_if_faster(result, graph, cluster, request.plan, single)
     return Placement(graph if result.splits else single.graph, profile, result, single, probe)

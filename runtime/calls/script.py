@@ -30,7 +30,7 @@ from runtime.calls.workers import Workers, join_workers
 from runtime.measure import load_of_others, oversubscribed
 from runtime.run_folder import folder_of
 from runtime.samples import LoadOfOthers, Noise
-from runtime.script_folder import KeptStep, keep
+from runtime.script_folder import KeptStep, keep, said_of_interrupt
 from runtime.train_request import ScriptRequest, TrainRequest
 from runtime.training import devices_of
 
@@ -61,6 +61,11 @@ class ScriptRun:
         """What is kept of each module; asked for when the script has ended."""
         return [kept_step(calls, self.name, self._noise(calls)) for calls in self.placed]
 
+    @property
+    def kept_steps(self) -> list[KeptStep]:
+        """Of the modules of which something is kept."""
+        return [step for step in self.kept if step is not None]
+
     def _noise(self, calls: PlacedCalls) -> Noise:
         executor = calls.settings.executor
         return Noise(None if self.load is None else self.load.share(), oversubscribed(executor.devices))
@@ -84,7 +89,7 @@ class ScriptRun:
 
     def to_json(self) -> dict[str, Any]:
         """What stands in report.json: of the first placed module as of a built-in model, and of all modules in short."""
-        steps = [step for step in self.kept if step is not None]
+        steps = self.kept_steps
         modules = []
         for calls, step in zip(self.placed, self.kept, strict=True):
             where = None if step is None else folder_of(steps.index(step))
@@ -94,7 +99,7 @@ class ScriptRun:
 
     def keep(self, folder: Path) -> None:
         """Writes the files of a run."""
-        keep(folder, [step for step in self.kept if step is not None], self.to_json())
+        keep(folder, self.kept_steps, self.to_json())
 
 
 def run_script(asked: ScriptRequest) -> ScriptRun:
@@ -115,9 +120,11 @@ def run_script(asked: ScriptRequest) -> ScriptRun:
         if workers is not None:
             workers.failed = True
         raise
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as e:
         _say_and_keep(run, folder)
-        raise
+        if folder is None or not run.reports:
+            raise
+        raise KeyboardInterrupt(said_of_interrupt(folder, run.kept_steps) or str(e)) from e
     _say_and_keep(run, folder)
     return run
 

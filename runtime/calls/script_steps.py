@@ -7,12 +7,13 @@ from runtime.calls.blocks.placed_blocks import PlacedBlocks
 from runtime.calls.blocks.placement import BlockPlan
 from runtime.calls.call_report import CallReport
 from runtime.calls.placed_calls import PlacedCall, PlacedCalls
+from runtime.calls.placing import Placement
 from runtime.calls.recording import RUNS, WARM_UP
 from runtime.calls.workers import Workers
 from runtime.run_folder import MEASURED
 from runtime.samples import Noise
 from runtime.script_folder import KeptStep
-from runtime.script_report import ScriptStep, samples_of
+from runtime.script_report import INTERRUPTED, ScriptStep, samples_of
 from runtime.step_recorder import clock_of
 from runtime.training import kind_of_executor
 
@@ -22,12 +23,16 @@ NO_BLOCKS = f"no {MEASURED}: blocks run the module's own code, whose ops are not
 
 
 def kept_step(calls: PlacedCalls, script: str, noise: Noise) -> KeptStep | None:
-    """Of the module's first placed shape, or of its blocks; None where nothing of it was placed. `script` is the script's name."""
+    """Of the module's first placed shape, or of its blocks; of what an interrupted search had found of either; None where there is no plan.
+    `script` is the script's name."""
     model = f"{type(calls.module).__name__} of {script}"
     if calls.calls:
         return _of_call(calls, calls.calls[0], model, noise)
+    if calls.interrupted is not None:
+        return _of_search(calls, calls.interrupted, model, noise)
     blocks = calls.other_way
-    return None if blocks is None or blocks.plan is None else _of_blocks(blocks, blocks.plan, model, noise)
+    plan = None if blocks is None else blocks.plan or blocks.interrupted
+    return None if blocks is None or plan is None else _of_blocks(blocks, plan, model, noise)
 
 
 def _of_call(calls: PlacedCalls, first: PlacedCall, model: str, noise: Noise) -> KeptStep:
@@ -50,6 +55,26 @@ def _of_call(calls: PlacedCalls, first: PlacedCall, model: str, noise: Noise) ->
         notes=(*report.notes, *_notes(calls, first, measured)),
     )
     return KeptStep(placement.graph, placement.profile, placement.result.plan, measured, step.to_json())
+
+
+def _of_search(calls: PlacedCalls, found: Placement, model: str, noise: Noise) -> KeptStep:
+    """Of a search that was interrupted: no call ran placed."""
+    step = ScriptStep(
+        model=model,
+        executor=kind_of_executor(calls.settings.request),
+        result=found.result,
+        single=found.single,
+        unplaced=None,
+        unplaced_name=UNPLACED,
+        placed=None,
+        busy_us=(),
+        peak_bytes=(),
+        parity=None,
+        probe=found.probe,
+        noise=noise,
+        notes=(*found.result.notes, f"no {MEASURED}: {INTERRUPTED}"),
+    )
+    return KeptStep(found.graph, found.profile, found.result.plan, None, step.to_json(), interrupted=True)
 
 
 def _busy_us(calls: PlacedCalls, first: PlacedCall) -> tuple[float, ...]:
@@ -97,4 +122,4 @@ def _of_blocks(blocks: PlacedBlocks, placed: BlockPlan, model: str, noise: Noise
         noise=noise,
         notes=(*placed.result.notes, blocks.line(), NO_BLOCKS),
     )
-    return KeptStep(placed.result.timeline.graph, None, placed.result.plan, None, step.to_json())
+    return KeptStep(placed.result.timeline.graph, None, placed.result.plan, None, step.to_json(), placed.result.interrupted)

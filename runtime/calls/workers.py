@@ -33,6 +33,7 @@ from runtime.processes.channels import Channels, LostPeerError
 from runtime.processes.executor import ProcessExecutor, costs_of, follow, with_costs
 from runtime.processes.worker_group import WorkerGroup, is_worker, worker_place
 from runtime.program import in_two_phases, one_device_timeline
+from runtime.script_report import INTERRUPTED
 from runtime.thread_executor import StepTimes
 from runtime.torch_devices import TorchDevice, cpu_workers
 from runtime.torch_ops import LoweredProgram, Lowering, OpError, Slots, StepContext
@@ -56,7 +57,7 @@ class Workers:
     def place(self, request: TrainRequest, captured: CapturedCall, step: ModuleStep) -> Placement:
         """See `place_call`: worker 0 decides, the others help it to measure and are told. All must come with the same call.
 
-        Raises ParityError where they do not, ExecutionError where worker 0 finds no plan.
+        Raises ParityError where they do not, ExecutionError where worker 0 finds no plan, or is interrupted.
         """
         self.agree_on(captured, step)
         group = self.group
@@ -69,7 +70,7 @@ class Workers:
         except BaseException as e:
             group.command({"error": str(e) if isinstance(e, BaechiError) else type(e).__name__})
             raise
-        group.command(telling(placement.result))
+        group.command({"error": INTERRUPTED} if placement.result.interrupted else telling(placement.result))
         return placement
 
     def agree_on(self, captured: CapturedCall, step: ModuleStep) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from baechi_ext.ir.files import SCHEMA_VERSION
 from runtime.samples import Samples
-from runtime.script_report import measured_json, samples_of
+from runtime.script_report import INTERRUPTED, measured_json, samples_of
 from runtime.tables import as_size, as_time
 from runtime.tensorflow.placed_function import PlacedFunction
 
@@ -40,7 +40,7 @@ class FunctionReport:
 
     @classmethod
     def of(cls, placed: PlacedFunction) -> "FunctionReport":
-        shapes, placement = list(placed.shapes.values()), placed.placement
+        shapes, placement = list(placed.shapes.values()), placed.placement or placed.interrupted
         times = [us for shape in shapes[:1] for us in shape.step.times_us]
         unplaced = [us for shape in shapes[:1] for us in shape.verification.unplaced_us[1:]]
         timeline = None if placement is None else placement.result.timeline
@@ -61,7 +61,7 @@ class FunctionReport:
             verified_steps=sum(s.verification.steps for s in shapes),
             max_rel_diff=max((s.verification.max_rel_diff for s in shapes), default=0.0),
             rounding=tuple(sorted(set().union(*(s.verification.rounding for s in shapes)))),
-            refusal=placed.refusal,
+            refusal=placed.refusal or (INTERRUPTED if placed.interrupted else ""),
             notes=() if placement is None else (*placement.result.notes, *placement.notes),
         )
 

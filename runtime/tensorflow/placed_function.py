@@ -111,6 +111,8 @@ class PlacedFunction:
         self.shapes: dict[Any, PlacedShape] = {}
         self.placement: Placement | None = None
         """Of the first shape."""
+        self.interrupted: Placement | None = None
+        """What the first shape's search had found when it was interrupted; None once there is a placement."""
         self.refusal = ""
         """Why calls run as they are; empty while they run placed."""
         self.unplaced = 0
@@ -169,7 +171,10 @@ class PlacedFunction:
         captured, placement = captured_call(self.name, self._python, given), self.placement
         if placement is None or captured.graph.index != placement.graph.index:
             placement = self.settings.place(captured, given.inputs)
-        self.placement = self.placement or placement
+        if placement.result.interrupted:
+            self.interrupted = None if self.placement else placement
+            raise KeyboardInterrupt
+        self.placement, self.interrupted = self.placement or placement, None
         if self.settings.method == "auto" and not placement.result.splits:
             self._declined.add(given.key)
             self.refusal = "" if self.shapes else placement.result.why_whole

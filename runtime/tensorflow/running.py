@@ -48,7 +48,8 @@ def opened() -> list[Devices]:
 
 
 def place_step(request: TrainRequest, captured: CapturedFunction, inputs: tuple[np.ndarray, ...]) -> Placement:
-    """The plan of a captured step, with costs read from the request's `cost_path` or measured on the first device.
+    """The plan of a captured step, with costs read from the request's `cost_path` or measured on the first device; the best one so
+    far where its search was interrupted.
 
     Raises what the stages raise: MismatchError, InfeasibleError, ExecutionError, ClusterError.
     """

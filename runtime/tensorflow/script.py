@@ -24,8 +24,8 @@ from baechi_ext.ir.measured import MeasuredStep
 from runtime.as_main import require_script, run_as_main
 from runtime.run_folder import MEASURED, folder_of
 from runtime.samples import LoadOfOthers, Noise
-from runtime.script_folder import KeptStep, keep
-from runtime.script_report import ScriptStep
+from runtime.script_folder import KeptStep, keep, said_of_interrupt
+from runtime.script_report import INTERRUPTED, ScriptStep
 from runtime.tensorflow.function_report import FunctionReport
 from runtime.tensorflow.keras_fit import LARGE_ENOUGH, Place, PlacedModels
 from runtime.tensorflow.measure import load_of_others, oversubscribed
@@ -70,6 +70,11 @@ class ScriptRun:
         noise = Noise(None if self.load is None else self.load.share(), oversubscribed(opened()))
         return [None if self.request is None else kept_step(f, self.name, self.request, noise) for f in self.placed]
 
+    @property
+    def kept_steps(self) -> list[KeptStep]:
+        """Of the steps of which something is kept."""
+        return [step for step in self.kept if step is not None]
+
     def lines(self) -> list[str]:
         """What was placed and what it gained, one line a step; or why nothing was."""
         if self.placed:
@@ -91,7 +96,7 @@ class ScriptRun:
 
     def to_json(self) -> dict[str, Any]:
         """What stands in report.json: of the first placed step as of a built-in model, and of all steps in short."""
-        kept = [step for step in self.kept if step is not None]
+        kept = self.kept_steps
         steps = []
         for function, step in zip(self.placed, self.kept, strict=True):
             where = None if step is None else folder_of(kept.index(step))
@@ -101,7 +106,7 @@ class ScriptRun:
 
     def keep(self, folder: Path) -> None:
         """Writes the files of a run."""
-        keep(folder, [step for step in self.kept if step is not None], self.to_json())
+        keep(folder, self.kept_steps, self.to_json())
 
 
 def run_script(asked: ScriptRequest) -> ScriptRun:
@@ -129,27 +134,33 @@ def run_script(asked: ScriptRequest) -> ScriptRun:
     with ExitStack() as stack:
         stack.enter_context(models.installed())
         stack.enter_context(functions.installed())
+        interrupt = None
         try:
             run.code = run_as_main(path, asked.arguments)
-        finally:
-            run.placed = models.functions + functions.functions
-            run.too_small = max(models.too_small, functions.too_small)
-            run.refused = functions.refused
-            if isinstance(sys.exception(), (KeyboardInterrupt, type(None))):
-                run.say()
-                if folder is not None:
-                    run.keep(folder)
+        except KeyboardInterrupt as e:
+            interrupt = e
+        run.placed = models.functions + functions.functions
+        run.too_small = max(models.too_small, functions.too_small)
+        run.refused = functions.refused
+        run.say()
+        if folder is not None:
+            run.keep(folder)
+        if interrupt is not None:
+            said = "" if folder is None else said_of_interrupt(folder, run.kept_steps)
+            raise KeyboardInterrupt(said or str(interrupt)) from interrupt
     return run
 
 
 def kept_step(function: PlacedFunction, script: str, request: TrainRequest, noise: Noise) -> KeptStep | None:
-    """Of the step's first placed shape; None where it was not placed. `script` is the script's name."""
-    placement, report = function.placement, FunctionReport.of(function)
+    """Of the step's first placed shape, or what an interrupted search had found of it; None where there is no plan. `script` is the
+    script's name."""
+    placement, report = function.placement or function.interrupted, FunctionReport.of(function)
     if placement is None:
         return None
     shape = next(iter(function.shapes.values()), None)
     measured = None if shape is None else _measured(shape, placement, request)
-    missing = [] if measured is not None else [f"no {MEASURED}: no step ran behind the {WARM_UP} that follow the verified ones"]
+    why = INTERRUPTED if function.interrupted else f"no step ran behind the {WARM_UP} that follow the verified ones"
+    missing = [] if measured is not None else [f"no {MEASURED}: {why}"]
     refused = [f"it runs unplaced: {function.refusal}"] if function.refusal else []
     peaks = () if measured is None or measured.memory is None else measured.memory
     step = ScriptStep(
@@ -168,7 +179,8 @@ def kept_step(function: PlacedFunction, script: str, request: TrainRequest, nois
         notes=(*report.notes, *refused, *missing),
         peaks_measured_by="accounting" if _share_memory(request) else "allocator",
     )
-    return KeptStep(placement.graph, placement.profile, placement.result.plan, measured, step.to_json())
+    interrupted = function.interrupted is not None
+    return KeptStep(placement.graph, placement.profile, placement.result.plan, measured, step.to_json(), interrupted)
 
 
 def _measured(shape: PlacedShape, placement: Placement, request: TrainRequest) -> MeasuredStep | None:

@@ -29,7 +29,7 @@ from runtime.parity_result import Parity
 from runtime.program import one_device_timeline
 from runtime.progress import progress, rounds
 from runtime.report import StepReport
-from runtime.run_folder import MEASURED, begin_run
+from runtime.run_folder import MEASURED, begin_run, best_until_then
 from runtime.tables import search_news
 from runtime.tensorflow.accounting import accounted_peak_bytes
 from runtime.tensorflow.gpus import Gpus
@@ -95,6 +95,8 @@ def train(request: TrainRequest) -> StepReport | RunReport | Profile | None:
             return captured.profile
         cluster, probe = find_cluster(request, devices)
         result = planned(request, captured, scale_links(cluster, request.comm_cost_factor))
+        if result.interrupted:
+            raise KeyboardInterrupt(best_until_then(request.out))
         if request.run is None:
             report = run_plan(request, (devices, bound), captured, (result, probe))
         else:
@@ -241,7 +243,7 @@ def find_cluster(request: TrainRequest, devices: Devices) -> tuple[Cluster, Link
 
 
 def planned(request: TrainRequest, captured: Captured, cluster: Cluster) -> PlanResult:
-    """The plan, kept in `out` with graph and profile. Raises KeyboardInterrupt, with the plan written, where the search was interrupted."""
+    """The plan, kept in `out` with graph and profile; the best one so far where its search was interrupted."""
     with progress(pipeline.announcement(captured.graph, cluster, request.plan)) as show:
         result = pipeline.plan(captured.graph, cluster, request.plan.watched(lambda search: show(search_news(search))))
     result = pipeline.whole_if_faster(result, captured.graph, cluster, request.plan, one_device_timeline(captured.alone))
@@ -250,9 +252,6 @@ def planned(request: TrainRequest, captured: Captured, cluster: Cluster) -> Plan
         (captured.graph if result.splits else captured.alone).save(Path(request.out) / "graph.json", request.made_by)
         captured.profile.save(Path(request.out) / "profile.json", request.made_by)
         result.plan.save(Path(request.out) / "plan.json", request.made_by)
-    if result.interrupted:
-        where = "" if request.out is None else f"interrupted; the best plan found until then is {Path(request.out) / 'plan.json'}"
-        raise KeyboardInterrupt(where)
     if request.log_device_placement:
         placed = zip(captured.graph.ops, result.plan.placement, strict=True)
         sys.stderr.write("".join(f"{op.id} -> {cluster.devices[d].name}\n" for op, d in placed))

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from runtime.cli import main
+from runtime.run_folder import RunFolder
+from tests.runtime.workers import finish, only_error, start, wait_for_line
 
 ROOT = Path(__file__).parents[2]
 TRAINS = """
@@ -152,3 +154,42 @@ def test_ctrl_c(tmp_path: Path) -> None:
     told = line.partition("unplaced on one thread")[2]
     assert "; inconclusive: " in told
     assert "fewer than 7 unplaced calls were timed (1; --verify_steps=8 makes it 7)" in told
+
+
+TOWERS = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.towers = nn.ModuleList(nn.Sequential(*(nn.Linear(n, n) for _ in range(2))) for n in range(50, 120, 3))
+    def forward(self, x):
+        return sum(tower(x[:, :tower[0].in_features]).mean() for tower in self.towers)
+model = Towers()
+for step in range(4):
+    model(torch.randn(64, 120)).backward()
+    print(step)
+"""
+IN_BLOCKS = TOWERS.replace("return sum(", "return (1 if x.sum().item() else 2) * sum(")
+
+
+@pytest.mark.parametrize(("text", "workers"), [(TOWERS, "thread"), (TOWERS, "process"), (IN_BLOCKS, "thread")])
+def test_ctrl_c_in_a_search_keeps_its_best_plan(tmp_path: Path, text: str, workers: str) -> None:
+    script, kept = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(text)
+    search = ["--num_devices=3", "--placement_method=refine", "--time_limit=3600", "--comm_cost_coeffs=0.0001,10"]
+    process = start("train", *search, f"--workers={workers}", f"--out={kept}", str(script), OMP_NUM_THREADS="1")
+    wait_for_line(process, "  best ")
+    process.send_signal(signal.SIGINT)
+    code, out, errors = finish(process)
+    assert (code, "0" in out.split()) == (130, text is IN_BLOCKS)  # the first call runs as it is where it can't be captured
+    assert only_error(errors) == f"error: interrupted; the best plan found until then is {kept / 'plan.json'}"
+    assert "baechi: Towers: no" in errors
+    found = RunFolder.load(kept)
+    assert (found.plan.method, found.plan.status, found.measured) == ("refine", "feasible", None)
+    assert found.timeline.makespan_us == pytest.approx(found.plan.predicted_step_us)
+    assert found.report["model"] == "Towers of train.py"
+    assert any("the search for its plan was interrupted" in said for said in found.report["summary"])
+    assert (found.profile is None) == (text is IN_BLOCKS)
+    assert main(["report", str(kept)]) == 0

@@ -23,6 +23,7 @@ from runtime.calls.blocks.threads import BlockThreads, inside_a_block
 from runtime.calls.module_watch import Attributes
 from runtime.calls.placed_function import NO_SECOND_ORDER
 from runtime.calls.verify import one_thread, relative_difference, tolerance_of
+from runtime.script_report import INTERRUPTED
 from runtime.tables import as_time
 from runtime.thread_executor import ThreadExecutor
 from runtime.train_request import TrainRequest
@@ -54,6 +55,8 @@ class PlacedBlocks:
         self.settings = settings
         self.reason = reason
         self.plan: BlockPlan | None = None
+        self.interrupted: BlockPlan | None = None
+        """What the search for the plan had found when it was interrupted; None once there is a plan."""
         self.refusal = ""
         """Why calls run as they are; empty while they run in blocks."""
         self.verified = 0
@@ -87,7 +90,8 @@ class PlacedBlocks:
         """One line: what was placed where, what that gains, and why it is not more."""
         name = type(self.module).__name__
         if self.plan is None:
-            return f"{name}: no blocks are placed; {self.refusal or 'no training call of it came'}"
+            why = self.refusal or (INTERRUPTED if self.interrupted else "no training call of it came")
+            return f"{name}: no blocks are placed; {why}"
         placed, names = self.plan, [d.name for d in self.threads.devices]
         counts = [sum(block.device == d for block in placed.blocks) for d in range(len(names))]
         what = ", ".join(f"{count} on {device}" for count, device in zip(counts, names, strict=True))
@@ -109,13 +113,15 @@ class PlacedBlocks:
         try:
             with one_thread(), torch.enable_grad():
                 given = _without_graph((args, kwargs))
-                self.plan = plan_blocks(
-                    self.module, (self.ordinary, *given), self.settings.request, self.settings.executor, self.threads
-                )
+                found = plan_blocks(self.module, (self.ordinary, *given), self.settings.request, self.settings.executor, self.threads)
         except CaptureError as e:
             raise CaptureError(f"{self.reason}; and it can't be placed in blocks: {e}") from e
         finally:
             moment.restore()
+        if found.result.interrupted:
+            self.interrupted = found
+            raise KeyboardInterrupt
+        self.plan, self.interrupted = found, None
         devices = self.threads.devices
         if not self.plan.result.splits:
             self.refusal = self.plan.result.why_whole

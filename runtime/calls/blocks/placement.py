@@ -46,7 +46,8 @@ class BlockPlan:
 
 
 def plan_blocks(module: nn.Module, call: Call, request: TrainRequest, executor: ThreadExecutor, threads: BlockThreads) -> BlockPlan:
-    """The plan of a module's blocks. The call, a training call, is run a few times, and what that changes is the caller's to put back.
+    """The plan of a module's blocks, the best one so far where its search was interrupted. The call, a training call, is run a few times,
+    and what that changes is the caller's to put back.
 
     Raises CaptureError where the module has no blocks, and what placing raises.
     """
@@ -66,8 +67,6 @@ def plan_blocks(module: nn.Module, call: Call, request: TrainRequest, executor: 
     cluster = scale_links(cluster, request.comm_cost_factor)
     with progress(pipeline.announcement(graph, cluster, request.plan)) as show:
         result = pipeline.plan(graph, cluster, request.plan.watched(lambda search: show(search_news(search))))
-    if result.interrupted:
-        raise KeyboardInterrupt
     device_of = {op.module: d for op, d in zip(graph.ops, result.plan.placement, strict=True)}
     placed = tuple(replace(block, device=device_of.get(block.name, 0)) for block in blocks)
     return BlockPlan(placed, found, result, one_device_timeline(graph))

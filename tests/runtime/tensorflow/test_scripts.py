@@ -3,6 +3,7 @@
 import contextlib
 import io
 import runpy
+import signal
 import subprocess
 import sys
 import warnings
@@ -18,6 +19,7 @@ from runtime.cli import main
 from runtime.report_page.data import page_data
 from runtime.run_folder import RunFolder
 from runtime.tensorflow.step_recorder import RUNS
+from tests.runtime.workers import finish, only_error, start, wait_for_line
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PLACED = ["train", "--framework=tensorflow", "--workers=thread", "--placement_method=m_topo"]
@@ -103,6 +105,23 @@ def test_the_folder_of_a_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert [step["folder"] for step in report["steps"]] == ["."]
     figures = {figure["label"]: figure["detail"] for figure in page_data(found)["headline"]["figures"]}
     assert figures["tf.function as it is"].endswith(", 2 steps")
+
+
+@pytest.mark.parametrize("script", ["custom_loop.py", "reviews.py"])
+def test_ctrl_c_in_a_search_keeps_its_best_plan(tmp_path: Path, script: str) -> None:
+    search = ["--placement_method=refine", "--num_devices=3", "--time_limit=3600", "--comm_cost_coeffs=0.001,50", "--workers=thread"]
+    process = start("train", "--framework=tensorflow", *search, f"--out={tmp_path}", str(SCRIPTS / script))
+    wait_for_line(process, "  best ")
+    process.send_signal(signal.SIGINT)
+    code, _, errors = finish(process)
+    assert code == 130
+    assert only_error(errors) == f"error: interrupted; the best plan found until then is {tmp_path / 'plan.json'}"
+    found = RunFolder.load(tmp_path)
+    assert (found.plan.method, found.plan.status, found.measured) == ("refine", "feasible", None)
+    assert found.timeline.makespan_us == pytest.approx(found.plan.predicted_step_us)
+    assert found.profile is not None
+    assert ["not placed; the search for its plan was interrupted; predicted" in said for said in found.report["summary"]] == [True]
+    assert main(["report", str(tmp_path)]) == 0
 
 
 def run(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:
