@@ -99,6 +99,25 @@ class ScriptStep:
         }
 
 
+class TimedCalls:
+    """What the report of a module's, or of a function's, placed calls knows of their times."""
+
+    placed: Samples | None
+    """The last calls that were neither verified nor recorded; None before the first one."""
+    unplaced: Samples | None
+    """Verified calls as they are; None without any that counts."""
+
+    @property
+    def measured_us(self) -> float | None:
+        """The median of the placed calls."""
+        return None if self.placed is None else self.placed.median
+
+    @property
+    def unplaced_us(self) -> float | None:
+        """The median of the unplaced ones."""
+        return None if self.unplaced is None else self.unplaced.median
+
+
 def measured_json(unplaced: Samples | None, placed: Samples | None) -> dict[str, Any]:
     """`measured_step_us` of a placed step; null where nothing was timed."""
     return {"eager": _json_of(unplaced), "placed": _json_of(placed)}

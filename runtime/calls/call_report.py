@@ -6,12 +6,12 @@ from typing import Any
 from baechi_ext.ir.files import SCHEMA_VERSION
 from runtime.calls.placed_calls import PlacedCalls
 from runtime.samples import Samples
-from runtime.script_report import INTERRUPTED, measured_json, samples_of, warm
+from runtime.script_report import INTERRUPTED, TimedCalls, measured_json, samples_of, warm
 from runtime.tables import as_size, as_time
 
 
 @dataclass(frozen=True)
-class CallReport:
+class CallReport(TimedCalls):
     """A module's first placed call; `refusal` says why calls run unplaced, where they do."""
 
     module: str
@@ -76,16 +76,6 @@ class CallReport:
             notes=tuple(n for n in (*result.notes, first.placement.note) if n),
             **counted,
         )
-
-    @property
-    def measured_us(self) -> float | None:
-        """The median of the placed calls."""
-        return None if self.placed is None else self.placed.median
-
-    @property
-    def unplaced_us(self) -> float | None:
-        """The median of the unplaced ones."""
-        return None if self.unplaced is None else self.unplaced.median
 
     def to_json(self) -> dict[str, Any]:
         return {

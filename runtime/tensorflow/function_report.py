@@ -5,13 +5,13 @@ from typing import Any
 
 from baechi_ext.ir.files import SCHEMA_VERSION
 from runtime.samples import Samples
-from runtime.script_report import INTERRUPTED, measured_json, samples_of
+from runtime.script_report import INTERRUPTED, TimedCalls, measured_json, samples_of
 from runtime.tables import as_size, as_time
 from runtime.tensorflow.placed_function import PlacedFunction
 
 
 @dataclass(frozen=True)
-class FunctionReport:
+class FunctionReport(TimedCalls):
     """A placed training step; `refusal` says why its calls run unplaced, where they do."""
 
     step: str
@@ -68,16 +68,6 @@ class FunctionReport:
     def to_json(self) -> dict[str, Any]:
         said = {name: value for name, value in asdict(self).items() if name not in ("placed", "unplaced")}
         return {"schema_version": SCHEMA_VERSION, **said, "measured_step_us": measured_json(self.unplaced, self.placed)}
-
-    @property
-    def measured_us(self) -> float | None:
-        """The median of the placed steps."""
-        return None if self.placed is None else self.placed.median
-
-    @property
-    def unplaced_us(self) -> float | None:
-        """The median of the unplaced ones."""
-        return None if self.unplaced is None else self.unplaced.median
 
     def line(self) -> str:
         """One line: what was placed and what it gained, or why not."""

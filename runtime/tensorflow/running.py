@@ -58,7 +58,8 @@ def place_step(request: TrainRequest, captured: CapturedFunction, inputs: tuple[
     costed = costed_step(request, captured, TensorFlowStep(captured.graph.name, lambda *_: None, inputs, variables, None), devices)
     cluster, probe = find_cluster(request, devices)
     result = planned(request, costed, scale_links(cluster, request.comm_cost_factor))
-    return Placement(costed.graph, costed.profile, result, one_device_timeline(costed.alone), captured.notes, probe)
+    single = one_device_timeline(costed.alone)
+    return Placement(costed.graph if result.splits else single.graph, costed.profile, result, single, captured.notes, probe)
 
 
 def costed_step(request: TrainRequest, captured: CapturedFunction, step: TensorFlowStep, devices: Devices) -> Captured:
