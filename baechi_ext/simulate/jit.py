@@ -7,11 +7,13 @@ for each state of all kernel files together: those named *kernel.py.
 import hashlib
 import os
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 import numba
@@ -87,29 +89,31 @@ class _InterruptedAfterwards(event.Listener):
 
     def __init__(self) -> None:
         self._compiling = 0
-        self._holds = self._pressed = False
+        self._handler: Callable[[int, FrameType | None], Any] | None = None
+        self._pressed = False
 
     def on_start(self, event: event.Event) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
         self._compiling += 1
-        if self._compiling == 1 and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._holds, self._pressed = True, False
+        handler = signal.getsignal(signal.SIGINT)
+        if self._compiling == 1 and callable(handler):
+            self._handler, self._pressed = handler, False
             signal.signal(signal.SIGINT, self._remember)
 
     def _remember(self, *_: object) -> None:
         self._pressed = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, self._handler)
 
     def on_end(self, event: event.Event) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
         self._compiling -= 1
-        if self._compiling == 0 and self._holds:
-            self._holds = False
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self._compiling == 0 and self._handler is not None:
+            handler, self._handler = self._handler, None
+            signal.signal(signal.SIGINT, handler)
             if self._pressed:
-                raise KeyboardInterrupt
+                handler(signal.SIGINT, sys._getframe())
 
 
 event.register("numba:compile", _InterruptedAfterwards())  # behind the clock, which it may keep from nothing

@@ -103,3 +103,22 @@ def test_ctrl_c_while_the_command_is_imported_is_one_line(tmp_path: Path) -> Non
     command = [sys.executable, "-m", "runtime", "doctor"]
     done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=SECONDS)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
+
+
+def test_ctrl_c_while_torch_imports_numpy_is_not_lost(tmp_path: Path) -> None:
+    """torch takes any error of that import for numpy's absence."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import signal, sys\n"
+        "class Pressed:\n"
+        "    times = 0\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'numpy.linalg' and not self.times:\n"
+        "            self.times += 1\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Pressed())\n"
+    )
+    settings = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-m", "runtime", "compare", "--model_name=wide_towers", "--image_size=8"]
+    done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stdout, done.stderr.splitlines()[-1]) == (130, "", "error: interrupted")
+    assert "Traceback" not in done.stderr
