@@ -107,6 +107,14 @@ def test_the_folder_of_a_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert figures["tf.function as it is"].endswith(", 2 steps")
 
 
+def test_a_step_that_stays_whole_is_kept_with_the_costs_of_one_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keras.backend.clear_session()
+    assert main([*PLACED, "--placement_method=single", f"--out={tmp_path}", str(SCRIPTS / "two_inputs.py")]) == 0
+    found = RunFolder.load(tmp_path)
+    assert found.plan.predicted_step_us == pytest.approx(found.timeline.makespan_us)
+    assert set(found.plan.placement) == {0}
+
+
 @pytest.mark.parametrize("script", ["custom_loop.py", "reviews.py"])
 def test_ctrl_c_in_a_search_keeps_its_best_plan(tmp_path: Path, script: str) -> None:
     search = ["--placement_method=refine", "--num_devices=3", "--time_limit=3600", "--comm_cost_coeffs=0.001,50", "--workers=thread"]
