@@ -107,11 +107,15 @@ def test_the_folder_of_a_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert figures["tf.function as it is"].endswith(", 2 steps")
 
 
-def test_a_step_that_stays_whole_is_kept_with_the_costs_of_one_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keras.backend.clear_session()
-    assert main([*PLACED, "--placement_method=single", f"--out={tmp_path}", str(SCRIPTS / "two_inputs.py")]) == 0
-    found = RunFolder.load(tmp_path)
-    assert found.plan.predicted_step_us == pytest.approx(found.timeline.makespan_us)
+def test_a_step_that_stays_whole_is_kept_with_the_costs_of_one_device(tmp_path: Path) -> None:
+    """They were measured twice, alone and beside a busy server, and never come out the same."""
+    flags = ["--framework=tensorflow", "--placement_method=single", "--comm_cost_coeffs=0.001,50", f"--out={tmp_path / 'out'}"]
+    command = [sys.executable, "-m", "runtime", "train", *flags, str(SCRIPTS / "two_inputs.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    found = RunFolder.load(tmp_path / "out")
+    assert found.profile.contention is not None
+    assert found.plan.predicted_step_us == pytest.approx(found.timeline.makespan_us, rel=1e-6)
     assert set(found.plan.placement) == {0}
 
 
