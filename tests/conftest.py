@@ -1,8 +1,10 @@
 """How the whole suite runs: the same hypothesis examples every time, no deadline on a shared machine, methods only where their
 solvers are, Ctrl-C as from a terminal."""
 
+import os
 import shutil
 import signal
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,6 +15,16 @@ settings.register_profile("suite", deadline=None, derandomize=True, max_examples
 settings.load_profile("suite")
 # Shells start background jobs with Ctrl-C ignored, and what they start inherits that: tests that send it would wait in vain.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _same_folder() -> Iterator[None]:
+    """A test that leaves the process in another folder would fail others later, in that one worker of the suite only."""
+    before = os.getcwd()
+    yield
+    after = os.getcwd()
+    os.chdir(before)
+    assert after == before
 
 
 def missing_backends() -> dict[str, str]:

@@ -113,7 +113,10 @@ def test_the_first_step_that_is_called_again_is_compared_and_ends_the_script(
         (TRAINS.replace("NOISE", "").replace("    return {", "    tf.print(loss)\n    return {"), "take tf.print and other text out of"),
     ],
 )
-def test_what_cannot_be_compared(text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_compared(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where the script goes, and where this process would stay
     script = tmp_path / "train.py"
     script.write_text(text)
     assert main([*COMPARE, "--workers=thread", str(script), "--", str(tmp_path / "x")]) == 1
