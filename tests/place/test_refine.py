@@ -304,4 +304,4 @@ def test_however_short_its_time_auto_tries_to_split_and_says_what_it_left_out() 
     assert result.splits
     assert result.predicted_step_us <= place(quick[1], graph, cluster).predicted_step_us
     assert result.untried == tuple(quick[2:])
-    assert place("auto", graph, cluster).untried == ()
+    assert place("auto", graph, cluster, PlaceOptions(time_limit_seconds=3)).untried == ()
