@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils.hooks import RemovableHandle
 
 from runtime.hybrid.wires import Key, Wires
 from runtime.processes.noting_channels import NotingWork
@@ -15,7 +16,8 @@ Span = tuple[int, int]
 
 class CallLog:
     """Nanoseconds of the host's monotonic clock. A call is run forward by a function, its moves' functions before it, and backward by the
-    nodes of autograd that these made: a node runs by itself, so that a call's backward pass is from its first to its last."""
+    nodes of autograd that these made: a node runs by itself, so that a call's backward pass is from its first to its last. A leaf, where
+    gradients of what pieces share are added up, has its turns right behind the nodes that it gets them from, and goes with each."""
 
     def __init__(self) -> None:
         self._forward: dict[str, Span] = {}
@@ -24,11 +26,17 @@ class CallLog:
         self.received: dict[Key, Span] = {}
         self._nodes: set[Any] = set()
         """Of this step: as long as they are held here they are told apart."""
+        self._hooks: list[RemovableHandle] = []
+        self._last = ""
+        """The call whose node ran last."""
 
     def begin(self) -> None:
-        """Before a step: a clean sheet."""
-        for notes in (self._forward, self._backward, self.sent, self.received, self._nodes):
+        """Before a step, and after the last: a clean sheet. Leaves outlive their step, so that hooks on them have to be taken back."""
+        for hook in self._hooks:
+            hook.remove()
+        for notes in (self._forward, self._backward, self.sent, self.received, self._nodes, self._hooks):
             notes.clear()
+        self._last = ""
 
     def noting(self, call: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, which is of the call of that name, and notes when it and what autograd does for it run."""
@@ -56,9 +64,17 @@ class CallLog:
                 continue
             self._nodes.add(node)
             todo += [before for before, _ in node.next_functions]
+            whose = call if node.next_functions else None
             started: list[int] = []
-            node.register_prehook(lambda _, started=started: started.append(time.monotonic_ns()))
-            node.register_hook(lambda *_, started=started: _extend(self._backward, call, started[-1], time.monotonic_ns()))
+            self._hooks += [
+                node.register_prehook(lambda _, started=started: started.append(time.monotonic_ns())),
+                node.register_hook(lambda *_, whose=whose, started=started: self._ran(whose, started[-1])),
+            ]
+
+    def _ran(self, call: str | None, start: int) -> None:
+        """A node of a call ran; a leaf is of none."""
+        self._last = call or self._last
+        _extend(self._backward, self._last, start, time.monotonic_ns())
 
 
 class NotingWires(Wires):
