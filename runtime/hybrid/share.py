@@ -96,6 +96,7 @@ class GroupShare:
             self._noted.enter_context(self.part.noted(self._log))
         elif stage == "end":
             self._noted.close()
+            self._log.begin()
         else:
             self._log.begin()
             answer, call_of = self.run(random_state), self.part.programs.call_of

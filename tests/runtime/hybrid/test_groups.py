@@ -43,3 +43,4 @@ def _require_recorded(found: dict[str, Any]) -> None:
     assert any("calls are run and timed, not the plan's ops" in note for note in measured.notes)
     losses, wanted = found["losses"]
     assert losses == pytest.approx(wanted, rel=1e-9)  # recording changes nothing
+    assert found["nodes_left"] == [0] * 4  # of what autograd made in the recorded step, once recording has ended

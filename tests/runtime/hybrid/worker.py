@@ -1,5 +1,6 @@
 """A worker that runs steps on two groups of two processes, and whole, and writes down what differs."""
 
+import gc
 import json
 import sys
 import time
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from baechi_ext.capture.torch_joint import INPUT
 from runtime.hybrid.calls import CallPlan
@@ -80,17 +82,18 @@ def recorded(step: TrainingStep, group: WorkerGroup) -> dict[str, object]:
     answer = share.recording("run", None)
     wall_us = (time.monotonic_ns() - begin_ns) / 1000
     share.recording("end", None)
+    nodes_left = sum(issubclass(type(found), Node) for found in gc.get_objects())
     losses += [answer["loss"], share.run(None)["loss"]]
     answers: list[Any] = [None] * group.size
-    torch.distributed.all_gather_object(answers, (json.loads(json.dumps(answer)), begin_ns, losses))
+    torch.distributed.all_gather_object(answers, (json.loads(json.dumps(answer)), begin_ns, losses, nodes_left))
     if group.rank:
         return {}
     eager = EagerStep(in_double(step), torch.device("cpu"))
     torch.manual_seed(step.seed)
     wanted = [eager.run().item() for _ in losses]
-    found = next(losses for _, _, losses in answers if losses[0] is not None)
-    members = [MemberNotes.of(answer, 0) for answer, _, _ in answers]
-    measured = GroupRecording(min(b for _, b, _ in answers), wall_us, members, plan, timeline).measured(plan.graph, "process")
+    found = next(losses for _, _, losses, _ in answers if losses[0] is not None)
+    members = [MemberNotes.of(answer, 0) for answer, *_ in answers]
+    measured = GroupRecording(min(b for _, b, *_ in answers), wall_us, members, plan, timeline).measured(plan.graph, "process")
     tensors = [(plan.graph.ops[t.producer], t.name) for t in plan.graph.tensors]
     predicted = {(tensors[t.tensor][0].id, tensors[t.tensor][1], t.source, t.target) for t in timeline.transfers}
     return {
@@ -100,6 +103,7 @@ def recorded(step: TrainingStep, group: WorkerGroup) -> dict[str, object]:
         "groups": {op.id: g for op, g in zip(plan.graph.ops, plan.on_groups, strict=True)},
         "predicted": sorted(t for t in predicted if plan.graph.ops[plan.graph.index[t[0]]].op != INPUT),
         "losses": [found, wanted],
+        "nodes_left": [left for *_, left in answers],
     }
 
 
