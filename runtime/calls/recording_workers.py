@@ -20,7 +20,7 @@ from runtime.calls.phases import ModuleStep
 from runtime.calls.recording import CallRecorder, CountedTimes, Noted, NotedTimes, recorder_of
 from runtime.calls.workers import WorkerPhases, Workers
 from runtime.processes.channels import Channels
-from runtime.processes.noting_channels import NotingChannels, clock_ahead, tell_clock
+from runtime.processes.noting_channels import NotingChannels, clock_ahead, clocks_ahead, tell_clock
 from runtime.step_recorder import DeviceLog, DeviceNotes, HostClock
 from runtime.thread_executor import StepTimes, ThreadExecutor
 from runtime.torch_ops import LoweredProgram, Slots
@@ -83,7 +83,8 @@ class WorkerRecorder(CallRecorder):
 
     def __init__(self, workers: Workers, phases: WorkerPhases, step: ModuleStep) -> None:
         self._workers, self._number = workers, next(_numbers)
-        self._ahead: dict[int, tuple[int, int]] = {}
+        self._ahead = [0] * workers.group.size
+        self._apart: list[str] = []
 
         def noted() -> NotedWorkerPhases:
             self._compare_clocks()
@@ -122,23 +123,17 @@ class WorkerRecorder(CallRecorder):
 
     def notes(self) -> list[str]:
         """See CallRecorder."""
-        apart = [
-            f"{self._workers.devices[rank].name} is on another machine; its times may be off by {wrong_ns / 1000:.0f} us"
-            for rank, (_, wrong_ns) in self._ahead.items()
-        ]
-        return [*super().notes(), *([] if self.held is None else [ALL_HELD]), *apart]
+        return [*super().notes(), *([] if self.held is None else [ALL_HELD]), *self._apart]
 
     def _compare_clocks(self) -> None:
-        """With those of other machines than worker 0's."""
         devices, own = self._workers.devices, self._workers.group.rank
-        for rank in (rank for rank, device in enumerate(devices) if device.node != devices[0].node):
-            if own == 0:
-                self._ahead[rank] = clock_ahead(rank)
-            elif own == rank:
-                tell_clock()
+        if own == 0:
+            self._ahead, self._apart = clocks_ahead(devices, clock_ahead)
+        elif devices[own].node != devices[0].node:
+            tell_clock()
 
     def _times(self, rank: int, number: int) -> Noted:
-        ahead_ns, _ = self._ahead.get(rank, (0, 0))
+        ahead_ns = self._ahead[rank]
         forward, backward = (
             NotedTimes(
                 said["wall_us"],

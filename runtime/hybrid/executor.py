@@ -23,6 +23,7 @@ from runtime.parity_result import Parity
 from runtime.processes.channels import LostPeerError
 from runtime.processes.executor import ProcessExecutor
 from runtime.processes.local_share import GRADIENT
+from runtime.processes.noting_channels import clocks_ahead
 from runtime.random_state import decoded, encoded
 from runtime.sharding.parity import compare_exact
 from runtime.step import TrainingStep
@@ -78,12 +79,9 @@ class GroupedStep:
         return {f"{where}_groups": sum(answer[key] for answer in answers) for where, key in (("between", "between"), ("inside", "inside"))}
 
     def record(self) -> GroupRecording:
-        """See runtime.step_recorder. Machines' clocks differ, so those of others than this one are asked first."""
-        devices, remarks, ahead = self._executor.devices, [], [0] * len(self._executor.devices)
+        """See runtime.step_recorder."""
         self._all("record", partial(self._share.recording, "begin"), stage="begin")
-        for rank in (rank for rank, device in enumerate(devices) if device.node != devices[0].node):
-            ahead[rank], wrong_ns = self._executor.clock_ahead(rank)
-            remarks.append(f"{devices[rank].name} is on another machine; its times may be off by {wrong_ns / 1000:.0f} us")
+        ahead, remarks = clocks_ahead(self._executor.devices, self._executor.clock_ahead)
         runs = []
         for _ in range(1 + RUNS):
             begin_ns = time.monotonic_ns()

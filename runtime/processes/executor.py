@@ -31,7 +31,7 @@ from runtime.memory_limit import loading
 from runtime.processes import probe as process_probe
 from runtime.processes.channels import LostPeerError, in_order_of_ends
 from runtime.processes.local_share import GRADIENT, LocalShare
-from runtime.processes.noting_channels import clock_ahead, tell_clock
+from runtime.processes.noting_channels import clock_ahead, clocks_ahead, tell_clock
 from runtime.processes.worker_group import WorkerGroup
 from runtime.program import one_device_timeline
 from runtime.random_state import decoded, encoded
@@ -116,13 +116,12 @@ class ProcessStep:
         self._executor.group.answers()
 
     def record(self) -> Recording:
-        """See runtime.step_recorder. Machines' clocks differ, so those of others than this one are asked first."""
-        devices, notes = self._executor.devices, ["transfers over NCCL are not recorded"] if not self._share.on_host else []
-        ahead = [0] * len(devices)
+        """See runtime.step_recorder."""
+        devices = self._executor.devices
         self._stage("begin")
-        for rank in (rank for rank, device in enumerate(devices) if device.node != devices[0].node):
-            ahead[rank], wrong_ns = self._executor.clock_ahead(rank)
-            notes.append(f"{devices[rank].name} is on another machine; its times may be off by {wrong_ns / 1000:.0f} us")
+        ahead, notes = clocks_ahead(devices, self._executor.clock_ahead)
+        if not self._share.on_host:
+            notes.append("transfers over NCCL are not recorded")
         runs = []
         for _ in range(1 + RUNS):
             self._stage("clear")

@@ -1,7 +1,7 @@
 """Channels that note when tensors are on their way; and what the clock of another machine says."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from runtime.processes.channels import Channels
 from runtime.step_recorder import DeviceLog, noting_taker
+from runtime.torch_devices import TorchDevice
 
 _TAG = (1 << 23) + 1
 """Beyond the tensors' numbers, and not the probes'."""
@@ -77,3 +78,14 @@ def clock_ahead(rank: int) -> tuple[int, int]:
         found.append((after - before, int(word.item()) - (before + after) // 2))
     took, ahead = min(found)
     return ahead, took // 2
+
+
+def clocks_ahead(devices: Sequence[TorchDevice], ask: Callable[[int], tuple[int, int]]) -> tuple[list[int], list[str]]:
+    """By how many nanoseconds each rank's clock is ahead of rank 0's, and remarks on how far that may be wrong. Machines' clocks differ:
+    `ask`, which gives what `clock_ahead` does, is asked of ranks on other machines than rank 0's."""
+    ahead, remarks = [0] * len(devices), []
+    for rank, device in enumerate(devices):
+        if device.node != devices[0].node:
+            ahead[rank], wrong_ns = ask(rank)
+            remarks.append(f"{device.name} is on another machine; its times may be off by {wrong_ns / 1000:.0f} us")
+    return ahead, remarks

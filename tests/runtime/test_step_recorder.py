@@ -17,11 +17,12 @@ from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.simulate import Timeline
 from runtime.accounting import Held, live_bytes, measured_peak_bytes
 from runtime.cuda.split_gpu import split_gpu
+from runtime.processes.noting_channels import clocks_ahead
 from runtime.program import one_device_timeline
 from runtime.run_folder import RunFolder
 from runtime.step_recorder import NO_CUDA_TRANSFERS, DeviceNotes, Recording, clock_of, record_step
 from runtime.thread_executor import ThreadExecutor
-from runtime.torch_devices import cpu_devices
+from runtime.torch_devices import CpuDevice, cpu_devices
 from runtime.trace import trace
 from tests.runtime.chrome_trace import problems_of
 from tests.torch_steps import capture, make_step, scattered
@@ -124,6 +125,13 @@ def test_worker_processes_whose_clocks_are_asked_for() -> None:
     assert all(device[0].at_us == 0 and device[0].bytes > 0 for device in measured.memory)
     before, after = found["losses"]
     assert after < before  # the recorded steps were steps of the training
+
+
+def test_only_clocks_of_other_machines_than_rank_0s_are_asked_for() -> None:
+    told = {1: (5_000_000, 1_600), 3: (-7_000, 40_000)}
+    ahead, remarks = clocks_ahead([CpuDevice(rank, node) for rank, node in enumerate((4, 0, 4, 1))], told.pop)
+    assert (ahead, told) == ([0, 5_000_000, 0, -7_000], {})
+    assert remarks == [f"cpu:{rank} is on another machine; its times may be off by {us} us" for rank, us in ((1, 2), (3, 40))]
 
 
 def test_a_transfer_is_over_when_its_sender_says_so_or_its_reader_has_it() -> None:
