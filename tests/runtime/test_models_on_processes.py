@@ -1,8 +1,10 @@
-"""Every built-in model on 1, 2 and 4 real worker processes computes, bit for bit, what plain PyTorch computes, step after step."""
+"""Every built-in model on 2 real worker processes, and most on 1 and 4, compute bit for bit, step after step, what plain PyTorch does."""
 
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +16,22 @@ from tests.torch_steps import SMALL_MODELS
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4])
-def found(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What one group of workers found for all models; "num_devices" besides."""
-    return on_processes(request.param, *SMALL_MODELS)
+FEWER = [name for name in SMALL_MODELS if name not in ("nasnet", "resnet101")]
+"""What 1 and 4 processes run: these two have no structure that inception_v3 has not, and each process captures its thousands of ops."""
+RUNS = [*((1, name) for name in FEWER), *((2, name) for name in SMALL_MODELS), *((4, name) for name in FEWER)]
+
+
+@pytest.fixture(scope="module")
+def found_on() -> Callable[[int], dict[str, Any]]:
+    """What one group of so many workers found for all its models."""
+    return cache(lambda num_devices: on_processes(num_devices, *(name for size, name in RUNS if size == num_devices)))
 
 
 def on_processes(num_devices: int, *arguments: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.runtime.models_on_processes", str(num_devices), *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=540)
     assert done.returncode == 0, done.stderr
-    return {**json.loads(done.stdout), "num_devices": num_devices}
+    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize(("num_devices", "flags"), [(2, []), (3, ["--rendezvous"])])
@@ -39,20 +46,20 @@ def test_parity_without_tags(num_devices: int, flags: list[str]) -> None:
         assert found[name]["losses"]["placed"] == found[name]["losses"]["eager"]
 
 
-@pytest.mark.parametrize("name", SMALL_MODELS)
-def test_parity(found: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize(("num_devices", "name"), RUNS)
+def test_parity(found_on: Callable[[int], dict[str, Any]], num_devices: int, name: str) -> None:
     """Loss, every gradient, buffer and updated parameter."""
-    model = found[name]
+    model = found_on(num_devices)[name]
     assert len(model["parity"]) == 2
     for method, parity in model["parity"].items():
         assert (parity["passed"], parity["max_abs_diff"]) == (True, 0.0), (method, parity)
         assert parity["compared"] > len(model["trained_alike"])
-        assert model["devices"][method] == list(range(found["num_devices"]))
+        assert model["devices"][method] == list(range(num_devices))
 
 
-@pytest.mark.parametrize("name", SMALL_MODELS)
-def test_twenty_steps(found: dict[str, Any], name: str) -> None:
-    model = found[name]
+@pytest.mark.parametrize(("num_devices", "name"), RUNS)
+def test_twenty_steps(found_on: Callable[[int], dict[str, Any]], num_devices: int, name: str) -> None:
+    model = found_on(num_devices)[name]
     losses = model["losses"]["eager"]
     assert model["losses"]["placed"] == losses
     assert len(losses) == STEPS
