@@ -73,8 +73,9 @@ class ShardedRun:
             said, facts = Said.of_sharding(value), tuple(_facts(value))
         except FileError as e:
             raise FileError(f"{folder / REPORT}: {e}; write it again with baechi train --sharding --out") from e
-        if own is not None and own not in plans.values():
-            plans = {OWN: own, **plans}
+        if own is not None:
+            name = next((name for name, plan in plans.items() if plan == own), OWN)
+            plans = {name: own, **plans}
         return cls(folder, strategies, plans, said, facts)
 
     @property

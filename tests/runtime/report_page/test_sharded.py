@@ -79,6 +79,17 @@ def test_what_is_shown_is_what_the_files_say(folder: Path) -> None:
     assert f"torch {torch.__version__}" in dict(headline["facts"])["versions"]
 
 
+def test_the_runs_own_plan_comes_first_whatever_the_order_of_strategies(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    report["strategies"][:2] = reversed(report["strategies"][:2])
+    (tmp_path / "run" / "report.json").write_text(json.dumps(report))
+    run = ShardedRun.load(tmp_path / "run")
+    assert list(run.plans) == ["pase", "data_parallel"]
+    assert run.plan == ShardPlan.load(folder / "shard_plan_pase.json") != ShardPlan.load(folder / "shard_plan_data_parallel.json")
+    assert sharded_headline(run)["verdict"] == sharded_headline(ShardedRun.load(folder))["verdict"]
+
+
 def test_predicted_messages_are_those_that_are_counted(folder: Path) -> None:
     report = json.loads((folder / "report.json").read_text())
     for strategy in report["strategies"][:2]:
