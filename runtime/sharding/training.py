@@ -18,6 +18,7 @@ from baechi_ext.ir.files import make_folder, write_json
 from baechi_ext.ir.made_by import MadeBy, versions
 from baechi_ext.shard.explain import FORECAST_KINDS
 from baechi_ext.shard.plan import ShardPlan
+from runtime.measure import oversubscribed
 from runtime.models.registry import make_step
 from runtime.parity_result import Parity, require_parity
 from runtime.processes.worker_group import WorkerGroup, worker_place
@@ -38,7 +39,7 @@ from runtime.sharding.strategies import NAMES, PASE, Predicted, Searched, predic
 from runtime.sharding.tensor_parallel import tensor_parallel_plan
 from runtime.sharding.traffic import Traffic, counted
 from runtime.step import EagerStep, optimizer_spec
-from runtime.torch_devices import cpu_workers, cuda_workers
+from runtime.torch_devices import TorchDevice, cpu_workers, cuda_workers
 from runtime.train_request import TrainRequest
 
 _WARMUP = 2
@@ -55,12 +56,10 @@ def train(request: TrainRequest) -> ShardReport | None:
     shape = checked_shape(size, request.mesh)
     _check(request)
     devices = (cuda_workers if request.cuda else cpu_workers)(size)
-    device = devices[rank].torch_device
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # how gloo does things is no news
-    with WorkerGroup.join(request.timeout_seconds, device) as group:
+    with WorkerGroup.join(request.timeout_seconds, devices[rank].torch_device) as group:
         devices[rank].enter()
-        cores = devices[0].cores if len({d.node for d in devices}) == 1 else ()
-        report = _Run(request, device, shape, cores).report()
+        report = _Run(request, shape, devices, rank).report()
         dist.barrier()
     if group.rank:
         return None
@@ -99,9 +98,9 @@ class _Loaded:
 class _Run:
     """One process's part of it all."""
 
-    def __init__(self, request: TrainRequest, device: torch.device, shape: tuple[int, ...], cores: Sequence[int]) -> None:
-        """`cores`: those of the host that all processes run on; none where they are on several."""
-        self.request, self.device, self.shape, self.cores = request, device, shape, cores
+    def __init__(self, request: TrainRequest, shape: tuple[int, ...], devices: Sequence[TorchDevice], rank: int) -> None:
+        self.request, self.shape, self.devices = request, shape, devices
+        self.device = device = devices[rank].torch_device
         with progress(f"capturing the training step of {request.model}"):
             step = make_step(request.model, request.model_options, optimizer_spec(request.optimizer, request.learning_rate))
             self.step = step if device.type == "cpu" else step.replica(device)
@@ -123,7 +122,8 @@ class _Run:
         loaded = [self._load_replica(name) if name in REPLICAS else self._load(chosen[name], plans.get(name)) for name in request.sharding]
         single = self._load_whole(searched)
         names = ", ".join(request.sharding)
-        load = LoadOfOthers(self._cpu_seconds, self.cores)
+        one_machine = len({d.node for d in self.devices}) == 1
+        load = LoadOfOthers(self._cpu_seconds, self.devices[0].cores if one_machine else ())
         if request.run is None:
             with progress(f"measuring {request.num_steps} steps of {names}"):
                 (alone, _), *measured = self._timed([single, *loaded], request.num_steps)
@@ -143,7 +143,7 @@ class _Run:
             single=self._run_of(single, Samples(tuple(alone)), ()),
             runs=tuple(runs),
             load_of_others=share,
-            oversubscribed=self.device.type == "cpu" and machine.devices > len(self.cores),
+            oversubscribed=oversubscribed(self.devices),
             command=tuple(request.command),
             versions=versions(),
         )
