@@ -63,7 +63,8 @@ def _verdict(run: ShardedRun) -> dict[str, str]:
         return {"tone": "plain", "text": f"This step is predicted, and was not measured.{bound}"}
     if run.said.doubts:
         reasons = "; ".join(run.said.doubts)
-        return {"tone": "doubt", "text": f"Inconclusive: {reasons}. Run it again on a quiet machine, or with more --num_steps.{bound}"}
+        more = ", or with more --num_steps" if any(s.gain for s in run.split) else ""  # a training has none, and knows no gain
+        return {"tone": "doubt", "text": f"Inconclusive: {reasons}. Run it again on a quiet machine{more}.{bound}"}
     best = min(measured, key=lambda pair: pair[0])[1]
     if best.gain is None:
         return {"tone": "plain", "text": f"{best.name} has the shortest step; how it compares with the step not split is not known.{bound}"}

@@ -38,9 +38,9 @@ class StrategyRun:
     def predicted_us(self) -> float:
         return self.forecast.step_us
 
-    def to_json(self, single: Samples) -> dict[str, Any]:
-        """`single`: the steps that are not split, of the same rounds."""
-        forecast, paired = self.forecast, len(single.us) == len(self.samples.us)
+    def to_json(self, single: Samples | None) -> dict[str, Any]:
+        """`single`: the steps that are not split, taken in turn with these; None where they were not."""
+        forecast = self.forecast
         return {
             "name": self.name,
             "note": self.note,
@@ -48,7 +48,7 @@ class StrategyRun:
             "predicted_step_us": self.predicted_us,
             "predicted_parts_us": forecast.to_json(),
             "measured_step_us": self.samples.to_json(),
-            "ratio": Ratio.of(single, self.samples).to_json() if paired else None,
+            "ratio": None if single is None else Ratio.of(single, self.samples).to_json(),
             "sent_bytes": self.traffic.sent_bytes,
             "collectives": dict(self.traffic.calls),
             "sent": {"predicted": None if forecast.traffic is None else forecast.traffic.to_json(), "counted": self.traffic.to_json()},
@@ -62,7 +62,8 @@ class StrategyRun:
 @dataclass(frozen=True)
 class ShardReport:
     """Everything `baechi train --sharding` found out. `executable` is what it costs that a strategy can be run; `single` the step that
-    every process runs whole. `load_of_others` and `oversubscribed` are as for a Measurement."""
+    every process runs whole. `load_of_others` and `oversubscribed` are as for a Measurement. `in_turn`: the steps took turns, to be
+    compared; in a training they do not."""
 
     model: str
     mesh: tuple[int, ...]
@@ -72,6 +73,7 @@ class ShardReport:
     runs: tuple[StrategyRun, ...]
     load_of_others: float | None = None
     oversubscribed: bool = False
+    in_turn: bool = True
     command: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -82,7 +84,7 @@ class ShardReport:
 
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints."""
-        machine = self.machine
+        machine, single = self.machine, self.single.samples if self.in_turn else None
         return {
             "schema_version": SCHEMA_VERSION,
             "kind": SHARDING_REPORT,
@@ -97,8 +99,8 @@ class ShardReport:
             },
             "executable": self.executable,
             "single_step_us": self.single.samples.to_json(),
-            "whole": self.single.to_json(self.single.samples),
-            "strategies": [run.to_json(self.single.samples) for run in self.runs],
+            "whole": self.single.to_json(single),
+            "strategies": [run.to_json(single) for run in self.runs],
             "kendall_tau": self.tau,
             "load_of_others": self.load_of_others,
             "doubts": self.doubts(),
@@ -109,7 +111,7 @@ class ShardReport:
     def doubts(self) -> list[str]:
         """Why the steps are too noisy to compare, one reason each; empty where they are not."""
         found = Measurement({}, {}, self.load_of_others, self.oversubscribed).disturbances()
-        return [*found, TOO_FEW] if len(self.single.samples.us) < ENOUGH else found
+        return [*found, TOO_FEW] if self.in_turn and len(self.single.samples.us) < ENOUGH else found
 
     def lines(self) -> Iterator[str]:
         """For a person."""
@@ -135,7 +137,8 @@ class ShardReport:
         if self.load_of_others is not None:
             yield f"others' load  {self.load_of_others:.1%} of the cores while measuring"
         if self.doubts():
-            yield f"inconclusive  {'; '.join(self.doubts())}: run again on a quiet machine, or with more --num_steps"
+            more = ", or with more --num_steps" if self.in_turn else ""
+            yield f"inconclusive  {'; '.join(self.doubts())}: run again on a quiet machine{more}"
         for run in self.runs:
             if run.losses:
                 yield f"losses        {run.name}: " + " ".join(f"{loss:.6g}" for loss in run.losses)

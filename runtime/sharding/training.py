@@ -144,6 +144,7 @@ class _Run:
             runs=tuple(runs),
             load_of_others=share,
             oversubscribed=oversubscribed(self.devices),
+            in_turn=request.run is None,
             command=tuple(request.command),
             versions=versions(),
         )

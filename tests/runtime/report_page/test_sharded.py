@@ -90,6 +90,15 @@ def test_the_runs_own_plan_comes_first_whatever_the_order_of_strategies(folder: 
     assert sharded_headline(run)["verdict"] == sharded_headline(ShardedRun.load(folder))["verdict"]
 
 
+def test_a_training_has_the_doubts_it_has_and_no_comparison(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    for doubts, text in ((["a reason"], "Inconclusive: a reason. Run it again on a quiet machine. The"), ([], "is not known. The")):
+        unpaired = [{**strategy, "ratio": None} for strategy in report["strategies"]]
+        (tmp_path / "run" / "report.json").write_text(json.dumps({**report, "strategies": unpaired, "doubts": doubts}))
+        assert text in sharded_headline(ShardedRun.load(tmp_path / "run"))["verdict"]["text"]
+
+
 def test_predicted_messages_are_those_that_are_counted(folder: Path) -> None:
     report = json.loads((folder / "report.json").read_text())
     for strategy in report["strategies"][:2]:

@@ -51,7 +51,8 @@ def test_strategies_are_run_and_compared(tmp_path: Path) -> None:
     losses = strategy["losses"]
     assert len(losses) == len(report["single_step_us"]["samples"]) == 2
     assert losses[1] < losses[0]
-    assert (report["load_of_others"], report["doubts"]) == (None, ["fewer than 6 steps were measured"])  # a core for each, and nobody sees the load of both
+    assert (report["load_of_others"], report["doubts"]) == (None, [])  # a core for each, and nobody sees the load of both
+    assert strategy["ratio"] is None  # the steps were not taken in turn
 
 
 @pytest.mark.parametrize(
