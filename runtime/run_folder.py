@@ -124,12 +124,16 @@ def best_until_then(folder: str | Path | None) -> str:
     return "" if folder is None else f"interrupted; the best plan found until then is {Path(folder) / 'plan.json'}"
 
 
+def is_of_a_run(name: str) -> bool:
+    """Whether a run may have written the file of that name into its folder, and the next one there replaces it."""
+    return name in _OF_A_RUN or name in map(method_plan, METHODS)
+
+
 def begin_run(folder: Path) -> None:
     """Before a run writes its plan into a folder: what an earlier one left goes, as what is not written again would be of another run.
     Files that no run writes stay."""
-    known = {*_OF_A_RUN, *map(method_plan, METHODS)}
     for path in list(folder.iterdir()):
-        if path.name in known and not path.is_dir():
+        if is_of_a_run(path.name) and not path.is_dir():
             path.unlink(missing_ok=True)
         elif _FURTHER.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
             begin_run(path)

@@ -23,7 +23,7 @@ from runtime.models.registry import make_step
 from runtime.parity_result import Parity, require_parity
 from runtime.processes.worker_group import WorkerGroup, worker_place
 from runtime.progress import progress
-from runtime.run_folder import REPORT, SHARD_PLAN, STRATEGY_PLAN, TP_PLAN, begin_run
+from runtime.run_folder import REPORT, SHARD_PLAN, STRATEGY_PLAN, TP_PLAN, begin_run, is_of_a_run
 from runtime.samples import LoadOfOthers, Samples
 from runtime.sharding.align import lay_out
 from runtime.sharding.calibration import measured_machine
@@ -76,7 +76,14 @@ def _check(request: TrainRequest) -> None:
     if request.run is not None and request.run.checkpoint is not None:
         raise OptionError("--checkpoint is for placed models; drop it, or --sharding")
     if request.out is not None:
-        make_folder(Path(request.out))
+        folder = Path(request.out).resolve()
+        replaced = [name for name in request.sharding if Path(name).resolve().parent == folder and is_of_a_run(Path(name).name)]
+        if replaced:
+            raise OptionError(
+                f"{replaced[0]} is in the folder of --out={request.out}, where this run replaces what an earlier one wrote; "
+                "give another --out, or a copy of the plan"
+            )
+        make_folder(folder)
 
 
 @dataclass

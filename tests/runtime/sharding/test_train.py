@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from baechi_ext.errors import OptionError
 from runtime.cli import main
+from runtime.pipeline import PlanRequest
 from runtime.sharding.ranking import kendall_tau
+from runtime.sharding.training import train
+from runtime.train_request import TrainRequest
 
 MODEL = ["--model_name=rnnlm", "--batch_size=4", "--vocab_size=64", "--rnn_units=16", "--max_seq_length=8", "--rnn_chunk=4"]
 
@@ -72,6 +76,19 @@ def test_what_makes_no_sense_is_refused(arguments: list[str], message: str, capf
     assert out == ""
     (error,) = [line for line in err.splitlines() if line.startswith("error:")]
     assert message in error
+
+
+def test_a_given_plan_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.chdir(tmp_path)
+    given = tmp_path / "shard_plan_expert.json"
+    given.write_text("{}")
+    for out in (str(tmp_path), "."):
+        request = TrainRequest("rnnlm", PlanRequest(), num_devices=1, sharding=("pase", str(given)), out=out)
+        with pytest.raises(OptionError, match=rf"shard_plan_expert.json is in the folder of --out={out}, .*; give another --out"):
+            train(request)
+    assert given.read_text() == "{}"
 
 
 def test_a_search_among_what_can_be_run_says_what_that_costs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
