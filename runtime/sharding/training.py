@@ -122,9 +122,10 @@ class _Run:
             machine = replace(self.forecaster.machine(probed), optimizer_words=self.step.optimizer.slots)
         with progress(f"sharding {request.model} over {machine.devices} processes"):
             searched = search_runnable(self.model.forward, captured, machine, self.shape)
-            if PASE in request.sharding:
+            own = [name for name in request.sharding if name not in REPLICAS]
+            if PASE in own or (own and request.out is not None):  # plans say what other splits would cost by what was measured
                 searched = search_measured(searched, self.forecaster)
-            chosen = {name: predicted(searched, self.forecaster, name) for name in request.sharding if name not in REPLICAS}
+            chosen = {name: predicted(searched, self.forecaster, name) for name in own}
         plans = self._save(searched, chosen)
         loaded = [self._load_replica(name) if name in REPLICAS else self._load(chosen[name], plans.get(name)) for name in request.sharding]
         single = self._load_whole(searched)
@@ -161,12 +162,14 @@ class _Run:
         return StrategyRun(loaded.name, loaded.note, loaded.forecast, samples, traffic, held, loaded.parity, losses, loaded.plan)
 
     def _save(self, searched: Searched, chosen: Mapping[str, Predicted]) -> dict[str, str]:
-        """Writes a shard plan for each strategy that is called by a name, and the best or else the first one's as the run's own. The files'
-        names, by the strategies'."""
-        dist.barrier()  # whoever reads a plan from that folder has read it
-        files = {name: STRATEGY_PLAN.format(name) for name in chosen if name in NAMES}
-        if self.request.out is None or dist.get_rank():
-            return files if self.request.out is not None else {}
+        """Writes a shard plan for each strategy, and the best or else the first one's as the run's own. The files' names, by the
+        strategies'."""
+        if self.request.out is None:
+            return {}
+        asked = enumerate(self.request.sharding, 1)
+        files = {name: STRATEGY_PLAN.format(name if name in NAMES else f"file_{i}") for i, name in asked if name in chosen}
+        if dist.get_rank():
+            return files
         folder, made_by = Path(self.request.out), MadeBy(tuple(self.request.command))
         begin_run(folder)
         plans = {name: self._plan_of(searched, chosen[name]) for name in chosen}

@@ -87,7 +87,7 @@ def test_what_an_earlier_run_left_goes_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_of_its_last_run(tmp_path: Path) -> None:
-    for name in ("report.json", "shard_plan.json", "shard_plan_pase.json", "tp_plan.json"):
+    for name in ("report.json", "shard_plan.json", "shard_plan_pase.json", "shard_plan_file_2.json", "tp_plan.json"):
         (kept(tmp_path) / name).write_text("{}")
     (tmp_path / "shard_plan_mine.json").write_text("{}")
     assert not is_sharded_run(tmp_path)

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from baechi_ext.errors import OptionError
+from baechi_ext.shard.plan import ShardPlan
 from runtime.cli import main
 from runtime.pipeline import PlanRequest
+from runtime.report_page.strategies import ShardedRun
 from runtime.sharding.ranking import kendall_tau
 from runtime.sharding.training import train
 from runtime.train_request import TrainRequest
@@ -47,8 +49,9 @@ def test_strategies_are_run_and_compared(tmp_path: Path) -> None:
     assert by_name["fsdp2"]["sent_bytes"] >= by_name["ddp"]["sent_bytes"]
     assert report["mesh"] == [2]
     assert json.loads((tmp_path / "report.json").read_text()) == report
-    plan = str(tmp_path / "shard_plan.json")
-    again = on_two_machines("train", *MODEL, f"--sharding={plan}", "--train_steps=2", "--learning_rate=0.5", "--json")
+    plan, out = str(tmp_path / "shard_plan.json"), tmp_path / "again"
+    flags = [f"--sharding={plan}", "--train_steps=2", "--learning_rate=0.5", "--json", f"--out={out}"]
+    again = on_two_machines("train", *MODEL, *flags)
     assert again.returncode == 0, again.stderr
     report = json.loads(again.stdout)
     (strategy,) = report["strategies"]
@@ -57,6 +60,13 @@ def test_strategies_are_run_and_compared(tmp_path: Path) -> None:
     assert losses[1] < losses[0]
     assert (report["load_of_others"], report["doubts"]) == (None, [])  # a core for each, and nobody sees the load of both
     assert strategy["ratio"] is None  # the steps were not taken in turn
+    assert strategy["plan"] == "shard_plan_file_1.json"
+    run = ShardedRun.load(out)
+    assert list(run.plans) == [plan]
+    assert run.plan is not None
+    assert run.plan == ShardPlan.load(out / "shard_plan.json")
+    assert run.plan.cost_model == "measured"
+    assert run.split[0].planned_bytes == run.plan.held_bytes
 
 
 @pytest.mark.parametrize(
