@@ -17,6 +17,7 @@ from baechi_ext.errors import ExecutionError, OptionError
 from baechi_ext.ir.files import make_folder, write_json
 from baechi_ext.ir.made_by import MadeBy, versions
 from baechi_ext.shard.explain import FORECAST_KINDS
+from baechi_ext.shard.machine import Machine
 from baechi_ext.shard.plan import ShardPlan
 from runtime.measure import oversubscribed
 from runtime.models.registry import make_step
@@ -128,7 +129,7 @@ class _Run:
             chosen = {name: predicted(searched, self.forecaster, name) for name in own}
         plans = self._save(searched, chosen)
         loaded = [self._load_replica(name) if name in REPLICAS else self._load(chosen[name], plans.get(name)) for name in request.sharding]
-        single = self._load_whole(searched)
+        single = self._load_whole(machine)
         names = ", ".join(request.sharding)
         one_machine = len({d.node for d in self.devices}) == 1
         load = LoadOfOthers(self._cpu_seconds, self.devices[0].cores if one_machine else ())
@@ -189,9 +190,10 @@ class _Run:
         named = {name: {FORECAST_KINDS[part]: us for part, us in costs.items() if us} for name, costs in parts.items()}
         return plan.predicted_as(chosen.forecast.step_us, named)
 
-    def _load_whole(self, searched: Searched) -> _Loaded:
-        """The step that every process runs whole."""
-        forecast = self.forecaster.step([(1,) * len(node.axes) for node in searched.tables.graph.nodes])
+    def _load_whole(self, machine: Machine) -> _Loaded:
+        """The step that every process runs whole: torch's own, as it was measured beforehand, not our program of it."""
+        passes_us = machine.seconds(self.model.captured.flop) * 1e6
+        forecast = Forecast(passes_us, update_us=self.forecaster.update_seconds * 1e6, traffic=Traffic())
         step = EagerStep(self.step, self.device)  # moves the weights, of which the others have copies
         return _Loaded(WHOLE, "", forecast, step.run, tuple(self.step.state().values()), step.optimizer)
 

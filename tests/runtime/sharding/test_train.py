@@ -44,6 +44,9 @@ def test_strategies_are_run_and_compared(tmp_path: Path) -> None:
     assert by_name["data_parallel"]["predicted_parts_us"]["gradients_us"] > 0
     assert by_name["data_parallel"]["parity"]["passed"]
     assert all(s["predicted_step_us"] > 0 and len(s["measured_step_us"]["samples"]) == 2 for s in by_name.values())
+    parts = report["whole"]["predicted_parts_us"]  # torch's own step, which no executor of ours runs
+    assert (parts["executor_us"], report["whole"]["layers"], report["whole"]["sent"]["predicted"]) == (0, [], {})
+    assert min(parts["calls_us"], parts["update_us"]) > 0
     words = 64 * 16 * 2 + 64 + 2 * (16 + 16 + 1) * 4 * 16
     assert by_name["ddp"]["sent_bytes"] == 4 * words  # a sum of two goes round once each way: half of it, twice
     assert by_name["fsdp2"]["sent_bytes"] >= by_name["ddp"]["sent_bytes"]
