@@ -110,6 +110,11 @@ class EagerStep:
         self.step = step if device.type == "cpu" else step.replica(device)
         self.optimizer = step.optimizer.make([p for p in self.step.module.parameters() if p.requires_grad])
 
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """The parameters and buffers that it runs with, tied ones once."""
+        return tuple(self.step.state().values())
+
     def run(self) -> Tensor:
         """One step; the loss. Gradients stay on the parameters until the next step."""
         self.optimizer.zero_grad(set_to_none=True)

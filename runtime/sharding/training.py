@@ -195,7 +195,7 @@ class _Run:
         passes_us = machine.seconds(self.model.captured.flop) * 1e6
         forecast = Forecast(passes_us, update_us=self.forecaster.update_seconds * 1e6, traffic=Traffic())
         step = EagerStep(self.step, self.device)  # moves the weights, of which the others have copies
-        return _Loaded(WHOLE, "", forecast, step.run, tuple(self.step.state().values()), step.optimizer)
+        return _Loaded(WHOLE, "", forecast, step.run, step.weights, step.optimizer)
 
     def _load_replica(self, name: str) -> _Loaded:
         forecast = ReplicaForecaster(self.step, self.model.batch, self.forecaster, self.device).forecast(name)

@@ -149,3 +149,10 @@ def test_same_seed_same_step(name: str) -> None:
     assert isinstance(a, TrainingStep)
     assert all(torch.equal(x, y) for x, y in zip(a.inputs, b.inputs, strict=True))
     assert all(torch.equal(v, b.state()[n]) for n, v in a.state().items())
+
+
+def test_an_eager_step_elsewhere_has_weights_of_its_own() -> None:
+    step = make_step("rnnlm", ModelOptions(batch_size=2, vocab_size=8, rnn_units=4, max_seq_length=4), optimizer_spec("sgd", 0.1))
+    here, elsewhere = (EagerStep(step, torch.device(kind)) for kind in ("cpu", "meta"))
+    assert [w.device.type for w in here.weights] == ["cpu"] * len(step.state())
+    assert [w.device.type for w in elsewhere.weights] == ["meta"] * len(step.state())
