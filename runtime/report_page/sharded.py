@@ -116,7 +116,6 @@ def _strategy(s: Strategy, kinds: list[str]) -> dict[str, Any]:
         "gain": gain,
         "parts_us": [round(s.parts_us.get(kind, 0.0), 3) for kind in kinds],
         "messages": [[m.kind, m.predicted, m.counted] for m in s.messages],
-        "predicts_messages": s.predicts_messages,
         "held": [dict(held) for held in s.held],
         "planned_bytes": None if s.planned_bytes is None else round(s.planned_bytes),
     }
@@ -126,8 +125,6 @@ def _plan(name: str, plan: ShardPlan, kinds: list[str]) -> dict[str, Any]:
     return {
         "name": name,
         "step_us": plan.predicted_step_us,
-        "held_bytes": plan.held_bytes,
-        "status": plan.status,
         "layers": [_layer(layer_name, layer, kinds) for layer_name, layer in plan.shard.items()],
     }
 
@@ -139,5 +136,5 @@ def _layer(name: str, layer: LayerSplit, kinds: list[str]) -> dict[str, Any]:
         "sizes": [[axis, size, layer.splits.get(axis, 1)] for axis, size in layer.sizes.items()],
         "costs_us": [round(layer.costs_us.get(kind, 0.0), 3) for kind in kinds],
         "held_bytes": round(layer.held_bytes),
-        "others": [[list(o.splits.items()), round(o.change_us, 3), round(o.held_change_bytes)] for o in layer.others],
+        "others": [[list(o.splits.items()), round(o.change_us, 3)] for o in layer.others],
     }

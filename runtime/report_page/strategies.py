@@ -34,14 +34,12 @@ class Strategy:
     name: str
     note: str
     is_whole: bool
-    plan: str | None
     predicted_us: float | None
     median_us: float | None
     samples_us: tuple[float, ...]
     gain: Interval | None
     parts_us: Mapping[str, float]
     messages: tuple[Messages, ...]
-    predicts_messages: bool
     held: tuple[Mapping[str, float], ...]
     """Bytes by what is held, a process each."""
     planned_bytes: float | None
@@ -118,14 +116,12 @@ def _strategy(value: Mapping[str, Any], plans: Mapping[str, ShardPlan], *, is_wh
         name=name,
         note=str(value.get("note") or ""),
         is_whole=is_whole,
-        plan=value.get("plan"),
         predicted_us=number_of(value, "predicted_step_us"),
         median_us=median,
         samples_us=samples,
         gain=interval_of(value, "ratio"),
         parts_us={kind: number_of(parts, key) or 0.0 for key, kind in FORECAST_KINDS.items() if key in parts},
         messages=tuple(_messages(sent)),
-        predicts_messages=sent.get("predicted") is not None,
         held=tuple({what: number_of(one, f"{what}_bytes") or 0.0 for what in HELD} for one in held),
         planned_bytes=plans[name].held_bytes if name in plans else None,
         parity=f"largest difference {number_of(parity, 'max_rel_diff') or 0.0:.1e} relative" if parity else "",
