@@ -75,7 +75,8 @@ def test_what_is_shown_is_what_the_files_say(folder: Path) -> None:
     kinds = [kind["name"] for kind in data["kinds"]]
     pase, step_us = data["strategies"][1], report["strategies"][0]["predicted_step_us"]
     for kind in ("compute", "executor", "update"):
-        assert f"{share_of(pase['parts_us'][kinds.index(kind)], step_us)} {kind}" in headline["verdict"]["text"]
+        part_us = pase["parts_us"][kinds.index(kind)]  # that of the executor is what measured calls leave of a whole step, if anything
+        assert (f"{share_of(part_us, step_us)} {kind}" in headline["verdict"]["text"]) == (part_us > 0)
     assert f"torch {torch.__version__}" in dict(headline["facts"])["versions"]
 
 
