@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from random import Random
+from unittest.mock import patch
 
 import torch
 from torch import fx
@@ -40,9 +41,9 @@ NEAR, FAR = Link(1e-5, 1.0), Link(1e-3, 200.0)
 
 def step_of(name: str) -> TrainingStep:
     """A small module or model."""
-    alexnet.UNITS = 64
     if name in MODELS:
-        return make_step(name, MODELS[name], OPTIMIZER)
+        with patch.object(alexnet, "UNITS", 64):
+            return make_step(name, MODELS[name], OPTIMIZER)
     torch.manual_seed(0)
     module, inputs = CASES[name]()
     return TrainingStep(name, module, inputs, OPTIMIZER)
