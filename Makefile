@@ -1,4 +1,4 @@
-# make train | test | lint | docs | test-compat: each sets up .venv first, and again only where setup.py, pyproject.toml or constraints.txt changed.
+# make train | test | fuzz | lint | docs | test-compat: each sets up .venv first, and again only where setup.py, pyproject.toml or constraints.txt changed.
 PYTHON ?= python3
 EXTRAS ?= torch,transformers,tensorflow-cpu,solvers,plots,dev
 BIN := .venv/bin
@@ -6,27 +6,37 @@ STAMP := .venv/installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: train test test-compat lint docs
+.PHONY: train test test-compat fuzz lint docs
 
 train: $(STAMP)
 	$(BIN)/baechi train --model_name=inception_v3 --image_size=149 --batch_size=8 --placement_method=m_sct --num_devices=2 --out=runs/inception_v3
 	$(BIN)/baechi report runs/inception_v3
 
-# Two at a time, file by file: many tests wait for processes of their own.
+# Two at a time, file by file, the longest first: many tests wait for processes of their own. The slowest ten are named at the end.
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=10
 
 # The torch tests with the other release of torch that is supported, where it can be had; it takes a Python of its own.
 test-compat: $(STAMP)
 	COMPAT_PYTHON='$(COMPAT_PYTHON)' tests/compat.sh
 
+# A million edited files of all formats, by a seed that is drawn and printed: make fuzz FUZZ_CASES=100000 FUZZ_SEED=7 draws that one again.
+FUZZ_CASES ?= 1000000
+FUZZ_SEED ?=
+fuzz: FUZZ_SEED := $(or $(FUZZ_SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
+fuzz: $(STAMP)
+	@echo "make fuzz FUZZ_CASES=$(FUZZ_CASES) FUZZ_SEED=$(FUZZ_SEED)"
+	FUZZ_CASES=$(FUZZ_CASES) $(BIN)/python -m pytest -q -n 2 tests/fuzz --hypothesis-seed=$(FUZZ_SEED)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/mypy
 
 # The Python API from its docstrings.
 docs: $(STAMP)
 	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -W error -m pdoc -o build/api baechi_ext
 
+# Kernels are compiled beside the downloads: the build, which would do it, then finds them.
 $(STAMP): setup.py pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON); install Python 3.11 to 3.13, e.g. apt install python3 python3-venv" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { echo "error: $(PYTHON) is \
@@ -34,5 +44,6 @@ $(STAMP): setup.py pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments: \
 	apt install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')" >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install -q -c constraints.txt numba setuptools
+	$(BIN)/python -m baechi_ext.place.kernels & $(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[$(EXTRAS)]' && wait $$!
 	@touch $@

@@ -1,9 +1,15 @@
 """What the project needs, as ranges; constraints.txt pins what `make` installs and the tests run with."""
 
+import os
 import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 RANGES = {
     "core": ["networkx>=3.6,<4", "pulp>=3.3.2,<4", "highspy>=1.8,<2", "rich>=13.9,<16", "numpy>=1.26,<3", "numba>=0.61,<1"],
@@ -15,7 +21,10 @@ RANGES = {
     "plots": ["matplotlib>=3.9,<4", "tensorboard>=2.18,<3"],
     "nvidia": ["nvidia-ml-py>=12.535,<14"],
     "yaml": ["pyyaml>=6,<7"],
-    "dev": ["pytest>=8.3,<10", "pytest-xdist>=3.6,<4", "hypothesis>=6.120,<7", "ruff>=0.15,<1", "selenium>=4.27,<5", "pdoc>=16,<17"],
+    "dev": [
+        "pytest>=8.3,<10", "pytest-xdist>=3.6,<4", "hypothesis>=6.120,<7", "selenium>=4.27,<5",
+        "ruff>=0.15,<1", "mypy>=2.4,<3", "types-networkx>=3.6,<4", "pdoc>=16,<17", "psutil>=7,<8",
+    ],  # fmt: skip
 }
 
 
@@ -28,19 +37,40 @@ def read_version() -> str:
     return found[1]
 
 
+class BuildWithKernels(build_py):
+    """Builds the package with its kernels compiled for this machine; on another one they are compiled when first used."""
+
+    def run(self) -> None:
+        super().run()
+        root = Path(__file__).parent if self.editable_mode else Path(self.build_lib)
+        if not self.editable_mode:
+            shutil.rmtree(root / "baechi_ext" / "simulate" / "__pycache__", ignore_errors=True)
+        if find_spec("numba"):
+            surroundings = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+            command = [sys.executable, "-m", "baechi_ext.place.kernels"]
+            subprocess.run(command, cwd=root, env={**surroundings, "PYTHONDONTWRITEBYTECODE": "1"})
+
+
 setup(
+    cmdclass={"build_py": BuildWithKernels},
     name="baechi-ext",
     version=read_version(),
     description="Automatic device placement for training deep networks",
     python_requires=">=3.11,<3.14",
-    packages=find_packages(include=["baechi_ext", "baechi_ext.*", "runtime", "runtime.*"]),
+    packages=[*find_packages(include=["baechi_ext*"]), *find_packages("runtime")],
+    package_dir={"baechi_runtime": "runtime/baechi_runtime"},
     package_data={
+        "baechi_runtime": ["py.typed"],
+        "baechi_ext": ["py.typed"],
         "baechi_ext.datasets": ["graphs/*/index.json", "graphs/*/*.json.gz"],
         "baechi_ext.place": ["order_rules.json"],
         "baechi_ext.place.placeto": ["policies/*"],
-        "runtime.report_page": ["*.html", "*.css", "*.js"],
+        "baechi_runtime.report.page": ["*.html", "*.css", "*.js"],
     },
     install_requires=RANGES["core"],
     extras_require={name: needs for name, needs in RANGES.items() if name != "core"},
-    entry_points={"console_scripts": ["baechi = runtime.__main__:main"]},
+    entry_points={
+        "console_scripts": ["baechi = baechi_runtime.__main__:main"],
+        "torch_dynamo_backends": ["baechi = baechi_runtime.torch.calls.dynamo_backend:baechi"],
+    },
 )

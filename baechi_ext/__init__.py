@@ -8,17 +8,17 @@ __version__ = "0.1.0"
 
 
 def parallelize(model: Any = None, example_inputs: Any = None, *, framework: str | None = None, **options: Any) -> Any:
-    """What computes what `model` computes, on several devices at the same time, in your own training loop.
+    """A counterpart of `model` that computes the same on several devices at the same time, in your own training loop.
 
-    PyTorch: a module becomes one whose training calls run placed.
+    PyTorch: the training calls of a module run placed from now on; the very module is returned.
 
-        placed = baechi_ext.parallelize(model, devices=2, method="auto")
-        loss = criterion(placed(x), y); loss.backward(); optimizer.step()
+        baechi_ext.parallelize(model, devices=2, method="auto")
+        loss = criterion(model(x), y); loss.backward(); optimizer.step()
 
-    It has the model's parameters under the model's names. At its first training call, or from `example_inputs` (a tuple of arguments, or
-    a dict of keyword arguments) when `placed.plan` is asked for, the call is captured, profiled and placed. `placed.report()` says what
-    that gained; `placed.unplace()` gives the model back. Without a model it is a decorator, of a class of modules or of a function that
-    makes one; the class, or the function, then makes placed modules.
+    TorchDynamo traces its calls, and guards what they depend on. A call is captured, profiled and placed when it comes the second time,
+    or at once with `example_inputs` (a tuple of arguments, or a dict of keyword arguments). Then placed and plain steps take turns, and the
+    faster is kept. `baechi_ext.report(model)` says what that gained, and has the plan; `baechi_ext.unplace(model)` ends it. Without a
+    model it is a decorator, of a class of modules or of a function that makes one; their modules are then placed.
 
     TensorFlow: a whole training step, a function or tf.function, becomes one whose calls run placed; so does `fit` of a Keras model.
 
@@ -28,15 +28,16 @@ def parallelize(model: Any = None, example_inputs: Any = None, *, framework: str
 
     The variables stay the caller's: after a step they live on the devices, and whoever looks at them has them brought home first.
 
-    The options are those of runtime.calls.parallelize.ParallelizeOptions and runtime.tensorflow.parallelize.ParallelizeOptions. The
-    `framework`, "torch" or "tensorflow", is found out where it is not given.
+    The options are those of baechi_runtime.torch.calls.parallelize.ParallelizeOptions and
+    baechi_runtime.tensorflow.calls.parallelize.ParallelizeOptions. The `framework`, "torch" or "tensorflow", is found out
+    where it is not given.
 
-    Raises MissingBackendError without the framework, OptionError for an unknown option. A training call raises CaptureError where it
-    can't be captured, ParityError where the placed call differs from the unplaced one, InfeasibleError where nothing fits; with
-    fallback=True it goes on unplaced instead.
+    Raises MissingBackendError without the framework, OptionError for an unknown option. What can't be placed runs as it is, which is
+    said on stderr once. With strict=True (TensorFlow: unless fallback=True) a training call raises CaptureError where it can't be captured,
+    ParityError where the placed call differs from the unplaced one, InfeasibleError where nothing fits.
     """
     from baechi_ext.errors import OptionError
-    from runtime.frameworks import TENSORFLOW, TORCH, framework_of
+    from baechi_runtime.host.frameworks import TENSORFLOW, TORCH, framework_of
 
     if framework not in (None, TORCH, TENSORFLOW):
         raise OptionError(f"unknown framework {framework!r}; choose {TORCH} or {TENSORFLOW}")
@@ -46,6 +47,21 @@ def parallelize(model: Any = None, example_inputs: Any = None, *, framework: str
     if (framework or framework_of(model)) == TENSORFLOW:
         return _parallelize_tensorflow(model, example_inputs, options)
     return _parallelize_torch(model, example_inputs, options)
+
+
+def report(model: Any) -> Any:
+    """The report of a PyTorch module that `parallelize` was given: its plan, what it was predicted to gain, and what was measured so far
+    (baechi_runtime.report.call_report.CallReport). Raises OptionError for a module that is not placed."""
+    from baechi_runtime.torch.calls.parallelize import report
+
+    return report(model)
+
+
+def unplace(model: Any) -> Any:
+    """The module itself, whose calls run as they are from now on."""
+    from baechi_runtime.torch.calls.parallelize import unplace
+
+    return unplace(model)
 
 
 def _require_options_of_one(frameworks: Sequence[str], example_inputs: Any, options: dict[str, Any]) -> None:
@@ -69,9 +85,12 @@ def _parallelize_torch(model: Any, example_inputs: Any, options: dict[str, Any])
         import torch  # noqa: F401
     except ImportError as e:
         raise MissingBackendError(f"placing a module needs torch 2.11 or newer ({e}); install baechi-ext[torch]") from e
-    from runtime.calls.parallelize import parallelize
+    from baechi_runtime.host.generators import python_generators_kept
 
-    return parallelize(model, example_inputs, options)
+    with python_generators_kept():
+        from baechi_runtime.torch.calls.parallelize import parallelize
+
+        return parallelize(model, example_inputs, options)
 
 
 def _parallelize_tensorflow(target: Any, example_inputs: Any, options: dict[str, Any]) -> Any:
@@ -79,7 +98,7 @@ def _parallelize_tensorflow(target: Any, example_inputs: Any, options: dict[str,
     from baechi_ext.errors import OptionError
 
     tensorflow()
-    from runtime.tensorflow.parallelize import parallelize
+    from baechi_runtime.tensorflow.calls.parallelize import parallelize
 
     if example_inputs is not None:
         raise OptionError("example_inputs are for PyTorch; a TensorFlow step is captured at its first call")

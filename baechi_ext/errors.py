@@ -1,8 +1,63 @@
-"""One exception per cause. The message names the thing, the numbers, and what to do next; the CLI prints it as one `error:` line."""
+"""One exception per cause. The message names the thing, the numbers, and what to do next; the CLI prints it as one `error:` line.
+
+Values that a message repeats may come from anybody's file: what is too long of them, and what a terminal would obey, is taken out here.
+"""
+
+import re
+from collections.abc import Iterator
+
+_MOST_OF_A_VALUE, _MOST_OF_A_WORD, _MOST = 200, 250, 1800
+_QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+
+
+def legible(message: str) -> str:
+    """A message for people: values in quotes or brackets are cut at 200 characters, what can't be printed is escaped (line ends stay), and
+    of a very long message the middle is left out."""
+    text = _without_middle(message, 4 * _MOST)
+    text = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    if len(text) <= _MOST_OF_A_VALUE:
+        return text
+    parts, done = [], 0
+    for begin, end in _values(text):
+        parts += [text[done:begin], _cut(text[begin:end], _MOST_OF_A_VALUE)]
+        done = end
+    text = "".join([*parts, text[done:]])
+    return _without_middle(re.sub(rf"[^\s;,:]{{{_MOST_OF_A_WORD},}}", lambda word: _cut(word[0], _MOST_OF_A_WORD), text), _MOST)
+
+
+def _values(text: str) -> Iterator[tuple[int, int]]:
+    """Where each value that is not part of another one begins and ends. An apostrophe in a word opens none."""
+    opened: list[int] = []
+    at = 0
+    while at < len(text):
+        quoted = _QUOTED.match(text, at) if text[at] in "'\"" and not text[at - 1 : at].isalnum() else None
+        if quoted is not None:
+            if not opened:
+                yield quoted.span()
+            at = quoted.end()
+            continue
+        if text[at] in "[{":
+            opened.append(at)
+        elif text[at] in "]}" and opened:
+            begin = opened.pop()
+            if not opened:
+                yield begin, at + 1
+        at += 1
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _without_middle(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most * 3 // 4 - 5]} ... {text[-most // 4 :]}"
 
 
 class BaechiError(Exception):
-    """Base of every error a user can cause or mend; anything else that escapes is a defect of this project."""
+    """Base of every error a user can cause or mend; anything else that escapes is a defect of this project. Its message is legible."""
+
+    def __str__(self) -> str:  # not in __init__: TensorFlow makes an exception of a class anew only where that is Python's own
+        return legible(super().__str__())
 
 
 class FileError(BaechiError):
@@ -51,7 +106,7 @@ class InfeasibleError(BaechiError):
         self.minimal = minimal
 
     def to_json(self) -> dict[str, object]:
-        """What `--json` prints."""
+        """The output of `--json`."""
         found = {"conflict": list(self.conflict), "minimal": self.minimal} if self.conflict else {}
         return {"status": self.status, "error": str(self), **found}
 

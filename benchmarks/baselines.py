@@ -1,18 +1,17 @@
-"""What torch itself offers for two workers, on the same step: DistributedDataParallel and torch.distributed.pipelining.
+"""Torch's own ways to use two workers, on the same step: DistributedDataParallel and torch.distributed.pipelining.
 
 A Baseline is a group of worker processes of its own, which do one step each time they are told to, so that its steps can take turns with
-others. The workers are `python -m benchmarks.baselines REQUEST`, the request being JSON.
+others.
 """
 
+import contextlib
 import gc
-import json
+import multiprocessing
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -22,16 +21,15 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional
 
 from baechi_ext.errors import ExecutionError
-from runtime import process_memory
-from runtime.host_memory import freed_memory_given_back, keep_freed_memory
-from runtime.models.registry import ModelOptions, make_step
-from runtime.step import TrainingStep, WithLoss, optimizer_spec
-from runtime.thread_executor import StepTimes
-from runtime.torch_devices import TorchDevice
-from runtime.train_request import TrainRequest
+from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.host import process_memory
+from baechi_runtime.host.host_memory import freed_memory_given_back, keep_freed_memory
+from baechi_runtime.measure.timing import StepTimes
+from baechi_runtime.models.registry import make_step
+from baechi_runtime.models.training_step import TrainingStep, WithLoss, optimizer_spec
+from baechi_runtime.torch.lowering.devices import TorchDevice
 
 DDP, PIPELINE = "ddp", "pipelining"
-TITLES = {DDP: "DistributedDataParallel", PIPELINE: "torch.distributed.pipelining"}
 MICROBATCHES = 4
 _TIME_MAJOR = ("gnmt_v2", "rnnlm")
 """Models whose inputs have the batch as their second dimension."""
@@ -51,41 +49,30 @@ class Baseline:
     a context manager."""
 
     def __init__(self, kind: str, request: TrainRequest, devices: Sequence[TorchDevice]) -> None:
-        self._timeout_seconds = request.timeout_seconds
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=request.timeout_seconds))
-        self._store = store
-        asked = {
-            "kind": kind,
-            "cores": [device.core for device in devices],  # this process may be pinned to one, and with it what it starts
-            "model": request.model,
-            "options": asdict(request.model_options),
-            "optimizer": request.optimizer,
-            "learning_rate": request.learning_rate,
-            "timeout_seconds": request.timeout_seconds,
-        }
-        place = {"WORLD_SIZE": str(request.num_devices), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-        self._workers = [
-            subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.baselines", json.dumps(asked)],
-                env={**os.environ, **place, "RANK": str(rank), "TORCHELASTIC_USE_AGENT_STORE": "True"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(request.num_devices)
-        ]
+        timeout = timedelta(seconds=request.timeout_seconds)
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
         self._seconds = 0.0
+        self._pipes: list[Connection] = []
+        self._workers = []
+        context = multiprocessing.get_context("spawn")
+        for rank in range(request.num_devices):
+            here, there = context.Pipe()
+            # This process may be pinned to one core, and with it what it starts.
+            work_of = (there, kind, request, self._store.port, rank, devices[rank].core)
+            self._workers.append(context.Process(target=work, args=work_of, daemon=True))
+            self._workers[-1].start()
+            there.close()
+            self._pipes.append(here)
         self._ask("ready")
 
     def _ask(self, what: str) -> list[dict[str, Any]]:
-        """What each worker answers."""
-        for worker in self._workers:
-            worker.stdin.write(what + "\n")
-            worker.stdin.flush()
-        lines = [worker.stdout.readline() for worker in self._workers]
-        if not all(lines):
-            raise ExecutionError("a worker of the baseline ended; what it said stands above")
-        answers = [json.loads(line) for line in lines]
+        """The answer of each worker."""
+        try:
+            for pipe in self._pipes:
+                pipe.send(what)
+            answers = [pipe.recv() for pipe in self._pipes]
+        except (EOFError, OSError) as e:
+            raise ExecutionError("a worker of the baseline ended; what it said stands above") from e
         self._seconds = sum(a["cpu_seconds"] for a in answers)
         return answers
 
@@ -98,25 +85,22 @@ class Baseline:
         return torch.tensor(loss), StepTimes(wall_us, tuple(a["busy_us"] for a in answers))
 
     def peak_bytes(self) -> list[int]:
-        """Of each worker during one step, as runtime.processes.local_share measures it."""
+        """Peak bytes of each worker during one step, as baechi_runtime.torch.processes.rank_part measures them."""
         return [a["peak_bytes"] for a in self._ask("memory")]
 
     def cpu_seconds(self) -> float:
-        """That all workers had used when they last answered."""
+        """CPU seconds that all workers had used when they last answered."""
         return self._seconds
 
     def __enter__(self) -> "Baseline":
         return self
 
     def __exit__(self, *_: object) -> None:
+        for pipe in self._pipes:
+            pipe.close()
         for worker in self._workers:
-            worker.stdin.close()
-        for worker in self._workers:
-            try:
-                worker.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                worker.kill()
-            worker.stdout.close()
+            worker.join(timeout=10)
+            worker.kill()
 
 
 def data_parallel(step: TrainingStep, rank: int, size: int) -> tuple[TrainingStep, Callable[[], Tensor]]:
@@ -181,7 +165,7 @@ def halfway(layers: list[nn.Module], x: Tensor) -> int:
 
 
 def _peak_bytes(step: TrainingStep, run: Callable[[], Any]) -> int:
-    """Of one step here: its growth, and the parameters, buffers and gradients that are there anyway."""
+    """Peak bytes of one step here: its growth, and the parameters, buffers and gradients that are there anyway."""
     with freed_memory_given_back():
         run()
         gc.collect()
@@ -194,25 +178,27 @@ def _peak_bytes(step: TrainingStep, run: Callable[[], Any]) -> int:
     return grown + sum(v.numel() * v.element_size() for v in [*state, *(p.grad for p in step.module.parameters() if p.grad is not None)])
 
 
-def work(asked: dict[str, Any]) -> None:
-    """What a worker does: a line from stdin, a line to stdout."""
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def work(pipe: Connection, kind: str, request: TrainRequest, port: int, rank: int, core: int) -> None:
+    """Runs a worker: an answer to each word from the pipe, until that is closed."""
     keep_freed_memory()
-    dist.init_process_group("gloo", timeout=timedelta(seconds=asked["timeout_seconds"]))
+    timeout = timedelta(seconds=request.timeout_seconds)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=request.num_devices, timeout=timeout)
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {asked["cores"][rank]})
-    step = make_step(asked["model"], ModelOptions(**asked["options"]), optimizer_spec(asked["optimizer"], asked["learning_rate"]))
-    step, run = (data_parallel if asked["kind"] == DDP else pipelined)(step, rank, size)
-    for line in sys.stdin:
-        answer: dict[str, Any] = {}
-        if line.strip() == "step":
-            begin = time.process_time_ns()
-            loss = run()
-            answer = {"busy_us": (time.process_time_ns() - begin) / 1000, "loss": None if loss is None else loss.item()}
-        elif line.strip() == "memory":
-            answer = {"peak_bytes": _peak_bytes(step, run)}
-        print(json.dumps({**answer, "cpu_seconds": sum(os.times()[:2])}), flush=True)
+        os.sched_setaffinity(0, {core})
+    step = make_step(request.model, request.model_options, optimizer_spec(request.optimizer, request.learning_rate))
+    step, run = (data_parallel if kind == DDP else pipelined)(step, rank, request.num_devices)
+    with contextlib.suppress(EOFError):
+        while asked := pipe.recv():
+            answer: dict[str, Any] = {}
+            if asked == "step":
+                begin = time.process_time_ns()
+                loss = run()
+                answer = {"busy_us": (time.process_time_ns() - begin) / 1000, "loss": None if loss is None else loss.item()}
+            elif asked == "memory":
+                answer = {"peak_bytes": _peak_bytes(step, run)}
+            pipe.send({**answer, "cpu_seconds": sum(os.times()[:2])})
     dist.destroy_process_group()
 
 
@@ -232,7 +218,3 @@ def reason_against(kind: str, step: TrainingStep, size: int) -> str | None:
 
 def _batch_dimension(step: TrainingStep) -> int:
     return 1 if step.name in _TIME_MAJOR else 0
-
-
-if __name__ == "__main__":
-    work(json.loads(sys.argv[1]))

@@ -8,9 +8,6 @@ With `--most_ops` neighbours are merged until so few ops are left, as in data se
 file and uses it for all methods.
 """
 
-import argparse
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +17,7 @@ from baechi_ext.group.contraction import bundled
 from baechi_ext.group.merging import merge
 from baechi_ext.ir import Cluster, OpGraph
 from benchmarks.families import cluster_for
+from benchmarks.runner import in_fresh_process, parsed
 
 MODELS = ("inception_v3", "wide_towers", "gnmt_v2", "nasnet")
 SETTINGS = ((0.1, "2", "loose"), (1.0, "4", "tight"), (1.0, "8", "loose"))
@@ -45,8 +43,7 @@ class CapturedCase:
         path = self.folder / f"{self.model}.json"
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            # Not in this process: capturing pins threads to cores.
-            subprocess.run([sys.executable, "-m", "benchmarks.captured", self.model, f"--out={path}"], check=True)
+            in_fresh_process(main, [self.model, f"--out={path}"])  # not in this one: capturing pins threads to cores
         return OpGraph.load(path)
 
     @cached_property
@@ -60,25 +57,25 @@ def captured_cases(folder: Path) -> tuple[CapturedCase, ...]:
 
 def costed_graph(model: str) -> OpGraph:
     """The model's training step, captured and profiled here."""
+    from baechi_runtime.drivers import pipeline
+    from baechi_runtime.drivers.train_request import TrainRequest
+    from baechi_runtime.torch.backend import on_devices
     from benchmarks.step_time import SIZES
-    from runtime import pipeline
-    from runtime.thread_executor import ThreadExecutor
-    from runtime.torch_devices import cpu_devices
-    from runtime.train_request import TrainRequest
-    from runtime.training import capture_and_profile
 
     request = TrainRequest(model, pipeline.PlanRequest(), SIZES[model], num_devices=1)
-    with ThreadExecutor(cpu_devices(1)) as executor:
-        return capture_and_profile(request, executor).graph
+    return on_devices(request, lambda backend: backend.capture().graph)
+
+
+FLAGS = {
+    "model": {"choices": MODELS},
+    "--graph": {"type": Path, "help": "take this file instead of capturing"},
+    "--most_ops": {"type": int, "help": "merge neighbours until so few ops are left"},
+    "--out": {"type": Path, "required": True},
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=MODELS)
-    parser.add_argument("--graph", type=Path, help="take this file instead of capturing")
-    parser.add_argument("--most_ops", type=int, help="merge neighbours until so few ops are left")
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args(argv)
+    args = parsed(__doc__, FLAGS, argv)
     graph = costed_graph(args.model) if args.graph is None else OpGraph.load(args.graph)
     if args.most_ops is not None:
         graph = bundled(merge(graph, args.most_ops).coarse)

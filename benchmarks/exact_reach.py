@@ -1,4 +1,4 @@
-"""How far `exact` proves optimality: random graphs by number of ops, devices, and communication to computation ratio (CCR).
+"""Measures how far `exact` proves optimality: random graphs by number of ops, devices, and communication to computation ratio (CCR).
 
     python -m benchmarks.exact_reach [--ops=8,12,16,20,30] [--devices=2,3] [--ccr=0.1,1,10] [--instances=4] [--time_limit=60] [--out=FILE]
 
@@ -10,23 +10,27 @@ the largest gap that was left.
 import argparse
 import random
 import statistics
-import sys
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
 
 from baechi_ext.ir import Cluster, Link, Op, OpGraph
-from baechi_ext.ir.files import write_json
 from baechi_ext.place.common import PlaceOptions
 from baechi_ext.place.registry import place
-from benchmarks.machine import machine
+from benchmarks.runner import Benchmark, Row, progress, table, timed
 
 Pairs = list[tuple[int, int]]
 _MEAN_BYTES = 50.5
+FLAGS = {"--ops": (8, 12, 16, 20, 30), "--devices": (2, 3), "--ccr": (0.1, 1.0, 10.0), "--instances": 4, "--time_limit": 60.0}
+COLUMNS = {
+    "ops": "{ops:g}",
+    "devices": "{devices:g}",
+    "CCR": "{ccr:g}",
+    "proven": lambda row: f"{row['proven'] / len(row['seconds']):.0%}",
+    "median s": lambda row: f"{statistics.median(row['seconds']):.3f}",
+    "longest s": lambda row: f"{max(row['seconds']):.3f}",
+    "largest gap": lambda row: f"{max(row['gap']):.2%}",
+}
 
 
 def layered(n: int, rng: random.Random) -> Pairs:
@@ -75,66 +79,24 @@ def instance(num_ops: int, num_devices: int, ccr: float, seed: int) -> tuple[OpG
     return OpGraph.from_edges(ops, edges), Cluster.uniform(num_devices, link=Link(ccr * 55 / _MEAN_BYTES, 0))
 
 
-def run(args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(args: argparse.Namespace) -> Iterator[Row]:
     """One row per cell, with all times and gaps."""
-    rows = []
-    for num_ops in args.ops:
-        for num_devices in args.devices:
-            for ccr in args.ccr:
-                row: dict[str, Any] = {"ops": num_ops, "devices": num_devices, "ccr": ccr, "proven": 0, "seconds": [], "gap": []}
-                for seed in range(args.instances):
-                    graph, cluster = instance(int(num_ops), int(num_devices), ccr, seed)
-                    begin = time.perf_counter()
-                    result = place("exact", graph, cluster, PlaceOptions(time_limit_seconds=args.time_limit))
-                    row["seconds"].append(time.perf_counter() - begin)
-                    row["gap"].append(result.predicted_step_us / result.lower_bound_us - 1)
-                    row["proven"] += result.status == "optimal"
-                rows.append(row)
-                print(line(row), file=sys.stderr)
-    return rows
-
-
-def line(row: dict[str, Any]) -> str:
-    return f"{row['ops']:g} ops, {row['devices']:g} devices, CCR {row['ccr']}: {row['proven']}/{len(row['seconds'])} proven"
-
-
-def show(rows: Sequence[dict[str, Any]]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for column in ("ops", "devices", "CCR", "proven", "median s", "longest s", "largest gap"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            f"{row['ops']:g}",
-            f"{row['devices']:g}",
-            f"{row['ccr']:g}",
-            f"{row['proven'] / len(row['seconds']):.0%}",
-            f"{statistics.median(row['seconds']):.3f}",
-            f"{max(row['seconds']):.3f}",
-            f"{max(row['gap']):.2%}",
-        )
-    Console(width=120, highlight=False).print(table)
-
-
-def numbers(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ops", type=numbers, default=numbers("8,12,16,20,30"))
-    parser.add_argument("--devices", type=numbers, default=numbers("2,3"))
-    parser.add_argument("--ccr", type=numbers, default=numbers("0.1,1,10"))
-    parser.add_argument("--instances", type=int, default=4)
-    parser.add_argument("--time_limit", type=float, default=60.0)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args(argv)
     place("exact", *instance(4, 2, 1.0, 0))  # compiles what is not compiled yet
-    rows = run(args)
-    show(rows)
-    if args.out is not None:
-        command = "python -m benchmarks.exact_reach " + " ".join(sys.argv[1:] if argv is None else argv)
-        write_json(args.out, {"command": command, **machine(), "rows": rows})
+    rows: list[Row] = []
+    for ops, devices, ccr in product(args.ops, args.devices, args.ccr):
+        row: Row = {"ops": ops, "devices": devices, "ccr": ccr, "proven": 0, "seconds": [], "gap": []}
+        for seed in range(args.instances):
+            options = PlaceOptions(time_limit_seconds=args.time_limit)
+            result, took = timed(partial(place, "exact", *instance(ops, devices, ccr, seed), options))
+            row["seconds"].append(took["seconds"])
+            row["gap"].append(result.predicted_step_us / result.lower_bound_us - 1)
+            row["proven"] += result.status == "optimal"
+        rows.append(row)
+        progress(f"{ops} ops, {devices} devices, CCR {ccr}: {row['proven']}/{args.instances} proven")
+        yield {"rows": rows}
 
+
+main = Benchmark("exact_reach", __doc__, FLAGS, measure, lambda found: table(COLUMNS, found["rows"])).main
 
 if __name__ == "__main__":
     main()

@@ -1,8 +1,5 @@
 """Generated graphs and clusters to compare placers on: seeded, the same on every machine, in two sets that share no graph.
 
-    python -m benchmarks.families                                    lists all cases
-    python -m benchmarks.families --cases=layered-500 --out=FOLDER   writes NAME.graph.json and NAME.cluster.json
-
 TUNING is for looking at while a method is made. HELD_OUT is for the final comparison alone: other seeds, and families of its own.
 
 A case is named family-ops-ccr-devices-memory:
@@ -13,15 +10,13 @@ A case is named family-ops-ccr-devices-memory:
 - memory: loose (no limit), or tight (every device has TIGHT times the largest peak of a plan that is known: `known_plan`).
 """
 
-import argparse
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
-from rich.console import Console
 
 from baechi_ext.ir import Cluster, Device, Link, OpGraph
 from baechi_ext.simulate import Simulator
@@ -30,7 +25,7 @@ from benchmarks.shapes import FAMILIES
 TIGHT = 1.1
 LATENCY_SHARE = 0.1
 SLOW_PAIR = 5.0
-"""Between two halves of a cluster a transfer takes so many times as long as within one."""
+"""Between two halves of a cluster a transfer takes this many times as long as within one."""
 CLUSTERS: dict[str, tuple[float, ...]] = {
     "speeds": (1.0, 1.0, 2.0, 0.5),
     "nodes": (1.0,) * 6,
@@ -61,6 +56,9 @@ class Case:
     @cached_property
     def cluster(self) -> Cluster:
         return cluster_for(self.graph, self.ccr, self.devices, self.memory)
+
+
+C = TypeVar("C", bound=Case)
 
 
 def cluster_for(graph: OpGraph, ccr: float, devices: str, memory: str) -> Cluster:
@@ -144,104 +142,49 @@ def chunks(graph: OpGraph, order: Sequence[int], weights: Sequence[float], num_d
     return placement
 
 
-def _cases(seed: int, table: str) -> tuple[Case, ...]:
-    """A case per line; a graph's seed is made of `seed`, its family and its size, so that cases of one graph share it."""
+def cases_of(seed: object, table: str, kind: type[C] = Case) -> tuple[C, ...]:
+    """Cases by number of ops; a graph's seed is made of `seed`, its family and its size, so that cases of one graph share it."""
     cases = []
-    for line in table.split("\n"):
-        if line.strip():
-            family, ops, ccr, devices, memory = line.split()
-            cases.append(Case(family, int(ops), float(ccr), devices, memory, zlib.crc32(f"{seed} {family} {ops}".encode())))
+    for ops, members in (line.split(":") for line in table.strip().splitlines()):
+        for family, ccr, devices, memory in map(str.split, members.split(";")):
+            drawn = zlib.crc32(f"{seed} {family} {ops.strip()}".encode())
+            cases.append(kind(family, int(ops), float(ccr), devices, memory, drawn))
     return tuple(cases)
 
 
-TUNING = _cases(
+TUNING = cases_of(
     1,
     """
-    layered           20     1    2         loose
-    fork_join         20     10   2         tight
-    series_parallel   20     0.1  3         loose
-    random            20     1    3         tight
-    training          20     1    2         tight
-    layered           100    10   4         loose
-    fork_join         100    1    4         tight
-    series_parallel   100    1    2         loose
-    random            100    0.1  speeds    loose
-    training          100    1    4         tight
-    layered           500    1    8         loose
-    layered           500    0.1  4         tight
-    fork_join         500    0.1  3         loose
-    series_parallel   500    10   nodes     loose
-    random            500    1    4         loose
-    random            500    10   4         tight
-    training          500    0.1  2         tight
-    training          500    1    parallel  loose
-    training          500    10   4         tight
-    layered           2000   1    14        loose
-    fork_join         2000   1    speeds    tight
-    series_parallel   2000   1    4         tight
-    random            2000   0.1  8         tight
-    training          2000   1    8         tight
-    training          2000   0.1  speeds    loose
-    training          2000   1    nodes     loose
-    layered           10000  0.1  4         loose
-    random            10000  1    8         loose
-    training          10000  1    4         tight
-    random            100000 1    4         loose
-    training          100000 0.1  4         tight
+    20: layered 1 2 loose; fork_join 10 2 tight; series_parallel 0.1 3 loose; random 1 3 tight; training 1 2 tight
+    100: layered 10 4 loose; fork_join 1 4 tight; series_parallel 1 2 loose; random 0.1 speeds loose; training 1 4 tight
+    500: layered 1 8 loose; layered 0.1 4 tight; fork_join 0.1 3 loose; series_parallel 10 nodes loose; random 1 4 loose
+    500: random 10 4 tight; training 0.1 2 tight; training 1 parallel loose; training 10 4 tight
+    2000: layered 1 14 loose; fork_join 1 speeds tight; series_parallel 1 4 tight; random 0.1 8 tight; training 1 8 tight
+    2000: training 0.1 speeds loose; training 1 nodes loose
+    10000: layered 0.1 4 loose; random 1 8 loose; training 1 4 tight
+    100000: random 1 4 loose; training 0.1 4 tight
     """,
 )
-HELD_OUT = _cases(
+HELD_OUT = cases_of(
     2,
     """
-    layered           20     10   3         tight
-    wavefront         25     1    2         loose
-    transformer       40     1    2         tight
-    random            40     0.1  2         loose
-    series_parallel   60     10   2         tight
-    training          60     0.1  4         loose
-    fork_join         150    10   2         loose
-    wavefront         144    1    4         tight
-    transformer       200    1    4         loose
-    layered           200    1    nodes     loose
-    random            200    10   8         loose
-    series_parallel   200    0.1  speeds    tight
-    training          300    1    3         tight
-    recurrent         400    1    4         tight
-    fork_join         600    1    8         tight
-    wavefront         900    0.1  8         loose
-    layered           800    10   4         tight
-    random            800    1    parallel  loose
-    transformer       1000   0.1  4         tight
-    recurrent         1000   10   2         loose
-    training          1500   10   8         loose
-    series_parallel   1500   1    14        loose
-    recurrent         3000   1    speeds    loose
-    transformer       3000   1    8         tight
-    random            3000   1    3         tight
-    wavefront         10000  1    14        loose
-    training          10000  0.1  8         tight
-    layered           10000  1    nodes     tight
-    recurrent         100000 0.1  4         loose
-    layered           100000 1    8         tight
+    20: layered 10 3 tight
+    25: wavefront 1 2 loose
+    40: transformer 1 2 tight; random 0.1 2 loose
+    60: series_parallel 10 2 tight; training 0.1 4 loose
+    150: fork_join 10 2 loose
+    144: wavefront 1 4 tight
+    200: transformer 1 4 loose; layered 1 nodes loose; random 10 8 loose; series_parallel 0.1 speeds tight
+    300: training 1 3 tight
+    400: recurrent 1 4 tight
+    600: fork_join 1 8 tight
+    900: wavefront 0.1 8 loose
+    800: layered 10 4 tight; random 1 parallel loose
+    1000: transformer 0.1 4 tight; recurrent 10 2 loose
+    1500: training 10 8 loose; series_parallel 1 14 loose
+    3000: recurrent 1 speeds loose; transformer 1 8 tight; random 1 3 tight
+    10000: wavefront 1 14 loose; training 0.1 8 tight; layered 1 nodes tight
+    100000: recurrent 0.1 4 loose; layered 1 8 tight
     """,
 )
 SETS: dict[str, tuple[Case, ...]] = {"tuning": TUNING, "held_out": HELD_OUT}
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", choices=tuple(SETS), action="append", help="only this set")
-    parser.add_argument("--cases", default="", help="only cases whose name contains this")
-    parser.add_argument("--out", type=Path, help="write the chosen cases to this folder")
-    args = parser.parse_args(argv)
-    console = Console(width=140, highlight=False)
-    for name in args.set or SETS:
-        for case in (case for case in SETS[name] if args.cases in case.name):
-            if args.out is not None:
-                case.graph.save(args.out / f"{case.name}.graph.json")
-                case.cluster.save(args.out / f"{case.name}.cluster.json")
-            console.print(f"{name}  {case.name}  seed {case.seed}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,26 +1,31 @@
-"""What a result was measured on, and of which commit."""
+"""The machine, the versions and the commit that a result was measured with."""
 
 import os
 import platform
 import subprocess
 import time
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import baechi_ext
-from runtime.host import processor
+from baechi_runtime.host.processor import processor
 
 PACKAGES = ("torch", "numpy", "numba", "highspy", "ortools", "pymetis")
 
 
 def machine() -> dict[str, Any]:
     """Date, commit, hardware and versions, for the head of a result file."""
+    versions = {"baechi": baechi_ext.__version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
     return {
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(),
         "hardware": {"processor": processor(), "cores": os.cpu_count()},
-        "versions": {"baechi": baechi_ext.__version__, "python": platform.python_version(), **_installed()},
+        "versions": versions,
     }
 
 
@@ -31,13 +36,3 @@ def commit() -> str | None:
         return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _installed() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

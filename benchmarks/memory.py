@@ -3,42 +3,48 @@
     python -m benchmarks.memory [--model_names=A,B] [--methods=contiguous,m_etf] --out=benchmarks/results/memory
 
 Writes NAME.json and NAME.md. Measured is what a worker process holds in memory at most during one real step, beyond what it holds when no
-step runs and the step is not its own, freed memory given back (runtime.processes.local_share); one row per device that runs anything.
+step runs and the step is not its own, freed memory given back (baechi_runtime.torch.processes.rank_part); one row for each device that
+runs anything.
 """
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from baechi_ext.cost import attach_costs
 from baechi_ext.ir import Link
-from baechi_ext.ir.files import read_json, write_json
+from baechi_ext.ir.files import read_json
 from baechi_ext.place.common import PlaceOptions
-from benchmarks.machine import machine
+from baechi_runtime.drivers import pipeline
+from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.report.tables import as_size
+from baechi_runtime.torch.backend import TorchBackend, capture, on_devices
+from baechi_runtime.torch.cluster import find_cluster
+from baechi_runtime.torch.processes.environment import is_worker
+from baechi_runtime.torch.processes.launch import run_workers
+from baechi_runtime.torch.profiler import ProfileOptions, profile_step
+from baechi_runtime.torch.threads.accounting import how_measured, measured_peak_bytes
+from benchmarks.runner import Benchmark, Row, table
 from benchmarks.step_time import SIZES
-from runtime import pipeline
-from runtime.accounting import how_measured, measured_peak_bytes
-from runtime.executor import Executor
-from runtime.processes.launch import run_workers
-from runtime.processes.worker_group import is_worker
-from runtime.profiler import ProfileOptions, profile_step
-from runtime.tables import as_size
-from runtime.train_request import TrainRequest
-from runtime.training import capture, find_cluster, with_executor
 
-METHODS = ("contiguous", "m_etf")
 TIMEOUT_SECONDS = 900.0
 QUICK = ProfileOptions(warmup=1, repeats=2)
 """Times only decide in which order ops run; memory is the same in every pass."""
 LINK = Link(us_per_byte=0.0005, latency_us=50)
+FLAGS = {
+    "--model_names": tuple(SIZES),
+    "--methods": ("contiguous", "m_etf"),
+    "--num_devices": 2,
+    "--optimizer": "momentum",
+    "--out": {"type": lambda text: Path(text).with_suffix(".json"), "required": True},
+}
 
 
-def run(methods: Sequence[str], request: TrainRequest, executor: Executor) -> dict[str, Any]:
+def run(methods: Sequence[str], backend: TorchBackend) -> Row:
     """Everything found out about one model, as JSON."""
+    request, executor = backend.request, backend.executor
     step, graph, binding = capture(request)
     graph = attach_costs(graph, profile_step(executor, graph, binding, step, QUICK))
     cluster, _ = find_cluster(request, executor)
@@ -52,52 +58,43 @@ def run(methods: Sequence[str], request: TrainRequest, executor: Executor) -> di
     return {"model": request.model, "measured_by": how_measured(executor), "rows": rows}
 
 
-def lines(result: dict[str, Any]) -> Iterator[str]:
-    """The result as Markdown."""
-    yield "| model | method | device | predicted | measured | predicted off by |"
-    yield "|---|---|---|---|---|---|"
-    worst = 0.0
-    for model in result["models"]:
-        for row in model["rows"]:
-            error = row["predicted_bytes"] / row["measured_bytes"] - 1
-            worst = max(worst, abs(error))
-            sizes = f"{as_size(row['predicted_bytes'])} | {as_size(row['measured_bytes'])}"
-            yield f"| {model['model']} | {row['method']} | {row['device']} | {sizes} | {error:+.1%} |"
-    yield ""
-    yield f"The worst is {worst:.1%} off. `{result['command']}`"
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model_names", type=lambda text: text.split(","), default=list(SIZES))
-    parser.add_argument("--methods", type=lambda text: text.split(","), default=list(METHODS))
-    parser.add_argument("--num_devices", type=int, default=2)
-    parser.add_argument("--optimizer", default="momentum")
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args(argv)
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    """In workers, the one model of theirs, told by the first of them."""
     if is_worker():
         (name,) = args.model_names
-        request = TrainRequest(
-            name, pipeline.PlanRequest(), SIZES[name], args.optimizer, num_devices=args.num_devices, workers="process",
-            link=LINK, timeout_seconds=TIMEOUT_SECONDS,
-        )  # fmt: skip
-        found = with_executor(request, partial(run, args.methods, request))
+        devices = {"num_devices": args.num_devices, "workers": "process", "link": LINK, "timeout_seconds": TIMEOUT_SECONDS}
+        request = TrainRequest(name, pipeline.PlanRequest(), SIZES[name], args.optimizer, **devices)
+        found = on_devices(request, partial(run, args.methods))
         if found is not None:
-            write_json(args.out, found)
+            yield {"models": [found]}
         return
-    models = []
+    models: list[Row] = []
     for name in args.model_names:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "model.json"
             flags = [f"--methods={','.join(args.methods)}", f"--num_devices={args.num_devices}", f"--optimizer={args.optimizer}"]
-            run_workers([f"--model_names={name}", *flags, f"--out={out}"], args.num_devices, TIMEOUT_SECONDS, "benchmarks.memory")
-            models.append(read_json(out, "result of one model"))
-        command = "python -m benchmarks.memory " + " ".join(sys.argv[1:] if argv is None else argv)
-        result = {"command": command, **machine(), "models": models}
-        write_json(args.out.with_suffix(".json"), result)
-        args.out.with_suffix(".md").write_text("\n".join(lines(result)) + "\n", encoding="utf-8")
-        print("\n".join(lines(result)), flush=True)
+            run_workers([f"--model_names={name}", *flags, f"--out={out}"], args.num_devices, "benchmarks.memory")
+            models += read_json(out, "result of one model")["models"]
+        yield {"models": models}
 
+
+def report(found: Row) -> str:
+    """The result as Markdown."""
+    rows = [{"model": model["model"], **row} for model in found["models"] for row in model["rows"]]
+    columns = {
+        **{key: f"{{{key}}}" for key in ("model", "method", "device")},
+        "predicted": lambda row: as_size(row["predicted_bytes"]),
+        "measured": lambda row: as_size(row["measured_bytes"]),
+        "predicted off by": lambda row: f"{error(row):+.1%}",
+    }
+    return f"{table(columns, rows)}\n\nThe worst is {max(abs(error(row)) for row in rows):.1%} off. `{found['command']}`"
+
+
+def error(row: Row) -> float:
+    return row["predicted_bytes"] / row["measured_bytes"] - 1
+
+
+main = Benchmark("memory", __doc__, FLAGS, measure, report, markdown=True).main
 
 if __name__ == "__main__":
     main()

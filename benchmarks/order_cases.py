@@ -28,9 +28,9 @@ class OrderCase:
 
     split: str
     name: str
-    """Of the graph; its cases share it."""
+    """The graph's name; its cases share it."""
     number: int
-    """Of the cluster."""
+    """The cluster's number."""
     graph: OpGraph
     cluster: Cluster
 

@@ -29,7 +29,6 @@ from baechi_ext.place.graph_features import GraphFeatures
 from baechi_ext.place.order_choice import RULES, Rule, decide
 from baechi_ext.place.registry import place
 from baechi_ext.place.traversal import TRAVERSALS
-from baechi_ext.simulate.compiled import CompiledSimulator
 from benchmarks.order_cases import OrderCase, order_cases
 
 METHODS = ("contiguous", "m_topo", "m_topo_nonuniform", "round_robin")
@@ -93,7 +92,6 @@ def measure(path: Path, methods: Sequence[str], cases: Iterable[OrderCase]) -> N
         for case in cases:
             missing = [method for method in methods if (case.name, case.number, method) not in done]
             if missing:
-                CompiledSimulator(case.graph, case.cluster).evaluate([0] * len(case.graph))  # from here on all plans are simulated so
                 about = {"split": case.split, "graph": case.name, "cluster": case.number}
                 about["features"] = asdict(GraphFeatures.of(case.graph, case.cluster))
             for method in missing:
@@ -133,7 +131,7 @@ def _costs_of_folds(sample: Sample, most: int) -> np.ndarray:
 
 
 def _tree(sample: Sample, most: int, fewest: int | None = None) -> tuple[float, Rule]:
-    """The best tree with at most so many questions on a path, none of which leaves fewer cases than `fewest` on a side, and its cost."""
+    """The best tree with at most this many questions on a path, none of which leaves fewer cases than `fewest` on a side, and its cost."""
     fewest = max(1, round(LEAF_SHARE * len(sample))) if fewest is None else fewest
     best = _leaf(sample)
     if most == 0:

@@ -8,64 +8,49 @@ costs anything.
 """
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from functools import partial
 
-from rich.console import Console
-from rich.table import Table
-
-from baechi_ext.ir.files import write_json
 from baechi_ext.shard.baselines import data_parallel
-from baechi_ext.shard.graph import ShardGraph
 from baechi_ext.shard.machine import Machine
 from baechi_ext.shard.search import Found, search
-from benchmarks.machine import machine
-from runtime.models.registry import MODELS, ModelOptions, make_step
-from runtime.tables import as_size, as_time
+from baechi_runtime.models.registry import MODELS, ModelOptions, make_step
+from baechi_runtime.report.tables import as_size, as_time
+from benchmarks.runner import Benchmark, Row, in_fresh_process, in_turn, markdown, progress, some_of, table, timed
 
-DEVICES = (2, 4, 8, 64)
 UNTIED = ("rnnlm",)
 BATCH = 64
+FLAGS = {"--models": some_of(MODELS), "--devices": (2, 4, 8, 64), "--rounds": 3}
 
 
-def sample(model: str, devices: Sequence[int], rounds: int, options: ModelOptions) -> dict[str, Any]:
+def sample(model: str, devices: Sequence[int], rounds: int, options: ModelOptions) -> Row:
     """One model's row, measured in this process. The registry's own sizes, but for what the options say."""
-    from runtime.sharding.models import module_of
-    from runtime.step import optimizer_spec
+    from baechi_runtime.models.training_step import optimizer_spec
+    from baechi_runtime.sharding.captured import captured_module
 
     step = make_step(model, options, optimizer_spec("sgd", 0.01))
-    began = time.process_time()
-    captured = module_of(step.module, step.inputs, name=model, batch=options.batch_size).captured
-    seconds = time.process_time() - began
-    graph = captured.graph
-    searches: dict[int, list[tuple[Found, float]]] = {p: [] for p in devices}
-    for _ in range(rounds):
-        for p in devices:
-            searches[p].append(_searched(graph, p))
-    untied = [_untied(graph, p) for p in devices] if model in UNTIED else []
-    rows = [_row(p, found) for p, found in searches.items()]
-    facts = {"model": model, "calls": len(graph.nodes), "unknown": captured.unknown, "capture_cpu_seconds": seconds}
-    return facts | {"rows": rows, "untied": untied}
+    made, took = timed(lambda: captured_module(step.module, step.inputs, name=model, batch=options.batch_size))
+    graph = made.graph
+    free = replace(graph, ties=())
+    searches = in_turn({p: partial(timed, partial(search, graph, Machine(devices=p))) for p in devices}, rounds)
+    untied = [(p, *timed(partial(search, free, Machine(devices=p)))) for p in devices if model in UNTIED]
+    return {
+        "model": model,
+        "calls": len(graph.nodes),
+        "unknown": made.unknown,
+        "capture_cpu_seconds": took["cpu_seconds"],
+        "rows": [_row(p, found) for p, found in searches.items()],
+        "untied": [{"devices": p, **seconds, "status": found.status, "cost_flop": found.cost} for p, found, seconds in untied],
+    }
 
 
-def _searched(graph: ShardGraph, devices: int) -> tuple[Found, float]:
-    began = time.process_time()
-    found = search(graph, Machine(devices=devices))
-    return found, time.process_time() - began
-
-
-def _row(devices: int, searches: Sequence[tuple[Found, float]]) -> dict[str, Any]:
+def _row(devices: int, searches: Sequence[tuple[Found, dict[str, float]]]) -> Row:
     found = searches[-1][0]
     return {
         "devices": devices,
-        "cpu_seconds": [seconds for _, seconds in searches],
+        "cpu_seconds": [seconds["cpu_seconds"] for _, seconds in searches],
         "status": found.status,
         "cost_flop": found.cost,
         "data_parallel": data_parallel(found.tables).cost / found.cost,
@@ -73,65 +58,40 @@ def _row(devices: int, searches: Sequence[tuple[Found, float]]) -> dict[str, Any
     }
 
 
-def _untied(graph: ShardGraph, devices: int) -> dict[str, Any]:
-    found, seconds = _searched(replace(graph, ties=()), devices)
-    return {"devices": devices, "cpu_seconds": seconds, "status": found.status, "cost_flop": found.cost}
-
-
-def measured(model: str, devices: Sequence[int], rounds: int) -> dict[str, Any]:
-    """The row of a fresh process."""
-    numbers = ",".join(map(str, devices))
-    command = [sys.executable, "-m", "benchmarks.pase_captured", f"--one={model}", f"--devices={numbers}", f"--rounds={rounds}"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout)
-
-
-def tables(models: Sequence[dict[str, Any]], devices: Sequence[int]) -> list[Table]:
-    """Times and data parallelism's cost by model; and what splitting calls of a layer alike saves."""
-    others = (f"data parallel, {p}" for p in devices)
-    times = _table("model", "calls", "captured", *(f"{p} devices" for p in devices), *others, "largest", "status")
-    untied = _table("calls split freely", "devices", "time", "time, alike", "cost, alike / free")
-    for found in models:
-        rows = found["rows"]
-        medians = [as_time(1e6 * statistics.median(row["cpu_seconds"])) for row in rows]
-        ratios = [f"{row['data_parallel']:.2f}" for row in rows]
-        largest, status = as_size(max(row["largest_table_bytes"] for row in rows)), {row["status"] for row in rows}
-        times.add_row(found["model"], str(found["calls"]), as_time(1e6 * found["capture_cpu_seconds"]), *medians, *ratios, largest, *status)
-        for free, row, alike in zip(found["untied"], rows, medians, strict=False):
-            ratio = f"{row['cost_flop'] / free['cost_flop']:.6f}"
-            untied.add_row(found["model"], str(free["devices"]), as_time(1e6 * free["cpu_seconds"]), alike, ratio)
-    return [times, untied]
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the benchmark, prints the tables, and writes the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS))
-    parser.add_argument("--devices", type=lambda text: [int(p) for p in text.split(",")], default=list(DEVICES))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--one", choices=MODELS, help="this model alone, in this process, as JSON")
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args(argv)
-    if args.one is not None:
-        print(json.dumps(sample(args.one, args.devices, args.rounds, ModelOptions(batch_size=BATCH))))
-        return
-    found = []
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    models: list[Row] = []
     for model in args.models:
-        print(f"capturing and searching {model}", file=sys.stderr)
-        found.append(measured(model, args.devices, args.rounds))
-    for table in tables(found, args.devices):
-        Console(width=180, highlight=False).print(table)
-    if args.out is not None:
-        command = "python -m benchmarks.pase_captured " + " ".join(sys.argv[1:] if argv is None else argv)
-        write_json(args.out, {"command": command, **machine(), "batch": BATCH, "models": found})
+        progress(f"capturing and searching {model}")
+        models.append(in_fresh_process(sample, model, args.devices, args.rounds, ModelOptions(batch_size=BATCH)))
+        yield {"batch": BATCH, "models": models}
 
+
+def _median(row: Row) -> str:
+    return as_time(1e6 * statistics.median(row["cpu_seconds"]))
+
+
+def report(found: Row) -> str:
+    """Times and data parallelism's cost by model; and what splitting calls of a layer alike saves."""
+    lines, untied = [], []
+    for model in found["models"]:
+        rows = model["rows"]
+        first = [model["model"], str(model["calls"]), as_time(1e6 * model["capture_cpu_seconds"])]
+        worst = [as_size(max(row["largest_table_bytes"] for row in rows)), " ".join(sorted({row["status"] for row in rows}))]
+        lines.append([*first, *map(_median, rows), *(f"{row['data_parallel']:.2f}" for row in rows), *worst])
+        untied += [{"model": model["model"], "free": free, "row": row} for free, row in zip(model["untied"], rows, strict=False)]
+    devices = [row["devices"] for row in found["models"][0]["rows"]]
+    titles = [*(f"{p} devices" for p in devices), *(f"data parallel, {p}" for p in devices)]
+    columns = {
+        "calls split freely": "{model}",
+        "devices": "{free[devices]}",
+        "time": lambda row: as_time(1e6 * row["free"]["cpu_seconds"]),
+        "time, alike": lambda row: _median(row["row"]),
+        "cost, alike / free": lambda row: f"{row['row']['cost_flop'] / row['free']['cost_flop']:.6f}",
+    }
+    return markdown(["model", "calls", "captured", *titles, "largest", "status"], lines) + "\n\n" + table(columns, untied)
+
+
+main = Benchmark("pase_captured", __doc__, FLAGS, measure, report).main
 
 if __name__ == "__main__":
     main()

@@ -7,30 +7,26 @@ Transformer (64 sentences, 8 devices): within how much of the bound the search e
 """
 
 import argparse
-import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
+from functools import partial
 
 from baechi_ext.errors import ShardError
-from baechi_ext.ir.files import write_json
 from baechi_ext.shard.machine import Machine
 from baechi_ext.shard.networks import network
 from baechi_ext.shard.search import SearchOptions, search
-from benchmarks.machine import machine
+from benchmarks.runner import Benchmark, Row, several, table, timed
 
-DEVICES = 8
 MIB = 1 << 20
 TABLE_MIB, BEAM = 16, 1
-LIMITS_MIB = (2500, 2550, 2600, 2700, 2800, 2900)
+FLAGS = {
+    "--devices": 8,
+    "--batches": {"type": several(int), "default": [128, 64], "help": "of DenseNet-121 and of the Transformer"},
+    "--limits": {"type": several(int), "default": [2500, 2550, 2600, 2700, 2800, 2900], "help": "MiB a device"},
+}
 
 
-def dense(batch: int, devices: int) -> dict[str, Any]:
+def dense(batch: int, devices: int) -> Row:
     """DenseNet-121 with a beam, and what the search says of the tables that it would need without."""
     graph, on = network("densenet121", batch), Machine(devices=devices)
     options, refusal = SearchOptions(beam=BEAM, table_bytes=TABLE_MIB * MIB), ""
@@ -38,85 +34,46 @@ def dense(batch: int, devices: int) -> dict[str, Any]:
         search(graph, on, replace(options, beam=None))
     except ShardError as e:
         refusal = str(e)
-    began, used = time.perf_counter(), time.process_time()
-    found = search(graph, on, options)
-    return {
-        "graph": "densenet121",
-        "batch": batch,
-        "devices": devices,
-        "beam": BEAM,
-        "table_bytes": TABLE_MIB * MIB,
-        "without_beam": refusal,
-        "seconds": time.perf_counter() - began,
-        "cpu_seconds": time.process_time() - used,
-        "status": found.status,
-        "cost_flop": found.cost,
-        "lower_bound_flop": found.lower_bound,
-    }
+    found, seconds = timed(partial(search, graph, on, options))
+    about = {"graph": "densenet121", "batch": batch, "devices": devices, "beam": BEAM, "table_bytes": TABLE_MIB * MIB}
+    costs = {"status": found.status, "cost_flop": found.cost, "lower_bound_flop": found.lower_bound}
+    return {**about, "without_beam": refusal, **seconds, **costs}
 
 
-def limited(batch: int, devices: int, limits_mib: Sequence[int]) -> list[dict[str, Any]]:
+def limited(batch: int, devices: int, limits_mib: Sequence[int]) -> list[Row]:
     """The Transformer without a limit of memory, and with each of these."""
     graph, rows = network("transformer", batch), []
-    for limit in (None, *limits_mib):
-        began, used = time.perf_counter(), time.process_time()
-        found = search(graph, Machine(devices=devices, memory_bytes=None if limit is None else limit * MIB))
-        rows.append(
-            {
-                "graph": "transformer",
-                "batch": batch,
-                "devices": devices,
-                "limit_bytes": None if limit is None else limit * MIB,
-                "seconds": time.perf_counter() - began,
-                "cpu_seconds": time.process_time() - used,
-                "held_bytes": found.held_bytes,
-                "status": found.status,
-                "cost_flop": found.cost,
-                "lower_bound_flop": found.lower_bound,
-            }
-        )
+    for limit in (None, *(limit * MIB for limit in limits_mib)):
+        found, seconds = timed(partial(search, graph, Machine(devices=devices, memory_bytes=limit)))
+        about = {"graph": "transformer", "batch": batch, "devices": devices, "limit_bytes": limit, **seconds}
+        costs = {"status": found.status, "cost_flop": found.cost, "lower_bound_flop": found.lower_bound}
+        rows.append({**about, "held_bytes": found.held_bytes, **costs})
     return rows
 
 
-def tables_of(beam: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[Table]:
-    """For a person."""
-    first, second = Table(box=None, pad_edge=False), Table(box=None, pad_edge=False)
-    for name in ("graph", "p", "tables, MiB", "beam", "s", "processor s", "status", "above the bound"):
-        first.add_column(name, justify="right")
-    times = f"{beam['seconds']:.2f}", f"{beam['cpu_seconds']:.2f}"
-    sizes = beam["graph"], str(beam["devices"]), f"{beam['table_bytes'] / MIB:.0f}", str(beam["beam"])
-    first.add_row(*sizes, *times, beam["status"], _above(beam))
-    for name in ("graph", "p", "limit, MiB", "held, MiB", "s", "status", "above the bound", "above no limit"):
-        second.add_column(name, justify="right")
-    for row in rows:
-        limit = "-" if row["limit_bytes"] is None else f"{row['limit_bytes'] / MIB:.0f}"
-        more = f"{row['cost_flop'] / rows[0]['cost_flop'] - 1:.2%}"
-        held = f"{row['held_bytes'] / MIB:.0f}"
-        second.add_row(row["graph"], str(row["devices"]), limit, held, f"{row['seconds']:.2f}", row["status"], _above(row), more)
-    return [first, second]
-
-
-def _above(row: dict[str, Any]) -> str:
-    return f"{row['cost_flop'] / row['lower_bound_flop'] - 1:.2%}"
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the benchmark, prints the tables, and writes the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", type=int, default=DEVICES)
-    parser.add_argument("--batches", type=int, nargs=2, default=(128, 64), help="of DenseNet-121 and of the Transformer")
-    parser.add_argument("--limits", type=int, nargs="+", default=list(LIMITS_MIB), help="MiB a device")
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args(argv)
+def measure(args: argparse.Namespace) -> Iterator[Row]:
     beam = dense(args.batches[0], args.devices)
-    rows = limited(args.batches[1], args.devices, args.limits)
-    for table in tables_of(beam, rows):
-        Console(width=150, highlight=False).print(table)
-    print(f"densenet121 without a beam: {beam['without_beam']}")
-    if args.out is not None:
-        command = "python -m benchmarks.pase_limits " + " ".join(sys.argv[1:] if argv is None else argv)
-        write_json(args.out, {"command": command, **machine(), "beam": beam, "memory": rows})
+    yield {"beam": beam, "memory": limited(args.batches[1], args.devices, args.limits)}
 
+
+ABOVE = {"above the bound": lambda row: f"{row['cost_flop'] / row['lower_bound_flop'] - 1:.2%}"}
+TIMES = {"graph": "{graph}", "p": "{devices}", "s": "{seconds:.2f}", "processor s": "{cpu_seconds:.2f}", "status": "{status}", **ABOVE}
+
+
+def report(found: Row) -> str:
+    beam, rows = found["beam"], found["memory"]
+    beamed = {**TIMES, "tables, MiB": lambda row: f"{row['table_bytes'] / MIB:.0f}", "beam": "{beam}"}
+    limits = {
+        **TIMES,
+        "limit, MiB": lambda row: "-" if row["limit_bytes"] is None else f"{row['limit_bytes'] / MIB:.0f}",
+        "held, MiB": lambda row: f"{row['held_bytes'] / MIB:.0f}",
+        "above no limit": lambda row: f"{row['cost_flop'] / rows[0]['cost_flop'] - 1:.2%}",
+    }
+    refusal = f"densenet121 without a beam: {beam['without_beam']}"
+    return "\n\n".join((table(beamed, [beam]), table(limits, rows), refusal))
+
+
+main = Benchmark("pase_limits", __doc__, FLAGS, measure, report).main
 
 if __name__ == "__main__":
     main()

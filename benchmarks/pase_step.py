@@ -11,16 +11,11 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from itertools import product
 
-from rich.console import Console
-from rich.table import Table
-
-from baechi_ext.ir.files import write_json
-from benchmarks.machine import machine
-from runtime.tables import as_size, as_time
+from baechi_runtime.report.tables import as_size, as_time
+from benchmarks.runner import Benchmark, Row, progress, some_of, table
 
 STRATEGIES = ("pase", "data_parallel", "expert", "ddp", "fsdp2")
 MODELS = {
@@ -30,53 +25,50 @@ MODELS = {
     "inception_v3": ("--batch_size=8", "--image_size=139"),
 }
 """The flags that make each small enough for some CPU cores."""
-PROCESSES = (2, 4)
+FLAGS = {"--models": some_of(MODELS), "--processes": (2, 4), "--steps": {"type": int, "default": 10, "help": "measured of each strategy"}}
 _TIMEOUT_SECONDS = 900
 
 
-def measured(model: str, processes: int, steps: int) -> dict[str, Any]:
+def measured(model: str, processes: int, steps: int) -> Row:
     """The report of one run of the command. Raises RuntimeError with what it said where it fails."""
     arguments = [f"--model_name={model}", *MODELS[model], f"--num_devices={processes}", f"--num_steps={steps}", "--json"]
-    command = [sys.executable, "-m", "runtime", "train", *arguments, f"--sharding={','.join(STRATEGIES)}"]
+    command = [sys.executable, "-m", "baechi_ext", "train", *arguments, f"--sharding={','.join(STRATEGIES)}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command[1:])} ended with {done.returncode}: {done.stderr.strip().splitlines()[-1]}")
     return json.loads(done.stdout)
 
 
-def table(reports: Sequence[dict[str, Any]]) -> Table:
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    reports: list[Row] = []
+    for processes, model in product(args.processes, args.models):
+        reports.append(measured(model, processes, args.steps))
+        progress(f"{model} in {processes} processes")
+        yield {"reports": reports}
+
+
+def report(found: Row) -> str:
     """A row for each strategy of each run."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("model", "processes", "strategy", "predicted", "measured", "min to max", "sent", "messages", "tau"):
-        made.add_column(name, justify="left" if name in ("model", "strategy") else "right")
-    for report in reports:
-        tau = report["kendall_tau"]
-        for i, run in enumerate(report["strategies"]):
-            first = [report["model"], str(report["num_devices"])] if not i else ["", ""]
-            samples = run["measured_step_us"]["samples"]
-            spread = f"{as_time(min(samples))} to {as_time(max(samples))}"
-            times = as_time(run["predicted_step_us"]), as_time(run["measured_step_us"]["median"]), spread
-            sent = as_size(run["sent_bytes"]), str(sum(run["collectives"].values()))
-            made.add_row(*first, run["name"], *times, *sent, "" if i or tau is None else f"{tau:+.2f}")
-    return made
+    rows = []
+    for run in found["reports"]:
+        tau = "" if run["kendall_tau"] is None else f"{run['kendall_tau']:+.2f}"
+        first = {"model": run["model"], "processes": run["num_devices"], "tau": tau}
+        rows += [{**strategy, **(dict.fromkeys(first, "") if i else first)} for i, strategy in enumerate(run["strategies"])]
+    columns = {
+        "model": "{model}",
+        "processes": "{processes}",
+        "strategy": "{name}",
+        "predicted": lambda row: as_time(row["predicted_step_us"]),
+        "measured": lambda row: as_time(row["measured_step_us"]["median"]),
+        "min to max": lambda row: " to ".join(as_time(side(row["measured_step_us"]["samples"])) for side in (min, max)),
+        "sent": lambda row: as_size(row["sent_bytes"]),
+        "messages": lambda row: str(sum(row["collectives"].values())),
+        "tau": "{tau}",
+    }
+    return table(columns, rows)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the benchmark, prints the table, and writes the file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--processes", nargs="+", type=int, default=list(PROCESSES))
-    parser.add_argument("--steps", type=int, default=10, help="measured steps of each strategy")
-    parser.add_argument("--out", type=Path, help="write all reports to this file")
-    args = parser.parse_args(argv)
-    reports = []
-    for processes in args.processes:
-        for model in args.models:
-            reports.append(measured(model, processes, args.steps))
-            if args.out is not None:
-                write_json(args.out, {"machine": machine(), "reports": reports})
-    Console(file=sys.stdout, highlight=False, width=140).print(table(reports))
-
+main = Benchmark("pase_step", __doc__, FLAGS, measure, report).main
 
 if __name__ == "__main__":
     main()

@@ -7,7 +7,6 @@ FOLDER gets the training to resume (training.json, .safetensors), progress.csv a
 train splits every fourth graph is for exams alone; the test splits stay unseen.
 """
 
-import argparse
 import math
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,6 @@ from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 
 from baechi_ext.datasets import FAMILIES, INSTALLED, load
 from baechi_ext.ir import Cluster, Device, OpGraph
@@ -24,21 +22,22 @@ from baechi_ext.place.placeto.decisions import Decisions
 from baechi_ext.place.placeto.embedding import EMBEDDINGS
 from baechi_ext.place.placeto.environment import Rules
 from baechi_ext.place.placeto.learning import ALGORITHMS
-from baechi_ext.place.placeto.lesson import Lesson
 from baechi_ext.place.placeto.logs import csv_log
 from baechi_ext.place.placeto.policy import Policy, PolicyConfig
 from baechi_ext.place.placeto.resume import resume_training, save_training
 from baechi_ext.place.placeto.train import Trainer, TrainingConfig, TrainingProgress
+from baechi_ext.place.placeto.training_task import TrainingTask
 from benchmarks.families import link_of_ratio, tightened
+from benchmarks.runner import parsed
 from benchmarks.shapes import FAMILIES as SHAPES_OF
 
 SHAPES = ("layered", "fork_join", "series_parallel", "random", "training")
-"""Not the three that are held out for the comparison of methods."""
-LESSONS, EXAMS = 96, 24
-"""Of generated graphs."""
+"""All but the three that are held out for the comparison of methods."""
+TRAININGS, EXAMS = 96, 24
+"""Numbers of generated graphs."""
 FEWEST_OPS, MOST_OPS = 20, 120
 CLUSTERS = 2
-"""On which each graph of a family is placed."""
+"""Clusters on which each graph of a family is placed."""
 _EXAM_SEEDS, _FAMILY_SEEDS = 100_000, 200_000
 
 
@@ -59,53 +58,57 @@ def drawn_cluster(graph: OpGraph, draw: np.random.Generator) -> Cluster:
     return tightened(graph, cluster) if draw.random() < 0.25 else cluster
 
 
-def lessons(count: int, batch: int, first_seed: int, rules: Rules) -> list[Lesson]:
-    """The first so many problems from a seed on that leave something to decide."""
-    found: list[Lesson] = []
+def trainings(count: int, batch: int, first_seed: int, rules: Rules) -> list[TrainingTask]:
+    """The first `count` problems from a seed on that leave something to decide."""
+    found: list[TrainingTask] = []
     seed = first_seed
     while len(found) < count:
         decisions = Decisions.of(*problem(seed))
         if len(decisions) >= 10:
-            found.append(Lesson(decisions, batch, rules))
+            found.append(TrainingTask(decisions, batch, rules))
         seed += 1
     return found
 
 
-def family_lessons(folder: Path, episodes: int, rules: Rules) -> tuple[list[Lesson], list[Lesson]]:
-    """Lessons of the train splits, and exams."""
+def family_trainings(folder: Path, episodes: int, rules: Rules) -> tuple[list[TrainingTask], list[TrainingTask]]:
+    """Tasks of the train splits, and exams."""
     taught, exams = [], []
     for family in FAMILIES:
         for i, graph in enumerate(load(family, "train", folder)):
             draw = np.random.default_rng(_FAMILY_SEEDS + i)
             if i % 4 == 3:
-                exams.append(Lesson.of(graph, drawn_cluster(graph, draw), 1, rules))
+                exams.append(TrainingTask.of(graph, drawn_cluster(graph, draw), 1, rules))
             else:
-                taught += [Lesson.of(graph, drawn_cluster(graph, draw), episodes, rules) for _ in range(CLUSTERS)]
+                taught += [TrainingTask.of(graph, drawn_cluster(graph, draw), episodes, rules) for _ in range(CLUSTERS)]
     return taught, exams
 
 
+FLAGS = {
+    "--out": {"type": Path, "required": True},
+    "--folder": {"type": Path, "default": INSTALLED, "help": "where the families are"},
+    "--updates": 1000,
+    "--episodes": {"type": int, "default": 8, "help": "at once on each graph"},
+    "--algorithm": {"choices": tuple(ALGORITHMS), "default": "ppo"},
+    "--embedding": {"choices": tuple(EMBEDDINGS), "default": "rounds"},
+    "--visits": {"type": int, "default": 1, "help": "of each decision in an episode"},
+    **{
+        f"--{name}": getattr(TrainingConfig(), name)
+        for name in ("discount", "start", "learning_rate", "entropy", "graphs", "seed", "workers")
+    },
+    "--time_limit": {"type": float, "default": math.inf, "metavar": "SECONDS", "help": "stop then; the same command goes on"},
+    "--ship": {"action": "store_true", "help": "write the best policy to where the package has it, too"},
+}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--folder", type=Path, default=INSTALLED, help="where the families are")
-    parser.add_argument("--updates", type=int, default=1000)
-    parser.add_argument("--episodes", type=int, default=8, help="at once on each graph")
-    parser.add_argument("--algorithm", choices=tuple(ALGORITHMS), default="ppo")
-    parser.add_argument("--embedding", choices=tuple(EMBEDDINGS), default="rounds")
-    parser.add_argument("--visits", type=int, default=1, help="of each decision in an episode")
-    for name in ("discount", "start", "learning_rate", "entropy", "graphs", "seed", "workers"):
-        default = getattr(TrainingConfig(), name)
-        kind = _pair if isinstance(default, tuple) else type(default)
-        parser.add_argument(f"--{name}", type=kind, default=default, help="of TrainingConfig; a pair is written A,B")
-    parser.add_argument("--time_limit", type=float, default=math.inf, metavar="SECONDS", help="stop then; the same command goes on")
-    parser.add_argument("--ship", action="store_true", help="write the best policy to where the package has it, too")
-    args = parser.parse_args(argv)
+    args = parsed(__doc__, FLAGS, argv)
+    args.entropy = tuple(args.entropy)
     config = TrainingConfig(**{f.name: getattr(args, f.name) for f in fields(TrainingConfig) if hasattr(args, f.name)})
     policy = Policy.fresh(PolicyConfig(embedding=args.embedding, visits=args.visits), args.seed)
     rules = Rules(visits=args.visits)
-    taught, exams = family_lessons(args.folder, args.episodes, rules)
-    taught += lessons(LESSONS, args.episodes, 0, rules)
-    exams += lessons(EXAMS, 1, _EXAM_SEEDS, rules)
+    taught, exams = family_trainings(args.folder, args.episodes, rules)
+    taught += trainings(TRAININGS, args.episodes, 0, rules)
+    exams += trainings(EXAMS, 1, _EXAM_SEEDS, rules)
     trainer = Trainer(policy, taught, config, exams)
     args.out.mkdir(parents=True, exist_ok=True)
     if (args.out / "training.json").exists():
@@ -122,18 +125,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def command(argv: Sequence[str]) -> str:
-    """What trains such a policy, whatever the folder, in however many parts."""
+    """The command that trains such a policy, whatever the folder, in however many parts."""
     said = [word for word in argv if not word.startswith(("--out", "--time_limit", "--ship", "--workers"))]
     return " ".join(["python -m benchmarks.placeto_policy --out=FOLDER", *said, "--ship"])
 
 
-def _pair(text: str) -> tuple[float, float]:
-    first, last = map(float, text.split(","))
-    return first, last
-
-
 def _watch(trainer: Trainer, folder: Path):  # noqa: ANN202
-    console = Console(width=140, highlight=False)
     log = csv_log(folder / "progress.csv")
 
     def watch(progress: TrainingProgress) -> None:
@@ -141,9 +138,10 @@ def _watch(trainer: Trainer, folder: Path):  # noqa: ANN202
         if progress.updates % trainer.config.exam_every == 0:
             save_training(folder / "training", trainer)
             exam = "-" if math.isinf(progress.exam) else f"{progress.exam:.4f}"
-            console.print(
+            print(
                 f"{progress.seconds:7.0f} s  update {progress.updates:5d}  reward {progress.reward:.4f}  entropy {progress.entropy:.3f}  "
-                f"exam {exam} (best {progress.best_exam:.4f})  {progress.evaluations_per_second:.0f} plans/s"
+                f"exam {exam} (best {progress.best_exam:.4f})  {progress.evaluations_per_second:.0f} plans/s",
+                flush=True,
             )
 
     return watch

@@ -1,4 +1,4 @@
-"""How many steps of Placeto's decision process are made in a second, on the graphs of a family that have 200 nodes.
+"""Measures how many steps of Placeto's decision process a second allows, on the graphs of a family that have 200 nodes.
 
     python -m benchmarks.placeto_speed --out=benchmarks/results/placeto_speed.json
 
@@ -9,32 +9,28 @@ that the figure is that of a core without other work.
 
 import argparse
 import time
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from rich.console import Console
 
 from baechi_ext import datasets
 from baechi_ext.ir import Cluster
-from baechi_ext.ir.files import write_json
 from baechi_ext.place.placeto.environment import Rules
-from baechi_ext.place.placeto.lesson import Lesson
 from baechi_ext.place.placeto.policy import Policy, PolicyConfig
 from baechi_ext.place.placeto.train import Trainer, TrainingConfig, single_threaded_torch
-from benchmarks.machine import machine
+from baechi_ext.place.placeto.training_task import TrainingTask
 from benchmarks.order_cases import BAECHIS_LINK
+from benchmarks.runner import Benchmark, Row
 
 NODES = 200
 GRAPHS, REPEATS = 4, 5
 
 
-def lessons(family: str, batch: int, devices: int) -> list[Lesson]:
+def trainings(family: str, batch: int, devices: int) -> list[TrainingTask]:
     """The first graphs of the family's train split that have NODES nodes, on equal devices with Baechi's link."""
     graphs = [graph for graph in datasets.load(family, "train") if len(graph) == NODES]
-    return [Lesson.of(graph, Cluster.uniform(devices, link=BAECHIS_LINK), batch, Rules()) for graph in graphs[:GRAPHS]]
+    return [TrainingTask.of(graph, Cluster.uniform(devices, link=BAECHIS_LINK), batch, Rules()) for graph in graphs[:GRAPHS]]
 
 
 def rate(steps: int, marks_seconds: Sequence[float]) -> dict[str, float]:
@@ -43,37 +39,38 @@ def rate(steps: int, marks_seconds: Sequence[float]) -> dict[str, float]:
     return {"steps_per_second": float(np.median(rates)), "least": float(rates.min()), "most": float(rates.max())}
 
 
-def measured(family: str, batch: int, devices: int) -> dict[str, Any]:
+def measured(family: str, batch: int, devices: int) -> Row:
     """The figures of a fresh policy, whose episodes change most decisions. What comes before the first mark compiles."""
-    taught = lessons(family, batch, devices)
+    taught = trainings(family, batch, devices)
     policy, generator = Policy.fresh(PolicyConfig(), 0), torch.Generator().manual_seed(0)
-    steps = sum(lesson.environment.horizon * batch for lesson in taught)
+    steps = sum(training.environment.horizon * batch for training in taught)
     alone: list[float] = []
     with single_threaded_torch():
         for _ in range(REPEATS + 1):
-            for lesson in taught:
-                lesson.run(policy, generator)
+            for training in taught:
+                training.run(policy, generator)
             alone.append(time.process_time())
     learning: list[float] = []
     config = TrainingConfig(updates=REPEATS + 1, graphs=len(taught))
     Trainer(policy, taught, config).run(lambda _: learning.append(time.process_time()))
-    sizes = {"nodes": NODES, "decisions": [len(lesson.decisions) for lesson in taught], "episodes_at_once": batch, "devices": devices}
+    sizes = {"nodes": NODES, "decisions": [len(training.decisions) for training in taught], "episodes_at_once": batch, "devices": devices}
     return {"family": family, **sizes, "episodes": rate(steps, alone), "training": rate(steps, learning)}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", choices=tuple(datasets.FAMILIES), default="cifar10")
-    parser.add_argument("--episodes", type=int, default=8, help="at once")
-    parser.add_argument("--num_devices", type=int, default=3)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args(argv)
-    found = measured(args.family, args.episodes, args.num_devices)
-    for what in ("episodes", "training"):
-        Console(highlight=False).print(f"{what:10}{found[what]['steps_per_second']:8.0f} steps a second of one core")
-    if args.out is not None:
-        write_json(args.out, {**machine(), "command": "python -m benchmarks.placeto_speed", **found})
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    yield measured(args.family, args.episodes, args.num_devices)
 
+
+def report(found: Row) -> str:
+    return "\n".join(f"{what:10}{found[what]['steps_per_second']:8.0f} steps a second of one core" for what in ("episodes", "training"))
+
+
+FLAGS = {
+    "--family": {"choices": tuple(datasets.FAMILIES), "default": "cifar10"},
+    "--episodes": {"type": int, "default": 8, "help": "at once"},
+    "--num_devices": 3,
+}
+main = Benchmark("placeto_speed", __doc__, FLAGS, measure, report).main
 
 if __name__ == "__main__":
     main()

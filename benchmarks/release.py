@@ -7,7 +7,6 @@ how it ends where memory runs out, it prints {"status": "unknown", "error": ...}
 here. What is fed to it, and what stands in for the libraries it needs, is in release_baechi.py and release_baechi_torch.py.
 """
 
-import argparse
 import importlib
 import json
 import logging
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from baechi_ext.ir import Cluster, OpGraph
 from benchmarks import release_baechi, release_baechi_torch
+from benchmarks.runner import parsed
 
 RELEASES = {"baechi": release_baechi, "baechi_torch": release_baechi_torch}
 
@@ -31,16 +31,19 @@ def require_checkout(name: str, folder: Path) -> None:
         raise SystemExit(f"error: {folder} has no {file}; give --{name} the folder of a checkout of {release.REPOSITORY}")
 
 
+FLAGS = {
+    "release": {"choices": tuple(RELEASES)},
+    "checkout": {"type": Path},
+    "graph": {"type": Path},
+    "--cluster": {"type": Path, "required": True},
+    "--method": {"choices": ("m_etf", "m_sct"), "required": True},
+    "--fused": {"action": "store_true"},
+    "--cpu_limit": {"type": int, "default": 120, "help": "CPU seconds until SIGXCPU (default %(default)s)"},
+}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("release", choices=tuple(RELEASES))
-    parser.add_argument("checkout", type=Path)
-    parser.add_argument("graph", type=Path)
-    parser.add_argument("--cluster", type=Path, required=True)
-    parser.add_argument("--method", choices=("m_etf", "m_sct"), required=True)
-    parser.add_argument("--fused", action="store_true")
-    parser.add_argument("--cpu_limit", type=int, default=120, help="CPU seconds until SIGXCPU (default %(default)s)")
-    args = parser.parse_args(argv)
+    args = parsed(__doc__, FLAGS, argv)
     require_checkout(args.release, args.checkout)
     resource.setrlimit(resource.RLIMIT_CPU, (args.cpu_limit, args.cpu_limit + 1))
     graph, cluster = OpGraph.load(args.graph), Cluster.load(args.cluster)

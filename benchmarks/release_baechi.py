@@ -14,8 +14,8 @@ reads), outputs are freed after their last reader; what output_bytes exceeds the
 without edges; they go to their group's device, or to the one with the least work.
 """
 
+import inspect
 import types
-from dataclasses import dataclass
 from typing import Any
 
 from baechi_ext.ir import Cluster, OpGraph
@@ -47,50 +47,14 @@ def stand_ins() -> None:
     put_modules({"tensorflow": {"app": types.SimpleNamespace(flags=Flags())}, "future.utils": {"bytes_to_native_str": bytes.decode}})
 
 
-@dataclass(frozen=True)
-class Named:
-    """A tensor: "producer:port"."""
+class Record(types.SimpleNamespace):
+    """The parts of a tf.Graph, tf.Operation, tf.Tensor, or of a profile of the release, that the placers ask for."""
 
-    name: str
-
-
-@dataclass(frozen=True)
-class Operation:
-    """What the placers ask of a tf.Operation."""
-
-    name: str
-    inputs: tuple[Named, ...]
-    outputs: tuple[Named, ...]
-    group: str
-    type: str = ""
-    control_inputs: tuple[Named, ...] = ()
-
-    def colocation_groups(self) -> list[bytes]:
-        return [f"loc:@{self.group}".encode()]
+    __hash__ = object.__hash__
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What its profiler finds out about an op: units and bytes."""
-
-    compute_cost: int
-    output_memory: tuple[int, ...]
-    temporary_memory: int
-    persistent_memory: int
-
-
-@dataclass(frozen=True)
-class Operations:
-    """A tf.Graph, op v of the graph under the name "v"."""
-
-    operations: tuple[Operation, ...]
-
-    def get_operations(self) -> tuple[Operation, ...]:
-        return self.operations
-
-
-def converted(graph: OpGraph) -> tuple[Operations, dict[str, Cost]]:
-    """The graph and its costs as the release takes them."""
+def converted(graph: OpGraph) -> tuple[Record, dict[str, Record]]:
+    """The graph, op v under the name "v", and its costs as the release takes them: units and bytes."""
     port = {t: i for outputs in graph.outputs for i, t in enumerate(outputs)}
     unit = unit_us(graph)
     operations, costs = [], {}
@@ -98,16 +62,15 @@ def converted(graph: OpGraph) -> tuple[Operations, dict[str, Cost]]:
         sizes = [round(graph.tensors[t].bytes) for t in graph.outputs[v]]
         temporary = round(op.temporary_bytes + max(0, op.output_bytes - sum(sizes)))
         kept = [round(op.persistent_bytes)] if op.persistent_bytes else []
-        operations.append(
-            Operation(
-                name=str(v),
-                inputs=tuple(Named(f"{graph.tensors[t].producer}:{port[t]}") for t in graph.inputs[v]),
-                outputs=tuple(Named(f"{v}:{i}") for i in range(len(sizes) + len(kept))),
-                group=str(v) if op.colocation is None else f"group {op.colocation}",
-            )
-        )
-        costs[str(v)] = Cost(round(op.compute_us / unit), (*sizes, *kept), temporary, sum(kept))
-    return Operations(tuple(operations)), costs
+        groups = [f"loc:@{v}" if op.colocation is None else f"loc:@group {op.colocation}"]
+        operation = Record(name=str(v), type="", control_inputs=(), colocation_groups=lambda groups=groups: [g.encode() for g in groups])
+        operation.inputs = [Record(name=f"{graph.tensors[t].producer}:{port[t]}") for t in graph.inputs[v]]
+        operation.outputs = [Record(name=f"{v}:{i}") for i in range(len(sizes) + len(kept))]
+        operations.append(operation)
+        cost = Record(compute_cost=round(op.compute_us / unit), temporary_memory=temporary, persistent_memory=sum(kept))
+        cost.output_memory = (*sizes, *kept)
+        costs[str(v)] = cost
+    return Record(get_operations=lambda: operations), costs
 
 
 def place(graph: OpGraph, cluster: Cluster, method: str, fused: bool) -> tuple[list[int], list[int]]:
@@ -117,6 +80,7 @@ def place(graph: OpGraph, cluster: Cluster, method: str, fused: bool) -> tuple[l
     operations, costs = converted(graph)
     link = cluster.link(0, len(cluster) - 1)
     committed = recorded(m_etf.ETFDevice)
+    exact = {"cost_factor": 1.0} if "cost_factor" in inspect.signature(placer_lib.get_placer).parameters else {}
     placer = placer_lib.get_placer(
         operations,
         [{"name": f"/device:GPU:{i}", "memory_size": limit, "type": "GPU"} for i, limit in enumerate(limits(cluster))],
@@ -125,7 +89,7 @@ def place(graph: OpGraph, cluster: Cluster, method: str, fused: bool) -> tuple[l
         placer_type="fusion" if fused else "default",
         cost_dict=costs,
         grouper="coplace" if fused else "tf",
-        cost_factor=1.0,
+        **exact,  # its branch "perturbation" changes costs by lot otherwise
     )
     placer.run_placement_algorithm()
     found = {int(name): placer.op_graph.nodes[op_id]["p"] for name, op_id in placer.op_index.items()}

@@ -1,4 +1,4 @@
-"""What running the released code of Baechi needs, whichever of the two it is."""
+"""Support for running the released code of Baechi, whichever of the two it is."""
 
 import sys
 import types
@@ -43,20 +43,16 @@ def solve_lp(objective: Sequence[float], left: Sequence[Sequence[float]], right:
     import highspy
 
     values, rows, columns = (np.asarray(part) for part in left)
-    by_column = np.argsort(columns, kind="stable")
-    model = highspy.HighsLp()
-    model.num_col_, model.num_row_ = len(objective), len(right)
-    model.col_cost_ = np.asarray(objective, float)
-    model.col_lower_, model.col_upper_ = np.full(len(objective), -np.inf), np.full(len(objective), np.inf)
-    model.row_lower_, model.row_upper_ = np.full(len(right), -np.inf), np.asarray(right, float)
-    model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-    model.a_matrix_.start_ = np.searchsorted(columns[by_column], np.arange(len(objective) + 1)).astype(np.int32)
-    model.a_matrix_.index_ = rows[by_column].astype(np.int32)
-    model.a_matrix_.value_ = values[by_column].astype(float)
+    by_row = np.argsort(rows, kind="stable")
+    count, free = len(objective), np.full(len(objective), highspy.kHighsInf)
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
-    highs.passModel(model)
+    highs.addVars(count, -free, free)
+    highs.changeColsCost(count, np.arange(count, dtype=np.int32), np.asarray(objective, float))
+    bounds = np.full(len(right), -highspy.kHighsInf), np.asarray(right, float)
+    starts = np.searchsorted(rows[by_row], np.arange(len(right))).astype(np.int32)
+    highs.addRows(len(right), *bounds, len(values), starts, columns[by_row].astype(np.int32), values[by_row].astype(float))
     highs.run()
     if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         raise RuntimeError(f"HiGHS instead of {solver}: {highs.modelStatusToString(highs.getModelStatus())}")

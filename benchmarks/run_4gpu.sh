@@ -52,7 +52,7 @@ set -f
 for kind in "${kinds[@]}"; do
     name=$(echo "$kind" | tr -d '-' | tr ' =' '_' | tr -d '\n')
     links=${kind/ --cuda_graphs/}
-    [ "$links" = "$kind" ] && run "links_$name" "$python" -m runtime probe-links $kind --max_exponent="${EXPONENT:-26}" \
+    [ "$links" = "$kind" ] && run "links_$name" "$python" -m baechi_ext probe-links $kind --max_exponent="${EXPONENT:-26}" \
         --out="$folder/cluster_$name.json" --samples="$folder/links_$name.json"
     for model in $models; do
         run "step_time_${model}_$name" "$python" -m benchmarks.step_time --model_name="$model" $kind --methods="$methods" \

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from baechi_ext.ir import Op, OpGraph
 
 MEAN_US, MEAN_BYTES, MEAN_PARAMETER_BYTES = 100.0, 1e6, 4e6
 Rng = np.random.Generator
 Pairs = np.ndarray
-"""Of integers, two columns."""
+"""An array of integers with two columns: source and target."""
 
 
 def layered(n: int, rng: Rng) -> Pairs:
@@ -29,27 +30,23 @@ def layered(n: int, rng: Rng) -> Pairs:
     at = layer[readers]
     far = rng.random(len(readers)) < 0.2
     low = np.where(far, 0, first[at - 1])
-    return _pairs(low + (rng.random(len(readers)) * (first[at] - low)).astype(np.int64), readers)
+    return _pairs([low + (rng.random(len(readers)) * (first[at] - low)).astype(np.int64), readers])
 
 
 def fork_join(n: int, rng: Rng) -> Pairs:
     """Stages in a row: one op forks into parallel chains, one op joins them. A chain's ops also read the fork and the op before last."""
-    sources, targets, fork = [], [], 0
+    pairs, fork = [], 0
     while fork < n - 1:
         width = int(rng.integers(2, 13))
         v, ends = fork + 1, []
         for _ in range(width):
             chain = [fork, *range(v, min(n - 1, v + int(rng.integers(1, 7))))]
             v = max(v, chain[-1] + 1)
-            for i in range(1, len(chain)):
-                for j in {0, i - 1, max(0, i - 2)}:
-                    sources.append(chain[j])
-                    targets.append(chain[i])
+            pairs += [(chain[j], chain[i]) for i in range(1, len(chain)) for j in (0, i - 1, max(0, i - 2))]
             ends.append(chain[-1])
-        sources += ends
-        targets += [v] * len(ends)
+        pairs += [(end, v) for end in ends]
         fork = v
-    return _pairs(np.array(sources), np.array(targets))
+    return _pairs(np.transpose(pairs))
 
 
 def series_parallel(n: int, rng: Rng) -> Pairs:
@@ -70,7 +67,7 @@ def random(n: int, rng: Rng) -> Pairs:
     """Each op reads about three earlier ones, most of them near, some far back: distances are log-uniform."""
     readers = np.repeat(np.arange(n), np.minimum(np.arange(n), rng.poisson(3.0, size=n)))
     distances = np.exp(rng.random(len(readers)) * np.log(np.maximum(readers, 1))).astype(np.int64)
-    return _pairs(readers - np.clip(distances, 1, readers), readers)
+    return _pairs([readers - np.clip(distances, 1, readers), readers])
 
 
 def wavefront(n: int, rng: Rng) -> Pairs:
@@ -79,7 +76,7 @@ def wavefront(n: int, rng: Rng) -> Pairs:
     v = np.arange(n)
     row, column = v // side, v % side
     steps = [(side, row > 0), (1, column > 0), (side + 1, (row > 0) & (column > 0))]
-    return _pairs(np.concatenate([v[ok] - back for back, ok in steps]), np.concatenate([v[ok] for _, ok in steps]))
+    return _pairs(np.concatenate([[v[ok] - back, v[ok]] for back, ok in steps], axis=1))
 
 
 def recurrent(n: int, rng: Rng) -> Pairs:
@@ -87,25 +84,21 @@ def recurrent(n: int, rng: Rng) -> Pairs:
     layers = int(rng.integers(4, 9))
     v = np.arange(n)
     below, before = v[v % layers > 0], v[v >= layers]
-    return _pairs(np.concatenate([below - 1, before - layers]), np.concatenate([below, before]))
+    return _pairs(np.concatenate([[below - 1, below], [before - layers, before]], axis=1))
 
 
 def transformer(n: int, rng: Rng) -> Pairs:
     """Blocks of one op in, heads of query, key, value, scores and mix, one op out with a shortcut, and two ops with a shortcut."""
     heads = int(rng.integers(4, 13))
-    sources, targets, last = [], [], 0
+    edges, last = [], 0
     for start in range(1, n, 5 * heads + 4):
         norm, first, out = start, start + 1, start + 1 + 5 * heads
-        sources.append(last)
-        targets.append(norm)
-        for h in range(heads):
-            q, k, v, scores, mix = range(first + 5 * h, first + 5 * h + 5)
-            sources += [norm, norm, norm, q, k, scores, v, mix]
-            targets += [q, k, v, scores, scores, mix, mix, out]
-        sources += [last, out, out + 1, out]
-        targets += [out, out + 1, out + 2, out + 2]
+        edges += [(last, norm), (last, out), (out, out + 1), (out + 1, out + 2), (out, out + 2)]
+        for q in range(first, out, 5):
+            k, v, scores, mix = range(q + 1, q + 5)
+            edges += [(norm, q), (norm, k), (norm, v), (q, scores), (k, scores), (scores, mix), (v, mix), (mix, out)]
         last = out + 2
-    pairs = _pairs(np.array(sources), np.array(targets))
+    pairs = _pairs(np.transpose(edges))
     return pairs[pairs[:, 1] < n]
 
 
@@ -124,17 +117,17 @@ def _relabelled(n: int, edges: list[tuple[int, int]]) -> Pairs:
                 order.append(w)
     rank = np.empty(n, dtype=np.int64)
     rank[order] = np.arange(n)
-    ends = rank[np.array(edges)]
-    return _pairs(ends[:, 0], ends[:, 1])
+    return _pairs(rank[np.transpose(edges)])
 
 
-def _pairs(sources: np.ndarray, targets: np.ndarray) -> Pairs:
-    return np.unique(np.column_stack([sources, targets]).astype(np.int64), axis=0)
+def _pairs(ends: ArrayLike) -> Pairs:
+    """The pairs, in order and each once, of a row of sources and one of targets."""
+    return np.unique(np.asarray(ends, dtype=np.int64).T, axis=0)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """How the times of ops are distributed: `spread` is the sigma of a log-normal, or with `pareto` the tail index."""
+    """The distribution of op times: `spread` is the sigma of a log-normal, or with `pareto` the tail index."""
 
     spread: float
     pareto: bool = False

@@ -8,39 +8,34 @@ bytes moved, and the CPU time that other processes took meanwhile. The JSON keep
 """
 
 import argparse
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from functools import partial
-from pathlib import Path
+from importlib import import_module
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from baechi_ext.ir.files import write_json
-from baechi_ext.place.common import PlaceOptions, PlanResult
-from benchmarks.baselines import DDP, PIPELINE, TITLES, Baseline, reason_against
-from benchmarks.machine import machine
-from benchmarks.step_time_rows import plans_of, rows
-from runtime import pipeline
-from runtime.accounting import how_measured
-from runtime.cluster import notes_on
-from runtime.compare.contender import SINGLE
-from runtime.comparing import load_contenders, variants_of
-from runtime.executor import Executor
-from runtime.flags import cuda as cuda_flags
-from runtime.flags.tensorflow import DEFAULT_WORKERS, TENSORFLOW
-from runtime.measure import measure
-from runtime.models.registry import FRAMEWORKS, ModelOptions, find_model
-from runtime.processes.launch import run_workers
-from runtime.processes.worker_group import is_worker
-from runtime.program import one_device_timeline
-from runtime.step import TrainingStep
-from runtime.tables import as_size, as_time
-from runtime.train_request import TrainRequest
-from runtime.training import capture_and_profile, find_cluster, kind_of_executor, with_executor
+from baechi_ext.errors import BaechiError
+from baechi_ext.place.common import PlanResult
+from baechi_ext.simulate.one_device import one_device_timeline
+from baechi_runtime.cli.flags import compare as compare_flags
+from baechi_runtime.cli.flags.train import TENSORFLOW
+from baechi_runtime.drivers import pipeline
+from baechi_runtime.drivers.backend import Backend
+from baechi_runtime.drivers.comparing import checked_contenders, loaded_contenders
+from baechi_runtime.drivers.comparison import SINGLE, CompareRequest
+from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.measure.samples import Measurement
+from baechi_runtime.models.registry import FRAMEWORKS, ModelOptions, find_model
+from baechi_runtime.models.training_step import TrainingStep
+from baechi_runtime.torch.backend import TorchBackend
+from baechi_runtime.torch.lowering.executor import Executor
+from baechi_runtime.torch.processes.environment import is_worker
+from baechi_runtime.torch.processes.launch import run_workers
+from benchmarks.baselines import DDP, PIPELINE, Baseline, reason_against
+from benchmarks.runner import Benchmark, Row, some_of
+from benchmarks.step_time_parts import loaded_parts
+from benchmarks.step_time_table import report as step_times
 
 SIZES = {
     "inception_v3": ModelOptions(8, 149),
@@ -53,40 +48,104 @@ SIZES = {
     "alexnet": ModelOptions(8),
     "rnnlm": ModelOptions(),
 }
-METHODS = ("contiguous", "m_topo", "m_etf", "m_sct", "auto")
+SIZES_TENSORFLOW = {
+    "inception_v3": ModelOptions(4, 299),
+    "wide_towers": ModelOptions(),
+    "gnmt_v2": ModelOptions(32, num_devices=2, vocab_size=2000, max_seq_length=10, rnn_units=1024, num_layers=4),
+    "nasnet": ModelOptions(4),
+}
+TIME_LIMIT_SECONDS = 60
+"""The time of a search."""
+METHODS = {
+    "torch": ("contiguous", "m_topo", "m_etf", "m_sct", "auto"),
+    TENSORFLOW: ("contiguous", "expert", "m_topo", "m_etf", "m_sct", "auto"),
+}
 
 
-def run(args: argparse.Namespace, request: TrainRequest, executor: Executor) -> dict[str, Any]:
+def run(args: argparse.Namespace, requests: Mapping[str, pipeline.PlanRequest], backend: Backend) -> Row:
     """Everything measured, as JSON."""
-    captured = capture_and_profile(request, executor)
-    cluster, probe = find_cluster(request, executor)
-    contenders = load_contenders(captured, cluster, executor, _requests(args))
-    variants: dict[str, Any] = variants_of(contenders)
+    captured = backend.capture()
+    cluster, probe = backend.cluster()
+    contenders = checked_contenders(captured, cluster, backend, requests)
+    variants = loaded_contenders(captured, contenders, backend)
+    plans = {c.method: c.result for c in contenders if c.method != SINGLE and c.result is not None and not c.refusal}
     peaks = {c.method: c.peak_bytes for c in contenders}
+    parity = {c.method: c.parity.to_json() for c in contenders if c.parity is not None}
+    notes = [*captured.notes, *backend.notes([*variants.values()][-1])]
     with ExitStack() as stack:
-        baselines, left_out = _baselines(args.baselines, request, captured.step, executor, stack)
-        peaks |= {name: tuple(baseline.peak_bytes()) for name, baseline in baselines.items()}
-        counting = _Counting(executor, tuple(baselines.values()))
-        measurement = measure(counting, captured.step, variants | baselines, num_steps=args.num_steps)
-    plans = plans_of(contenders)
-    table = rows(measurement, plans, one_device_timeline(captured.alone).makespan_us)
+        left_out, refused = {}, {}
+        if args.framework == TENSORFLOW:
+            from benchmarks.step_time_tensorflow import add_by_hand
+
+            add_by_hand(backend, captured, plans, (variants, peaks, parity))
+        else:
+            for count in args.parts:
+                name = f"auto, {count} parts"
+                try:
+                    parted = loaded_parts(backend, captured, cluster, count, requests["auto"])
+                except BaechiError as e:
+                    refused[name] = str(e)
+                    continue
+                plans[name], variants[name], parity[name] = parted.result, parted.loaded, parted.parity.to_json()
+                peaks[name] = parted.peak_bytes
+            baselines, left_out = _baselines(args.baselines, backend.request, captured.step, backend.executor, stack)
+            peaks |= {name: tuple(baseline.peak_bytes()) for name, baseline in baselines.items()}
+            variants |= baselines
+            backend = TorchBackend(backend.request, _Counting(backend.executor, tuple(baselines.values())))
+        measurement = backend.measure(captured, variants, args.num_steps, lambda i: None)
+    single_us = one_device_timeline(captured.alone).makespan_us
     return {
-        "command": "python -m benchmarks.step_time " + " ".join(sys.argv[1:]),
-        **machine(),
         "link": None if probe is None else probe.to_json(),
         "load_of_others": measurement.load_of_others,
-        "workers": kind_of_executor(request),
-        "devices": notes_on(executor.devices, [*variants.values()][-1]),
-        "peaks_measured_by": how_measured(executor),
-        "left_out": left_out | {c.method: c.refusal for c in contenders if c.refusal},
-        "rows": [{**row, "peak_memory_bytes": _peaks(row["variant"], plans, peaks)} for row in table],
+        "workers": backend.kind,
+        "devices": notes,
+        "peaks_measured_by": backend.peaks_measured_by,
+        "left_out": left_out | refused | {c.method: c.refusal for c in contenders if c.refusal},
+        "parity": parity,
+        "verdict": {m: _verdict(p) for m, p in plans.items() if m in pipeline.SEARCHES},
+        "rows": [_row(name, measurement, plans.get(name), single_us, peaks) for name in measurement.samples],
     }
 
 
-def _requests(args: argparse.Namespace) -> dict[str, pipeline.PlanRequest]:
-    options = PlaceOptions(seed=0)
-    methods = dict.fromkeys((SINGLE, *(args.methods or METHODS)))
-    return {m: pipeline.PlanRequest(m, args.grouper or "tf", args.placer_type or "default", options=options) for m in methods}
+def _row(name: str, measurement: Measurement, plan: PlanResult | None, single_us: float, peaks: dict[str, tuple[int, ...]]) -> Row:
+    """One variant."""
+    samples, busy_us = measurement.samples[name], list(measurement.busy_us.get(name, ()))
+    predicted_us = single_us if name == SINGLE else None if plan is None else plan.predicted_step_us
+    return {
+        "variant": name,
+        "predicted_us": predicted_us,
+        "measured_us": samples.to_json(),
+        "times_eager": measurement.ratio("eager", name).to_json(),
+        "prediction_error": None if predicted_us is None else predicted_us / samples.median - 1,
+        "transfers": 0 if plan is None else len(plan.timeline.transfers),
+        "bytes_moved": 0 if plan is None else plan.timeline.bytes_moved,
+        "lower_bound_us": None if plan is None else plan.lower_bound_us,
+        "placement_seconds": None if plan is None else plan.placement_seconds,
+        "busy_us": busy_us,
+        "cpu_seconds": [us / 1e6 for us in busy_us],
+        "peak_memory_bytes": {
+            "predicted": [] if plan is None else list(plan.timeline.peak_memory_bytes),
+            "measured": list(peaks.get(name, ())),
+        },
+    }
+
+
+def request_of(args: argparse.Namespace) -> CompareRequest:
+    """The request as of `baechi compare`, whose flags most of these are, with this file's sizes of models."""
+    parser = argparse.ArgumentParser()
+    compare_flags.add_flags(parser)
+    given = {name: getattr(args, name) for name in ("framework", "model_name", *PASSED_ON) if getattr(args, name)}
+    words = [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
+    methods = f"--placement_methods={','.join(args.methods or METHODS[args.framework])}"
+    request = compare_flags.compare_request(parser.parse_args([*words, methods, f"--time_limit={TIME_LIMIT_SECONDS}"]))
+    sizes = (SIZES_TENSORFLOW if args.framework == TENSORFLOW else SIZES).get(args.model_name, ModelOptions())
+    options = replace(sizes, **dict(args.set))
+    # Parts are normalised as DistributedDataParallel does it.
+    return replace(request, train=replace(request.train, batch_norm_per_part=True, model_options=options, command=()))
+
+
+def _verdict(result: PlanResult) -> str:
+    return "it splits" if result.splits else "splitting does not pay: nothing faster than one device was found"
 
 
 def _baselines(
@@ -103,11 +162,6 @@ def _baselines(
     return found, left_out
 
 
-def _peaks(variant: str, plans: dict[str, PlanResult], peaks: dict[str, tuple[int, ...]]) -> dict[str, list[float]]:
-    predicted = list(plans[variant].timeline.peak_memory_bytes) if variant in plans else []
-    return {"predicted": predicted, "measured": list(peaks.get(variant, ()))}
-
-
 class _Counting:
     """An executor whose CPU time includes that of the baselines' workers."""
 
@@ -121,33 +175,8 @@ class _Counting:
         return self._executor.cpu_seconds() + sum(baseline.cpu_seconds() for baseline in self._baselines)
 
 
-def show(result: dict[str, Any]) -> None:
-    console = Console(width=170, highlight=False)
-    table = Table(box=None, pad_edge=False)
-    columns = ("variant", "predicted", "measured", "min to max", "x eager", "95% interval", "prediction", "moved", "peak memory", "bound")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "variant" else "right", no_wrap=True)
-    for row in result["rows"]:
-        measured, ratio = row["measured_us"], row["times_eager"]
-        table.add_row(
-            row["variant"],
-            "-" if row["predicted_us"] is None else as_time(row["predicted_us"]),
-            as_time(measured["median"]),
-            f"{as_time(measured['min'])} to {as_time(max(measured['samples']))}",
-            f"{ratio['median']:.2f}",
-            f"{ratio['low']:.2f} to {ratio['high']:.2f}",
-            "-" if row["prediction_error"] is None else f"{row['prediction_error']:+.1%}",
-            as_size(row["bytes_moved"]),
-            " + ".join(map(as_size, row["peak_memory_bytes"]["measured"])) or "-",
-            "-" if row["lower_bound_us"] is None else as_time(row["lower_bound_us"]),
-        )
-    console.print(table)
-    for method, verdict in result.get("verdict", {}).items():
-        console.print(f"{method}: {verdict}")
-    for name, reason in result["left_out"].items():
-        console.print(f"{TITLES.get(name, name)}: not run, {reason}")
-    load = result["load_of_others"]
-    console.print(f"load of others while measuring: {'unknown' if load is None else f'{load:.1%}'} of the cores")
+def report(found: Row) -> str:
+    return "\n".join((step_times([found]), *(f"{method}: {verdict}" for method, verdict in found["verdict"].items())))
 
 
 def _option(text: str) -> tuple[str, Any]:
@@ -158,56 +187,37 @@ def _option(text: str) -> tuple[str, Any]:
     return name, int(value) if value.isdigit() else value
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--framework", choices=tuple(FRAMEWORKS), default="torch")
-    models = "; ".join(f"{framework}: {', '.join(names)}" for framework, names in FRAMEWORKS.items())
-    parser.add_argument("--model_name", default="wide_towers", help=models)
-    parser.add_argument("--num_devices", type=int, help="CPU workers (default 2)")
-    parser.add_argument("--num_gpus", type=int, help="CUDA devices")
-    cuda_flags.add_flags(parser)
-    cuda_flags.add_graphs_flag(parser)
-    parser.add_argument("--set", type=_option, action="append", default=[], metavar="NAME=VALUE", help="a size, as batch_size=2")
-    parser.add_argument("--num_steps", type=int, default=30)
-    parser.add_argument("--methods", type=lambda text: text.split(","))
-    parser.add_argument("--baselines", type=lambda text: [k for k in text.split(",") if k], default=[DDP, PIPELINE])
-    parser.add_argument("--workers", choices=("thread", "process"), help="by default thread, and for TensorFlow process")
-    parser.add_argument("--grouper", help="by default that of baechi train")
-    parser.add_argument("--placer_type")
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args(argv)
-    find_model(args.model_name, args.framework)
-    args.workers = args.workers or DEFAULT_WORKERS[args.framework]
-    num_devices = cuda_flags.number_given(args) or 2
-    by_tensorflow = args.framework == TENSORFLOW
-    if args.workers == "process" and not by_tensorflow and not is_worker():
-        run_workers(sys.argv[1:] if argv is None else argv, num_devices, 300.0, "benchmarks.step_time")
-        return
-    if by_tensorflow:
-        from benchmarks import step_time_tensorflow
-    sizes = step_time_tensorflow.SIZES if by_tensorflow else SIZES
-    request = TrainRequest(
-        args.model_name,
-        pipeline.PlanRequest(),
-        replace(sizes.get(args.model_name, ModelOptions()), **dict(args.set)),
-        num_devices=num_devices,
-        cuda=cuda_flags.wants_cuda(args),
-        cuda_graphs=cuda_flags.graphs_wanted(args),
-        split_gpu=args.split_gpu is not None,
-        use_free_memory=args.use_free_memory,
-        workers=args.workers,
-        framework=args.framework,
-    )
-    if by_tensorflow:
-        result: dict[str, Any] | None = step_time_tensorflow.run(args, request)
-    else:
-        result = with_executor(request, partial(run, args, request))
-    if result is None:
-        return
-    show(result)
-    if args.out is not None:
-        write_json(args.out, result)
+PASSED_ON = ("num_devices", "num_gpus", "split_gpu", "use_free_memory", "cuda_graphs", "workers", "grouper", "placer_type")
+FLAGS = {
+    "--framework": {"choices": tuple(FRAMEWORKS), "default": "torch"},
+    "--model_name": {"default": "wide_towers", "help": "; ".join(f"{name}: {', '.join(models)}" for name, models in FRAMEWORKS.items())},
+    "--set": {"type": _option, "action": "append", "default": [], "metavar": "NAME=VALUE", "help": "a size, as batch_size=2"},
+    "--num_steps": 30,
+    "--methods": (),
+    "--baselines": some_of((DDP, PIPELINE)),
+    "--parts": {"type": int, "action": "append", "default": [], "metavar": "N", "help": "auto's plan of N parts of the batch, too"},
+    **{
+        f"--{name}": {"help": "as of baechi compare", **({"action": "store_true"} if name in ("use_free_memory", "cuda_graphs") else {})}
+        for name in PASSED_ON
+    },
+}
 
+
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    """Starts worker processes where such are asked for; the first of them tells."""
+    find_model(args.model_name, args.framework)
+    request = request_of(args)
+    train = request.train
+    if train.workers == "process" and train.framework != TENSORFLOW and not is_worker():
+        run_workers(args.words, train.num_devices, "benchmarks.step_time")
+        return
+    on_devices = import_module(f"baechi_runtime.{train.framework}.backend").on_devices
+    found = on_devices(train, partial(run, args, request.plans))
+    if found is not None:
+        yield found
+
+
+main = Benchmark("step_time", __doc__, FLAGS, measure, report).main
 
 if __name__ == "__main__":
     main()

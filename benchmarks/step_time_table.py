@@ -3,51 +3,25 @@
     python -m benchmarks.step_time_table benchmarks/results/step_time_*.json > benchmarks/results/step_time.md
 """
 
-import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from baechi_ext.ir.files import read_json
-from runtime.tables import as_size, as_time
+from baechi_runtime.report.tables import as_size, as_time
+from benchmarks.runner import Row, parsed, table
 
-HEADER = "| model, workers | variant | predicted | measured | min to max | x eager | predicted off by | moved | peak memory | lower bound |"
-
-
-def lines(results: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Markdown, a row per variant of each result."""
-    yield HEADER
-    yield "|---" * HEADER.count(" | ") + "|---|"
-    for result in results:
-        title = f"{result['command'].partition('--model_name=')[2].split()[0]}, {result['workers']}"
-        for row in result["rows"]:
-            yield _row(title, row)
-            title = ""
-        for name, reason in result.get("left_out", {}).items():
-            yield f"| | {name} | not run: {reason} |" + " |" * (HEADER.count(" | ") - 2)
-    yield ""
-    yield from sorted({f"Others used {_load(result)} of the cores. `{result['command']}`  " for result in results})
-
-
-def _load(result: dict[str, Any]) -> str:
-    return "an unknown share" if result["load_of_others"] is None else f"{result['load_of_others']:.1%}"
-
-
-def _row(title: str, row: dict[str, Any]) -> str:
-    measured, ratio, samples = row["measured_us"], row["times_eager"], row["measured_us"]["samples"]
-    cells = [
-        title,
-        row["variant"],
-        "" if row["predicted_us"] is None else as_time(row["predicted_us"]),
-        as_time(measured["median"]),
-        f"{as_time(min(samples))} to {as_time(max(samples))}",
-        f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})",
-        "" if row["prediction_error"] is None else f"{row['prediction_error']:+.1%}",
-        as_size(row["bytes_moved"]) if row["lower_bound_us"] else "",
-        " + ".join(map(as_size, _measured(row["peak_memory_bytes"]))),
-        "" if row["lower_bound_us"] is None else as_time(row["lower_bound_us"]),
-    ]
-    return f"| {' | '.join(cells)} |"
+COLUMNS = {
+    "model, workers": "{title}",
+    "variant": "{variant}",
+    "predicted": lambda row: "" if row["predicted_us"] is None else as_time(row["predicted_us"]),
+    "measured": lambda row: as_time(row["measured_us"]["median"]),
+    "min to max": lambda row: " to ".join(as_time(side(row["measured_us"]["samples"])) for side in (min, max)),
+    "x eager": lambda row: "{median:.2f} ({low:.2f} to {high:.2f})".format_map(row["times_eager"]),
+    "predicted off by": lambda row: "" if row["prediction_error"] is None else f"{row['prediction_error']:+.1%}",
+    "moved": lambda row: as_size(row["bytes_moved"]) if row["lower_bound_us"] else "",
+    "peak memory": lambda row: " + ".join(map(as_size, _measured(row["peak_memory_bytes"]))),
+    "lower bound": lambda row: "" if row["lower_bound_us"] is None else as_time(row["lower_bound_us"]),
+}
 
 
 def _measured(peaks: dict[str, list[int]] | list[int]) -> list[int]:
@@ -55,11 +29,22 @@ def _measured(peaks: dict[str, list[int]] | list[int]) -> list[int]:
     return peaks["measured"] if isinstance(peaks, dict) else peaks
 
 
+def report(results: Sequence[Row]) -> str:
+    """A row per variant of each result, and below what did not run and what others took."""
+    rows, left_out, loads = [], [], set()
+    for result in results:
+        model = result["command"].partition("--model_name=")[2].split()
+        title = f"{model[0] if model else 'wide_towers'}, {result['workers']}"
+        rows += [{**row, "title": "" if i else title} for i, row in enumerate(result["rows"])]
+        left_out += [f"- {title}: `{name}` not run: {reason}" for name, reason in result.get("left_out", {}).items()]
+        load = "an unknown share" if result["load_of_others"] is None else f"{result['load_of_others']:.1%}"
+        loads.add(f"Others used {load} of the cores. `{result['command']}`  ")
+    return "\n".join((table(COLUMNS, rows), "", *left_out, *([""] if left_out else []), *sorted(loads)))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="+")
-    for line in lines([read_json(path, "result of benchmarks.step_time") for path in parser.parse_args(argv).results]):
-        print(line)
+    paths = parsed(__doc__, {"results": {"type": Path, "nargs": "+"}}, argv).results
+    print(report([read_json(path, "result of benchmarks.step_time") for path in paths]))
 
 
 if __name__ == "__main__":

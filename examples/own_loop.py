@@ -1,6 +1,6 @@
-"""A module placed inside your own loop. `baechi_ext.parallelize` gives back a module that has your module's parameters, under their
-names: the optimizer, gradient clipping, the scheduler and the state_dict stay as they are. Its first training calls also run unplaced,
-and are compared. At the end the report says what that gained, and `unplace` gives the ordinary module back, trained.
+"""A module placed inside your own loop. `baechi_ext.parallelize` places the calls of your very module: the optimizer, gradient clipping,
+the scheduler and the state_dict stay as they are. Its first placed calls also run unplaced, and are compared; then placed and plain steps
+take turns, and the faster is kept. At the end the report says what that gained, and `unplace` ends it.
 
     python examples/own_loop.py --steps=20 --method=auto
 """
@@ -49,9 +49,9 @@ def main() -> None:
         schedule.step()
         if step in (0, args.steps - 1):
             print(f"step {step}: loss {loss.item():.6f}")
-    print(model.report())
-    plain = model.unplace()
-    print("unplaced:", type(plain).__name__, "with", len(plain.state_dict()), "tensors")
+    print(baechi_ext.report(model))
+    baechi_ext.unplace(model)
+    print("unplaced:", type(model).__name__, "with", len(model.state_dict()), "tensors")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Written from the rules of docs/simulator.md with lists that are scanned again an
 any placer, and reads only the fields of OpGraph and Cluster.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
@@ -33,9 +33,17 @@ class Optimum:
     placement: tuple[int, ...] | None
 
 
-def simulate(graph: OpGraph, cluster: Cluster, placement: Sequence[int], priority: Sequence[float] | None = None) -> Step:
-    """The step of a plan."""
-    return _Reference(graph, cluster, placement, priority).run()
+def simulate(
+    graph: OpGraph,
+    cluster: Cluster,
+    placement: Sequence[int],
+    priority: Sequence[float] | None = None,
+    free: Collection[tuple[int, int]] = (),
+) -> Step:
+    """The step of a plan; `free` are transfers, by tensor and target, that take no time."""
+    reference = _Reference(graph, cluster, placement, priority)
+    reference.free = free
+    return reference.run()
 
 
 class _Reference:
@@ -48,6 +56,7 @@ class _Reference:
         self.requests: list[tuple[float, float, int, int, str, int]] = []
         self.present: dict[tuple[int, int], float] = {}
         self.received: set[tuple[int, int]] = set()
+        self.free: Collection[tuple[int, int]] = ()
 
     def run(self) -> Step:
         now = 0.0
@@ -81,7 +90,7 @@ class _Reference:
 
     def _request(self, t: int, v: int, target: int, now: float) -> None:
         length = self._length(t, self.placement[v], target)
-        if length == 0:
+        if length == 0 or (t, target) in self.free:
             self.present[t, target] = now
             self.step.copies[t, target] = (now, now)
         elif self.cluster.parallel_transfers:
@@ -125,15 +134,17 @@ class _Reference:
         duration = self.graph.ops[v].compute_us / self.cluster.devices[device].speed
         for t in self.graph.inputs[v]:
             source = self.placement[self.graph.tensors[t].producer]
-            if source != device and (t, device) not in self.received:
+            if source != device and (t, device) not in self.received and (t, device) not in self.free:
                 self.received.add((t, device))
                 link = self.cluster.link(source, device)
                 duration += link.receive_us + link.receive_us_per_byte * self.graph.tensors[t].bytes
+        sending = 0.0
         for t in self.graph.outputs[v]:
             for target in self._targets(t):
-                link = self.cluster.link(device, target)
-                duration += link.send_us + link.send_us_per_byte * self.graph.tensors[t].bytes
-        return duration
+                if (t, target) not in self.free:
+                    link = self.cluster.link(device, target)
+                    sending += link.send_us + link.send_us_per_byte * self.graph.tensors[t].bytes
+        return duration + sending
 
 
 def longest_paths_us(graph: OpGraph) -> list[float]:
@@ -147,13 +158,14 @@ def longest_paths_us(graph: OpGraph) -> list[float]:
 
 
 def peak_bytes(graph: OpGraph, cluster: Cluster, placement: Sequence[int], step: Step) -> list[float]:
-    """What each device holds at the most: the sum of all that is live, looked at whenever something becomes live."""
+    """The most bytes that each device holds: the sum of all that is live, looked at whenever something becomes live."""
     live: list[list[tuple[float, float, float]]] = [[] for _ in cluster.devices]
     for t, tensor in enumerate(graph.tensors):
         home = placement[tensor.producer]
         ends = [step.end_us[tensor.producer], *(step.end_us[w] for w in tensor.readers if placement[w] == home)]
         ends += [end for (copied, _), (_, end) in step.copies.items() if copied == t]
-        live[home].append((step.start_us[tensor.producer], max(ends), tensor.bytes))
+        size = 0 if graph.ops[tensor.producer].resident else tensor.bytes
+        live[home].append((step.start_us[tensor.producer], max(ends), size))
     for (t, target), (start, _) in step.copies.items():
         until = max(step.end_us[w] for w in graph.tensors[t].readers if placement[w] == target)
         live[target].append((start, until, graph.tensors[t].bytes))

@@ -95,7 +95,7 @@ def nested_step() -> Step:
 
 
 def run_in_session(captured: CapturedFunction, inputs: Sequence[np.ndarray], steps: int) -> tuple[list[list[Any]], dict[str, Any]]:
-    """What each of some steps returned, and the variables' values after them, by shared name; grappler off, in this process."""
+    """The results of some steps, and the variables' values after them, by shared name; grappler off, in this process."""
     v1, raw = tf.compat.v1, tf.raw_ops
     values = {v.placeholder: v.variable.numpy() for v in captured.variables}
     graph = tf.Graph()
@@ -124,7 +124,7 @@ def without_grappler() -> Any:
 
 
 def run_as_function(step: Step, steps: int) -> list[Any]:
-    """What each of some steps of its tf.function returned, grappler off; the step's own variables change."""
+    """The results of some steps of its tf.function, grappler off; the step's own variables change."""
     options = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     try:

@@ -36,6 +36,7 @@ EXCLUDED = {
 """Python files in no target, and why."""
 RULES = ("py_library", "py_binary", "py_test", "pytest_test", "test_suite")
 _MODULE = re.compile(r"[a-z_]\w*(?:\.\w+)+")
+_FRONT_DOORS = ("baechi_ext/__init__.py", "baechi_ext/__main__.py")
 _NOT_OURS = re.compile(r"\.|bazel-|(build|dist|runs|__pycache__)$|.*\.egg-info$")
 
 
@@ -91,7 +92,8 @@ class Workspace:
     @cached_property
     def modules(self) -> dict[str, str]:
         """Dotted name -> file."""
-        return {".".join(Path(p).with_suffix("").parts).removesuffix(".__init__"): p for p in self.python_files}
+        names = {".".join(Path(p).with_suffix("").parts).removesuffix(".__init__"): p for p in self.python_files}
+        return {name.removeprefix("runtime."): path for name, path in names.items()}
 
     def package_of(self, path: Path) -> Path:
         return next(folder for folder in path.parents if folder in self.packages)
@@ -99,7 +101,7 @@ class Workspace:
     def used_by(self, path: str) -> Iterator[str]:
         """Files that a file imports, names in a string (registries, `python -m`), or, for a test, is run with."""
         # What the library's front door imports when it is called stands above it; whoever calls it depends on that too.
-        names = set(imports(self.root / path, top_level=path == "baechi_ext/__init__.py"))
+        names = set(imports(self.root / path, top_level=path in _FRONT_DOORS))
         for node in ast.walk(ast.parse((self.root / path).read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and _MODULE.match(node.value):
                 names |= {node.value.split(":")[0]} & self.modules.keys()
@@ -116,7 +118,7 @@ class Workspace:
         return {self.owner[path] for path in used if path not in EXCLUDED} - {target.label}
 
     def loads_framework(self, path: str) -> bool:
-        """Whether the test file, or what it loads of the project, imports a deep-learning framework."""
+        """True if the test file, or what it loads of the project, imports a deep-learning framework."""
         seen, todo = {path}, [path]
         while todo:
             current = todo.pop()
@@ -332,12 +334,13 @@ def test_a_program_starts_again_in_the_checkouts_environment(checkout: Path) -> 
     assert (done.returncode, done.stderr) == (3, "")
     first, *arguments = done.stdout.splitlines()
     runfiles = str(checkout / "runfiles")
-    assert first == f"{runfiles}{os.pathsep}{runfiles} 1"
-    assert arguments == ["-m", "runtime.__main__", "train", "--model_name=a b", "--json"]
+    assert first == f"{os.pathsep.join([runfiles, f'{runfiles}/runtime', runfiles])} 1"
+    assert arguments == ["-m", "baechi_runtime.__main__", "train", "--model_name=a b", "--json"]
 
 
 def test_setup_packages_nothing_that_bazel_links(tmp_path: Path) -> None:
-    make_tree(tmp_path, {"runtime/__init__.py": "", "runtime/x/__init__.py": ""})
+    make_tree(tmp_path, {"runtime/baechi_runtime/__init__.py": "", "runtime/baechi_runtime/x/__init__.py": ""})
     for name in ("bazel-bin", "bazel-main"):
         (tmp_path / name).symlink_to(tmp_path, target_is_directory=True)
-    assert find_packages(str(tmp_path), include=["runtime", "runtime.*"]) == ["runtime", "runtime.x"]
+    assert find_packages(str(tmp_path / "runtime")) == ["baechi_runtime", "baechi_runtime.x"]
+    assert find_packages(str(tmp_path), include=["baechi_ext*"]) == []

@@ -6,10 +6,10 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
-from tests.test_layers import ROOT, imports, modules
+from tests.test_layers import ROOT, imports, modules, parsed
 
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION, PARAMETERS = 500, 60, 6
-FILES = [*modules("baechi_ext"), *modules("runtime")]
+FILES = [*modules("baechi_ext"), *modules("runtime/baechi_runtime")]
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 
 
@@ -22,7 +22,7 @@ def lines_without_docstring(function: ast.FunctionDef | ast.AsyncFunctionDef) ->
 
 
 def functions(path: Path) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
@@ -45,16 +45,16 @@ def test_functions_are_short_and_take_few_parameters(path: Path) -> None:
 
 @each_file
 def test_only_the_command_line_prints(path: Path) -> None:
-    if path.parent == ROOT / "runtime" / "commands":
+    if path.parent == ROOT / "runtime" / "baechi_runtime" / "cli" / "commands":
         return
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     assert [node.lineno for node in calls if node.func.id == "print"] == []
 
 
 @each_file
 def test_no_assert_pickle_or_eval(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     assert [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)] == []
     assert {name.split(".")[0] for name in imports(path)} & {"pickle", "dill", "cloudpickle", "marshal"} == set()
     calls = [node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
@@ -62,10 +62,11 @@ def test_no_assert_pickle_or_eval(path: Path) -> None:
 
 
 def test_no_import_cycle() -> None:
+    """Imports inside functions and for types count, too."""
     names = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in FILES}
     graph = nx.DiGraph()
     for name, path in names.items():
-        for target in imports(path, top_level=True):
+        for target in imports(path):
             module = target if target in names else target.rpartition(".")[0]
             if module in names and module != name and not name.startswith(module + "."):
                 graph.add_edge(name, module)
@@ -75,3 +76,16 @@ def test_no_import_cycle() -> None:
 def test_the_measures_measure() -> None:
     function = ast.parse('def f(a):\n    """One.\n\n    Two.\n    """\n    return (\n        a\n    )\n').body[0]
     assert lines_without_docstring(function) == 4
+
+
+def docstrings(path: Path) -> list[tuple[int, str]]:
+    """Lines and texts of a file's docstrings, those below fields included."""
+    bodies = [getattr(node, "body", None) for node in ast.walk(parsed(path))]
+    strings = [line.value for body in bodies if isinstance(body, list) for line in body if isinstance(line, ast.Expr)]
+    return [(s.lineno, s.value) for s in strings if isinstance(s, ast.Constant) and isinstance(s.value, str)]
+
+
+@pytest.mark.parametrize("path", [*FILES, *modules("benchmarks")], ids=lambda p: str(p.relative_to(ROOT)))
+def test_docstrings_open_with_a_verb_or_the_thing(path: Path) -> None:
+    found = {line: text.split()[0] for line, text in docstrings(path) if text.split()}
+    assert {line: word for line, word in found.items() if word in ("What", "Whether", "How", "Of")} == {}

@@ -3,15 +3,18 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).parent.parent
 LIBRARY = {
     "errors": set(),
-    "ir": {"errors"},
+    "collector": set(),
+    "ir": {"errors", "collector"},
     "datasets": {"errors", "ir"},
     "capture": {"errors", "ir"},
     "cost": {"errors", "ir"},
@@ -22,12 +25,45 @@ LIBRARY = {
     "explain": {"errors", "ir", "cost", "simulate"},
     "hybrid": {"errors", "ir", "capture", "cost", "group", "simulate", "place", "shard"},
 }
-"""What each part of baechi_ext may import besides itself."""
-DRIVERS = {"cli", "__main__", "commands", "pipeline", "train_request", "training", "compare", "comparing", "flags", "calls"}
-DRIVERS |= {"sharding.training"}
-DRIVERS |= {f"tensorflow.{name}" for name in ("training", "comparing", "comparing_script", "probe_links", "running")}
-DRIVERS |= {"tensorflow.parallelize", "tensorflow.script"}
-"""Modules and folders of runtime that drive its stages; no stage imports them."""
+"""The parts that each part of baechi_ext may import besides itself."""
+RUNTIME = {
+    "host": set(),
+    "files": set(),
+    "measure": set(),
+    "models": set(),
+    "models.options": set(),
+    "models.torch": {"models", "models.options"},
+    "models.tensorflow": {"models", "models.options"},
+    "report": {"files", "measure"},
+    "report.page": {"files", "report"},
+    "placeto": {"host", "report"},
+    "drivers": {"files", "host", "measure", "models", "report"},
+    "torch.lowering": {"files", "host", "measure", "models"},
+    "torch.threads": {"files", "host", "measure", "models", "torch.lowering"},
+    "torch.processes": {"files", "host", "measure", "models", "torch.lowering", "torch.threads"},
+    "torch": {"drivers", "files", "host", "measure", "models", "report", "torch.lowering", "torch.processes", "torch.threads"},
+    "torch.calls": {"drivers", "files", "host", "measure", "report", "torch", "torch.lowering", "torch.processes", "torch.threads"},
+    "tensorflow.lowering": set(),
+    "tensorflow.servers": {"host", "measure", "tensorflow.lowering"},
+    "tensorflow": {"drivers", "files", "host", "measure", "models", "report", "tensorflow.lowering", "tensorflow.servers"},
+    "tensorflow.calls": {
+        *("drivers", "files", "host", "measure", "models", "report"),
+        *("tensorflow", "tensorflow.lowering", "tensorflow.servers"),
+    },
+    "sharding": {"drivers", "files", "host", "measure", "models", "report", "torch", "torch.calls", "torch.lowering", "torch.processes"},
+    "datasets": {"host", "models", "models.options", "models.torch", "report", "torch", "torch.lowering", "torch.threads"},
+    "cli.doctor": {"host", "report", "torch.lowering"},
+    "cli.flags": {"drivers", "host", "models", "models.options", "placeto", "report", "sharding", "tensorflow"},
+    "cli.commands": {
+        *("cli.doctor", "cli.flags", "datasets", "drivers", "host", "report", "report.page", "sharding"),
+        *("torch.lowering", "torch.processes"),
+    },
+    "cli": {"cli.commands", "cli.doctor", "cli.flags", "host", "report"},
+    "": {"cli", "host"},
+}
+"""The folders that each folder of baechi_runtime may import besides itself, imports inside functions and for types included. The package
+itself holds nothing, so anybody may import it."""
+FILES_AT_THE_TOP = 8
 FRAMEWORKS = {"torch", "tensorflow", "torchvision", "jax"}
 
 
@@ -35,9 +71,14 @@ def modules(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path: Path, *, top_level: bool = False) -> Iterator[str]:
     """Dotted names of all modules that a file imports; with `top_level`, of those that importing it loads."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     for node in _outside_functions(tree) if top_level else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -69,7 +110,7 @@ def test_the_walker_sees_what_is_loaded(tmp_path: Path) -> None:
 def test_the_library_imports_downwards(path: Path) -> None:
     parts = path.relative_to(ROOT).with_suffix("").parts
     own = parts[1]
-    if own == "__init__":  # what the front door loads when it is called stands above the library
+    if own in ("__init__", "__main__"):  # what the front door loads when it is called stands above the library
         allowed: set[str] = {"errors"}
         found = imports(path, top_level=True)
     else:
@@ -78,7 +119,7 @@ def test_the_library_imports_downwards(path: Path) -> None:
         found = imports(path)
     for name in found:
         head, *rest = name.split(".")
-        assert head not in {"runtime", "benchmarks", "tests"}, f"{path} imports {name}"
+        assert head not in {"baechi_runtime", "benchmarks", "tests"}, f"{path} imports {name}"
         if head == "baechi_ext" and rest:
             assert rest[0] in allowed, f"{path} imports {name}"
 
@@ -94,19 +135,31 @@ def test_placers_never_import_each_other(path: Path) -> None:
         assert not any(name == p or name.startswith(p + ".") for p in others), f"{path} imports {name}"
 
 
-@pytest.mark.parametrize("path", modules("runtime"), ids=lambda p: str(p.relative_to(ROOT)))
-def test_runtime_stages_do_not_import_what_drives_them(path: Path) -> None:
-    parts = path.relative_to(ROOT / "runtime").with_suffix("").parts
+@pytest.mark.parametrize("path", modules("runtime/baechi_runtime"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_runtime_imports_downwards(path: Path) -> None:
+    own = folder_of(path)
+    assert own in RUNTIME, f"baechi_runtime/{own} has no place in the import direction"
     for name in imports(path):
         head, *rest = name.split(".")
         assert head not in {"benchmarks", "tests"}, f"{path} imports {name}"
-        if head == "runtime" and not drives(parts):
-            assert not drives(rest), f"{path} imports {name}"
+        if head == "baechi_runtime" and rest:
+            found = max((f for f in RUNTIME if name.startswith(f"baechi_runtime.{f}.")), key=len, default="")
+            assert found in RUNTIME[own] | {own}, f"{path} imports {name}"
 
 
-def drives(module: Sequence[str]) -> bool:
-    """Whether a module of runtime, in parts, is a driver, or in a folder of drivers."""
-    return not DRIVERS.isdisjoint({".".join(module[:1]), ".".join(module[:2])})
+def folder_of(path: Path) -> str:
+    """The folder of a module of baechi_runtime, with dots."""
+    return ".".join(path.relative_to(ROOT / "runtime" / "baechi_runtime").parts[:-1])
+
+
+def test_no_two_folders_import_each_other() -> None:
+    graph = nx.DiGraph([(own, other) for own, others in RUNTIME.items() for other in others])
+    assert list(nx.simple_cycles(graph)) == []
+    assert set(RUNTIME) == {folder_of(path) for path in modules("runtime/baechi_runtime")}
+
+
+def test_few_files_are_at_the_top() -> None:
+    assert len([p for p in (ROOT / "runtime" / "baechi_runtime").iterdir() if p.is_file()]) <= FILES_AT_THE_TOP
 
 
 def test_the_library_names_no_framework_when_it_is_imported() -> None:
@@ -132,8 +185,8 @@ def test_importing_every_module_of_the_library_loads_no_framework() -> None:
 
 
 def test_the_command_line_loads_no_framework_no_solver_and_no_compiler() -> None:
-    loaded = loaded_by("import runtime.cli")
-    assert "runtime" in loaded
+    loaded = loaded_by("import baechi_runtime.cli.main")
+    assert "baechi_runtime" in loaded
     assert loaded & (FRAMEWORKS | {"pulp", "highspy", "ortools", "numba", "llvmlite", "numpy"}) == set()
 
 
@@ -163,6 +216,11 @@ def test_private_names_are_seen(tmp_path: Path) -> None:
     assert list(private_names(tmp_path / "x.py")) == ["torch._a", "torch._b.c.d", "torch.distributed.e._f", "torch.nn._g", "torch.nn._g.h"]
 
 
-def test_only_one_module_uses_what_is_private_in_torch() -> None:
-    paths = [path for package in ("baechi_ext", "runtime", "benchmarks", "tests") for path in modules(package)]
-    assert {str(path.relative_to(ROOT)) for path in paths if list(private_names(path))} == {"baechi_ext/capture/torch_private.py"}
+def test_only_one_module_of_the_library_and_of_the_loops_uses_what_is_private_in_torch() -> None:
+    paths = [path for package in ("baechi_ext", "runtime/baechi_runtime", "benchmarks", "tests") for path in modules(package)]
+    assert {str(path.relative_to(ROOT)) for path in paths if list(private_names(path))} == {
+        "baechi_ext/capture/torch_dynamo.py",
+        "baechi_ext/capture/torch_guards.py",
+        "baechi_ext/capture/torch_private.py",
+        "benchmarks/hostile/torch_private.py",
+    }

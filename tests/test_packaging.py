@@ -1,16 +1,17 @@
-"""What set-up installs: setup.py's ranges and constraints.txt's pins agree, and nothing more is needed or named."""
+"""The packages that set-up installs: setup.py's ranges and constraints.txt's pins agree, and nothing more is needed or named."""
 
 import ast
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-from runtime.doctor.packages import PACKAGES, PYTHON
+from baechi_runtime.cli.doctor.packages import PACKAGES, PYTHON
 from tests.test_layers import ROOT, imports, modules
 
 _TREE = ast.parse((ROOT / "setup.py").read_text())
@@ -39,6 +40,11 @@ def test_the_doctor_knows_every_package_by_its_range() -> None:
     first = {text: extra for extra in reversed(RANGES) for text in RANGES[extra] if extra != "dev"}
     assert {package.needs: package.extra for package in PACKAGES} == {text: e for text, e in first.items() if e != "tensorflow-cpu"}
     assert Requirement(f"python{PYTHON}").specifier == Requirement(f"python{_PYTHON}").specifier
+
+
+def test_kernels_are_compiled_by_a_numba_that_may_run_them() -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert [text for text in build if text.startswith("numba")] == [text for text in RANGES["core"] if text.startswith("numba")]
 
 
 def test_the_library_imports_only_what_it_requires() -> None:

@@ -5,11 +5,13 @@ import random
 import torch
 from torch import Tensor, nn
 
+from baechi_ext.capture.parts import Parts, shared_sizes
 from baechi_ext.capture.torch_joint import Binding, CaptureOptions, capture_joint
+from baechi_ext.capture.torch_parts import capture_parts
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.simulate import Timeline, simulate
-from runtime.models.registry import ModelOptions
-from runtime.step import TrainingStep, WithLoss, optimizer_spec
+from baechi_runtime.models.registry import ModelOptions
+from baechi_runtime.models.training_step import TrainingStep, WithLoss, optimizer_spec
 
 SMALL_MODELS = {
     "inception_v3": ModelOptions(batch_size=2, image_size=75),
@@ -61,12 +63,19 @@ def make_step(name: str, optimizer: str = "sgd") -> TrainingStep:
         model, inputs = Branches(), (torch.randn(4, 3, 8, 8), torch.randint(5, (4,)))
     else:
         model, inputs = Tied(), (torch.randint(11, (6, 4)), torch.randint(11, (6,)))
-    return TrainingStep(name, WithLoss(model), inputs, optimizer_spec(optimizer, 0.05), seed=3)
+    return TrainingStep(name, WithLoss(model), inputs, optimizer_spec(optimizer, 0.05), seed=3, batch=len(inputs[1]))
 
 
 def capture(step: TrainingStep, **options: bool) -> tuple[OpGraph, Binding]:
     spec = step.optimizer
     return capture_joint(step.module, step.inputs, CaptureOptions(spec.name, spec.slots, **options), step.name)
+
+
+def in_parts(step: TrainingStep, count: int, *, batch_norm_per_part: bool = False) -> tuple[OpGraph, Binding]:
+    """The step over so many parts of its batch."""
+    spec = step.optimizer
+    parts = Parts.of(step.inputs, shared_sizes(step.batch or 0, [1] * count), batch_norm_per_part=batch_norm_per_part)
+    return capture_parts(step.module, step.inputs, CaptureOptions(spec.name, spec.slots), parts, step.name)
 
 
 def scattered(graph: OpGraph, num_devices: int, seed: int) -> Timeline:

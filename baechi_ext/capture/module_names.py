@@ -4,6 +4,7 @@ The calls of modules are watched by hooks, and torch notes on every node, those 
 """
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ def noting_modules(model: "torch.nn.Module") -> "Iterator[None]":
     from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
     names = {id(part): name for name, part in model.named_modules()}
-    entered: list[contextlib.AbstractContextManager] = []
+    entered: list[contextlib.AbstractContextManager[object]] = []
 
     def enter(part: "torch.nn.Module", *_: object) -> None:
         if id(part) in names:
@@ -56,5 +57,26 @@ def noting_modules(model: "torch.nn.Module") -> "Iterator[None]":
 
 
 def module_of(node: "fx.Node") -> str | None:
-    """The name of the module that a node comes from; None where it comes from none of the model's."""
-    return (node.meta.get("custom") or {}).get(_KEY)
+    """The name of the module that a node comes from; None where it comes from none of the model's.
+
+    Nodes of a graph that TorchDynamo made carry the module's path in the frame that it compiled, those of a backward pass that of
+    their forward op.
+    """
+    noted: str | None = (node.meta.get("custom") or {}).get(_KEY)
+    if noted is not None:
+        return noted
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    return name_in_frame(next(reversed(stack.values()))[0]) if stack else None
+
+
+def name_in_frame(path: str) -> str | None:
+    """The dotted name of what Dynamo calls `L['self'].layers[0].weight` or `L['self']._modules['layers']`, below the frame's own module;
+    None for the module itself, and for what belongs to no local variable."""
+    begin, found, rest = path.partition("]")
+    if not found or not begin.startswith("L["):
+        return None
+    rest = re.sub(r"\[['\"]?([^'\"\]]*)['\"]?\]", r".\1", rest)
+    return ".".join(part for part in rest.split(".") if part and part not in _KINDS) or None
+
+
+_KINDS = ("_modules", "_parameters", "_buffers")

@@ -1,4 +1,4 @@
-"""What a traced TensorFlow step says more than once, or for the sake of tracing alone, taken out of its graph. No value changes.
+"""Removes from the graph of a traced TensorFlow step all that is there twice, or for the sake of tracing alone. No value changes.
 
 A function's exit waits for all that changes state; run in a session these ops are targets beside the fetched outputs instead. An op
 that hands its input on is left out, and what is known beforehand (shapes, sums of constants) is a constant. Reads of a variable between
@@ -6,9 +6,9 @@ which nobody writes it are one read, and so are small equal values of equal inpu
 for each variable anew. A small constant stands beside each op that reads it, so that none of them is ever sent.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -17,13 +17,13 @@ from baechi_ext.capture.tensorflow_private import tensorflow
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    NodeDef = tf.compat.v1.NodeDef
+    NodeDef: TypeAlias = tf.compat.v1.NodeDef
 
 _PASSING_ON = {"Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot"}
 _COPIED_BYTES = 65536
 """Constants up to this size stand beside each of their readers."""
 _KNOWN_BYTES = 1024
-"""What is larger is not worked out beforehand, nor kept because another op makes the same: that may be so on purpose, to save memory."""
+"""Larger values are neither worked out beforehand nor shared by ops that make the same: that may be on purpose, to save memory."""
 _OF_SHAPES: dict[str, Callable[[Any], Any]] = {
     "Shape": lambda shape: shape.as_list(),
     "ShapeN": lambda shape: shape.as_list(),
@@ -58,7 +58,7 @@ def tensor_name(reference: str) -> str:
 
 
 def is_wait(reference: str) -> bool:
-    """Whether an entry of a node's inputs is no tensor but a node to wait for."""
+    """True if an entry of a node's inputs is no tensor but a node to wait for."""
     return reference.startswith("^")
 
 
@@ -96,7 +96,7 @@ def _needed(nodes: Nodes) -> Nodes:
 
 
 def _in_order(nodes: Nodes) -> Nodes:
-    """In the order given, but each behind what it reads from or waits for."""
+    """Keeps the order given, but puts each node behind what it reads from or waits for."""
     ordered: dict[str, NodeDef] = {}
     for name in nodes.by_name:
         todo = [name]
@@ -160,7 +160,7 @@ def _with_known_values(nodes: Nodes, graph: "tf.Graph") -> Nodes:
     for name, node in nodes.by_name.items():
         inputs = [known[t].name if (t := tensor_name(i)) in known and not is_wait(i) else i for i in node.input]
         for i, value in enumerate([] if name in fetched else _known_values(graph.get_operation_by_name(name))):
-            constant = constant_node(name if i == 0 else _new_name(f"{name}_{i}", nodes.by_name, kept), value)
+            constant = constant_node(name if i == 0 else new_name(f"{name}_{i}", nodes.by_name, kept), value)
             known[f"{name}:{i}"] = kept[constant.name] = constant
         if f"{name}:0" not in known:
             kept[name] = _with_inputs(node, inputs)
@@ -184,7 +184,7 @@ def constant_node(name: str, value: Any) -> "NodeDef":
     """A node that makes this array."""
     tf = tensorflow()
     proto = tf.make_tensor_proto(value)
-    node = tf.compat.v1.NodeDef(name=name, op="Const")
+    node: NodeDef = tf.compat.v1.NodeDef(name=name, op="Const")
     node.attr["dtype"].type = proto.dtype
     node.attr["value"].tensor.CopyFrom(proto)
     return node
@@ -200,7 +200,7 @@ class _First:
 
     def __init__(self, graph: "tf.Graph") -> None:
         self.graph = graph
-        self.first: dict[tuple, str] = {}
+        self.first: dict[tuple[object, ...], str] = {}
         self.constants: dict[str, bytes] = {}
 
     def __call__(self, node: "NodeDef", inputs: Sequence[str]) -> Mapping[str, str]:
@@ -221,17 +221,17 @@ def _attributes(node: "NodeDef") -> bytes:
 
 
 def _is_small_value(operation: "tf.Operation") -> bool:
-    """Whether equal inputs make equal outputs, and these are small."""
+    """True if equal inputs make equal outputs, and these are small."""
     if operation.op_def.is_stateful or not operation.outputs or operation.type == "Placeholder":
         return False
-    return all(size_of(t) is not None and size_of(t) <= _KNOWN_BYTES for t in operation.outputs)
+    return all((size := size_of(t)) is not None and size <= _KNOWN_BYTES for t in operation.outputs)
 
 
 def size_of(tensor: "tf.Tensor") -> int | None:
     """Bytes; None where the shape is known only when the step runs, or what the tensor holds has no fixed size."""
     if not tensor.dtype.size or not tensor.shape.is_fully_defined():
         return None
-    return tensor.shape.num_elements() * tensor.dtype.size
+    return int(tensor.shape.num_elements() * tensor.dtype.size)
 
 
 def _without_idle_waits(nodes: Nodes, graph: "tf.Graph") -> Nodes:
@@ -270,7 +270,7 @@ def _with_constants_beside_readers(nodes: Nodes) -> Nodes:
             copy = type(original)()
             copy.CopyFrom(original)
             if original.name in taken:
-                copy.name = _new_name(f"{name}/{original.name.rpartition('/')[2]}", nodes.by_name, kept)
+                copy.name = new_name(f"{name}/{original.name.rpartition('/')[2]}", nodes.by_name, kept)
             taken.add(original.name)
             own[constant] = copy.name
             kept[copy.name] = copy
@@ -279,7 +279,8 @@ def _with_constants_beside_readers(nodes: Nodes) -> Nodes:
     return replace(nodes, by_name=kept)
 
 
-def _new_name(wish: str, *taken: Mapping[str, object]) -> str:
+def new_name(wish: str, *taken: Container[str]) -> str:
+    """The name, or with a number behind it the first that is not taken."""
     name, number = wish, 0
     while any(name in names for names in taken):
         number += 1
@@ -288,7 +289,7 @@ def _new_name(wish: str, *taken: Mapping[str, object]) -> str:
 
 
 def _with_inputs(node: "NodeDef", inputs: Sequence[str]) -> "NodeDef":
-    changed = type(node)()
+    changed: NodeDef = type(node)()
     changed.CopyFrom(node)
     del changed.input[:]
     changed.input.extend(i.removesuffix(":0") for i in inputs)

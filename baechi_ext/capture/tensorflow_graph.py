@@ -16,7 +16,7 @@ from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.capture.tensorflow_refusals import not_traceable, require_placeable, require_unchanged, state_outside
 from baechi_ext.capture.tensorflow_source import CapturedVariable, Source
 from baechi_ext.errors import CaptureError
-from baechi_ext.ir.expert import with_experts
+from baechi_ext.ir.hints import modules_around, with_experts
 from baechi_ext.ir.op_graph import Op, OpGraph
 
 if TYPE_CHECKING:
@@ -47,19 +47,12 @@ class CapturedFunction:
     outputs: tuple[str, ...]
     """Tensors to fetch, in the order of the flattened results."""
     structured_outputs: Any
-    """What the step returns, with tensors of the traced graph in place of values; see `packed`."""
+    """The step's results, with tensors of the traced graph in place of values."""
     targets: tuple[str, ...]
     """Nodes that have to run besides: assignments and what else changes state."""
     variables: tuple[CapturedVariable, ...]
     notes: tuple[str, ...] = ()
-    """What is not as fine as it could be, in sentences."""
-
-    def packed(self, values: Sequence[Any]) -> Any:
-        """What the step returns, where these are the values of `outputs`."""
-        nest = tensorflow().nest
-        given = iter(values)
-        found = [None if x is None else next(given) for x in nest.flatten(self.structured_outputs, expand_composites=True)]
-        return nest.pack_sequence_as(self.structured_outputs, found, expand_composites=True)
+    """Sentences on what is not as fine as it could be."""
 
 
 def capture_function(
@@ -165,9 +158,7 @@ class _Builder:
                 self.groups.join(v, variable.shared_name)
         found = self._phases()
         self._join_slots(found)
-        ops = self._ops(found)
-        labels = self.groups.labels(ops)
-        ops = [replace(op, colocation=label) for op, label in zip(ops, labels, strict=True)]
+        ops = self.groups.labelled(self._ops(found))
         graph = OpGraph.from_edges(ops, self.edges, name=name, framework="tensorflow")
         graph = replace(graph, modules=_with_those_around(op.module for op in ops))
         if expert is not None:
@@ -225,7 +216,7 @@ class _Builder:
         )
 
     def _join_slots(self, found: Sequence[str]) -> None:
-        """What an optimizer keeps for a variable lives with it: the variables that an update of it goes back to."""
+        """Joins a variable with what an optimizer keeps for it: the variables that an update of it goes back to."""
         for v, variables in enumerate(self.touched):
             trained = next((x for x in variables if x.trainable), None)
             if trained is None or found[v] != UPDATE:
@@ -289,7 +280,7 @@ class _Builder:
 
 
 def _stays(variable: CapturedVariable) -> bool:
-    """Whether what reads a variable comes to it."""
+    """True if the readers of a variable come to it."""
     return variable.trainable or variable.bytes > _SENT_BYTES
 
 
@@ -300,8 +291,4 @@ def _module_of(name: str | None) -> str | None:
 
 def _with_those_around(modules: Iterable[str | None]) -> tuple[str, ...]:
     """Names of modules, and of those that they are in, each once."""
-    found: dict[str, None] = {}
-    for module in dict.fromkeys(modules):
-        parts = (module or "").split(".")
-        found |= dict.fromkeys(".".join(parts[:n]) for n in range(1, len(parts) + 1) if parts[0])
-    return tuple(found)
+    return tuple(dict.fromkeys(name for module in modules for name in [*modules_around(module or "")][::-1]))

@@ -16,7 +16,7 @@ _SUM = "AddN"
 
 
 def is_gradient(name: str) -> bool:
-    """Whether an op of this name was made for the backward pass."""
+    """True if an op of this name was made for the backward pass."""
     return not set(_MARKS).isdisjoint(name.split("/")[:-1])
 
 
@@ -43,7 +43,7 @@ def phases(
 
 
 def _reached(marked: Sequence[bool], before: Sequence[Sequence[int]]) -> list[bool]:
-    """Whether an op is marked or behind one that is."""
+    """For each op, True if it is marked or behind one that is."""
     reached = list(marked)
     for v, sources in enumerate(before):
         reached[v] = reached[v] or any(reached[p] for p in sources)
@@ -51,7 +51,7 @@ def _reached(marked: Sequence[bool], before: Sequence[Sequence[int]]) -> list[bo
 
 
 def _needed(marked: Sequence[bool], before: Sequence[Sequence[int]]) -> list[bool]:
-    """Whether an op is marked or before one that is."""
+    """For each op, True if it is marked or before one that is."""
     needed = list(marked)
     for v in reversed(range(len(before))):
         if needed[v]:
@@ -64,15 +64,16 @@ def _with_the_rest(found: list[str | None], before: Sequence[Sequence[int]], sta
     """Ops that hang together belong together: to the optimizer where one of its ops is beside them, else to a forward op beside them."""
     groups = Groups()
     beside: dict[object, set[str]] = {}
-    links = [(p, v) for v, sources in enumerate(before) for p in sources]
+    links: list[tuple[int, int | str]] = [(p, v) for v, sources in enumerate(before) for p in sources]
     links += [(v, name) for v, names in enumerate(states) for name in names]
     for a, b in links:
         if all(isinstance(x, str) or found[x] is None for x in (a, b)):
             groups.join(a, b)
     for a, b in links:
         for x, y in ((a, b), (b, a)):
-            if isinstance(y, int) and found[y] is not None and (isinstance(x, str) or found[x] is None):
-                beside.setdefault(groups.find(x), set()).add(found[y])
+            phase = found[y] if isinstance(y, int) else None
+            if phase is not None and (isinstance(x, str) or found[x] is None):
+                beside.setdefault(groups.find(x), set()).add(phase)
     return [phase or _of(beside.get(groups.find(v), set())) for v, phase in enumerate(found)]
 
 

@@ -1,4 +1,4 @@
-"""What this package uses of TensorFlow beyond its public interface, in one place, and how TensorFlow is first imported."""
+"""All uses of TensorFlow beyond its public interface, in one place, and its first import."""
 
 import os
 import sys
@@ -32,7 +32,7 @@ def tensorflow() -> Any:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """What libraries write to stderr while they are loaded, before any setting of theirs counts, goes nowhere."""
+    """Discards what libraries write to stderr while they are loaded, before any setting of theirs counts."""
     sys.stderr.flush()
     kept, nowhere = os.dup(_STDERR), os.open(os.devnull, os.O_WRONLY)
     try:
@@ -55,7 +55,7 @@ def with_calls_inlined(concrete: Any) -> "tf.compat.v1.GraphDef":
 
 @cache
 def has_kernel(op_type: str, device_type: str) -> bool:
-    """Whether an op can run on a device of this type ("CPU", "GPU")."""
+    """True if an op can run on a device of this type ("CPU", "GPU")."""
     try:
         from tensorflow.python.framework.kernels import get_registered_kernels_for_op
     except ImportError as e:

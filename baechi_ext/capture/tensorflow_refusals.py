@@ -1,4 +1,4 @@
-"""What can't be placed of a TensorFlow step, said with the line of the user's code and what to change there."""
+"""Says what of a TensorFlow step can't be placed, with the line of the user's code and what to change there."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -79,7 +79,7 @@ def _problem(operation: "tf.Operation") -> tuple[str, str] | None:
 
 
 def _place_of(name: str, traced: "tf.Graph") -> str:
-    """Where the user's code made an op: ", at file:line in function: `source`"; nothing where that is not known."""
+    """The place in the user's code that made an op: ", at file:line in function: `source`"; nothing where that is not known."""
     try:
         frames = [(f.filename, f.lineno, f.name) for f in traced.get_operation_by_name(name).traceback]
     except KeyError:
@@ -89,7 +89,7 @@ def _place_of(name: str, traced: "tf.Graph") -> str:
 
 
 def state_outside(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """What Python state of its surroundings a function names: numbers, and the lengths of lists."""
+    """The Python state around a function that it names: numbers, and the lengths of lists."""
     code = getattr(function, "__code__", None)
     if code is None:
         return {}
@@ -114,6 +114,6 @@ def require_unchanged(what: str, before: Mapping[str, Any], after: Mapping[str, 
     for name, value in before.items():
         if name in after and after[name] != value:
             raise CaptureError(
-                f"{what} changes the Python variable {name!r} ({value} before it was traced, {after[name]} behind it), which a graph does "
+                f"{what} changes the Python variable {name!r} ({value} before it was traced, {after[name]} afterwards), which a graph does "
                 "only once; keep it in a tf.Variable, or change it outside of the step"
             )

@@ -1,11 +1,12 @@
 """A traced TensorFlow step before it is cleaned: its nodes, what they make, and the variables that they use."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, Any
 
-from baechi_ext.capture.tensorflow_cleanup import constant_node
+from baechi_ext.capture.tensorflow_cleanup import constant_node, new_name
 from baechi_ext.capture.tensorflow_private import tensorflow, with_calls_inlined
 from baechi_ext.errors import CaptureError
 
@@ -34,10 +35,7 @@ class CapturedVariable:
 
     @property
     def bytes(self) -> int:
-        size = self.dtype.size
-        for length in self.shape:
-            size *= length
-        return size
+        return int(self.dtype.size) * prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class Source:
 
     @classmethod
     def of(cls, concrete: Any, what: str) -> "Source":
-        """Of a concrete function. Raises CaptureError for a resource that is no variable of a fixed shape."""
+        """Makes one from a concrete function. Raises CaptureError for a resource that is not a variable of a fixed shape."""
         traced = concrete.graph
         variables = _variables(concrete, what)
         inlines = any(o.type in _CALLS for o in traced.get_operations())
@@ -75,7 +73,7 @@ class Source:
         )
 
     @cached_property
-    def nodes(self) -> "Mapping[str, tf.compat.v1.NodeDef]":
+    def nodes(self) -> "dict[str, tf.compat.v1.NodeDef]":
         return {node.name: node for node in self.definition.node}
 
     def operation(self, node: str) -> "tf.Operation":
@@ -107,24 +105,16 @@ def _variables(concrete: Any, what: str) -> tuple[CapturedVariable, ...]:
         variable = known.get(id(outer))
         if variable is None:
             raise CaptureError(
-                f"{what} uses a resource that is no variable ({inner.op.name!r}), such as an iterator, a table or a writer of summaries; "
+                f"{what} uses a resource that is not a variable ({inner.op.name!r}), such as an iterator, a table or a summary writer; "
                 "use it outside of the step, and give the step what was read"
             )
         if not variable.shape.is_fully_defined():
             raise CaptureError(f"variable {variable.name!r} has the shape {variable.shape}; placing needs variables of fixed shapes")
-        name = _unique(variable.name.partition(":")[0], names)
+        name = new_name(variable.name.partition(":")[0], names)
+        names.add(name)
         shape = tuple(variable.shape.as_list())
         found.append(CapturedVariable(inner.op.name, name, variable.dtype, shape, bool(variable.trainable), variable))
     return tuple(found)
-
-
-def _unique(wish: str, names: set[str]) -> str:
-    name, number = wish, 0
-    while name in names:
-        number += 1
-        name = f"{wish}_{number}"
-    names.add(name)
-    return name
 
 
 def _imported(definition: "tf.compat.v1.GraphDef", variables: Sequence[CapturedVariable]) -> "tf.Graph":

@@ -6,16 +6,18 @@ not tensors either: their readers, gradient and update share one colocation grou
 """
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, cast
 
 from baechi_ext.capture.groups import Groups
 from baechi_ext.capture.module_names import known_model, module_of, noting_modules
+from baechi_ext.capture.parts import Parts
 from baechi_ext.capture.torch_private import descriptors, joint_graph
 from baechi_ext.capture.why_not import not_capturable
 from baechi_ext.errors import CaptureError, MissingBackendError
-from baechi_ext.ir.expert import with_experts
+from baechi_ext.ir.hints import with_experts
 from baechi_ext.ir.op_graph import Op, OpGraph
 
 if TYPE_CHECKING:
@@ -23,13 +25,15 @@ if TYPE_CHECKING:
     from torch import fx
 
 INPUT, UPDATE = "input", "update"
+DRAWS = "draws random numbers"
+"""The mark of nodes that do so by a function of ours."""
 ORDER = "order"
 """The name of a tensor that moves nothing: its reader only waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureOptions:
-    """What of the step is not in its module: the optimizer; and which ops have to share a device."""
+    """Options for what is not in the step's module: the optimizer; and which ops have to share a device."""
 
     optimizer: str = "sgd"
     optimizer_slots: int = 0
@@ -41,12 +45,17 @@ class CaptureOptions:
 
 @dataclass(frozen=True, slots=True)
 class BoundOp:
-    """How to run one op. Exactly one of `node`, `input_index`, `parameters`, `input_gradient`, `outputs` and `tangents` is set."""
+    """Says how to run one op. Exactly one of `node`, `input_index`, `state`, `parameters`, `input_gradient`, `outputs` and `tangents` is
+    set."""
 
     node: "fx.Node | None" = None
     """An aten call."""
     input_index: int | None = None
     """A plain input of the step; a negative index is the tangent of the loss (ones)."""
+    rows: tuple[int, int, int] | None = None
+    """With `input_index`: the dimension along which only a part of the input is read, where that begins, and its length; None: all."""
+    state: str | None = None
+    """The parameter or buffer that others read as this op's tensor."""
     parameters: tuple[str, ...] = ()
     """An update, or the handing over of a gradient: the names of one parameter, several where it is tied."""
     gradients: "tuple[fx.Node, ...]" = ()
@@ -84,6 +93,8 @@ class Binding:
     """Every parameter or buffer name -> the first name of the same one (differs for tied weights)."""
     forward_ops: frozenset[int] = frozenset()
     """Where a module was captured without its loss: the ops of its forward pass; the others wait for the gradients of its outputs."""
+    parts: Parts | None = None
+    """The parts of the batch that have ops of their own; None: it is captured as a whole."""
 
 
 def capture_joint(
@@ -99,7 +110,7 @@ def capture_joint(
     The module is left as it is: no parameter, buffer or random state changes. Raises CaptureError with the framework's reason,
     MissingBackendError without torch.
     """
-    return _Builder(module, _Nodes.of(export(module, inputs)), options).build(name)
+    return _Builder(Owner.of(module), _Nodes.of(export(module, inputs)), options).build(name)
 
 
 def export(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> "fx.GraphModule":
@@ -121,7 +132,7 @@ def export(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> "fx.G
 
 
 def _is_view(node: "fx.Node") -> bool:
-    """Whether the node only looks at its first argument's storage."""
+    """True if the node only looks at its first argument's storage."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return False
@@ -146,8 +157,9 @@ class _Nodes:
     buffer_values: "dict[str, fx.Node]"
 
     @classmethod
-    def of(cls, module: "fx.GraphModule") -> "_Nodes":
-        d = descriptors()
+    def of(cls, module: "fx.GraphModule", state_args: Mapping[int, str] | None = None) -> "_Nodes":
+        """`state_args`: the plain inputs that are parameters and buffers, by number, with their names."""
+        d, state_args = descriptors(), state_args or {}
         _drop_detached(module)
         state, plain, constants, calls = {}, {}, {}, []
         gradients, input_gradients, buffer_values, outputs, tangents = {}, {}, {}, [], {}
@@ -156,6 +168,8 @@ class _Nodes:
                 match node.meta["desc"]:
                     case d.ParamAOTInput(target=target) | d.BufferAOTInput(target=target):
                         state[node] = target
+                    case d.PlainAOTInput(idx=idx) if idx in state_args:
+                        state[node] = state_args[idx]
                     case d.PlainAOTInput(idx=idx):
                         plain[node] = idx
                     case d.TangentAOTInput(output=d.PlainAOTOutput(idx=idx)):
@@ -171,12 +185,16 @@ class _Nodes:
                     match desc:
                         case d.InputMutationAOTOutput(mutated_input=d.BufferAOTInput(target=target)):
                             buffer_values[target] = value
+                        case d.InputMutationAOTOutput(mutated_input=d.PlainAOTInput(idx=idx)) if idx in state_args:
+                            buffer_values[state_args[idx]] = value
                         case d.InputMutationAOTOutput():
                             raise CaptureError("the step changes one of its inputs in place; copy the input first (x = x.clone())")
                         case d.PlainAOTOutput():
                             outputs.append(value)
                         case d.GradAOTOutput(grad_of=d.ParamAOTInput(target=target)) if value is not None:
                             gradients[target] = value
+                        case d.GradAOTOutput(grad_of=d.PlainAOTInput(idx=idx)) if value is not None and idx in state_args:
+                            gradients[state_args[idx]] = value
                         case d.GradAOTOutput(grad_of=d.PlainAOTInput(idx=idx)) if value is not None:
                             input_gradients[idx] = value
         return cls(state, plain, calls, constants, outputs, tangents, gradients, input_gradients, buffer_values)
@@ -202,16 +220,33 @@ def _drop_detached(module: "fx.GraphModule") -> None:
     module.graph.eliminate_dead_code()
 
 
+@dataclass(frozen=True)
+class Owner:
+    """Names of a step's parameters, buffers and modules."""
+
+    state: "Mapping[str, torch.Tensor]"
+    """By every name that they have."""
+    modules: tuple[str, ...]
+    prefix: str = ""
+    """The start of the names of the model's own parameters."""
+    expert_device: "Callable[[str], int | None] | None" = None
+
+    @classmethod
+    def of(cls, module: "torch.nn.Module") -> "Owner":
+        model, prefix = known_model(module)
+        state = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+        return cls(state, tuple(name for name, _ in model.named_modules() if name), prefix, getattr(module, "expert_device", None))
+
+
 class _Builder:
     """Turns the nodes into ops, edges and colocation groups."""
 
-    def __init__(self, module: "torch.nn.Module", nodes: _Nodes, options: CaptureOptions) -> None:
+    def __init__(self, owner: Owner, nodes: _Nodes, options: CaptureOptions) -> None:
         self.nodes = nodes
         self.options = options
-        self.expert_device = getattr(module, "expert_device", None)
-        model, self.prefix = known_model(module)
-        self.modules = tuple(name for name, _ in model.named_modules() if name)
-        self.state = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+        self.expert_device, self.prefix, self.modules, self.state = owner.expert_device, owner.prefix, owner.modules, owner.state
+        self.id_prefix = ""
+        """The start of the ids of ops."""
         first: dict[int, str] = {}
         self.state_names = {name: first.setdefault(id(value), name) for name, value in self.state.items()}
         self.groups = Groups()
@@ -228,7 +263,9 @@ class _Builder:
 
     def build(self, name: str) -> tuple[OpGraph, Binding]:
         loss = self.nodes.loss
-        self._add_inputs()
+        for node, index in self.nodes.plain.items():
+            if node.users:
+                self._add_input(node, index)
         for node in self.nodes.tangents.values():
             if node.users:
                 self._add_input(node, -1)
@@ -237,16 +274,16 @@ class _Builder:
                 self._add_call(node)
         for parameter in dict.fromkeys(self.state_names[p] for p in self.nodes.gradients):
             self._add_update(parameter)
-        return self._finish(name, (loss, self._base(loss)[0]))
+        base = self._base(loss)
+        if not isinstance(base, tuple):
+            raise CaptureError("the loss is not a computed tensor; return one that is computed from the inputs and parameters")
+        return self._finish(name, (loss, base[0]))
 
     def _finish(self, name: str, loss: "tuple[fx.Node | None, int]", forward_ops: frozenset[int] = frozenset()) -> tuple[OpGraph, Binding]:
         writes = self._bind_buffer_writes()
         self._order_seeded_ops()
-        labels = self.groups.labels(self.ops)
-        ops = [replace(op, colocation=label) for op, label in zip(self.ops, labels, strict=True)]
-        graph = OpGraph.from_edges(ops, self.edges, name=name, framework="torch")
-        graph = replace(graph, modules=self.modules)
-        graph = with_experts(graph, self._expert_hints()) if self.expert_device is not None else graph
+        graph = replace(OpGraph.from_edges(self.groups.labelled(self.ops), self.edges, name=name, framework="torch"), modules=self.modules)
+        graph = with_experts(graph, self._expert_hints(self.expert_device)) if self.expert_device is not None else graph
         binding = Binding(
             ops=tuple(self.bound),
             home=self.home,
@@ -261,11 +298,6 @@ class _Builder:
             forward_ops=forward_ops,
         )
         return graph, binding
-
-    def _add_inputs(self) -> None:
-        for node, index in self.nodes.plain.items():
-            if node.users:
-                self._add_input(node, index)
 
     def _add(self, op: Op, bound: BoundOp) -> int:
         self.ops.append(op)
@@ -285,8 +317,6 @@ class _Builder:
         self.tensor_bytes[v, tensor] = _bytes(node.meta["val"])
 
     def _add_call(self, node: "fx.Node") -> None:
-        import torch
-
         backward = node.meta.get("autograd_backward") or node.meta.get("partitioner_tag") == "is_backward"
         phase = "backward" if backward else "forward"
         seq = node.meta.get("seq_nr")
@@ -298,8 +328,8 @@ class _Builder:
         value = node.meta["val"]
         elements = list(value) if isinstance(value, (tuple, list)) else [value]
         op = Op(
-            id=node.name,
-            op=str(node.target).removesuffix(".default"),
+            id=self._id(node),
+            op=getattr(node.target, "__name__", "") if isinstance(node.target, FunctionType) else str(node.target).removesuffix(".default"),
             phase=phase,
             output_bytes=sum(_bytes(e) for e in elements),
             persistent_bytes=0,
@@ -317,41 +347,53 @@ class _Builder:
             self._read(read, v)
         if self.options.colocate_grads_with_ops and forward is not None:
             self.groups.join(v, forward)
-        # Attention that drops nothing draws nothing.
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and _argument(node, "dropout_p") != 0:
+        if draws(node):
             self.seeded.append(v)
 
+    def _id(self, node: "fx.Node") -> str:
+        return f"{self.id_prefix}{node.name}"
+
     def _add_update(self, parameter: str) -> None:
-        names = tuple(p for p in self.nodes.gradients if self.state_names[p] == parameter)
-        gradients = tuple(self.nodes.gradients[p] for p in names)
-        size = _bytes(self.state[parameter])
-        readers = self.state_readers.get(parameter, [])
         op = Op(
             id=f"update.{parameter}",
             op=f"optimizer.{self.options.optimizer}",
             phase=UPDATE,
-            persistent_bytes=size * self.options.optimizer_slots,
-            forward_op=next((self.ops[r].id for r in readers if self.ops[r].phase == "forward"), None),
+            persistent_bytes=_bytes(self.state[parameter]) * self.options.optimizer_slots,
             module=self._owner(parameter),
         )
+        self._order_readers(parameter, self._add_where_it_lives(parameter, op, self.nodes))
+
+    def _order_readers(self, parameter: str, update: int) -> None:
+        """The update overwrites the parameter in place, so whoever reads the old value goes first."""
+        for reader in dict.fromkeys(self.state_readers.get(parameter, [])):
+            if not self.ancestors[update] >> reader & 1:
+                self._order(reader, update)
+
+    def _add_where_it_lives(self, parameter: str, op: Op, nodes: _Nodes, taken_in: Collection[int] = ()) -> int:
+        """Adds an op that takes in a parameter's gradients, beside the parameter and the ops that make them, but for those `taken_in`."""
+        names = tuple(p for p in nodes.gradients if self.state_names[p] == parameter)
+        gradients = tuple(nodes.gradients[p] for p in names)
+        readers = self.state_readers.get(parameter, [])
+        op = replace(op, forward_op=next((self.ops[r].id for r in readers if self.ops[r].phase == "forward"), None))
         v = self._add(op, BoundOp(parameters=names, gradients=gradients, views=self._views(gradients)))
         self.groups.join(v, parameter)
         for gradient in gradients:
             self._read(gradient, v)
             base = self._base(gradient)
-            if isinstance(base, tuple):
-                self.groups.join(v, base[0])
-        # The update overwrites the parameter in place, so whoever reads the old value goes first.
-        for reader in dict.fromkeys(readers):
-            if not self.ancestors[v] >> reader & 1:
-                self._order(reader, v)
+            if isinstance(base, tuple) and base[0] not in taken_in:
+                self._keep_together(v, base[0])
+        return v
+
+    def _keep_together(self, update: int, maker: int) -> None:
+        """A gradient is made where it is taken in."""
+        self.groups.join(update, maker)
 
     def _owner(self, parameter: str) -> str | None:
         """The name of the module that holds a parameter; None for one that is not the model's."""
         return parameter.removeprefix(self.prefix).rpartition(".")[0] if parameter.startswith(self.prefix) else None
 
     def _order(self, first: int, second: int) -> None:
-        """An edge that moves nothing; its ends share a colocation group, so it never crosses devices."""
+        """An edge that moves nothing. Where its ends share a colocation group, it never crosses devices."""
         self._edge(first, second, 0, ORDER)
 
     def _edge(self, source: int, target: int, size: int, tensor: str) -> None:
@@ -359,13 +401,13 @@ class _Builder:
         self.ancestors[target] |= self.ancestors[source] | 1 << source
 
     def _base(self, node: "fx.Node") -> "tuple[int, str] | str | None":
-        """What owns the storage a node looks at: a tensor (op, name), a parameter or buffer name, or None for a constant."""
+        """The owner of the storage a node looks at: a tensor (op, name), a parameter or buffer name, or None for a constant."""
         while node not in self.home:
             if node in self.nodes.state:
                 return self.state_names[self.nodes.state[node]]
             if node in self.nodes.constants:
                 return None
-            node = node.args[0]
+            node = cast("fx.Node", node.args[0])
         return self.home[node]
 
     def _views(self, nodes: "Sequence[fx.Node]") -> "tuple[fx.Node, ...]":
@@ -375,7 +417,7 @@ class _Builder:
         def visit(node: "fx.Node") -> None:
             if node in self.home or node.op != "call_function" or node in found:
                 return
-            visit(node.args[0])
+            visit(cast("fx.Node", node.args[0]))
             found[node] = None
 
         for node in nodes:
@@ -400,16 +442,16 @@ class _Builder:
         for name, node in self.nodes.buffer_values.items():
             base = self._base(node)
             if not isinstance(base, tuple):
-                raise CaptureError(f"the new value of buffer {name!r} is no computed tensor; assign buffers from computed values")
+                raise CaptureError(f"the new value of buffer {name!r} is not a computed tensor; assign buffers from computed values")
             self.groups.join(base[0], self.state_names[name])
             writes.setdefault(base[0], []).append((self.state_names[name], node))
         return {v: tuple(w) for v, w in writes.items()}
 
-    def _expert_hints(self) -> list[int | None]:
+    def _expert_hints(self, expert_device: "Callable[[str], int | None]") -> list[int | None]:
         """For each op, the module's hint for the first parameter it reads."""
         hints: list[int | None] = [None] * len(self.ops)
         for name, readers in self.state_readers.items():
-            device = self.expert_device(name)
+            device = expert_device(name)
             for v in readers:
                 hints[v] = device if hints[v] is None else hints[v]
         return hints
@@ -422,10 +464,23 @@ class _Builder:
             self._order(a, b)
 
 
-def _argument(node: "fx.Node", name: str) -> Any:
+def draws(node: "fx.Node") -> bool:
+    """True if the node draws random numbers."""
+    import torch
+
+    if node.meta.get(DRAWS):
+        return True
+    # Attention and dropout that drop nothing draw nothing.
+    rate = "p" if node.target is torch.ops.aten.native_dropout.default else "dropout_p"
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and argument(node, rate) != 0
+
+
+def argument(node: "fx.Node", name: str) -> Any:
     """The value of an aten call's argument, or its default; None where it has none of that name."""
-    arguments = node.target._schema.arguments
-    defaults = {argument.name: argument.default_value for argument in arguments}
+    target: Any = node.target
+    if not hasattr(target, "_schema"):
+        return None
+    defaults = {argument.name: argument.default_value for argument in target._schema.arguments}
     return (defaults | dict(zip(defaults, node.args, strict=False)) | node.kwargs).get(name)
 
 

@@ -1,4 +1,5 @@
-"""The parts of torch that are not its public interface, all of those that the project uses, behind names of its own.
+"""The parts of torch that are not its public interface, behind names of the project's own: all that it uses, but for those of
+TorchDynamo, which are in torch_dynamo.py.
 
 What stands here may change with any release of torch: tests/test_layers.py wants no private name of torch anywhere else,
 and `make test-compat` runs the torch tests with another release than `make test` does.
@@ -24,7 +25,7 @@ TRIED_WITH = ("2.11", "2.13")
 def joint_graph(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> "fx.GraphModule":
     """AOTAutograd's graph of forward and backward together. The module must return its outputs as tensors; those that need a gradient
     get a tangent as a further input. What is raised while the module's forward is traced passes. Raises MissingBackendError."""
-    with _needed("capturing a step"):
+    with needed("capturing a step"):
         from torch._functorch import config
         from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
@@ -41,16 +42,16 @@ def joint_graph(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> 
 def lstm_states_as_they_are() -> Iterator[None]:
     """While an LSTM is traced, its last states have the shape of the first ones; 2.11 gives them a dimension too many where it writes the
     layer out. Raises MissingBackendError."""
-    with _needed("capturing an LSTM"):
+    with needed("capturing an LSTM"):
         from torch._decomp import decompositions
 
-        layer = decompositions.one_layer_lstm
+        layer: Callable[..., Any] = decompositions.one_layer_lstm
 
     def shaped(x: "torch.Tensor", first: "Sequence[torch.Tensor]", *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
         found, last = layer(x, first, *args, **kwargs)
         return found, tuple(after if after.shape == before.shape else after.squeeze(0) for after, before in zip(last, first, strict=True))
 
-    decompositions.one_layer_lstm = shaped
+    decompositions.one_layer_lstm = shaped  # type: ignore[assignment]  # it takes whatever the original takes
     try:
         yield
     finally:
@@ -59,30 +60,18 @@ def lstm_states_as_they_are() -> Iterator[None]:
 
 def descriptors() -> ModuleType:
     """The classes of `node.meta["desc"]`, which say what the graph's inputs and outputs stand for. Raises MissingBackendError."""
-    with _needed("capturing a step"):
+    with needed("capturing a step"):
         from torch._functorch._aot_autograd import descriptors
     return descriptors
 
 
-def shapes_of(tensors: "Sequence[torch.Tensor]") -> "list[torch.Tensor]":
-    """The tensors without their values, for tracing; what else the traced code uses, and has values, becomes a constant of the graph."""
-    with _needed("capturing a call"):
-        from torch._subclasses.fake_tensor import FakeTensorMode
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    return [mode.from_tensor(t) for t in tensors]
-
-
 @contextlib.contextmanager
-def as_if_compiled() -> Iterator[None]:
-    """Libraries that look at values, where they may, to save work do not look (torch.compiler.is_compiling)."""
-    import torch
-
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
+def with_node_notes() -> Iterator[None]:
+    """Nodes that are traced by running another graph keep what is noted on the nodes of that: the module that they come from."""
+    with needed("capturing a call"):
+        from torch.fx.traceback import preserve_node_meta
+    with preserve_node_meta():
         yield
-    finally:
-        torch.compiler._is_compiling_flag = before
 
 
 @contextlib.contextmanager
@@ -123,24 +112,25 @@ def as_if_recording() -> Iterator[None]:
 
 
 def backward_again() -> bool:
-    """In a backward pass: whether it was told to keep the graph for another one (retain_graph)."""
+    """True in a backward pass that was told to keep the graph for another one (retain_graph)."""
     import torch
 
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def inside_backward() -> bool:
-    """Whether the calling thread is in a backward pass, as where what was not kept is computed once more."""
+    """True if the calling thread is in a backward pass, as where what was not kept is computed once more."""
     import torch
 
     return torch._C._current_graph_task_id() != -1
 
 
 def is_traced() -> bool:
-    """Whether ops are being recorded or changed by whoever calls, rather than run."""
+    """True if the caller records or changes ops rather than runs them."""
     import torch
 
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0
+    tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]  # documented, but not in __all__
+    return torch.compiler.is_compiling() or tracing or torch._C._len_torch_dispatch_stack() > 0
 
 
 def no_view(tensor: "torch.Tensor") -> "torch.Tensor":
@@ -158,60 +148,54 @@ def memory_profile() -> "torch.profiler.profile":
 
 
 def profiler_events(profiler: "torch.profiler.profile") -> list[Any]:
-    """What a finished profile recorded, memory events included; each has name(), start_ns(), duration_ns() and nbytes()."""
-    with _needed("profiling memory"):
-        return profiler.profiler.kineto_results.events()
+    """The events that a finished profile recorded, those of memory included; each has name(), start_ns(), duration_ns() and nbytes()."""
+    with needed("profiling memory"):
+        recorded: Any = profiler.profiler
+        events: list[Any] = recorded.kineto_results.events()
+    return events
 
 
 def abort_process_group() -> None:
     """Ends all communicators of this process at once, without their peers. Raises MissingBackendError."""
-    with _needed("leaving a group of workers"):
+    with needed("leaving a group of workers"):
         from torch.distributed.distributed_c10d import _abort_process_group
     _abort_process_group()
 
 
-def parts_of(value: Any) -> tuple[list[Any], Any]:
-    """What a nest of lists, tuples, dicts and registered classes holds; and its kind, from which `nest_of` makes such a nest again."""
-    with _needed("running blocks of a module"):
-        from torch.utils import _pytree as pytree
-    return pytree.tree_flatten(value)
+@contextlib.contextmanager
+def dispatched(handle: Callable[[Any, Any, Any, dict[str, Any]], Any]) -> Iterator[None]:
+    """Every op that is called inside goes through `handle(op, types, args, kwargs)`, which returns its value. Raises MissingBackendError.
+    """
+    with needed("looking at a step's ops"):
+        from torch.utils._python_dispatch import TorchDispatchMode
 
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return handle(func, types, args, kwargs or {})
 
-def nest_of(kind: Any, parts: Sequence[Any]) -> Any:
-    """A nest of this kind that holds these."""
-    from torch.utils import _pytree as pytree
-
-    return pytree.tree_unflatten(list(parts), kind)
-
-
-def backward_may_come_again() -> bool:
-    """In the backward pass: whether the caller asked to keep the graph for another one."""
-    with _needed("running blocks of a module"):
-        from torch._C._autograd import _get_current_graph_task_keep_graph as keeps
-    return keeps()
+    with Mode():  # type: ignore[no-untyped-call]  # the constructor is torch's
+        yield
 
 
 @contextlib.contextmanager
 def collectives(seen: Callable[[str, int, int], None]) -> Iterator[None]:
     """Calls `seen(name, bytes, processes)` for each collective that is started inside, DTensor's too: the bytes of the larger of what goes
     in and comes out of one process, and how many take part. Raises MissingBackendError."""
-    with _needed("counting bytes"):
+    with needed("counting bytes"):
         import torch
         from torch.distributed.tensor import DTensor
-        from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if any(issubclass(t, DTensor) for t in types):
-                return NotImplemented  # what DTensor does for it comes here again
-            result = func(*args, **(kwargs or {}))
-            kind = _collective(func)
-            if kind is not None:
-                tensors = [[t for t in parts_of(v)[0] if isinstance(t, torch.Tensor)] for v in (args[:1], args[1:2], result)]
-                seen(kind, max(sum(t.nbytes for t in group) for group in tensors), _processes(args))
-            return result
+    def counted(func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if any(issubclass(t, DTensor) for t in types):
+            return NotImplemented  # what DTensor does for it comes here again
+        result = func(*args, **kwargs)
+        kind = _collective(func)
+        if kind is not None:
+            tensors = [[t for t in tree_flatten(v)[0] if isinstance(t, torch.Tensor)] for v in (args[:1], args[1:2], result)]
+            seen(kind, max(sum(t.nbytes for t in group) for group in tensors), _processes(args))
+        return result
 
-    with Mode():
+    with dispatched(counted):
         yield
 
 
@@ -229,13 +213,13 @@ def _collective(op: Any) -> str | None:
 
 
 def _processes(arguments: Sequence[Any]) -> int:
-    """How many processes are in the group among a collective's arguments."""
+    """The number of processes in the group among a collective's arguments; 1 where there is none."""
     import torch
-    from torch.distributed.distributed_c10d import ProcessGroup, _resolve_process_group
+    from torch._C._distributed_c10d import ProcessGroup, _resolve_process_group
 
     for argument in reversed(arguments):
         if isinstance(argument, str):
-            return _resolve_process_group(argument).size()
+            return _resolve_process_group(argument).size()  # type: ignore[arg-type]  # a GroupName, which 2.11 has not, is a str
         if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
             return ProcessGroup.unbox(argument).size()
     return 1
@@ -243,27 +227,27 @@ def _processes(arguments: Sequence[Any]) -> int:
 
 def valueless() -> Any:
     """A context in which tensors are made without values. Raises MissingBackendError."""
-    with _needed("tracing how parts of tensors move"):
+    with needed("tracing how parts of tensors move"):
         from torch._subclasses.fake_tensor import FakeTensorMode
     return FakeTensorMode()
 
 
 def traced(function: "Callable[[torch.Tensor], torch.Tensor]", value: "torch.Tensor") -> "fx.GraphModule":
     """The ops that a function runs on a tensor like `value`, DTensor's and autograd's included. Raises MissingBackendError."""
-    with _needed("tracing how parts of tensors move"):
+    with needed("tracing how parts of tensors move"):
         from torch.fx.experimental.proxy_tensor import make_fx
     return make_fx(lambda given: function(given))(value)  # a method has an argument too many for it
 
 
 def flatten_mesh(mesh: "DeviceMesh", dims: Sequence[int]) -> "DeviceMesh":
     """The mesh of several dimensions as one, which DTensor then also uses itself. Raises MissingBackendError."""
-    names = [mesh.mesh_dim_names[d] for d in dims]
-    with _needed("splitting a step"):
-        return mesh[tuple(names)]._flatten()
+    names = mesh.mesh_dim_names or ()
+    with needed("splitting a step"):
+        return mesh[tuple(names[d] for d in dims)]._flatten()
 
 
 @contextlib.contextmanager
-def _needed(what: str) -> Iterator[None]:
+def needed(what: str) -> Iterator[None]:
     """Raises MissingBackendError, which names the releases that were tried, where this torch has not what is used inside."""
     try:
         yield

@@ -57,7 +57,7 @@ def _stacked(function: Any, args: Sequence[Any], is_lstm: bool) -> "tuple[torch.
 
 
 def _fuses(x: "torch.Tensor", state: "Sequence[torch.Tensor]", weights: "Sequence[torch.Tensor]") -> bool:
-    """Whether an ordinary step runs the layer as one op."""
+    """True if an ordinary step runs the layer as one op."""
     import torch
 
     tensors = [x, *state, *weights]
@@ -65,7 +65,7 @@ def _fuses(x: "torch.Tensor", state: "Sequence[torch.Tensor]", weights: "Sequenc
         all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
         and state[0].shape[2] == state[1].shape[2]
         and x.numel() > 0
-        and torch.backends.mkldnn.enabled
+        and bool(torch.backends.mkldnn.enabled)
         and torch.backends.mkldnn.is_available()
         and not torch.is_autocast_enabled("cpu")
     )

@@ -1,4 +1,4 @@
-"""What a module takes and returns, as a flat list of tensors and the shape of the rest: tuples, dicts, dataclasses, objects of tensors."""
+"""A flat list of the tensors that a module takes or returns, and the shape of the rest: tuples, dicts, dataclasses, objects of tensors."""
 
 import dataclasses
 import types
@@ -25,7 +25,7 @@ class TensorLeaf:
 
 @dataclass(frozen=True)
 class InputLeaf:
-    """In what a module returns: the tensor that it was given with this number, untouched."""
+    """A tensor that a module returns as it was given it, by its number."""
 
     index: int
 
@@ -47,7 +47,7 @@ class ObjectLeaf:
     attributes: "Tree"
 
     def fill(self, tensors: "Sequence[torch.Tensor]", inputs: "Sequence[torch.Tensor]") -> Any:
-        made = object.__new__(self.type)
+        made: Any = object.__new__(self.type)
         for name, value in zip(self.names, self.attributes.fill(tensors, inputs), strict=True):
             object.__setattr__(made, name, value)
         return made
@@ -104,8 +104,7 @@ def _leaf(value: Any, tensors: "list[torch.Tensor]", what: str, depth: int) -> L
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return TensorLeaf(len(tensors) - 1)
-    plain = (bool, int, float, complex, str, bytes, type(None), type, range, torch.Size)
-    plain = (*plain, torch.dtype, torch.device, torch.layout)
+    plain = (bool, int, float, complex, str, bytes, type(None), type, range, torch.Size, torch.dtype, torch.device, torch.layout)
     if isinstance(value, (*plain, types.FunctionType, types.BuiltinFunctionType)):
         return ValueLeaf(type(value), value)
     attributes = getattr(value, "__dict__", None)

@@ -63,7 +63,7 @@ def _frames(traceback: TracebackType | None) -> Iterator[tuple[str, int, str]]:
 
 
 def is_foreign(file: str) -> bool:
-    """Whether a file is a framework's, Python's or this package's own."""
+    """True if a file is a framework's, Python's or this package's own."""
     path = Path(file)
     frameworks = [Path(m.__file__).parent for name in _FRAMEWORKS if (m := sys.modules.get(name)) is not None and m.__file__]
     if file.startswith("<") or any(path.is_relative_to(folder) for folder in (Path(__file__).parent.parent, *frameworks)):

@@ -1,4 +1,4 @@
-"""What ops and transfers cost: profiles, and the line through a link's samples."""
+"""Costs of ops and transfers: profiles, and the line through a link's samples."""
 
 from baechi_ext.cost.communication import LinkFit, bend_bytes, fit_link
 from baechi_ext.cost.factors import scale_links, vary_costs

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from baechi_ext.errors import ProfileError
 from baechi_ext.ir.cluster import Link
@@ -37,13 +38,13 @@ def fit_link(samples: Sequence[tuple[float, float]], scales_us: Sequence[float] 
     weights = [1.0 / scale**2 for scale in scales_us or [us for _, us in samples]]
     slope, latency = _weighted_line(samples, weights)
     if slope < 0:
-        slope, latency = 0.0, _weighted_mean([us for _, us in samples], weights)
+        slope, latency = 0.0, fmean([us for _, us in samples], weights)
     elif latency < 0:
         latency = 0.0
         slope = sum(w * x * y for (x, y), w in zip(samples, weights, strict=True)) / sum(
             w * x * x for (x, _), w in zip(samples, weights, strict=True)
         )
-    mean = _weighted_mean([us for _, us in samples], weights)
+    mean = fmean([us for _, us in samples], weights)
     left = sum(w * (y - slope * x - latency) ** 2 for (x, y), w in zip(samples, weights, strict=True))
     all_ = sum(w * (y - mean) ** 2 for (_, y), w in zip(samples, weights, strict=True))
     return LinkFit(slope, latency, 1.0 - left / all_ if all_ > 0 else 1.0)
@@ -73,13 +74,9 @@ def _relative_error(samples: Sequence[tuple[float, float]]) -> float:
     return sum(((us - fit.latency_us - size * fit.us_per_byte) / us) ** 2 for size, us in samples)
 
 
-def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
-
-
 def _weighted_line(samples: Sequence[tuple[float, float]], weights: Sequence[float]) -> tuple[float, float]:
-    x0 = _weighted_mean([x for x, _ in samples], weights)
-    y0 = _weighted_mean([y for _, y in samples], weights)
+    x0 = fmean([x for x, _ in samples], weights)
+    y0 = fmean([y for _, y in samples], weights)
     covariance = sum(w * (x - x0) * (y - y0) for (x, y), w in zip(samples, weights, strict=True))
     slope = covariance / sum(w * (x - x0) ** 2 for (x, _), w in zip(samples, weights, strict=True))
     return slope, y0 - slope * x0

@@ -8,10 +8,10 @@ from baechi_ext.ir.cluster import Cluster, Link
 from baechi_ext.ir.op_graph import OpGraph
 
 
-def scale_links(cluster: Cluster, factor: float) -> Cluster:
-    """The cluster with every cost of every link times `factor`."""
-    pairs = {ends: _times(link, factor) for ends, link in cluster.pairs.items()}
-    return replace(cluster, default=_times(cluster.default, factor), pairs=pairs)
+def scale_links(cluster: Cluster, factor: float, per_byte: float | None = None) -> Cluster:
+    """The cluster with every cost of every link times `factor`; those of a byte times `per_byte`, where that is given."""
+    pairs = {ends: _times(link, factor, per_byte) for ends, link in cluster.pairs.items()}
+    return replace(cluster, default=_times(cluster.default, factor, per_byte), pairs=pairs)
 
 
 def vary_costs(graph: OpGraph, cluster: Cluster, factor: float, seed: int) -> tuple[OpGraph, Cluster]:
@@ -27,5 +27,6 @@ def vary_costs(graph: OpGraph, cluster: Cluster, factor: float, seed: int) -> tu
     return graph.replace_ops(ops), replace(cluster, pairs=pairs)
 
 
-def _times(link: Link, factor: float) -> Link:
-    return Link(**{f.name: getattr(link, f.name) * factor for f in fields(link)})
+def _times(link: Link, factor: float, per_byte: float | None = None) -> Link:
+    of_a_byte = factor if per_byte is None else per_byte
+    return Link(**{f.name: getattr(link, f.name) * (of_a_byte if "per_byte" in f.name else factor) for f in fields(link)})

@@ -7,17 +7,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from baechi_ext.errors import MismatchError, ProfileError
-from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
-from baechi_ext.ir.made_by import MadeBy, signed
-from baechi_ext.ir.numbers import as_bytes, as_number
+from baechi_ext.errors import ProfileError
+from baechi_ext.ir.files import SCHEMA_VERSION
+from baechi_ext.ir.made_by import Saved, load_as
+from baechi_ext.ir.numbers import as_bytes, as_number, require_finite
 from baechi_ext.ir.op_graph import Op, OpGraph
 from baechi_ext.ir.plan import require_same_graph
+
+_SIZES = ("output_bytes", "temporary_bytes", "persistent_bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class OpProfile:
-    """What one op was seen to take. `samples_us` are the timed repeats, warm-up left out."""
+    """Measured costs of one op. `samples_us` are the timed repeats, warm-up left out."""
 
     samples_us: tuple[float, ...]
     output_bytes: int | float = 0
@@ -47,7 +49,7 @@ class Contention:
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(Saved):
     """The costs of every op of one graph, keyed by op id, and how they were measured."""
 
     graph_fingerprint: str
@@ -75,9 +77,7 @@ class Profile:
                     "median_us": p.median_us,
                     "samples_us": list(p.samples_us),
                     **({"contended_us": list(p.contended_us)} if p.contended_us else {}),
-                    "output_bytes": p.output_bytes,
-                    "temporary_bytes": p.temporary_bytes,
-                    "persistent_bytes": p.persistent_bytes,
+                    **{name: getattr(p, name) for name in _SIZES},
                 }
                 for id_, p in self.ops.items()
             },
@@ -96,6 +96,7 @@ class Profile:
         metadata = value.get("metadata")
         if metadata is not None and not isinstance(metadata, dict):
             raise ProfileError(f'the profile\'s "metadata" is {metadata!r}; expected an object')
+        require_finite(metadata, 'the profile\'s "metadata"', ProfileError)
         profile = cls(
             graph_fingerprint=graph.fingerprint,
             op_digests=dict(zip(graph.index, graph.op_digests, strict=True)),
@@ -111,14 +112,14 @@ class Profile:
         return profile
 
     def compute_us(self) -> dict[str, float]:
-        """What each op takes on a device that works alone: the least of its samples, times what a typical pass takes over the sum of
+        """Time of each op on a device that works alone: the least of its samples, times what a typical pass takes over the sum of
         the least times: no pass has every op at its best, and a step is a pass."""
         columns = [p.samples_us for p in self.ops.values()]
         passes = [sum(one_pass) for one_pass in zip(*columns, strict=True)] if len(set(map(len, columns))) == 1 else []
         return self._scaled({id_: p.min_us for id_, p in self.ops.items()}, passes)
 
     def contended_us(self) -> dict[str, float]:
-        """What each op takes while other devices are at work; as if alone where that was not profiled."""
+        """Time of each op while other devices are at work; as if alone where that was not profiled."""
         if self.contention is None:
             return self.compute_us()
         return self._scaled({id_: min(p.contended_us) for id_, p in self.ops.items()}, self.contention.pass_us)
@@ -129,18 +130,10 @@ class Profile:
         scale = statistics.median(passes_us) / total if passes_us and total > 0 else 1.0
         return {id_: us * scale for id_, us in least_us.items()}
 
-    def save(self, path: str | Path, made_by: MadeBy | None = None) -> None:
-        """Writes the file, signed by `made_by` where that is given. Raises FileError."""
-        write_json(path, signed(self.to_json(), made_by))
-
     @classmethod
     def load(cls, path: str | Path, graph: OpGraph) -> "Profile":
         """Raises FileError, ProfileError or MismatchError."""
-        value = read_json(path, "profile")
-        try:
-            return cls.from_json(value, graph)
-        except (ProfileError, MismatchError) as e:
-            raise type(e)(f"{path}: {e}") from e
+        return load_as(path, "profile", lambda value: cls.from_json(value, graph))
 
 
 def _contention_from_json(value: Any) -> Contention | None:
@@ -158,10 +151,7 @@ def _op_from_json(id_: str, value: Any) -> OpProfile:
     samples = value.get("samples_us")
     if not isinstance(samples, list) or not samples:
         raise ProfileError(f'the profile of op {id_!r} has no "samples_us"; profile again')
-    sizes = {
-        name: as_bytes(value.get(name, 0), f"{name} of op {id_!r}", ProfileError)
-        for name in ("output_bytes", "temporary_bytes", "persistent_bytes")
-    }
+    sizes = {name: as_bytes(value.get(name, 0), f"{name} of op {id_!r}", ProfileError) for name in _SIZES}
     contended = value.get("contended_us", [])
     if not isinstance(contended, list):
         raise ProfileError(f'"contended_us" of op {id_!r} is {contended!r}; expected a list; profile again')
@@ -191,10 +181,4 @@ def attach_costs(graph: OpGraph, profile: Profile, *, contended: bool = False) -
 
 
 def _with_costs(op: Op, costs: OpProfile, compute_us: float) -> Op:
-    return replace(
-        op,
-        compute_us=compute_us,
-        output_bytes=costs.output_bytes,
-        temporary_bytes=costs.temporary_bytes,
-        persistent_bytes=costs.persistent_bytes,
-    )
+    return replace(op, compute_us=compute_us, **{name: getattr(costs, name) for name in _SIZES})

@@ -19,7 +19,7 @@ INSTALLED = Path(__file__).parent / "graphs"
 """The graphs that come with the package."""
 INDEX = "index.json"
 SIZES = ("captured_ops", "nodes", "edges", "compute_us", "longest_path_us")
-"""What an index says of each graph."""
+"""Numbers that an index has for each graph."""
 
 
 def load(family: str, split: str | None = None, folder: str | Path = INSTALLED) -> list[OpGraph]:
@@ -34,7 +34,7 @@ def load(family: str, split: str | None = None, folder: str | Path = INSTALLED) 
 
 
 def read_index(family: str, folder: str | Path = INSTALLED) -> dict[str, Any]:
-    """What is known of a family's graphs: how they were made, and of each its file, split, architecture and sizes.
+    """The index of a family's graphs: how they were made, and of each its file, split, architecture and sizes.
 
     Raises OptionError for an unknown family, FileError where the index is missing or wrong.
     """

@@ -1,7 +1,7 @@
-"""What two plans of one graph differ in: which ops moved, what else changed, and which of that makes the step longer or shorter."""
+"""Differences between two plans of one graph: which ops moved, what else changed, and which of that makes the step longer or shorter."""
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -11,7 +11,7 @@ from baechi_ext.errors import MismatchError
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import Plan
-from baechi_ext.simulate.adaptive import AdaptiveSimulator
+from baechi_ext.simulate.simulator import Simulator
 from baechi_ext.simulate.timeline import Timeline
 
 
@@ -51,9 +51,9 @@ class PlanDiff:
     recosted: tuple[int, ...]
     """Ops whose costs are not the same in both plans, where groups of devices split them in other ways."""
     priorities: tuple[bool, bool]
-    """Whether each plan has any."""
+    """One entry per plan: True if it has any."""
     ranks_differ: int | None
-    """How many ops come as another number by priority; None where not both plans have priorities."""
+    """Number of ops whose rank by priority differs; None where not both plans have priorities."""
     cluster_changes: tuple[str, ...]
     crossed: Crossed | None
     """None where the clusters, or costs, differ."""
@@ -64,7 +64,7 @@ class PlanDiff:
 
     @property
     def is_empty(self) -> bool:
-        """Whether both plans do the same on the same devices."""
+        """True if both plans do the same on the same devices."""
         return not (self.moved or self.reordered or self.recosted or self.cluster_changes)
 
     @property
@@ -83,18 +83,19 @@ class PlanDiff:
     @cached_property
     def modules(self) -> tuple[MovedModule, ...]:
         """The moved ops by module and devices, most compute first."""
-        ops, moves = self.graph.ops, {}
+        ops = self.graph.ops
+        moves: dict[tuple[str, str, str], list[int]] = {}
         for v in self.moved:
             moves.setdefault((_module_of(self.graph, v), _device(self.before, v), _device(self.after, v)), []).append(v)
         size = Counter(_module_of(self.graph, v) for v in range(len(ops)))
         found = [
-            MovedModule(*key, len(of), size[key[0]], sum(ops[v].compute_us for v in of), sum(ops[v].persistent_bytes for v in of))
-            for key, of in moves.items()
+            MovedModule(name, old, new, len(of), size[name], sum(ops[v].compute_us for v in of), sum(ops[v].persistent_bytes for v in of))
+            for (name, old, new), of in moves.items()
         ]
         return tuple(sorted(found, key=lambda module: -module.compute_us))
 
     def to_json(self) -> dict[str, Any]:
-        """What `baechi diff --json` prints (docs/files.md)."""
+        """The output of `baechi diff --json` (docs/files.md)."""
         ids = self.graph.ops
         places = [(ids[v].id, _device(self.before, v), _device(self.after, v)) for v in self.moved]
         return {
@@ -119,7 +120,7 @@ def diff_plans(before: Plan, after: Plan) -> PlanDiff:
     """The difference of two plans. Raises MismatchError where they are of different graphs."""
     if [op.id for op in before.graph.ops] != [op.id for op in after.graph.ops]:
         raise MismatchError("the two plans are of different graphs; give two plans of one graph")
-    first, second = (AdaptiveSimulator(plan.graph, plan.cluster).run(plan.placement, plan.priority) for plan in (before, after))
+    first, second = (Simulator(plan.graph, plan.cluster).run(plan.placement, plan.priority) for plan in (before, after))
     same_cluster, partner = before.cluster == after.cluster, _partners(before.cluster, after.cluster)
     moved, recosted = tuple(v for v, d in enumerate(second.placement) if partner.get(d) != first.placement[v]), _recosted(before, after)
     renamed = _renamed(before, after) if same_cluster and moved else None
@@ -234,7 +235,7 @@ def _ranks_differ(before: Sequence[float] | None, after: Sequence[float] | None)
 
 
 def _crossed(before: Plan, after: Plan) -> Crossed:
-    simulator = AdaptiveSimulator(before.graph, before.cluster)
+    simulator = Simulator(before.graph, before.cluster)
     return Crossed(
         placement_after_us=simulator.evaluate(after.placement, before.priority)[0],
         priority_after_us=simulator.evaluate(before.placement, after.priority)[0],
@@ -246,11 +247,11 @@ def _renamed(before: Plan, after: Plan) -> tuple[tuple[int, ...], int] | None:
     cluster = before.cluster
     if cluster.pairs or len({(device.speed, device.memory_bytes) for device in cluster.devices}) > 1:
         return None
-    shared: Counter[tuple[int, int]] = Counter()
+    shared: defaultdict[tuple[int, int], float] = defaultdict(float)
     for op, source, target in zip(before.graph.ops, before.placement, after.placement, strict=True):
         shared[target, source] += op.compute_us
     names: dict[int, int] = {}
-    for (target, source), _ in shared.most_common():
+    for target, source in sorted(shared, key=lambda pair: -shared[pair]):
         if target not in names and source not in names.values():
             names[target] = source
     left = [d for d in range(len(cluster)) if d not in names.values()]

@@ -1,6 +1,6 @@
-"""What bounds the step of a plan, where its time goes, and what would change it."""
+"""Explains what bounds the step of a plan, where its time goes, and what would change it."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from baechi_ext.explain.idle import DeviceIdle, idle_devices
@@ -8,7 +8,7 @@ from baechi_ext.explain.memory import DeviceMemory, device_memories
 from baechi_ext.explain.path import OP, Part, Paths, Stretch
 from baechi_ext.explain.sensitivity import TransferCosts, WhatIf, sensitivity, transfer_costs
 from baechi_ext.ir.plan import Plan
-from baechi_ext.simulate.adaptive import AdaptiveSimulator
+from baechi_ext.simulate.simulator import Simulator
 from baechi_ext.simulate.timeline import Timeline
 
 
@@ -28,7 +28,7 @@ class PlanExplanation:
     what_ifs: tuple[WhatIf, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """What `baechi explain --json` prints (docs/files.md); devices are indices."""
+        """The output of `baechi explain --json` (docs/files.md); devices are indices."""
         timeline, step_us = self.timeline, self.timeline.makespan_us
         return {
             "step_us": step_us,
@@ -41,13 +41,13 @@ class PlanExplanation:
             "transfers": self.transfers.to_json(timeline.graph),
             "idle": [idle.to_json(timeline) for idle in self.idle],
             "memory": [memory.to_json(timeline.graph) for memory in self.memory],
-            "what_ifs": [what_if.to_json() for what_if in self.what_ifs],
+            "what_ifs": [asdict(what_if) for what_if in self.what_ifs],
         }
 
 
 def explain_plan(plan: Plan) -> PlanExplanation:
     """The explanation of a plan of single devices, or of the groups of a hybrid one (`HybridPlan.of_groups`)."""
-    timeline = AdaptiveSimulator(plan.graph, plan.cluster).run(plan.placement, plan.priority)
+    timeline = Simulator(plan.graph, plan.cluster).run(plan.placement, plan.priority)
     paths = Paths(timeline)
     critical = paths.critical()
     handled = {stretch.op for stretch in critical if stretch.kind == OP and paths.handling_us(stretch.op) > 0}

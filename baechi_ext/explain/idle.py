@@ -62,24 +62,13 @@ class DeviceIdle:
         return sum(gap.us for gap in self.gaps)
 
     @property
-    def producer_us(self) -> float:
-        return sum(gap.producer_us for gap in self.gaps)
-
-    @property
-    def queue_us(self) -> float:
-        return sum(gap.queue_us for gap in self.gaps)
-
-    @property
-    def transfer_us(self) -> float:
-        return sum(gap.transfer_us for gap in self.gaps)
-
-    @property
-    def tail_us(self) -> float:
-        return sum(gap.us for gap in self.gaps if gap.op is None)
+    def waits_us(self) -> dict[str, float]:
+        """The parts of that, by name."""
+        parts = {name: sum(getattr(gap, name) for gap in self.gaps) for name in ("producer_us", "queue_us", "transfer_us")}
+        return {**parts, "tail_us": sum(gap.us for gap in self.gaps if gap.op is None)}
 
     def to_json(self, timeline: Timeline) -> dict[str, Any]:
-        waits = {name: getattr(self, name) for name in ("producer_us", "queue_us", "transfer_us", "tail_us")}
-        return {"device": self.device, "idle_us": self.us, **waits, "gaps": [gap.to_json(timeline) for gap in self.gaps]}
+        return {"device": self.device, "idle_us": self.us, **self.waits_us, "gaps": [gap.to_json(timeline) for gap in self.gaps]}
 
 
 def idle_devices(paths: Paths) -> tuple[DeviceIdle, ...]:

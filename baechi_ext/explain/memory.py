@@ -1,4 +1,4 @@
-"""What each device holds when its memory is fullest, and what of that could be elsewhere."""
+"""Contents of each device when its memory is fullest, and what of that could be elsewhere."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -57,25 +57,22 @@ class DeviceMemory:
 
 
 def device_memories(timeline: Timeline) -> tuple[DeviceMemory, ...]:
-    """What each device holds at its peak."""
+    """Contents of each device at its peak."""
     graph, held, found = timeline.graph, holdings(timeline), []
     persistent: list[list[Holder]] = [[] for _ in timeline.busy_us]
     for v, op in enumerate(graph.ops):
         if op.persistent_bytes:
             persistent[timeline.placement[v]].append(Holder(KINDS[PERSISTENT], v, None, op.persistent_bytes))
     for d, (base, device) in enumerate(zip(persistent_bytes(timeline), timeline.cluster.devices, strict=True)):
-        here = held.of(d)
-        at_us, bytes_then = here.course(base)
-        top = bytes_then.argmax()
-        live = (here.since_us <= at_us[top]) & (here.until_us > at_us[top])
+        at_us, live = held.of(d).at_peak(base)
         holders = list(persistent[d])
         by_kind = dict.fromkeys(KINDS.values(), 0.0) | {KINDS[PERSISTENT]: float(base)}
-        for kind, item, size in zip(here.kind[live].tolist(), here.item[live].tolist(), here.bytes[live].tolist(), strict=True):
+        for kind, item, size in live:
             tensor = None if kind == WORKING else graph.tensors[item]
-            holders.append(Holder(KINDS[kind], item if tensor is None else tensor.producer, tensor and tensor.name, size))
+            holders.append(Holder(KINDS[kind], item if tensor is None else tensor.producer, None if tensor is None else tensor.name, size))
             by_kind[KINDS[kind]] += size
         largest = tuple(sorted(holders, key=lambda holder: -holder.bytes)[:MOST_HOLDERS])
-        found.append(DeviceMemory(d, timeline.peak_memory_bytes[d], device.memory_bytes, float(at_us[top]), by_kind, largest))
+        found.append(DeviceMemory(d, timeline.peak_memory_bytes[d], device.memory_bytes, at_us, by_kind, largest))
     return tuple(found)
 
 

@@ -1,16 +1,16 @@
 """Why an op is where it is: the step with it, and all that has to share its device, on each of the devices."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from baechi_ext.errors import OptionError
 from baechi_ext.explain.path import OP, Paths
+from baechi_ext.ir.hints import not_called, ops_called
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.ir.pins import not_called, ops_called
 from baechi_ext.ir.plan import Plan
-from baechi_ext.simulate.adaptive import AdaptiveSimulator
+from baechi_ext.simulate.simulator import Simulator
 
 PINNED, NO_OTHER, NO_ROOM, BEST, EQUAL, WORSE = "pinned", "no other device", "no room elsewhere", "best", "as good", "better elsewhere"
 """Why ops are where they are: a pin; nothing else to choose; nothing else fits; all else is slower; something else is as fast; or they
@@ -33,14 +33,7 @@ class Choice:
     bytes_moved: int | float
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "device": self.device,
-            "step_us": self.step_us,
-            "fits": self.fits,
-            "peak_memory_bytes": list(self.peak_memory_bytes),
-            "transfers": self.transfers,
-            "bytes_moved": self.bytes_moved,
-        }
+        return {**asdict(self), "peak_memory_bytes": list(self.peak_memory_bytes)}
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,7 @@ class OpChoices:
 
     @property
     def device(self) -> int | None:
-        """Where all moved ops are; None where they are on several devices."""
+        """The device of all moved ops; None where they are on several devices."""
         devices = [d for d, count in enumerate(self.here) if count]
         return devices[0] if len(devices) == 1 else None
 
@@ -77,7 +70,7 @@ class OpChoices:
 
     @property
     def verdict(self) -> str:
-        """Why the ops are where they are: one of the constants above."""
+        """The reason why the ops are where they are: one of the constants above."""
         best, rounding = self.best, _ROUNDING * self.step_us
         if self.pin is not None:
             return PINNED
@@ -90,7 +83,7 @@ class OpChoices:
         return BEST if best.step_us > self.step_us else WORSE
 
     def to_json(self) -> dict[str, Any]:
-        """What `baechi explain PLAN OP --json` prints (docs/files.md); devices are indices."""
+        """The output of `baechi explain PLAN OP --json` (docs/files.md); devices are indices."""
         ops = [self.graph.ops[v] for v in self.asked]
         return {
             "ops": [op.id for op in ops],
@@ -112,7 +105,7 @@ class Mover:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.simulator = AdaptiveSimulator(plan.graph, plan.cluster)
+        self.simulator = Simulator(plan.graph, plan.cluster)
         self.timeline = self.simulator.run(plan.placement, plan.priority)
 
     @cached_property
@@ -139,8 +132,7 @@ class Mover:
             placement[v] = device
         known = self.timeline.makespan_us, self.timeline.peak_memory_bytes
         step_us, peaks = known if is_here else self.simulator.evaluate(placement, self.plan.priority)
-        limits = [x.memory_bytes for x in self.plan.cluster.devices]
-        fits = all(limit is None or peak <= limit for peak, limit in zip(peaks, limits, strict=True))
+        fits = all(peak <= room for peak, room in zip(peaks, self.plan.cluster.rooms, strict=True))
         sent = {(t, placement[w]) for t in _tensors_of(graph, moved) for w in graph.tensors[t].readers}
         sent = {(t, d) for t, d in sent if d != placement[graph.tensors[t].producer]}
         return Choice(device, step_us, tuple(peaks), fits, len(sent), sum(graph.tensors[t].bytes for t, _ in sent))
@@ -159,5 +151,5 @@ def op_choices(plan: Plan, op: str) -> OpChoices:
 
 
 def _tensors_of(graph: OpGraph, ops: Iterable[int]) -> set[int]:
-    """What ops make or read."""
+    """The tensors that ops make or read."""
     return {t for v in ops for t in (*graph.inputs[v], *graph.outputs[v])}

@@ -13,7 +13,7 @@ from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.simulate.timeline import Timeline, Transfer
 
 OP, TRANSFER, DEVICE_BUSY, LINK_BUSY = "op", "transfer", "device busy", "link busy"
-"""What a stretch of a path is. The last two are waits, on data paths alone."""
+"""Kinds of stretches of a path. The last two are waits, on data paths alone."""
 COMPUTE, HANDLING = "compute", "sending and receiving"
 """The two parts of an op's time: its own, and what transfers take from its device."""
 START, DATA, DEVICE, LINK = "start", "data", "device", "link"
@@ -56,7 +56,7 @@ class Part:
 
 
 def transfer_to_json(graph: OpGraph, transfer: Transfer) -> dict[str, Any]:
-    """What a transfer moves, and between which devices."""
+    """The tensor that a transfer moves, and between which devices."""
     tensor = graph.tensors[transfer.tensor]
     return {
         "op": graph.ops[tensor.producer].id,
@@ -98,7 +98,7 @@ class Paths:
         return found
 
     def handling_us(self, op: int) -> float:
-        """What transfers added to the op's time on its device."""
+        """Time that transfers added to the op's on its device."""
         timeline, device = self.timeline, self.timeline.placement[op]
         duration = timeline.end_us[op] - timeline.start_us[op]
         added = duration - timeline.graph.ops[op].compute_us / timeline.cluster.devices[device].speed
@@ -131,13 +131,11 @@ class Paths:
         """The op's stretch, and what comes before it: an op, or an op's tensor on its way."""
         timeline = self.timeline
         start_us, arrived, user = timeline.start_us[v], self.last_input(v), self.before.get(v)
-        waits = user is not None and timeline.end_us[user] == start_us
-        if arrived is not None and arrived[0] == start_us and not (waits and self._rank[user] > self._rank[arrived[1]]):
+        if user is not None and timeline.end_us[user] != start_us:
+            user = None
+        cause, before, sent = START if user is None else DEVICE, user, None
+        if arrived is not None and arrived[0] == start_us and (user is None or self._rank[user] <= self._rank[arrived[1]]):
             cause, before, sent = DATA, arrived[1], arrived[2]
-        elif waits:
-            cause, before, sent = DEVICE, user, None
-        else:
-            cause, before, sent = START, None, None
         if sent is not None and sent.end_us == sent.request_us:
             sent = None
         return Stretch(OP, v, None, start_us, timeline.end_us[v], cause), before, sent
@@ -169,7 +167,7 @@ class Paths:
         return tuple(reversed(found))
 
     def parts(self, path: Iterable[Stretch]) -> tuple[Part, ...]:
-        """What a path consists of, the longest first."""
+        """The parts of a path, the longest first."""
         sums: dict[tuple[str, int, int | None, str | None], float] = {}
         for stretch in path:
             device, us = self.timeline.placement[stretch.op], stretch.end_us - stretch.start_us

@@ -6,10 +6,9 @@ from typing import Any
 
 from baechi_ext.cost import scale_links
 from baechi_ext.explain.path import Stretch, transfer_to_json
-from baechi_ext.ir.cluster import Cluster, Link
+from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.simulate.adaptive import AdaptiveSimulator
-from baechi_ext.simulate.engine import Simulator
+from baechi_ext.simulate.simulator import Simulator
 from baechi_ext.simulate.timeline import Timeline, Transfer
 
 MOST_DEVICES = 16
@@ -29,10 +28,6 @@ class WhatIf:
     device: int | None
     step_us: float
     gain_us: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {"change": self.change, "device": self.device, "step_us": self.step_us, "gain_us": self.gain_us}
-
 
 @dataclass(frozen=True, slots=True)
 class CostlyTransfer:
@@ -77,8 +72,8 @@ def sensitivity(timeline: Timeline, priority: Sequence[float] | None) -> tuple[W
         changed = [
             ("links twice as fast", None, scale_links(cluster, 0.5)),
             ("links twice as slow", None, scale_links(cluster, 2.0)),
-            ("half the latency of links", None, _with_links(cluster, latency=0.5)),
-            ("twice the bandwidth of links", None, _with_links(cluster, bandwidth=2.0)),
+            ("half the latency of links", None, scale_links(cluster, 0.5, per_byte=1.0)),
+            ("twice the bandwidth of links", None, scale_links(cluster, 1.0, per_byte=0.5)),
             ("links that take no time", None, scale_links(cluster, 0.0)),
         ]
     busiest = sorted((d for d, busy in enumerate(timeline.busy_us) if busy > 0), key=lambda d: -timeline.busy_us[d])
@@ -87,7 +82,7 @@ def sensitivity(timeline: Timeline, priority: Sequence[float] | None) -> tuple[W
     if len(busiest) > 1:
         changed.append((ALL_FASTER, None, _faster(cluster, set(busiest))))
     for change, device, other in changed:
-        step_us, _ = AdaptiveSimulator(timeline.graph, other).evaluate(timeline.placement, priority)
+        step_us, _ = Simulator(timeline.graph, other).evaluate(timeline.placement, priority)
         found.append(WhatIf(change, device, step_us, timeline.makespan_us - step_us))
     return tuple(found)
 
@@ -95,7 +90,7 @@ def sensitivity(timeline: Timeline, priority: Sequence[float] | None) -> tuple[W
 def transfer_costs(
     timeline: Timeline, priority: Sequence[float] | None, path: Sequence[Stretch], handled: Collection[int]
 ) -> TransferCosts:
-    """What the step would gain without transfers, tried for those on the critical path first, and for the longest first.
+    """The step's gain without single transfers, tried for those on the critical path first, and for the longest first.
 
     `handled`: ops of the critical path that transfers lengthen. Where all are tried, `by_gain` is exact; where not, others are off the
     critical path, where a transfer that becomes free can only gain by a better order of ops.
@@ -125,20 +120,3 @@ def _faster(cluster: Cluster, chosen: Collection[int]) -> Cluster:
     """Some devices 10% faster."""
     devices = tuple(replace(x, speed=x.speed * FASTER) if d in chosen else x for d, x in enumerate(cluster.devices))
     return replace(cluster, devices=devices)
-
-
-def _with_links(cluster: Cluster, *, latency: float = 1.0, bandwidth: float = 1.0) -> Cluster:
-    """All links with times as much of each."""
-
-    def changed(link: Link) -> Link:
-        return Link(
-            us_per_byte=link.us_per_byte / bandwidth,
-            latency_us=link.latency_us * latency,
-            send_us=link.send_us * latency,
-            send_us_per_byte=link.send_us_per_byte / bandwidth,
-            receive_us=link.receive_us * latency,
-            receive_us_per_byte=link.receive_us_per_byte / bandwidth,
-        )
-
-    pairs = {ends: changed(link) for ends, link in cluster.pairs.items()}
-    return replace(cluster, default=changed(cluster.default), pairs=pairs)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from baechi_ext.errors import OptionError
 from baechi_ext.ir.cluster import Link
 from baechi_ext.ir.op_graph import OpGraph
 
@@ -49,7 +50,7 @@ class Labels:
         for v in range(len(self.graph)):
             members.setdefault(self.find(v), []).append(v)
         ops = self.graph.ops
-        strings = {r: {ops[v].colocation for v in group} - {None} for r, group in members.items()}
+        strings = {r: {name for v in group if (name := ops[v].colocation) is not None} for r, group in members.items()}
         taken = {name for names in strings.values() for name in names}
         labels: dict[int, str] = {}
         for r, group in members.items():
@@ -65,7 +66,7 @@ class Labels:
 
 
 class Load:
-    """What each group carries of one cost, and whether two groups would carry more than a share of it together."""
+    """Each group's sum of one cost; tells whether two groups together would exceed a share of the total."""
 
     def __init__(self, labels: Labels, costs: Sequence[float], max_share: float) -> None:
         self.limit = sum(costs) * max_share if max_share < 1 else float("inf")
@@ -76,8 +77,26 @@ class Load:
     def may_join(self, a: int, b: int) -> bool:
         return not self.of[a] or not self.of[b] or self.of[a] + self.of[b] <= self.limit
 
-    def join(self, a: int, b: int, root: int) -> None:
-        self.of[root] = self.of[a] + self.of[b]
+
+class Loads:
+    """The compute time and the persistent bytes of groups, which stay below a share of the graph's. Raises OptionError for one of 0."""
+
+    def __init__(self, labels: Labels, max_share: float) -> None:
+        if not max_share > 0:
+            raise OptionError(f"max_share is {max_share!r}; expected a positive share, e.g. 0.03")
+        self.labels = labels
+        self.compute = Load(labels, [op.compute_us for op in labels.graph.ops], max_share)
+        self.memory = Load(labels, [op.persistent_bytes for op in labels.graph.ops], max_share)
+
+    def may_join(self, a: int, b: int) -> bool:
+        return self.compute.may_join(a, b) and self.memory.may_join(a, b)
+
+    def join(self, a: int, b: int) -> int:
+        """Makes one group of two; returns what stands for it."""
+        root = self.labels.join(a, b)
+        for load in (self.compute, self.memory):
+            load.of[root] = load.of[a] + load.of[b]
+        return root
 
 
 def with_colocation(graph: OpGraph, labels: list[str | None]) -> OpGraph:

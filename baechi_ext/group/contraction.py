@@ -25,7 +25,7 @@ def contract(graph: OpGraph, head: Sequence[int], edges: Iterable[Edge] | None =
         members.setdefault(head[v], []).append(v)
     edges = list(crossing_tensors(graph, head) if edges is None else edges)
     leaving = {(source, name): size for source, _, size, name in edges}
-    output_bytes = dict.fromkeys(members, 0)
+    output_bytes: dict[int, float] = dict.fromkeys(members, 0)
     for (source, _), size in leaving.items():
         output_bytes[source] += size
     coarse = OpGraph.from_edges(
@@ -137,7 +137,8 @@ def _working_bytes(graph: OpGraph, group: Sequence[int]) -> int | float:
     """The peak, over the members one after another, of temporaries, unread outputs and tensors that only members read."""
     rank = {v: i for i, v in enumerate(group)}
     freed: list[int | float] = [0] * len(group)
-    held = peak = 0
+    held: int | float = 0
+    peak: int | float = 0
     for i, v in enumerate(group):
         op = graph.ops[v]
         unread = op.output_bytes

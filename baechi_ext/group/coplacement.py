@@ -1,7 +1,6 @@
 """The `coplace` grouper: an op whose result goes to one op only runs where that one runs (Baechi, SoCC 2020)."""
 
-from baechi_ext.errors import OptionError
-from baechi_ext.group.colocation import Labels, Load
+from baechi_ext.group.colocation import Labels, Loads
 from baechi_ext.ir.cluster import Link
 from baechi_ext.ir.op_graph import OpGraph
 
@@ -20,17 +19,12 @@ def coplace(graph: OpGraph, max_share: float = DEFAULT_MAX_SHARE, link: Link = L
 
     Raises OptionError where `max_share` is not positive.
     """
-    if not max_share > 0:
-        raise OptionError(f"max_share is {max_share!r}; expected a positive share, e.g. 0.03")
     labels = Labels(graph)
-    compute = Load(labels, [op.compute_us for op in graph.ops], max_share)
-    memory = Load(labels, [op.persistent_bytes for op in graph.ops], max_share)
+    loads = Loads(labels, max_share)
     for v, w in _single_successors(graph):
         a, b = labels.find(v), labels.find(w)
-        if a != b and compute.may_join(a, b) and memory.may_join(a, b):
-            root = labels.join(a, b)
-            compute.join(a, b, root)
-            memory.join(a, b, root)
+        if a != b and loads.may_join(a, b):
+            loads.join(a, b)
     return labels.relabelled()
 
 

@@ -19,7 +19,7 @@ class Folding:
         return v
 
     def second_path(self, u: int, v: int) -> bool:
-        """Whether a path of more than one edge leads from u to v, so that contracting the edge would close a cycle; looked for from
+        """True if a path of more than one edge leads from u to v, so that contracting the edge would close a cycle; looked for from
         both ends, where fewer parts were reached last."""
         reached, reaching = set(self.after[u]) - {v}, set(self.before[v]) - {u}
         ahead, behind = reached.copy(), reaching.copy()

@@ -26,18 +26,13 @@ def forward_of(graph: OpGraph) -> tuple[int, ...]:
     return tuple(v if f is None else f for v, f in enumerate(follows))
 
 
-def follow_forward(graph: OpGraph) -> OpGraph:
-    """`graph` relabelled: each op joins the colocation group of the forward op it follows; raises as `forward_of` does."""
-    return _joined(graph, forward_of(graph))
-
-
 def forward_nodes(graph: OpGraph) -> Grouping:
     """One coarse op per forward op, under its id, with the time and bytes of all that follow it, as in `contract`.
 
     Coarse edges are the tensors between ops that follow different forward ops, all counted in the forward direction, from the
     earlier forward op to the later one in topological order: a gradient on its way back adds to the cost of the edge it comes
     back along, and the coarse graph has no cycle. Such a tensor counts once per earlier op that reads it, so a cut costs at
-    least what it costs in the fine graph. Colocation strings are those of `follow_forward`. Activations kept for the backward
+    least what it costs in the fine graph. An op has joined the colocation group of the one it follows. Activations kept for the backward
     pass count as long as the coarse consumer runs, not until the step's end: memory is judged on the expanded plan.
 
     Raises GraphError as `forward_of` does.
@@ -48,11 +43,12 @@ def forward_nodes(graph: OpGraph) -> Grouping:
         (source, target, size, name) if rank[source] < rank[target] else (target, source, size, name)
         for source, target, size, name in crossing_tensors(graph, follows)
     ]
-    coarse = contract(_joined(graph, follows), follows, edges)
+    coarse = contract(joined(graph, follows), follows, edges)
     return Grouping(graph, coarse.coarse, coarse.members)
 
 
-def _joined(graph: OpGraph, follows: tuple[int, ...]) -> OpGraph:
+def joined(graph: OpGraph, follows: tuple[int, ...]) -> OpGraph:
+    """`graph` relabelled: each op joins the colocation group of the one it follows."""
     labels = Labels(graph)
     for v, f in enumerate(follows):
         labels.join(f, v)

@@ -8,8 +8,7 @@ in a coarse-grained graph, where no op takes less time than what it exchanges wi
 import heapq
 from collections.abc import Iterator
 
-from baechi_ext.errors import OptionError
-from baechi_ext.group.colocation import Labels, Load
+from baechi_ext.group.colocation import Labels, Load, Loads
 from baechi_ext.group.coplacement import DEFAULT_MAX_SHARE
 from baechi_ext.ir.cluster import Link
 from baechi_ext.ir.op_graph import OpGraph
@@ -29,8 +28,6 @@ def grain(graph: OpGraph, max_share: float = DEFAULT_MAX_SHARE, link: Link = Lin
 
     Raises OptionError where `max_share` is not positive.
     """
-    if not max_share > 0:
-        raise OptionError(f"max_share is {max_share!r}; expected a positive share, e.g. 0.03")
     return _Grains(graph, max_share, link).joined().relabelled()
 
 
@@ -39,8 +36,8 @@ class _Grains:
 
     def __init__(self, graph: OpGraph, max_share: float, link: Link) -> None:
         self.labels = Labels(graph)
-        self.compute = Load(self.labels, [op.compute_us for op in graph.ops], max_share)
-        self.memory = Load(self.labels, [op.persistent_bytes for op in graph.ops], max_share)
+        self.loads = Loads(self.labels, max_share)
+        self.compute = self.loads.compute
         self.cost_us = [link.transfer_us(t.bytes) + link.sending_us(t.bytes) + link.receiving_us(t.bytes) for t in graph.tensors]
         self.pin = {self.labels.find(v): device for v, device in graph.pins.items()}
         self.between: dict[int, dict[int, set[int]]] = {}
@@ -90,13 +87,11 @@ class _Grains:
     def _may_join(self, a: int, b: int) -> bool:
         if self.pin.get(a, self.pin.get(b)) != self.pin.get(b, self.pin.get(a)):
             return False
-        return all(load.may_join(a, b) or _takes_in(load, a, b) for load in (self.compute, self.memory))
+        return all(load.may_join(a, b) or _takes_in(load, a, b) for load in (self.compute, self.loads.memory))
 
     def _join(self, a: int, b: int) -> Iterator[tuple[float, int, int]]:
         """Makes one group of two. Yields the entries of those neighbours that it has more to do with than either had."""
-        root = self.labels.join(a, b)
-        self.compute.join(a, b, root)
-        self.memory.join(a, b, root)
+        root = self.loads.join(a, b)
         gone = b if root == a else a
         if gone in self.pin:
             self.pin[root] = self.pin[gone]
@@ -112,6 +107,6 @@ class _Grains:
 
 
 def _takes_in(load: Load, a: int, b: int) -> bool:
-    """Whether one of two groups is small enough to make the other a little larger than groups get otherwise."""
+    """True if one of two groups is so small that the other may take it in and become a little larger than groups get otherwise."""
     smaller, larger = sorted((load.of[a], load.of[b]))
     return smaller <= load.limit * _SMALL and smaller + larger <= load.limit * (1 + _SMALL)

@@ -99,13 +99,13 @@ class _Runs:
     def _groups_on_cycles(self) -> set[int]:
         import networkx as nx
 
-        graph = nx.DiGraph()
+        graph: nx.DiGraph[int] = nx.DiGraph()
         for v, successors in enumerate(self.graph.successors):
             graph.add_edges_from((self.group[v], self.group[w]) for w in successors)
         return {g for component in nx.strongly_connected_components(graph) if len(component) > 1 for g in component}
 
     def _entry(self, g: int) -> tuple[int, int, int]:
-        """What decides when group `g` gets its turn: whether all or the first phase of what is left of it can run now."""
+        """Sort key for the turn of group `g`: whether all or the first phase of what is left of it can run now."""
         left, now = self.left[g], self.can_run_by_phase[g]
         if left == now:
             urgency = 0

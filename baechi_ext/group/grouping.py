@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
-    """What a caller may choose of Baechi's; a placer type reads what concerns it."""
+    """Options of Baechi's groupers; a placer type reads those that concern it."""
 
     only_important_ops: bool = False
     """Ops that hardly count are folded into a neighbour first (group/important.py)."""
@@ -35,11 +35,8 @@ class Grouping:
 
     def expand(self, values: Sequence[T]) -> tuple[T, ...]:
         """One value per coarse op (a device, a priority) -> one per fine op: each member takes its group's."""
-        expanded: list[T | None] = [None] * len(self.fine)
-        for value, group in zip(values, self.members, strict=True):
-            for v in group:
-                expanded[v] = value
-        return tuple(expanded)  # type: ignore[arg-type] - every fine op stands in a group
+        of = {v: value for value, group in zip(values, self.members, strict=True) for v in group}
+        return tuple(of[v] for v in range(len(self.fine)))
 
 
 def identity(graph: OpGraph, options: GroupOptions | None = None) -> Grouping:
@@ -48,7 +45,7 @@ def identity(graph: OpGraph, options: GroupOptions | None = None) -> Grouping:
 
 
 def compose(first: Grouping, second: Grouping) -> Grouping:
-    """From the fine graph of `first` to the coarse graph of `second`, which grouped the coarse ops of `first` further.
+    """The grouping from the fine graph of `first` to the coarse graph of `second`, which grouped the coarse ops of `first` further.
 
     The fine graph of `second` may carry other colocation strings than the coarse graph of `first`: only the positions of
     their ops have to agree.

@@ -9,7 +9,7 @@ NEGLIGIBLE_SHARE = 0.01
 
 
 def important_ops(graph: OpGraph) -> tuple[bool, ...]:
-    """Whether each op counts: it belongs to a colocation group, is pinned, holds persistent bytes, or takes time.
+    """For each op, True if it counts: it belongs to a colocation group, is pinned, holds persistent bytes, or takes time.
 
     The quickest of the others do not, as long as they take together at most NEGLIGIBLE_SHARE of the graph's compute time.
     """

@@ -4,16 +4,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from baechi_ext.errors import OptionError
-from baechi_ext.group.colocation import Labels, Load, with_colocation
+from baechi_ext.group.colocation import Labels, Loads, with_colocation
 from baechi_ext.group.contraction import contract, first_members
+from baechi_ext.group.coplacement import DEFAULT_MAX_SHARE
 from baechi_ext.group.folding import Folding
 from baechi_ext.group.grouping import Grouping
 from baechi_ext.ir.op_graph import OpGraph
 
-DEFAULT_MAX_SHARE = 1 / 32
-"""As in the `coplace` grouper: a quarter of a device's fair share on 8 devices."""
 SHARE_OF_A_ROUND = 0.25
-"""Of the contractions still needed, so many are looked for before costs are computed anew."""
+"""Share of the contractions still needed that is looked for before costs are computed anew."""
 
 
 def merge(graph: OpGraph, max_ops: int, max_share: float = DEFAULT_MAX_SHARE) -> Grouping:
@@ -29,8 +28,6 @@ def merge(graph: OpGraph, max_ops: int, max_share: float = DEFAULT_MAX_SHARE) ->
     """
     if max_ops < 1:
         raise OptionError(f"max_ops is {max_ops}; expected at least 1")
-    if not max_share > 0:
-        raise OptionError(f"max_share is {max_share!r}; expected a positive share, e.g. 0.03")
     merging = _Merging(graph, max_share)
     merging.run(max_ops)
     find = merging.folding.find
@@ -48,11 +45,10 @@ class _Merging:
         self.folding = Folding(graph)
         self.labels = Labels(graph)
         self.parts = dict.fromkeys(graph.order)
-        """What stands for a part, in no certain order."""
+        """The ops that stand for parts, in no certain order."""
         self.compute_us = [op.compute_us for op in graph.ops]
-        """Of each part."""
-        self.compute = Load(self.labels, self.compute_us, max_share)
-        self.persistent = Load(self.labels, [op.persistent_bytes for op in graph.ops], max_share)
+        """One entry per part, at the op that stands for it."""
+        self.loads = Loads(self.labels, max_share)
         self.tensors = [(t.producer, reader, t.bytes) for t in graph.tensors for reader in t.readers]
 
     def run(self, max_ops: int) -> None:
@@ -79,18 +75,18 @@ class _Merging:
             if u != v:
                 largest[u, v] = max(size, largest.get((u, v), 0))
         levels = _Levels(self.folding, self.parts, self.compute_us)
-        return sorted(largest, key=lambda edge: (*self._cost(*edge, levels), -largest[edge], edge))
+        return sorted(largest, key=lambda edge: (*self._cost(edge[0], edge[1], levels), -largest[edge], edge))
 
     def _cost(self, u: int, v: int, levels: "_Levels") -> tuple[bool, float, float, float]:
-        """Whether a group grows too large; the time by which the longest path grows and that loses its freedom; the former alone; the
+        """True if a group grows too large; the time by which the longest path grows and that loses its freedom; the former alone; the
         smaller end's."""
         longer_us = max(0.0, levels.path_through_us(u, v) - levels.longest_us)
         smaller_us = min(self.compute_us[u], self.compute_us[v])
         a, b = self.labels.find(u), self.labels.find(v)
         if a == b:
             return False, longer_us, longer_us, smaller_us
-        fits = self.compute.may_join(a, b) and self.persistent.may_join(a, b)
-        return not fits, longer_us + min(self.compute.of[a], self.compute.of[b]), longer_us, smaller_us
+        of = self.loads.compute.of
+        return not self.loads.may_join(a, b), longer_us + min(of[a], of[b]), longer_us, smaller_us
 
     def _contract(self, u: int, v: int) -> None:
         time_us = self.compute_us[u] + self.compute_us[v]
@@ -99,9 +95,7 @@ class _Merging:
         del self.parts[v if part == u else u]
         a, b = self.labels.find(u), self.labels.find(v)
         if a != b:
-            root = self.labels.join(a, b)
-            self.compute.join(a, b, root)
-            self.persistent.join(a, b, root)
+            self.loads.join(a, b)
 
 
 class _Levels:

@@ -1,7 +1,8 @@
 """All groupers and placer types by name; the order is the order of menus. Modules are loaded when one is asked for."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 from baechi_ext.errors import OptionError
 from baechi_ext.group.forward import forward_nodes
@@ -51,7 +52,7 @@ def group(
     return compose(base, contract(label(base.coarse, 1 / (4 * len(cluster)), cluster.mean_link()), options))
 
 
-def _load(table: Mapping[str, tuple[str, str]], name: str, what: str) -> Callable:
+def _load(table: Mapping[str, tuple[str, str]], name: str, what: str) -> Any:
     if name not in table:
         raise OptionError(f"unknown {what} {name!r}; choose one of {', '.join(table)}")
     module, function = table[name][0].split(":")

@@ -16,7 +16,7 @@ import numpy as np
 from baechi_ext.errors import InfeasibleError, ShardError
 from baechi_ext.group.colocation import Labels, with_colocation
 from baechi_ext.hybrid import METHOD
-from baechi_ext.hybrid.groups import Groups, group_cluster, group_sizes, groups_of, inner_link
+from baechi_ext.hybrid.groups import Groups, group_cluster, group_sizes, groups_of, inner_link, slowest
 from baechi_ext.hybrid.plan import HybridPlan
 from baechi_ext.hybrid.sharding import Sharding, machine_of, parts_of
 from baechi_ext.hybrid.splits import OpSplit, op_splits, sharded_graph
@@ -27,9 +27,8 @@ from baechi_ext.place.clock import clock_seconds
 from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, begin, conclude
 from baechi_ext.shard.graph import ShardGraph
 from baechi_ext.shard.machine import Costs
-from baechi_ext.shard.search import SearchOptions, search_tables
+from baechi_ext.shard.search import SearchOptions, search_tables, tied
 from baechi_ext.shard.tables import Tables, build_tables
-from baechi_ext.shard.ties import tied
 
 Placer = Callable[[OpGraph, Cluster], PlanResult]
 """Places a costed graph. Raises InfeasibleError where it finds no plan."""
@@ -78,12 +77,16 @@ class _Problem:
 
 @dataclass(frozen=True)
 class _Grouped:
-    """A strategy for groups, and the plan of what it makes of the graph."""
+    """A strategy for groups, and the plan of what it makes of the graph; no groups where that is on single devices."""
 
-    groups: Groups
-    shard: tuple[OpSplit, ...]
-    choice: tuple[int, ...]
     found: PlanResult
+    groups: Groups = ()
+    shard: tuple[OpSplit, ...] = ()
+    choice: tuple[int, ...] = ()
+
+    @property
+    def step_us(self) -> float:
+        return self.found.predicted_step_us
 
 
 def hybrid(graph: OpGraph, cluster: Cluster, sharding: Sharding, place: Placer, further: Placer | None = None) -> HybridResult:
@@ -93,37 +96,30 @@ def hybrid(graph: OpGraph, cluster: Cluster, sharding: Sharding, place: Placer, 
     Where ops are pinned to devices there are groups of one only. Raises InfeasibleError where nothing fits, ShardError where the sharding
     is of another graph.
     """
-    sharding.require_fits(graph)
+    if len(sharding.node_of) != len(graph):
+        raise ShardError(f"the sharding is of {len(sharding.node_of)} ops and the graph has {len(graph)}; make it for this graph")
     started = clock_seconds()
     problem = _Problem(graph, cluster, sharding, place, further or place)
     pinned = any(op.pin is not None for op in graph.ops)
-    best: PlanResult | _Grouped | None = None
+    best: _Grouped | None = None
     steps: list[tuple[int, float | str]] = []
     refusals: list[Exception] = []
     for size in group_sizes(cluster)[: 1 if pinned else None]:
         try:
-            found = place(graph, cluster) if size == 1 else _grouped(problem, groups_of(cluster, size))
+            found = _Grouped(place(graph, cluster)) if size == 1 else _grouped(problem, groups_of(cluster, size))
         except (InfeasibleError, ShardError) as e:
             steps.append((size, str(e)))
             refusals.append(e)
             continue
-        steps.append((size, _step(found)))
-        if best is None or _step(found) < _step(best) * (1 - _ROUNDING):
+        steps.append((size, found.step_us))
+        if best is None or found.step_us < best.step_us * (1 - _ROUNDING):
             best = found
-        if _plan(found).interrupted:
+        if found.found.interrupted:
             break
     if best is None:
         why = "; ".join(f"groups of {size}: {refusal}" for size, refusal in steps)
         raise InfeasibleError(f"hybrid found no plan: {why}", status="unknown") from refusals[0]
     return _concluded(problem, best, steps, clock_seconds() - started, pinned=pinned)
-
-
-def _plan(found: "PlanResult | _Grouped") -> PlanResult:
-    return found.found if isinstance(found, _Grouped) else found
-
-
-def _step(found: "PlanResult | _Grouped") -> float:
-    return _plan(found).predicted_step_us
 
 
 def _grouped(problem: _Problem, groups: Groups) -> _Grouped:
@@ -146,12 +142,11 @@ def _tables(problem: _Problem, groups: Groups, timed: ShardGraph) -> list[Tables
     cluster = group_cluster(problem.cluster, groups)
     speed = max(device.speed for device in cluster.devices)
     links = [inner_link(problem.cluster, group) for group in groups]
-    slowest = type(links[0])(*(max(getattr(link, f.name) for link in links) for f in fields(links[0])))
     memory = min((d.memory_bytes for d in cluster.devices if d.memory_bytes is not None), default=None)
     made = {}
-    for link in dict.fromkeys((slowest, *links)):
+    for link in dict.fromkeys((slowest(links), *links)):
         made[link] = problem.sharding.runnable(build_tables(timed, machine_of(len(groups[0]), link, speed, memory)))
-    return [made[link] for link in (slowest, *links)]
+    return [made[link] for link in (slowest(links), *links)]
 
 
 def _strategies(tables: Sequence[Tables], groups: int) -> Iterator[tuple[int, ...]]:
@@ -176,7 +171,7 @@ def _placed(problem: _Problem, groups: Groups, tables: Sequence[Tables], choice:
     shard = tuple(op_splits(problem.graph, problem.sharding, [tables[home] for home in homes], choice))
     graph = with_colocation(sharded_graph(problem.graph, shard), problem.together)
     found = problem.further(graph, group_cluster(problem.cluster, groups))
-    placed = _Grouped(groups, shard, tuple(choice), found)
+    placed = _Grouped(found, groups, shard, tuple(choice))
     if all(tables[home] is tables[1 + p] for home, p in zip(homes, found.plan.placement, strict=True)):
         return placed
     return _judged(problem, placed, tables, choice)
@@ -189,7 +184,7 @@ def _judged(problem: _Problem, placed: _Grouped, tables: Sequence[Tables], choic
     task = begin(METHOD, sharded_graph(problem.graph, shard), group_cluster(problem.cluster, placed.groups), PlaceOptions())
     new = conclude(task, [Proposal(old.plan.placement, (old.plan.priority,))], repairs=False)
     new = replace(new, plan=replace(new.plan, options=old.plan.options), interrupted=old.interrupted, notes=old.notes)
-    return _Grouped(placed.groups, shard, tuple(choice), new)
+    return _Grouped(new, placed.groups, shard, tuple(choice))
 
 
 def _alternated(problem: _Problem, best: _Grouped, tables: Sequence[Tables]) -> _Grouped:
@@ -208,8 +203,8 @@ def _alternated(problem: _Problem, best: _Grouped, tables: Sequence[Tables]) -> 
         ):
             with contextlib.suppress(InfeasibleError):
                 tries.append(attempt())
-        again = min(tries, key=_step, default=best)
-        if _step(again) >= _step(best) * (1 - _ROUNDING):
+        again = min(tries, key=lambda attempt: attempt.step_us, default=best)
+        if again.step_us >= best.step_us * (1 - _ROUNDING):
             break
         best = again
     return best
@@ -259,15 +254,15 @@ def _subgraph(graph: ShardGraph, place: Mapping[int, int], edges: Sequence[int])
 
 
 def _sent_bytes(tables: Tables, n: int, output: int) -> Costs:
-    """What a device sends of a node's result to another group, for each configuration."""
+    """Bytes of a node's result that a device sends to another group, for each configuration."""
     tensor, space = tables.graph.nodes[n].outputs[output], tables.spaces[n]
     return np.array([_WORD_BYTES * tensor.words / parts_of(tensor, row) for row in space.tolist()])
 
 
 def _concluded(
-    problem: _Problem, best: "PlanResult | _Grouped", steps: Sequence[tuple[int, float | str]], seconds: float, *, pinned: bool
+    problem: _Problem, best: _Grouped, steps: Sequence[tuple[int, float | str]], seconds: float, *, pinned: bool
 ) -> HybridResult:
-    graph, cluster, found = problem.graph, problem.cluster, _plan(best)
+    graph, cluster, found = problem.graph, problem.cluster, best.found
     bound = sum(op.compute_us for op in graph.ops) / sum(device.speed for device in cluster.devices)
     values = {f.name: getattr(found.plan, f.name) for f in fields(Plan)} | {
         "graph": graph,
@@ -278,7 +273,7 @@ def _concluded(
         "placement_seconds": seconds,
     }
     plan: Plan = Plan(**values)
-    if isinstance(best, _Grouped):
+    if best.groups:
         group_of = {d: i for i, group in enumerate(best.groups) for d in group}
         peaks = tuple(found.plan.peak_memory_bytes[group_of[d]] for d in range(len(cluster)))
         placement = tuple(best.groups[i][0] for i in found.plan.placement)
@@ -288,7 +283,7 @@ def _concluded(
 
 
 def _notes(result: HybridResult, *, pinned: bool) -> Iterator[str]:
-    """What placing, sharding and both were predicted to take, and whether anything helped."""
+    """Says what placing, sharding and both were predicted to take, and whether anything helped."""
     devices = len(result.plan.cluster)
     says = {1: "placement alone", devices: "sharding alone"}
     told = []

@@ -45,14 +45,9 @@ class HybridPlan(Plan):
     def group_size(self) -> int:
         return len(self.groups[0])
 
-    @property
-    def on_groups(self) -> tuple[int, ...]:
-        """The group of each op."""
-        return tuple(self._group_of[d] for d in self.placement)
-
     @cached_property
     def sharded(self) -> OpGraph:
-        """What each device of a group has of the graph."""
+        """The part of the graph that each device of a group has."""
         return sharded_graph(self.graph, self.shard)
 
     @cached_property
@@ -62,16 +57,16 @@ class HybridPlan(Plan):
 
     @property
     def of_groups(self) -> Plan:
-        """What the simulator is asked: a plan of a device's part of the graph, in which groups are the devices."""
+        """The plan to simulate: that of a device's part of the graph, in which groups are the devices."""
         values = {f.name: getattr(self, f.name) for f in fields(Plan)}
-        return Plan(**(values | {"graph": self.sharded, "cluster": self.group_cluster, "placement": self.on_groups}))
+        placement = tuple(self._group_of[d] for d in self.placement)
+        return Plan(**(values | {"graph": self.sharded, "cluster": self.group_cluster, "placement": placement}))
 
     def on(self, cluster: Cluster) -> "HybridPlan":
         """The same plan where devices have other memory. Raises PlanError for other devices or links: messages are timed for its own."""
-        memories = [device.memory_bytes for device in cluster.devices]
         if len(cluster) == len(self.cluster):
-            same = replace(self.cluster, devices=tuple(map(_with_memory, self.cluster.devices, memories)))
-            if same == cluster:
+            pairs = zip(self.cluster.devices, cluster.devices, strict=True)
+            if cluster == replace(self.cluster, devices=tuple(replace(own, memory_bytes=other.memory_bytes) for own, other in pairs)):
                 return replace(self, cluster=cluster)
         raise PlanError(
             "the messages inside the plan's device groups are timed for its own cluster; it can be simulated with other memory limits, "
@@ -85,7 +80,7 @@ class HybridPlan(Plan):
 
     @classmethod
     def from_json(cls, value: dict[str, Any], graph: OpGraph, cluster: Cluster | None = None) -> "HybridPlan":
-        """As Plan.from_json. Raises PlanError, too, where groups or splits are broken."""
+        """The plan of an object, as Plan.from_json makes it. Raises PlanError, too, where groups or splits are broken."""
         groups, shard = value.get(DEVICE_GROUPS), value.get("shard")
         if not isinstance(groups, list) or not all(isinstance(g, list) and g and all(type(d) is int for d in g) for g in groups):
             raise PlanError(f'the plan\'s "{DEVICE_GROUPS}" are {groups!r}; expected lists of device indices')
@@ -104,12 +99,8 @@ def load_plan(path: str | Path, graph: OpGraph, cluster: Cluster | None = None) 
     return (HybridPlan if grouped else Plan).load(path, graph, cluster)
 
 
-def _with_memory(device: Any, memory_bytes: int | float | None) -> Any:
-    return replace(device, memory_bytes=memory_bytes)
-
-
 def _split_to_json(split: OpSplit) -> dict[str, Any]:
-    """Only what differs from an op that is not split."""
+    """The fields in which it differs from an op that is not split."""
     plain = OpSplit()
     return {key: v for key, v in asdict(split).items() if v != getattr(plain, key)}
 
@@ -126,5 +117,8 @@ def _split_from_json(op: str, value: Any) -> OpSplit:
     for name, share in (*shares.items(), *((key, value.get(key, 1.0)) for key in _SHARES)):
         if as_number(share, f"the share of {name} of op {op!r}", PlanError) > 1:
             raise PlanError(f"the share of {name} of op {op!r} is {share}; expected a number from 0 to 1")
+    node = value.get("node")
+    if not isinstance(node, str | None) or not all(type(parts) is int and parts >= 1 for parts in splits.values()):
+        raise PlanError(f"node and splits of op {op!r} are {node!r} and {splits!r}; expected a text, and whole numbers of 1 or more")
     known = {f.name for f in fields(OpSplit)}
     return OpSplit(**{key: v for key, v in value.items() if key in known})

@@ -1,4 +1,4 @@
-"""How the ops of a training step split: the forward graph's loops, in microseconds of this step and of a group's links."""
+"""Ways to split the ops of a training step: the forward graph's loops, in microseconds of this step and of a group's links."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -59,11 +59,6 @@ class Sharding:
                 hosts[edge.source] = hosts[edge.target]
         return tuple(hosts)
 
-    def require_fits(self, graph: OpGraph) -> None:
-        """Raises ShardError where it speaks of another number of ops."""
-        if len(self.node_of) != len(graph):
-            raise ShardError(f"the sharding is of {len(self.node_of)} ops and the graph has {len(graph)}; make it for this graph")
-
     def timed(self, graph: OpGraph) -> ShardGraph:
         """The nodes, whose arithmetic takes what their ops take (`compute_us`) instead of operations.
 
@@ -94,21 +89,12 @@ def compute_share(node: Node, configuration: Sequence[int]) -> float:
     terms = [term for term in node.terms if isinstance(term, Compute)]
     whole = sum(_operations(node, term) for term in terms)
     if not whole:
-        return written_share(node, configuration)
+        return share_of(node.outputs, configuration)
     return sum(_operations(node, term) / prod(configuration[a] for a in term.axes) for term in terms) / whole
 
 
-def written_share(node: Node, configuration: Sequence[int]) -> float:
-    """The part of what a node writes that a device has, by numbers; of several results, of all together."""
-    return _held(node.outputs, configuration)
-
-
-def weight_share(node: Node, configuration: Sequence[int]) -> float:
-    """The part of a node's parameters that a device has."""
-    return _held(node.weights, configuration)
-
-
-def _held(tensors: Sequence[Tensor], configuration: Sequence[int]) -> float:
+def share_of(tensors: Sequence[Tensor], configuration: Sequence[int]) -> float:
+    """The part of a node's tensors that a device has, by numbers; of several, of all together."""
     words = sum(tensor.words for tensor in tensors)
     if not words:
         return 1.0

@@ -1,9 +1,9 @@
-"""What a strategy does to each op, and the graph that one device of a group then runs."""
+"""The effect of a strategy on each op, and the graph that one device of a group then runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from baechi_ext.hybrid.sharding import Sharding, compute_share, parts_of, weight_share, written_share
+from baechi_ext.hybrid.sharding import Sharding, compute_share, parts_of, share_of
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.shard.graph import Node
 from baechi_ext.shard.machine import Costs
@@ -12,12 +12,12 @@ from baechi_ext.shard.terms import Compute, Term
 
 _WORD_BYTES = 4
 _BACKWARD = ("input gradient", "weight gradient")
-"""What is told each other in the backward pass; all else is in the forward pass."""
+"""Kinds of messages of the backward pass; all others are in the forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpSplit:
-    """How an op is split in its group: its node's loops and into how many parts those are split that are.
+    """The split of an op in its group: its node's loops and into how many parts those are split that are.
 
     `communication_us` is what it waits for messages of its group, on a device of speed 1. The shares are a device's parts: of its time, of
     what it holds for the whole step, of what it writes and works with, and by name of each tensor that is split otherwise than that.
@@ -37,7 +37,7 @@ class OpSplit:
 
 
 def sharded_graph(graph: OpGraph, shard: Sequence[OpSplit]) -> OpGraph:
-    """What each device of a group has of the graph: shares of times and bytes, and the messages inside the group as time."""
+    """The part of the graph that each device of a group has: shares of times and bytes, and the messages inside the group as time."""
     ops, tensors = [], []
     for tensor in graph.tensors:
         tensors.append(replace(tensor, bytes=tensor.bytes * shard[tensor.producer].share_of(tensor.name)))
@@ -71,8 +71,8 @@ def op_splits(graph: OpGraph, sharding: Sharding, tables: Sequence[Tables], choi
         node, configuration = sharding.graph.nodes[n], strategy[n]
         names = [axis.name for axis in node.axes]
         update = op.phase == "update"
-        weights = weight_share(node, configuration)
-        output = weights if update else written_share(node, configuration)
+        weights = share_of(node.weights, configuration)
+        output = weights if update else share_of(node.outputs, configuration)
         tensors = {graph.tensors[t].name: _share_by_size(node, configuration, graph.tensors[t].bytes, op.phase) for t in graph.outputs[v]}
         found.append(
             OpSplit(
@@ -97,7 +97,7 @@ def _share_by_size(node: Node, configuration: Sequence[int], size: float, phase:
 
 
 def _waits(graph: OpGraph, sharding: Sharding, tables: Sequence[Tables], choice: Sequence[int]) -> list[float]:
-    """What each op waits for messages, in microseconds of a device of speed 1."""
+    """Time that each op waits for messages, in microseconds of a device of speed 1."""
     found = [0.0] * len(graph)
     known: dict[tuple[int, int], list[tuple[Term, Costs]]] = {}
 
@@ -120,6 +120,5 @@ def _waits(graph: OpGraph, sharding: Sharding, tables: Sequence[Tables], choice:
     for e, edge in enumerate(sharding.graph.edges):
         v = waiting(edge.target, backward=False, first=True)
         if v is not None:
-            table = tables[v].edges[e]
-            found[v] += float(table.values[table.source.of[choice[edge.source]], table.target.of[choice[edge.target]]])
+            found[v] += tables[v].edge_cost(e, choice)
     return found

@@ -2,19 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from baechi_ext.errors import ClusterError
-from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
-from baechi_ext.ir.made_by import MadeBy, signed
+from baechi_ext.ir.files import SCHEMA_VERSION
+from baechi_ext.ir.made_by import Saved, load_as
 from baechi_ext.ir.numbers import as_bytes, as_number
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What runs ops, one at a time."""
+    """A device runs ops, one at a time."""
 
     name: str
     memory_bytes: int | float | None = None
@@ -25,7 +26,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What moving a tensor costs. The first two take time on the link, the others on the sending and receiving device."""
+    """Costs of moving a tensor. The first two take time on the link, the others on the sending and receiving device."""
 
     us_per_byte: float = 0.0
     latency_us: float = 0.0
@@ -58,10 +59,10 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class Cluster(Saved):
     """Devices and directed links. `link(i, j)` is the link from device i to device j.
 
-    Raises ClusterError where there is no device, a name stands twice, a speed is not positive, or a pair names an unknown device.
+    Raises ClusterError where there is no device, a name appears twice, a speed is not positive, or a pair names an unknown device.
     """
 
     devices: tuple[Device, ...]
@@ -77,7 +78,7 @@ class Cluster:
         names = [d.name for d in self.devices]
         for i, device in enumerate(self.devices):
             if device.name in names[:i]:
-                raise ClusterError(f"device name {device.name!r} stands twice; give every device its own name")
+                raise ClusterError(f"device name {device.name!r} appears twice; give every device its own name")
             if not device.speed > 0:
                 raise ClusterError(f"device {device.name!r} has speed {device.speed!r}; expected a positive number")
         for pair in self.pairs:
@@ -95,11 +96,16 @@ class Cluster:
         """The position of the fastest device, of equals the first."""
         return max(range(len(self.devices)), key=lambda d: (self.devices[d].speed, -d))
 
+    @property
+    def rooms(self) -> list[float]:
+        """The memory of each device in bytes; infinite where it is unlimited."""
+        return [inf if d.memory_bytes is None else float(d.memory_bytes) for d in self.devices]
+
     def link(self, source: int, target: int) -> Link:
         return self.pairs.get((self.devices[source].name, self.devices[target].name), self.default)
 
     def mean_link(self) -> Link:
-        """What a link between two different devices costs on average; nothing where there is one device."""
+        """The average costs of links between two different devices; zeros where there is one device."""
         links = [self.link(i, j) for i in range(len(self)) for j in range(len(self)) if i != j]
         return Link(*(sum(getattr(x, f.name) for x in links) / max(1, len(links)) for f in fields(Link)))
 
@@ -141,14 +147,14 @@ class Cluster:
             raise ClusterError('a cluster needs a list "devices"')
         links = value.get("links", {})
         if not isinstance(links, dict) or "default" not in links or not isinstance(links.get("pairs", []), list):
-            raise ClusterError('a cluster needs "links" with a "default" link and, if it likes, a list "pairs"')
+            raise ClusterError('a cluster needs "links" with a "default" link and, optionally, a list "pairs"')
         pairs = {}
         for i, pair in enumerate(links.get("pairs", [])):
             if not isinstance(pair, dict) or "source" not in pair or "target" not in pair:
                 raise ClusterError(f"link pair {i} is {pair!r}; expected an object with source and target")
             ends = str(pair["source"]), str(pair["target"])
             if ends in pairs:
-                raise ClusterError(f"link {ends[0]!r} -> {ends[1]!r} stands twice; keep one")
+                raise ClusterError(f"link {ends[0]!r} -> {ends[1]!r} appears twice; keep one")
             pairs[ends] = Link.from_json(pair, f"link {ends[0]!r} -> {ends[1]!r}")
         parallel = value.get("parallel_transfers", False)
         if not isinstance(parallel, bool):
@@ -156,17 +162,10 @@ class Cluster:
         devices = tuple(_device_from_json(d, i) for i, d in enumerate(value["devices"]))
         return cls(devices, Link.from_json(links["default"], "the default link"), pairs, parallel)
 
-    def save(self, path: str | Path, made_by: MadeBy | None = None) -> None:
-        """Writes the file, signed by `made_by` where that is given. Raises FileError."""
-        write_json(path, signed(self.to_json(), made_by))
-
     @classmethod
     def load(cls, path: str | Path) -> "Cluster":
         """Raises FileError or ClusterError."""
-        try:
-            return cls.from_json(read_json(path, "cluster"))
-        except ClusterError as e:
-            raise ClusterError(f"{path}: {e}") from e
+        return load_as(path, "cluster", cls.from_json)
 
 
 def _device_from_json(value: Any, position: int) -> Device:

@@ -1,11 +1,19 @@
-"""Reading and writing the project's JSON files: strict on the way in, atomic on the way out. Compressed files are read as well."""
+"""Reading and writing the project's JSON files: strict on the way in, atomic on the way out. Compressed files are read as well.
+
+All that is read goes through `read_bytes`, which bounds it: in bytes, counted after decompression, and in time, where a pipe is waited for.
+"""
 
 import errno
 import gzip
+import io
 import json
 import os
+import select
+import stat
 import tempfile
+import time
 import zlib
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +22,119 @@ from baechi_ext.errors import FileError
 
 SCHEMA_VERSION = 1
 _GZIP = b"\x1f\x8b"
-"""How a compressed file begins; JSON never does."""
+"""The first bytes of a compressed file; JSON never begins with them."""
+MOST_BYTES = 1 << 30
+"""A file may hold so many bytes, decompressed, unless `$BAECHI_READ_LIMIT` says another number."""
+READ_LIMIT = "BAECHI_READ_LIMIT"
+PIPE_SECONDS = 60
+"""A pipe may take so long to give all that it has to give, unless `$BAECHI_READ_SECONDS` says another number."""
+READ_SECONDS = "BAECHI_READ_SECONDS"
+MOST_LEVELS = 64
+"""Lists and objects in each other; no file of ours has more than ten."""
+_CHUNK = 1 << 20
+_DEFLATE_RATIO = 1032
+"""A byte of a compressed file becomes so many at most."""
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def read_bytes(path: str | Path, kind: str, most_bytes: int | None = None) -> bytes:
+    """The content of a file or pipe, decompressed where gzip compressed it; `kind` ("graph", "plan", ...) names it in messages.
+
+    Raises FileError where it is missing, a device, damaged, or of more than `most_bytes` (default: `$BAECHI_READ_LIMIT`, else MOST_BYTES),
+    or a pipe is not written in time.
+    """
+    named = f"{kind} file {str(path)!r}"
+    limit = _allowed(READ_LIMIT, MOST_BYTES, "bytes", 18) if most_bytes is None else most_bytes
+    try:
+        content = _joined(_chunks(path, named), limit, named)
+        if not content.startswith(_GZIP):
+            return content
+        if len(content) * _DEFLATE_RATIO > limit:  # counted before any of it is kept
+            _require_size(sum(map(len, _decompressed(content, limit))), limit, named)
+        return _joined(_decompressed(content, limit), limit, named)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as e:
+        raise FileError(f"{named} is damaged: {e}; write it again") from e
+    except (OSError, ValueError) as e:  # a name with a null byte is a ValueError
+        raise FileError(f"cannot read {named}: {getattr(e, 'strerror', None) or e}; check the path") from e
+    except MemoryError as e:
+        raise FileError(f"{named} does not fit into memory; give a smaller one") from e
+
+
+def read_text(path: str | Path, kind: str, most_bytes: int | None = None) -> str:
+    """The same as text. Raises FileError, too, for what is not UTF-8."""
+    try:
+        return read_bytes(path, kind, most_bytes).decode()
+    except UnicodeDecodeError as e:
+        raise FileError(f"{kind} file {str(path)!r} is not UTF-8 text (byte {e.start}); expected text") from e
+
+
+def _allowed(variable: str, default: int, unit: str, digits: int) -> int:
+    """The limit that an environment variable sets, of so many digits at most."""
+    text = os.environ.get(variable)
+    if not text:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) <= digits):
+        raise FileError(f"${variable} is {text!r}; expected a whole number of {unit}")
+    return int(text)
+
+
+def _require_size(size: int, limit: int, named: str) -> None:
+    if size > limit:
+        raise FileError(f"{named} holds more than {limit} bytes; check that it is the right one, or allow more by ${READ_LIMIT} (in bytes)")
+
+
+def _joined(chunks: Iterator[bytes], limit: int, named: str) -> bytes:
+    found = bytearray()
+    for chunk in chunks:
+        found += chunk
+        _require_size(len(found), limit, named)
+    return bytes(found)
+
+
+def _decompressed(content: bytes, limit: int) -> Iterator[bytes]:
+    """Pieces of what a compressed file holds, until there are more than `limit` bytes."""
+    size = 0
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        while size <= limit and (chunk := file.read(_CHUNK)):
+            size += len(chunk)
+            yield chunk
+
+
+def _chunks(path: str | Path, named: str) -> Iterator[bytes]:
+    """Pieces of a file or pipe. Opening a pipe that nobody writes to would wait for ever, but for O_NONBLOCK."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if stat.S_ISFIFO(mode):
+            yield from _from_pipe(descriptor, named)
+        elif stat.S_ISREG(mode):
+            while chunk := os.read(descriptor, _CHUNK):
+                yield chunk
+        else:
+            raise FileError(f"cannot read {named}: it is a device; give a file or a pipe")
+    finally:
+        os.close(descriptor)
+
+
+def _from_pipe(descriptor: int, named: str) -> Iterator[bytes]:
+    seconds = _allowed(READ_SECONDS, PIPE_SECONDS, "seconds", 6)  # a poll waits for 24 days at most
+    waiting, end = select.poll(), time.monotonic() + seconds
+    waiting.register(descriptor, select.POLLIN)
+    while True:
+        if not waiting.poll(max(0.0, end - time.monotonic()) * 1000):
+            raise FileError(
+                f"{named} is a pipe, of which not all was written within {seconds} s; write a file, and give that, or allow more by "
+                f"${READ_SECONDS} (in seconds)"
+            )
+        try:
+            chunk = os.read(descriptor, _CHUNK)
+        except BlockingIOError:
+            continue
+        if not chunk:
+            return
+        yield chunk
 
 
 def read_json(path: str | Path, kind: str) -> dict[str, Any]:
@@ -23,19 +143,21 @@ def read_json(path: str | Path, kind: str) -> dict[str, Any]:
     Raises FileError where the file is missing, truncated, not JSON, not an object, or of a newer schema. Numbers are not
     looked at: who reads a field refuses NaN there, and can say whose it is.
     """
+    return parse_json(read_bytes(path, kind), path, kind)
+
+
+def parse_json(content: bytes, path: str | Path, kind: str) -> dict[str, Any]:
+    """The object that `read_json` finds in a file of this content."""
     try:
-        content = Path(path).read_bytes()
-        text = (gzip.decompress(content) if content.startswith(_GZIP) else content).decode()
-    except (EOFError, zlib.error, gzip.BadGzipFile) as e:
-        raise FileError(f"{kind} file {str(path)!r} is damaged: {e}; write it again") from e
-    except OSError as e:
-        raise FileError(f"cannot read {kind} file {str(path)!r}: {e.strerror}; check the path") from e
+        value = json.loads(content.decode())
     except UnicodeDecodeError as e:
         raise FileError(f"{kind} file {str(path)!r} is not UTF-8 text (byte {e.start}); expected JSON") from e
-    try:
-        value = json.loads(text)
     except (ValueError, RecursionError) as e:
         raise FileError(f"{kind} file {str(path)!r} is not valid JSON: {e}; it may be truncated: write it again") from e
+    except MemoryError as e:
+        raise FileError(f"{kind} file {str(path)!r} does not fit into memory; give a smaller one") from e
+    if _is_deep(content, value):
+        raise FileError(f"{kind} file {str(path)!r} has lists and objects in each other, more than {MOST_LEVELS} deep; write it again")
     if not isinstance(value, dict):
         raise FileError(f"{kind} file {str(path)!r} holds a JSON {type(value).__name__}, expected an object")
     version = value.get("schema_version", SCHEMA_VERSION)
@@ -44,7 +166,22 @@ def read_json(path: str | Path, kind: str) -> dict[str, Any]:
     return value
 
 
-def _encode(value: dict[str, Any], compact: bool) -> bytes:
+def _is_deep(content: bytes, value: object) -> bool:
+    """True if a file nests deeper than MOST_LEVELS: what compares, copies or shows its parts would run out of stack."""
+    brackets = content.translate(None, _NO_BRACKETS)
+    for _ in range(MOST_LEVELS):  # each time the innermost go; those in strings stay, perhaps: then the value is looked through
+        if not brackets:
+            return False
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        inside = [child for x in level for child in (x.values() if isinstance(x, dict) else x if isinstance(x, list) else ())]
+        level = [child for child in inside if isinstance(child, dict | list)]
+    return bool(level)
+
+
+def encode_json(value: dict[str, Any], *, compact: bool = False) -> bytes:
+    """The content of the file that `write_json` writes."""
     text = _in_lines if compact else partial(json.dumps, indent=1, allow_nan=False)
     try:
         return (text(value, ensure_ascii=False) + "\n").encode()
@@ -68,7 +205,7 @@ def write_json(path: str | Path, value: dict[str, Any], *, compact: bool = False
     `compact`: without indentation, for files that are kept in numbers. Raises FileError where the folder is missing or not
     writable; nothing is left behind then. A file whose name ends in .gz is compressed, and is the same for the same value.
     """
-    content = _encode(value, compact)
+    content = encode_json(value, compact=compact)
     write_bytes(path, gzip.compress(content, mtime=0) if Path(path).suffix == ".gz" else content)
 
 
@@ -91,12 +228,12 @@ def write_bytes(path: str | Path, content: bytes) -> None:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
         if isinstance(e, OSError):
-            raise _cannot_write(path, e.strerror) from e
+            raise _cannot_write(path, e.strerror or str(e)) from e
         raise
 
 
 def require_writable(path: str | Path) -> None:
-    """For before a long computation: raises the FileError that `write_json` would raise for this path, where it can tell."""
+    """Raises, before a long computation, the FileError that `write_json` would raise for this path, where it can tell."""
     folder = Path(os.path.realpath(path)).parent
     if Path(path).is_dir():
         raise _cannot_write(path, os.strerror(errno.EISDIR))
@@ -107,7 +244,7 @@ def require_writable(path: str | Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """For before a long computation: the folder, made if need be. Raises FileError where files can't be written there."""
+    """Returns the folder, made if need be, before a long computation. Raises FileError where files can't be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:

@@ -3,25 +3,28 @@
 import platform
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from baechi_ext import __version__
 from baechi_ext.errors import BaechiError
+from baechi_ext.ir.files import read_json, write_json
 
 FRAMEWORKS = ("torch", "tensorflow")
+T = TypeVar("T")
 
 
 def versions() -> dict[str, str]:
-    """Of baechi, Python and the frameworks that this process has loaded, by name: what did not run is not named."""
+    """Versions of baechi, Python and the frameworks that this process has loaded, by name: what did not run is not named."""
     loaded = {name: str(sys.modules[name].__version__) for name in FRAMEWORKS if hasattr(sys.modules.get(name), "__version__")}
     return {"baechi": __version__, "python": platform.python_version(), **loaded}
 
 
 @dataclass(frozen=True, slots=True)
 class MadeBy:
-    """What was called, word by word (nothing where it was no command), and the versions of what ran, by name."""
+    """The command, word by word (nothing where it was none), and the versions of what ran, by name."""
 
     command: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=versions)
@@ -46,7 +49,7 @@ class MadeBy:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], error: type[BaechiError]) -> "MadeBy":
-        """As a file's object says; what it leaves out is empty. Raises `error` where a field is not what it should be."""
+        """The maker that a file's object names; what it leaves out is empty. Raises `error` where a field is not what it should be."""
         command, named = value.get("command"), value.get("versions")
         if not isinstance(command, list | None):
             raise error(f'"command" is {command!r}; expected a list of words')
@@ -58,6 +61,27 @@ class MadeBy:
 def signed(value: Mapping[str, Any], made_by: MadeBy | None) -> dict[str, Any]:
     """A file's or a report's object with who made it, where that is known."""
     return {**value, **({} if made_by is None else made_by.to_json())}
+
+
+class Saved:
+    """A value that is a JSON file as well: `to_json` makes the file's object."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The file's object (docs/files.md)."""
+        raise NotImplementedError
+
+    def save(self, path: str | Path, made_by: MadeBy | None = None) -> None:
+        """Writes the file, signed by `made_by` where that is given. Raises FileError."""
+        write_json(path, signed(self.to_json(), made_by))
+
+
+def load_as(path: str | Path, kind: str, make: Callable[[dict[str, Any]], T]) -> T:
+    """The value that `make` makes of a JSON file's object. Raises FileError, and what `make` raises, with the file's name."""
+    value = read_json(path, kind)
+    try:
+        return make(value)
+    except BaechiError as e:
+        raise type(e)(f"{path}: {e}") from e
 
 
 def _shown(text: str) -> str:

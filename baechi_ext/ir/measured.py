@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from baechi_ext.errors import MeasurementError, MismatchError
-from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
-from baechi_ext.ir.made_by import MadeBy, signed
+from baechi_ext.ir.files import SCHEMA_VERSION
+from baechi_ext.ir.made_by import Saved, load_as
 from baechi_ext.ir.numbers import as_bytes, as_number
 from baechi_ext.ir.op_graph import OpGraph
 
@@ -17,7 +17,7 @@ KIND = "baechi measured step"
 
 @dataclass(frozen=True, slots=True)
 class MeasuredOp:
-    """When an op ran. `id` is that of the graph."""
+    """The time at which an op ran. `id` is that of the graph."""
 
     id: str
     device: int
@@ -27,7 +27,7 @@ class MeasuredOp:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTransfer:
-    """When a tensor was on its way to another device: from when its sender gave it away until it was there.
+    """The time that a tensor was on its way to another device: from when its sender gave it away until it was there.
 
     `op` is the id of the op that makes the tensor, which may have several.
     """
@@ -41,34 +41,34 @@ class MeasuredTransfer:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldBytes:
-    """What a device holds from an instant on, until the next one."""
+class ResidentBytes:
+    """Bytes that a device holds from an instant on, until the next one."""
 
     at_us: float
     bytes: int | float
 
 
 @dataclass(frozen=True)
-class MeasuredStep:
+class MeasuredStep(Saved):
     """One step; times are microseconds from its start. Ops of one device never overlap; what was not seen to run is left out."""
 
     graph_fingerprint: str
     executor: str
     clock: str
-    """What the times are of, e.g. "monotonic" or "cuda_event"."""
+    """The source of the times, e.g. "monotonic" or "cuda_event"."""
     wall_us: float
     ops: tuple[MeasuredOp, ...]
     transfers: tuple[MeasuredTransfer, ...] = ()
-    memory: tuple[tuple[HeldBytes, ...], ...] | None = None
+    memory: tuple[tuple[ResidentBytes, ...], ...] | None = None
     """For each device what it held, in the order of time; None where nobody looked."""
     notes: tuple[str, ...] = ()
-    """What is left out, and why, in sentences."""
+    """Sentences on what is left out, and why."""
 
     def by_id(self) -> dict[str, MeasuredOp]:
         return {op.id: op for op in self.ops}
 
     def busy_us(self, devices: int) -> tuple[float, ...]:
-        """How long each of the devices ran ops."""
+        """Time for which each of the devices ran ops."""
         busy = [0.0] * devices
         for op in self.ops:
             busy[op.device] += op.end_us - op.start_us
@@ -98,6 +98,9 @@ class MeasuredStep:
         """
         if value.get("kind", KIND) != KIND:
             raise MeasurementError(f'the file is a {value["kind"]!r}, not a "{KIND}"')
+        notes = value.get("notes")
+        if not isinstance(notes, list | None):
+            raise MeasurementError(f'the measured step\'s "notes" are {notes!r}; expected a list')
         step = cls(
             graph_fingerprint=str(value.get("graph_fingerprint") or ""),
             executor=str(value.get("executor", "")),
@@ -106,24 +109,16 @@ class MeasuredStep:
             ops=tuple(_op_from_json(op, i) for i, op in enumerate(_objects(value, "ops"))),
             transfers=tuple(_transfer_from_json(transfer, i) for i, transfer in enumerate(_objects(value, "transfers"))),
             memory=_memory_from_json(value.get("memory")),
-            notes=tuple(map(str, value.get("notes") or ())),
+            notes=tuple(map(str, notes or ())),
         )
         _require_of(graph, step)
         _require_one_at_a_time(step.ops)
         return step
 
-    def save(self, path: str | Path, made_by: MadeBy | None = None) -> None:
-        """Writes the file, signed by `made_by` where that is given. Raises FileError."""
-        write_json(path, signed(self.to_json(), made_by))
-
     @classmethod
     def load(cls, path: str | Path, graph: OpGraph) -> "MeasuredStep":
         """Raises FileError, MeasurementError or MismatchError."""
-        value = read_json(path, "measured step")
-        try:
-            return cls.from_json(value, graph)
-        except (MeasurementError, MismatchError) as e:
-            raise type(e)(f"{path}: {e}") from e
+        return load_as(path, "measured step", lambda value: cls.from_json(value, graph))
 
 
 def _require_of(graph: OpGraph, step: MeasuredStep) -> None:
@@ -143,10 +138,10 @@ def _require_of(graph: OpGraph, step: MeasuredStep) -> None:
 
 
 def _require_one_at_a_time(ops: Sequence[MeasuredOp]) -> None:
-    """Raises MeasurementError where an op stands twice, or two ops overlap on a device."""
+    """Raises MeasurementError where an op appears twice, or two ops overlap on a device."""
     again = next((a for a, b in pairwise(sorted(op.id for op in ops)) if a == b), None)
     if again is not None:
-        raise MeasurementError(f"op {again!r} stands twice in the measured step; an op runs once")
+        raise MeasurementError(f"op {again!r} appears twice in the measured step; an op runs once")
     in_order = sorted(ops, key=lambda op: (op.device, op.start_us, op.end_us))
     for a, b in pairwise(in_order):
         if a.device == b.device and b.start_us < a.end_us:
@@ -159,7 +154,7 @@ def _require_one_at_a_time(ops: Sequence[MeasuredOp]) -> None:
 def _objects(value: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     found = value.get(key, [])
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        raise MeasurementError(f'the measured step\'s "{key}" is no list of objects')
+        raise MeasurementError(f'the measured step\'s "{key}" is not a list of objects')
     return found
 
 
@@ -195,19 +190,19 @@ def _transfer_from_json(value: dict[str, Any], position: int) -> MeasuredTransfe
     return MeasuredTransfer(value["op"], value["tensor"], source, target, *_span(value, what))
 
 
-def _memory_from_json(value: Any) -> tuple[tuple[HeldBytes, ...], ...] | None:
+def _memory_from_json(value: Any) -> tuple[tuple[ResidentBytes, ...], ...] | None:
     if value is None:
         return None
     if not isinstance(value, list):
-        raise MeasurementError('the measured step\'s "memory" is no list')
+        raise MeasurementError('the measured step\'s "memory" is not a list')
     return tuple(_held_from_json(device, f"memory of device {i}") for i, device in enumerate(value))
 
 
-def _held_from_json(value: Any, what: str) -> tuple[HeldBytes, ...]:
+def _held_from_json(value: Any, what: str) -> tuple[ResidentBytes, ...]:
     if not isinstance(value, list) or not all(isinstance(held, dict) for held in value):
-        raise MeasurementError(f"{what} is no list of objects")
+        raise MeasurementError(f"{what} is not a list of objects")
     held = tuple(
-        HeldBytes(
+        ResidentBytes(
             as_number(item.get("at_us"), f"at_us in the {what}", MeasurementError),
             as_bytes(item.get("bytes"), f"bytes in the {what}", MeasurementError),
         )

@@ -30,6 +30,16 @@ def as_bytes(value: Any, what: str, error: type[Exception]) -> int | float:
     return value if isinstance(value, int) else int(number) if number.is_integer() else number
 
 
+def require_finite(value: Any, what: str, error: type[Exception]) -> None:
+    """Raises `error`, with a message that opens with `what`, where a parsed value of any form holds a number that JSON can't say."""
+    pending = [value]
+    while pending:
+        found = pending.pop()
+        if isinstance(found, float) and not math.isfinite(found):
+            raise error(f"{what} is {value!r}; expected finite numbers")
+        pending += found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
+
+
 def is_plain_size(value: Any) -> bool:
-    """Whether a value is a number of bytes as nearly all files have it, which `as_bytes` would return as it is: asked a million times."""
+    """True if a value is a number of bytes as nearly all files have it, which `as_bytes` would return as it is: asked a million times."""
     return type(value) is int and 0 <= value <= _LARGEST

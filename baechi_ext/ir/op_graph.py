@@ -9,26 +9,28 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from baechi_ext.collector import without_collection
 from baechi_ext.errors import GraphError
-from baechi_ext.ir.collector import without_collection
-from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
-from baechi_ext.ir.made_by import MadeBy, signed
+from baechi_ext.ir.files import SCHEMA_VERSION, write_json
+from baechi_ext.ir.made_by import MadeBy, load_as, signed
 from baechi_ext.ir.numbers import as_bytes, as_number, is_plain_size
 
 if TYPE_CHECKING:
     from baechi_ext.ir.columns import Columns
 
 PHASES = ("forward", "backward", "update")
+_FIELDS = ("id", "op", "phase", "compute_us", "persistent_bytes", "output_bytes", "temporary_bytes", "colocation", "expert")
+"""Fields of every op in a graph file."""
 _DEFAULTS = {"op": "", "phase": "forward", "persistent_bytes": 0, "output_bytes": 0, "temporary_bytes": 0} | {
     "colocation": None,
     "expert": None,
     "tensor": "",
 }
-"""Of the optional fields of a graph file."""
-_NULLABLE = ("forward_op", "module", "pin")
-"""Fields that a graph file has only where they are not null."""
+"""Defaults of the optional fields of a graph file."""
+_RARE = {"forward_op": None, "module": None, "pin": None, "resident": False, "part": None}
+"""Fields that a graph file has only where they have another value than this one."""
 _OF_EDGES = ("index", "order", "predecessors", "successors", "size")
-"""What is derived from ids and edges alone."""
+"""Attributes that are derived from ids and edges alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Op:
 
     id: str
     op: str = ""
-    """What it computes, e.g. "aten.convolution"."""
+    """The operation, e.g. "aten.convolution"."""
     phase: str = "forward"
     """forward, backward or update."""
     compute_us: float = 0.0
@@ -57,6 +59,15 @@ class Op:
     """The module whose code it comes from, by its name in the model ("" is the model itself), where known."""
     pin: int | None = None
     """The index of the device that it has to run on."""
+    resident: bool = False
+    """Its tensors are among its persistent bytes, as a parameter's are: where it runs they take no further memory, copies elsewhere do."""
+    part: int | None = None
+    """The part of the batch that it computes, where the step is captured over parts; its id is its name there, "@" and the part."""
+
+    @property
+    def name(self) -> str:
+        """The id that all parts of the op have in common."""
+        return self.id if self.part is None else self.id.removesuffix(f"@{self.part}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +118,8 @@ class OpGraph:
         readers: list[list[int]] = []
         inputs: list[list[int]] = [[] for _ in ops]
         outputs: list[list[int]] = [[] for _ in ops]
-        read_twice = _Repeats(readers)
+        further: set[tuple[int, int]] = set()
+        """Tensors and those of their readers that are not the first."""
         for source, target, size, tensor in edges:
             s, d = index.get(source), index.get(target)
             if s is None or d is None:
@@ -124,7 +136,8 @@ class OpGraph:
                     f"tensor {tensor!r} of op {source!r} has two sizes, {sizes[t]} and {size} bytes (edge to {target!r}); "
                     f"give its edges the same bytes or different tensor names"
                 )
-            if not read_twice(t, d):
+            if d != readers[t][0] and (t, d) not in further:
+                further.add((t, d))
                 readers[t].append(d)
                 inputs[d].append(t)
         graph = cls(
@@ -190,6 +203,21 @@ class OpGraph:
         """Position of a pinned op -> its device."""
         return {v: op.pin for v, op in enumerate(self.ops) if op.pin is not None}
 
+    @cached_property
+    def is_parted(self) -> bool:
+        """True if there are ops of parts of a batch."""
+        return any(op.part is not None for op in self.ops)
+
+    def units(self, order: Sequence[int] | None = None) -> list[tuple[int, ...]]:
+        """The parts that can be placed on their own: colocation groups, and ops without one; by their first op in `order`."""
+        if not self.groups:
+            return [(v,) for v in (self.order if order is None else order)]
+        found: dict[int | str, list[int]] = {}
+        for v in self.order if order is None else order:
+            name = self.ops[v].colocation
+            found.setdefault(v if name is None else name, []).append(v)
+        return [tuple(unit) for unit in found.values()]
+
     def pinned(self, placement: Sequence[int]) -> tuple[int, ...]:
         """The placement with every pinned op on its device."""
         if not self.pins:
@@ -216,11 +244,11 @@ class OpGraph:
         """Costs and edges as arrays."""
         from baechi_ext.ir.columns import columns  # loads numpy
 
-        return columns(self)
+        return columns(self.ops, self.tensors, self.inputs, self.outputs)
 
     @cached_property
     def size(self) -> int:
-        """How large the graph is, in ops of up to three inputs each."""
+        """The size of the graph, in ops of up to three inputs each."""
         return max(len(self.ops), sum(map(len, self.inputs)) // 3)
 
     @cached_property
@@ -266,18 +294,8 @@ class OpGraph:
         """networkx node-link JSON (DESIGN.md, "Graph file")."""
         nodes = []
         for op in self.ops:
-            node = {
-                "id": op.id,
-                "op": op.op,
-                "phase": op.phase,
-                "compute_us": op.compute_us,
-                "persistent_bytes": op.persistent_bytes,
-                "output_bytes": op.output_bytes,
-                "temporary_bytes": op.temporary_bytes,
-                "colocation": op.colocation,
-                "expert": op.expert,
-            }
-            node |= {key: value for key in _NULLABLE if (value := getattr(op, key)) is not None}
+            node = {key: getattr(op, key) for key in _FIELDS}
+            node |= {key: value for key, default in _RARE.items() if (value := getattr(op, key)) is not default}
             nodes.append(node)
         edges = []
         for v, op in enumerate(self.ops):
@@ -338,10 +356,7 @@ class OpGraph:
     @without_collection()
     def load(cls, path: str | Path) -> "OpGraph":
         """Raises FileError or GraphError."""
-        try:
-            return cls.from_json(read_json(path, "graph"))
-        except GraphError as e:
-            raise GraphError(f"{path}: {e}") from e
+        return load_as(path, "graph", cls.from_json)
 
 
 def _positions(ops: Sequence[Op]) -> dict[str, int]:
@@ -350,7 +365,7 @@ def _positions(ops: Sequence[Op]) -> dict[str, int]:
         again = next(op.id for position, op in enumerate(ops) if index[op.id] != position)
         first, second = [position for position, op in enumerate(ops) if op.id == again][:2]
         raise GraphError(
-            f"op id {again!r} stands twice, at positions {first} and {second}; give every op its own id (ids are compared as strings)"
+            f"op id {again!r} appears twice, at positions {first} and {second}; give every op its own id (ids are compared as strings)"
         )
     return index
 
@@ -358,20 +373,6 @@ def _positions(ops: Sequence[Op]) -> dict[str, int]:
 def _unknown_end(source: str, target: str, index: Mapping[str, int]) -> GraphError:
     end, role = (source, "source") if source not in index else (target, "target")
     return GraphError(f"edge {source!r} -> {target!r}: its {role} {end!r} is not an op; add the op or drop the edge")
-
-
-class _Repeats:
-    """Whether an op is known to read a tensor; it keeps account only of tensors with several readers."""
-
-    def __init__(self, readers: Sequence[Sequence[int]]) -> None:
-        self.readers = readers
-        self.further: set[tuple[int, int]] = set()
-
-    def __call__(self, t: int, reader: int) -> bool:
-        if reader == self.readers[t][0] or (t, reader) in self.further:
-            return True
-        self.further.add((t, reader))
-        return False
 
 
 def _id_from_json(value: Any, what: str) -> str:
@@ -392,10 +393,14 @@ def _op_from_json(node: Any, position: int) -> Op:
     if phase not in PHASES:
         raise GraphError(f"op {id_!r} has phase {phase!r}; expected one of {', '.join(PHASES)}")
     colocation, expert, forward_op = node.get("colocation"), node.get("expert"), node.get("forward_op")
-    module, pin = node.get("module"), node.get("pin")
+    module, pin, resident, part = node.get("module"), node.get("pin"), node.get("resident", False), node.get("part")
     for key, device in (("expert", expert), ("pin", pin)):
         if device is not None and (isinstance(device, bool) or not isinstance(device, int)):
             raise GraphError(f'op {id_!r} has "{key}": {device!r}; expected a device index or null')
+    if not isinstance(resident, bool):
+        raise GraphError(f'op {id_!r} has "resident": {resident!r}; expected true or false')
+    if part is not None and (isinstance(part, bool) or not isinstance(part, int) or part < 0):
+        raise GraphError(f'op {id_!r} has "part": {part!r}; expected the number of a part of the batch, from 0, or null')
     return Op(
         id=id_,
         op=str(node.get("op") or ""),
@@ -407,6 +412,8 @@ def _op_from_json(node: Any, position: int) -> Op:
         forward_op=None if forward_op is None else _id_from_json(forward_op, f"forward_op of op {id_!r}"),
         module=None if module is None else str(module),
         pin=pin,
+        resident=resident,
+        part=part,
     )
 
 

@@ -1,15 +1,16 @@
-"""Plan: a device for every op, the order to run them in, and what that is predicted to take."""
+"""Plan: a device for every op, the order to run them in, and what that is predicted to take; and what a legal placement is, whoever made
+it, which is checked at stage boundaries."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from baechi_ext.errors import ClusterError, MismatchError, PlanError
 from baechi_ext.ir.cluster import Cluster
-from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
-from baechi_ext.ir.made_by import MadeBy, signed
-from baechi_ext.ir.numbers import as_bytes, as_number
+from baechi_ext.ir.files import SCHEMA_VERSION
+from baechi_ext.ir.made_by import MadeBy, Saved, load_as
+from baechi_ext.ir.numbers import as_bytes, as_number, require_finite
 from baechi_ext.ir.op_graph import OpGraph
 
 STATUSES = ("optimal", "feasible")
@@ -18,7 +19,7 @@ DEVICE_GROUPS = "device_groups"
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Saved):
     """`placement[v]` and `priority[v]` belong to `graph.ops[v]`; files key them by op id."""
 
     graph: OpGraph
@@ -115,18 +116,10 @@ class Plan:
                 raise PlanError(f"{e}; the plan needs {max(self.placement) + 1} devices: place the graph on these again") from e
         return replace(self, cluster=cluster)
 
-    def save(self, path: str | Path, made_by: MadeBy | None = None) -> None:
-        """Writes the plan file, signed by `made_by` where that is given. Raises FileError."""
-        write_json(path, signed(self.to_json(), made_by))
-
     @classmethod
     def load(cls, path: str | Path, graph: OpGraph, cluster: Cluster | None = None) -> "Plan":
         """Raises FileError, PlanError or MismatchError."""
-        value = read_json(path, "plan")
-        try:
-            return cls.from_json(value, graph, cluster)
-        except (PlanError, MismatchError) as e:
-            raise type(e)(f"{path}: {e}") from e
+        return load_as(path, "plan", lambda value: cls.from_json(value, graph, cluster))
 
 
 def require_same_graph(graph: OpGraph, value: Mapping[str, Any], kind: str, ids: Collection[str]) -> None:
@@ -175,6 +168,7 @@ def _object_of(value: Mapping[str, Any], key: str) -> dict[str, Any]:
     found = value.get(key)
     if found is not None and not isinstance(found, dict):
         raise PlanError(f'the plan\'s "{key}" is {found!r}; expected an object')
+    require_finite(found, f'the plan\'s "{key}"', PlanError)
     return found or {}
 
 
@@ -186,6 +180,41 @@ def _made_by_of(value: Mapping[str, Any]) -> MadeBy:
 def _priority_of(op_id: str, priority: Mapping[str, Any]) -> float:
     if op_id not in priority:
         raise PlanError(f"op {op_id!r} has no priority; give every op one, or none at all")
-    value = priority[op_id]
+    value: float = priority[op_id]
     as_number(value, f"priority of op {op_id!r}", PlanError, minimum=float("-inf"))
     return value
+
+
+def placement_violations(graph: OpGraph, cluster: Cluster, placement: Sequence[int]) -> list[str]:
+    """Faults of `placement` apart from memory, one sentence each; empty where it is legal."""
+    if len(placement) != len(graph):
+        return [f"the placement has {len(placement)} entries for {len(graph)} ops"]
+    found = [
+        f"op {op.id!r} is placed on device {d!r}; expected 0 to {len(cluster) - 1}"
+        for op, d in zip(graph.ops, placement, strict=True)
+        if not 0 <= d < len(cluster)
+    ]
+    for name, members in graph.groups.items():
+        devices = sorted({placement[v] for v in members})
+        if len(devices) > 1:
+            found.append(f"colocation group {name!r} is split over devices {', '.join(map(str, devices))}")
+    for v, pin in graph.pins.items():
+        if placement[v] != pin:
+            found.append(f"op {graph.ops[v].id!r} is pinned to device {pin} and placed on {placement[v]}")
+    return found
+
+
+def memory_violations(cluster: Cluster, peak_memory_bytes: Sequence[float]) -> list[str]:
+    """One sentence per device whose peak exceeds its limit."""
+    return [
+        f"device {d.name!r} needs {peak:.0f} bytes and has {d.memory_bytes:.0f}"
+        for d, peak in zip(cluster.devices, peak_memory_bytes, strict=True)
+        if d.memory_bytes is not None and peak > d.memory_bytes
+    ]
+
+
+def verify_placement(graph: OpGraph, cluster: Cluster, placement: Sequence[int], stage: str) -> None:
+    """Raises PlanError, naming the stage that broke the rule."""
+    found = placement_violations(graph, cluster, placement)
+    if found:
+        raise PlanError(f"{stage}: {'; '.join(found[:5])}")

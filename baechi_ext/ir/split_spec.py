@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baechi_ext.errors import PlanError
-from baechi_ext.ir.device_map import module_names
+from baechi_ext.ir.hints import module_names, modules_around
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.ir.pins import modules_around
 
 BEGINNING = "BEGINNING"
 """The name of the member of torch.distributed.pipelining.SplitPoint: a stage begins right before the module."""
@@ -57,7 +56,7 @@ def _begun_by(graph: OpGraph, v: int, first: dict[str, int], device: int) -> str
     begun = [name for name in modules_around(module) if first[name] == v]
     if not begun:
         raise PlanError(
-            f"the plan is no chain of modules: op {graph.ops[v].id!r}, inside module {module!r}, is on device {device}, and what runs "
+            f"the plan is not a chain of modules: op {graph.ops[v].id!r}, inside module {module!r}, is on device {device}, and what runs "
             f"before it there is on another; {_ADVICE}"
         )
     return min(begun, key=len)
@@ -66,6 +65,6 @@ def _begun_by(graph: OpGraph, v: int, first: dict[str, int], device: int) -> str
 def _require_new(graph: OpGraph, v: int, device: int, stages: Sequence[tuple[int, str, list[int]]]) -> None:
     if any(device == earlier for earlier, _, _ in stages):
         raise PlanError(
-            f"the plan is no chain of modules: module {graph.ops[v].module!r} is on device {device} again, after "
+            f"the plan is not a chain of modules: module {graph.ops[v].module!r} is on device {device} again, after "
             f"{stages[-1][1] or 'other modules'!r} on device {stages[-1][0]}; {_ADVICE}"
         )

@@ -10,13 +10,11 @@ from random import Random
 from baechi_ext.errors import OptionError
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.place.chunks import held_bytes
-from baechi_ext.place.filling import op_bytes
 
 NOOP = "noop"
 ADJUSTMENTS: dict[str, tuple[str]] = {
     NOOP: ("groups bind while ops are placed",),
-    "random": ("else ops are placed one by one, and a group goes where one of its ops is, drawn by lot",),
+    "random": ("else ops are placed one by one, and a group goes where one of its ops is, drawn at random",),
     "memory": ("where its largest op is",),
     "time": ("where its longest op is",),
     "frequent": ("where most of its ops are",),
@@ -40,16 +38,17 @@ def adjust(
     adjusted = list(placement)
     if method == NOOP:
         return tuple(adjusted)
-    draw = Random(seed)
-    room = [float("inf") if d.memory_bytes is None else float(d.memory_bytes) for d in cluster.devices]
+    draw, weights = Random(seed), _weights(graph, method)
+    room = cluster.rooms
+    held: list[float] = graph.columns.held_bytes().tolist()
     for v, d in enumerate(placement):
-        room[d] -= held_bytes(graph, (v,))
+        room[d] -= held[v]
     for members in graph.groups.values():
         for v in members:
-            room[adjusted[v]] += held_bytes(graph, (v,))
-        choices = _choices(graph, members, [placement[v] for v in members], method, draw)
+            room[adjusted[v]] += held[v]
+        choices = _choices(weights, members, [placement[v] for v in members], method, draw)
         d = choices[0]
-        size = held_bytes(graph, members)
+        size = sum(held[v] for v in members)
         if with_memory_limit:
             everywhere = sorted(range(len(room)), key=lambda d: -room[d])
             d = next((d for d in (*choices, *everywhere) if size <= room[d]), everywhere[0])
@@ -59,28 +58,25 @@ def adjust(
     return tuple(adjusted)
 
 
-def _choices(graph: OpGraph, members: Sequence[int], devices: Sequence[int], method: str, draw: Random) -> list[int]:
+def _choices(weights: Sequence[float], members: Sequence[int], devices: Sequence[int], method: str, draw: Random) -> list[int]:
     """The devices of a group's ops, the method's first choice first; of equals the one whose first op comes first."""
     if method == "random":
         shuffled = draw.sample(list(devices), len(devices))
         return list(dict.fromkeys(shuffled))
-    weigh = _WEIGHTS[method]
-    weights = [weigh(graph, v) for v in members]
     totals: dict[int, float] = {}
-    for d, weight in zip(devices, weights, strict=True):
+    for d, v in zip(devices, members, strict=True):
+        weight = weights[v]
         before = totals.get(d, 0.0)
         totals[d] = max(before, weight) if method in _BY_ONE_OP else before + weight
     return sorted(totals, key=lambda d: -totals[d])
 
 
-def _compute_us(graph: OpGraph, v: int) -> float:
-    return graph.ops[v].compute_us
+def _weights(graph: OpGraph, method: str) -> list[float]:
+    if "memory" in method:
+        sizes: list[float] = graph.columns.all_bytes().tolist()
+        return sizes
+    return [op.compute_us if "time" in method else 1.0 for op in graph.ops]
 
 
-def _one(graph: OpGraph, v: int) -> float:
-    return 1.0
-
-
-_WEIGHTS = {"memory": op_bytes, "time": _compute_us, "frequent": _one, "memory_sum": op_bytes, "time_sum": _compute_us}
 _BY_ONE_OP = ("memory", "time")
 """The weight of a device is that of the heaviest op there, not the sum."""

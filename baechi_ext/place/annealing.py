@@ -20,11 +20,10 @@ import numpy as np
 from baechi_ext.place import refine_kernel
 from baechi_ext.place.blocks import Block
 from baechi_ext.place.clock import clock_seconds
-from baechi_ext.place.common import SearchProgress
-from baechi_ext.place.fitting import scrambled
-from baechi_ext.place.refine_kernel import Search
+from baechi_ext.place.common import SearchProgress, Worth
+from baechi_ext.place.fitting import Chain, scrambled
 from baechi_ext.place.trial import Trial
-from baechi_ext.simulate.arrays import Problem, State, make_problem, make_state
+from baechi_ext.simulate.arrays import Problem, make_problem
 
 _PATH_SHARES = (0.05, 0.3)
 """For each chain, how many of its moves are at the critical path."""
@@ -33,22 +32,22 @@ _ORDER_SHARE = 0.2
 _TEMPERATURE, _COLDEST, _HOTTEST = 0.1, 1e-5, 3e-2
 """In parts of the first plan's makespan: the first temperature, times devices and over blocks, and what all stay between."""
 _COOLER, _WARMER = (2.0, 1.2), 2.0
-"""How much cooler each chain begins its next round after one that ended worse than it began, and how much warmer after one without
+"""Factors: a chain begins its next round that much cooler after one that ended worse than it began, that much warmer after one without
 any change."""
 _LONGER = 2
 """From round to round: how many times as long."""
 _COOLING = 100.0
 _RESTARTING, _STEPS_OF_RESTART, _COOLING_OF_RESTART = 1, 300, 1000.0
-"""The chain that forgets the best plan in each round with so many steps for a block: it begins at the highest temperature."""
+"""The chain that forgets the best plan in each round with this many steps for a block: it begins at the highest temperature."""
 _FIRST_WORK, _FEWEST_STEPS = 3_000_000, 200
-"""Of the first round: steps times what there is to simulate in each."""
+"""The first round's work (steps times what there is to simulate in each), and its least steps."""
 _STEPS_PER_BLOCK = 50
 _PATIENCE = 5000
 """Steps of a chain without success for every pair of ops, after which a search ends by itself: seconds for 20 ops, minutes for 100."""
 _ABSORBED = 0.05
 """At first a makespan counts as much as an excess of this part of a device's memory."""
 _HEAVIER = 20.0
-"""What an excess may come to count at most. Beyond it no temperature would move a plan from one excess to another."""
+"""The most that an excess may come to count. Beyond it no temperature would move a plan from one excess to another."""
 _SAFETY = 0.9
 """The part of the time left that the last round is made for."""
 _LOOK_SECONDS = 0.1
@@ -58,7 +57,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Limits:
-    """When a search ends, and whom it tells how it goes."""
+    """The limits of a search, and whom it tells how it goes."""
 
     bound_us: float
     until_seconds: float
@@ -67,6 +66,18 @@ class Limits:
     watch: Callable[[SearchProgress], None] | None
     evaluations: float = math.inf
     """Plans that may be simulated in all."""
+    worth: Worth | None = None
+    """A search worth only so much time ends earlier."""
+    since_seconds: float = 0.0
+    """On the same clock: when what it is worth began to be spent."""
+
+    def left_seconds(self, best_us: float) -> float:
+        """The seconds that may still be spent, with a valid plan of this step."""
+        now_seconds = clock_seconds()
+        until_seconds = self.until_seconds
+        if self.worth is not None:
+            until_seconds = min(until_seconds, self.since_seconds + self.worth.seconds(best_us, self.bound_us))
+        return until_seconds - now_seconds
 
 
 def anneal(start: Trial, levels: Sequence[Sequence[Block]], limits: Limits) -> tuple[Trial, bool]:
@@ -101,7 +112,7 @@ class _Annealing:
         try:
             for chain in self.chains:
                 chain.prepare(self, steps=0)
-                refine_kernel.anneal(self.problem, chain.state, chain.search)  # compiles it, where no thread waits for it
+                chain.anneal()  # compiles it, where no thread waits for it
             while idle < patience and not self._is_over():
                 steps = self.steps = int(min(self.steps, self._evaluations_left()))
                 for chain in self.chains:
@@ -118,11 +129,20 @@ class _Annealing:
 
     def _is_over(self) -> bool:
         met = self.best.valid and self.best.makespan_us <= self.limits.bound_us * (1 + _ROUNDING)
-        return met or clock_seconds() >= self.limits.until_seconds or self._evaluations_left() < 1
+        return met or self._left_seconds() <= 0 or self._evaluations_left() < 1
+
+    def _left_seconds(self) -> float:
+        excess_bytes, makespan_us = self._standing()
+        return self.limits.left_seconds(math.inf if excess_bytes else makespan_us)
+
+    def _standing(self) -> tuple[float, float]:
+        """Excess and makespan of the best plan so far, of chains that still run, too."""
+        plans = [(float(chain.settings["best_excess_bytes"]), float(chain.settings["best_makespan_us"])) for chain in self.chains]
+        return min([self.best.key, *plans])
 
     @property
     def _evaluations(self) -> int:
-        return int(sum(chain.settings["done"] for chain in self.chains))
+        return sum(chain.evaluations for chain in self.chains)
 
     def _evaluations_left(self) -> float:
         """For each chain, after the one with which it begins a round."""
@@ -132,23 +152,23 @@ class _Annealing:
         """Runs the chains; the next round is longer, or as long as the time left where the one after it would not fit."""
         begun_seconds = clock_seconds()
         for chain in self.chains:
-            chain.start(self.problem)
+            chain.start()
         while any(chain.is_running() for chain in self.chains):
             for chain in self.chains:
                 chain.wait(_LOOK_SECONDS / len(self.chains))
             self._tell()
-            if clock_seconds() >= self.limits.until_seconds:
+            if self._left_seconds() <= 0:
                 self._stop()
         self._tell()
         now_seconds = clock_seconds()
         rate = self.steps / (now_seconds - begun_seconds)
-        possible = int(min((self.limits.until_seconds - now_seconds) * rate * _SAFETY, self._evaluations_left()))
+        possible = int(min(max(0.0, self._left_seconds()) * rate * _SAFETY, self._evaluations_left()))
         last = possible < (_LONGER + _LONGER**2) * self.steps
         self.steps = max(1, possible) if last else _LONGER * self.steps
 
     def _stop(self) -> None:
         for chain in self.chains:
-            chain.search.settings["stop"] = True
+            chain.settings["stop"] = True
         for chain in self.chains:
             chain.wait(_LEAVE_SECONDS)
 
@@ -161,20 +181,17 @@ class _Annealing:
     def _tell(self) -> None:
         if self.limits.watch is None:
             return
-        plans = [(chain.settings["best_excess_bytes"], chain.settings["best_makespan_us"]) for chain in self.chains]
-        excess_bytes, makespan_us = min([self.best.key, *plans])
+        excess_bytes, makespan_us = self._standing()
         seconds = clock_seconds() - self.begun_seconds
         self.limits.watch(SearchProgress(float(makespan_us), float(excess_bytes), self.limits.bound_us, self._evaluations, seconds))
 
 
-class _Chain:
+class _Chain(Chain):
     """One chain, its thread while it runs, and its part of the state."""
 
     def __init__(self, problem: Problem, levels: Sequence[Sequence[Block]], seed: int) -> None:
+        super().__init__(problem, levels)
         self.number = seed % len(_PATH_SHARES)
-        self.state: State = make_state(problem)
-        self.search: Search = refine_kernel.make_search(problem, levels)
-        self.settings = self.search.settings[0]
         self.blocks = len(levels[0])
         first = _TEMPERATURE * len(problem.devices) * _HOTTER[self.number] / (self.blocks + 1)
         self.temperature = min(_HOTTEST, max(_COLDEST, first))
@@ -186,11 +203,8 @@ class _Chain:
 
     def prepare(self, annealing: _Annealing, steps: int) -> None:
         """Sets the chain to the best plan, and to its part of a round."""
-        best, settings = annealing.best, self.settings
-        self.state.placement[:] = best.placement
-        self.state.totals["has_priority"] = best.priority is not None
-        if best.priority is not None:
-            self.state.priority[:] = best.priority
+        self.begin_at(annealing.best)
+        settings = self.settings
         restarts = self.number == _RESTARTING and steps >= _STEPS_OF_RESTART * self.blocks
         hot = (_HOTTEST if restarts else self.temperature) * annealing.scale_us
         settings["from_temperature"], settings["to_temperature"] = hot, hot / (_COOLING_OF_RESTART if restarts else _COOLING)
@@ -198,7 +212,6 @@ class _Chain:
         settings["steps"] = steps
         settings["path_share"], settings["order_share"] = _PATH_SHARES[self.number], _ORDER_SHARE
         settings["target_us"] = annealing.limits.bound_us * (1 + _ROUNDING)
-        settings["best_excess_bytes"] = settings["best_makespan_us"] = np.inf
 
     def adapt(self, begun: tuple[float, float]) -> None:
         """Sets the temperature for the next round; `begun`: excess and makespan that the last one began with."""
@@ -210,15 +223,18 @@ class _Chain:
         elif worse_bytes == 0 and worse_us >= -_ROUNDING * begun_us:
             self.temperature = min(_HOTTEST, self.temperature * _WARMER)
 
-    def start(self, problem: Problem) -> None:
+    def start(self) -> None:
         self._ended.clear()
-        threading.Thread(target=self._run, args=(problem,), daemon=True).start()
+        threading.Thread(target=self._run, daemon=True).start()
 
-    def _run(self, problem: Problem) -> None:
+    def _run(self) -> None:
         try:
-            refine_kernel.anneal(problem, self.state, self.search)
+            self.anneal()
         finally:
             self._ended.set()
+
+    def anneal(self) -> None:
+        refine_kernel.anneal(self.problem, self.state, self.search)
 
     def is_running(self) -> bool:
         return not self._ended.is_set()
@@ -228,6 +244,4 @@ class _Chain:
 
     def trial(self, default: Trial) -> Trial:
         """The chain's best plan; `default` where it has none, or may still write it."""
-        if self.is_running() or not np.isfinite(self.settings["best_makespan_us"]):
-            return default
-        return Trial(tuple(self.search.placement.tolist()), tuple(self.search.priority.tolist()), default.simulator)
+        return default if self.is_running() else super().trial(default)

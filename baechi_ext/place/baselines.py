@@ -1,4 +1,5 @@
-"""The plans that every method has to beat: one device, topological chunks of equal time, ops dealt in turn or by lot."""
+"""The plans that every method has to beat: one device, topological chunks of equal time, ops dealt in turn or by lot; and the one that a
+person chose by expert hints, in the model or a file."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -6,58 +7,74 @@ from random import Random
 
 from baechi_ext.errors import InfeasibleError
 from baechi_ext.ir.cluster import Cluster
+from baechi_ext.ir.hints import require_hints, with_experts
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.arrange import arrange
-from baechi_ext.place.chunks import Unit, all_held_bytes, best_split, chunks, depth_first_order, ranks, spread, sums, units
-from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, Task, begin, conclude
+from baechi_ext.place.chunks import Unit, best_split, chunks, depth_first_order, held_bytes, ranks, spread, sums
+from baechi_ext.place.common import PlanResult, Proposal, Task, conclude
 
 Split = Callable[[Sequence[float], Sequence[float], Sequence[float], Sequence[float]], tuple[int, ...]]
 """Weights, devices' shares, sizes and rooms -> a device per unit: `best_split` or `chunks`."""
 
 
-def single(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult:
+def single(task: Task) -> PlanResult:
     """Every op that is not pinned on one device: the fastest that holds them all, of equals the first.
 
     Raises InfeasibleError, with the bytes needed and available, where no device does.
     """
-    task = begin("single", graph, cluster, options)
+    graph, cluster = task.graph, task.cluster
     # Of equal devices only the first is simulated.
     pinned = set(graph.pins.values())
     kinds = {(x.speed, x.memory_bytes, d if d in pinned else -1): d for d, x in reversed(list(enumerate(cluster.devices)))}
+    proposals = [Proposal((d,) * len(graph)) for d in sorted(kinds.values())]
+    return _as_they_are(task, proposals, "a method that spreads the graph over several devices")
+
+
+def expert(task: Task) -> PlanResult:
+    """Each op on the device of its hint, modulo their number; ops without a hint follow their group and neighbours.
+
+    Only the order is chosen here: ops that nothing connects with a hint go to the first device, and a placement that does not fit
+    is not repaired. Raises OptionError, too, for a graph without any hint.
+    """
+    require_hints(task.graph)
+    hinted = with_experts(task.graph, [op.expert for op in task.graph.ops])
+    placement = [(op.expert or 0) % len(task.cluster) for op in hinted.ops]
+    return _as_they_are(task, [Proposal(placement)], "a method that looks at memory (the expert's placement is taken as it is)")
+
+
+def _as_they_are(task: Task, proposals: Sequence[Proposal], instead: str) -> PlanResult:
+    """The plan of the best proposal, none repaired; the error says, too, what to use instead."""
     try:
-        return conclude(task, [Proposal((d,) * len(graph)) for d in sorted(kinds.values())], repairs=False)
+        return conclude(task, proposals, repairs=False)
     except InfeasibleError as e:
         if e.status == "infeasible":
             raise
-        raise InfeasibleError(f"{e}, or a method that spreads the graph over several devices", e.status) from e
+        raise InfeasibleError(f"{e}, or {instead}", e.status) from e
 
 
-def random(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult:
+def random(task: Task) -> PlanResult:
     """Each colocation group, and each op without one, on a device drawn from those that have room for it.
 
-    A device twice as fast is drawn twice as often; the lots follow from the seed. Raises InfeasibleError where no valid plan was
-    found.
+    A device twice as fast is drawn twice as often; the lots follow from the seed.
     """
-    task = begin("random", graph, cluster, options)
-    draw = Random(options.seed)
-    speeds = [d.speed for d in cluster.devices]
+    draw = Random(task.options.seed)
+    speeds = [d.speed for d in task.cluster.devices]
     placement = _deal(task, lambda among: draw.choices(among, [speeds[d] for d in among])[0])
     return conclude(task, [Proposal(placement)])
 
 
-def round_robin(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult:
+def round_robin(task: Task) -> PlanResult:
     """Colocation groups, and ops without one, dealt in topological order: each device with room for one in its turn.
 
-    A device twice as fast has two turns. Raises InfeasibleError where no valid plan was found.
+    A device twice as fast has two turns.
     """
-    task = begin("round_robin", graph, cluster, options)
 
     def deal(sequence: Sequence[int]) -> tuple[int, ...]:
-        turns = [0] * len(cluster)
+        turns = [0] * len(sequence)
         place = {d: i for i, d in enumerate(sequence)}
 
         def next_in_turn(among: Sequence[int]) -> int:
-            d = min(among, key=lambda d: ((turns[d] + 1) / cluster.devices[d].speed, place[d]))
+            d = min(among, key=lambda d: ((turns[d] + 1) / task.cluster.devices[d].speed, place[d]))
             turns[d] += 1
             return d
 
@@ -69,10 +86,10 @@ def round_robin(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> Plan
 def _deal(task: Task, choose: Callable[[Sequence[int]], int]) -> tuple[int, ...]:
     """A device for every op: what `choose` takes among those with room for its unit, or the one with the most room."""
     graph = task.graph
-    room = [float("inf") if d.memory_bytes is None else float(d.memory_bytes) for d in task.cluster.devices]
-    ordered = units(graph, task.order)
+    room = task.cluster.rooms
+    ordered = graph.units(task.order)
     devices = []
-    for size in all_held_bytes(graph, ordered):
+    for size in held_bytes(graph, ordered):
         among = [d for d, free in enumerate(room) if size <= free]
         d = choose(among) if among else max(range(len(room)), key=lambda d: (room[d], -d))
         room[d] -= size
@@ -80,20 +97,19 @@ def _deal(task: Task, choose: Callable[[Sequence[int]], int]) -> tuple[int, ...]
     return spread(graph, ordered, devices)
 
 
-def contiguous(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult:
+def contiguous(task: Task) -> PlanResult:
     """Chunks of a topological order that take equal time, one per device; colocation groups stay whole, with their first op.
 
     Tried in breadth-first and in depth-first order, or in the one that the options name; with the split whose slowest chunk is the
     fastest and with chunks in proportion to the devices' speeds, and with chunks that end early where parameters and outputs fill a
     device.
-    Raises InfeasibleError where no valid plan was found.
     """
-    task = begin("contiguous", graph, cluster, options)
+    graph, cluster = task.graph, task.cluster
     unlimited = (float("inf"),) * len(cluster)
-    limits = tuple(float("inf") if d.memory_bytes is None else float(d.memory_bytes) for d in cluster.devices)
+    limits = tuple(cluster.rooms)
     proposals = []
-    for order in (task.order,) if options.traversal_order else (graph.order, depth_first_order(graph)):
-        cut = _Cut(graph, cluster, units(graph, order))
+    for order in (task.order,) if task.options.traversal_order else (graph.order, depth_first_order(graph)):
+        cut = _Cut(graph, cluster, graph.units(order))
         for rooms in dict.fromkeys((unlimited, limits)):
             proposals += [arrange(task, partial(cut.placement, split, rooms), ranks(order)) for split in (best_split, chunks)]
     return conclude(task, proposals)
@@ -107,7 +123,7 @@ class _Cut:
         self.ordered = ordered
         self.speeds = [d.speed for d in cluster.devices]
         self.times = sums([op.compute_us for op in graph.ops], ordered)
-        self.sizes = all_held_bytes(graph, ordered)
+        self.sizes = held_bytes(graph, ordered)
 
     def placement(self, split: Split, rooms: Sequence[float], sequence: Sequence[int]) -> tuple[int, ...]:
         """The chunks that `split` makes, the first for the first device of the sequence; a device holds at most its room."""

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.place.chunks import units
 
 Block = tuple[int, ...]
 _FEWEST_PER_DEVICE = 4
@@ -19,14 +18,17 @@ _MOST_READERS = 50
 
 
 def block_levels(graph: OpGraph, cluster: Cluster) -> list[list[Block]]:
-    """Blocks of op positions, the units first, then coarser and coarser clusters of them. Each level holds every op once."""
-    blocks = units(graph)
+    """Blocks of op positions, the units first, then, of a graph over parts of a batch, all parts of a unit, and all of a part; then coarser
+    and coarser clusters of units. Each level holds every op once."""
+    blocks = graph.units()
     levels = [blocks]
     if len(cluster) == 1:
         return levels
     weights = [sum(graph.ops[v].compute_us for v in block) for block in blocks]
     bonds = _bonds(graph, cluster, blocks)
     heaviest_us = sum(weights) / (2 * len(cluster))
+    if graph.is_parted:
+        levels += _part_levels(graph)
     while len(blocks) > _FEWEST_PER_DEVICE * len(cluster):
         parent = _matching(bonds, weights, heaviest_us)
         count = max(parent) + 1
@@ -39,6 +41,18 @@ def block_levels(graph: OpGraph, cluster: Cluster) -> list[list[Block]]:
         weights, bonds = merged, _merged_bonds(bonds, parent, count)
         levels.append(blocks)
     return levels
+
+
+def _part_levels(graph: OpGraph) -> list[list[Block]]:
+    """All parts of each unit together, and all units of each part of the batch."""
+    names: dict[tuple[str, ...], list[int]] = {}
+    parts: dict[int | Block, list[int]] = {}
+    for unit in graph.units():
+        ops = [graph.ops[v] for v in unit]
+        names.setdefault(tuple(op.name for op in ops), []).extend(unit)
+        part = next((op.part for op in ops if op.part is not None), None)
+        parts.setdefault(unit if part is None else part, []).extend(unit)
+    return [[tuple(block) for block in blocks.values()] for blocks in (names, parts)]
 
 
 def _bonds(graph: OpGraph, cluster: Cluster, blocks: Sequence[Block]) -> list[dict[int, float]]:
@@ -69,11 +83,11 @@ def _matching(bonds: Sequence[dict[int, float]], weights: Sequence[float], heavi
                 partner[i], partner[j] = j, i
     parent = [-1] * len(bonds)
     count = 0
-    for i, j in enumerate(partner):
+    for i, other in enumerate(partner):
         if parent[i] < 0:
             parent[i] = count
-            if j is not None:
-                parent[j] = count
+            if other is not None:
+                parent[other] = count
             count += 1
     return parent
 

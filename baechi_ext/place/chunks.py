@@ -13,26 +13,9 @@ _HALVINGS = 60
 """A double has 53 bits."""
 
 
-def units(graph: OpGraph, order: Sequence[int] | None = None) -> list[Unit]:
-    """What can be placed on its own: colocation groups, and ops without one; by their first op in `order`, or `graph.order`."""
-    if not graph.groups:
-        return [(v,) for v in (graph.order if order is None else order)]
-    found: dict[int | str, list[int]] = {}
-    for v in graph.order if order is None else order:
-        name = graph.ops[v].colocation
-        found.setdefault(v if name is None else name, []).append(v)
-    return [tuple(unit) for unit in found.values()]
-
-
-def held_bytes(graph: OpGraph, unit: Unit) -> float:
-    """Persistent bytes and all outputs of a unit: in a training step nearly all of them are held when the forward pass ends."""
-    return sum(graph.ops[v].persistent_bytes + sum(graph.tensors[t].bytes for t in graph.outputs[v]) for v in unit)
-
-
-def all_held_bytes(graph: OpGraph, ordered: Sequence[Unit]) -> list[float]:
-    """`held_bytes` of each unit."""
-    columns = graph.columns
-    return sums((columns.persistent_bytes + columns.made_bytes()).tolist(), ordered)
+def held_bytes(graph: OpGraph, ordered: Sequence[Unit]) -> list[float]:
+    """`Columns.held_bytes` of each unit."""
+    return sums(graph.columns.held_bytes().tolist(), ordered)
 
 
 def sums(values: Sequence[float], ordered: Sequence[Unit]) -> list[float]:
@@ -68,8 +51,9 @@ def best_split(weights: Sequence[float], speeds: Sequence[float], sizes: Sequenc
     weight_until, size_until = [0.0, *accumulate(weights)], [0.0, *accumulate(sizes)]
 
     def ends(longest_us: float) -> list[int]:
-        """Where each device's run ends if it takes at most that long."""
-        found, i = [], 0
+        """The ends of the devices' runs if each takes at most that long."""
+        found: list[int] = []
+        i = 0
         for d, (speed, room) in enumerate(zip(speeds, rooms, strict=True)):
             i = bisect_right(weight_until, weight_until[i] + longest_us * speed, lo=i) - 1
             if d < len(speeds) - 1:

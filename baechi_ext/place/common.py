@@ -1,22 +1,21 @@
-"""What all placers share: their options, their result, and how a placement becomes a plan."""
+"""Shared by all placers: their options, their result, and how a placement becomes a plan."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from baechi_ext.errors import InfeasibleError
-from baechi_ext.ir.check import memory_violations, verify_placement
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.ir.plan import Plan
+from baechi_ext.ir.plan import Plan, memory_violations, verify_placement
 from baechi_ext.place.blocks import Block, block_levels
 from baechi_ext.place.clock import clock_seconds
 from baechi_ext.place.feasibility import NEXT_STEPS, require_feasible, require_packing, require_sane_costs
 from baechi_ext.place.repair import BRIEFLY_REPAIRED_OPS, REPAIRED_OPS, fitted, repair
 from baechi_ext.place.traversal import traversal
 from baechi_ext.place.trial import Priority, Trial, draining_order, longest_path_order, longest_placed_path_order, try_orders
-from baechi_ext.simulate import AdaptiveSimulator, Timeline, lower_bound_us
+from baechi_ext.simulate import Simulator, Timeline, lower_bound_us
 
 _ROUNDING = 1e-9
 _SHORTLIST = 2
@@ -24,8 +23,22 @@ _REPAIRED = 3
 
 
 @dataclass(frozen=True, slots=True)
+class Worth:
+    """The steps that a search's plan is for: where more time would not pay in so many, it ends before its time limit."""
+
+    steps: float = 1000.0
+    """Expected to be run by the plan; a guess, where nobody knows."""
+    gap: float = 0.01
+    """A plan is good enough so far above the proven bound, as a part of it."""
+
+    def seconds(self, best_us: float, bound_us: float) -> float:
+        """The seconds that all that is left to gain is worth: none where that is below the gap, else what it saves in all steps."""
+        return 0.0 if best_us <= bound_us * (1 + self.gap) else (best_us - bound_us) * self.steps / 1e6
+
+
+@dataclass(frozen=True, slots=True)
 class PlaceOptions:
-    """What a caller may choose; a placer reads what concerns it."""
+    """A caller's choices; a placer reads those that concern it."""
 
     seed: int = 0
     sct_threshold: float = 0.1
@@ -42,26 +55,29 @@ class PlaceOptions:
     """Where a search starts: a placement and the orders to try with it."""
     fits: bool = True
     """Take long where plans do not fit: repair them at length, and search for one that fits, whatever its step takes."""
+    worth: Worth | None = None
+    """auto, refine: end where more time is not worth it; None: use all of it."""
     watch: Callable[["SearchProgress"], None] | None = None
     """Called at least a few times a second by a search that takes long."""
 
     def to_json(self) -> dict[str, Any]:
-        """What a plan keeps of them."""
+        """The options that a plan keeps."""
         said = {name: getattr(self, name) for name in ("seed", "sct_threshold", "time_limit_seconds")}
-        further = {name: getattr(self, name) for name in ("traversal_order", "placeto_policy", "placeto_episodes")}
+        further: dict[str, Any] = {name: getattr(self, name) for name in ("traversal_order", "placeto_policy", "placeto_episodes")}
+        further["worth"] = None if self.worth is None else asdict(self.worth)
         return said | {name: value for name, value in further.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
 class SearchProgress:
-    """How a search stands: its best plan, and what it has done for it."""
+    """The state of a search: its best plan, and the work done for it."""
 
     best_us: float
     excess_bytes: float
-    """What the best plan exceeds memory limits by."""
+    """The bytes by which the best plan exceeds memory limits."""
     bound_us: float
     evaluations: int
-    """How many plans it has simulated; 0 for a search that decides op by op."""
+    """The number of plans simulated; 0 for a search that decides op by op."""
     seconds: float
 
 
@@ -74,7 +90,7 @@ class PlanResult:
     interrupted: bool = False
     """The user stopped the search; this is the best it had found."""
     notes: tuple[str, ...] = ()
-    """What a person should know of how it was made."""
+    """Remarks for a person on how it was made."""
     untried: tuple[str, ...] = ()
     """The quick methods that the time limit of a search left out."""
 
@@ -96,12 +112,12 @@ class PlanResult:
 
     @property
     def splits(self) -> bool:
-        """Whether more than one device has something to do."""
+        """True if more than one device has something to do."""
         return len(set(self.plan.placement)) > 1
 
     @property
     def why_whole(self) -> str:
-        """What a search that leaves everything on one device has found out by that."""
+        """The conclusion from a search that leaves everything on one device."""
         if self.untried:
             return (
                 f"whether splitting pays is not known: the time limit of {self.plan.method} left out {', '.join(self.untried)}; "
@@ -116,7 +132,7 @@ class Task:
 
     method: str
     options: PlaceOptions
-    simulator: AdaptiveSimulator
+    simulator: Simulator
     started_seconds: float
 
     @property
@@ -136,6 +152,11 @@ class Task:
         """Compiling left out."""
         return clock_seconds() - self.started_seconds
 
+    def is_enough(self, trial: Trial) -> bool:
+        """True if a search is not worth more than it has taken so far; never where the options don't say what it is worth."""
+        worth = self.options.worth
+        return worth is not None and trial.valid and worth.seconds(trial.makespan_us, self.bound_us) <= self.elapsed_seconds()
+
     @cached_property
     def bound_us(self) -> float:
         return lower_bound_us(self.graph, self.cluster)
@@ -146,23 +167,27 @@ class Task:
         return block_levels(self.graph, self.cluster)
 
 
+Orders = tuple[Priority | None, ...]
+"""Priorities of a placement, the most promising first; None: ops run as they become ready."""
+
+
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A placement and the orders its placer suggests for it: priorities, the most promising first."""
+    """A placement and the orders its placer suggests for it."""
 
     placement: Sequence[int]
-    priorities: tuple[Priority | None, ...] = ()
+    priorities: Orders = ()
 
 
 def begin(method: str, graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> Task:
-    """The task of a placer that was just called; its clock runs.
+    """The task of a placer that is to be called; its clock runs.
 
     Raises InfeasibleError, status "infeasible", where no plan can exist; GraphError where costs are beyond all bounds.
     """
     started = clock_seconds()
     require_sane_costs(graph, cluster)
     require_feasible(graph, cluster)
-    return Task(method, options, AdaptiveSimulator(graph, cluster), started)
+    return Task(method, options, Simulator(graph, cluster), started)
 
 
 def conclude(task: Task, proposals: Iterable[Proposal], *, repairs: bool = True) -> PlanResult:
@@ -217,14 +242,14 @@ def finish(task: Task, trial: Trial, bound_us: float | None = None, *, interrupt
     return PlanResult(plan, timeline, interrupted)
 
 
-def _shortlist(first: Sequence[tuple[Trial, tuple[Priority, ...]]]) -> list[tuple[Trial, tuple[Priority, ...]]]:
+def _shortlist(first: Sequence[tuple[Trial, Orders]]) -> list[tuple[Trial, Orders]]:
     """The best few, and the fastest few whether they fit or not."""
     best = sorted(range(len(first)), key=lambda i: first[i][0].key)[:_SHORTLIST]
     fastest = sorted(range(len(first)), key=lambda i: first[i][0].makespan_us)[:_SHORTLIST]
     return [first[i] for i in dict.fromkeys((*best, *fastest))]
 
 
-def _with_all_orders(task: Task, trial: Trial, priorities: Sequence[Priority]) -> Trial:
+def _with_all_orders(task: Task, trial: Trial, priorities: Orders) -> Trial:
     """The trial, or a better one of the same placement in another order; on one device none is faster."""
     if trial.valid and len(set(trial.placement)) <= 1:
         return trial
@@ -247,6 +272,7 @@ def _repaired(task: Task, trials: Sequence[Trial]) -> Trial:
             repaired = repair(simulator, trial, seed, REPAIRED_OPS if task.options.fits else BRIEFLY_REPAIRED_OPS)
             best = min([best, _with_all_orders(task, repaired, ()) if repaired.valid else repaired], key=lambda t: t.key)
     if not best.valid and task.options.fits:
+        require_packing(task.graph, task.cluster)  # a proof that there is none takes less than a search for it
         best = fitted(simulator, best, seed)
     return _with_all_orders(task, best, ())
 

@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.place.chunks import Unit, held_bytes, ranks, units
+from baechi_ext.place.chunks import Unit, ranks
 from baechi_ext.place.list_scheduler import Schedule
 from baechi_ext.place.sct_lp import pair_costs_us
 
@@ -37,7 +37,7 @@ def upward_ranks_us(graph: OpGraph, cluster: Cluster) -> list[float]:
 
 
 class Slots:
-    """When a device or channel is busy: disjoint intervals, those that touch joined; in blocks, so that few are looked at one by one."""
+    """The times at which a device or channel is busy: disjoint intervals, those that touch joined; in blocks, so that few are looked at."""
 
     def __init__(self, block_size: int = 64) -> None:
         self.block_size = block_size
@@ -118,19 +118,21 @@ class _Run:
         self.links = cluster.link_table()
         self.speed = [d.speed for d in cluster.devices]
         self.parallel = cluster.parallel_transfers
-        self.room = [float("inf") if d.memory_bytes is None else float(d.memory_bytes) for d in cluster.devices]
+        self.room = cluster.rooms
+        columns = graph.columns
+        self.held_bytes: list[float] = (columns.held_bytes() if counts_outputs else columns.persistent_bytes).tolist()
         mean_bytes = sum(tensor.bytes for tensor in graph.tensors) / max(1, len(graph.tensors))
         self.sending_us = [sum(x.transfer_us(mean_bytes) for e, x in enumerate(row) if e != d) for d, row in enumerate(self.links)]
         self.busy, self.sends, self.receives = ([Slots() for _ in cluster.devices] for _ in range(3))
         self.device = [-1] * len(graph)
         self.start_us, self.end_us = [0.0] * len(graph), [0.0] * len(graph)
         self.arrival_us: list[dict[int, float]] = [{} for _ in graph.tensors]
-        unit_of = {v: unit for unit in units(graph) for v in unit}
+        unit_of = {v: unit for unit in graph.units() for v in unit}
         rank_us = upward_ranks_us(graph, cluster)
         topological = ranks(graph.order)
         for v in sorted(range(len(graph)), key=lambda v: (-rank_us[v], topological[v])):
             if self.device[v] < 0:
-                self._choose(v, unit_of[v], counts_outputs)
+                self._choose(v, unit_of[v])
             self._commit(v, self.device[v])
 
     def order(self) -> list[int]:
@@ -138,10 +140,9 @@ class _Run:
         topological = ranks(self.graph.order)
         return sorted(range(len(self.graph)), key=lambda v: (self.start_us[v], topological[v]))
 
-    def _choose(self, v: int, unit: Unit, counts_outputs: bool) -> None:
+    def _choose(self, v: int, unit: Unit) -> None:
         """Gives the unit of v the device where v ends first, of those with room, or the one that it is pinned to."""
-        persistent = sum(self.graph.ops[w].persistent_bytes for w in unit)
-        needed = held_bytes(self.graph, unit) if counts_outputs else persistent
+        needed = sum(self.held_bytes[w] for w in unit)
         roomy = [d for d, room in enumerate(self.room) if needed <= room] or [max(range(len(self.room)), key=self.room.__getitem__)]
         pin = self.graph.ops[v].pin
         among = roomy if pin is None else [pin]
@@ -151,7 +152,7 @@ class _Run:
             self.device[w] = d
 
     def _slot(self, v: int, d: int) -> tuple[float, float]:
-        """When v could start on device d, and how long it would run."""
+        """The time at which v could start on device d, and the time that it would run."""
         ready_us, taking_in_us = 0.0, 0.0
         for arrival_us, receiving_us in self._inputs(v, d):
             ready_us = max(ready_us, arrival_us)

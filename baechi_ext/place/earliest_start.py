@@ -13,9 +13,9 @@ from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.list_scheduler import FavouriteChild, Schedule
 
 _MOST_LOOKS = 240_000
-"""How many inputs, and ops, the schedule may look at to say when they could start on a device; takes about half a second."""
+"""The most inputs and ops that the schedule may look at to say when ops could start on a device; takes about half a second."""
 _BEHIND = 4
-"""A run is given up where it would need so many times as many looks, judged by what has started after a part of them."""
+"""A run is given up where it would need this many times as many looks, judged by what has started after a part of them."""
 _JUDGED_AFTER = 1 / 8
 
 _Start = tuple[float, int, int, int]
@@ -48,10 +48,11 @@ class _Run:
         self.awake_for: list[int | None] = [None] * k
         self.free_us, self.channel_us = [0.0] * k, [0.0] * k
         self.arrival_us: dict[tuple[int, int], float] = {}
-        self.room = [float("inf") if d.memory_bytes is None else float(d.memory_bytes) for d in cluster.devices]
+        self.room = cluster.rooms
         self.unread = [len(t.readers) for t in graph.tensors]
         self.members = [(v,) if op.colocation is None else graph.groups[op.colocation] for v, op in enumerate(graph.ops)]
-        self.persistent_bytes = _persistent_bytes(graph)
+        group_bytes = {name: sum(graph.ops[w].persistent_bytes for w in members) for name, members in graph.groups.items()}
+        self.persistent_bytes = [op.persistent_bytes if op.colocation is None else group_bytes[op.colocation] for op in graph.ops]
         self.needed_bytes = [op.temporary_bytes + sum(graph.tensors[t].bytes for t in graph.outputs[v]) for v, op in enumerate(graph.ops)]
         self.looks = 0
         for v, pin in graph.pins.items():
@@ -101,7 +102,7 @@ class _Run:
         return child if all(here <= self._schedule_us(child, e) for e in range(len(self.speed))) else None
 
     def _starts(self, d: int) -> list[_Start]:
-        """What could start on d, the earliest first. Nothing where too many ops are ready: then the run is over."""
+        """The ops that could start on d, the earliest first. None where too many ops are ready: then the run is over."""
         if self.looks + len(self.ready) > _MOST_LOOKS:
             self.looks = _MOST_LOOKS
             return []
@@ -124,7 +125,7 @@ class _Run:
         return self.device[v] == d and self.needed_bytes[v] <= self.room[d]
 
     def _schedule_us(self, v: int, d: int) -> float:
-        """When v could start on d: all that one op still has to send there counts as one transfer."""
+        """The time at which v could start on d: all that one op still has to send there counts as one transfer."""
         self.looks += 1 + len(self.graph.inputs[v])
         at, channel_us = self.free_us[d], self.channel_us[d]
         to_send: dict[int, float] = {}
@@ -179,9 +180,3 @@ class _Run:
         v = min(self.ready, key=self.rank.__getitem__)
         d = self.device[v] if self.device[v] != -1 else max(range(len(self.room)), key=lambda d: (self.room[d], -d))
         self._start(v, d, now)
-
-
-def _persistent_bytes(graph: OpGraph) -> list[float]:
-    """For each op, those of its whole colocation group."""
-    of_group = {name: sum(graph.ops[w].persistent_bytes for w in members) for name, members in graph.groups.items()}
-    return [op.persistent_bytes if op.colocation is None else of_group[op.colocation] for op in graph.ops]

@@ -25,7 +25,7 @@ from baechi_ext.simulate.jit import kernel, part
 from baechi_ext.simulate.simulate_kernel import run
 
 _DRAWS = 50
-"""How often an op is drawn that is held at a peak, before none is taken."""
+"""The draws for an op that is held at a peak, before none is taken."""
 
 
 @kernel
@@ -96,7 +96,7 @@ def _move(p: Problem, s: State, q: Search, step: int) -> None:
 
 @part
 def _held_at_peak(p: Problem, s: State, q: Search) -> int:
-    """An op, drawn by lot, whose move could lower the peak of a device that is too full; -1 where none was found."""
+    """An op, drawn at random, whose move could lower the peak of a device that is too full; -1 where none was found."""
     for _ in range(_DRAWS):
         v = _below(q, len(q.order))
         d = s.placement[v]
@@ -107,7 +107,7 @@ def _held_at_peak(p: Problem, s: State, q: Search) -> int:
 
 @part
 def _is_held(p: Problem, s: State, q: Search, v: int, at_us: float) -> bool:
-    """Whether the device of v holds something for v at that time: parameters, working memory, outputs, or copies of its inputs."""
+    """True if the device of v holds something for v at that time: parameters, working memory, outputs, or copies of its inputs."""
     if p.ops[v].persistent_bytes > 0 and _random(q) < 0.5:
         return True
     if q.ops[v].start_us <= at_us:

@@ -4,18 +4,20 @@ Simulated annealing of the bytes over the limits (`fit_kernel`): chains on threa
 take twice the steps of the one before. No chain looks at another within a round, nor at a clock unless it is told to.
 """
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import numpy as np
 
 from baechi_ext.place import fit_kernel
-from baechi_ext.place.blocks import block_levels
-from baechi_ext.place.refine_kernel import Search, make_search
+from baechi_ext.place.blocks import Block, block_levels
+from baechi_ext.place.refine_kernel import make_search
 from baechi_ext.place.trial import Trial
-from baechi_ext.simulate.arrays import Problem, State, make_problem, make_state
+from baechi_ext.simulate import Simulator
+from baechi_ext.simulate.arrays import Problem, make_problem, make_state
 
 _ORDER_SHARES = (0.0, 0.6, 0.3)
 """For each chain, how many of its moves change the order. The first one begins each round at its own best plan, in the draining order."""
@@ -23,16 +25,20 @@ _HOT, _COLD = (0.02, 0.02, 0.3), 2e-5
 """For each chain the first temperature of a round, and the last one of all, in parts of the mean limit. A hot chain packs large units
 anew, a cool one improves on the order."""
 _FIRST_WORK, _FEWEST_STEPS = 1_000_000, 50
-"""Of the first round: steps times ops."""
+"""The first round's work (steps times ops), and its least steps."""
 _LOOK_SECONDS = 0.1
 
 Watch = Callable[[Trial, int], None]
 """Gets the best plan so far, and how many were simulated."""
 
 
+_FEW_OPS, _TRIES_PER_PLAN = 8, 100
+"""Few ops have few plans: a search at random that could have tried each of them so often has tried all."""
+
+
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long a search may take, by either measure."""
+    """The most that a search may take, by either measure."""
 
     simulated_ops: float = float("inf")
     seconds: float = float("inf")
@@ -49,10 +55,10 @@ def fit(start: Trial, seed: int, effort: Effort, watch: Watch | None = None) -> 
     simulator = start.simulator
     problem = make_problem(simulator.graph, simulator.cluster)
     levels = block_levels(simulator.graph, simulator.cluster)
-    chains = [_Chain(problem, make_state(problem), make_search(problem, levels), *kind) for kind in zip(_ORDER_SHARES, _HOT, strict=True)]
+    chains = [_Chain(problem, levels, *kind) for kind in zip(_ORDER_SHARES, _HOT, strict=True)]
     n = len(simulator.graph)
     bests = [start for _ in chains]
-    best, left, rounds, done = start, effort.simulated_ops / n / len(chains), 0, 0
+    best, left, rounds, done = start, min(effort.simulated_ops / n, _TRIES_PER_PLAN * _plans(simulator)) / len(chains), 0, 0
     steps = max(_FEWEST_STEPS, _FIRST_WORK // n)
     chains[0].prepare(start, 0, seed)
     chains[0].run()  # compiles it, where no thread waits for it
@@ -80,48 +86,61 @@ def fit(start: Trial, seed: int, effort: Effort, watch: Watch | None = None) -> 
 
 def _stop(chains: list["_Chain"]) -> None:
     for chain in chains:
-        chain.search.settings["stop"] = True
+        chain.settings["stop"] = True
 
 
-@dataclass(frozen=True, slots=True)
-class _Chain:
-    """One chain and its part of the state."""
+def _plans(simulator: Simulator) -> float:
+    """The number of placements and orders there could be at most; infinity for more than a few ops."""
+    n = len(simulator.graph)
+    return float(len(simulator.cluster) ** n * math.factorial(n)) if n <= _FEW_OPS else math.inf
 
-    problem: Problem
-    state: State
-    search: Search
-    order_share: float
-    hot: float
+
+class Chain:
+    """One chain of simulated annealing, and its part of the state."""
+
+    def __init__(self, problem: Problem, levels: Sequence[Sequence[Block]]) -> None:
+        self.problem = problem
+        self.state = make_state(problem)
+        self.search = make_search(problem, levels)
+        self.settings = self.search.settings[0]
 
     @property
     def evaluations(self) -> int:
-        return int(self.search.settings["done"][0])
+        return int(self.settings["done"])
 
-    def prepare(self, start: Trial, steps: int, seed: int) -> None:
-        """Sets the chain to a plan, and to its part of a round."""
+    def begin_at(self, start: Trial) -> None:
+        """Sets the chain to a plan, the best one that it knows forgotten."""
         self.state.placement[:] = start.placement
         self.state.totals["has_priority"] = start.priority is not None
-        if self.order_share == 0:
-            self.state.totals["has_priority"] = True
-            self.state.priority[:] = self.problem.ops["tail_us"][:-1]
-        elif start.priority is not None:
+        if start.priority is not None:
             self.state.priority[:] = start.priority
-        limits = self.problem.devices["memory_bytes"]
-        limit = float(np.mean(limits[np.isfinite(limits)]))
-        settings = self.search.settings
-        settings["from_temperature"], settings["to_temperature"] = max(1.0, self.hot * limit), max(1e-3, _COLD * limit)
-        settings["steps"], settings["order_share"], settings["done"], settings["stop"] = steps, self.order_share, 0, False
-        settings["random"] = scrambled(seed)
-        settings["best_excess_bytes"] = settings["best_makespan_us"] = np.inf
-
-    def run(self) -> None:
-        fit_kernel.fit(self.problem, self.state, self.search)
+        self.settings["best_excess_bytes"] = self.settings["best_makespan_us"] = np.inf
 
     def trial(self, default: Trial) -> Trial:
         """The chain's best plan; `default` where it has none."""
-        if not np.isfinite(self.search.settings["best_makespan_us"][0]):
+        if not np.isfinite(self.settings["best_makespan_us"]):
             return default
         return Trial(tuple(self.search.placement.tolist()), tuple(self.search.priority.tolist()), default.simulator)
+
+
+class _Chain(Chain):
+    def __init__(self, problem: Problem, levels: Sequence[Sequence[Block]], order_share: float, hot: float) -> None:
+        super().__init__(problem, levels)
+        self.order_share = self.settings["order_share"] = order_share
+        limits = problem.devices["memory_bytes"]
+        limit = float(np.mean(limits[np.isfinite(limits)]))
+        self.settings["from_temperature"], self.settings["to_temperature"] = max(1.0, hot * limit), max(1e-3, _COLD * limit)
+
+    def prepare(self, start: Trial, steps: int, seed: int) -> None:
+        """Sets the chain to a plan, and to its part of a round."""
+        self.begin_at(start)
+        if self.order_share == 0:
+            self.state.totals["has_priority"] = True
+            self.state.priority[:] = self.problem.ops["tail_us"][:-1]
+        self.settings["steps"], self.settings["done"], self.settings["stop"], self.settings["random"] = steps, 0, False, scrambled(seed)
+
+    def run(self) -> None:
+        fit_kernel.fit(self.problem, self.state, self.search)
 
 
 def scrambled(seed: int) -> int:

@@ -1,4 +1,4 @@
-"""What a graph looks like, in numbers without units: deep or wide, sparse or dense, bound by its transfers or by its ops."""
+"""Features of a graph, numbers without units: deep or wide, sparse or dense, bound by its transfers or by its ops."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from baechi_ext.ir.op_graph import OpGraph
 
 @dataclass(frozen=True, slots=True)
 class GraphFeatures:
-    """Of a graph on a cluster. An op's neighbours are the ops that it reads from and those that read from it."""
+    """The features of a graph on a cluster. An op's neighbours are the ops that it reads from and those that read from it."""
 
     ops: float
     depth: float
@@ -27,12 +27,12 @@ class GraphFeatures:
     parallelism: float
     """Time of all ops over that of the longest path."""
     transfer_over_op: float
-    """What the mean tensor takes on the mean link, over what the mean op takes: the communication-to-computation ratio."""
+    """The communication-to-computation ratio: the mean tensor's time on the mean link over the mean op's time."""
     grouped: float
     """The part of the ops that share a device with another."""
     devices: float
     filled: float
-    """What all ops hold and put out, over the memory of all devices; 0 where that is unlimited."""
+    """The bytes that all ops hold and put out, over the memory of all devices; 0 where that is unlimited."""
 
     @classmethod
     def of(cls, graph: OpGraph, cluster: Cluster) -> "GraphFeatures":
@@ -42,8 +42,8 @@ class GraphFeatures:
         degrees = [len(others) for others in around]
         levels = _level_sizes(graph)
         depth, width = len(levels), max(levels, default=0)
-        limits = [device.memory_bytes for device in cluster.devices]
-        room = 0.0 if any(limit is None for limit in limits) else float(sum(limits))
+        limits = [device.memory_bytes for device in cluster.devices if device.memory_bytes is not None]
+        room = 0.0 if len(limits) < len(cluster) else float(sum(limits))
         held = sum(op.persistent_bytes + op.output_bytes for op in graph.ops)
         return cls(
             ops=n,
@@ -83,7 +83,7 @@ def _diameter(around: Sequence[set[int]]) -> int:
 
 
 def _farthest(around: Sequence[set[int]], start: int, seen: set[int]) -> tuple[int, int]:
-    """Of the ops with the most edges between them and `start` the first in file order, and so many edges."""
+    """The op with the most edges between it and `start`, the first such in file order, and the number of edges."""
     seen.add(start)
     queue = deque([(0, start)])
     far, last = 0, start

@@ -6,40 +6,45 @@ from itertools import count
 import numpy as np
 
 from baechi_ext.ir.cluster import Cluster
+from baechi_ext.ir.columns import sums_by
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.list_kernel import run, tails_us
 from baechi_ext.place.list_state_kernel import GROUPED_OP, Groups, make_state
 from baechi_ext.simulate.arrays import Problem, make_problem
 
 _MOST_LOOKS, _LOOKS_EACH = 40_000_000, 32
-"""How many ops and inputs a run may look at: so many, and for each op and entry of a list so many more. The first take seconds."""
+"""The most ops and inputs that a run may look at: so many, and so many more for each op and list entry. The first take seconds."""
+_FEWEST_LONG_LOOKS = 4_000_000
+"""With fewer no run takes long."""
 _FIRST_SHARE, _BEHIND = 0.25, 4
 """After this share of the looks a run is given up that by then has started not even a fourth of its share of the ops."""
 
 
 def run_compiled(
     problem: Problem, groups: Groups, reluctance: float, lowered_bytes: Sequence[float] | None
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The device of each op, and the ops in the order of their starts; not all of them where that takes too many looks.
+) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+    """The device of each op, the ops in the order of their starts, and whether that took long; not all ops where it takes too many looks.
 
     Limits are lower by `lowered_bytes`.
     """
     n = len(groups.ops)
-    most_looks = _MOST_LOOKS + _LOOKS_EACH * (n + len(problem.lists))
-    for share in (_FIRST_SHARE, 1.0):
-        state = make_state(problem, reluctance)
-        if lowered_bytes is not None:
-            state.devices["room"] -= lowered_bytes
-        state.totals["most_looks"] = share * most_looks
-        run(problem, groups, state)
-        started = int(state.totals["started"][0])
-        if started == n or started * _BEHIND < share * n:
-            break
-    return tuple(state.ops["device"].tolist()), tuple(state.ops["started"][:started].tolist())
+    usual_looks = _LOOKS_EACH * (n + len(problem.lists))
+    most_looks = _MOST_LOOKS + usual_looks
+    state = make_state(problem, reluctance)
+    if lowered_bytes is not None:
+        state.devices["room"] -= lowered_bytes
+    state.totals["judged_looks"], state.totals["most_looks"] = _FIRST_SHARE * most_looks, most_looks
+    alone = groups.ops["members_to"] - groups.ops["members_from"] == 1
+    state.totals["queues"], state.totals["usual_looks"] = alone.all(), max(_FEWEST_LONG_LOOKS, usual_looks)
+    state.totals["enough"] = _FIRST_SHARE * n / _BEHIND
+    run(problem, groups, state)
+    started = int(state.totals["started"][0])
+    long = max(_FEWEST_LONG_LOOKS, usual_looks) < state.totals["looks"][0]
+    return tuple(state.ops["device"].tolist()), tuple(state.ops["started"][:started].tolist()), bool(long)
 
 
 def arrays(graph: OpGraph, cluster: Cluster, favourite_child: Sequence[int | None] | None) -> tuple[Problem, Groups]:
-    """What the compiled scheduler takes."""
+    """The arguments of the compiled scheduler."""
     problem = make_problem(graph, cluster)
     own = {name: g for g, name in enumerate(graph.groups)}
     alone = count(len(own))
@@ -49,7 +54,7 @@ def arrays(graph: OpGraph, cluster: Cluster, favourite_child: Sequence[int | Non
     ops["members_from"], ops["members_to"] = ends[:-1][group], ends[1:][group]
     ops["group_us"] = np.bincount(group, problem.ops["compute_us"][:-1])[group]
     ops["group_bytes"] = np.bincount(group, problem.ops["persistent_bytes"][:-1])[group]
-    ops["output_bytes"] = _output_bytes(problem)
+    ops["output_bytes"] = graph.columns.made_bytes()
     ops["favourite_child"] = -1 if favourite_child is None else [-1 if child is None else child for child in favourite_child]
     return problem, Groups(ops, members)
 
@@ -61,7 +66,8 @@ def turned_arrays(graph: OpGraph, problem: Problem, groups: Groups) -> tuple[Pro
     reader = np.repeat(problem.tensors["producer"][:-1], fan)
     producer = problem.lists[problem.tensors["readers_from"][0] :]
     tensors = np.zeros(len(producer) + 1, problem.tensors.dtype)
-    tensors["bytes"][:-1] = np.repeat(problem.tensors["bytes"][:-1], fan)
+    for size in ("bytes", "home_bytes"):
+        tensors[size][:-1] = np.repeat(problem.tensors[size][:-1], fan)
     tensors["producer"][:-1] = producer
     tensors["readers_from"] = 2 * len(producer) + np.arange(len(tensors))
     ops = problem.ops.copy()
@@ -72,8 +78,9 @@ def turned_arrays(graph: OpGraph, problem: Problem, groups: Groups) -> tuple[Pro
     lists = np.concatenate([inputs, outputs, reader]).astype(problem.lists.dtype)  # no other type: kernels would be compiled for both
     turned = problem._replace(ops=ops, tensors=tensors, lists=lists, links=np.ascontiguousarray(problem.links.T))
     back = groups.ops.copy()
-    back["output_bytes"] = _output_bytes(turned)
-    ops["working_bytes"][:-1] = _working_bytes(graph, back["output_bytes"])
+    back["output_bytes"] = sums_by(tensors["producer"][:-1], tensors["home_bytes"][:-1], n)
+    columns = graph.columns
+    ops["working_bytes"][:-1] = columns.temporary_bytes + np.maximum(0.0, columns.output_bytes - back["output_bytes"])
     tails = np.zeros(n)
     tails_us(turned, np.array(graph.order[::-1], np.int32), tails)
     ops["tail_us"][:-1] = tails
@@ -81,18 +88,6 @@ def turned_arrays(graph: OpGraph, problem: Problem, groups: Groups) -> tuple[Pro
     back["favourite_child"] = -1
     back["favourite_child"][groups.ops["favourite_child"][has_child]] = np.flatnonzero(has_child)
     return turned, groups._replace(ops=back)
-
-
-def _output_bytes(problem: Problem) -> np.ndarray:
-    """Per op, the bytes of its tensors."""
-    tensors = problem.tensors[:-1]
-    return np.bincount(tensors["producer"], tensors["bytes"], minlength=len(problem.ops) - 1)
-
-
-def _working_bytes(graph: OpGraph, output_bytes: np.ndarray) -> np.ndarray:
-    """Per op, temporaries and what its outputs exceed its tensors by."""
-    unread = np.maximum(0.0, np.array([op.output_bytes for op in graph.ops], dtype=float) - output_bytes)
-    return np.array([op.temporary_bytes for op in graph.ops], dtype=float) + unread
 
 
 def _by(key: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,16 +5,21 @@ from baechi_ext.place.list_state_kernel import (
     NONE,
     OUT,
     PARKED,
+    QUEUED,
     STARTABLE,
     WAITING,
     Groups,
     State,
     first_key,
     first_of,
+    holds,
     put,
 )
 from baechi_ext.simulate.arrays import Floats, Ints, Problem
 from baechi_ext.simulate.jit import inlined, kernel, part
+
+_ROUNDED_DOWN = 1 - 1e-9
+"""Sums of the same times in another order differ by less."""
 
 
 @kernel
@@ -31,7 +36,10 @@ def tails_us(p: Problem, order: Ints, tails: Floats) -> None:
 
 @kernel
 def run(p: Problem, g: Groups, s: State) -> None:
-    """Places and orders all ops: `s.ops` says where and in which order. Where that takes too many looks, only the first of them."""
+    """Places and orders all ops: `s.ops` says where and in which order. Where that takes too many looks, only the first of them.
+
+    It is given up, too, if `enough` have not started after `judged_looks`.
+    """
     total = s.totals[0]
     for v in range(len(s.ops)):
         if p.ops[v].pin >= 0 and s.ops[v].device == NONE:
@@ -46,8 +54,12 @@ def run(p: Problem, g: Groups, s: State) -> None:
         then = _next_event_us(s)
         if then == NEVER and _force(p, g, s, now):
             then = _next_event_us(s)
-        if total.looks > total.most_looks:
-            return
+        if total.looks > total.usual_looks:
+            total.queues = True
+        if total.looks > total.judged_looks:
+            if total.judged_looks == total.most_looks or total.started < total.enough:
+                return
+            total.judged_looks = total.most_looks
         if then < NEVER:
             now = then
         elif total.started < len(s.ops) and total.compares_speeds:
@@ -100,8 +112,9 @@ def _end(p: Problem, s: State, v: int, home: int) -> None:
         s.unread[t] -= 1
         if s.unread[t] == 0:
             for e in range(len(s.devices)):
-                if e == s.ops[p.tensors[t].producer].device or s.copies[t * len(s.devices) + e].arrival_us < NEVER:
-                    s.devices[e].room += p.tensors[t].bytes
+                is_home = e == s.ops[p.tensors[t].producer].device
+                if is_home or s.copies[t * len(s.devices) + e].arrival_us < NEVER:
+                    s.devices[e].room += p.tensors[t].home_bytes if is_home else p.tensors[t].bytes
                     _unpark(p, s, e)
     _unpark(p, s, home)
     for i in range(p.ops[v].outputs_from, p.ops[v + 1].outputs_from):
@@ -156,18 +169,19 @@ def _dispatch(p: Problem, g: Groups, s: State, now: float) -> None:
         _start(p, g, s, best[4], best[3], now)
         s.devices[best[3]].idle = False
     for d in range(k):
-        if s.devices[d].idle and s.sizes[3 * d] > 0:
-            s.devices[d].alarm_us = min(s.devices[d].alarm_us, first_key(s, d, WAITING))
+        if s.devices[d].idle:
+            s.devices[d].alarm_us = min(s.devices[d].alarm_us, _next_look_us(s, d))
 
 
 @part
 def _propose(p: Problem, g: Groups, s: State, d: int, now: float) -> int:
     """The op that idle device d would start now, or -1."""
-    while s.sizes[3 * d] > 0 and first_key(s, d, WAITING) <= now:
-        _settle(p, g, s, first_of(s, d, WAITING), d, now)
-    while s.sizes[3 * d + 1] > 0 and not _settle(p, g, s, first_of(s, d, STARTABLE), d, now):
+    while _next_look_us(s, d) <= now:
+        waits = holds(s, d, WAITING) and first_key(s, d, WAITING) <= now
+        _settle(p, g, s, first_of(s, d, WAITING if waits else QUEUED), d, now)
+    while holds(s, d, STARTABLE) and not _settle(p, g, s, first_of(s, d, STARTABLE), d, now):
         pass
-    first = first_of(s, d, STARTABLE) if s.sizes[3 * d + 1] > 0 else NONE
+    first = first_of(s, d, STARTABLE) if holds(s, d, STARTABLE) else NONE
     if first != NONE and _better_elsewhere(p, g, s, first, d, now):
         first = NONE
     favourite = s.devices[d].awake_for
@@ -188,16 +202,33 @@ def _propose(p: Problem, g: Groups, s: State, d: int, now: float) -> int:
 
 
 @part
+def _next_look_us(s: State, d: int) -> float:
+    """The time at which an op that waits for device d may be able to start there."""
+    then = NEVER
+    if holds(s, d, WAITING):
+        then = first_key(s, d, WAITING)
+    if holds(s, d, QUEUED):
+        then = min(then, s.devices[d].in_free_us + first_key(s, d, QUEUED))
+    return then
+
+
+@part
 def _settle(p: Problem, g: Groups, s: State, v: int, d: int, now: float) -> bool:
-    """Puts v into the queue of device d where it belongs now; whether it may start there."""
+    """Puts v into the queue of device d where it belongs now; whether it may start there.
+
+    One that the device's incoming channel alone keeps from starting need not be looked at again each time the channel takes something else.
+    """
     op = s.ops[v]
     if op.begun or op.device != NONE:
         may_start = not op.begun and op.device == d
         put(p, s, v, d, STARTABLE if may_start else OUT, 0.0)
         return may_start
-    at = _eligible_us(p, s, v, d)
-    if at > now:
-        put(p, s, v, d, WAITING, at)
+    data_us, transfer_us = _data_ready(p, s, v, d)
+    detour_us = _detour_us(s, v, transfer_us)
+    if data_us + detour_us > now:
+        channel_us = (transfer_us + detour_us) * _ROUNDED_DOWN
+        queued = s.totals[0].queues and not p.rules[0].parallel and s.devices[d].in_free_us + channel_us > now
+        put(p, s, v, d, QUEUED if queued else WAITING, channel_us if queued else data_us + detour_us)
         return False
     if _fits(p, g, s, v, d):
         put(p, s, v, d, STARTABLE, 0.0)
@@ -210,7 +241,7 @@ def _settle(p: Problem, g: Groups, s: State, v: int, d: int, now: float) -> bool
 
 @part
 def _urgent(p: Problem, g: Groups, s: State, v: int, now: float) -> bool:
-    """Whether v could start on every device that holds it, so that waiting can't spare it a transfer."""
+    """True if v could start on every device that holds it, so that waiting can't spare it a transfer."""
     for d in range(len(s.devices)):
         if (s.ops[v].device == NONE or s.ops[v].device == d) and _fits(p, g, s, v, d) and _data_ready(p, s, v, d)[0] > now:
             return False
@@ -219,7 +250,7 @@ def _urgent(p: Problem, g: Groups, s: State, v: int, now: float) -> bool:
 
 @part
 def _better_elsewhere(p: Problem, g: Groups, s: State, v: int, d: int, now: float) -> bool:
-    """Whether a faster device is expected to end the unplaced op v earlier, behind its share of all work that is ready."""
+    """True if a faster device is expected to end the unplaced op v earlier, behind its share of all work that is ready."""
     total, speed = s.totals[0], p.devices[d].speed
     if not total.compares_speeds or s.ops[v].device != NONE:
         return False
@@ -242,7 +273,7 @@ def _better_elsewhere(p: Problem, g: Groups, s: State, v: int, d: int, now: floa
 def _force(p: Problem, g: Groups, s: State, now: float) -> bool:
     """Starts an op that fits nowhere on the device whose limit it exceeds least; False where no op is left."""
     k = len(s.devices)
-    while s.sizes[3 * k] > 0:
+    while holds(s, k, WAITING):
         v = first_of(s, k, WAITING)
         put(p, s, v, k, OUT, 0.0)
         if not s.ops[v].begun and s.ops[v].device == NONE:
@@ -258,14 +289,20 @@ def _force(p: Problem, g: Groups, s: State, now: float) -> bool:
 
 @part
 def _eligible_us(p: Problem, s: State, v: int, d: int) -> float:
-    """When d may take the unplaced op v."""
+    """The time from which d may take the unplaced op v."""
     data_us, transfer_us = _data_ready(p, s, v, d)
-    return data_us + s.totals[0].reluctance * max(0.0, transfer_us - s.ops[v].least_transfer_us)
+    return data_us + _detour_us(s, v, transfer_us)
+
+
+@inlined
+def _detour_us(s: State, v: int, transfer_us: float) -> float:
+    """The time for which a device waits before it takes v, for the transfers that v is spared elsewhere."""
+    return s.totals[0].reluctance * max(0.0, transfer_us - s.ops[v].least_transfer_us)
 
 
 @part
 def _data_ready(p: Problem, s: State, v: int, d: int) -> tuple[float, float]:
-    """When the inputs of v are, or could be, on device d, and the transfer time that still has to be spent on that."""
+    """The time at which the inputs of v are, or could be, on device d, and the transfer time that still has to be spent on that."""
     s.totals[0].looks += 1 + p.ops[v + 1].inputs_from - p.ops[v].inputs_from
     k, latest, spent = len(s.devices), 0.0, 0.0
     incoming = s.devices[d].in_free_us
@@ -360,7 +397,7 @@ def _reconsider(p: Problem, s: State, v: int, d: int) -> None:
 
 @part
 def _unpark(p: Problem, s: State, d: int) -> None:
-    while s.sizes[3 * d + 2] > 0 and first_key(s, d, PARKED) <= s.devices[d].room:
+    while holds(s, d, PARKED) and first_key(s, d, PARKED) <= s.devices[d].room:
         v = first_of(s, d, PARKED)
         if not s.ops[v].begun and s.ops[v].device == NONE:
             put(p, s, v, d, WAITING, _eligible_us(p, s, v, d))
@@ -428,7 +465,7 @@ def _start(p: Problem, g: Groups, s: State, v: int, d: int, now: float) -> None:
 
 @part
 def _receiving_us(p: Problem, s: State, v: int, d: int) -> float:
-    """What it costs device d itself to take in those inputs of v that none of its ops has read before."""
+    """The time of device d itself for taking in those inputs of v that none of its ops has read before."""
     total = 0.0
     for i in range(p.ops[v].inputs_from, p.ops[v + 1].inputs_from):
         t = p.lists[i]

@@ -20,14 +20,16 @@ one that stays on the fastest device: where transfers are dear no greedy start p
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.place.list_plain import PlainRun, turned_round, turned_round_links
+from baechi_ext.place.chunks import ranks
 
-PLAIN_OPS = 2000
-"""Up to here, an op having three inputs, plain Python is done before compiled code is loaded."""
+if TYPE_CHECKING:
+    from baechi_ext.place.list_state_kernel import Groups
+    from baechi_ext.simulate.arrays import Problem
+
 RELUCTANCES = (0.0, 1.0, 4.0)
 FEW_OPS = 300_000
 """Larger graphs have schedules of the first reluctance alone."""
@@ -43,14 +45,13 @@ class Schedule:
 
     placement: tuple[int, ...]
     started: tuple[int, ...]
+    long: bool = False
+    """Making it took so long, for the graph's size, that few others should follow."""
 
     @property
     def priority(self) -> tuple[float, ...]:
         """Each op's rank in the order of starts."""
-        rank = [0.0] * len(self.started)
-        for i, v in enumerate(self.started):
-            rank[v] = float(i)
-        return tuple(rank)
+        return ranks(self.started)
 
 
 def schedules(
@@ -63,8 +64,9 @@ def schedules(
 
     Where memory is limited, one more reluctance keeps as much as possible together. `excess_bytes` says by how much a schedule
     exceeds each device's limit in truth: the scheduler knows memory only roughly, and not at all what a schedule turned round holds.
-    One that exceeds any is tried again with limits lowered by that. Schedules that would take long are left out: those of a large
-    graph with so many ops ready at once that they wait for one another's transfers.
+    One that exceeds any is tried again with limits lowered by that. Schedules take long in a large graph with so many ops ready
+    that they wait for one another's transfers: once one has, only the largest reluctance follows, by which devices look at fewer ops;
+    the longest are left out.
     """
     alone = Schedule(graph.pinned((cluster.fastest,) * len(graph)), graph.order)
     if len(cluster) == 1:
@@ -72,10 +74,12 @@ def schedules(
     factors = RELUCTANCES if len(graph) <= FEW_OPS else RELUCTANCES[:1]
     if any(d.memory_bytes is not None for d in cluster.devices):
         factors = (*factors, STAY)
-    run = _runner(graph, cluster, favourite_child)
-    found = []
+    run = runner(graph, cluster, favourite_child)
+    found: list[Schedule] = []
     for turn in (False, True):
         for reluctance in factors:
+            if reluctance < RELUCTANCES[-1] and any(schedule.long for schedule in found):
+                continue
             schedule = run(reluctance, turn, None)
             if not _is_complete(schedule):
                 break
@@ -90,61 +94,21 @@ def _is_complete(schedule: Schedule) -> bool:
     return len(schedule.started) == len(schedule.placement)
 
 
-def list_schedule(
-    graph: OpGraph, cluster: Cluster, *, reluctance: float = 0.0, favourite_child: FavouriteChild | None = None
-) -> Schedule:
-    """Where and in which order greedy list scheduling runs the ops.
-
-    `reluctance` >= 0 is a factor on transfer times (see the module); `favourite_child[v]` is the op for which the device of v
-    stays awake (m_sct). Memory limits are kept where some device has room; an op that fits nowhere goes where it exceeds least.
-    """
-    return _runner(graph, cluster, favourite_child)(reluctance, False, None)
-
-
 Runner = Callable[[float, bool, Sequence[float] | None], Schedule]
 """(reluctance, whether from the end of the step, by how many bytes each limit is lowered) -> the schedule, in the step's direction."""
 
 
-def _runner(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild | None) -> Runner:
-    return (plain_runner if graph.size <= PLAIN_OPS else compiled_runner)(graph, cluster, favourite_child)
-
-
-def plain_runner(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild | None) -> Runner:
-    """The scheduler in plain Python."""
-    turned: list[Any] = []
-
-    def run(reluctance: float, turn: bool, lowered_bytes: Sequence[float] | None) -> Schedule:
-        if turn and not turned:
-            turned.extend((turned_round(graph), turned_round_links(cluster)))
-        child = favourite_child if not turn or favourite_child is None else _favourite_parent(favourite_child)
-        state = PlainRun(*(turned if turn else (graph, cluster)), reluctance, child)
-        if lowered_bytes is not None:
-            state.memory.room = [room - less for room, less in zip(state.memory.room, lowered_bytes, strict=True)]
-        state.run()
-        return Schedule(tuple(state.device), tuple(state.started[::-1] if turn else state.started))
-
-    return run
-
-
-def compiled_runner(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild | None) -> Runner:
-    """The same scheduler in compiled code."""
+def runner(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild | None) -> Runner:
+    """The scheduler for a graph; calling it loads compiled code."""
     from baechi_ext.place.list_arrays import arrays, run_compiled, turned_arrays
 
     there = arrays(graph, cluster, favourite_child)
-    back: list[Any] = []
+    back: list[tuple[Problem, Groups]] = []
 
     def run(reluctance: float, turn: bool, lowered_bytes: Sequence[float] | None) -> Schedule:
         if turn and not back:
-            back.extend(turned_arrays(graph, *there))
-        placement, started = run_compiled(*(back if turn else there), reluctance, lowered_bytes)
-        return Schedule(placement, started[::-1] if turn else started)
+            back.append(turned_arrays(graph, *there))
+        placement, started, long = run_compiled(*(back[0] if turn else there), reluctance, lowered_bytes)
+        return Schedule(placement, started[::-1] if turn else started, long)
 
     return run
-
-
-def _favourite_parent(favourite_child: FavouriteChild) -> list[int | None]:
-    favourite_parent: list[int | None] = [None] * len(favourite_child)
-    for parent, child in enumerate(favourite_child):
-        if child is not None:
-            favourite_parent[child] = parent
-    return favourite_parent

@@ -9,19 +9,20 @@ from baechi_ext.simulate.jit import inlined, part
 
 NEVER = np.inf
 NONE = -1
-OUT, WAITING, STARTABLE, PARKED = 0, 1, 2, 3
-"""The queue that an op is in on a device."""
+OUT, WAITING, STARTABLE, PARKED, QUEUED = 0, 1, 2, 3, 4
+"""The queue that an op is in on a device. QUEUED: for the device's incoming channel, by how long the op's inputs take it."""
+_KINDS = 4
 
 GROUPED_OP = record("group_us group_bytes output_bytes", "members_from members_to favourite_child")
 _OP_STATE = record("end_us least_transfer_us", "device missing parked started reconsidered", "begun done")
 _COPY = record("arrival_us", "", "taken_in new")
 _TOKEN = record("first", "queue position")
 _DEVICE_STATE = record("free_us out_free_us in_free_us load_us room alarm_us", "running awake_for ended", "idle reads")
-_TOTALS = record("ready_us speed reluctance looks most_looks", "started", "compares_speeds limited")
+_TOTALS = record("ready_us speed reluctance looks usual_looks judged_looks most_looks enough", "started", "compares_speeds limited queues")
 
 
 class Groups(NamedTuple):
-    """What the scheduler knows of ops beside the simulator's `Problem`: their colocation groups and favourite children."""
+    """The ops' colocation groups and favourite children: all that the scheduler knows beside the simulator's `Problem`."""
 
     ops: Records
     """`group_us`, `group_bytes`: compute time and persistent bytes of the op's whole group; `favourite_child` -1: none."""
@@ -42,12 +43,13 @@ class State(NamedTuple):
     tokens: Records
     """By device and op: the queue that the op is in there, and by what it is sorted. One row more for the ops that are stuck."""
     queues: Ints
-    """Heaps of ops: by device those that wait for their inputs, may start, wait for room; at the end those that fit nowhere."""
+    """Heaps of ops: by device those that wait for a time, may start, wait for room, for the channel; at the end those that fit nowhere."""
     sizes: Ints
-    """Of the queues."""
+    """The sizes of the queues."""
     devices: Records
     totals: Records
-    """One record. `looks`: at how many ops and inputs the scheduler looked for when they are on a device; after `most_looks` it ends."""
+    """One record. `looks`: at how many ops and inputs the scheduler looked for when they are on a device; after `most_looks` it ends.
+    `queues`: ops may wait for the channel, which never changes a schedule but that of colocation groups; there it begins late."""
 
 
 def make_state(p: Problem, reluctance: float) -> State:
@@ -58,8 +60,8 @@ def make_state(p: Problem, reluctance: float) -> State:
         unread=np.diff(p.tensors["readers_from"]),
         copies=np.zeros(tensors * k, _COPY),
         tokens=np.zeros((k + 1) * n, _TOKEN),
-        queues=np.zeros((3 * k + 1) * n, np.int32),
-        sizes=np.zeros(3 * k + 1, np.int32),
+        queues=np.zeros((_KINDS * k + 1) * n, np.int32),
+        sizes=np.zeros(_KINDS * k + 1, np.int32),
         devices=np.zeros(k, _DEVICE_STATE),
         totals=np.zeros(1, _TOTALS),
     )
@@ -68,9 +70,10 @@ def make_state(p: Problem, reluctance: float) -> State:
     s.copies["arrival_us"] = s.devices["alarm_us"] = NEVER
     s.devices["room"] = p.devices["memory_bytes"]
     s.totals["reluctance"] = reluctance
-    s.totals["most_looks"] = NEVER
+    s.totals["usual_looks"] = s.totals["judged_looks"] = s.totals["most_looks"] = NEVER
     s.totals["speed"] = p.devices["speed"].sum()
     s.totals["compares_speeds"] = len(set(p.devices["speed"].tolist())) > 1
+    s.totals["queues"] = True
     s.totals["limited"] = np.isfinite(p.devices["memory_bytes"]).any()
     return s
 
@@ -88,7 +91,7 @@ def put(p: Problem, s: State, v: int, d: int, queue: int, first: float) -> None:
     if queue == PARKED:
         s.ops[v].parked += 1
     if queue != OUT:
-        q = 3 * d + queue - 1
+        q = _KINDS * d + queue - 1
         s.sizes[q] += 1
         _sift(p, s, d, v, s.sizes[q] - 1)
 
@@ -99,7 +102,7 @@ def _take_out(p: Problem, s: State, v: int, d: int) -> None:
     token = s.tokens[d * n + v]
     if token.queue == PARKED:
         s.ops[v].parked -= 1
-    q = 3 * d + token.queue - 1
+    q = _KINDS * d + token.queue - 1
     s.sizes[q] -= 1
     last = s.queues[q * n + s.sizes[q]]
     if last != v:
@@ -110,7 +113,7 @@ def _take_out(p: Problem, s: State, v: int, d: int) -> None:
 def _sift(p: Problem, s: State, d: int, v: int, i: int) -> None:
     """Puts v where it belongs in its heap, from place i up or down."""
     n = len(s.ops)
-    q = 3 * d + s.tokens[d * n + v].queue - 1
+    q = _KINDS * d + s.tokens[d * n + v].queue - 1
     base, size = q * n, s.sizes[q]
     while i > 0 and _precedes(p, s, d, v, s.queues[base + (i - 1) // 2]):
         parent = s.queues[base + (i - 1) // 2]
@@ -141,8 +144,14 @@ def _precedes(p: Problem, s: State, d: int, v: int, w: int) -> bool:
 
 
 @inlined
+def holds(s: State, d: int, queue: int) -> bool:
+    """True if the queue is not empty."""
+    return s.sizes[_KINDS * d + queue - 1] > 0
+
+
+@inlined
 def first_of(s: State, d: int, queue: int) -> int:
-    return s.queues[(3 * d + queue - 1) * len(s.ops)]
+    return s.queues[(_KINDS * d + queue - 1) * len(s.ops)]
 
 
 @inlined

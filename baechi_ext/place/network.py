@@ -1,14 +1,14 @@
 """The graph as partitioners see it: an undirected network with whole weights. What metis and scotch share."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.arrange import arrange
-from baechi_ext.place.chunks import Unit, all_held_bytes, spread, sums
-from baechi_ext.place.common import Proposal, Task
+from baechi_ext.place.chunks import Unit, held_bytes, spread, sums
+from baechi_ext.place.common import PlanResult, Proposal, Task, conclude
 from baechi_ext.place.sct_lp import pair_costs_us
 
 _TOTAL = 100_000_000
@@ -21,7 +21,7 @@ class Network:
 
     edges: tuple[dict[int, int], ...]
     weights: tuple[int, ...]
-    """What is to be spread over the devices in proportion to `shares`."""
+    """The weights to be spread over the devices in proportion to `shares`."""
     shares: tuple[float, ...]
     """Each device's part of the weight; they add up to 1."""
     seed: int
@@ -42,7 +42,7 @@ def networks(task: Task, ordered: Sequence[Unit]) -> list[Network]:
     limits = [device.memory_bytes for device in cluster.devices]
     known = [limit for limit in limits if limit is not None]
     if known:
-        sizes = _parts(all_held_bytes(graph, ordered))
+        sizes = _parts(held_bytes(graph, ordered))
         rooms = _parts([max(known) if limit is None else limit for limit in limits])
         kinds += [(sizes, rooms), (_mean(times, sizes), _mean(speeds, rooms))]
     whole = [tuple(1 + round(part * _TOTAL) for part in parts) for parts, _ in kinds]
@@ -50,13 +50,15 @@ def networks(task: Task, ordered: Sequence[Unit]) -> list[Network]:
     return [Network(edges, weights, tuple(shares), seed, seconds) for weights, (_, shares) in zip(whole, kinds, strict=True)]
 
 
-def proposals(task: Task, ordered: Sequence[Unit], partitions: Sequence[Sequence[int]]) -> list[Proposal]:
-    """Each partition (a part per unit, as many parts as devices) with its parts on the devices that suit them best."""
+def best_partition(task: Task, partition: Callable[[Network], Sequence[int]]) -> PlanResult:
+    """The plan of the best partition of the networks (a part per vertex, as many parts as devices), the parts on the devices that suit them
+    best."""
+    ordered = task.graph.units()
 
     def placed(parts: Sequence[int]) -> Proposal:
         return arrange(task, lambda sequence: spread(task.graph, ordered, [sequence[part] for part in parts]))
 
-    return [placed(parts) for parts in partitions]
+    return conclude(task, [placed(partition(network)) for network in networks(task, ordered)])
 
 
 def _edges(graph: OpGraph, cluster: Cluster, ordered: Sequence[Unit]) -> tuple[dict[int, int], ...]:

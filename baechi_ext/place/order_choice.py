@@ -49,4 +49,5 @@ def decide(rule: Rule, features: GraphFeatures) -> tuple[str, list[str]]:
 
 @cache
 def _rules() -> dict[str, Rule]:
-    return read_json(RULES, "order rules")["rules"]
+    rules: dict[str, Rule] = read_json(RULES, "order rules")["rules"]
+    return rules

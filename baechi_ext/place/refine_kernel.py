@@ -29,7 +29,7 @@ OP = np.dtype([("start_us", "f8"), ("end_us", "f8"), ("before", "i4"), ("rank", 
 CHANGE = np.dtype([("priority", "f8"), ("op", "i4"), ("device", "i4")], align=True)
 
 _REGIONS, _LARGEST_REGION = 0.7, 0.5
-"""How many of the moves between devices are of regions, and how large one is at most, in parts of a device's share of the ops."""
+"""The share of moves between devices that are of regions, and the largest region in parts of a device's share of the ops."""
 
 
 class Search(NamedTuple):
@@ -54,7 +54,7 @@ class Search(NamedTuple):
     persistent: Floats
     """By device, the persistent bytes of the plan in trial: what it exceeds limits by at least."""
     log: Records
-    """What the move in trial changed."""
+    """The changes made by the move in trial."""
     placement: Ints
     """The best plan."""
     priority: Floats
@@ -280,7 +280,7 @@ def _log(s: State, q: Search, v: int) -> None:
 
 @part
 def _neighbour(p: Problem, q: Search, v: int) -> int:
-    """An op that v reads from or that reads from v, drawn by lot; -1 where there is none."""
+    """An op that v reads from or that reads from v, drawn at random; -1 where there is none."""
     inputs = p.ops[v + 1].inputs_from - p.ops[v].inputs_from
     outputs = p.ops[v + 1].outputs_from - p.ops[v].outputs_from
     if inputs + outputs == 0:

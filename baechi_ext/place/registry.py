@@ -3,6 +3,7 @@
 Modules are loaded when a method is asked for.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from typing import NamedTuple
@@ -10,8 +11,11 @@ from typing import NamedTuple
 from baechi_ext.errors import OptionError
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.place.common import PlaceOptions, PlanResult
+from baechi_ext.place.common import PlaceOptions, PlanResult, Task, begin
 from baechi_ext.place.order_choice import AUTO, choose_order
+
+Placer = Callable[[Task], PlanResult]
+"""The plan of a task that was just begun. Raises InfeasibleError where no valid plan was found."""
 
 
 class Method(NamedTuple):
@@ -22,7 +26,7 @@ class Method(NamedTuple):
     cheap: bool = False
     """Quick enough for a search to start from."""
     time_limit_seconds: float = 60.0
-    """What it gets where nobody says."""
+    """The limit where nobody gives one."""
     ordered: bool = False
     """Visits ops one after the other, in the options' traversal order."""
 
@@ -32,10 +36,10 @@ METHODS: dict[str, Method] = {
         "baechi_ext.place.auto:auto", "the best of the quick methods, refined; one device where nothing beats it", time_limit_seconds=10.0
     ),
     "refine": Method(
-        "baechi_ext.place.refine:refine", "simulated annealing from --initial_plan, or from the plan of m_etf", time_limit_seconds=10.0
+        "baechi_ext.place.auto:refine", "simulated annealing from --initial_plan, or from the plan of m_etf", time_limit_seconds=10.0
     ),
-    "single": Method("baechi_ext.place.baselines:single", "everything on the one device that is fastest and holds it", cheap=True),
-    "m_etf": Method("baechi_ext.place.m_etf:m_etf", "earliest task first under memory limits (Baechi)", cheap=True),
+    "single": Method("baechi_ext.place.baselines:single", "everything on the fastest device that holds it", cheap=True),
+    "m_etf": Method("baechi_ext.place.etf:m_etf", "earliest task first under memory limits (Baechi)", cheap=True),
     "heft": Method("baechi_ext.place.heft:heft", "heterogeneous earliest finish time, into gaps too (Topcuoglu et al.)", cheap=True),
     "contiguous": Method("baechi_ext.place.baselines:contiguous", "topological chunks of equal time", cheap=True, ordered=True),
     "m_topo": Method("baechi_ext.place.m_topo:m_topo", "topological chunks of equal memory (Baechi)", cheap=True, ordered=True),
@@ -43,15 +47,15 @@ METHODS: dict[str, Method] = {
         "baechi_ext.place.metis:metis", "balanced parts with the least transfer time between them (METIS; needs pymetis)", cheap=True
     ),
     "m_sct": Method(
-        "baechi_ext.place.m_sct:m_sct", "small communication times: m_etf guided by a favourite-child LP (Baechi)", cheap=True
+        "baechi_ext.place.etf:m_sct", "small communication times: m_etf guided by a favourite-child LP (Baechi)", cheap=True
     ),
     "scotch": Method("baechi_ext.place.scotch:scotch", "the same by Scotch's mapping (needs its program: apt-get install scotch)"),
     "m_etf_reserve": Method(
-        "baechi_ext.place.m_etf_reserve:m_etf_reserve", "m_etf, with working memory reserved for a group until its last op ends (Baechi)"
+        "baechi_ext.place.etf:m_etf_reserve", "m_etf, with working memory reserved for a group until its last op ends (Baechi)"
     ),
-    "m_sct_reserve": Method("baechi_ext.place.m_sct_reserve:m_sct_reserve", "m_sct with the same reserve (Baechi)"),
+    "m_sct_reserve": Method("baechi_ext.place.etf:m_sct_reserve", "m_sct with the same reserve (Baechi)"),
     "m_topo_nonuniform": Method(
-        "baechi_ext.place.m_topo_nonuniform:m_topo_nonuniform",
+        "baechi_ext.place.m_topo:m_topo_nonuniform",
         "topological chunks as large as each device's memory (Baechi)",
         ordered=True,
     ),
@@ -61,9 +65,9 @@ METHODS: dict[str, Method] = {
         ordered=True,
     ),
     "round_robin": Method("baechi_ext.place.baselines:round_robin", "groups dealt to the devices in turn", ordered=True),
-    "random": Method("baechi_ext.place.baselines:random", "each group on a device drawn by lot, by --seed", ordered=True),
+    "random": Method("baechi_ext.place.baselines:random", "each group on a device drawn at random, by --seed", ordered=True),
     "exact": Method("baechi_ext.place.exact.placer:exact", "proven optimal up to about 16 ops; beyond, the best found by --time_limit"),
-    "expert": Method("baechi_ext.place.expert:expert", "where the model's author would put each layer, or --expert_file"),
+    "expert": Method("baechi_ext.place.baselines:expert", "where the model's author would put each layer, or --expert_file"),
 }
 
 
@@ -76,11 +80,11 @@ def place(method: str, graph: OpGraph, cluster: Cluster, options: PlaceOptions =
         raise OptionError(f"unknown placement method {method!r}; choose one of {', '.join(METHODS)}")
     require_taken(method, options)
     module, function = METHODS[method].function.split(":")
-    placer = getattr(import_module(module), function)
+    placer: Placer = getattr(import_module(module), function)
     if options.traversal_order != AUTO:
-        return placer(graph, cluster, options)
+        return placer(begin(method, graph, cluster, options))
     choice = choose_order(method, graph, cluster)
-    result = placer(graph, cluster, replace(options, traversal_order=choice.order))
+    result = placer(begin(method, graph, cluster, replace(options, traversal_order=choice.order)))
     return replace(result, notes=(*result.notes, choice.reason))
 
 

@@ -9,16 +9,20 @@ search (`fitting`) goes on.
 """
 
 import random
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from baechi_ext.place.chunks import all_held_bytes, chunks, depth_first_order, least_memory_order, spread, units
-from baechi_ext.place.trial import Trial, draining_order, ranks, try_orders
-from baechi_ext.simulate import AdaptiveSimulator, Timeline
+from baechi_ext.place.chunks import chunks, depth_first_order, held_bytes, least_memory_order, ranks, spread
+from baechi_ext.place.trial import Priority, Trial, draining_order, try_orders
+from baechi_ext.simulate import Simulator, Timeline
+
+if TYPE_CHECKING:
+    from baechi_ext.place.moves import Move, Moves
 
 REPAIRED_OPS, BRIEFLY_REPAIRED_OPS = 2_000_000, 50_000
 _FITTED_OPS = 20_000_000
-"""How many ops a repair, and a search for a plan that fits, may simulate."""
+"""The most ops that a repair, and a search for a plan that fits, may simulate."""
 _FEWEST_STEPS, _MOST_STEPS = 16, 10_000
 _STEPS_PER_MOVE = 50
 """The most steps for each unit and device that it could move to: few units leave little to try."""
@@ -29,12 +33,12 @@ _NEW_ORDER = 0.02
 """The share of random steps that try another order of the ops."""
 
 
-def repair(simulator: AdaptiveSimulator, start: Trial, seed: int, simulated_ops: int = REPAIRED_OPS) -> Trial:
+def repair(simulator: Simulator, start: Trial, seed: int, simulated_ops: int = REPAIRED_OPS) -> Trial:
     """The best trial found from `start`: valid, or else with the fewest bytes over the limits."""
     return _Repair(simulator, start, seed, simulated_ops).run()
 
 
-def fitted(simulator: AdaptiveSimulator, nearest: Trial, seed: int) -> Trial:
+def fitted(simulator: Simulator, nearest: Trial, seed: int) -> Trial:
     """A plan that fits, whatever its step takes, or the one with the fewest bytes over the limits; never worse than `nearest`.
 
     Placements by bytes are repaired one after the other; where that fails a longer search begins at the best.
@@ -52,13 +56,12 @@ def fitted(simulator: AdaptiveSimulator, nearest: Trial, seed: int) -> Trial:
 class _Repair:
     """The state of one repair: the best trial so far and the steps left."""
 
-    def __init__(self, simulator: AdaptiveSimulator, start: Trial, seed: int, simulated_ops: int) -> None:
+    def __init__(self, simulator: Simulator, start: Trial, seed: int, simulated_ops: int) -> None:
         self.simulator = simulator
         self.graph = simulator.graph
         self.best = start
         self.random = random.Random(seed)
-        self.links = simulator.cluster.link_table()
-        self.units = [unit for unit in units(self.graph) if unit[0] not in self.graph.pins]
+        self.units = [unit for unit in self.graph.units() if unit[0] not in self.graph.pins]
         self.orders = (draining_order(simulator),)
         moves = len(self.units) * (len(simulator.cluster) - 1)
         self.steps = min(_MOST_STEPS, _STEPS_PER_MOVE * moves, max(_FEWEST_STEPS, simulated_ops // max(1, len(self.graph))))
@@ -77,7 +80,8 @@ class _Repair:
         limits = [d.memory_bytes for d in self.simulator.cluster.devices if d.memory_bytes is not None]
         tolerance = _TOLERANCE * sum(limits) / len(limits)
         orders = (*self.orders, *(ranks(order) for order in (depth_first_order(self.graph), self.graph.order)))
-        now, priority = self.best, self.orders[0]
+        now = self.best
+        priority: Priority | None = self.orders[0]
         for left in range(self.steps, 0, -1):
             if self.random.random() < _NEW_ORDER:
                 priority = self.random.choice(orders)
@@ -93,7 +97,7 @@ class _Repair:
                 priority = now.priority
 
     def _try(self, moves: Sequence[tuple[int, int]]) -> bool:
-        """Whether moving each (unit, device) lowers the bytes over the limits; if so, it is done."""
+        """Keeps the plan with each (unit, device) moved, and returns True, if fewer bytes are then over the limits."""
         self.steps -= 1
         placement = list(self.best.placement)
         for u, d in moves:
@@ -110,7 +114,7 @@ class _Repair:
         excess = self.best.excess_bytes
         source = max(range(len(excess)), key=lambda d: (excess[d], -d))
         room = self._room()
-        moves = sorted(self._moves(source), key=lambda move: (move[3] > room[move[2]], *move))
+        moves = self._ranked_moves(source, room)
         batch: dict[int, int] = {}
         freed = 0.0
         for _, u, d, size in moves:
@@ -122,44 +126,18 @@ class _Repair:
             return True
         return any(self.steps > 0 and self._try([(u, d)]) for _, u, d, _ in moves[:_SINGLE_MOVES])
 
-    def _moves(self, source: int) -> Iterator[tuple[float, int, int, float]]:
-        """(cost per byte, unit, device, bytes) for every unit that would free memory on `source`."""
+    def _ranked_moves(self, source: int, room: Sequence[float]) -> "list[Move]":
         held = held_at_peak(self.best.timeline, source)
-        excess = self.best.excess_bytes[source]
-        compute = [op.compute_us for op in self.graph.ops]
-        busy = self.best.timeline.busy_us
-        for u, unit in enumerate(self.units):
-            if self.best.placement[unit[0]] != source:
-                continue
-            size = sum(held.get(v, 0.0) for v in unit)
-            if size <= 0:
-                continue
-            work_us = sum(compute[v] for v in unit)
-            for d in range(len(busy)):
-                if d != source:
-                    later_us = max(0.0, busy[d] + work_us - busy[source])
-                    cost_us = max(0.0, self._extra_transfer_us(unit, source, d)) + later_us
-                    yield (cost_us + 1.0) / min(size, excess), u, d, size
+        return self._moves.ranked(self.best.timeline, source, held, (self.best.excess_bytes[source], room))
 
-    def _extra_transfer_us(self, unit: Sequence[int], source: int, target: int) -> float:
-        """Transfer time that moving `unit` adds, each edge on its own; negative where its neighbours are at the target."""
-        graph, placement, links = self.graph, self.best.placement, self.links
-        members = set(unit)
-        total = 0.0
-        for v in unit:
-            edges = [(t, graph.tensors[t].producer) for t in graph.inputs[v]]
-            edges += [(t, w) for t in graph.outputs[v] for w in graph.tensors[t].readers]
-            for t, other in edges:
-                if other not in members:
-                    size, at = graph.tensors[t].bytes, placement[other]
-                    total += links[at][target].transfer_us(size) if at != target else 0.0
-                    total -= links[at][source].transfer_us(size) if at != source else 0.0
-        return total
+    @cached_property
+    def _moves(self) -> "Moves":
+        from baechi_ext.place.moves import Moves
+
+        return Moves(self.graph, self.simulator.cluster, self.units)
 
     def _room(self) -> list[float]:
-        peaks = self.best.timeline.peak_memory_bytes
-        limits = [d.memory_bytes for d in self.simulator.cluster.devices]
-        return [float("inf") if limit is None else limit - peak for limit, peak in zip(limits, peaks, strict=True)]
+        return [room - peak for room, peak in zip(self.simulator.cluster.rooms, self.best.peak_memory_bytes, strict=True)]
 
     def _randomly_moved(self, trial: Trial) -> tuple[int, ...]:
         """A unit of an overfull device moves; in every other step a unit of the target comes back for it."""
@@ -186,46 +164,19 @@ def held_at_peak(timeline: Timeline, device: int) -> dict[int, float]:
 
     Persistent bytes and live outputs count for the op, a received copy for the op there that reads it last.
     """
-    graph, start, end, placement = timeline.graph, timeline.start_us, timeline.end_us, timeline.placement
-    pieces: list[tuple[float, float, float, int]] = []
-    sent_until: dict[int, float] = defaultdict(float)
-    for transfer in timeline.transfers:
-        sent_until[transfer.tensor] = max(sent_until[transfer.tensor], transfer.end_us)
-        if transfer.target == device:
-            tensor = graph.tensors[transfer.tensor]
-            last = max((w for w in tensor.readers if placement[w] == device), key=lambda w: (end[w], w))
-            pieces.append((transfer.start_us, end[last], tensor.bytes, last))
-    held: dict[int, float] = defaultdict(float)
-    for v, op in enumerate(graph.ops):
-        if placement[v] != device:
-            continue
-        held[v] += op.persistent_bytes
-        beyond = op.output_bytes - sum(graph.tensors[t].bytes for t in graph.outputs[v])
-        pieces.append((start[v], end[v], op.temporary_bytes + max(0.0, beyond), v))
-        for t in graph.outputs[v]:
-            tensor = graph.tensors[t]
-            until = max([end[v], sent_until[t], *(end[w] for w in tensor.readers if placement[w] == device)])
-            pieces.append((start[v], until, tensor.bytes, v))
-    peak_us = _peak_instant_us(pieces)
-    for since, until, size, v in pieces:
-        if since <= peak_us < until:
-            held[v] += size
-    return dict(held)
+    from baechi_ext.simulate.peak import COPY, WORKING, holdings  # loads numpy
+
+    graph, end, placement = timeline.graph, timeline.end_us, timeline.placement
+    held: dict[int, float] = {v: op.persistent_bytes for v, op in enumerate(graph.ops) if placement[v] == device}
+    for kind, item, size in holdings(timeline).of(device).at_peak()[1]:
+        v = item if kind == WORKING else graph.tensors[item].producer
+        if kind == COPY:
+            v = max((w for w in graph.tensors[item].readers if placement[w] == device), key=lambda w: (end[w], w))
+        held[v] += size
+    return held
 
 
-def _peak_instant_us(pieces: Sequence[tuple[float, float, float, int]]) -> float:
-    lasting = [(since, until, size) for since, until, size, _ in pieces if until > since]
-    changes = sorted([(since, 1, size) for since, _, size in lasting] + [(until, 0, -size) for _, until, size in lasting])
-    now = most = 0.0
-    instant = 0.0
-    for at, _, size in changes:
-        now += size
-        if now > most:
-            most, instant = now, at
-    return instant
-
-
-def trials_by_bytes(simulator: AdaptiveSimulator) -> Iterator[Trial]:
+def trials_by_bytes(simulator: Simulator) -> Iterator[Trial]:
     """Trials made to fit, at any cost in time: chunks of bytes in topological orders, run in these orders, then the largest unit first."""
     graph, cluster = simulator.graph, simulator.cluster
     known = [d.memory_bytes for d in cluster.devices if d.memory_bytes is not None]
@@ -234,12 +185,12 @@ def trials_by_bytes(simulator: AdaptiveSimulator) -> Iterator[Trial]:
     shares = rooms if any(rooms) else [1.0] * len(rooms)
     draining = draining_order(simulator)
     for order in (graph.order, depth_first_order(graph), least_memory_order(graph)):
-        ordered = units(graph, order)
-        sizes = all_held_bytes(graph, ordered)
+        ordered = graph.units(order)
+        sizes = held_bytes(graph, ordered)
         placement = spread(graph, ordered, chunks(sizes, shares, sizes, [float("inf")] * len(rooms)))
         yield try_orders(simulator, placement, [draining, ranks(order)])
-    whole = units(graph)
-    sizes_of = dict(zip(whole, all_held_bytes(graph, whole), strict=True))
+    whole = graph.units()
+    sizes_of = dict(zip(whole, held_bytes(graph, whole), strict=True))
     largest_first = sorted(sizes_of, key=lambda unit: (-sizes_of[unit], unit))
     left = list(rooms)
     devices = []

@@ -3,14 +3,12 @@
 import shutil
 import subprocess
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from baechi_ext.errors import MissingBackendError, SolverError
-from baechi_ext.ir.cluster import Cluster
-from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.place.chunks import units
-from baechi_ext.place.common import PlaceOptions, PlanResult, begin, conclude
-from baechi_ext.place.network import Network, networks, proposals
+from baechi_ext.place.common import PlanResult, Task
+from baechi_ext.place.network import Network, best_partition
 
 PROGRAMS = ("scotch_gmap", "gmap")
 """Debian's name first: there, `gmap` is another program, for genomes."""
@@ -18,16 +16,13 @@ _SHARES = 10_000
 """A device's share in the target file is a whole number of up to this."""
 
 
-def scotch(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult:
+def scotch(task: Task) -> PlanResult:
     """A part for each device, mapped by Scotch: time, and where memory is limited bytes, in balance.
 
-    It knows no precedence: what it cuts little of need not run at the same time. Raises MissingBackendError where the program is
-    not installed, SolverError where it fails or is not done by the time limit, InfeasibleError where no valid plan was found.
+    It knows no precedence: what it cuts little of need not run at the same time. Raises MissingBackendError, too, where the program is
+    not installed, SolverError where it fails or is not done by the time limit.
     """
-    task = begin("scotch", graph, cluster, options)
-    program = find_program()
-    ordered = units(graph)
-    return conclude(task, proposals(task, ordered, [partition(program, network) for network in networks(task, ordered)]))
+    return best_partition(task, partial(partition, find_program()))
 
 
 def find_program() -> str:
@@ -68,7 +63,7 @@ def partition(program: str, network: Network) -> list[int]:
                 check=False,
             )
         except subprocess.TimeoutExpired as e:
-            raise SolverError(f"{program} was not done within {network.time_limit_seconds:g} s; raise --time_limit") from e
+            raise SolverError(f"{program} did not finish within {network.time_limit_seconds:g} s; raise --time_limit") from e
         except OSError as e:
             raise SolverError(f"{program} cannot be run: {e.strerror or e}; install Scotch again") from e
         if done.returncode != 0 or not mapping.exists():
@@ -95,8 +90,7 @@ def target_text(network: Network) -> str:
 def parse_mapping(text: str, n: int) -> list[int]:
     """A part for each of n vertices, from a Scotch mapping file. Raises SolverError where it is none."""
     try:
-        rows = [tuple(map(int, line.split())) for line in text.splitlines()[1:] if line.strip()]
-        part = dict(rows)
+        part = {int(v): int(d) for v, d in (line.split() for line in text.splitlines()[1:] if line.strip())}
         return [part[v] for v in range(n)]
     except (ValueError, KeyError) as e:
-        raise SolverError(f"Scotch wrote a mapping that is none ({e!r}); choose another --placement_method") from e
+        raise SolverError(f"Scotch wrote an invalid mapping ({e!r}); choose another --placement_method") from e

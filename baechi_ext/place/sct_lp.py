@@ -11,8 +11,8 @@ Objective: minimise w + epsilon * sum c_ij x_ij                         -> objec
 Constraints:
     (1) 0 <= x_ij <= 1, s_i >= 0, w >= 0                                -> variables
     (2) s_i + p_i + c_ij x_ij <= s_j for every pair                     -> precedence
-    (3) sum_j x_ij >= (number of pairs with a c_ij > 0 out of i) - 1    -> at_most_one_child
-    (4) sum_i x_ij >= (number of pairs with a c_ij > 0 into j) - 1      -> at_most_one_parent
+    (3) sum_j x_ij >= (number of pairs with a c_ij > 0 out of i) - 1    -> at_most_one
+    (4) sum_i x_ij >= (number of pairs with a c_ij > 0 into j) - 1      -> at_most_one
     (5) s_i + p_i <= w for every op that nobody reads (see (6))         -> step_end
 
 A large graph is cut into slices of a topological order, and each has a program of its own: simplex takes a second for 2,000 ops and
@@ -42,7 +42,7 @@ Pair = tuple[int, int]
 WHOLE_OPS, SLICE_OPS = 2000, 500
 """The most ops of a graph with one linear program, and of the slices of a larger one: simplex takes a twentieth of a second for these."""
 _PAIRS_A_SECOND = 5000
-"""A slice of more pairs than so many for each second left is not begun: it would be modelled for nothing, 10^6 pairs for a minute."""
+"""A slice of more pairs than this many for each second left is not begun: it would be modelled for nothing, 10^6 pairs for a minute."""
 _SECOND_PART = 1e-3
 """epsilon is chosen so that the second part of the objective is at most this share of the mean op's time."""
 _WHOLE_LIMIT = 0.9
@@ -79,10 +79,10 @@ class Favourites:
 
     child: tuple[int | None, ...]
     unsolved_ops: int = 0
-    """How many ops are in slices that were not solved in time: their children are nobody's favourites."""
+    """The number of ops in slices that were not solved in time: their children are nobody's favourites."""
 
     def notes(self) -> tuple[str, ...]:
-        """What a person should know of them."""
+        """Remarks on them for a person."""
         if not self.unsolved_ops:
             return ()
         return (
@@ -173,7 +173,7 @@ def model(part: Slice) -> FavouriteChildModel:
     problem = pulp.LpProblem("favourite_children", pulp.LpMinimize)
     x, s, w = variables(problem, part)
     problem.setObjective(objective(x, w, part))
-    rows = chain(precedence(x, s, part), at_most_one_child(x), at_most_one_parent(x), step_end(s, w, part))
+    rows = chain(precedence(x, s, part), at_most_one(x, end=0), at_most_one(x, end=1), step_end(s, w, part))
     for i, (coefficients, least) in enumerate(rows):
         problem.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(coefficients), pulp.LpConstraintGE, rhs=least), f"r{i}")
     return FavouriteChildModel(problem, x)
@@ -205,23 +205,14 @@ def precedence(x: Mapping[Pair, Any], s: Mapping[int, Any], part: Slice) -> Iter
         yield ({s[j]: 1.0, s[i]: -1.0, x[i, j]: -cost} if cost > 0 else {s[j]: 1.0, s[i]: -1.0}), part.times[i]
 
 
-def at_most_one_child(x: Mapping[Pair, Any]) -> Iterable[Row]:
-    """(3) all but one x out of an op are 1."""
-    yield from _all_but_one(x, end=0)
-
-
-def at_most_one_parent(x: Mapping[Pair, Any]) -> Iterable[Row]:
-    """(4) all but one x into an op are 1."""
-    yield from _all_but_one(x, end=1)
-
-
 def step_end(s: Mapping[int, Any], w: Any, part: Slice) -> Iterable[Row]:
     """(5) w - s_i >= p_i + the longest path through later slices."""
     for i, tail_us in part.tails.items():
         yield {w: 1.0, s[i]: -1.0}, part.times[i] + tail_us
 
 
-def _all_but_one(x: Mapping[Pair, Any], end: int) -> Iterable[Row]:
+def at_most_one(x: Mapping[Pair, Any], end: int) -> Iterable[Row]:
+    """(3) all but one x out of an op are 1 (end 0: one child), (4) and all but one into an op (end 1: one parent)."""
     sides: dict[int, dict[Any, float]] = defaultdict(dict)
     for pair, variable in x.items():
         sides[pair[end]][variable] = 1.0
@@ -261,13 +252,13 @@ def solve(lp: FavouriteChildModel, time_limit_seconds: float) -> dict[Pair, floa
 
 
 def _answer(lp: FavouriteChildModel) -> str:
-    """Why the solver stopped: in HiGHS's words, which are more precise, or in PuLP's."""
+    """The reason why the solver stopped: in HiGHS's words, which are more precise, or in PuLP's."""
     import pulp
 
-    highs = getattr(lp.problem, "solverModel", None)
+    highs: Any = getattr(lp.problem, "solverModel", None)
     if hasattr(highs, "modelStatusToString"):
         return str(highs.modelStatusToString(highs.getModelStatus()))
-    return pulp.LpSolution.get(lp.problem.sol_status, str(lp.problem.sol_status))
+    return str(pulp.LpSolution.get(lp.problem.sol_status, lp.problem.sol_status))
 
 
 def lp_solver(time_limit_seconds: float) -> Any:

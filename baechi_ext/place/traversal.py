@@ -5,7 +5,7 @@ and its reverse go by name where they have a choice, so that they are the same w
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from random import Random
 from typing import NamedTuple
@@ -31,16 +31,8 @@ def traversal(graph: OpGraph, name: str, seed: int = 0) -> tuple[int, ...]:
     return TRAVERSALS[name].function(graph, seed)
 
 
-def _topo(graph: OpGraph, seed: int) -> tuple[int, ...]:
-    return graph.order
-
-
-def _reversed_topo(graph: OpGraph, seed: int) -> tuple[int, ...]:
-    return graph.order[::-1]
-
-
 def _lexico_topo(graph: OpGraph, seed: int) -> tuple[int, ...]:
-    """Of the ops whose inputs have all been visited, the first by name is next."""
+    """The topological order in which, of the ops whose inputs have all been visited, the first by name is next."""
     missing = [len(p) for p in graph.predecessors]
     ready = [(graph.ops[v].id, v) for v, count in enumerate(missing) if count == 0]
     heapify(ready)
@@ -77,42 +69,32 @@ def _bfs(graph: OpGraph, seed: int) -> tuple[int, ...]:
     return tuple(order)
 
 
-def _reversed_bfs(graph: OpGraph, seed: int) -> tuple[int, ...]:
-    return _bfs(graph, seed)[::-1]
-
-
-def _dfs_preorder(graph: OpGraph, seed: int) -> tuple[int, ...]:
-    return tuple(v for v, entered in _depth_first(graph) if entered)
-
-
-def _dfs_postorder(graph: OpGraph, seed: int) -> tuple[int, ...]:
-    return tuple(v for v, entered in _depth_first(graph) if not entered)
-
-
 def _random(graph: OpGraph, seed: int) -> tuple[int, ...]:
     order = list(_alpha(graph, seed))
     Random(seed).shuffle(order)
     return tuple(order)
 
 
-def _depth_first(graph: OpGraph) -> Iterator[tuple[int, bool]]:
-    """A depth-first search from the sources: each op when it is entered (True), and when it is left (False)."""
+def _depth_first(graph: OpGraph, entered: bool) -> tuple[int, ...]:
+    """The ops of a depth-first search from the sources in the order in which they are entered, or else left."""
     successors = _successors_by_name(graph)
     seen = [False] * len(graph)
+    order: dict[bool, list[int]] = {True: [], False: []}
     for source in _sources_by_name(graph):
         seen[source] = True
-        yield source, True
+        order[True].append(source)
         stack = [(source, iter(successors[source]))]
         while stack:
             v, left = stack[-1]
             w = next((w for w in left if not seen[w]), None)
             if w is None:
                 stack.pop()
-                yield v, False
+                order[False].append(v)
             else:
                 seen[w] = True
-                yield w, True
+                order[True].append(w)
                 stack.append((w, iter(successors[w])))
+    return tuple(order[entered])
 
 
 def _sources_by_name(graph: OpGraph) -> list[int]:
@@ -125,13 +107,13 @@ def _successors_by_name(graph: OpGraph) -> list[list[int]]:
 
 
 TRAVERSALS: dict[str, Traversal] = {
-    "topo": Traversal(_topo, "inputs first, first come first served"),
-    "reversed_topo": Traversal(_reversed_topo, "readers first: topo from its end"),
+    "topo": Traversal(lambda graph, _: graph.order, "inputs first, first come first served"),
+    "reversed_topo": Traversal(lambda graph, _: graph.order[::-1], "readers first: topo from its end"),
     "lexico_topo": Traversal(_lexico_topo, "inputs first, by name"),
     "alpha": Traversal(_alpha, "by name alone"),
     "bfs": Traversal(_bfs, "breadth first from the sources, by name"),
-    "reversed_bfs": Traversal(_reversed_bfs, "bfs from its end"),
-    "dfs_preorder": Traversal(_dfs_preorder, "depth first from the sources, an op before what reads from it"),
-    "dfs_postorder": Traversal(_dfs_postorder, "depth first from the sources, an op after what reads from it"),
-    "random": Traversal(_random, "by lot, by --seed"),
+    "reversed_bfs": Traversal(lambda graph, seed: _bfs(graph, seed)[::-1], "bfs from its end"),
+    "dfs_preorder": Traversal(lambda graph, _: _depth_first(graph, True), "depth first from the sources, an op before what reads from it"),
+    "dfs_postorder": Traversal(lambda graph, _: _depth_first(graph, False), "depth first from the sources, an op after what reads from it"),
+    "random": Traversal(_random, "at random, by --seed"),
 }

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.simulate import AdaptiveSimulator, Timeline
+from baechi_ext.simulate import Simulator, Timeline
 
 Priority = tuple[float, ...]
 
@@ -17,7 +17,7 @@ class Trial:
 
     placement: tuple[int, ...]
     priority: Priority | None
-    simulator: AdaptiveSimulator
+    simulator: Simulator
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -31,11 +31,14 @@ class Trial:
     def makespan_us(self) -> float:
         return self._worth[0]
 
+    @property
+    def peak_memory_bytes(self) -> tuple[float, ...]:
+        return self._worth[1]
+
     @cached_property
     def excess_bytes(self) -> tuple[float, ...]:
-        """By how much the peak of each device exceeds its limit."""
-        limits = [d.memory_bytes for d in self.simulator.cluster.devices]
-        return tuple(0.0 if m is None else max(0.0, peak - m) for m, peak in zip(limits, self._worth[1], strict=True))
+        """The bytes by which the peak of each device exceeds its limit."""
+        return tuple(max(0.0, peak - room) for room, peak in zip(self.simulator.cluster.rooms, self._worth[1], strict=True))
 
     @property
     def valid(self) -> bool:
@@ -47,28 +50,20 @@ class Trial:
         return sum(self.excess_bytes), self.makespan_us
 
 
-def try_orders(simulator: AdaptiveSimulator, placement: Sequence[int], priorities: Iterable[Priority | None]) -> Trial:
+def try_orders(simulator: Simulator, placement: Sequence[int], priorities: Iterable[Priority | None]) -> Trial:
     """The best trial of a placement under the given orders; of equals the first."""
     placed = tuple(placement)
     return min((Trial(placed, p, simulator) for p in priorities), key=lambda trial: trial.key)
 
 
-def ranks(order: Sequence[int]) -> Priority:
-    """Priorities: the ops in this order."""
-    priority = [0.0] * len(order)
-    for rank, v in enumerate(order):
-        priority[v] = float(rank)
-    return tuple(priority)
-
-
-def longest_path_order(simulator: AdaptiveSimulator) -> Priority:
+def longest_path_order(simulator: Simulator) -> Priority:
     """Priorities: the longest compute-only path to the end first."""
-    return tuple(-tail for tail in simulator.tails_us)
+    return tuple(-tail for tail in simulator.graph.tails_us)
 
 
-def draining_order(simulator: AdaptiveSimulator) -> Priority:
+def draining_order(simulator: Simulator) -> Priority:
     """Priorities: the shortest path to the end first, so that tensors are soon read and their memory is free again."""
-    return simulator.tails_us
+    return simulator.graph.tails_us
 
 
 def longest_placed_path_order(graph: OpGraph, cluster: Cluster, placement: Sequence[int]) -> Priority:

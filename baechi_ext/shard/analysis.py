@@ -1,16 +1,15 @@
 """Where a strategy's cost lies: per layer, what it computes, what its devices tell each other for it, and what moving its inputs takes; and
 what it would be with the layer split in another way."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from baechi_ext.shard.machine import Costs
-from baechi_ext.shard.space import Configurations
-from baechi_ext.shard.tables import Tables, term_costs
-from baechi_ext.shard.ties import Tied, tied
+from baechi_ext.shard.search import Tied, tied
+from baechi_ext.shard.tables import Configurations, Tables, term_costs
 
 MOVED, HIDDEN = "moving its inputs", "hidden"
 """Kinds of cost that are no term's: tensors that come in another split, and (below 0) what goes on while the layer computes."""
@@ -35,7 +34,7 @@ class LayerCost:
 
     @property
     def parts(self) -> dict[str, float]:
-        """What the total consists of, without what is nothing."""
+        """The parts of the total that are not zero."""
         parts = {**self.kinds, MOVED: self.moved, HIDDEN: self.own - sum(self.kinds.values())}
         return {kind: cost for kind, cost in parts.items() if abs(cost) > 1e-9 * max(self.total, 1e-300)}
 
@@ -53,12 +52,12 @@ class Other:
 def layer_costs(tables: Tables, choice: Iterable[int]) -> list[LayerCost]:
     """The cost of each layer; their totals add up to the strategy's cost."""
     chosen = list(choice)
-    moved: Counter[int] = Counter()
+    moved: defaultdict[int, float] = defaultdict(float)
     for edge, cost in zip(tables.graph.edges, tables.edge_costs(chosen), strict=True):
         moved[edge.target] += cost
     found = []
     for v, node in enumerate(tables.graph.nodes):
-        kinds: Counter[str] = Counter()
+        kinds: defaultdict[str, float] = defaultdict(float)
         for term, costs in term_costs(tables, v):
             kinds[term.kind] += float(costs[chosen[v]])
         found.append(LayerCost(node.name, float(tables.costs[v][chosen[v]]), dict(kinds), float(moved[v])))

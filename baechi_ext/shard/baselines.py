@@ -1,4 +1,4 @@
-"""What others would do, judged by the same costs: expert strategies, and a random walk from the best of them."""
+"""Strategies of others, judged by the same costs: expert strategies, and a random walk from the best of them."""
 
 import math
 import time
@@ -8,16 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from baechi_ext.shard.graph import Node
-from baechi_ext.shard.space import Configurations, divisors
-from baechi_ext.shard.tables import Tables
+from baechi_ext.shard.tables import Configurations, Tables, divisors
 
 Wanted = Sequence[tuple[str, int]]
 """Names of axes, and into how many parts each may be split; the first come first."""
 
 _FEATURES = ("heads", "hidden", "vocabulary", "units", "channels")
-"""What tensor parallelism splits: the first of these that a layer has."""
+"""The axes that tensor parallelism splits: the first of these that a layer has."""
 _TEMPERATURE = 1e-3
-"""Of the walk, as a part of its first strategy's cost."""
+"""The temperature of the walk, as a part of its first strategy's cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ def one_weird_trick(tables: Tables) -> Baseline:
 
 
 def megatron(tables: Tables) -> Baseline:
-    """Features by so many devices, and the batch by the others (Shoeybi et al., 2019); the cheapest number of at least two."""
+    """Features by this many devices, and the batch by the others (Shoeybi et al., 2019); the cheapest number of at least two."""
     devices = tables.machine.devices
     found = []
     for parts in divisors(devices, devices)[1:]:
@@ -97,18 +96,11 @@ def random_walk(tables: Tables, start: Baseline, *, seconds: float, most_proposa
 
 
 def _difference(tables: Tables, choice: Sequence[int], v: int, candidate: int) -> float:
-    """What the strategy costs more with another configuration of node v."""
-    costs = tables.costs[v]
-    difference = float(costs[candidate] - costs[choice[v]])
-    for e in tables.around[v]:
-        edge, table = tables.graph.edges[e], tables.edges[e]
-        if v == edge.source:
-            column = table.target.of[choice[edge.target]]
-            difference += float(table.values[table.source.of[candidate], column] - table.values[table.source.of[choice[v]], column])
-        else:
-            row = table.values[table.source.of[choice[edge.source]]]
-            difference += float(row[table.target.of[candidate]] - row[table.target.of[choice[v]]])
-    return difference
+    """The cost that another configuration of node v adds to the strategy."""
+    changed = list(choice)
+    changed[v] = candidate
+    own = float(tables.costs[v][candidate] - tables.costs[v][choice[v]])
+    return own + sum(tables.edge_cost(e, changed) - tables.edge_cost(e, choice) for e in tables.around[v])
 
 
 def _baseline(tables: Tables, name: str, wanted: Callable[[Node], Wanted], note: str = "") -> Baseline:

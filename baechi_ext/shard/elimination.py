@@ -43,7 +43,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one table of a step is made of: tables by number (edges first, then results of parts), and the scope of the result.
+    """The makings of one table of a step: tables by number (edges first, then results of parts), and the scope of the result.
 
     `node_classes` are the eliminated node's configurations as these tables see them; None where there are none.
     """
@@ -119,7 +119,7 @@ class _Joining:
 def plan_elimination(tables: Tables, order: Sequence[int], most_numbers: float = float("inf")) -> Elimination:
     """The steps of an order and the scopes of their tables, none built; parts of a step stay below `most_numbers` where they can."""
     join = _Joining()
-    scopes = [_edge_scope(e.source, e.target, t.source, t.target) for e, t in zip(tables.graph.edges, tables.edges, strict=True)]
+    scopes = [Scope((e.source, e.target), (t.source, t.target)) for e, t in zip(tables.graph.edges, tables.edges, strict=True)]
     within: list[set[int]] = [set() for _ in tables.graph.nodes]
     for i, scope in enumerate(scopes):
         for v in scope.nodes:
@@ -138,10 +138,6 @@ def plan_elimination(tables: Tables, order: Sequence[int], most_numbers: float =
             parts.append(part)
         steps.append(Step(v, tuple(parts)))
     return Elimination(tuple(steps), tuple(scopes))
-
-
-def _edge_scope(source: int, target: int, of_source: Classes, of_target: Classes) -> Scope:
-    return Scope((source, target), (of_source, of_target))
 
 
 def _part(v: int, members: Sequence[int], scopes: Sequence[Scope], join: _Joining) -> Part:
@@ -194,7 +190,7 @@ def eliminate(tables: Tables, plan: Elimination) -> Eliminated:
 
 
 def _signature(v: int, part: Part, scopes: Sequence[Scope], values: Sequence[Costs], costs: Costs | None) -> tuple[int, ...]:
-    """What a part's table depends on. All that is named by its `id` lives as long as the elimination."""
+    """All that a part's table depends on. What is named by its `id` lives as long as the elimination."""
     place = {w: i for i, w in enumerate(part.result.nodes)}
     key = [id(costs), id(part.node_classes), *map(id, part.result.classes)]
     for i in part.tables:
@@ -275,15 +271,17 @@ def min_plus(operands: Sequence[Costs], shape: tuple[int, ...]) -> Costs:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """An index of a configuration for each node, their cost, and a lower bound of all costs: what dropped states could have come to."""
+class Answer:
+    """A strategy (an index of a configuration for each node), its cost, a lower bound of all costs (what dropped states could have come
+    to), and the elimination that found it."""
 
     choice: tuple[int, ...]
     cost: float
     bound: float
+    plan: Elimination
 
 
-def choose(tables: Tables, done: Eliminated, beam: int = 1) -> Choice:
+def choose(tables: Tables, done: Eliminated, beam: int = 1) -> Answer:
     """The configurations that the eliminated tables lead to, node by node in the opposite order, with at most `beam` states at once."""
     plan = done.plan
     states = np.zeros((1, len(tables.graph.nodes)), np.int64)
@@ -307,7 +305,7 @@ def choose(tables: Tables, done: Eliminated, beam: int = 1) -> Choice:
         bound = sums[row, column]
     choice = tuple(map(int, states[0]))
     cost = tables.cost(choice)
-    return Choice(choice, cost, min(cost, dropped))
+    return Answer(choice, cost, min(cost, dropped), plan)
 
 
 def _at(scope: Scope, values: Costs, states: np.ndarray) -> Costs:

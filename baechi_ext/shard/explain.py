@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,7 @@ COMPUTE, EXECUTOR, MESSAGES, UPDATE = "compute", "executor", "messages", "update
 measured plans, what running a call adds to it."""
 PARTS = (COMPUTE, EXECUTOR, MESSAGES, UPDATE)
 FORECAST_KINDS = {"calls_us": COMPUTE, "executor_us": EXECUTOR, "update_us": UPDATE, "moves_us": MOVED, "gradients_us": "weight gradient"}
-"""What the parts of a step that was predicted from measured pieces are called as kinds of cost."""
+"""The kinds of cost that the parts of a step predicted from measured pieces are called."""
 _SAME = 1e-9
 """Changes of the step by less than this part of it are none."""
 
@@ -35,13 +35,13 @@ def parts_us(costs_us: Mapping[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class ShardExplanation:
-    """Where the predicted step of a plan goes."""
+    """The parts of the predicted step of a plan."""
 
     plan: ShardPlan
 
     @cached_property
     def kinds_us(self) -> dict[str, float]:
-        """By kind of cost, the largest first."""
+        """The microseconds of each kind of cost, the largest first."""
         sums: Counter[str] = Counter()
         for layer in self.plan.shard.values():
             sums.update(layer.costs_us)
@@ -94,7 +94,7 @@ class ShardExplanation:
 
 @dataclass(frozen=True)
 class LayerExplanation:
-    """Why a layer is split as it is."""
+    """The reasons why a layer is split as it is."""
 
     plan: ShardPlan
     name: str
@@ -110,13 +110,13 @@ class LayerExplanation:
 
     @property
     def is_cheapest(self) -> bool:
-        """Whether no other split would make the step shorter."""
+        """True if no other split would make the step shorter."""
         return self.best is None or self.best.change_us >= -_SAME * self.plan.predicted_step_us
 
     def to_json(self) -> dict[str, Any]:
         layer, step_us = self.layer, self.plan.predicted_step_us
         facts = {"name": self.name, **layer.to_json(), "step_us": step_us, "total_us": layer.total_us, "is_cheapest": self.is_cheapest}
-        return {**facts, "others": [{**other.to_json(), "step_us": step_us + other.change_us} for other in layer.others]}
+        return {**facts, "others": [{**asdict(other), "step_us": step_us + other.change_us} for other in layer.others]}
 
 
 def explain_shard_plan(plan: ShardPlan) -> ShardExplanation:
@@ -149,7 +149,7 @@ class ShardDiff:
         return sorted(names, key=lambda name: -abs(self.change_us(name)))
 
     def change_us(self, name: str) -> float:
-        """How much more a layer costs after than before."""
+        """The microseconds that a layer costs more after than before."""
         return self.after.shard[name].total_us - self.before.shard[name].total_us
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is sharded: nodes with iteration spaces, and tensors between them as projections of those spaces.
+"""The graphs that are sharded: nodes with iteration spaces, and tensors between them as projections of those spaces.
 
 A node computes over an iteration space, an axis a loop (Elango, IPDPS 2021, section II). A configuration says into how many parts each
 axis is split; the parts are one device's each. Nothing here knows a network or a framework: whoever can name a node's loops, which of
@@ -12,6 +12,9 @@ from math import prod
 
 from baechi_ext.errors import ShardError
 from baechi_ext.shard.terms import Term
+
+MOST_ITERATIONS = 999_999_999
+"""No loop runs more often, and no machine has more devices: their divisors are found one by one, and products fit into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class Node:
                 raise ShardError(f"{self.name}: {tensor} does not fit {len(self.axes)} axes; give each dimension the axes that split it")
         if any(axis.size < 1 or axis.smallest < 1 for axis in self.axes):
             raise ShardError(f"{self.name}: axes {[(a.name, a.size) for a in self.axes]} have to be 1 or longer")
+        if any(axis.size > MOST_ITERATIONS for axis in self.axes):
+            raise ShardError(f"{self.name}: axes {[(a.name, a.size) for a in self.axes]} are longer than {MOST_ITERATIONS}, the limit")
         if len({axis.name for axis in self.axes}) < len(self.axes):
             raise ShardError(f"{self.name}: two axes of one name among {[axis.name for axis in self.axes]}; name each its own")
 
@@ -103,8 +108,8 @@ class ShardGraph:
             raise ShardError(f"graph {self.name} has {len(self.nodes)} nodes of {len(names)} names; give each its own")
         for tie in self.ties:
             if len({tuple((a.size, a.splits, a.smallest) for a in self.nodes[v].axes) for v in tie}) > 1:
-                names = ", ".join(self.nodes[v].name for v in tie)
-                raise ShardError(f"graph {self.name}: {names} have other axes; they can't be split alike")
+                tied = ", ".join(self.nodes[v].name for v in tie)
+                raise ShardError(f"graph {self.name}: {tied} have other axes; they can't be split alike")
         for edge in self.edges:
             if not 0 <= edge.source < edge.target < len(self.nodes):
                 wrong = f"an edge from node {edge.source} to {edge.target} of {len(self.nodes)}"

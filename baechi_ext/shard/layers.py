@@ -8,8 +8,8 @@ from typing import NamedTuple
 from baechi_ext.errors import ShardError
 from baechi_ext.shard.graph import Axis, Edge, Node, ShardGraph, Tensor
 from baechi_ext.shard.rules import Rules
-from baechi_ext.shard.rules_original import OriginalRules
 from baechi_ext.shard.shapes import Image, Product
+from baechi_ext.shard.terms import Term
 
 
 class Value(NamedTuple):
@@ -27,21 +27,21 @@ IMAGE = ("batch", "channels", "height", "width")
 class Layers:
     """Builds a network layer by layer; each method adds a node and returns what it writes."""
 
-    def __init__(self, name: str, rules: Rules | OriginalRules) -> None:
+    def __init__(self, name: str, rules: Rules) -> None:
         self.name = name
         self.rules = rules
         self._nodes: list[Node] = []
         self._edges: dict[tuple[int, ...], Edge] = {}
 
     def graph(self) -> ShardGraph:
-        """What was built."""
+        """The graph of the layers built so far."""
         return ShardGraph(self.name, tuple(self._nodes), tuple(self._edges.values()))
 
     def convolution(
         self, x: Value, channels: int, window: tuple[int, int], stride: int = 1, pad: tuple[int, int] = (0, 0), pointwise: int = 0
     ) -> Value:
-        batch, in_channels, *shape = x.shape
-        image = _windows(tuple(shape), window, (stride, stride), pad)
+        batch, in_channels, height, width = x.shape
+        image = _windows((height, width), window, (stride, stride), pad)
         axes = [
             self._axis("batch", batch),
             self._axis("in_channels", in_channels),
@@ -55,7 +55,8 @@ class Layers:
         return self._add(node, [x], Value((batch, channels, *image.result), IMAGE), _one(0, 6, 2, 3))
 
     def pooling(self, x: Value, window: tuple[int, int], stride: int, pad: tuple[int, int] = (0, 0)) -> Value:
-        image = _windows(x.shape[2:], window, (stride, stride), pad)
+        _, _, height, width = x.shape
+        image = _windows((height, width), window, (stride, stride), pad)
         splits = self.rules.splits_pooled_images
         axes = [self._axis(n, size) for n, size in zip(IMAGE[:2], x.shape[:2], strict=True)]
         axes += [self._axis(n, size, splits=splits) for n, size in zip(IMAGE[2:], image.result, strict=True)]
@@ -174,7 +175,7 @@ class Layers:
         node = self._node("lstm", axes, self.rules.lstm(layers, steps), [Tensor(x.shape, _one(2, 1, 4))], weights=[weights])
         return self._add(node, [x], Value(x.shape, x.names), _one(2, 1, 3))
 
-    def _like(self, op: str, values: Sequence[Value], terms: tuple, weights: Iterable[Tensor] = ()) -> Value:
+    def _like(self, op: str, values: Sequence[Value], terms: tuple[Term, ...], weights: Iterable[Tensor] = ()) -> Value:
         x = values[0]
         axes = self._axes_of(x)
         same = _one(*range(len(axes)))
@@ -191,7 +192,14 @@ class Layers:
         return [self._axis(name, size, splits=splits[name]) for name, size in zip(x.names, sizes, strict=True)]
 
     def _node(
-        self, op: str, axes: list[Axis], terms: tuple, inputs: list[Tensor], weights: Iterable[Tensor] = (), *, contiguous: bool = False
+        self,
+        op: str,
+        axes: list[Axis],
+        terms: tuple[Term, ...],
+        inputs: list[Tensor],
+        weights: Iterable[Tensor] = (),
+        *,
+        contiguous: bool = False,
     ) -> Node:
         return Node(f"{op}_{len(self._nodes)}", op, tuple(axes), tuple(inputs), (), terms, tuple(weights), contiguous)
 
@@ -224,11 +232,11 @@ def _product_of(letters: str, left: str, right: str, out: str, values: tuple[Val
     )
 
 
-def _windows(shape: tuple[int, ...], window: tuple[int, int], stride: tuple[int, int], pad: tuple[int, int]) -> Image:
-    result = tuple((size - w + 2 * p) // s + 1 for size, w, s, p in zip(shape, window, stride, pad, strict=True))
-    if min(result) < 1:
+def _windows(shape: tuple[int, int], window: tuple[int, int], stride: tuple[int, int], pad: tuple[int, int]) -> Image:
+    height, width = ((size - w + 2 * p) // s + 1 for size, w, s, p in zip(shape, window, stride, pad, strict=True))
+    if min(height, width) < 1:
         raise ShardError(f"a window of {window} does not fit an image of {shape}; make the image larger")
-    return Image(shape, window, stride, result)
+    return Image(shape, window, stride, (height, width))
 
 
 def _one(*axes: int) -> tuple[tuple[int, ...], ...]:

@@ -70,13 +70,13 @@ class Machine:
         return self._flop_per_word(self.node_gigabytes_per_second or self.gigabytes_per_second)
 
     def seconds(self, cost: float) -> float:
-        """How long a device takes for that many operations."""
+        """The seconds that a device takes for that many operations."""
         return cost / (self.tera_flops * 1e12)
 
     def all_reduce(self, words: Costs, group: Costs, near: Costs, messages: float = 1.0) -> Costs:
         """Operations a ring all-reduce of `words` takes among `group` devices, of which `near` are in one node.
 
-        With two levels it is summed up inside nodes first, then between them, a part by each device. `messages`: in so many pieces.
+        With two levels it is summed up inside nodes first, then between them, a part by each device. `messages`: in this many pieces.
         """
         if self.devices_per_node is None:
             return self._ring(words, group, self.flop_per_word, messages * self._flop_per_message)

@@ -36,7 +36,7 @@ def min_table(neighbours: Neighbours, sizes: Sequence[int]) -> list[int]:
 
 
 def breadth_first(neighbours: Neighbours, sizes: Sequence[int]) -> list[int]:
-    """From the first node outwards, as the original's naive algorithm goes; tables grow with all that is at the same distance."""
+    """The nodes from the first one outwards, as the original's naive algorithm goes; tables grow with all that is at the same distance."""
     order: list[int] = []
     seen: set[int] = set()
     for root in range(len(neighbours)):

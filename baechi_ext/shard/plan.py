@@ -1,16 +1,16 @@
 """The shard plan: how every layer is split, and what that costs, in a file that others can read."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import inf, prod
 from pathlib import Path
 from typing import Any
 
 from baechi_ext.errors import PlanError
-from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
-from baechi_ext.ir.made_by import MadeBy, signed
-from baechi_ext.ir.numbers import as_number
+from baechi_ext.ir.files import SCHEMA_VERSION
+from baechi_ext.ir.made_by import Saved, load_as
+from baechi_ext.ir.numbers import as_number, require_finite
 from baechi_ext.shard.analysis import layer_costs, other_configurations
 from baechi_ext.shard.graph import Node
 from baechi_ext.shard.memory import node_bytes
@@ -27,9 +27,6 @@ class OtherSplit:
     splits: dict[str, int]
     change_us: float
     held_change_bytes: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {"splits": self.splits, "change_us": self.change_us, "held_change_bytes": self.held_change_bytes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +50,20 @@ class LayerSplit:
 
     @property
     def total_us(self) -> float:
-        """What it adds to the step."""
+        """The microseconds that it adds to the step."""
         return sum(self.costs_us.values())
 
     def to_json(self) -> dict[str, Any]:
         plain = {"op": self.op, "sizes": self.sizes, "splits": self.splits}
         if not self.costs_us and not self.others:
             return plain
-        others = [other.to_json() for other in self.others]
+        others = [asdict(other) for other in self.others]
         return {**plain, "costs_us": self.costs_us, "held_bytes": self.held_bytes, "others": others}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardPlan:
-    """How the layers of a graph are split over `devices`. `predicted_step_us` is a device's; costs are operations of a device.
+class ShardPlan(Saved):
+    """The splits of a graph's layers over `devices`. `predicted_step_us` is a device's; costs are operations of a device.
 
     `status` is `optimal` (no strategy of the space is cheaper) or `feasible` (none can be cheaper than `lower_bound_flop`).
     """
@@ -133,35 +130,35 @@ class ShardPlan:
         plain = {name: getattr(self, name) for name in _FIELDS}
         return {"schema_version": SCHEMA_VERSION, "kind": KIND, **plain, "options": self.options, "shard": layers}
 
-    def save(self, path: str | Path, made_by: MadeBy | None = None) -> None:
-        """Writes the file, signed by `made_by` where that is given. Raises FileError."""
-        write_json(path, signed(self.to_json(), made_by))
-
     @classmethod
     def load(cls, path: str | Path) -> "ShardPlan":
-        """The plan in a file. Raises FileError where it can't be read, PlanError where it is no shard plan or breaks a rule."""
-        value = read_json(path, "shard plan")
-        try:
-            return cls.from_json(value)
-        except PlanError as e:
-            raise PlanError(f"{path}: {e}") from e
+        """The plan in a file. Raises FileError where it can't be read, PlanError where it is not a shard plan or breaks a rule."""
+        return load_as(path, "shard plan", cls.from_json)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "ShardPlan":
         """The plan of a file's object. Raises PlanError where it is none."""
         if value.get("kind") != KIND:
-            raise PlanError(f"this is no shard plan: its kind is {value.get('kind')!r}, not {KIND!r}; write one with baechi pase --out")
+            raise PlanError(f"this is not a shard plan: its kind is {value.get('kind')!r}, not {KIND!r}; write one with baechi pase --out")
         missing = [name for name in (*_FIELDS, "shard") if name not in value]
         if missing:
             raise PlanError(f"the shard plan lacks {', '.join(missing)}; write it again with baechi pase --out")
+        for name in _FIELDS[:3]:
+            if not isinstance(value[name], str):
+                raise PlanError(f"{name} of the shard plan is {value[name]!r}; expected a text")
         for name in _FIELDS[4:]:
             as_number(value[name], f"{name} of the shard plan", PlanError)
         if not isinstance(value["shard"], dict):
             raise PlanError("shard is not an object of layers; write the plan again with baechi pase --out")
+        options = value.get("options", {})
+        if not isinstance(options, dict):
+            raise PlanError(f"the shard plan's options are {options!r}; expected an object")
+        require_finite(options, "the shard plan's options", PlanError)
         layers = {name: _layer_of(name, layer) for name, layer in value["shard"].items()}
-        whole = {name: _whole(value[name], name) for name in ("batch", "devices")}
-        plain = {name: value[name] for name in _FIELDS if name not in whole}
-        return cls(**plain, **whole, shard=layers, options=value.get("options", {}))
+        plain: dict[str, Any] = {name: value[name] for name in _FIELDS}
+        for name in ("batch", "devices"):
+            _whole(value[name], name)
+        return cls(**plain, shard=layers, options=options)
 
 
 _FIELDS = (

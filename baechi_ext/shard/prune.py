@@ -6,14 +6,13 @@ instead (Goldstein's criterion for dead ends, 1994, here with equality). It is s
 optimal strategy, node after node is changed to what dominates its choice, and no change costs anything.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import numpy as np
 
 from baechi_ext.shard.machine import Costs
-from baechi_ext.shard.tables import Classes, EdgeTable, Tables
+from baechi_ext.shard.tables import Classes, EdgeTable, Once, Tables
 
 _DOMINATORS = 24
 """So many configurations, the cheapest on average, are tried as c'; more would find little more."""
@@ -21,7 +20,6 @@ _DOMINATORS = 24
 
 View = tuple[EdgeTable, bool]
 """An edge's table, and whether it is looked at from the edge's target."""
-T = TypeVar("T")
 
 
 def pruned(tables: Tables) -> Tables:
@@ -49,9 +47,9 @@ def _only(tables: Tables, kept: Sequence[np.ndarray], filters: "_Filters") -> Ta
 
 @dataclass
 class _Filters:
-    """What was filtered how, so that what was shared is shared again. It lives as long as the tables it has seen."""
+    """A memory of what was filtered how, so that what was shared is shared again. It lives as long as the tables it has seen."""
 
-    _known: dict[tuple[int, ...], object] = field(default_factory=dict)
+    _once: Once = field(default_factory=Once)
 
     def kept(self, costs: Costs, views: Sequence[View]) -> np.ndarray:
         """The indices of a node's configurations that are kept."""
@@ -75,11 +73,6 @@ class _Filters:
         target, columns = self.classes(table.target, of_target)
         key = (id(table), id(of_source), id(of_target))
         return self._once(key, lambda: EdgeTable(source, target, table.values[np.ix_(rows, columns)]))
-
-    def _once(self, key: tuple[int, ...], make: Callable[[], T]) -> T:
-        if key not in self._known:
-            self._known[key] = make()
-        return self._known[key]
 
 
 def _undominated(costs: Costs, views: Sequence[View]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What layers cost: the original's rules with its quirks mended. An operation is an operation (a multiply-add is two), a word is 4 bytes.
+"""The costs of layers: the original's rules with its quirks mended. A multiply-add is two operations, a word is 4 bytes.
 
 Statistics of a batch normalization are sums over all but the channels; an input gradient has the size of the input; an embedding is a
 lookup; a softmax's backward pass is linear; a mean adds its elements up and sums what is left of them over devices; a cross entropy, whose
@@ -95,12 +95,15 @@ class Rules:
 
     def lstm(self, layers: int, steps: int) -> Terms:
         """4 gates of an input and a state, a step after the other: each step's sums are messages of their own."""
+        return self._lstm(layers, steps, 48.0, float(steps))
+
+    def _lstm(self, layers: int, steps: int, flop: float, messages: float) -> Terms:
         layer, step, batch, n, k = range(5)
         return (
-            Compute(48.0, (layer, step, batch, n, k)),
+            Compute(flop, (layer, step, batch, n, k)),
             Compute(36.0, (layer, step, batch, n)),
-            AllReduce(4.0, (layer, step, batch, n), (k,), "output sum", messages=float(steps)),
-            AllReduce(2.0, (layer, step, batch, k), (n,), "input gradient", messages=float(steps)),
+            AllReduce(4.0, (layer, step, batch, n), (k,), "output sum", messages=messages),
+            AllReduce(2.0, (layer, step, batch, k), (n,), "input gradient", messages=messages),
             AllReduce(8.0, (layer, n, k), (step, batch), "weight gradient", hides=True),
             Feedback((batch, n), (batch, k), times=float(layers * steps)),
         )

@@ -1,4 +1,4 @@
-"""What layers cost in the original PaSE release, number by number, so that results can be compared with it.
+"""The costs of layers in the original PaSE release, number by number, so that results can be compared with it.
 
 A multiply-add is one operation, and a word is 8 bytes. Known quirks, which `rules` mends: a batch normalization is a layer normalization
 over the batch axis; a convolution's input gradient is summed up as its unrolled (im2col) input; an embedding multiplies by one-hot rows;
@@ -8,22 +8,23 @@ two layers the last counts; pooling, elementwise layers and softmax count operat
 
 from dataclasses import dataclass
 
+from baechi_ext.shard.rules import Rules, Terms
 from baechi_ext.shard.shapes import Image, Product
-from baechi_ext.shard.terms import AllReduce, Axes, Compute, Exchange, Feedback, Halo, Term
-
-Terms = tuple[Term, ...]
+from baechi_ext.shard.terms import AllReduce, Axes, Compute, Exchange, Halo, Term
 
 
 @dataclass(frozen=True)
-class OriginalRules:
+class OriginalRules(Rules):
     """`smallest`: the least share of an axis, the release's cutoff: 4 for its convolutional networks, 1 for the others."""
 
     smallest: int = 4
-    splits_images: bool = False
     lookup: bool = False
     parallel_edges: bool = False
-    splits_pooled_images: bool = True
     splits_kernels: bool = True
+
+    @property
+    def splits_pooled_images(self) -> bool:
+        return True
 
     def product(self, p: Product) -> Terms:
         """A (batched) matrix product: one in the forward pass, two in the backward pass, each with the sum over its reduced axes."""
@@ -74,17 +75,6 @@ class OriginalRules:
     def elementwise(self, axes: Axes, pointwise: int) -> Terms:
         return (Compute(1.0 + pointwise, axes),)
 
-    def lookup_table(self, rows: Axes, features: int, vocabulary: int) -> Terms:
-        raise NotImplementedError("an embedding is a product here")
-
     def lstm(self, layers: int, steps: int) -> Terms:
         """All layers and steps as one product, batched over the layers: 4 gates, and a state beside the input."""
-        layer, step, batch, n, k = range(5)
-        return (
-            Compute(24.0, (layer, step, batch, n, k)),
-            Compute(36.0, (layer, step, batch, n)),
-            AllReduce(4.0, (layer, step, batch, n), (k,), "output sum"),
-            AllReduce(2.0, (layer, step, batch, k), (n,), "input gradient"),
-            AllReduce(8.0, (layer, n, k), (step, batch), "weight gradient", hides=True),
-            Feedback((batch, n), (batch, k), times=float(layers * steps)),
-        )
+        return self._lstm(layers, steps, 24.0, 1.0)

@@ -1,4 +1,4 @@
-"""How a layer's loops take part in it: what cost rules look at."""
+"""Shapes of layers as cost rules look at them: the parts that the loops take."""
 
 from typing import NamedTuple
 
@@ -34,6 +34,6 @@ class Image(NamedTuple):
 
     @property
     def reach(self) -> tuple[float, float]:
-        """How far a part's windows read beyond the part."""
+        """The rows and columns that a part's windows read beyond the part."""
         r, s = (max(w - step, 0) for w, step in zip(self.window, self.stride, strict=True))
         return float(r), float(s)

@@ -1,4 +1,4 @@
-"""What a layer's costs are made of. Each term is a line of arithmetic over all configurations of a node at once.
+"""The terms that a layer's costs are made of. Each term is a line of arithmetic over all configurations of a node at once.
 
 `words` and `flop` are per iteration of the axes named in `axes`: a term multiplies them by a device's share of these axes. `over` are the
 axes whose parts work together: the product of their splits is how many devices take part.
@@ -6,7 +6,6 @@ axes whose parts work together: the product of their splits is how many devices 
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 
@@ -36,26 +35,16 @@ class Shares:
         return self.lengths[:, axes].prod(axis=1)
 
     def group(self, axes: Axes) -> Costs:
-        """How many devices share out these axes."""
+        """The number of devices that share out these axes."""
         return self.splits[:, axes].prod(axis=1).astype(float)
 
     def near(self, axes: Axes) -> Costs:
-        """How many of them are in one node, where the first axis goes between nodes and the last axis inside."""
+        """The number of them in one node, where the first axis goes between nodes and the last axis inside."""
         if self.machine.devices_per_node is None:
             return self.group(axes)
         inner = np.cumprod(self.splits[:, ::-1], axis=1)[:, ::-1] / self.splits
         room = np.maximum(self.machine.devices_per_node // inner, 1)
         return np.minimum(self.splits, room)[:, axes].prod(axis=1).astype(float)
-
-
-class Term(Protocol):
-    """A part of a layer's cost. `kind` is what reports call it; `hides`: it can go on while the layer computes."""
-
-    kind: str
-    hides: bool
-
-    def cost(self, shares: Shares) -> Costs:
-        """Operations of a device, for each configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +62,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """The sum of `words` numbers for each iteration of `axes`, over all parts of the axes `over`; `times` over, in so many `messages`."""
+    """The sum of `words` numbers for each iteration of `axes`, over all parts of the axes `over`; `times` over, in this many `messages`."""
 
     words: float
     axes: Axes
@@ -140,3 +129,8 @@ class Feedback:
         written, read = shares.lengths[:, self.source], shares.lengths[:, self.target]
         common = np.where(shares.group(self.target) > shares.group(self.source), 0.0, np.minimum(written, read).prod(axis=1))
         return self.times * shares.machine.exchange((read.prod(axis=1) - common).clip(min=0.0), shares.devices)
+
+
+Term = Compute | AllReduce | Exchange | Halo | Feedback
+"""A part of a layer's cost. `kind` is what reports call it; `hides`: it can go on while the layer computes; `cost`: operations of a
+device, for each configuration of the node."""

@@ -4,7 +4,7 @@ They are few because every call of a kernel's function passes all of them, and e
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,8 @@ from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 
 Records = NDArray[np.void]
+Record = Any
+"""One of them, with the fields of their dtype."""
 Ints = NDArray[np.int32]
 Indices = NDArray[np.uint32]
 """Without a sign, so that no kernel asks whether to count from the end."""
@@ -27,7 +29,7 @@ def record(floats: str, ints: str = "", flags: str = "", indices: str = "") -> n
 
 # The *_from of ops and tensors are offsets into `Problem.lists`, up to that of the next record.
 _OP = record("compute_us tail_us least_us persistent_bytes working_bytes starting_bytes", "inputs_from outputs_from urgency pin")
-_TENSOR = record("bytes", "name_rank readers_from", indices="producer")
+_TENSOR = record("bytes home_bytes", "name_rank readers_from", indices="producer")
 _DEVICE = record("speed memory_bytes")
 _LINK = record("latency_us us_per_byte send_us send_us_per_byte receive_us receive_us_per_byte")
 _RULES = record("names", "", "charges parallel")
@@ -37,7 +39,7 @@ _ENTRY = record("first second", indices="item")
 _TRANSFER = record("request_us turn sent_us arrived_us", "left right root next sent", indices="tensor source target")
 _QUEUE = record("request_us turn", "first last")
 _CHANNEL = record("", flags="busy", indices="opened")
-_COPY = record("", "unread", "taken_in")
+_COPY = record("", "unread", "taken_in free")
 _DEVICE_STATE = record(
     "busy_us left_us held_bytes held_since_us peak_bytes peak_us",
     "ready_from ready waiting target readers urgency",
@@ -54,7 +56,7 @@ class Problem(NamedTuple):
     the longest first. `working_bytes`: held while the op runs, its tensors left out; `starting_bytes`: its tensors as well.
     `pin`: the device that it has to be on, or -1."""
     tensors: Records
-    """`name_rank`: by name among the tensors of its producer."""
+    """`home_bytes`: what it takes where it is made, beside persistent bytes. `name_rank`: by name among the tensors of its producer."""
     lists: Indices
     """The ops' inputs and outputs, the tensors' readers."""
     devices: Records
@@ -88,7 +90,8 @@ class State(NamedTuple):
     """The outgoing one of each device, then the incoming ones. Entry i of `opened`: the channel that was opened as number i for
     transfers to start at this instant."""
     copies: Records
-    """By tensor and device. `unread`: readers there that have not ended, on the producer's device with the transfers to others."""
+    """By tensor and device. `unread`: readers there that have not ended, on the producer's device with the transfers to others. `free`: the
+    transfer to there takes no time of links and devices."""
     devices: Records
     """`left_us`: the compute of its ops that have not started. `peak_us`: since when it held `peak_bytes`. `target`, `readers` and
     `urgency` are of the tensor in hand: the devices it goes to, and by device its readers there."""
@@ -106,7 +109,7 @@ def make_problem(graph: OpGraph, cluster: Cluster) -> Problem:
     ops["inputs_from"] = columns.inputs.begins
     ops["outputs_from"] = len(columns.inputs.items) + columns.outputs.begins
     tensors["readers_from"] = len(columns.inputs.items) + len(columns.outputs.items) + columns.readers.begins
-    _fill(tensors, bytes=columns.tensor_bytes, producer=columns.producer)
+    _fill(tensors, bytes=columns.tensor_bytes, home_bytes=columns.home_bytes, producer=columns.producer)
     for outputs in graph.outputs:
         if len(outputs) > 1:
             tensors["name_rank"][sorted(outputs, key=lambda t: graph.tensors[t].name)] = np.arange(len(outputs))
@@ -120,17 +123,17 @@ def make_problem(graph: OpGraph, cluster: Cluster) -> Problem:
     ops["pin"] = -1
     ops["pin"][list(graph.pins)] = list(graph.pins.values())
     ops["starting_bytes"] = ops["working_bytes"]
-    np.add.at(ops["starting_bytes"], tensors["producer"][:-1], tensors["bytes"][:-1])
+    np.add.at(ops["starting_bytes"], tensors["producer"][:-1], tensors["home_bytes"][:-1])
     devices = np.zeros(len(cluster), _DEVICE)
-    limits = [np.inf if d.memory_bytes is None else d.memory_bytes for d in cluster.devices]
-    _fill(devices, speed=[d.speed for d in cluster.devices], memory_bytes=limits)
-    table = [[tuple(getattr(link, name) for name in _LINK.names) for link in row] for row in cluster.link_table()]
+    names = _LINK.names or ()
+    _fill(devices, speed=[d.speed for d in cluster.devices], memory_bytes=cluster.rooms)
+    table = [[tuple(getattr(link, name) for name in names) for link in row] for row in cluster.link_table()]
     links = np.array(table, _LINK)
     rules = np.zeros(1, _RULES)
     rules["names"] = max(map(len, graph.outputs), default=0)
     ops["urgency"] = np.unique(-ops["tail_us"], return_inverse=True)[1]
     ops["least_us"] = ops["tail_us"] / devices["speed"].max()
-    rules["charges"] = any(np.any(links[name]) for name in _LINK.names[2:])
+    rules["charges"] = any(np.any(links[name]) for name in names[2:])
     rules["parallel"] = cluster.parallel_transfers
     items = np.concatenate([part.items for part in lists]).astype(np.uint32)
     return Problem(ops, tensors, items, devices, links, rules)
@@ -157,6 +160,6 @@ def make_state(problem: Problem) -> State:
     )
 
 
-def _fill(records: Records, **columns: Sequence[float] | Floats) -> None:
+def _fill(records: Records, **columns: Sequence[float] | Floats | NDArray[np.int64]) -> None:
     for name, values in columns.items():
         records[name][: len(values)] = values

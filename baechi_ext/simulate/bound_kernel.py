@@ -3,13 +3,14 @@
 A head is a time before which an op cannot start, a tail a time that has to follow its end. A cell is a set of ops that share a device.
 """
 
-import heapq
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from baechi_ext.simulate.jit import allocating_kernel as kernel
+from baechi_ext.simulate.jit import allocating_kernel, allocating_part
+from baechi_ext.simulate.nearby_kernel import nearby
+from baechi_ext.simulate.one_machine_kernel import one_machine
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -17,6 +18,11 @@ Ints = NDArray[np.int64]
 
 _CROWDS = 64
 """Larger crowds hardly differ from the sum of all over the number of places."""
+
+
+_MOST_NEAR, _FEWEST_NEAR, _NEAR_OPS = 256, 16, 160_000
+"""The relatives of an op that are considered: at most the first, and what comes to the last for all ops; none where that is fewer than
+the second, as so few raise no bound by more than a hair."""
 
 
 class Relaxed(NamedTuple):
@@ -31,8 +37,11 @@ class Relaxed(NamedTuple):
     order: Ints
     before: Ints
     before_from: Ints
+    before_lag_us: Floats
     after: Ints
     after_from: Ints
+    after_lag_us: Floats
+    """Beside each op before or after: the least time from the end of one to the start of the other on two devices."""
     # Of edges: (source, target), and the least time from the source's start to the target's end on two devices.
     source: Ints
     target: Ints
@@ -54,11 +63,17 @@ class View(NamedTuple):
     """The op's time on the fastest device that can hold its cell."""
 
 
-@kernel
+@allocating_kernel
 def bound(p: Relaxed, fold_ops: int, deep_ops: int) -> float:
     """The largest of all bounds: work is folded in graphs of up to `fold_ops` ops, again under each assumption up to `deep_ops`."""
     n = len(p.order)
-    view, _ = look(p, p.cell, np.zeros(n), np.zeros(n), n <= fold_ops)
+    head, tail = np.zeros(n), np.zeros(n)
+    most = min(_MOST_NEAR, _NEAR_OPS // n)
+    if p.num_devices > 1 and most >= _FEWEST_NEAR:
+        work, _ = times(p, p.cell)
+        head = nearby(p.order, (p.before, p.before_from, p.before_lag_us), work, p.cell, most)
+        tail = nearby(p.order[::-1], (p.after, p.after_from, p.after_lag_us), work, p.cell, most)
+    view, _ = look(p, p.cell, head, tail, n <= fold_ops)
     low = value(p, p.cell, view)
     if not np.isfinite(low):
         return longest(view)
@@ -70,7 +85,7 @@ def bound(p: Relaxed, fold_ops: int, deep_ops: int) -> float:
         inside = between(p, view, low, high)
         if high <= low * (1 + p.rounding) or (len(inside) == 0 and not deep):
             break
-        middle = (low + high) / 2 if deep else np.median(inside)
+        middle = (low + high) / 2 if deep else median(inside)
         reached = refute(p, view, middle, deep)
         if reached > middle:
             low = max(low, min(reached, high))
@@ -79,7 +94,7 @@ def bound(p: Relaxed, fold_ops: int, deep_ops: int) -> float:
     return max(low, min(refute(p, view, low, deep), high))
 
 
-@kernel
+@allocating_part
 def between(p: Relaxed, view: View, low: float, high: float) -> Floats:
     """The times, strictly between two others, that crossing an edge implies."""
     found = np.empty(len(p.source))
@@ -92,13 +107,13 @@ def between(p: Relaxed, view: View, low: float, high: float) -> Floats:
     return found[:count]
 
 
-@kernel
+@allocating_part
 def refute(p: Relaxed, view: View, limit: float, deep: bool) -> float:
     """A time up to which the reasons hold for which no step ends within `limit`; `limit` itself, or less, where there are none.
 
     An edge that takes longer to cross than there is time joins the cells of its ends; so there are fewer and longer ones.
     """
-    parent = np.arange(p.cell.max() + 1)
+    parent = np.arange(len(p.cell))
     nearest = np.inf
     head, tail = view.head, view.tail
     while True:
@@ -125,7 +140,7 @@ def refute(p: Relaxed, view: View, limit: float, deep: bool) -> float:
         head, tail = seen.head, seen.tail
 
 
-@kernel
+@allocating_part
 def root(parent: Ints, c: int) -> int:
     while parent[c] != c:
         parent[c] = parent[parent[c]]
@@ -133,7 +148,7 @@ def root(parent: Ints, c: int) -> int:
     return c
 
 
-@kernel
+@allocating_part
 def look(p: Relaxed, cell: Ints, head: Floats, tail: Floats, fold: bool) -> tuple[View, bool]:
     """Heads and tails at least as large as those given, and whether each cell fits on some device."""
     work, fits = times(p, cell)
@@ -149,7 +164,7 @@ def look(p: Relaxed, cell: Ints, head: Floats, tail: Floats, fold: bool) -> tupl
     return View(head, tail, work), fits
 
 
-@kernel
+@allocating_part
 def times(p: Relaxed, cell: Ints) -> tuple[Floats, bool]:
     """Each op's time on the fastest device that can hold its cell (the fastest of all where none can, and then False)."""
     n = len(cell)
@@ -174,7 +189,7 @@ def times(p: Relaxed, cell: Ints) -> tuple[Floats, bool]:
     return work, fits
 
 
-@kernel
+@allocating_part
 def chain(order: Ints, before: Ints, before_from: Ints, work: Floats, least: Floats) -> Floats:
     """For each op, the longest chain that ends where it starts; at least `least`."""
     head = least.copy()
@@ -185,7 +200,7 @@ def chain(order: Ints, before: Ints, before_from: Ints, work: Floats, least: Flo
     return head
 
 
-@kernel
+@allocating_part
 def folded(order: Ints, edges: tuple[Ints, Ints], head: Floats, work: Floats, load: Floats, cell: Ints) -> Floats:
     """Heads raised by all that has to be done before: the work of all ancestors, by all devices; that of each cell, by one device.
 
@@ -203,7 +218,8 @@ def folded(order: Ints, edges: tuple[Ints, Ints], head: Floats, work: Floats, lo
         v = order[i]
         for j in range(before_from[v], before_from[v + 1]):
             u = before[j]
-            ancestor[i, :] |= ancestor[rank[u], :]
+            for k in range(rank[u]):
+                ancestor[i, k] |= ancestor[rank[u], k]
             ancestor[i, rank[u]] = True
             raised[v] = max(raised[v], raised[u] + work[u])
         done = 0.0
@@ -220,7 +236,7 @@ def folded(order: Ints, edges: tuple[Ints, Ints], head: Floats, work: Floats, lo
     return raised
 
 
-@kernel
+@allocating_part
 def longest(view: View) -> float:
     """The longest chain."""
     found = 0.0
@@ -229,7 +245,7 @@ def longest(view: View) -> float:
     return found
 
 
-@kernel
+@allocating_part
 def value(p: Relaxed, cell: Ints, view: View) -> float:
     """The time of the step if cells are what shares a device; infinite where they do not fit into memory."""
     n = len(cell)
@@ -263,10 +279,10 @@ def value(p: Relaxed, cell: Ints, view: View) -> float:
     return max(found, crowded(sums[:count], p.num_devices))
 
 
-@kernel
+@allocating_part
 def crowded(sizes: Floats, places: int) -> float:
-    """What the fullest of so many equal places holds at the least: of j * places + 1 items, j + 1 stand in one place."""
-    ordered = np.sort(sizes)[::-1]
+    """A lower bound on what the fullest of this many equal places holds: of j * places + 1 items, j + 1 stand in one place."""
+    ordered = ascending(sizes)[::-1]
     found = 0.0
     j = 1
     while j <= _CROWDS and j * places < len(ordered):
@@ -276,28 +292,13 @@ def crowded(sizes: Floats, places: int) -> float:
     return found
 
 
-@kernel
-def one_machine(by_head: Ints, head: Floats, work: Floats, tail: Floats) -> float:
-    """The optimum of one machine that may interrupt its ops: at any time the one with the longest tail of those there are."""
-    heap = [(0.0, 0)]
-    heap.pop()
-    left = np.zeros(len(by_head))
-    now = 0.0
-    found = 0.0
-    i = 0
-    while i < len(by_head) or len(heap) > 0:
-        if len(heap) == 0:
-            now = max(now, head[by_head[i]])
-        while i < len(by_head) and head[by_head[i]] <= now:
-            left[i] = work[by_head[i]]
-            heapq.heappush(heap, (-tail[by_head[i]], i))
-            i += 1
-        _, j = heap[0]
-        if i < len(by_head) and now + left[j] > head[by_head[i]]:
-            left[j] -= head[by_head[i]] - now
-            now = head[by_head[i]]
-        else:
-            now += left[j]
-            heapq.heappop(heap)
-            found = max(found, now + tail[by_head[j]])
-    return found
+@allocating_part
+def ascending(values: Floats) -> Floats:
+    """Sorted by what sorts heads and tails already: `np.sort` and `np.median` are seconds more to compile."""
+    return values[np.argsort(values, kind="mergesort")]
+
+
+@allocating_part
+def median(values: Floats) -> float:
+    ordered, half = ascending(values), len(values) // 2
+    return ordered[half] if len(values) % 2 == 1 else (ordered[half - 1] + ordered[half]) / 2

@@ -1,9 +1,12 @@
 """Kernels: functions compiled by numba that hold no interpreter lock, kept on disk between processes.
 
-Numba compiles a cached function again when its own file changed, and overlooks changes in what it calls. So the cache has a folder
-for each state of all kernel files together: those named *kernel.py.
+Set-up compiles them ahead of time (`baechi_ext.place.kernels`); what is not there is compiled at its first call. The name of the folder
+says what they are made of: all kernel files, those named *kernel.py, and the numba, Python and processor that they are for. So it never
+holds what is out of date, and may be moved with the package; numba's own caches go by paths and dates, and overlook changes in what a
+function calls.
 """
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -14,51 +17,49 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
-from numba.core import event, types
+from numba.core import caching, event, types
+from numba.core.registry import cpu_target
 
-F = TypeVar("F", bound=Callable)
-
-
+F = TypeVar("F", bound=Callable[..., Any])
+_njit: Any = numba.njit
+_caching: Any = caching
+"""Untyped: numba declares neither all options nor the parts of its cache."""
 _OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False}
 """Kernels allocate nothing, so they need no reference counts (NRT); those cost more than the simulation itself."""
+_ALLOCATING = {"nogil": True}
+_CALLED_BY_KERNELS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+"""Without an entry for Python a function takes a third less to compile."""
 
 
-def kernel(function: F, **options: bool) -> F:
-    """`function`, compiled at its first call or loaded from the cache; compiled in each process where no folder can be written.
+def kernel(function: F) -> F:
+    """`function`, loaded from the cache or compiled at its first call; in each process where no folder can be written.
 
     It cannot make arrays.
     """
-    return _compiled(function, {**_OPTIONS, **options})
+    return cast(F, _kept(_njit(**_OPTIONS)(function)))
 
 
 def allocating_kernel(function: F) -> F:
     """The same for functions that make arrays."""
-    return _compiled(function, {"nogil": True})
+    return cast(F, _kept(_njit(**_ALLOCATING)(function)))
 
 
-def _compiled(function: F, options: dict[str, object]) -> F:
-    folder = cache_folder()
-    if folder is None:
-        return numba.njit(**options)(function)
-    given = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(folder)
-    try:
-        return numba.njit(cache=True, **options)(function)
-    finally:
-        numba.config.CACHE_DIR = given
+def part(function: F) -> F:
+    """A kernel's part, called by kernels alone; the cache has it as a part of them."""
+    return cast(F, _of_wide_integers(_njit(**_OPTIONS, **_CALLED_BY_KERNELS)(function)))
+
+
+def allocating_part(function: F) -> F:
+    """The same for functions that make arrays."""
+    return cast(F, _of_wide_integers(_njit(**_ALLOCATING, **_CALLED_BY_KERNELS)(function)))
 
 
 def inlined(function: F) -> F:
     """A kernel's part that is compiled into its callers: for what is called all the time."""
-    return kernel(function, forceinline=True)
-
-
-def part(function: F) -> F:
-    """A kernel's part that is called by kernels alone: without an entry for Python it takes a third less to compile."""
-    return _of_wide_integers(kernel(function, no_cpython_wrapper=True, no_cfunc_wrapper=True))
+    return cast(F, _of_wide_integers(_njit(**_OPTIONS, **_CALLED_BY_KERNELS, forceinline=True)(function)))
 
 
 def _of_wide_integers(dispatcher: Any) -> Any:
@@ -66,17 +67,58 @@ def _of_wide_integers(dispatcher: Any) -> Any:
     template_for = dispatcher.get_call_template
 
     def get_call_template(args: Sequence[types.Type], kws: Mapping[str, types.Type]) -> Any:
-        return template_for([types.int64 if isinstance(types.unliteral(t), types.Integer) else t for t in args], kws)
+        return template_for([types.int64 if isinstance(t, types.Integer) else t for t in map(types.unliteral, args)], kws)
 
     dispatcher.get_call_template = get_call_template
     return dispatcher
 
 
+class _Locator(_caching._CacheLocator):  # type: ignore[misc]  # untyped
+    """Finds each kernel in the one folder of all, whatever the path and date of its own file."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._module = function.__module__
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any], _: str) -> "_Locator":
+        return cls(function)
+
+    def get_cache_path(self) -> str:
+        return str(cache_folder())
+
+    def get_source_stamp(self) -> str:
+        return Path(self.get_cache_path()).name
+
+    def get_disambiguator(self) -> str:
+        return self._module
+
+
+class _Format(_caching.CompileResultCacheImpl):  # type: ignore[misc]
+    _locator_classes = [_Locator]
+
+
+class _Cache(_caching.FunctionCache):  # type: ignore[misc]
+    _impl_class = _Format
+
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        with contextlib.suppress(OSError):  # a folder that came with the package cannot be written everywhere
+            super().save_overload(signature, compiled)
+
+
+def _kept(dispatcher: Any) -> Any:
+    if cache_folder() is not None and dispatcher.py_func.__module__.endswith("kernel"):  # what the folder's name speaks of
+        dispatcher._cache = _Cache(dispatcher.py_func)
+    return dispatcher
+
+
 @cache
 def cache_folder() -> Path | None:
-    """Where compiled kernels are kept: NUMBA_CACHE_DIR, else beside the sources, else the user's cache; None where none is writable."""
-    name = f"kernels-{_digest()}"
-    return next((folder / name for folder in _candidates() if _is_writable(folder / name)), None)
+    """Where compiled kernels are kept: NUMBA_CACHE_DIR, else beside the sources, else the user's cache; None where none is writable.
+
+    Where they are all there it need not be.
+    """
+    folders = [folder / f"kernels-{_digest()}" for folder in _candidates()]
+    return next((folder for folder in folders if _is_filled(folder) or _is_writable(folder)), None)
 
 
 _compiling = event.TimingListener()
@@ -120,24 +162,28 @@ event.register("numba:compile", _InterruptedAfterwards())  # behind the clock, w
 
 
 def compiling_seconds() -> float:
-    """What this process has compiled for so far; loading from the cache is not in it."""
+    """Time that this process has spent on compiling so far; loading from the cache is not in it."""
     return _compiling.duration if _compiling.done else 0.0
 
 
 def is_first_use() -> bool:
-    """Whether no kernel is kept yet, so that what runs next has to be compiled: some ten seconds each for bound, simulator and search."""
+    """True if no kernel is kept yet, so that what runs next has to be compiled: some ten seconds each for bound, scheduler and search."""
     folder = cache_folder()
-    return folder is None or not any(folder.iterdir())
+    return folder is None or not _is_filled(folder)
 
 
 def _candidates() -> Iterator[Path]:
-    if numba.config.CACHE_DIR:
-        yield Path(numba.config.CACHE_DIR)
+    if given := getattr(numba.config, "CACHE_DIR", ""):
+        yield Path(given)
         return
     yield Path(__file__).parent / "__pycache__"
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if os.path.isabs(home):
         yield Path(home) / "baechi-ext"
+
+
+def _is_filled(folder: Path) -> bool:
+    return any(folder.glob("*.nbi"))
 
 
 def _is_writable(folder: Path) -> bool:
@@ -150,6 +196,8 @@ def _is_writable(folder: Path) -> bool:
 
 
 def _digest() -> str:
+    """The digest of the kernel files, of this one, which says how to compile them, and of whose machine code that is."""
     package = Path(__file__).parent.parent
-    contents = [path.read_bytes() for path in sorted(package.rglob("*kernel.py"))]
-    return hashlib.sha256(b"\0".join(contents)).hexdigest()[:16]
+    contents = [path.read_bytes() for path in (Path(__file__), *sorted(package.rglob("*kernel.py")))]
+    target = (numba.__version__, sys.implementation.cache_tag, cpu_target.target_context.codegen().magic_tuple())
+    return hashlib.sha256(b"\0".join([repr(target).encode(), *contents])).hexdigest()[:16]

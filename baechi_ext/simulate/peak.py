@@ -1,14 +1,33 @@
 """The memory of a simulated step: what each device holds when, and the most at one instant."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from baechi_ext.simulate.timeline import Timeline
+from baechi_ext.ir.columns import sums_by
+from baechi_ext.ir.op_graph import OpGraph
 
 COPY, TENSOR, WORKING = range(3)
-"""What is held: a received copy, a tensor where it is produced, what an op needs only while it runs."""
+"""Kinds of what is held: a received copy, a tensor where it is produced, what an op needs only while it runs."""
+
+
+class Simulated(Protocol):
+    """The fields of a `Timeline` that say what is held."""
+
+    @property
+    def graph(self) -> OpGraph: ...
+    @property
+    def placement(self) -> Sequence[int]: ...
+    @property
+    def busy_us(self) -> Sequence[float]: ...
+    @property
+    def start_us(self) -> Sequence[float]: ...
+    @property
+    def end_us(self) -> Sequence[float]: ...
+    @property
+    def transfers(self) -> Sequence[Any]: ...
 
 
 class Holdings(NamedTuple):
@@ -28,28 +47,36 @@ class Holdings(NamedTuple):
         return Holdings(*(column[here] for column in self))
 
     def course(self, base: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """When the sum of `base` and all entries changes, and what it is from then on; what ends is given back first."""
+        """The times at which the sum of `base` and all entries changes, and the sums from then on; what ends is given back first."""
         changes = np.concatenate([self.bytes, -self.bytes])
         begins = np.repeat([1, 0], len(self.bytes))
         at_us = np.concatenate([self.since_us, self.until_us])
         order = np.lexsort((changes, begins, at_us))
         return np.concatenate([[0.0], at_us[order]]), np.cumsum(np.concatenate([[base], changes[order]]))
 
+    def at_peak(self, base: float = 0.0) -> tuple[float, list[tuple[int, int, float]]]:
+        """The first instant at which the sum of `base` and all entries is the largest; kind, item and bytes of what is held then."""
+        at_us, bytes_then = self.course(base)
+        peak_us = float(at_us[bytes_then.argmax()])
+        live = (self.since_us <= peak_us) & (self.until_us > peak_us)
+        columns = (column[live].tolist() for column in (self.kind, self.item, self.bytes))
+        return peak_us, list(zip(*columns, strict=True))
 
-def peak_memory_bytes(timeline: Timeline) -> tuple[int | float, ...]:
+
+def peak_memory_bytes(timeline: Simulated) -> tuple[int | float, ...]:
     """Peak bytes per device of a timeline (docs/simulator.md, "Memory")."""
     held = holdings(timeline)
     peaks = [float(held.of(d).course(base)[1].max()) for d, base in enumerate(persistent_bytes(timeline))]
     return tuple(int(peak) if peak.is_integer() else peak for peak in peaks)
 
 
-def persistent_bytes(timeline: Timeline) -> NDArray[np.float64]:
-    """What each device holds for the whole step."""
-    return np.bincount(np.array(timeline.placement, np.int64), timeline.graph.columns.persistent_bytes, len(timeline.busy_us))
+def persistent_bytes(timeline: Simulated) -> NDArray[np.float64]:
+    """Bytes that each device holds for the whole step."""
+    return sums_by(np.array(timeline.placement, np.int64), timeline.graph.columns.persistent_bytes, len(timeline.busy_us))
 
 
-def holdings(timeline: Timeline) -> Holdings:
-    """What devices hold beside persistent bytes."""
+def holdings(timeline: Simulated) -> Holdings:
+    """All that devices hold beside persistent bytes."""
     columns, k = timeline.graph.columns, len(timeline.busy_us)
     place = np.array(timeline.placement, np.int64)
     start, end = np.array(timeline.start_us), np.array(timeline.end_us)
@@ -69,7 +96,7 @@ def holdings(timeline: Timeline) -> Holdings:
         device=np.concatenate([target, home, place]),
         since_us=np.concatenate([sent_us, start[columns.producer], start]),
         until_us=np.concatenate([last, until, end]),
-        bytes=np.concatenate([columns.tensor_bytes[tensor], columns.tensor_bytes, columns.working_bytes()]),
+        bytes=np.concatenate([columns.tensor_bytes[tensor], columns.home_bytes, columns.working_bytes()]),
         kind=np.repeat([COPY, TENSOR, WORKING], [len(tensor), len(home), len(place)]),
         item=np.concatenate([tensor, np.arange(len(home)), np.arange(len(place))]),
     )

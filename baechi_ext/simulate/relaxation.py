@@ -17,6 +17,12 @@ the greatest speed of any device that can hold the op. The bound is the largest 
    and v share a device, and their cells are one. With these cells, 1 to 5 may exceed the limit, or a cell may fit on no
    device; then no step ends within the limit. (Destructive improvement; Klein and Scholl, EJOR 1999.) This is how memory that
    forces a graph apart, and transfers that keep it together, raise the bound.
+7. Near relatives. Suppose that v starts at s. An ancestor u that is not on v's device is followed, on each path to v, by a transfer to
+   another device: the time from its end to s is at least that of the path's ops up to a transfer's end and, once the path has come to
+   v's device, all after it; so the least of these over the path's edges, and the most of that over paths. The ancestors for which h + p +
+   that is beyond s precede v on one device, each followed by its path: the optimum of that machine, as in 2, is at most s. The least
+   s that contradicts none of it is a head of v. Backwards it is a tail. (After Papadimitriou and Yannakakis, SIAM J. Computing 19, 1990,
+   and Al-Mouhamed, IEEE Trans. Software Engineering 16, 1990.) Any part of the ancestors and paths will do: the latest are looked at.
 
 The simulator's times are sums of floats. Each addition is off by at most half a last digit, so a sum of n terms by n times that; the
 bound is lowered by more than this, and what is compared with a limit must exceed it by more.
@@ -29,7 +35,6 @@ import numpy as np
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.simulate.bound_kernel import Relaxed, bound
-from baechi_ext.simulate.holding import live_bytes
 
 _FOLD_OPS, _DEEP_OPS = 2_000, 200
 _THOROUGH_FOLD_OPS, _THOROUGH_DEEP_OPS = 8_000, 1_000
@@ -40,7 +45,7 @@ def lower_bound_us(graph: OpGraph, cluster: Cluster, *, thorough: bool = False) 
     """No valid plan for `graph` on `cluster` simulates faster than this, in microseconds.
 
     Heads are folded (5) in graphs of up to 2,000 ops, and under each limit (6) again up to 200; with `thorough` up to 8,000 and
-    1,000, which may take seconds. Where no plan is valid, a number that means nothing.
+    1,000, which may take seconds. Near relatives (7) count in graphs of up to 10,000. Where no plan is valid, a number that means nothing.
     """
     if not graph.ops:
         return 0.0
@@ -56,19 +61,24 @@ def _relaxed(graph: OpGraph, cluster: Cluster) -> Relaxed:
     read, target = columns.readers.owners, columns.readers.items
     source, compute = columns.producer[read], columns.compute_us
     speed, memory = _kinds(cluster)
+    by_target, by_source = np.argsort(target, kind="stable"), np.argsort(source, kind="stable")
+    size, nothing = columns.tensor_bytes[read], np.zeros(len(read))
+    lag = _crossing_us(cluster, nothing, nothing, size, received=False)
     return Relaxed(
         compute_us=compute,
         persistent_bytes=columns.persistent_bytes,
-        live_bytes=live_bytes(graph),
+        live_bytes=graph.columns.charged_bytes(),
         cell=_cells(graph, one=k == 1),
         order=order,
-        before=source[np.argsort(target, kind="stable")],
+        before=source[by_target],
         before_from=_offsets(target, n),
-        after=target[np.argsort(source, kind="stable")],
+        before_lag_us=lag[by_target],
+        after=target[by_source],
         after_from=_offsets(source, n),
+        after_lag_us=lag[by_source],
         source=source,
         target=target,
-        crossing_us=_crossing_us(cluster, compute[source], compute[target], columns.tensor_bytes[read]),
+        crossing_us=_crossing_us(cluster, compute[source], compute[target], size),
         kind_speed=speed,
         kind_bytes=memory,
         total_speed=sum(d.speed for d in cluster.devices),
@@ -97,22 +107,27 @@ def _offsets(ends: np.ndarray, n: int) -> np.ndarray:
 def _kinds(cluster: Cluster) -> tuple[np.ndarray, np.ndarray]:
     """(speeds, bytes) of the devices that no other exceeds in both, fastest first."""
     best: list[tuple[float, float]] = []
-    limits = [(d.speed, np.inf if d.memory_bytes is None else float(d.memory_bytes)) for d in cluster.devices]
-    for speed, memory in sorted(limits, key=lambda kind: (-kind[0], -kind[1])):
+    kinds = zip((d.speed for d in cluster.devices), cluster.rooms, strict=True)
+    for speed, memory in sorted(kinds, key=lambda kind: (-kind[0], -kind[1])):
         if not best or memory > best[-1][1]:
             best.append((speed, memory))
     return np.array([speed for speed, _ in best]), np.array([memory for _, memory in best])
 
 
-def _crossing_us(cluster: Cluster, before_us: np.ndarray, after_us: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """For each edge, the least time from its source's start to its target's end over all pairs of different devices."""
+def _crossing_us(
+    cluster: Cluster, before_us: np.ndarray, after_us: np.ndarray, size: np.ndarray, *, received: bool = True
+) -> np.ndarray:
+    """For each edge, the least time from its source's start to its target's end over all pairs of different devices.
+
+    Unless `received`, without what receiving takes from the target's device.
+    """
     table, k = cluster.link_table(), len(cluster)
     pairs = set()
     for i in range(k):
         for j in chain(range(i), range(i + 1, k)):
             link = table[i][j]
-            fixed = link.latency_us + link.send_us + link.receive_us
-            per_byte = link.us_per_byte + link.send_us_per_byte + link.receive_us_per_byte
+            fixed = link.latency_us + link.send_us + link.receive_us * received
+            per_byte = link.us_per_byte + link.send_us_per_byte + link.receive_us_per_byte * received
             pairs.add((1 / cluster.devices[i].speed, 1 / cluster.devices[j].speed, fixed, per_byte))
     if len(pairs) > _MOST_PAIRS:
         pairs = {tuple(map(min, zip(*pairs, strict=True)))}

@@ -1,7 +1,9 @@
-"""The simulator, compiled: event for event what `engine` does, with the memory of each device kept while time passes.
+"""The simulator, compiled: the rules of docs/simulator.md, with the memory of each device kept while time passes.
 
-Ties are broken as there, by the same keys. Memory needs no list of intervals: what starts and what ends at one instant only changes
-what is held from this instant on, so a device's peak is the most it holds between two instants.
+A device runs one op at a time; an idle one starts the best ready op (smallest priority, then earliest ready; without priorities earliest
+ready, then longest compute-only path to the end); a tensor is sent once per destination, when its producer ends; all events of one
+instant are handled before any decision of that instant. Memory needs no list of intervals: what starts and what ends at one instant only
+changes what is held from this instant on, so a device's peak is the most it holds between two instants.
 
 What takes the time is branches that no processor foresees. So the inner loops choose among values, read before they are chosen,
 where the compiler needs no branch for it, and indices have no sign where they are loaded.
@@ -9,7 +11,7 @@ where the compiler needs no branch for it, and indices have no sign where they a
 
 import numpy as np
 
-from baechi_ext.simulate.arrays import Problem, Records, State
+from baechi_ext.simulate.arrays import Problem, Record, Records, State
 from baechi_ext.simulate.jit import inlined, kernel
 
 
@@ -86,8 +88,8 @@ def _reset(p: Problem, s: State) -> None:
 
 
 @inlined
-def _hold(device: Records, size: float, now: float) -> None:
-    """The device holds so many bytes more, or less, from now on."""
+def _hold(device: Record, size: float, now: float) -> None:
+    """The device holds this many bytes more, or less, from now on."""
     if device.held_since_us != now:
         if device.held_bytes > device.peak_bytes:
             device.peak_bytes, device.peak_us = device.held_bytes, device.held_since_us
@@ -140,7 +142,7 @@ def _pop(heap: Records, base: int, size: int) -> None:
 
 
 @inlined
-def _is_before(entry: Records, first: float, second: float, item: int) -> bool:
+def _is_before(entry: Record, first: float, second: float, item: int) -> bool:
     if entry.first != first:
         return entry.first < first
     if entry.second != second:
@@ -202,14 +204,14 @@ def _with_device_charges(p: Problem, s: State, v: int, duration: float) -> float
         if source != d and not copy.taken_in:
             copy.taken_in = True
             link = p.links[source, d]
-            duration += link.receive_us + p.tensors[t].bytes * link.receive_us_per_byte
+            duration += 0.0 if copy.free else link.receive_us + p.tensors[t].bytes * link.receive_us_per_byte
     sending = 0.0
     for i in range(p.ops[v].outputs_from, p.ops[v + 1].outputs_from):
         t = p.lists[i]
         for j in range(_find_targets(p, s, t)):
             target = s.devices[j].target
             link = p.links[d, target]
-            sending += link.send_us + p.tensors[t].bytes * link.send_us_per_byte
+            sending += 0.0 if s.copies[t * k + target].free else link.send_us + p.tensors[t].bytes * link.send_us_per_byte
             s.devices[target].readers = 0
         s.devices[d].readers = 0
     return duration + sending
@@ -226,7 +228,8 @@ def _end_op(p: Problem, s: State, v: int, now: float) -> None:
     for i in range(p.ops[v].inputs_from, p.ops[v + 1].inputs_from):
         t = p.lists[i]
         copy = s.copies[t * k + d]
-        unread, size = copy.unread - 1, p.tensors[t].bytes
+        tensor, unread = p.tensors[t], copy.unread - 1
+        size = tensor.home_bytes if s.placement[tensor.producer] == d else tensor.bytes
         copy.unread = unread
         freed += size if unread == 0 else 0.0
     _hold(device, -freed, now)
@@ -235,7 +238,7 @@ def _end_op(p: Problem, s: State, v: int, now: float) -> None:
         count = _find_targets(p, s, t)
         s.copies[t * k + d].unread = device.readers + count
         if device.readers + count == 0:
-            _hold(device, -p.tensors[t].bytes, now)
+            _hold(device, -p.tensors[t].home_bytes, now)
         if device.readers > 0:
             device.readers = 0
             _arrive(p, s, t, d, now)
@@ -247,7 +250,7 @@ def _end_op(p: Problem, s: State, v: int, now: float) -> None:
 
 @inlined
 def _find_targets(p: Problem, s: State, t: int) -> int:
-    """How many devices besides its own tensor t goes to: the `target` of the first so many devices, in order.
+    """The number of devices besides its own that tensor t goes to: they are the first entries of `target`, in order.
 
     Each device's `readers` counts the readers there and `urgency` is the least of theirs. The caller sets `readers` of
     these devices and of the producer's back to 0.
@@ -293,7 +296,7 @@ def _request(p: Problem, s: State, t: int, target: int, now: float) -> None:
     copy.taken_in = False
     s.devices[target].readers = 0
     link = p.links[source, target]
-    duration = link.latency_us + p.tensors[t].bytes * link.us_per_byte
+    duration = 0.0 if copy.free else link.latency_us + p.tensors[t].bytes * link.us_per_byte
     transfer.tensor, transfer.source, transfer.target, transfer.request_us = t, source, target, now
     rank = float(s.devices[target].urgency) * len(s.placement) + v
     transfer.turn = (rank * k + target) * p.rules[0].names + p.tensors[t].name_rank
@@ -335,7 +338,7 @@ def _deliver(p: Problem, s: State, x: int, now: float) -> None:
     copy = s.copies[t * k + source]
     copy.unread -= 1
     if copy.unread == 0:
-        _hold(s.devices[source], -p.tensors[t].bytes, now)
+        _hold(s.devices[source], -p.tensors[t].home_bytes, now)
     _arrive(p, s, t, s.transfers[x].target, now)
 
 
@@ -389,7 +392,7 @@ def _first_free_pair(s: State) -> int:
 
 
 @inlined
-def _wait(transfers: Records, queue: Records, x: int) -> None:
+def _wait(transfers: Records, queue: Record, x: int) -> None:
     """Transfer x, which was requested last of all, joins a queue."""
     transfer = transfers[x]
     transfer.left = transfer.right = transfer.next = -1
@@ -407,7 +410,7 @@ def _wait(transfers: Records, queue: Records, x: int) -> None:
 
 
 @inlined
-def _leave(transfers: Records, queue: Records) -> int:
+def _leave(transfers: Records, queue: Record) -> int:
     """Takes the first transfer out of a queue."""
     first = transfers[queue.first]
     x = first.root
@@ -422,13 +425,13 @@ def _leave(transfers: Records, queue: Records) -> int:
 
 
 @inlined
-def _show(queue: Records, first: Records) -> None:
+def _show(queue: Record, first: Record) -> None:
     """The queue shows what its first transfer is compared by."""
     queue.request_us, queue.turn = first.request_us, first.turn
 
 
 @inlined
-def _precedes(x: Records, y: Records) -> bool:
+def _precedes(x: Record, y: Record) -> bool:
     if x.request_us != y.request_us:
         return x.request_us < y.request_us
     return x.turn < y.turn

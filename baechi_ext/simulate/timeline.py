@@ -78,7 +78,7 @@ class Timeline:
         return tuple(reversed(path))
 
     def to_json(self) -> dict[str, Any]:
-        """What `baechi simulate --json` prints, violations apart."""
+        """The output of `baechi simulate --json`, violations apart."""
         return {
             "makespan_us": self.makespan_us,
             "busy_us": list(self.busy_us),

@@ -1,16 +1,14 @@
-"""The annealing against optima known by hand or by exhaustive search, and as a program."""
+"""The annealing against optima known by hand or by exhaustive search, and in a process of its own."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from baechi_ext.ir.check import placement_violations
+from baechi_ext.ir.plan import placement_violations
 from baechi_ext.simulate import lower_bound_us, simulate
-from benchmarks.anneal import anneal
+from benchmarks.anneal import anneal, annealed
 from benchmarks.families import TUNING, Case
+from benchmarks.runner import in_fresh_process
 from tests.place.instances import HAND_MADE, Instance
 
 TRIED = 4000
@@ -42,13 +40,11 @@ def test_the_same_again() -> None:
     assert first.evaluations == pytest.approx(500, abs=110)
 
 
-def test_the_program_keeps_to_its_time(tmp_path: Path) -> None:
-    case = SMALL[0]
-    case.graph.save(tmp_path / "graph.json")
-    case.cluster.save(tmp_path / "cluster.json")
-    command = [sys.executable, "-m", "benchmarks.anneal", "graph.json", "--cluster=cluster.json", "--time_limit=0.2", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(Path(__file__).parents[2])}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    value = json.loads(done.stdout)
-    assert value["valid"] and value["evaluations"] > 0
-    assert lower_bound_us(case.graph, case.cluster) == value["lower_bound_us"] <= value["makespan_us"]
+def test_a_process_of_its_own(tmp_path: Path) -> None:
+    case, files = SMALL[0], (tmp_path / "graph.json", tmp_path / "cluster.json")
+    case.graph.save(files[0])
+    case.cluster.save(files[1])
+    found = in_fresh_process(annealed, *map(str, files), 0.2, 0)
+    assert found["status"] == "feasible" and found["evaluations"] > 0
+    assert found["placement_seconds"] > 0
+    assert found["makespan_us"] >= lower_bound_us(case.graph, case.cluster)

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from baechi_runtime.drivers import pipeline
+from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.models.registry import MODELS, ModelOptions, make_step
+from baechi_runtime.models.training_step import EagerStep, optimizer_spec
+from baechi_runtime.torch.lowering.devices import cpu_devices
 from benchmarks.baselines import DDP, NO_STAGES, PIPELINE, Baseline, reason_against
-from runtime import pipeline
-from runtime.models.registry import MODELS, ModelOptions, make_step
-from runtime.step import EagerStep, optimizer_spec
-from runtime.torch_devices import cpu_devices
-from runtime.train_request import TrainRequest
 
 
 @pytest.mark.parametrize("kind", [DDP, PIPELINE])

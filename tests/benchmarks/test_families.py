@@ -1,10 +1,10 @@
-"""What the generated cases promise: the same on every machine, the ratio they are named for, a plan that fits."""
+"""The promises of the generated cases: the same on every machine, the ratio they are named for, a plan that fits."""
 
 from dataclasses import replace
 
 import pytest
 
-from baechi_ext.ir.check import memory_violations, placement_violations
+from baechi_ext.ir.plan import memory_violations, placement_violations
 from baechi_ext.simulate import simulate
 from benchmarks.families import HELD_OUT, SETS, TIGHT, TUNING, Case, known_plan, make_cluster
 

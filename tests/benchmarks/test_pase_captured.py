@@ -1,9 +1,7 @@
 """Search times of captured models: a row holds what was found, and the tables show it."""
 
-from rich.console import Console
-
+from baechi_runtime.models.registry import ModelOptions
 from benchmarks import pase_captured
-from runtime.models.registry import ModelOptions
 
 SMALL = ModelOptions(batch_size=4, vocab_size=64, rnn_units=16, max_seq_length=8, rnn_chunk=4)
 
@@ -17,9 +15,6 @@ def test_a_model_is_captured_and_searched() -> None:
         assert (row["status"], len(row["cpu_seconds"])) == ("optimal", 2)
         assert row["data_parallel"] >= 1
         assert free["cost_flop"] <= row["cost_flop"] * (1 + 1e-9)
-    console = Console(width=180, record=True)
-    for table in pase_captured.tables([found], [2, 4]):
-        console.print(table)
-    text = console.export_text()
+    text = pase_captured.report({"models": [found]})
     assert f"{found['rows'][1]['data_parallel']:.2f}" in text
     assert "cost, alike / free" in text

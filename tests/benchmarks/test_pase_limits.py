@@ -10,7 +10,7 @@ from benchmarks import pase_limits
 
 def test_limits_are_kept_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "limits.json"
-    pase_limits.main(["--devices=2", "--batches", "16", "16", "--limits", "3000", f"--out={path}"])
+    pase_limits.main(["--devices=2", "--batches=16,16", "--limits=3000", f"--out={path}"])
     found = json.loads(path.read_text())
     beam = found["beam"]
     assert "and 16 MiB are allowed" in beam["without_beam"]

@@ -13,7 +13,7 @@ def test_reports_are_kept_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(pase_step.MODELS, "rnnlm", small)
     monkeypatch.setattr(pase_step, "STRATEGIES", ("pase", "ddp"))
     path = tmp_path / "steps.json"
-    pase_step.main(["--models", "rnnlm", "--processes", "2", "--steps", "2", f"--out={path}"])
+    pase_step.main(["--models=rnnlm", "--processes=2", "--steps=2", f"--out={path}"])
     (report,) = json.loads(path.read_text())["reports"]
     assert [run["name"] for run in report["strategies"]] == ["pase", "ddp"]
     shown = capsys.readouterr().out

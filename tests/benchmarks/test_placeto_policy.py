@@ -10,7 +10,7 @@ from baechi_ext.datasets import FAMILIES
 from baechi_ext.place.placeto.checkpoint import load_policy
 from baechi_ext.place.placeto.environment import Rules
 from benchmarks import placeto_policy
-from benchmarks.placeto_policy import family_lessons, main, problem
+from benchmarks.placeto_policy import family_trainings, main, problem
 from tests.place.placeto.graphs import distinct, write_family
 
 
@@ -24,18 +24,18 @@ def test_problems_are_the_same_each_time_and_of_all_kinds() -> None:
 
 
 def test_families_are_split_once_more_and_their_test_graphs_stay_unseen(tmp_path: Path) -> None:
-    """Of four graphs a family, one is for exams, and the others stand on two clusters each."""
+    """One of a family's four graphs is for exams, and the others stand on two clusters each."""
     for family in FAMILIES:
         write_family(tmp_path, family, [distinct(8, seed) for seed in range(4)], [distinct(9, 4)])
-    taught, exams = family_lessons(tmp_path, 2, Rules())
+    taught, exams = family_trainings(tmp_path, 2, Rules())
     assert (len(taught), len(exams)) == (3 * 3 * 2, 3)
-    seen = [{lesson.decisions.graph.fingerprint for lesson in some} for some in (taught, exams)]
+    seen = [{training.decisions.graph.fingerprint for training in some} for some in (taught, exams)]
     assert seen == [{distinct(8, seed).fingerprint for seed in range(3)}, {distinct(8, 3).fingerprint}]
     assert taught[0].decisions.cluster != taught[1].decisions.cluster
 
 
 def test_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, value in {"LESSONS": 2, "EXAMS": 1, "MOST_OPS": 21}.items():
+    for name, value in {"TRAININGS": 2, "EXAMS": 1, "MOST_OPS": 21}.items():
         monkeypatch.setattr(placeto_policy, name, value)
     for family in FAMILIES:
         write_family(tmp_path, family, [distinct(8, seed) for seed in range(4)])

@@ -1,4 +1,4 @@
-"""How fast the decision process is measured to be: what is counted."""
+"""The measured speed of the decision process: what is counted."""
 
 import json
 from pathlib import Path

@@ -59,7 +59,7 @@ def test_every_model_runs_on_every_kind_of_devices(python: Path, devices: str, k
     ]
     assert len({c.split("--out=")[1] for c in steps}) == len(steps)
     assert [c.split(" --max")[0] for c in commands if "probe-links" in c] == [
-        f"-m runtime probe-links {kind}" for kind in kinds if "graphs" not in kind
+        f"-m baechi_ext probe-links {kind}" for kind in kinds if "graphs" not in kind
     ]
     assert (python.parent / "results" / "step_time.md").read_text() == f"a table of {len(steps)}\n"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from baechi_ext.ir.check import memory_violations, placement_violations
 from baechi_ext.ir.files import read_json
+from baechi_ext.ir.plan import memory_violations, placement_violations
 from baechi_ext.simulate import simulate
 from benchmarks import planted, tight
 
@@ -14,13 +14,13 @@ from benchmarks import planted, tight
 @pytest.mark.parametrize("case", [case for cases in planted.SETS.values() for case in cases if case.ops <= 500], ids=lambda case: case.name)
 def test_the_planted_plan_is_valid_and_leaves_nothing_over(case: planted.Planted) -> None:
     plan = read_json(planted.PLANS, "planted plans")["plans"][case.name]
-    cluster = case.cluster(plan, 1.0)
+    cluster = case.limited_to(plan, 1.0)
     placement, priority = planted.decoded(plan)
     peaks = simulate(case.graph, cluster, placement, priority).peak_memory_bytes
     assert placement_violations(case.graph, cluster, placement) + memory_violations(cluster, peaks) == []
     limits = [d.memory_bytes for d in cluster.devices]
     assert max(limits) == max(peaks)
-    assert (case.limits == "equal") == (len(set(limits)) == 1)
+    assert (case.memory == "equal") == (len(set(limits)) == 1)
 
 
 def test_every_case_has_a_plan_and_the_sets_share_no_graph() -> None:

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
-from baechi_ext.ir.device_map import DeviceMap, module_names, nearest_map
-from baechi_ext.ir.pins import Pin, with_pins
-from runtime.step import WithLoss
+from baechi_ext.ir.hints import DeviceMap, Pin, module_names, nearest_map, with_pins
+from baechi_runtime.models.training_step import WithLoss
 
 
 class Two(nn.Module):

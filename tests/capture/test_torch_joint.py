@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
 from baechi_ext.errors import CaptureError
-from runtime.step import WithLoss
+from baechi_runtime.models.training_step import WithLoss
 from tests.torch_steps import Branches, capture, make_step
 
 
@@ -174,11 +174,21 @@ class TwoOutputs(nn.Module):
         return y.sum(), y.mean()
 
 
+class ParameterAsLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight
+
+
 @pytest.mark.parametrize(
     ("module", "inputs", "message"),
     [
         (WithLoss(Branching()), (torch.ones(4, 3), torch.zeros(4, dtype=torch.long)), r"cannot be captured as one graph.*\.item\(\)"),
         (TwoOutputs(), (torch.ones(4, 3),), "returns 2 tensors instead of one scalar loss"),
+        (ParameterAsLoss(), (torch.ones(4, 3),), "the loss is not a computed tensor"),
     ],
 )
 def test_what_cannot_be_captured_says_why(module: nn.Module, inputs: tuple[Tensor, ...], message: str) -> None:

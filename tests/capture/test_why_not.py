@@ -1,4 +1,4 @@
-"""What can't be captured is said with the line of the model's code, and what to change there."""
+"""A step that can't be captured is reported with the line of the model's code, and what to change there."""
 
 import re
 from pathlib import Path

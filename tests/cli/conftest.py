@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from baechi_ext.ir import OpGraph
-from runtime.cli import main
+from baechi_runtime.cli.main import main
 from tests.cli.files import a_graph, write
 
 

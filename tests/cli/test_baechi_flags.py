@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from baechi_ext.errors import OptionError
-from runtime.cli import main, make_parser
-from runtime.flags.baechi import SWITCHES, TABLE, BaechiFlag, with_plain_switches
+from baechi_runtime.cli.flags.baechi import SWITCHES, TABLE, BaechiFlag, with_plain_switches
+from baechi_runtime.cli.main import main, make_parser
 
 TAKEN = [flag for flag in TABLE if flag.instead is None]
 TEXT = (Path(__file__).parents[2] / "docs" / "baechi.md").read_text(encoding="utf-8")
@@ -20,7 +20,7 @@ def by_name(flag: BaechiFlag) -> str:
 
 
 def parse(*argv: str) -> dict[str, object]:
-    """What the flags make of it; the parser itself is another one each time."""
+    """The parsed flags, without the parser itself, which is another one each time."""
     made = vars(make_parser().parse_args(["train", *with_plain_switches(argv)]))
     return {name: value for name, value in made.items() if name != "parser"}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from baechi_ext.ir import OpGraph, Plan
-from runtime.run_folder import RunFolder
+from baechi_runtime.files.run_folder import RunFolder
 
 SMALL = ["--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--num_steps=2"]
 Run = Callable[..., tuple[int, str, str]]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.measure import WARMUP
-from runtime.run_folder import RunFolder
+from baechi_runtime.files.run_folder import RunFolder
+from baechi_runtime.measure.timing import WARMUP
 
 Run = Callable[..., tuple[int, str, str]]
 TRAINS = """
@@ -57,7 +57,7 @@ def test_the_first_training_call_is_compared_and_ends_the_script(run: Run, scrip
     assert "there the script was ended" in found["notes"][0]
     kept = RunFolder.load(folder)
     assert kept.plan.method == found["recommended"]
-    assert {op.id for op in kept.require_measured().ops} >= {op.id for op in kept.graph.ops if op.compute_us > 0}
+    assert {op.id for op in kept.measured.ops} >= {op.id for op in kept.graph.ops if op.compute_us > 0}
     assert (folder / "profile.json").exists()
 
 
@@ -89,8 +89,11 @@ def test_eager_runs_on_one_core_as_a_device_does(run: Run, tmp_path: Path) -> No
     path = tmp_path / "cores.py"
     path.write_text(
         "import os, torch\ncores = []\n"
+        "@torch.library.custom_op('cores::seen', mutates_args=())\n"
+        "def seen(x: torch.Tensor) -> torch.Tensor:\n    cores.append(os.sched_getaffinity(0))\n    return x.clone()\n"
+        "seen.register_fake(torch.empty_like)\nseen.register_autograd(lambda ctx, g: g)\n"
         "class Net(torch.nn.Linear):\n"
-        "    def forward(self, x):\n        cores.append(os.sched_getaffinity(0))\n        return super().forward(x)\n"
+        "    def forward(self, x):\n        return seen(super().forward(x))\n"
         "before = os.sched_getaffinity(0)\n"
         "try:\n    Net(40, 40)(torch.ones(1, 40))\n"
         "finally:\n    print(sum(c == {min(before)} for c in cores), os.sched_getaffinity(0) == before)\n"
@@ -101,16 +104,35 @@ def test_eager_runs_on_one_core_as_a_device_does(run: Run, tmp_path: Path) -> No
     assert (int(on_one) >= 3 + WARMUP, same_after) == (True, "True")
 
 
-def test_a_call_that_is_no_one_graph_is_an_error(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["y.sum() > 0", "y.sum() < 0", "random.random() > 2"])
+def test_a_call_of_several_fragments_is_compared(run: Run, tmp_path: Path, way: str) -> None:
+    """Whatever Python runs between them; each plan is one of all fragments."""
     path = tmp_path / "branches.py"
     path.write_text(
-        "import random, torch\n"
-        "class Net(torch.nn.Linear):\n    def forward(self, x):\n        return super().forward(x) * random.random()\n"
-        "try:\n    Net(40, 40)(torch.ones(1, 40))\nexcept BaseException:\n    print('goes on')\n"
+        "import random, torch\ntorch.manual_seed(0)\nrandom.seed(0)\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.a, self.b = torch.nn.Linear(40, 40), torch.nn.Linear(40, 40)\n"
+        f"    def forward(self, x):\n        y = self.a(x)\n        return self.b(y) if {way} else self.b(y * 2)\n"
+        "Net()(torch.ones(3, 40)).sum().backward()\nprint('goes on')\n"
+    )
+    flags = ["--placement_methods=m_topo", "--num_steps=3", "--comm_cost_coeffs=0.001,50", "--json"]
+    code, out, err = run("compare", *flags, path)
+    assert code == 0, err
+    found = json.loads(out)
+    rows = {row["method"]: row for row in found["methods"]}
+    assert all((row["parity"]["passed"], row["parity"]["max_rel_diff"]) == (True, 0) for row in rows.values())
+    assert rows["m_topo"]["parity"]["compared"] >= 1 + 4
+
+
+def test_a_call_without_ops_is_an_error(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "sparse.py"
+    path.write_text(
+        "import torch\n"
+        "try:\n    torch.nn.Linear(40, 40)(torch.eye(40).to_sparse())\nexcept BaseException:\n    print('goes on')\n"
     )
     code, out, err = run("compare", path)
     assert (code, out) == (1, "goes on\n")
-    assert err.splitlines()[-1].startswith("error: forward draws from Python's or NumPy's random")
+    assert err.splitlines()[-1].startswith("error: a call of Linear can't be ")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`--config=FILE`: a file's flags are read as the command line's, which override them, and every run keeps a file that repeats it."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +12,15 @@ from hypothesis import strategies as st
 
 from baechi_ext.errors import BaechiError
 from baechi_ext.ir.made_by import MadeBy
-from runtime.cli import parsed
-from runtime.flags import config
+from baechi_runtime.cli.flags import config
+from baechi_runtime.cli.main import parsed
 
 IGNORED = {"config", "given", "revoked", "command_line", "parser", "run"}
 Run = Callable[..., tuple[int, str, str]]
 
 
 def asked(*line: object) -> dict[str, object]:
-    """What a command line asks for."""
+    """The values that a command line asks for, by flag."""
     return {name: value for name, value in vars(parsed([str(word) for word in line])).items() if name not in IGNORED}
 
 
@@ -84,20 +85,20 @@ def test_a_script_and_its_arguments(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "toml", "message"),
     [
-        ("train", "num_device = 2", "'num_device' is no flag of baechi train; the nearest is --num_devices"),
-        ("place g.json", "batch_size = 2", "'batch_size' is no flag of baechi place"),
+        ("train", "num_device = 2", "'num_device' is not a flag of baechi train; the nearest is --num_devices"),
+        ("place g.json", "batch_size = 2", "'batch_size' is not a flag of baechi place"),
         ("compare", 'placement_method = "m_etf"', "the nearest is --placement_methods"),
         ("train", "qqqqqq = 2", "baechi COMMAND --help lists them"),
         ("train", 'config = "other.toml"', "'config' is for the command line alone; drop it"),
         ("train", "batch_size = 0", "batch_size: '0' is not a whole number of at least 1"),
         ("train", "batch_size = true", "batch_size is True; expected a value"),
         ("train", "residual = 1", "residual is 1; it is a switch: true or false"),
-        ("train", "[devices]\nnum_devices = 2", "'devices' is no flag of baechi train; the nearest is --num_devices"),
+        ("train", "[devices]\nnum_devices = 2", "'devices' is not a flag of baechi train; the nearest is --num_devices"),
         ("train", "grappler = true", "--grappler is a flag of Baechi's that is not taken: choose a search with --placement_method"),
         ("train", 'script_args = "x"', "script_args is 'x'; expected a list of arguments"),
         ("train", "batch_size =", "is not valid TOML"),
-        ("train", "nosuch_key = 2", "'nosuch_key' is no flag of baechi train; baechi COMMAND --help lists them"),
-        ("place g.json", 'pin = ["a=0", "b"]', "pin: 'b' is no pin; write PATTERN=DEVICE"),
+        ("train", "nosuch_key = 2", "'nosuch_key' is not a flag of baechi train; baechi COMMAND --help lists them"),
+        ("place g.json", 'pin = ["a=0", "b"]', "pin: 'b' is not a pin; write PATTERN=DEVICE"),
     ],
 )
 def test_what_is_wrong_is_named(run: Run, tmp_path: Path, command: str, toml: str, message: str) -> None:
@@ -116,6 +117,44 @@ def test_yaml_that_is_none(tmp_path: Path, text: str, message: str | None) -> No
         return
     with pytest.raises(BaechiError, match=message):
         asked("train", f"--config={path}")
+
+
+BOMB = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("run.yaml", BOMB, r"is not valid YAML: aliases \(\*NAME\) and lists in lists in lists are not read"),
+        ("run.yaml", "seed: " + "[" * 200_000, "is not valid YAML: aliases .* and lists in lists in lists are not read"),
+        ("run.yaml", "seed: " + "[" * 2000 + "]" * 2000, "is not valid YAML"),
+        ("run.yaml", "seed: " + "1" * 5000, "is not valid YAML: Exceeds the limit"),
+        ("run.yaml", "seed: 0x" + "f" * 5000, "is not valid YAML: Exceeds the limit"),
+        ("run.yaml", "seed: 2001-99-99", "is not valid YAML: month must be in"),
+        ("run.yaml", "seed: !!int ''", "is not valid YAML"),
+        ("run.yaml", "seed: !!timestamp x", "is not valid YAML"),
+        ("run.toml", "seed = " + "[" * 2000, "is not valid TOML"),
+        ("run.toml", "seed = " + "1" * 5000, "is not valid TOML: Exceeds the limit"),
+        ("run.toml", "seed = 0x" + "f" * 5000, "is not valid TOML: Exceeds the limit"),
+        ("run.toml", "#" * 300_000, "holds more than 262144 bytes"),
+    ],
+)
+def test_what_no_flag_needs_is_refused(run: Run, tmp_path: Path, name: str, text: str, message: str) -> None:
+    code, out, err = run("train", f"--config={file_of(tmp_path, text, name)}")
+    assert (code, out, err.count("\n"), len(err) < 2000) == (1, "", 1, True)
+    assert re.search(message, err)
+
+
+def test_devices_and_endless_pipes_are_no_config(run: Run) -> None:
+    code, _, err = run("train", "--config=/dev/zero")
+    assert (code, "cannot read config file '/dev/zero': it is a device" in err) == (1, True)
+
+
+def test_a_long_value_is_cut_and_its_control_characters_are_shown(run: Run, tmp_path: Path) -> None:
+    key = "x" * 3000 + r"\u001b[31m"
+    code, _, err = run("train", f"--config={file_of(tmp_path, f'{chr(34)}{key}{chr(34)} = 1')}")
+    assert (code, len(err) < 700, "\x1b" in err) == (2, True, False)
+    assert "is not a flag of baechi train; baechi COMMAND --help lists them" in err
 
 
 def test_without_pyyaml_only_yaml_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

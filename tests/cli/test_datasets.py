@@ -52,7 +52,7 @@ def test_what_is_refused(run, line: list[str], code: int, message: str) -> None:
 
 def test_without_torch(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "runtime.datasets.making", raising=False)
+    monkeypatch.delitem(sys.modules, "baechi_runtime.datasets.making", raising=False)
     code, out, err = run("datasets", "make", "ptb", f"--out={tmp_path}")
     assert (code, out) == (1, "")
     assert err.startswith("error: `baechi datasets make` captures real training steps, which needs PyTorch (")

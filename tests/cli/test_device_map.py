@@ -72,7 +72,7 @@ def test_pins_hold_whatever_is_grouped(run: Run, graph: Path, tmp_path: Path, fl
         (("nothing.*=0",), 2, "the pin 'nothing.*=0' matches nothing"),
         (("a=0", "a.1=1"), 2, "the pin 'a=0' and the pin 'a.1=1' contradict each other"),
         (("a=2",), 2, "the pin 'a=2' names no device"),
-        (("a",), 2, "'a' is no pin"),
+        (("a",), 2, "'a' is not a pin"),
         (("a=0", "b=0"), 1, "what is pinned to device"),
     ],
 )

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.doctor import packages
-from runtime.doctor.diagnosis import Check, Diagnosis
+from baechi_runtime.cli.doctor import packages
+from baechi_runtime.cli.doctor.diagnosis import Check, Diagnosis
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 def doctor(*flags: str, before: Path | None = None) -> subprocess.CompletedProcess:
     """`baechi doctor`, where the modules in the folder `before` come before those installed."""
     path = os.pathsep.join(map(str, filter(None, (before, ROOT))))
-    command, environment = [sys.executable, "-m", "runtime", "doctor", *flags], {**os.environ, "PYTHONPATH": path}
+    command, environment = [sys.executable, "-m", "baechi_ext", "doctor", *flags], {**os.environ, "PYTHONPATH": path}
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
 
 
@@ -57,10 +57,10 @@ def test_without_rich_and_networkx_doctor_works_and_names_them(tmp_path: Path) -
     for installed in Path(pytest.__file__).parents[1].iterdir():
         if not installed.name.startswith(("rich", "networkx")):
             (tmp_path / installed.name).symlink_to(installed)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "runtime")))}
 
     def without_them(*command: str) -> subprocess.CompletedProcess:
-        argv = [sys.executable, "-S", "-m", "runtime", *command]  # -S: nothing is found elsewhere
+        argv = [sys.executable, "-S", "-m", "baechi_ext", *command]  # -S: nothing is found elsewhere
         return subprocess.run(argv, capture_output=True, text=True, timeout=240, env=environment)
 
     done = without_them("doctor")

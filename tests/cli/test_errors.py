@@ -1,4 +1,4 @@
-"""What a user gets for bad input: one `error:` line that says what to do next, an exit code, no traceback, no file."""
+"""The answer to bad input: one `error:` line that says what to do next, an exit code, no traceback, no file."""
 
 import json
 import subprocess
@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from runtime import pipeline
+from baechi_ext.errors import GraphError
+from baechi_runtime.drivers import pipeline
 from tests.cli.files import GRAPH, ROOT, a_graph, write
 
 Run = Callable[..., tuple[int, str, str]]
@@ -26,10 +27,29 @@ def check_error(result: tuple[int, str, str], code: int) -> str:
     return result[2].removeprefix("error: ").rstrip("\n")
 
 
+@pytest.mark.parametrize("command", [("explain",), ("report",), ("diff", GRAPH), ("simulate", GRAPH), ("export", GRAPH)])
+def test_a_name_that_no_file_can_have(run: Run, command: tuple[str, ...]) -> None:
+    message = check_error(run(*command, "x" * 300), 1)
+    assert len(message) < 700
+
+
+def test_what_a_terminal_would_obey_is_shown(run: Run, tmp_path: Path) -> None:
+    path = write(tmp_path / "g.json", a_graph(edges=[("a", "b", 4)], a={"phase": "\x1b[31m" + "x" * 6000}))
+    message = check_error(run("place", str(path), *PLACE), 1)
+    assert "\x1b" not in message
+    assert "op 'a' has phase '\\x1b[31mxxx" in message
+    assert "expected one of forward, backward, update" in message
+    assert len(message) < 600
+
+
+def test_devices_are_not_read(run: Run) -> None:
+    assert "it is a device; give a file or a pipe" in check_error(run("place", "/dev/zero", *PLACE), 1)
+
+
 BAD_GRAPHS: list[tuple[dict[str, Any] | str, str]] = [
     (a_graph(edges=[("a", "b", 4), ("b", "c", 4), ("c", "a", 4)]), "the graph has a cycle of 3 ops"),
     (a_graph(edges=[("a", "x", 4)]), "edge 'a' -> 'x': its target 'x' is not an op; add the op or drop the edge"),
-    (a_graph(a={"id": "b"}), "op id 'b' stands twice, at positions 0 and 1; give every op its own id"),
+    (a_graph(a={"id": "b"}), "op id 'b' appears twice, at positions 0 and 1; give every op its own id"),
     (a_graph(edges=[("a", "b", 4), ("a", "c", 5)]), "tensor '' of op 'a' has two sizes, 4 and 5 bytes (edge to 'c'); give"),
     (a_graph(a={"compute_us": None}), "op 'a' has no \"compute_us\"; every op needs its time"),
     (a_graph(a={"compute_us": -3}), "compute_us of op 'a' is -3; expected at least 0"),
@@ -54,7 +74,7 @@ def test_a_bad_graph(run: Run, tmp_path: Path, content: dict[str, Any] | str, me
 
 def test_a_bad_graph_in_a_process_of_its_own(tmp_path: Path) -> None:
     path = write(tmp_path / "bad.json", a_graph(a={"compute_us": -3}))
-    command = [sys.executable, "-m", "runtime", "place", str(path), *PLACE, "--out", str(tmp_path / "plan.json")]
+    command = [sys.executable, "-m", "baechi_ext", "place", str(path), *PLACE, "--out", str(tmp_path / "plan.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     said = check_error((done.returncode, done.stdout, done.stderr), 1)
     assert "compute_us of op 'a' is -3" in said
@@ -187,7 +207,7 @@ def test_wrong_usage(run: Run, argv: tuple[str, ...], message: str) -> None:
 
 
 def test_a_usage_error_in_a_process_of_its_own() -> None:
-    done = subprocess.run([sys.executable, "-m", "runtime", "place", "x", "--nonsense"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "baechi_ext", "place", "x", "--nonsense"], cwd=ROOT, capture_output=True, text=True)
     assert "unrecognized arguments: --nonsense" in check_error((done.returncode, done.stdout, done.stderr), 2)
 
 
@@ -203,8 +223,35 @@ def test_ctrl_c(run: Run, monkeypatch: pytest.MonkeyPatch, graph: Path, tmp_path
     assert not (tmp_path / "plan.json").exists()
 
 
+@pytest.mark.parametrize("error", [AssertionError, GraphError])
+def test_ctrl_c_behind_an_error(run: Run, monkeypatch: pytest.MonkeyPatch, graph: Path, error: type[Exception]) -> None:
+    """On its way out a library's context manager may raise what it takes for a fault of its own."""
+
+    class Scope:
+        def __enter__(self) -> None: ...
+        def __exit__(self, *_: object) -> None:
+            raise error("concurrent access?")
+
+    def interrupted(*_: object) -> None:
+        with Scope():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "plan", interrupted)
+    assert check_error(run("place", graph, *PLACE), 130) == "interrupted"
+
+
+def test_an_error_among_its_own_causes(run: Run, monkeypatch: pytest.MonkeyPatch, graph: Path) -> None:
+    def failing(*_: object) -> None:
+        first, second = GraphError("first"), GraphError("second")
+        first.__cause__, second.__cause__ = second, first
+        raise first
+
+    monkeypatch.setattr(pipeline, "plan", failing)
+    assert check_error(run("place", graph, *PLACE), 1) == "first"
+
+
 def test_a_reader_that_goes_away(graph: Path, plan: Path) -> None:
-    command = [sys.executable, "-m", "runtime", "simulate", str(graph), str(plan), "--json"]
+    command = [sys.executable, "-m", "baechi_ext", "simulate", str(graph), str(plan), "--json"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()
     assert [line for line in process.stderr if not line.startswith("simulating ")] == []  # progress, on a slow machine
@@ -214,7 +261,7 @@ def test_a_reader_that_goes_away(graph: Path, plan: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_behind_stdout(graph: Path, plan: Path) -> None:
-    command = [sys.executable, "-m", "runtime", "simulate", str(graph), str(plan), "--json"]
+    command = [sys.executable, "-m", "baechi_ext", "simulate", str(graph), str(plan), "--json"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.stderr.splitlines()[-1] == "error: cannot write the result to stdout: No space left on device; choose another place for it"

@@ -230,6 +230,6 @@ def test_a_plan_of_another_graph(run: Run, graph: Path, plan: Path) -> None:
 @pytest.mark.parametrize("command", ["explain", "diff"])
 def test_as_a_process(command: str, graph: Path, plan: Path) -> None:
     plans = [str(plan)] * (2 if command == "diff" else 1)
-    done = subprocess.run([sys.executable, "-m", "runtime", command, *plans], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "baechi_ext", command, *plans], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("The ")

@@ -11,7 +11,7 @@ import pytest
 
 from baechi_ext.ir import OpGraph, Plan
 from baechi_ext.simulate import simulate
-from runtime.palette import device_colour
+from baechi_runtime.report.palette import device_colour
 from tests.cli.files import write
 
 Run = Callable[..., tuple[int, str, str]]
@@ -64,7 +64,7 @@ def test_split_spec(run: Run, tmp_path: Path, modules: list[str], devices: list[
 def test_what_is_no_chain_of_modules_is_refused(run: Run, tmp_path: Path, modules: list[str], devices: list[int], why: str) -> None:
     code, said, err, out = exported(run, tmp_path, modules, devices, "split_spec")
     assert (code, said, out.exists()) == (1, "", False)
-    assert f"the plan is no chain of modules: {why}" in err
+    assert f"the plan is not a chain of modules: {why}" in err
     assert "--format=device_map takes any plan" in err
 
 
@@ -84,7 +84,7 @@ def test_networkx_reads_node_link(run: Run, tmp_path: Path) -> None:
 
 
 def statements(dot: str) -> list[str]:
-    """What a DOT text says, with its strings decoded; raises where it does not keep to the grammar of what is written."""
+    """The statements of a DOT text; fails where one does not keep to the grammar of what is written."""
     name = re.match(rf"// baechi export .*\ndigraph {STRING} {{\n", dot)
     assert name is not None
     lines = dot[name.end() :].splitlines()

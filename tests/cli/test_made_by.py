@@ -17,7 +17,7 @@ import pytest
 import baechi_ext
 from baechi_ext.ir import OpGraph
 from baechi_ext.ir.made_by import MadeBy
-from runtime.cli import make_parser
+from baechi_runtime.cli.main import make_parser
 from tests.cli.files import ROOT, write
 from tests.place.placeto.graphs import distinct, towers, write_family
 
@@ -79,7 +79,7 @@ def command_of(name: str, *more: str) -> list[str]:
 def baechi(folder: Path, *words: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-m", "runtime", *words], capture_output=True, text=True, timeout=240, cwd=folder, env=environment, check=False
+        [sys.executable, "-m", "baechi_ext", *words], capture_output=True, text=True, timeout=240, cwd=folder, env=environment, check=False
     )
     assert (done.returncode, done.stderr if done.returncode else "") == (0, "")
     return done.stdout
@@ -98,7 +98,7 @@ def test_what_json_prints_and_every_file_name_command_and_versions(name: str, fo
 
 
 def is_signed(path: Path, made_by: MadeBy) -> bool:
-    """Whether a file says who made it, in the place that its format has for that."""
+    """True if a file says who made it, in the place that its format has for that."""
     if path.suffix != ".json":
         text = path.read_bytes().decode("latin-1")
         return made_by.command_line in text and made_by.programs in text

@@ -67,7 +67,7 @@ def test_the_plan_file(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "plan"}, "this is no shard plan: its kind is 'plan'"),
+        ({"kind": "plan"}, "this is not a shard plan: its kind is 'plan'"),
         ({"cost_flop": "much"}, "cost_flop of the shard plan is 'much'"),
         ({"devices": 0}, "devices is 0; expected a whole number"),
         ({"shard": []}, "shard is not an object of layers"),
@@ -127,6 +127,10 @@ def test_the_graph_as_dot(run: Run, tmp_path: Path) -> None:
         (["-p", -3], "-3 processors; give 1 or more (-p)"),
         (["-b", 4], "a batch of 4 is smaller than 8 processors"),
         (["-b", 0, "-p", 1], "a batch of 0"),
+        (["-b", "9" * 20], "a batch of 99999999999999999999; the limit is 999999999 (-b)"),
+        (["-b", "9" * 20, "-p", "9" * 20], "a batch of 99999999999999999999; the limit is 999999999 (-b)"),
+        (["--model_name", "alexnet", "-b", "9" * 20], "a batch of 99999999999999999999; the limit is 999999999 (-b)"),
+        (["-g", "rnnlm", "-m", "9" * 20], "a hidden width of 99999999999999999999; the limit is 999999999 (-m)"),
         (["-g", "lenet"], "unknown graph 'lenet'; choose one of alexnet, resnet101, inception3, rnnlm, transformer"),
         (["--flops", 0], "--flops is 0; give a finite number above 0"),
         (["--flops", "nan"], "--flops is nan; give a finite number above 0"),

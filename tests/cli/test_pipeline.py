@@ -10,11 +10,11 @@ from baechi_ext.errors import InfeasibleError
 from baechi_ext.group.grouping import GroupOptions
 from baechi_ext.group.registry import GROUPERS, PLACER_TYPES
 from baechi_ext.ir import Cluster, Link, Op, OpGraph
-from baechi_ext.ir.pins import Pin
+from baechi_ext.ir.hints import Pin
 from baechi_ext.place.adjust import ADJUSTMENTS
 from baechi_ext.place.common import PlaceOptions
 from baechi_ext.simulate import Timeline, simulate
-from runtime.pipeline import PlanRequest, plan, whole_if_faster
+from baechi_runtime.drivers.pipeline import PlanRequest, plan, whole_if_faster
 from tests import oracle
 from tests.group.training_graphs import training_graphs
 
@@ -33,7 +33,7 @@ REQUESTS = st.builds(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(graph=training_graphs(5), request=REQUESTS, share=st.sampled_from([None, 1.1, 0.7]))
 def test_every_request_gets_a_valid_plan(graph: OpGraph, request: PlanRequest, share: float | None) -> None:
     link = Link(0.5, 1.0)

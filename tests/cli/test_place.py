@@ -15,7 +15,7 @@ from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.place.registry import METHODS
 from baechi_ext.place.traversal import TRAVERSALS
 from baechi_ext.simulate import simulate
-from runtime.cli import main
+from baechi_runtime.cli.main import main
 from tests.cli.files import ROOT, a_graph, write
 
 Run = Callable[..., tuple[int, str, str]]
@@ -62,7 +62,7 @@ def check_plan(graph_path: Path, plan_path: Path, num_devices: int) -> Plan:
 def test_every_method(run: Run, big: Path, tmp_path: Path, method: str) -> None:
     out = tmp_path / "plan.json"
     cluster = ("--num_devices=3", "--device_memory=1GiB", "--comm_cost_coeffs=0.01,1")
-    flags = (f"--placement_method={method}", *cluster, "--time_limit=10")
+    flags = (f"--placement_method={method}", *cluster, "--time_limit=3")
     code, shown, said = run("place", big, *flags, "--out", out)
     assert (code, "error" in said) == (0, False)
     plan = check_plan(big, out, 3)
@@ -194,7 +194,7 @@ def test_a_networkx_graph(run: Run, tmp_path: Path) -> None:
     nx.set_node_attributes(made, 100, "compute_us")
     nx.set_edge_attributes(made, 10, "bytes")
     path = write(tmp_path / "nx.json", nx.node_link_data(made))
-    assert run("place", path, "--num_devices=4", "--comm_cost_coeffs=0,1", "--out", tmp_path / "plan.json")[0] == 0
+    assert run("place", path, "--num_devices=4", "--comm_cost_coeffs=0,1", "--time_limit=1", "--out", tmp_path / "plan.json")[0] == 0
     check_plan(path, tmp_path / "plan.json", 4)
 
 
@@ -202,7 +202,7 @@ def test_in_a_process_of_its_own_without_torch(graph: Path, tmp_path: Path) -> N
     out = tmp_path / "plan.json"
     code = (
         "import sys\n"
-        "from runtime.cli import main\n"
+        "from baechi_runtime.cli.main import main\n"
         f"code = main(['place', {str(graph)!r}, '--num_devices=2', '--out', {str(out)!r}])\n"
         f"code += main(['simulate', {str(graph)!r}, {str(out)!r}, '--json'])\n"
         "sys.exit(code or ('torch' in sys.modules and 77) or ('tensorflow' in sys.modules and 78))\n"

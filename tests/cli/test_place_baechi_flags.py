@@ -1,4 +1,4 @@
-"""What Baechi's flags do to `baechi place`: each changes something on a small graph."""
+"""The effects of Baechi's flags on `baechi place`: each changes something on a small graph."""
 
 import json
 from collections.abc import Callable

@@ -2,16 +2,15 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from baechi_ext.cost import bend_bytes
 from baechi_ext.ir import Cluster
-from runtime.cli import main
-from runtime.host_memory import usable_bytes
+from baechi_runtime.cli.main import main
+from baechi_runtime.host.host_memory import usable_bytes
+from tests.runtime import forked
 
 
 def test_threads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,8 +35,7 @@ def test_threads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_processes_charge_the_devices(tmp_path: Path) -> None:
     cluster = tmp_path / "cluster.json"
-    command = [sys.executable, "-m", "runtime", "probe-links", "--workers=process", "--max_exponent=16", f"--out={cluster}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
+    done = forked.run("probe-links", "--workers=process", "--max_exponent=16", f"--out={cluster}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Communication cost function:") == 2
     loaded = Cluster.load(cluster)

@@ -37,7 +37,7 @@ def interrupted(*argv: object, processes: int = 0) -> tuple[int, str, str]:
     By then it has started so many processes; by the end none may be left.
     """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "runtime", *map(str, argv)]
+    command = [sys.executable, "-m", "baechi_ext", *map(str, argv)]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         said = ""
         for line in process.stderr:
@@ -136,7 +136,7 @@ def test_a_search_that_had_no_time_does_not_say_that_splitting_does_not_pay(run:
 
 def test_every_method_has_a_line_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     from baechi_ext.place.registry import METHODS
-    from runtime.cli import make_parser
+    from baechi_runtime.cli.main import make_parser
 
     for command in ("place", "train"):
         with pytest.raises(SystemExit, match="0"):

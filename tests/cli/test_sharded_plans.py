@@ -96,7 +96,7 @@ def test_two_plans_differ_in_some_layers(run: Run, shard_plan: Path, tmp_path: P
 def test_plans_of_two_kinds_are_not_compared(run: Run, shard_plan: Path, plan: Path) -> None:
     code, _, err = run("diff", shard_plan, plan)
     assert code == 1
-    assert f"{plan} is no shard plan, and the other one is; compare two of a kind" in err
+    assert f"{plan} is not a shard plan, and the other one is; compare two of a kind" in err
 
 
 def test_a_plan_by_another_program_may_say_no_costs(run: Run, shard_plan: Path) -> None:

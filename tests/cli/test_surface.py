@@ -11,12 +11,12 @@ import baechi_ext
 from baechi_ext.group.registry import GROUPERS, PLACER_TYPES
 from baechi_ext.place.adjust import ADJUSTMENTS
 from baechi_ext.place.registry import METHODS
-from runtime import progress as progress_module
-from runtime import tables
-from runtime.cli import COMMANDS, make_parser
-from runtime.flags.parser import with_underscores
-from runtime.flags.placeto import ACTIONS as PLACETO_ACTIONS
-from runtime.progress import progress, restore_terminal, rounds
+from baechi_runtime.cli.flags.parser import with_underscores
+from baechi_runtime.cli.flags.placeto import ACTIONS as PLACETO_ACTIONS
+from baechi_runtime.cli.main import COMMANDS, make_parser
+from baechi_runtime.report import progress as progress_module
+from baechi_runtime.report import tables
+from baechi_runtime.report.progress import progress, restore_terminal, rounds
 
 CLUSTER = {"--cluster", "--num_devices", "--num_gpus", "--device_memory", "--memory_fraction", "--comm_cost_coeffs"}
 PLACING = {"--placement_method", "--initial_plan", "--expert_file", "--grouper", "--placer_type", "--only_forward"} | {
@@ -53,7 +53,7 @@ MODEL = {"--vocab_size", "--max_seq_length", "--rnn_units", "--rnn_unit_type", "
     "--dropout",
     "--resnet_filters",
 }
-SCRIPT = {"--verify_steps", "--fallback"}
+SCRIPT = {"--verify_steps", "--strict", "--keep_placed", "--fallback", "--no_cache", "--cache_dir"}
 RUN = {"--train_steps", "--checkpoint", "--checkpoint_every", "--resume"}
 BAECHI = {"--data_format", "--logdir", "--log_device_placement", "--log_placer_device_placement"}
 REFUSED = {f"--{name}" for name in (
@@ -67,7 +67,7 @@ TRAIN = CLUSTER | PLACING | STEP | CUDA | TENSORFLOW | MODEL | {
 }  # fmt: skip
 FLAGS = {
     "place": CLUSTER | PLACING | {"--config", "--out", "--json"},
-    "train": TRAIN | SCRIPT | RUN | BAECHI | REFUSED | {"--costgen", "--sharding", "--mesh"},
+    "train": TRAIN | SCRIPT | RUN | BAECHI | REFUSED | {"--costgen", "--sharding", "--mesh", "--microbatches", "--batch_norm"},
     "compare": TRAIN - {"--placement_method"} | {"--placement_methods"},
     "probe-links": CUDA | {
         "--framework", "--num_devices", "--num_gpus", "--workers", "--max_exponent", "--timeout", "--out", "--samples", "--json",

@@ -1,4 +1,4 @@
-"""What a person at a terminal sees, and what Ctrl-C leaves there and in files; in a pseudo-terminal, as a shell would run it."""
+"""Output at a terminal, and what Ctrl-C leaves there and in files; in a pseudo-terminal, as a shell would run it."""
 
 import os
 import pty
@@ -23,9 +23,9 @@ SECONDS = 300
 def at_terminal(argv: list[str], until: Callable[[bytes], bool], **environment: str) -> tuple[int, bytes]:
     """Exit code and all that the terminal got, of a command at whose terminal Ctrl-C is pressed as soon as `until` holds."""
     ours, theirs = pty.openpty()
-    settings = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **environment}
+    settings = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'runtime'}", "TERM": "xterm-256color", **environment}
     streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-    command = [sys.executable, "-m", "runtime", *argv]
+    command = [sys.executable, "-m", "baechi_ext", *argv]
     process = subprocess.Popen(command, cwd=ROOT, env=settings, preexec_fn=_own_terminal, **streams)
     os.close(theirs)
     seen, pressed, deadline = b"", False, time.monotonic() + SECONDS
@@ -95,12 +95,12 @@ def test_ctrl_c_while_the_command_is_imported_is_one_line(tmp_path: Path) -> Non
         "import sys\n"
         "class Pressed:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'runtime.cli':\n"
+        "        if name == 'baechi_runtime.cli.main':\n"
         "            raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Pressed())\n"
     )
     settings = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    command = [sys.executable, "-m", "runtime", "doctor"]
+    command = [sys.executable, "-m", "baechi_ext", "doctor"]
     done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=SECONDS)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
 
@@ -118,7 +118,7 @@ def test_ctrl_c_while_torch_imports_numpy_is_not_lost(tmp_path: Path) -> None:
         "sys.meta_path.insert(0, Pressed())\n"
     )
     settings = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    command = [sys.executable, "-m", "runtime", "compare", "--model_name=wide_towers", "--image_size=8"]
+    command = [sys.executable, "-m", "baechi_ext", "compare", "--model_name=wide_towers", "--image_size=8"]
     done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=SECONDS)
     assert (done.returncode, done.stdout, done.stderr.splitlines()[-1]) == (130, "", "error: interrupted")
     assert "Traceback" not in done.stderr

@@ -8,15 +8,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from baechi_ext.ir import OpGraph, Plan
-from runtime.cli import main
-from runtime.flags.train import OPTIMIZERS
-from runtime.run_folder import RunFolder
+from baechi_runtime.cli.flags.train import OPTIMIZERS
+from baechi_runtime.cli.main import main
+from baechi_runtime.files.run_folder import RunFolder
 from tests.runtime.chrome_trace import problems_of
+from tests.runtime.forked import start
+from tests.runtime.workers import finish, wait_for_line
+
+Run = Callable[..., tuple[int, str, str]]
 
 SMALL = ["--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--num_steps=2"]
 KEYS = {
@@ -36,14 +41,16 @@ KEYS = {
 
 
 def baechi(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    """The command in a process of its own, with as many threads as a user's has."""
     root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "runtime")])}
+    environment.pop("OMP_NUM_THREADS", None)
     return subprocess.run(
-        [sys.executable, "-m", "runtime", *args], capture_output=True, text=True, timeout=240, cwd=cwd or root, env=environment
+        [sys.executable, "-m", "baechi_ext", *args], capture_output=True, text=True, timeout=240, cwd=cwd or root, env=environment
     )
 
 
-def test_a_run_reports_and_keeps_its_files(tmp_path: Path) -> None:
+def test_a_run_reports_and_keeps_its_files(run: Run, tmp_path: Path) -> None:
     done = baechi("train", *SMALL, "--placement_method=m_etf", "--json", f"--out={tmp_path / 'run'}")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -64,15 +71,15 @@ def test_a_run_reports_and_keeps_its_files(tmp_path: Path) -> None:
     assert plan.predicted_step_us == report["predicted_step_us"]["placed"]
     assert json.loads((tmp_path / "run" / "report.json").read_text()) == report
     assert report["command"] == ["baechi", "train", *SMALL, "--placement_method=m_etf", "--json", f"--out={tmp_path / 'run'}"]
-    run = RunFolder.load(tmp_path / "run")
-    assert run.timeline.makespan_us == plan.predicted_step_us
-    assert run.profile is not None
-    assert {op.id for op in run.require_measured().ops} == set(graph.index)
-    assert len(run.measured.transfers) == report["transfers"]
+    kept = RunFolder.load(tmp_path / "run")
+    assert kept.timeline.makespan_us == plan.predicted_step_us
+    assert kept.profile is not None
+    assert {op.id for op in kept.measured.ops} == set(graph.index)
+    assert len(kept.measured.transfers) == report["transfers"]
     assert main(["trace", str(tmp_path / "run")]) == 0
     assert problems_of(json.loads((tmp_path / "run" / "trace.json").read_text())) == []
-    simulated = baechi("simulate", str(tmp_path / "run" / "graph.json"), str(tmp_path / "run" / "plan.json"), "--json")
-    assert json.loads(simulated.stdout)["makespan_us"] == pytest.approx(plan.predicted_step_us)
+    _, simulated, _ = run("simulate", tmp_path / "run" / "graph.json", tmp_path / "run" / "plan.json", "--json")
+    assert json.loads(simulated)["makespan_us"] == pytest.approx(plan.predicted_step_us)
     assert main(["report", str(tmp_path / "run")]) == 0
     page = (tmp_path / "run" / "report.html").read_text()
     data = json.loads(re.findall(r'id="data">(.*?)</script>', page)[0])
@@ -82,20 +89,19 @@ def test_a_run_reports_and_keeps_its_files(tmp_path: Path) -> None:
     assert data["measured"]["step_us"] > 0
 
 
-def test_costgen_writes_costs_that_a_later_run_reads_and_another_graph_refuses(tmp_path: Path) -> None:
+def test_costgen_writes_costs_that_a_later_run_reads_and_another_graph_refuses(run: Run, tmp_path: Path) -> None:
     cost = tmp_path / "cost.pkl"
-    done = baechi("train", *SMALL, "--costgen", f"--cost_path={cost}")
-    assert done.returncode == 0, done.stderr
-    assert "ops written to" in done.stdout
+    code, out, err = run("train", *SMALL, "--costgen", f"--cost_path={cost}")
+    assert code == 0, err
+    assert "ops written to" in out
     assert json.loads(cost.read_text())["clock"] == "thread_cpu"
-    again = baechi("train", *SMALL, f"--cost_path={cost}", "--num_devices=1", "--placement_method=single")
-    assert again.returncode == 0, again.stderr
-    assert "profiling" not in again.stderr
-    assert "parity" in again.stdout
-    other = baechi("train", *SMALL[:2], "--batch_size=3", f"--cost_path={cost}")
-    assert other.returncode == 1
-    assert other.stdout == ""
-    assert "the profile is of another graph: the first op that differs is" in errors_of(other.stderr)
+    code, out, err = run("train", *SMALL, f"--cost_path={cost}", "--num_devices=1", "--placement_method=single")
+    assert code == 0, err
+    assert "profiling" not in err
+    assert "parity" in out
+    code, out, err = run("train", *SMALL[:2], "--batch_size=3", f"--cost_path={cost}")
+    assert (code, out) == (1, "")
+    assert "the profile is of another graph: the first op that differs is" in errors_of(err)
 
 
 def errors_of(stderr: str) -> str:
@@ -151,7 +157,7 @@ def test_a_bad_expert_file_is_told_before_torch_is_loaded(tmp_path: Path, conten
     if content is not None:
         path.write_text(content)
     flags = ["train", *SMALL, "--placement_method=expert", f"--expert_file={path}", f"--workers={workers}"]
-    code = f"import sys; from runtime.cli import main; code = main({flags!r}); sys.exit(77 if 'torch' in sys.modules else code)"
+    code = f"import sys; from baechi_runtime.cli.main import main; code = main({flags!r}); sys.exit(77 if 'torch' in sys.modules else code)"
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
@@ -174,9 +180,9 @@ def test_missing_hints_are_told_before_the_profile(
     code: int,
     message: str,
 ) -> None:
-    from runtime import training
+    from baechi_runtime.torch import backend
 
-    monkeypatch.setattr(training, "profile_step", None)  # whoever calls it now gets a TypeError
+    monkeypatch.setattr(backend, "profile_step", None)  # whoever calls it now gets a TypeError
     flags = [f"--model_name={model}", "--image_size=75", "--batch_size=2", "--placement_method=expert"]
     if names is not None:
         (tmp_path / "expert.json").write_text(json.dumps(dict.fromkeys(names, 0)))
@@ -186,28 +192,22 @@ def test_missing_hints_are_told_before_the_profile(
 
 
 def test_num_devices_wins_over_num_gpus() -> None:
-    from runtime.cli import make_parser
-    from runtime.flags.train import request_of
+    from baechi_runtime.cli.flags.train import train_request
+    from baechi_runtime.cli.main import make_parser
 
-    request = request_of(make_parser().parse_args(["train", "--num_gpus=4", "--num_devices=3"]))
+    request = train_request(make_parser().parse_args(["train", "--num_gpus=4", "--num_devices=3"]))
     assert (request.num_devices, request.cuda) == (3, False)
-    assert request_of(make_parser().parse_args(["train", "--num_gpus=4"])).cuda
+    assert train_request(make_parser().parse_args(["train", "--num_gpus=4"])).cuda
 
 
 def test_the_flags_list_the_runtimes_optimizers() -> None:
-    from runtime.step import OPTIMIZERS as REAL
+    from baechi_runtime.models.training_step import OPTIMIZERS as REAL
 
     assert tuple(REAL) == OPTIMIZERS
 
 
 def test_ctrl_c_ends_a_run_at_once() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "runtime", "train", *SMALL[:3], "--num_steps=100000"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
+    process = start("train", *SMALL[:3], "--num_steps=100000")
     try:
         for line in process.stderr:
             if line.startswith("measuring"):
@@ -226,20 +226,13 @@ def test_ctrl_c_in_a_search_keeps_its_best_plan(tmp_path: Path, method: str, wor
     """For worker processes, too: only rank 0, which the user did not start, has the plan."""
     kept = tmp_path / "run"
     flags = [*SMALL, f"--placement_method={method}", f"--workers={workers}", "--num_devices=3", "--time_limit=3600", f"--out={kept}"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "runtime", "train", *flags],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    ) as process:
-        for line in process.stderr:
-            if line.startswith("  best "):
-                break
-        started = list(map(int, " ".join(path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/children")).split()))
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=120)
-    assert (process.returncode, out) == (130, "")
+    flags += ["--comm_cost_coeffs=0.001,50"]
+    process = start("train", *flags)
+    wait_for_line(process, "  best ")
+    started = list(map(int, " ".join(path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/children")).split()))
+    process.send_signal(signal.SIGINT)
+    code, out, err = finish(process, timeout=120)
+    assert (code, out) == (130, "")
     assert errors_of(err) == f"error: interrupted; the best plan found until then is {kept / 'plan.json'}"
     assert len(started) == (3 if workers == "process" else 0)
     assert not any(Path(f"/proc/{pid}").exists() for pid in started)
@@ -250,12 +243,18 @@ def test_ctrl_c_in_a_search_keeps_its_best_plan(tmp_path: Path, method: str, wor
 GNMT = ["--model_name=gnmt_v2", "--vocab_size=40", "--max_seq_length=6", "--rnn_units=8", "--num_layers=2", "--residual", "--rnn_chunk=3"]
 
 
-def test_the_expert_places_gnmt(tmp_path: Path) -> None:
+def test_costs_are_printed_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cost.json"
+    assert main(["train", *GNMT, "--costgen", "--json", f"--cost_path={path}"]) == 0
+    assert json.loads(capsys.readouterr().out)["ops"] == json.loads(path.read_text())["ops"]
+
+
+def test_the_expert_places_gnmt(run: Run, tmp_path: Path) -> None:
     """In Baechi's own words: all flags of its example but the size, and its expert's placement, for real."""
     flags = [*GNMT, "--batch_size=4", "--rnn_unit_type=gru", "--encoder_type=gnmt", "--num_steps=2", "--num_devices=3"]
-    done = baechi("train", *flags, "--placement_method=expert", "--json", f"--out={tmp_path / 'run'}")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    code, out, err = run("train", *flags, "--placement_method=expert", "--json", f"--out={tmp_path / 'run'}")
+    assert code == 0, err
+    report = json.loads(out)
     assert (report["parity"]["passed"], report["parity"]["max_abs_diff"]) == (True, 0.0)
     graph = OpGraph.load(tmp_path / "run" / "graph.json")
     plan = Plan.load(tmp_path / "run" / "plan.json", graph)
@@ -265,19 +264,18 @@ def test_the_expert_places_gnmt(tmp_path: Path) -> None:
 
 
 def test_the_models_flags_become_its_options() -> None:
-    from runtime.cli import make_parser
-    from runtime.flags.train import request_of
-    from runtime.models.registry import ModelOptions
+    from baechi_runtime.cli.flags.train import train_request
+    from baechi_runtime.cli.main import make_parser
+    from baechi_runtime.models.registry import ModelOptions
 
     given = [*GNMT, "--rnn_unit_type=gru", "--encoder_type=bi", "--batch_size=7", "--seed=3", "--num_gpus=5"]
     expected = ModelOptions(7, None, 3, 5, 40, 6, 8, "gru", 2, "bi", True, 3)
-    assert request_of(make_parser().parse_args(["train", *given])).model_options == expected
-    assert request_of(make_parser().parse_args(["train"])).model_options == ModelOptions(num_devices=2)
+    assert train_request(make_parser().parse_args(["train", *given])).model_options == expected
+    assert train_request(make_parser().parse_args(["train"])).model_options == ModelOptions(num_devices=2)
 
 
 def test_the_flags_list_the_models_choices() -> None:
-    from runtime.flags.train import ENCODER_TYPES, RNN_UNIT_TYPES
-    from runtime.models.torch import gnmt_v2, rnn
+    from baechi_runtime.models.options.gnmt_v2 import UNIT_TYPES
+    from baechi_runtime.models.torch import rnn
 
-    assert gnmt_v2.ENCODER_TYPES == ENCODER_TYPES
-    assert tuple(rnn.UNIT_TYPES) == RNN_UNIT_TYPES
+    assert tuple(rnn.UNIT_TYPES) == UNIT_TYPES

@@ -1,31 +1,29 @@
-"""What Baechi's flags do to a run."""
+"""The effects of Baechi's flags on a run."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from baechi_ext.ir import Link, OpGraph, Plan
 from baechi_ext.simulate import simulate
-from runtime.cli import make_parser
-from runtime.flags.train import request_of
+from baechi_runtime.cli.flags.train import train_request
+from baechi_runtime.cli.main import make_parser
+from tests.runtime import forked
 
 
 def test_they_reach_the_request() -> None:
     argv = ["--memory_fraction=0.8", "--placer_memory_fraction=0.5", "--comm_cost_factor=3", "--cost_factor=2", "--logdir=here"]
-    request = request_of(make_parser().parse_args(["train", *argv]))
+    request = train_request(make_parser().parse_args(["train", *argv]))
     assert request.memory_fraction == pytest.approx(0.4)
     assert (request.comm_cost_factor, request.plan.cost_factor, request.out) == (3, 2, "here")
     assert not request.log_device_placement
-    assert request_of(make_parser().parse_args(["train", "--log_placer_device_placement"])).log_device_placement
+    assert train_request(make_parser().parse_args(["train", "--log_placer_device_placement"])).log_device_placement
 
 
 def test_a_run_with_them(tmp_path: Path) -> None:
     model = ["--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--num_steps=1", "--placement_method=m_etf"]
     costs = ["--comm_cost_coeffs=0.5,4", "--comm_cost_factor=2", "--cost_factor=1.5", "--log_device_placement=True"]
-    command = [sys.executable, "-m", "runtime", "train", *model, *costs, f"--logdir={tmp_path}"]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=240)
+    done = forked.run("train", *model, *costs, f"--logdir={tmp_path}")
     assert done.returncode == 0, done.stderr
     assert "with 2 times the links' costs" in done.stdout
     assert "planned with costs off by up to 1.5 times" in done.stdout

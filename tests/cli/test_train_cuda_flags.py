@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime.cli import main
+from baechi_runtime.cli.main import main
 
 EXCLUDED = [
     (["train", "--split_gpu=2", "--num_devices=2"], "--split_gpu and --num_devices exclude each other"),

@@ -7,10 +7,7 @@ import pytest
 
 from baechi_ext.hybrid.plan import HybridPlan, load_plan
 from baechi_ext.ir import Cluster, Device, Link, OpGraph
-from runtime.cli import main
-from runtime.report_page.data import page_data
-from runtime.run_folder import RunFolder
-from tests.runtime.chrome_trace import problems_of
+from baechi_runtime.cli.main import main
 
 SIZES = ["--num_layers=1", "--d_model=64", "--num_heads=4", "--vocab_size=64", "--max_seq_length=16", "--batch_size=8"]
 SMALL = ["train", "--model_name=gpt2", *SIZES, "--num_steps=2", "--time_limit=0.5"]
@@ -22,13 +19,13 @@ def cluster_of_four(folder: Path) -> str:
     return f"--cluster={folder / 'cluster.json'}"
 
 
-def test_threads_plan_and_keep_what_they_do_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [METHOD, "--workers=thread", "--num_devices=4", cluster_of_four(tmp_path), f"--out={tmp_path / 'run'}"]
+def test_a_plan_on_groups_is_kept_and_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [METHOD, "--num_devices=4", cluster_of_four(tmp_path), f"--out={tmp_path / 'run'}"]
     assert main([*SMALL, *flags]) == 2
     shown = capsys.readouterr().err.splitlines()[-1]
     assert shown.startswith("error: the best plan has 1 group of 4 devices and a predicted step of ")
     assert "placement alone" in shown
-    assert "add --workers=process" in shown
+    assert "run --placement_method=auto, or --sharding=pase" in shown
     graph = OpGraph.load(tmp_path / "run" / "graph.json")
     plan = load_plan(tmp_path / "run" / "plan.json", graph)
     assert isinstance(plan, HybridPlan)
@@ -46,36 +43,11 @@ def test_threads_plan_and_keep_what_they_do_not_run(tmp_path: Path, capsys: pyte
     assert "not on other devices or links" in capsys.readouterr().err
     assert main(["export-device-map", *files]) == 1
     assert "groups of devices" in capsys.readouterr().err
-    costs = f"--cost_path={tmp_path / 'run' / 'profile.json'}"
-    assert main([*SMALL, *flags, costs, "--train_steps=2", f"--checkpoint={tmp_path / 'kept'}"]) == 2
-    assert "drop --checkpoint" in capsys.readouterr().err
-
-
-def test_processes_run_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    flags = [METHOD, "--num_devices=4", cluster_of_four(tmp_path), f"--out={tmp_path / 'run'}", "--json"]
-    assert main([*SMALL, *flags]) == 0
-    report = json.loads(capfd.readouterr().out)
-    assert report["parity"]["passed"]
-    assert report["parity"]["tolerance"] == 1e-8
-    assert (report["method"], report["executor"], report["num_devices"]) == ("hybrid", "process", 4)
-    assert len(report["measured_step_us"]["placed"]["samples"]) == 2
-    assert report["predicted_step_us"]["placed"] < report["predicted_step_us"]["single"]
-    assert report["sent_bytes"]["between_groups"] == 0
-    assert report["sent_bytes"]["inside_groups"] > 0
-    assert json.loads((tmp_path / "run" / "report.json").read_text()) == report
-    run = RunFolder.load(tmp_path / "run")
-    measured = run.require_measured()
-    assert {op.id for op in measured.ops} == {op.id for op in run.graph.ops if op.op != "input"}
-    assert {op.device for op in measured.ops} == {0}  # the group of all four
-    assert main(["trace", str(run.path)]) == 0
-    assert problems_of(json.loads((run.path / "trace.json").read_text())) == []
-    assert page_data(run)["measured"]["step_us"] == measured.wall_us
-    assert capfd.readouterr().out.startswith("the trace is")
 
 
 def test_where_nothing_pays_it_runs_the_plain_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Cluster((Device("a"), Device("b")), Link(us_per_byte=1.0, latency_us=1e6)).save(tmp_path / "cluster.json")
-    flags = ["--workers=thread", "--num_devices=2", f"--cluster={tmp_path / 'cluster.json'}", "--json"]
+    flags = ["--num_devices=2", f"--cluster={tmp_path / 'cluster.json'}", "--json"]
     assert main([*SMALL, METHOD, *flags]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["method"] == "hybrid"

@@ -8,8 +8,8 @@ import pytest
 
 from baechi_ext.place.placeto.embedding import EMBEDDINGS
 from baechi_ext.place.placeto.learning import ALGORITHMS
-from baechi_ext.place.placeto.lesson import STARTS
-from runtime.flags.placeto import ACTIONS
+from baechi_ext.place.placeto.training_task import STARTS
+from baechi_runtime.cli.flags.placeto import ACTIONS
 from tests.place.placeto.graphs import distinct, towers, write_family
 
 

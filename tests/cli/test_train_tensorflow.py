@@ -3,8 +3,6 @@
 import json
 import re
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +11,8 @@ import pytest
 from baechi_ext.cost import Profile
 from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.ir.made_by import MadeBy
-from tests.cli.files import ROOT
 from tests.cli.test_train import KEYS
+from tests.runtime import forked
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -60,7 +58,7 @@ def test_logical_devices_and_a_search_that_does_not_split(run: Run) -> None:
     assert re.search(r"moved +0 tensors", out)
     whole = "splitting does not pay" in out or "whether splitting pays is not known: the time limit" in out
     assert whole == bool(re.search(r"cpu:[01] +0 +0%", out))
-    assert re.search(r"tf.function, one thread +- ", out)
+    assert re.search(r"tf.function, (one thread|\d+ threads|a thread a core) +- ", out)  # others of this process may have chosen
     assert "peak accounted" in out
 
 
@@ -97,9 +95,8 @@ def test_two_hosts() -> None:
     """Two addresses of this machine, the same command for each; the one that serves ends with the one that drives."""
     hosts = ",".join(f"{address}:{free_port(address)}" for address in ("127.0.0.1", "127.0.0.2"))
     flags = [*TRAIN, *SMALL, "--placement_method=round_robin", LINK, f"--cluster_hosts={hosts}", "--json"]
-    command = [sys.executable, "-m", "runtime", *flags]
-    serving = subprocess.Popen([*command, "--task_index=1"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    driving = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    serving = forked.start(*flags, "--task_index=1")
+    driving = forked.run(*flags)
     out, err = serving.communicate(timeout=120)
     assert driving.returncode == 0, driving.stderr
     assert (serving.returncode, out) == (0, ""), err
@@ -115,7 +112,7 @@ def test_two_hosts() -> None:
         (["--cluster_hosts=127.0.0.1:{free},127.0.0.1:1", "--timeout=1"], 1, "127.0.0.1:1 did not answer within 1 s; start there"),
         (["--cluster_hosts=127.0.0.1:1,127.0.0.1:{free}", "--task_index=1", "--timeout=1"], 1, "127.0.0.1:1, which drives, did not come"),
         (["--cluster_hosts=alpha"], 2, "'alpha' is not host:port"),
-        (["--cluster_hosts=alpha:1,alpha:1"], 2, "'alpha:1' stands twice"),
+        (["--cluster_hosts=alpha:1,alpha:1"], 2, "'alpha:1' appears twice"),
         (["--cluster_hosts=alpha:1,beta:1", "--task_index=2"], 2, "--task_index=2 is none of the 2 places"),
         (["--cluster_hosts=alpha:1,beta:1", "--num_devices=3"], 2, "names 2 devices; drop --num_devices"),
         (["--cluster_hosts=alpha:1,beta:1", "--workers=thread"], 2, "drop --workers=thread"),

@@ -26,8 +26,8 @@ def test_modules_and_classes_say_what_they_are(path: Path) -> None:
 def test_the_front_door_says_what_it_takes() -> None:
     text = baechi_ext.parallelize.__doc__
     assert "Raises MissingBackendError" in text
-    for name in re.findall(r"runtime[\w.]+\.ParallelizeOptions", text):
-        source = ROOT / (name.rpartition(".")[0].replace(".", "/") + ".py")
+    for name in re.findall(r"baechi_runtime[\w.]+\.ParallelizeOptions", text):
+        source = ROOT / "runtime" / (name.rpartition(".")[0].replace(".", "/") + ".py")
         options = next(n for n in ast.parse(source.read_text()).body if isinstance(n, ast.ClassDef) and n.name == "ParallelizeOptions")
         assert ast.get_docstring(options)
 

@@ -21,16 +21,17 @@ NAMED = [
 
 @cache
 def flags_of(name: str) -> set[str]:
-    """What stands in the benchmark's own help."""
+    """The flags in the benchmark's own help."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), pytest.raises(SystemExit, match="0"):
-        import_module(f"benchmarks.{name}").main(["--help"])
+        folder = (ROOT / "benchmarks" / name).is_dir()
+        import_module(f"benchmarks.{name}.__main__" if folder else f"benchmarks.{name}").main(["--help"])
     return set(re.findall(r"--[a-z]\w*", printed.getvalue()))
 
 
 @pytest.mark.parametrize(("page", "name", "words"), NAMED, ids=[f"{page}-{name}-{i}" for i, (page, name, _) in enumerate(NAMED)])
 def test_benchmarks_and_their_flags_exist(page: str, name: str, words: list[str]) -> None:
-    assert (ROOT / "benchmarks" / f"{name}.py").exists()
+    assert (ROOT / "benchmarks" / f"{name}.py").exists() or (ROOT / "benchmarks" / name / "__main__.py").exists()
     assert {word.partition("=")[0] for word in words if word.startswith("--")} <= flags_of(name), page
 
 

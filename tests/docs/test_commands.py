@@ -1,4 +1,4 @@
-"""What the pages tell people to type exists: commands, flags, make targets, links. Benchmarks: test_benchmarks.py."""
+"""Everything that the pages tell people to type exists: commands, flags, make targets, links. Benchmarks: test_benchmarks.py."""
 
 import argparse
 import re
@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from runtime.cli import make_parser, with_underscores
+from baechi_runtime.cli.main import make_parser, with_underscores
 from tests.docs.pages import PAGES, ROOT, Page
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -46,7 +46,7 @@ def of_baechi(words: list[str]) -> list[str] | None:
     for i, word in enumerate(words):
         if word in PROGRAMS:
             return PROGRAMS[word] + words[i + 1 :]
-        if word == "runtime" and words[max(0, i - 1)] == "-m":
+        if word == "baechi_ext" and words[max(0, i - 1)] == "-m":
             return words[i + 1 :]
         if word in ("baechi", ".venv/bin/baechi") and (i == 0 or words[0] in ("nice", "time", "taskset")):
             return words[i + 1 :]
@@ -136,7 +136,7 @@ def page_of(text: str) -> Page:
         "    baechi plce GRAPH.json",
         "```sh\nbaechi place G.json \\\n    --number_of_devices=2\n```",
         "say `baechi train --explain`",
-        "    torchrun -m runtime train --mod=x",
+        "    torchrun -m baechi_ext train --mod=x",
         "    ./bazel-bin/train --gpus=4",
     ],
 )

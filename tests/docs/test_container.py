@@ -1,4 +1,4 @@
-"""What can be said of the Dockerfile without Docker: its steps are the Makefile's, its stages, versions and extras exist."""
+"""The Dockerfile, as far as it can be checked without Docker: its steps are the Makefile's, its stages, versions and extras exist."""
 
 import ast
 import re

@@ -1,5 +1,5 @@
-"""docs/speed.md, and the times in docs/tensorflow.md, say what the committed results say: the tables are computed anew, the commands are
-those of the results they name."""
+"""docs/speed.md, and the times in docs/tensorflow.md and docs/parts.md, say what the committed results say: the tables are computed anew,
+the commands are those of the results they name."""
 
 import json
 import re
@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from runtime.tables import as_time
+from baechi_runtime.report.tables import as_time
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE, TENSORFLOW_PAGE = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("speed", "tensorflow"))
+NAMES = ("speed", "tensorflow", "parts")
+PAGE, TENSORFLOW_PAGE, PARTS_PAGE = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in NAMES)
 MODELS = ("wide_towers", "inception_v3", "gnmt_v2", "nasnet", "transformer", "gpt2", "resnet101", "alexnet", "rnnlm")
 TENSORFLOW = ("wide_towers", "gnmt_v2", "inception_v3", "nasnet")
 
@@ -30,7 +31,7 @@ def table(heading: str, page: str = PAGE) -> dict[str, list[str]]:
 
 
 def times(row: dict[str, Any] | None) -> str:
-    """How many times as fast as eager, with its interval."""
+    """The speed-up over eager, with its interval."""
     if row is None:
         return "not possible"
     ratio = row["times_eager"]
@@ -67,8 +68,26 @@ def test_steps_of_tensorflow(model: str) -> None:
     assert table("Step times", TENSORFLOW_PAGE)[model] == expected
 
 
+@pytest.mark.parametrize("model", table("What it brings", PARTS_PAGE))
+def test_steps_over_parts(model: str) -> None:
+    rows = variants(f"step_time_parts_{model}_2_threads.json")
+    whole, parts = rows["auto"], rows["auto, 2 parts"]
+    assert table("What it brings", PARTS_PAGE)[model] == [
+        as_time(whole["predicted_us"]),
+        times(whole),
+        as_time(parts["predicted_us"]),
+        times(parts),
+        times(rows["ddp"]),
+    ]
+
+
+def test_the_table_of_steps_over_parts_has_all_results() -> None:
+    found = {path.name.removeprefix("step_time_parts_").removesuffix("_2_threads.json") for path in RESULTS.glob("step_time_parts_*.json")}
+    assert set(table("What it brings", PARTS_PAGE)) == found
+
+
 def briefly(row: dict[str, Any] | None) -> str:
-    """How many times as fast as tf.function, and how far the prediction was off."""
+    """The speed-up over tf.function, and how far the prediction was off."""
     if row is None:
         return "-"
     off = "" if row["prediction_error"] is None else f" ({row['prediction_error']:+.0%})"
@@ -86,11 +105,44 @@ def test_quality_of_plans() -> None:
         assert cells == [means[method][c] for c in columns], method
 
 
+def test_the_first_plan() -> None:
+    result = read("cold_start.json")
+    for task, cells in table("The first plan").items():
+        assert cells == [f"{result['median_seconds'][f'{method}, {task}']:#.2g} s".replace(". ", " ") for method in ("m_sct", "auto")], task
+    compiling = [row for row in result["rows"] if row["task"] == "compile all"]
+    processor, clock = (statistics.median(row[key] for row in compiling) for key in ("processor_seconds", "seconds"))
+    assert f"{processor:.0f} s of processor time and {clock:.0f} s there" in PAGE
+    assert f"`auto` searches for {result['search_seconds']} s" in PAGE
+    assert f"They take {compiling[0]['bytes'] / 1e6:.0f} MB" in PAGE
+
+
 def test_seconds_to_place() -> None:
     rows = {(row["task"], row["ops"]): statistics.median(row["seconds"]) for row in read("placers.json")["rows"]}
     for ops, cells in table("How long placing takes").items():
         expected = [f"{rows[m, int(ops)]:.2g} s" if (m, int(ops)) in rows else "" for m in ("m_etf", "m_sct")]
         assert cells == expected, ops
+
+
+def test_public_scripts() -> None:
+    rows = [row for number in (1, 2) for row in read(f"public_scripts_{number}.json")["rows"]]
+    text = PAGE.partition("## Public scripts")[2].partition("\n## ")[0]
+    same = [row["name"] for row in rows if row["same"]]
+    assert f"{len(rows)} public training scripts" in text
+    assert f"and {len(same)} print the same digits" in text
+    assert {run["exit_code"] for row in rows for run in row["placed"]} == {0}
+    for number, name in enumerate(("first run, set-up included", "second run")):
+        ratios = [row["placed"][number]["ratio"] for row in rows]
+        cells = [statistics.geometric_mean(ratios), min(ratios), max(ratios)]
+        line = f"| {name} | {' | '.join(f'{r:.2f}' for r in cells)} | {sum(r <= 1.05 for r in ratios)} |"
+        assert line in text
+    placed = [row["name"] for row in rows if "steps placed" in row["placed"][1]["said"][-1]]
+    assert ("in the second run one is placed" in text) == (len(placed) == 1)
+    aside, waiting = (
+        statistics.geometric_mean(row["placed"][0]["ratio"] for row in read(f"public_scripts_{number}.json")["rows"]) for number in (3, 4)
+    )
+    assert f"four scripts' first runs took {aside:.2f} times plain, and {waiting:.2f} where they waited" in text
+    seconds = [run["seconds"] for row in rows for run in row["plain"]]
+    assert f"{min(seconds):.0f} to {max(seconds):.0f} seconds" in text
 
 
 def test_every_command_is_that_of_a_committed_result() -> None:

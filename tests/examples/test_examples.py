@@ -19,7 +19,7 @@ needs_tensorflow = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is 
 
 
 def run(folder: Path, *words: object) -> str:
-    """What a command of Python prints in a folder, with this checkout's packages and one thread."""
+    """The output of a Python command in a folder, with this checkout's packages and one thread."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -29,7 +29,7 @@ def run(folder: Path, *words: object) -> str:
 
 def step_of(folder: Path, graph: Path, plan: Path) -> float:
     """The predicted step of a plan that breaks no rule."""
-    said = json.loads(run(folder, "-m", "runtime", "simulate", graph, plan, "--json"))
+    said = json.loads(run(folder, "-m", "baechi_ext", "simulate", graph, plan, "--json"))
     assert said["violations"] == []
     return said["makespan_us"]
 
@@ -37,8 +37,8 @@ def step_of(folder: Path, graph: Path, plan: Path) -> float:
 def test_a_training_script_prints_the_same_placed(tmp_path: Path) -> None:
     script, sizes = EXAMPLES / "training_script.py", ("--epochs=2", "--width=32", "--depth=2", "--examples=256")
     expected = run(tmp_path, script, *sizes)
-    place = ("train", "--placement_method=round_robin", "--num_devices=2", "--comm_cost_coeffs=0.0001,30", "--out=run")
-    assert run(tmp_path, "-m", "runtime", *place, script, "--", *sizes) == expected
+    place = ("train", "--placement_method=round_robin", "--keep_placed", "--num_devices=2", "--comm_cost_coeffs=0.0001,30", "--out=run")
+    assert run(tmp_path, "-m", "baechi_ext", *place, script, "--", *sizes) == expected
     assert expected.count("mean loss") == 2
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert set(plan["placement"].values()) == {0, 1}
@@ -46,7 +46,7 @@ def test_a_training_script_prints_the_same_placed(tmp_path: Path) -> None:
 
 def test_a_loop_of_ones_own(tmp_path: Path) -> None:
     printed = run(tmp_path, EXAMPLES / "own_loop.py", "--steps=4", "--width=16", "--experts=2", "--method=round_robin")
-    assert re.search(r"round_robin, \d+ \+ \d+ ops on cpu:0, cpu:1; 4 steps placed, 2 verified", printed)
+    assert re.search(r"round_robin, \d+ \+ \d+ ops on cpu:0, cpu:1; 3 steps placed, verified 2 of 3", printed)
     assert printed.endswith("unplaced: Mixture with 10 tensors\n")
     first, last = (float(loss) for loss in re.findall(r"loss (\S+)", printed)[:2])
     assert last < first
@@ -56,7 +56,7 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
 def test_a_step_of_tensorflow(tmp_path: Path) -> None:
     printed = run(tmp_path, EXAMPLES / "tensorflow_step.py", "--steps=5", "--width=16", "--method=round_robin", "--workers=thread")
     assert "round_robin, " in printed
-    assert "2 verified" in printed
+    assert "verified 2 of 5, last at call 2" in printed
     assert printed.endswith("steps the optimizer counts: 5\n")
     first, last = (float(loss) for loss in re.findall(r"loss (\S+)", printed)[:2])
     assert last < first

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baechi_ext.errors import GraphError
-from baechi_ext.group.forward import follow_forward, forward_nodes, forward_of
+from baechi_ext.group.forward import forward_nodes, forward_of, joined
 from baechi_ext.ir.op_graph import Op, OpGraph
 from tests.group.training_graphs import PROPERTY, any_graphs, chain, names, training_graphs
 
@@ -82,7 +82,7 @@ def test_a_forward_op_that_is_none_is_refused(name, why):
 
 def test_labels_join_the_groups_of_an_op_and_its_forward_op():
     graph = graph_of("f>g g>h h>u", Op("f"), backward("g", "f", "w"), backward("h"), update("u", "ww"))
-    assert [op.colocation for op in follow_forward(graph).ops] == ["w", "w", "w", "w"]
+    assert [op.colocation for op in joined(graph, forward_of(graph)).ops] == ["w", "w", "w", "w"]
     assert [op.colocation for op in graph.ops] == [None, "w", None, "ww"]
 
 

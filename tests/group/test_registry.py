@@ -1,4 +1,4 @@
-"""What holds for every grouper, every placer type, with and without backward ops: the contract a placer relies on."""
+"""The contract a placer relies on, which holds for every grouper and every placer type, with and without backward ops."""
 
 import json
 import os
@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from baechi_ext.errors import OptionError
 from baechi_ext.group.grouping import Grouping, GroupOptions
 from baechi_ext.group.registry import GROUPERS, PLACER_TYPES, group
-from baechi_ext.ir.check import placement_violations
 from baechi_ext.ir.cluster import Cluster, Link
 from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.ir.plan import placement_violations
 from baechi_ext.simulate import lower_bound_us, simulate
 from tests.group.training_graphs import PROPERTY, any_graphs, chain, names, small, training_graphs
 
 CLUSTER = Cluster.uniform(3, link=Link(us_per_byte=0.5, latency_us=1.0))
-CONTRACT = settings(PROPERTY, max_examples=40)
+CONTRACT = settings(PROPERTY, max_examples=25)
 ANY = st.one_of(training_graphs(), any_graphs())
 
 every_choice = pytest.mark.parametrize(
@@ -47,13 +47,13 @@ every_choice = pytest.mark.parametrize(
 
 
 def turns_edges(choice) -> bool:
-    """Whether what is sent back is counted as if it were sent forward, by each of its readers on its own."""
+    """True if tensors sent back are counted as if they were sent forward, by each of their readers on its own."""
     options = choice.get("options", GroupOptions())
     return choice["only_forward"] or options.resolve_cycle or options.allow_cycle
 
 
 def cut_bytes(graph: OpGraph, placement) -> int | float:
-    """What has to be moved: each tensor once per device that reads it and does not make it."""
+    """Bytes that have to be moved: each tensor once per device that reads it and does not make it."""
     return sum(t.bytes * len({placement[w] for w in t.readers} - {placement[t.producer]}) for t in graph.tensors)
 
 

@@ -21,7 +21,7 @@ def layer(name: str, parts: int, sums: float = 0.0, reads: int = 0) -> Node:
 
 
 def step(layers: Sequence[Node], edges: Sequence[tuple[int, int]] = (), us: float = 100.0) -> tuple[OpGraph, Sharding]:
-    """An op of so many microseconds for each layer, a tensor for each edge."""
+    """An op of this many microseconds for each layer, a tensor for each edge."""
     taken: dict[int, int] = {}
     shard_edges = []
     for source, target in edges:

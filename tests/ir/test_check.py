@@ -3,7 +3,7 @@
 import pytest
 
 from baechi_ext.errors import PlanError
-from baechi_ext.ir.check import memory_violations, placement_violations, verify_placement
+from baechi_ext.ir.plan import memory_violations, placement_violations, verify_placement
 from tests.build import cluster_of, graph_of
 
 GRAPH = graph_of({"a": 1, "b": 1, "c": 1}, colocation={"a": "g", "c": "g"})

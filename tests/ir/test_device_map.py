@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from baechi_ext.errors import FileError, GraphError
 from baechi_ext.ir import Op, OpGraph
-from baechi_ext.ir.device_map import DeviceMap, nearest_map
+from baechi_ext.ir.hints import DeviceMap, nearest_map
 from tests.build import graph_of
 
 NAMES = ["cpu:0", "cpu:1", "cpu:2"]

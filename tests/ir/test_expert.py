@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from baechi_ext.errors import FileError
 from baechi_ext.ir import OpGraph
-from baechi_ext.ir.expert import ExpertFile, with_experts
+from baechi_ext.ir.hints import ExpertFile, with_experts
 from tests.build import graph_of
 
 

@@ -4,7 +4,10 @@ import errno
 import gzip
 import json
 import os
+import re
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +17,7 @@ import pytest
 
 from baechi_ext.errors import FileError
 from baechi_ext.ir import Op, OpGraph
-from baechi_ext.ir.files import read_json, require_writable, write_json
+from baechi_ext.ir.files import READ_LIMIT, READ_SECONDS, read_json, require_writable, write_json
 
 UNREADABLE = [
     (b"", "is not valid JSON: .*; it may be truncated: write it again"),
@@ -46,6 +49,79 @@ def test_what_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"cannot read plan file '.*no\.json': No such file or directory; check the path"):
         read_json(tmp_path / "no.json", "plan")
+
+
+def test_more_bytes_than_a_file_may_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(b'{"a": "' + b"x" * 3_000_000 + b'"}')
+    monkeypatch.setenv(READ_LIMIT, "3000000")
+    message = r"^graph file '.*x\.json' holds more than 3000000 bytes; check that .*, or allow more by \$BAECHI_READ_LIMIT"
+    with pytest.raises(FileError, match=message):
+        read_json(path, "graph")
+    monkeypatch.setenv(READ_LIMIT, "3000009")
+    assert len(read_json(path, "graph")["a"]) == 3_000_000
+    monkeypatch.setenv(READ_LIMIT, "1GB")
+    with pytest.raises(FileError, match=r"\$BAECHI_READ_LIMIT is '1GB'; expected a whole number of bytes"):
+        read_json(path, "graph")
+
+
+def test_a_compressed_file_is_counted_decompressed_and_not_held(tmp_path: Path) -> None:
+    """Three megabytes that become three gigabytes are refused in a process that may have one and a half."""
+    mib = gzip.compress(b" " * (1 << 20), 9)
+    (tmp_path / "x.json").write_bytes(mib * 3000)  # members follow each other
+    code = f"""
+import resource, sys
+from baechi_ext.errors import FileError
+from baechi_ext.ir.files import read_json
+resource.setrlimit(resource.RLIMIT_AS, (3 << 29, 3 << 29))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    read_json({str(tmp_path / "x.json")!r}, "graph")
+except FileError as e:
+    print(e, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True)
+    assert re.search(r"holds more than 1073741824 bytes; .* True$", done.stdout), done
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/null", "/dev/random"])
+def test_a_device_is_not_read(device: str) -> None:
+    with pytest.raises(FileError, match=f"cannot read graph file '{device}': it is a device; give a file or a pipe"):
+        read_json(device, "graph")
+
+
+def test_a_pipe_that_nobody_writes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(READ_SECONDS, "1")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileError, match=r"is a pipe, of which not all was written within 1 s; .* or allow more by \$BAECHI_READ_SECONDS"):
+        read_json(tmp_path / "pipe", "graph")
+
+
+def test_a_pipe_is_read(tmp_path: Path) -> None:
+    pipe, value = tmp_path / "pipe", {"a": "x" * 3_000_000}
+    os.mkfifo(pipe)
+    code = f"import gzip, json; open({str(pipe)!r}, 'wb').write(gzip.compress(json.dumps({value!r}).encode(), 0))"
+    with subprocess.Popen([sys.executable, "-c", code.replace(repr(value), "{'a': 'x' * 3_000_000}")]):
+        assert read_json(pipe, "graph") == value
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
+def test_a_name_that_no_file_has(tmp_path: Path, name: str) -> None:
+    with pytest.raises(FileError, match="cannot read graph file '.*(File name too long|null byte); check the path"):
+        read_json(tmp_path / name, "graph")
+
+
+@pytest.mark.parametrize("text", ["[" * 70 + "]" * 70, '{"a":' * 64 + "1" + "}" * 64, '["' + "[" * 100 + '",' + "[" * 64 + "]" * 65])
+def test_lists_and_objects_in_each_other(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.json").write_text(f'{{"a": {text}}}')
+    with pytest.raises(FileError, match="has lists and objects in each other, more than 64 deep; write it again"):
+        read_json(tmp_path / "x.json", "graph")
+
+
+@pytest.mark.parametrize("value", ["[" * 100, ["}{" * 100] * 3])
+def test_brackets_in_texts_do_not_count(tmp_path: Path, value: Any) -> None:
+    write_json(tmp_path / "x.json", {"a": value})
+    assert read_json(tmp_path / "x.json", "graph") == {"a": value}
 
 
 def test_a_folder_in_place_of_a_file(tmp_path: Path) -> None:

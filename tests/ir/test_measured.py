@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baechi_ext.errors import MeasurementError, MismatchError
-from baechi_ext.ir.measured import HeldBytes, MeasuredOp, MeasuredStep, MeasuredTransfer
+from baechi_ext.ir.measured import MeasuredOp, MeasuredStep, MeasuredTransfer, ResidentBytes
 from tests.build import graph_of
 
 GRAPH = graph_of({"a": 1, "b": 2, "c": 3}, ("a", "b", 8), ("a", "c", 8))
@@ -21,7 +21,7 @@ STEP = MeasuredStep(
     wall_us=9.5,
     ops=(MeasuredOp("a", 0, 0.5, 1.5), MeasuredOp("b", 1, 3.0, 4.5), MeasuredOp("c", 0, 1.5, 1.5)),
     transfers=(MeasuredTransfer("a", TENSOR, 0, 1, 1.5, 2.75),),
-    memory=((HeldBytes(0.0, 8), HeldBytes(1.5, 0)), ()),
+    memory=((ResidentBytes(0.0, 8), ResidentBytes(1.5, 0)), ()),
     notes=("a note",),
 )
 
@@ -54,9 +54,9 @@ def broken(*path: str | int, value: Any) -> dict[str, Any]:
 WRONG = [
     (("kind",), "baechi checkpoint", MeasurementError, "is a 'baechi checkpoint', not a"),
     (("wall_us",), float("nan"), MeasurementError, "wall_us is nan; expected a finite number"),
-    (("ops",), {}, MeasurementError, '"ops" is no list of objects'),
+    (("ops",), {}, MeasurementError, '"ops" is not a list of objects'),
     (("ops", 0, "id"), "other", MismatchError, "it has the op 'other', which the graph lacks"),
-    (("ops", 1, "id"), "a", MeasurementError, "op 'a' stands twice"),
+    (("ops", 1, "id"), "a", MeasurementError, "op 'a' appears twice"),
     (("ops", 1, "device"), 0.5, MeasurementError, "\"device\" of op 'b' is 0.5; expected the index of a device"),
     (("ops", 1, "start_us"), 5.0, MeasurementError, "op 'b' ends at 4.5 us, before it starts at 5 us"),
     (("ops", 2, "start_us"), 1.25, MeasurementError, "ops 'a' and 'c' overlap on device 0"),
@@ -64,7 +64,7 @@ WRONG = [
     (("transfers", 0, "tensor"), None, MeasurementError, 'transfer 0 of the measured step has no "tensor"'),
     (("transfers", 0, "tensor"), "none", MismatchError, "op 'a' has no output 'none'"),
     (("transfers", 0, "op"), "x", MismatchError, "it has the transfer of an output of 'x'"),
-    (("memory",), 5, MeasurementError, '"memory" is no list'),
+    (("memory",), 5, MeasurementError, '"memory" is not a list'),
     (("memory", 0, 1, "at_us"), "soon", MeasurementError, "at_us in the memory of device 0 is 'soon'; expected a number"),
     (("memory", 0, 0, "at_us"), 2.0, MeasurementError, "memory of device 0 is not in the order of time"),
     (("graph_fingerprint",), "0" * 64, MismatchError, "its fingerprint is 000000000000"),

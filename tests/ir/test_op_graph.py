@@ -51,7 +51,7 @@ REFUSED = [
     (change(("nodes", 0, "id"), ...), r'node 0 has no "id"'),
     (change(("nodes", 0, "id"), 1.5), r"the id of node 0 is 1.5; expected a string or an integer"),
     (change(("nodes", 0, "id"), True), r"the id of node 0 is True"),
-    (change(("nodes", 0, "id"), "7"), r"op id '7' stands twice, at positions 0 and 1"),
+    (change(("nodes", 0, "id"), "7"), r"op id '7' appears twice, at positions 0 and 1"),
     (change(("nodes", 0, "compute_us"), ...), r"op 'a' has no \"compute_us\""),
     (change(("nodes", 0, "compute_us"), None), r"op 'a' has no \"compute_us\""),
     (change(("nodes", 0, "compute_us"), -1), r"compute_us of op 'a' is -1; expected at least 0"),
@@ -207,7 +207,7 @@ def test_save_and_load(tmp_path: Path) -> None:
 
 def test_load_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text(json.dumps(change(("nodes", 0, "id"), "7")))
-    with pytest.raises(GraphError, match=r"bad\.json: op id '7' stands twice"):
+    with pytest.raises(GraphError, match=r"bad\.json: op id '7' appears twice"):
         OpGraph.load(tmp_path / "bad.json")
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from baechi_ext.errors import GraphError, OptionError
 from baechi_ext.ir import OpGraph
-from baechi_ext.ir.check import placement_violations
-from baechi_ext.ir.pins import Pin, with_pins, with_pins_of_groups
+from baechi_ext.ir.hints import Pin, with_pins, with_pins_of_groups
+from baechi_ext.ir.plan import placement_violations
 from tests.build import cluster_of, graph_of
 
 GRAPH = graph_of(
@@ -74,7 +74,7 @@ def test_a_pattern_may_hold_an_equals_sign() -> None:
 
 @pytest.mark.parametrize("text", ["encoder", "=1", "encoder=", ""])
 def test_what_is_no_pin(text: str) -> None:
-    with pytest.raises(OptionError, match="is no pin; write PATTERN=DEVICE"):
+    with pytest.raises(OptionError, match="is not a pin; write PATTERN=DEVICE"):
         Pin.parse(text)
 
 
@@ -130,3 +130,10 @@ def test_a_placement_that_breaks_a_pin() -> None:
     graph = graph_of({"a": 1, "b": 1}, pin={"a": 1})
     assert placement_violations(graph, cluster_of(2), (0, 0)) == ["op 'a' is pinned to device 1 and placed on 0"]
     assert placement_violations(graph, cluster_of(2), graph.pinned((0, 0))) == []
+
+
+def test_a_pattern_or_a_device_that_is_too_long() -> None:
+    with pytest.raises(OptionError, match="has 30000 characters; the limit is 1000"):
+        Pin.parse("[" * 30_000 + "=0")
+    with pytest.raises(OptionError, match="names no device; there are 0 to 1"):
+        Pin.parse(f"a={'1' * 5000}").index(["x", "y"])

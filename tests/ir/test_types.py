@@ -11,7 +11,7 @@ from baechi_ext.simulate import Timeline, Transfer
 
 VALUES = [Op, Tensor, OpGraph, Device, Link, Cluster, Plan, OpProfile, LinkFit, Transfer, Timeline]
 UNITS = ("_us", "_bytes", "_us_per_byte", "_seconds")
-NO_UNIT = {"bytes", "us_per_byte", "speed", "r_squared", "seed", "producer", "tensor", "source", "target", "expert", "pin"}
+NO_UNIT = {"bytes", "us_per_byte", "speed", "r_squared", "seed", "producer", "tensor", "source", "target", "expert", "pin", "part"}
 
 
 @pytest.mark.parametrize("value", VALUES)

@@ -9,7 +9,7 @@ from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
 from baechi_ext.place.registry import METHODS
 
 RUNNABLE = [name for name in METHODS if name != "placeto" or find_spec("torch")]
-"""Methods that run where no deep-learning framework is installed, too, and there all."""
+"""Methods that can run here: all, except `placeto` where torch is not installed."""
 
 Edge = tuple[str, str, float]
 
@@ -23,9 +23,9 @@ class Instance:
     cluster: Cluster
     optimum_us: float | None = None
     with_orders: bool = True
-    """Whether the exhaustive search also tries every order of the ops."""
+    """True if the exhaustive search also tries every order of the ops."""
     transfers_rule: bool = False
-    """Whether a method that ignores transfer times can be as bad as it likes here."""
+    """True if a method that ignores transfer times can be as bad as it likes here."""
 
 
 def make_graph(ops: Sequence[Op], edges: Sequence[Edge]) -> OpGraph:

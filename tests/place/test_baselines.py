@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from baechi_ext.errors import InfeasibleError
 from baechi_ext.ir import Cluster, Device, Link
-from baechi_ext.place.chunks import best_split, chunks, depth_first_order, units
+from baechi_ext.place.chunks import best_split, chunks, depth_first_order
 from baechi_ext.place.common import PlaceOptions
 from baechi_ext.place.registry import place
 from tests.build import cluster_of, graph_of
@@ -66,8 +66,8 @@ def test_depth_first_order_follows_each_branch() -> None:
 
 def test_units_are_groups_and_single_ops() -> None:
     graph = graph_of({"late": 1, "a": 1, "b": 1}, ("b", "late", 0), colocation={"late": "g", "b": "g"})
-    assert units(graph) == [(1,), (2, 0)]
-    assert units(graph, (2, 1, 0)) == [(2, 0), (1,)]
+    assert graph.units() == [(1,), (2, 0)]
+    assert graph.units((2, 1, 0)) == [(2, 0), (1,)]
 
 
 def test_chunks_of_nothing_and_of_no_weight() -> None:

@@ -1,16 +1,15 @@
-"""How proposals become a plan: the choice, the repair, and the messages where there is none."""
+"""Turning proposals into a plan: the choice, the repair, and the messages where there is none."""
 
 import pytest
 
 from baechi_ext.errors import GraphError, InfeasibleError, OptionError, PlanError
 from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
 from baechi_ext.place.common import PlaceOptions, Proposal, begin, conclude
-from baechi_ext.place.feasibility import require_feasible
+from baechi_ext.place.feasibility import minimal_bytes, require_feasible
 from baechi_ext.place.registry import METHODS, place
 from baechi_ext.place.repair import held_at_peak, repair, trials_by_bytes
 from baechi_ext.place.trial import longest_placed_path_order, try_orders
-from baechi_ext.simulate import AdaptiveSimulator, simulate
-from baechi_ext.simulate.holding import live_bytes, minimal_bytes
+from baechi_ext.simulate import Simulator, simulate
 from tests import oracle
 from tests.build import cluster_of, graph_of
 from tests.place.instances import RUNNABLE
@@ -77,7 +76,7 @@ def test_repair_moves_what_costs_least() -> None:
         ("d", "r", 3),
         persistent_bytes={"a": 4, "c": 4, "d": 4},
     )
-    simulator = AdaptiveSimulator(graph, cluster_of(2, memory_bytes=17))
+    simulator = Simulator(graph, cluster_of(2, memory_bytes=17))
     start = try_orders(simulator, (0, 0, 0, 1), [None])
     assert not start.valid
     fixed = repair(simulator, start, seed=0)
@@ -88,7 +87,7 @@ def test_repair_moves_what_costs_least() -> None:
 def test_repair_exchanges_where_a_move_alone_does_not_fit() -> None:
     """7 + 5 | 6 + 2 with 10 bytes each: 5 must go and 2 come back."""
     graph = graph_of({"a": 1, "b": 1, "c": 1, "d": 1}, persistent_bytes={"a": 7, "b": 5, "c": 5, "d": 3})
-    simulator = AdaptiveSimulator(graph, cluster_of(2, memory_bytes=10))
+    simulator = Simulator(graph, cluster_of(2, memory_bytes=10))
     fixed = repair(simulator, try_orders(simulator, (0, 0, 1, 1), [None]), seed=0)
     assert fixed.valid
 
@@ -102,7 +101,7 @@ def test_bytes_held_at_the_peak() -> None:
 
 
 def test_trials_by_bytes_keep_groups() -> None:
-    found = [t.placement for t in trials_by_bytes(AdaptiveSimulator(TWO_GROUPS, cluster_of(2, memory_bytes=11)))]
+    found = [t.placement for t in trials_by_bytes(Simulator(TWO_GROUPS, cluster_of(2, memory_bytes=11)))]
     assert len(found) == 4
     assert all(placement[0] == placement[1] for placement in found)
     assert found[3] == (0, 0, 1, 1)
@@ -154,7 +153,7 @@ def test_no_proof_where_a_device_is_unlimited_or_an_op_takes_no_time() -> None:
     graph = INFEASIBLE["op"][0]
     require_feasible(graph, Cluster((Device("0", 10), Device("1"))))
     instant = graph_of({"a": 0}, temporary_bytes={"a": 99})
-    assert minimal_bytes(instant, (0,), live_bytes(instant)) == 0
+    assert minimal_bytes(instant, (0,), instant.columns.charged_bytes()) == 0
     assert place("single", instant, cluster_of(1, memory_bytes=10)).plan.peak_memory_bytes == (0,)
 
 

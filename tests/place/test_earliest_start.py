@@ -28,7 +28,7 @@ def test_what_can_start_first_starts_first() -> None:
 
 
 def test_sends_and_receives_share_the_channel_of_a_device() -> None:
-    """What p receives on 1 keeps its channel until 5, so b's tensor is on 0 at 9, for q; y, which can start at 7, comes before it."""
+    """The tensor for p keeps device 1's channel until 5, so b's tensor is on 0 at 9, for q; y, which can start at 7, comes before it."""
     graph = graph_of(
         {"a": 1, "b": 1, "p": 1, "r": 5, "q": 1, "s": 7, "y": 1},
         *(("a", "p", 4), ("b", "q", 4), ("r", "q", 0), ("s", "y", 0)),

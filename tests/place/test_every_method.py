@@ -1,5 +1,5 @@
-"""What holds for every method of the registry, whoever wrote it: on random small graphs, at the edges of what a graph may be, and on
-clusters of unequal devices and links. The oracle judges, which shares no code with any method."""
+"""Rules for every method of the registry, whoever wrote it: on random small graphs, at the edges of what a graph may be, and on
+clusters of unequal devices and links. The oracle judges; it shares no code with any method."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from tests.simulate.strategies import clusters, graphs
 
 each_method = pytest.mark.parametrize("method", RUNNABLE)
 OPTIONS = PlaceOptions(seed=1, time_limit_seconds=2)
-EXAMPLES = settings(max_examples=40)
+EXAMPLES = settings(max_examples=25)
 
 
 def planned(method: str, graph: OpGraph, cluster: Cluster) -> PlanResult:

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from baechi_ext.errors import InfeasibleError, MissingBackendError
 from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
 from baechi_ext.place.common import PlaceOptions
-from baechi_ext.place.exact.placer import exact, longest_step_us
+from baechi_ext.place.exact.placer import longest_step_us
 from baechi_ext.place.exact.process import SolverProcess
 from baechi_ext.place.exact.search import Search, exchangeable
 from baechi_ext.place.registry import place
-from baechi_ext.simulate import AdaptiveSimulator, simulate
+from baechi_ext.simulate import Simulator, simulate
 from tests import oracle
 from tests.build import cluster_of, graph_of, with_memory
 from tests.place.instances import RUNNABLE
@@ -31,8 +31,8 @@ TIES = graph_of({"a": 1, "b": 5, "c": 5, "d": 5}, ("a", "b", 2), ("a", "c", 2), 
 
 
 def searched_us(graph: OpGraph, cluster: Cluster) -> float:
-    """What the search alone proves; infinite where no plan is valid."""
-    search, best_us = Search(AdaptiveSimulator(graph, cluster)), float("inf")
+    """The best step that the search alone proves; infinite where no plan is valid."""
+    search, best_us = Search(Simulator(graph, cluster)), float("inf")
     while not search.done:
         found = search.run(best_us)
         if found is not None:
@@ -61,7 +61,7 @@ def test_search_finds_the_optimum(graph: OpGraph, cluster: Cluster, memory_bytes
 @pytest.mark.parametrize("seed", range(8))
 def test_twelve_ops_on_three_devices_are_proven(seed: int) -> None:
     graph, cluster = random_instance(12, 3, (0.02, 0.2, 1.0, 3.0)[seed % 4], seed)
-    result = exact(graph, cluster, PlaceOptions())
+    result = place("exact", graph, cluster, PlaceOptions())
     assert result.status == "optimal"
     assert result.lower_bound_us == pytest.approx(result.predicted_step_us)
     assert oracle.violations(graph, cluster, result.plan.placement, result.plan.priority) == []
@@ -76,7 +76,7 @@ def test_twelve_ops_on_three_devices_are_proven(seed: int) -> None:
 def test_the_memory_that_depends_on_the_order_counts() -> None:
     """Both big tensors at once do not fit; so each is read before the next is made."""
     graph = graph_of({"a": 1, "b": 1, "ra": 1, "rb": 1}, ("a", "ra", 6), ("b", "rb", 6))
-    result = exact(graph, cluster_of(1, memory_bytes=10), PlaceOptions())
+    result = place("exact", graph, cluster_of(1, memory_bytes=10), PlaceOptions())
     assert (result.status, result.predicted_step_us, result.plan.peak_memory_bytes) == ("optimal", 4, (6,))
 
 
@@ -88,7 +88,7 @@ def test_infeasible_is_proven_where_only_the_search_sees_it() -> None:
         temporary_bytes={"m": 6}, colocation=dict.fromkeys("amr", "g"),
     )  # fmt: skip
     with pytest.raises(InfeasibleError, match="no plan can exist: exact tried every placement and order") as e:
-        exact(graph, cluster_of(2, memory_bytes=10), PlaceOptions())
+        place("exact", graph, cluster_of(2, memory_bytes=10), PlaceOptions())
     assert e.value.status == "infeasible"
 
 
@@ -170,7 +170,7 @@ def test_a_solver_that_fails_says_why() -> None:
 
 def test_beyond_the_proof_there_is_a_gap() -> None:
     graph, cluster = random_instance(60, 3, 0.1, 0)
-    result = exact(graph, cluster, PlaceOptions(time_limit_seconds=4))
+    result = place("exact", graph, cluster, PlaceOptions(time_limit_seconds=4))
     assert result.plan.lower_bound_us <= result.predicted_step_us
     assert result.predicted_step_us <= place("m_etf", graph, cluster).predicted_step_us
     assert result.placement_seconds < 60
@@ -178,20 +178,20 @@ def test_beyond_the_proof_there_is_a_gap() -> None:
 
 @pytest.mark.parametrize("graph", [graph_of({}), graph_of({"a": 0, "b": 0}), graph_of({"a": 3})], ids=["empty", "no time", "one op"])
 def test_nothing_to_decide(graph: OpGraph) -> None:
-    result = exact(graph, cluster_of(3), PlaceOptions())
+    result = place("exact", graph, cluster_of(3), PlaceOptions())
     assert (result.status, result.predicted_step_us) == ("optimal", sum(op.compute_us for op in graph.ops))
 
 
 def test_the_same_plan_again() -> None:
     graph, cluster = random_instance(11, 3, 0.4, 5)
-    first, second = (exact(graph, cluster, PlaceOptions()).plan for _ in range(2))
+    first, second = (place("exact", graph, cluster, PlaceOptions()).plan for _ in range(2))
     assert (first.placement, first.priority) == (second.placement, second.priority)
 
 
 def test_without_ortools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingBackendError, match="pip install 'ortools"):
-        exact(TIES, cluster_of(2), PlaceOptions())
+        place("exact", TIES, cluster_of(2), PlaceOptions())
 
 
 def is_running(pid: int) -> bool:
@@ -237,4 +237,4 @@ def test_a_killed_parent_leaves_no_process() -> None:
 def test_an_op_of_no_memory_limit_beside_one() -> None:
     graph = OpGraph.from_edges([Op("a", compute_us=4, persistent_bytes=9), Op("b", compute_us=4)], [])
     cluster = Cluster((Device("small", 5, 4.0), Device("large", None, 1.0)))
-    assert exact(graph, cluster, PlaceOptions()).plan.placement == (1, 0)
+    assert place("exact", graph, cluster, PlaceOptions()).plan.placement == (1, 0)

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from baechi_ext.errors import InfeasibleError
 from baechi_ext.ir import Cluster, OpGraph
+from baechi_ext.place.auto import exhaust
 from baechi_ext.place.common import PlaceOptions, begin
 from baechi_ext.place.exact.search import Search
-from baechi_ext.place.exhausting import exhaust
 from baechi_ext.place.registry import place
 from baechi_ext.place.trial import Trial
 from tests import oracle

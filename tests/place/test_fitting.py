@@ -11,7 +11,7 @@ from baechi_ext.place.fitting import Effort, fit
 from baechi_ext.place.registry import place
 from baechi_ext.place.repair import trials_by_bytes
 from baechi_ext.place.trial import Trial
-from baechi_ext.simulate import AdaptiveSimulator, simulate
+from baechi_ext.simulate import Simulator, simulate
 from tests import oracle
 from tests.build import graph_of
 
@@ -51,10 +51,10 @@ def test_the_tightest_limits_of_all_placements_and_orders_are_kept(seed: int) ->
 def test_it_finds_a_plan_from_one_that_is_far_off() -> None:
     """Limits of a plan found beforehand; the search begins with everything on one device."""
     graph = random_graph(60, 1)
-    loose = AdaptiveSimulator(graph, Cluster.uniform(3, link=Link(0.5, 1)))
+    loose = Simulator(graph, Cluster.uniform(3, link=Link(0.5, 1)))
     planted = min(trials_by_bytes(loose), key=lambda trial: max(trial.timeline.peak_memory_bytes))
     cluster = Cluster.uniform(3, memory_bytes=max(planted.timeline.peak_memory_bytes), link=Link(0.5, 1))
-    start = Trial((0,) * 60, None, AdaptiveSimulator(graph, cluster))
+    start = Trial((0,) * 60, None, Simulator(graph, cluster))
     found = [fit(start, 3, Effort(simulated_ops=6e6)) for _ in range(2)]
     assert oracle.violations(graph, cluster, found[0].placement, found[0].priority) == []
     assert (found[0].placement, found[0].priority) == (found[1].placement, found[1].priority)
@@ -64,14 +64,14 @@ def test_on_one_device_it_finds_an_order() -> None:
     """Each of eight sources has to be read before the next one runs."""
     ops = [Op(f"s{i}", compute_us=10) for i in range(8)] + [Op(f"r{i}", compute_us=1) for i in range(8)]
     graph = OpGraph.from_edges(ops, [(f"s{i}", f"r{i}", 100, "") for i in range(8)])
-    start = Trial((0,) * 16, tuple(map(float, range(16))), AdaptiveSimulator(graph, Cluster.uniform(1, memory_bytes=100)))
+    start = Trial((0,) * 16, tuple(map(float, range(16))), Simulator(graph, Cluster.uniform(1, memory_bytes=100)))
     assert start.excess_bytes == (700,)
     assert fit(start, 0, Effort(simulated_ops=1e6)).valid
 
 
 def test_what_fits_nowhere_ends_with_the_nearest() -> None:
     graph = graph_of({"a": 1, "b": 1, "c": 1}, persistent_bytes={"a": 6, "b": 6, "c": 6})
-    start = Trial((0, 0, 0), None, AdaptiveSimulator(graph, Cluster.uniform(2, memory_bytes=10)))
+    start = Trial((0, 0, 0), None, Simulator(graph, Cluster.uniform(2, memory_bytes=10)))
     found = fit(start, 0, Effort(simulated_ops=1e5))
     assert sorted(found.excess_bytes) == [0, 2]
     assert fit(start, 0, Effort(seconds=0)) is start

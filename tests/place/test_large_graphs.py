@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 
 from baechi_ext.ir import Cluster, Link, Op, OpGraph
-from baechi_ext.place.chunks import all_held_bytes, held_bytes, sums, units
+from baechi_ext.place.chunks import held_bytes, sums
 from baechi_ext.place.common import PlaceOptions
-from baechi_ext.place.filling import op_bytes
 from baechi_ext.place.registry import place
 from baechi_ext.simulate import lower_bound_us
 from tests.simulate.strategies import graphs
@@ -57,8 +56,11 @@ def test_a_million_edges(method: str, large: OpGraph) -> None:
 def test_units_and_their_bytes(graph: OpGraph) -> None:
     rank = {v: i for i, v in enumerate(graph.order)}
     whole = [*graph.groups.values(), *((v,) for v, op in enumerate(graph.ops) if op.colocation is None)]
-    assert units(graph) == sorted((tuple(sorted(unit, key=rank.__getitem__)) for unit in whole), key=lambda unit: rank[unit[0]])
-    assert all_held_bytes(graph, whole) == [held_bytes(graph, unit) for unit in whole]
-    every = [op_bytes(graph, v) for v in range(len(graph))]
+    assert graph.units() == sorted((tuple(sorted(unit, key=rank.__getitem__)) for unit in whole), key=lambda unit: rank[unit[0]])
+    sizes = [sum(graph.tensors[t].bytes for t in outputs) for outputs in graph.outputs]
+    made = [0 if op.resident else size for op, size in zip(graph.ops, sizes, strict=True)]
+    assert held_bytes(graph, whole) == [sum(graph.ops[v].persistent_bytes + made[v] for v in unit) for unit in whole]
+    working = [op.temporary_bytes + max(op.output_bytes - size, 0) for op, size in zip(graph.ops, sizes, strict=True)]
+    every = [op.persistent_bytes + here + used for op, here, used in zip(graph.ops, made, working, strict=True)]
     assert graph.columns.all_bytes().tolist() == every
     assert sums(every, whole) == [sum(every[v] for v in unit) for unit in whole]

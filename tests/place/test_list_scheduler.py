@@ -9,12 +9,17 @@ from numba import typeof
 from baechi_ext.ir import Cluster, Device, Link, OpGraph
 from baechi_ext.place import list_arrays, list_scheduler
 from baechi_ext.place.list_arrays import arrays, turned_arrays
-from baechi_ext.place.list_scheduler import compiled_runner, list_schedule, plain_runner, schedules
+from baechi_ext.place.list_scheduler import Schedule, runner, schedules
 from tests import oracle
 from tests.build import cluster_of, graph_of
 from tests.place.instances import random_instance
+from tests.place.list_plain import plain_runner
 from tests.place.training import branchy_blocks
 from tests.simulate.strategies import clusters, graphs
+
+
+def list_schedule(graph: OpGraph, cluster: Cluster, reluctance: float = 0.0, child: tuple[int | None, ...] | None = None) -> Schedule:
+    return runner(graph, cluster, child)(reluctance, False, None)
 
 
 def test_started_ranks_are_the_priority() -> None:
@@ -94,13 +99,13 @@ AWAKE = graph_of({"a": 1, "b": 1, "f": 10, "u": 10}, ("a", "f", 20), ("b", "f", 
 
 def test_awake_device_waits_for_its_favourite_child() -> None:
     assert list_schedule(AWAKE, cluster_of(2)).started == (0, 1, 3, 2)
-    assert list_schedule(AWAKE, cluster_of(2), favourite_child=(2, None, None, None)).started == (0, 1, 2, 3)
+    assert list_schedule(AWAKE, cluster_of(2), child=(2, None, None, None)).started == (0, 1, 2, 3)
 
 
 def test_awake_device_runs_urgent_ops_meanwhile() -> None:
     """An op without inputs could start anywhere: waiting saves it nothing."""
     graph = graph_of({"a": 2, "b": 2, "f": 10, "v": 1}, ("a", "f", 20), ("b", "f", 2))
-    assert list_schedule(graph, cluster_of(2), favourite_child=(2, None, None, None)).started == (0, 1, 3, 2)
+    assert list_schedule(graph, cluster_of(2), child=(2, None, None, None)).started == (0, 1, 3, 2)
 
 
 def test_schedules_from_both_ends_and_alone() -> None:
@@ -148,7 +153,7 @@ def some_children(graph: OpGraph, seed: int) -> list[int | None]:
 
 
 def require_same(graph: OpGraph, cluster: Cluster, child: list[int | None] | None) -> None:
-    plain, compiled = plain_runner(graph, cluster, child), compiled_runner(graph, cluster, child)
+    plain, compiled = plain_runner(graph, cluster, child), runner(graph, cluster, child)
     lowered = [None, [len(graph) + d for d in range(len(cluster))]]
     for reluctance in (0.0, 1.0, list_scheduler.STAY):
         for turn in (False, True):
@@ -180,19 +185,10 @@ def test_both_directions_are_the_same_compiled_code() -> None:
     assert [typeof(x) for both in there for x in both] == [typeof(x) for both in back for x in both]
 
 
-def test_large_graphs_run_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, cluster = branchy_blocks(3, 3, 0), cluster_of(2)
-    expected = schedules(graph, cluster)
-    monkeypatch.setattr(list_scheduler, "PLAIN_OPS", 0)
-    monkeypatch.setattr(list_scheduler, "plain_runner", None)
-    assert schedules(graph, cluster) == expected
-
-
 def test_runs_that_would_look_at_too_much_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the limit, what is left are whole schedules as they would be without it; the one on the fastest device always is."""
     graph, cluster = branchy_blocks(3, 3, 0), cluster_of(2)
     expected = schedules(graph, cluster)
-    monkeypatch.setattr(list_scheduler, "PLAIN_OPS", 0)
     monkeypatch.setattr(list_arrays, "_LOOKS_EACH", 0)
     found = []
     for limit in range(0, 2000, 100):
@@ -201,3 +197,13 @@ def test_runs_that_would_look_at_too_much_are_left_out(monkeypatch: pytest.Monke
         assert all(schedule in expected for schedule in found[-1])
     assert found[0] == expected[-1:]
     assert found[-1] == expected
+
+
+def test_after_a_schedule_that_takes_long_only_the_largest_reluctance_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, cluster = branchy_blocks(2, 4, 0), cluster_of(2)
+    assert len(schedules(graph, cluster)) == 2 * len(list_scheduler.RELUCTANCES) + 1
+    monkeypatch.setattr(list_arrays, "_FEWEST_LONG_LOOKS", 0)
+    monkeypatch.setattr(list_arrays, "_LOOKS_EACH", 0)
+    first, last, turned, _ = schedules(graph, cluster)
+    run = runner(graph, cluster, None)
+    assert (first, last, turned) == (run(0.0, False, None), run(4.0, False, None), run(4.0, True, None))

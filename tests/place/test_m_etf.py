@@ -3,8 +3,10 @@
 import pytest
 
 from baechi_ext.ir import Cluster, Link
-from baechi_ext.place.list_plain import PlainRun
+from baechi_ext.place import list_arrays
+from baechi_ext.place.list_state_kernel import Groups, State
 from baechi_ext.place.registry import place
+from baechi_ext.simulate.arrays import Problem
 from tests.build import cluster_of, graph_of
 from tests.place.training import branchy_blocks, towers
 
@@ -64,20 +66,20 @@ def test_half_the_memory_costs_no_more_than_the_time_of_one_device() -> None:
 
 
 def test_work_grows_in_proportion_to_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted, not timed: how often the scheduler asks when an op's inputs are on a device."""
-    asked = 0
-    original = PlainRun._data_ready
+    """Counted, not timed: at how many ops and inputs the scheduler looks for when they are on a device."""
+    looks = 0
+    original = list_arrays.run
 
-    def counting(self: PlainRun, v: int, d: int) -> tuple[float, float]:
-        nonlocal asked
-        asked += 1
-        return original(self, v, d)
+    def counting(problem: Problem, groups: Groups, state: State) -> None:
+        nonlocal looks
+        original(problem, groups, state)
+        looks += int(state.totals["looks"][0])
 
-    monkeypatch.setattr(PlainRun, "_data_ready", counting)
+    monkeypatch.setattr(list_arrays, "run", counting)
     per_op = []
     for blocks in (10, 80):
         graph = branchy_blocks(blocks, 4, 0)
-        asked = 0
+        looks = 0
         place("m_etf", graph, Cluster.uniform(4, link=FAST))
-        per_op.append(asked / len(graph))
+        per_op.append(looks / len(graph))
     assert per_op[1] < 1.2 * per_op[0]

@@ -1,7 +1,7 @@
 """m_topo and m_topo_nonuniform: memory filled in topological order, to an equal cap or to each device's limit."""
 
 from baechi_ext.ir import Cluster, Device, Link
-from baechi_ext.place.filling import fill, memory_cap_bytes, op_bytes
+from baechi_ext.place.m_topo import fill, memory_cap_bytes
 from baechi_ext.place.registry import place
 from tests.build import cluster_of, graph_of
 
@@ -10,7 +10,7 @@ def test_bytes_of_an_op_are_all_it_allocates() -> None:
     graph = graph_of(
         {"a": 1, "b": 1}, ("a", "b", 4), persistent_bytes={"a": 1}, temporary_bytes={"a": 2}, output_bytes={"a": 3, "b": 5}
     )
-    assert [op_bytes(graph, v) for v in range(2)] == [1 + 2 + 4, 5]
+    assert graph.columns.all_bytes().tolist() == [1 + 2 + 4, 5]
 
 
 def test_cap_is_the_share_and_the_largest_op() -> None:

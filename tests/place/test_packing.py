@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from baechi_ext.errors import InfeasibleError
 from baechi_ext.ir import Cluster, Device, OpGraph
-from baechi_ext.place.packing import conflict
+from baechi_ext.place.feasibility import conflict
 from baechi_ext.place.registry import place
 from tests.build import cluster_of, graph_of
 

@@ -8,17 +8,18 @@ from hypothesis import strategies as st
 
 from baechi_ext.errors import InfeasibleError
 from baechi_ext.ir import Cluster, OpGraph
-from baechi_ext.ir.pins import with_pins_of_groups
+from baechi_ext.ir.hints import with_pins_of_groups
 from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal
 from baechi_ext.place.fitting import Effort, fit
-from baechi_ext.place.list_scheduler import RELUCTANCES, compiled_runner, plain_runner
+from baechi_ext.place.list_scheduler import RELUCTANCES, runner
 from baechi_ext.place.registry import place
 from baechi_ext.place.repair import repair, trials_by_bytes
 from baechi_ext.place.trial import Trial
-from baechi_ext.simulate import AdaptiveSimulator, lower_bound_us, simulate
+from baechi_ext.simulate import Simulator, lower_bound_us, simulate
 from tests import oracle
 from tests.build import cluster_of, graph_of, with_memory
 from tests.place.instances import RUNNABLE
+from tests.place.list_plain import plain_runner
 from tests.place.training import branchy_blocks
 from tests.simulate.strategies import clusters, graphs
 
@@ -111,7 +112,7 @@ def big() -> OpGraph:
 def test_the_compiled_list_scheduler_does_as_the_plain_one(reluctance: float, turn: bool) -> None:
     graph = big()
     for cluster in (cluster_of(3, 100.0, 0.01), cluster_of(3, 0.0, 0.001, memory_bytes=250_000_000)):
-        runs = [make(graph, cluster, None)(reluctance, turn, None) for make in (plain_runner, compiled_runner)]
+        runs = [make(graph, cluster, None)(reluctance, turn, None) for make in (plain_runner, runner)]
         assert runs[0] == runs[1]
         assert runs[0].placement == graph.pinned(runs[0].placement)
         assert len(set(runs[0].placement)) == 3
@@ -120,7 +121,7 @@ def test_the_compiled_list_scheduler_does_as_the_plain_one(reluctance: float, tu
 def test_what_does_not_fit_is_repaired_around_the_pins() -> None:
     graph = big()
     cluster = cluster_of(3, 10.0, 0.001, memory_bytes=240_000_000)
-    start = Trial(graph.pinned([0] * len(graph)), None, AdaptiveSimulator(graph, cluster))
+    start = Trial(graph.pinned([0] * len(graph)), None, Simulator(graph, cluster))
     assert not start.valid
     for found in (repair(start.simulator, start, 1), fit(start, 1, Effort(simulated_ops=1_000_000)), *trials_by_bytes(start.simulator)):
         assert found.placement == graph.pinned(found.placement)

@@ -14,10 +14,10 @@ from baechi_ext.place import refine_kernel
 from baechi_ext.place.annealing import Limits, _Chain, anneal
 from baechi_ext.place.blocks import block_levels
 from baechi_ext.place.clock import clock_seconds
-from baechi_ext.place.common import PlaceOptions, Proposal, SearchProgress
+from baechi_ext.place.common import PlaceOptions, Proposal, SearchProgress, Task, Worth, begin
 from baechi_ext.place.registry import METHODS, place
 from baechi_ext.place.trial import Trial, try_orders
-from baechi_ext.simulate import AdaptiveSimulator, lower_bound_us, simulate
+from baechi_ext.simulate import Simulator, lower_bound_us, simulate
 from baechi_ext.simulate.arrays import make_problem, make_state
 from tests import oracle
 from tests.build import cluster_of, graph_of
@@ -136,7 +136,7 @@ def test_what_fits_nowhere_is_reported() -> None:
 def test_whatever_it_finds_is_worth_what_it_says(case: tuple[OpGraph, Cluster], seed: int, limit: int) -> None:
     graph, cluster = case
     cluster = replace(cluster, devices=tuple(replace(d, memory_bytes=limit) for d in cluster.devices))
-    simulator = AdaptiveSimulator(graph, cluster)
+    simulator = Simulator(graph, cluster)
     start = try_orders(simulator, (0,) * len(graph), [None])
     limits = Limits(lower_bound_us(graph, cluster), clock_seconds() + 0.1, seed, None)
     best, interrupted = anneal(start, block_levels(graph, cluster), limits)
@@ -151,7 +151,7 @@ def test_whatever_it_finds_is_worth_what_it_says(case: tuple[OpGraph, Cluster], 
 def test_a_search_keeps_to_the_plans_that_it_may_simulate() -> None:
     """However far the clock's limit is; and nearly all of them are simulated. The last news say how many."""
     graph, cluster = random_graph(50, 5, groups=True), cluster_of(3, 15.0)
-    start = try_orders(AdaptiveSimulator(graph, cluster), (0,) * len(graph), [None])
+    start = try_orders(Simulator(graph, cluster), (0,) * len(graph), [None])
     found = []
     for evaluations in (1000, 1000, 4000):
         news: list[SearchProgress] = []
@@ -172,7 +172,7 @@ def test_the_kernel_keeps_account_of_its_best_plan() -> None:
     chain["path_share"], chain["order_share"] = 0.3, 0.3
     chain["best_excess_bytes"] = chain["best_makespan_us"] = float("inf")
     refine_kernel.anneal(problem, state, search)
-    trial = Trial(tuple(search.placement.tolist()), tuple(search.priority.tolist()), AdaptiveSimulator(graph, cluster))
+    trial = Trial(tuple(search.placement.tolist()), tuple(search.priority.tolist()), Simulator(graph, cluster))
     assert trial.key == (chain["best_excess_bytes"], chain["best_makespan_us"])
     assert 2000 < chain["done"] <= 5001
     assert {trial.placement[v] for v in graph.groups["g1"]} == {trial.placement[graph.groups["g1"][0]]}
@@ -217,7 +217,7 @@ def test_a_chain_still_runs_after_its_wait_was_interrupted() -> None:
     before = signal.signal(signal.SIGALRM, press)
     signal.setitimer(signal.ITIMER_REAL, 0.2)
     try:
-        chain.start(problem)
+        chain.start()
         with pytest.raises(KeyboardInterrupt):
             chain.wait(300)
         assert chain.is_running()
@@ -240,6 +240,60 @@ def test_it_ends_when_the_bound_is_met() -> None:
     graph = OpGraph.from_edges([Op(f"o{v}", compute_us=10) for v in range(8)], [])
     result = refined(graph, cluster_of(4), Proposal((0,) * 8), time_limit_seconds=3600)
     assert (result.status, result.predicted_step_us) == ("optimal", 20)
+
+
+# When more time is not worth it
+
+
+def test_what_is_left_to_gain_is_worth_as_much_time_as_it_saves() -> None:
+    worth = Worth(steps=500, gap=0.01)
+    assert worth.seconds(3000, 1000) == 1.0
+    assert worth.seconds(1011, 1000) == pytest.approx(0.0055)
+    assert worth.seconds(1009, 1000) == worth.seconds(1000, 1000) == 0.0
+    assert worth.seconds(10, 0) > 0
+
+
+@pytest.mark.parametrize("method", ["refine", "auto"])
+def test_a_search_ends_within_the_gap_of_the_bound(method: str) -> None:
+    """By far the most of the graph is one op, which no plan shortens; the small ones behind it can't be all hidden."""
+    small = {f"s{v}": 1.0 + v % 3 for v in range(60)}
+    graph = graph_of({"large": 1e5, **small}, *(("large", name, 8) for name in small))
+    cluster = cluster_of(3, 2.0)
+    result = place(method, graph, cluster, PlaceOptions(time_limit_seconds=3600, worth=Worth(steps=1e12, gap=0.01)))
+    assert result.status == "feasible"
+    assert result.predicted_step_us <= 1.01 * result.lower_bound_us
+    assert "within 0.01 of the proven bound" in result.notes[-1]
+
+
+@pytest.mark.parametrize("method", ["refine", "auto"])
+def test_a_search_takes_no_longer_than_it_can_pay(method: str) -> None:
+    """Steps of some milliseconds, ten of them: less than a tenth of a second in all."""
+    graph, cluster = random_graph(200, 8), cluster_of(4, 20.0)
+    worth = Worth(steps=10, gap=0.0)
+    result = place(method, graph, cluster, PlaceOptions(time_limit_seconds=3600, worth=worth))
+    left_us = result.predicted_step_us - result.lower_bound_us
+    assert left_us > 0
+    assert worth.seconds(result.predicted_step_us, result.lower_bound_us) <= result.placement_seconds
+    assert f"would not pay more of it in {worth.steps:g} steps" in result.notes[-1]
+    assert result.plan.options["worth"] == {"steps": 10, "gap": 0.0}
+
+
+def test_many_steps_are_worth_a_longer_search() -> None:
+    """The same search ends by itself where it may take all its time and where the steps are worth more than that."""
+    graph, cluster = random_graph(9, 4), cluster_of(2, 20.0, memory_bytes=450)
+    plain = refined(graph, cluster, seed=1)
+    worth = refined(graph, cluster, seed=1, worth=Worth(steps=1e15, gap=0.0))
+    assert (worth.plan.placement, worth.plan.priority) == (plain.plan.placement, plain.plan.priority)
+    assert worth.notes == plain.notes == ()
+    assert "worth" not in plain.plan.options
+
+
+def test_a_plan_that_does_not_fit_is_never_enough() -> None:
+    graph, cluster = random_graph(9, 4), cluster_of(2, 20.0, memory_bytes=450)
+    task = begin("refine", graph, cluster, PlaceOptions(worth=Worth(steps=0.0, gap=1e9)))
+    assert not task.is_enough(try_orders(task.simulator, (0,) * len(graph), (None,)))
+    result = refined(graph, cluster, Proposal((0,) * len(graph)), worth=Worth(steps=0.0, gap=1e9))
+    assert all(peak <= 450 for peak in result.plan.peak_memory_bytes)
 
 
 def test_it_says_how_it_goes() -> None:
@@ -283,7 +337,7 @@ def test_an_interrupted_method_leaves_the_plans_before_it(monkeypatch: pytest.Mo
         place("auto", graph, cluster)
 
 
-def interrupted_method(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> None:
+def interrupted_method(task: Task) -> None:
     raise KeyboardInterrupt
 
 

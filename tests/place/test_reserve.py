@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baechi_ext.ir import Cluster, Link
-from baechi_ext.place.list_scheduler import list_schedule
+from baechi_ext.place.etf import reserving
+from baechi_ext.place.list_scheduler import runner
 from baechi_ext.place.registry import place
-from baechi_ext.place.reserve import reserving
 from tests.build import cluster_of, graph_of
 from tests.group.training_graphs import any_graphs, training_graphs
 from tests.place.training import branchy_blocks
@@ -36,8 +36,8 @@ def test_the_reserve_is_the_largest_working_memory_and_the_largest_output() -> N
 def test_groups_that_could_run_in_turn_are_spread() -> None:
     """One after the other they need 5 of working memory at a time; reserved, each keeps its own until its last op has ended."""
     cluster = cluster_of(2, memory_bytes=16, latency_us=1)
-    assert set(list_schedule(PAIRS, cluster, reluctance=1e6).placement) == {0}
-    assert set(list_schedule(reserving(PAIRS), cluster, reluctance=1e6).placement) == {0, 1}
+    assert set(runner(PAIRS, cluster, None)(1e6, False, None).placement) == {0}
+    assert set(runner(reserving(PAIRS), cluster, None)(1e6, False, None).placement) == {0, 1}
 
 
 def test_a_reserve_is_given_back() -> None:
@@ -48,7 +48,7 @@ def test_a_reserve_is_given_back() -> None:
         temporary_bytes={f"{g}1": 6 for g in "xyz"},
         colocation={f"{g}{i}": g for g in "xyz" for i in range(2)},
     )
-    assert list_schedule(reserving(graph), cluster_of(2, memory_bytes=8, latency_us=9)).placement == (0,) * 6
+    assert runner(reserving(graph), cluster_of(2, memory_bytes=8, latency_us=9), None)(0.0, False, None).placement == (0,) * 6
 
 
 @given(st.one_of(training_graphs(), any_graphs()))

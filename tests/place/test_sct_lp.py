@@ -52,7 +52,7 @@ def test_equal_children_share_the_saving() -> None:
 
 
 def test_off_the_critical_path_the_dear_transfer_is_saved() -> None:
-    """Whether c or d follows b does not change w: the second part of the objective decides."""
+    """The second part of the objective decides: w is the same whether c or d follows b."""
     graph = graph_of({"a": 100, "b": 1, "c": 1, "d": 1}, ("b", "c", 2, "x"), ("b", "d", 9, "y"))
     assert sct_lp.favourite_children(graph, cluster_of(2), 0.0, 10).child == (None, 3, None, None)
 

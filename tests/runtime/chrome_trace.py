@@ -9,7 +9,7 @@ FLOW = "stf"
 
 
 def problems_of(trace: dict[str, Any]) -> list[str]:
-    """What is wrong with a trace, in sentences; nothing where readers will take it as it is meant."""
+    """The problems of a trace, in sentences; none where readers will take it as it is meant."""
     events = trace["traceEvents"]
     if found := [problem for event in events for problem in _problems_of_event(event)]:
         return found

@@ -14,10 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runtime import checkpoint
-from runtime.cli import main
-from runtime.processes import launch, local_share
-from runtime.processes.local_share import LocalShare
+from baechi_runtime.cli.commands import steps
+from baechi_runtime.cli.main import main
+from baechi_runtime.torch.lowering import checkpoint
+from baechi_runtime.torch.processes import rank_part
+from baechi_runtime.torch.processes.rank_part import RankPart
 
 MODULE = "tests.runtime.faulty_worker"
 
@@ -34,24 +35,23 @@ class Fault:
 
     def install(self) -> None:
         if self.when == "save":
-            local_share.write_shard = self._half(checkpoint.write_shard)
+            rank_part.write_shard = self._half(checkpoint.write_shard)
         else:
-            LocalShare.run = self._counted(LocalShare.run)
+            RankPart.run = self._counted(RankPart.run)
 
     def _counted(self, run: Any) -> Any:
-        """A share that runs for the STEP-th time strikes; the training's share is the only one that runs more than once."""
-        runs: dict[int, int] = {}
+        """A part that runs for the STEP-th time strikes; the training's part is the only one that runs more than once."""
 
-        def counted(share: LocalShare) -> Any:
-            runs[id(share)] = runs.get(id(share), 0) + 1
-            if runs[id(share)] == self.step:
-                segments = list(share.program.segments)
-                ops = share.timeline.graph.ops
+        def counted(part: RankPart) -> Any:
+            part.runs = getattr(part, "runs", 0) + 1
+            if part.runs == self.step:
+                segments = list(part.program.segments)
+                ops = part.timeline.graph.ops
                 own = [i for i, s in enumerate(segments) if ops[s.op].phase == self.when]
                 middle = own[len(own) // 2]
                 segments[middle] = replace(segments[middle], compute=lambda _: self.strike())
-                share.program = replace(share.program, segments=tuple(segments))
-            return run(share)
+                part.program = replace(part.program, segments=tuple(segments))
+            return run(part)
 
         return counted
 
@@ -71,7 +71,7 @@ class Fault:
 
 
 if __name__ == "__main__":
-    launch.run_workers = partial(launch.run_workers, module=MODULE)
+    steps.run_workers = partial(steps.run_workers, module=MODULE)
     given = Fault(os.environ["FAULT"])
     if os.environ.get("RANK") == str(given.rank):
         given.install()

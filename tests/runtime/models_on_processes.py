@@ -1,44 +1,68 @@
 """Every built-in model on a group of worker processes, against plain PyTorch: rank 0 prints what it found as JSON.
 
-    python -m tests.runtime.models_on_processes NUM_DEVICES [--cuda | --untagged [--rendezvous]] MODEL...
+    python -m tests.runtime.models_on_processes NUM_DEVICES [--cuda | --untagged [--rendezvous]] [--parts] MODEL...
 
 --cuda: on CUDA devices, over NCCL. --untagged: over gloo as if it had no tags. --rendezvous: besides, every end of a transfer holds up its
-process until it is done, which is the worst that NCCL may do.
+process until it is done, which is the worst that NCCL may do. --parts: one step of each model over two parts of its batch.
 """
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from baechi_ext.capture.parts import Parts, shared_sizes
 from baechi_ext.capture.torch_joint import Binding, CaptureOptions, capture_joint
+from baechi_ext.capture.torch_parts import capture_parts
 from baechi_ext.cost import attach_costs
 from baechi_ext.ir import Cluster, Link, OpGraph
 from baechi_ext.simulate import Timeline
-from runtime import pipeline
-from runtime.models.registry import make_step
-from runtime.parity import check_parity
-from runtime.processes.executor import ProcessExecutor, follow
-from runtime.processes.launch import run_workers
-from runtime.processes.worker_group import WorkerGroup, is_worker, worker_place
-from runtime.profiler import ProfileOptions, profile_step
-from runtime.step import EagerStep, TrainingStep, optimizer_spec
-from runtime.torch_devices import cpu_devices, cuda_workers
+from baechi_runtime.drivers import pipeline
+from baechi_runtime.models.registry import make_step
+from baechi_runtime.models.torch import alexnet
+from baechi_runtime.models.training_step import EagerStep, TrainingStep, optimizer_spec
+from baechi_runtime.torch.lowering.devices import cpu_devices, cuda_workers
+from baechi_runtime.torch.parity import check_parity
+from baechi_runtime.torch.processes.environment import is_worker, worker_place
+from baechi_runtime.torch.processes.executor import ProcessExecutor, RankCapture, follow
+from baechi_runtime.torch.processes.launch import run_workers
+from baechi_runtime.torch.processes.worker_group import WorkerGroup
+from baechi_runtime.torch.profiler import ProfileOptions, profile_step
 from tests.torch_steps import SMALL_MODELS, scattered
 
 TIMEOUT_SECONDS, STEPS = 120.0, 20
 
 
 def small_step(name: str) -> TrainingStep:
+    alexnet.UNITS = 64  # nearly all of its parameters, and of the time of its steps
     return make_step(name, SMALL_MODELS[name], optimizer_spec("momentum", 0.01))
 
 
-def capture(step: TrainingStep) -> tuple[OpGraph, Binding]:
-    return capture_joint(step.module, step.inputs, CaptureOptions("momentum", 1), step.name)
+@cache
+def captured(name: str) -> tuple[TrainingStep, OpGraph, Binding]:
+    step = small_step(name)
+    return step, *capture_joint(step.module, step.inputs, CaptureOptions("momentum", 1), step.name)
+
+
+@cache
+def parted(name: str, sizes: Sequence[int]) -> tuple[OpGraph, Binding]:
+    """The step over parts, each normalised by itself where there is BatchNorm."""
+    step = captured(name)[0]
+    parts = Parts.of(step.inputs, sizes, batch_norm_per_part=True)
+    return capture_parts(step.module, step.inputs, CaptureOptions("momentum", 1), parts, step.name)
+
+
+def parity_of_parts(executor: ProcessExecutor, name: str) -> dict[str, Any]:
+    """Parity of plans that send about every tensor somewhere, parameters too."""
+    step = captured(name)[0]
+    graph, binding = parted(name, shared_sizes(step.batch or 0, [1, 1]))
+    plans = [scattered(graph, len(executor.devices), seed) for seed in range(3)]
+    return {str(seed): check_parity(executor, timeline, binding, step).to_json() for seed, timeline in enumerate(plans)}
 
 
 def plans(executor: ProcessExecutor, graph: OpGraph, binding: Binding, step: TrainingStep) -> dict[str, Timeline]:
@@ -94,10 +118,17 @@ def waited_for(start: Callable[..., dist.Work]) -> Callable[..., _Done]:
     return whole
 
 
-def main(num_devices: int, flags: set[str], models: list[str]) -> None:
-    if not is_worker():
-        run_workers(sys.argv[1:], num_devices, TIMEOUT_SECONDS, module="tests.runtime.models_on_processes")
-        return
+def prepared(_: int | str, *arguments: str) -> Callable[[], None]:
+    """The work of each worker: capture is done, unless these arguments leave it to the worker, which then has a CUDA device."""
+    flags = {a for a in arguments if a.startswith("--")}
+    models = [a for a in arguments if a not in flags]
+    if "--cuda" not in flags:
+        for name in models:
+            captured(name)
+    return partial(work, flags, models)
+
+
+def work(flags: set[str], models: list[str]) -> None:
     rank, size = worker_place()
     devices = (cuda_workers if "--cuda" in flags else cpu_devices)(size)
     devices[rank].enter()
@@ -108,17 +139,18 @@ def main(num_devices: int, flags: set[str], models: list[str]) -> None:
     with WorkerGroup.join(TIMEOUT_SECONDS, devices[rank].torch_device) as group:
         group.tagged = group.tagged and "--untagged" not in flags
         for name in models:
-            step = small_step(name)
-            graph, binding = capture(step)
+            step, graph, binding = captured(name)
             if rank:
-                follow(group, devices[rank], graph, binding, lambda name=name: small_step(name))
+                follow(group, devices[rank], RankCapture(graph, binding, lambda name=name: small_step(name), partial(parted, name)))
                 continue
             with ProcessExecutor(group, devices) as executor:
-                found[name] = run(executor, graph, binding, step)
+                found[name] = parity_of_parts(executor, name) if "--parts" in flags else run(executor, graph, binding, step)
     if rank == 0:
         sys.stdout.write(json.dumps(found))
 
 
 if __name__ == "__main__":
-    given = {a for a in sys.argv[2:] if a.startswith("--")}
-    main(int(sys.argv[1]), given, [a for a in sys.argv[2:] if a not in given])
+    if is_worker():
+        prepared(*sys.argv[1:])()
+    else:
+        run_workers(sys.argv[1:], int(sys.argv[1]), module="tests.runtime.models_on_processes")

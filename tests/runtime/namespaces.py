@@ -18,7 +18,7 @@ import pytest
 MODULE = "tests.runtime.namespaces"
 OWN = ("unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
-"""Of the two nodes, from the range for private networks; they see nothing else."""
+"""Addresses of the two nodes, from the range for private networks; they see nothing else."""
 
 
 @functools.cache
@@ -42,7 +42,7 @@ def require_namespaces() -> None:
 
 
 def small_disk(folder: Path, size: str) -> tuple[str, ...]:
-    """What to put before a command so that `folder` is an empty disk of that size for it."""
+    """Words to put before a command so that `folder` is an empty disk of that size for it."""
     return (*OWN, sys.executable, "-m", MODULE, "small_disk", str(folder), size)
 
 
@@ -70,7 +70,7 @@ def _two_nodes(request: dict) -> list[dict]:
             time.sleep(0.05)
     said = [process.communicate(timeout=request["timeout"]) for process in running]
     seconds = None if cut is None else time.monotonic() - cut
-    left = [path.name for path in Path("/proc").glob("[0-9]*") if b"runtime" in _command_line(path)]
+    left = [path.name for path in Path("/proc").glob("[0-9]*") if b"baechi_ext" in _command_line(path)]
     for keeper in keepers:
         keeper.kill()
     outcome = [{"code": p.returncode, "out": out, "err": err} for p, (out, err) in zip(running, said, strict=True)]

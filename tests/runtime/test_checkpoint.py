@@ -9,16 +9,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from baechi_ext.errors import CheckpointError, ExecutionError, FileError, OptionError
+from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.simulate import Timeline
-from runtime.calls.verify import one_thread
-from runtime.checkpoint_folder import CheckpointFolder, Shard, verify_shard
-from runtime.step import EagerStep, TrainingStep, optimizer_spec
-from runtime.thread_executor import PlacedStep, ThreadExecutor
-from runtime.torch_devices import cpu_devices
-from runtime.trained_step import TrainedStep
-from runtime.training_run import Progressed, RunOptions, train_on
+from baechi_runtime.drivers.pipeline import PlanRequest
+from baechi_runtime.drivers.train_request import RunOptions, TrainRequest
+from baechi_runtime.drivers.training import Progressed, train_on
+from baechi_runtime.drivers.training import train as train_model
+from baechi_runtime.files.checkpoint_folder import CheckpointFolder, Shard, sealed, verify_shard, written_shard
+from baechi_runtime.models.training_step import EagerStep, TrainingStep, optimizer_spec
+from baechi_runtime.torch.backend import TrainedStep
+from baechi_runtime.torch.lowering.devices import cpu_devices, one_thread
+from baechi_runtime.torch.threads.executor import PlacedStep, ThreadExecutor
 from tests.torch_steps import capture, make_step, scattered
 
 TRAINING = {"model": "branches", "learning_rate": 0.05}
@@ -51,6 +55,12 @@ def train(
         loaded = placed(name, optimizer, *plan, executor)
         options = RunOptions(steps, None if folder is None else str(folder), 2, resume)
         return train_on(TrainedStep(loaded), options, TRAINING, lambda _: None)
+
+
+def reseal(path: Path, **changes: object) -> None:
+    """Changes fields of a checkpoint.json as if it had been written so."""
+    value = json.loads(path.read_text()) | changes
+    path.write_bytes(sealed({key: field for key, field in value.items() if key != "sha256"}))
 
 
 def eager_losses(step: TrainingStep, steps: int) -> tuple[float, ...]:
@@ -133,9 +143,7 @@ def test_more_steps_than_asked_for(tmp_path: Path) -> None:
 
 def test_another_training_is_refused(tmp_path: Path) -> None:
     train(tmp_path, 2)
-    path = tmp_path / "step_00000002" / "checkpoint.json"
-    value = json.loads(path.read_text())
-    path.write_text(json.dumps({**value, "training": {**value["training"], "learning_rate": 0.1}}))
+    reseal(tmp_path / "step_00000002" / "checkpoint.json", training={**TRAINING, "learning_rate": 0.1})
     with pytest.raises(CheckpointError, match="is of another training: its learning_rate is 0.1, here it is 0.05"):
         train(tmp_path, 4, resume=True)
 
@@ -174,10 +182,100 @@ def test_one_wrong_bit_is_found(tmp_path: Path) -> None:
 )
 def test_a_damaged_manifest_is_named(tmp_path: Path, change: dict) -> None:
     train(tmp_path, 2)
-    path = tmp_path / "step_00000002" / "checkpoint.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    reseal(tmp_path / "step_00000002" / "checkpoint.json", **change)
     with pytest.raises(CheckpointError, match="damaged"):
         train(tmp_path, 4, resume=True)
+
+
+def small_checkpoint(folder: Path) -> CheckpointFolder:
+    """Two steps, two shards of a number or two."""
+    checkpoints = CheckpointFolder(folder)
+    checkpoints.make()
+    unfinished = checkpoints.begin(2)
+    shards = [
+        written_shard(unfinished, device, lambda path, device=device: save_file({f"state/{device}": torch.ones(device + 1)}, path))
+        for device in range(2)
+    ]
+    about = {"step": 2, "training": TRAINING, "random_state": "AAECAw==", "losses": [0.5, 0.25], **MadeBy(("baechi",)).to_json()}
+    checkpoints.complete(unfinished, about, shards)
+    return checkpoints
+
+
+def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
+    """Each bit by itself and the byte as a whole, of checkpoint.json (its digest and line ends included) and of the shards."""
+    folder = small_checkpoint(tmp_path)
+    folder.verify()
+    for path in sorted((tmp_path / "step_00000002").iterdir()):
+        content = path.read_bytes()
+        for at in range(len(content)):
+            for flip in (1, 2, 4, 8, 16, 32, 64, 128, 255):
+                path.write_bytes(content[:at] + bytes([content[at] ^ flip]) + content[at + 1 :])
+                with pytest.raises((CheckpointError, FileError)) as caught:
+                    folder.verify()
+                assert "\n" not in str(caught.value)
+        path.write_bytes(content)
+    folder.verify()
+
+
+def test_damage_is_found_before_anything_is_built(tmp_path: Path) -> None:
+    train(tmp_path, 2)
+    path = tmp_path / "step_00000002" / "checkpoint.json"
+    path.write_text(path.read_text().replace('"losses":[\n', '"losses":[\n1', 1))
+    request = TrainRequest("wide_towers", PlanRequest(), run=RunOptions(4, str(tmp_path), 2, resume=True))
+
+    def never(*_: object) -> None:
+        raise AssertionError("something is built")
+
+    with pytest.raises(CheckpointError, match="is damaged: it is not the file that was written"):
+        train_model(request, never)
+
+
+def test_what_is_cut_off_or_added_is_found(tmp_path: Path) -> None:
+    train(tmp_path, 2)
+    path = tmp_path / "step_00000002" / "checkpoint.json"
+    content = path.read_bytes()
+    for changed in (content + b"\n", b" " + content, content[:-1], content.replace(b',\n"sha256"', b',\n"x":1,\n"sha256"')):
+        path.write_bytes(changed)
+        with pytest.raises(CheckpointError, match="is damaged: it is not the file that was written; remove"):
+            CheckpointFolder(tmp_path).last()
+
+
+def test_another_number_of_steps_than_losses(tmp_path: Path) -> None:
+    train(tmp_path, 2)
+    reseal(tmp_path / "step_00000002" / "checkpoint.json", step=1)
+    with pytest.raises(CheckpointError, match="is damaged: its fields do not fit together"):
+        CheckpointFolder(tmp_path).last()
+
+
+def test_a_checkpoint_in_a_folder_of_another_step(tmp_path: Path) -> None:
+    train(tmp_path, 2)
+    os.rename(tmp_path / "step_00000002", tmp_path / "step_00000003")
+    with pytest.raises(CheckpointError, match="is damaged: its fields do not fit together"):
+        CheckpointFolder(tmp_path).last()
+
+
+def without_seal(path: Path, **changes: object) -> None:
+    """Makes a checkpoint.json what version 0.1.0 would have written."""
+    value = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: field for key, field in value.items() if key != "sha256"}))
+
+
+def test_a_checkpoint_of_before_it_had_a_digest_is_resumed(tmp_path: Path) -> None:
+    whole = train(None, 4)
+    train(tmp_path, 2)
+    without_seal(tmp_path / "step_00000002" / "checkpoint.json")
+    again = train(tmp_path, 4, resume=True)
+    assert (again.resumed_from, again.losses) == (2, whole.losses)
+
+
+@pytest.mark.parametrize(
+    "change", [{"step": float("inf")}, {"step": 1}, {"shards": [{"file": "x\0", "bytes": 1, "sha256": ""}]}, {"sha257": "0" * 64}]
+)
+def test_and_refused_where_it_is_damaged(tmp_path: Path, change: dict) -> None:
+    train(tmp_path, 2)
+    without_seal(tmp_path / "step_00000002" / "checkpoint.json", **change)
+    with pytest.raises(CheckpointError, match="damaged|can't be read"):
+        CheckpointFolder(tmp_path).verify()
 
 
 class Bomb:
@@ -198,7 +296,7 @@ def test_reading_executes_nothing(tmp_path: Path) -> None:
     (folder / "device_0.safetensors").write_bytes(content)
     manifest = json.loads((folder / "checkpoint.json").read_text())
     manifest["shards"][0] |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (folder / "checkpoint.json").write_text(json.dumps(manifest))
+    reseal(folder / "checkpoint.json", shards=manifest["shards"])
     verify_shard(folder, Shard(**manifest["shards"][0]))
     with pytest.raises(CheckpointError, match="device_0.safetensors can't be read"):
         train(tmp_path / "run", 4, resume=True)

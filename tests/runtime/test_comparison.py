@@ -1,4 +1,4 @@
-"""What follows from a comparison's samples: intervals that hold together, what is told apart, and the advice in words."""
+"""Conclusions from a comparison's samples: intervals that hold together, what is told apart, and the advice in words."""
 
 import json
 from dataclasses import replace
@@ -12,11 +12,10 @@ from baechi_ext.ir import Cluster, Link, OpGraph, Plan
 from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.place.registry import place
 from baechi_ext.simulate import simulate
-from runtime.compare.comparison import Comparison
-from runtime.compare.contender import Contender
-from runtime.compare.files import keep
-from runtime.compare.plots import bars, beside, show
-from runtime.samples import Measurement, Ratio, Samples, enough_samples
+from baechi_runtime.drivers.compare_plots import bars, beside, show
+from baechi_runtime.drivers.comparing import keep
+from baechi_runtime.drivers.comparison import Comparison, Contender
+from baechi_runtime.measure.samples import Measurement, Ratio, Samples, enough_samples
 from tests.build import graph_of
 
 GRAPH = graph_of({"a": 100.0, "b": 100.0, "c": 100.0, "d": 100.0})
@@ -32,7 +31,7 @@ ONE = around(400)
 
 
 def comparison(samples: dict[str, tuple[float, ...]], refused: dict[str, str] | None = None, **changes: object) -> Comparison:
-    """Of methods that took these times. `whole` is a method that gave a plan without a split."""
+    """A comparison of methods that took these times. `whole` is a method that gave a plan without a split."""
     found = []
     for method in samples:
         if method != "eager":

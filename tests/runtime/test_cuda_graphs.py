@@ -9,12 +9,12 @@ import torch
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.ir import Cluster
 from baechi_ext.simulate import Timeline, simulate
-from runtime.cuda.graphs import WARM_UP_STEPS, CudaRecorder
-from runtime.parity import check_parity
-from runtime.program import one_device_timeline
-from runtime.step import EagerStep, TrainingStep
-from runtime.thread_executor import PlacedStep, ThreadExecutor
-from runtime.torch_devices import cpu_devices, cuda_devices
+from baechi_ext.simulate.one_device import one_device_timeline
+from baechi_runtime.models.training_step import EagerStep, TrainingStep
+from baechi_runtime.torch.lowering.cuda_graphs import WARM_UP_STEPS, CudaRecorder
+from baechi_runtime.torch.lowering.devices import cpu_devices, cuda_devices
+from baechi_runtime.torch.parity import check_parity
+from baechi_runtime.torch.threads.executor import PlacedStep, ThreadExecutor
 from tests.runtime.replaying import HostRecorder
 from tests.runtime.workers import finish, start
 from tests.torch_steps import capture, make_step, scattered
@@ -24,7 +24,7 @@ needs_a_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs
 
 
 def losses_of(executor: ThreadExecutor, step: TrainingStep) -> list[float]:
-    """Of unplaced steps, on device 0."""
+    """The losses of unplaced steps, on device 0."""
 
     def steps() -> list[float]:
         eager = EagerStep(step, torch.device("cpu"))
@@ -40,7 +40,7 @@ def run(placed: PlacedStep) -> list[float]:
 
 
 def plan(step: TrainingStep, num_devices: int, seed: int | None = None) -> tuple[Timeline, Binding]:
-    """With a seed a scattered plan, where hardly two ops follow each other; otherwise each device has a run of the captured ops."""
+    """A plan: with a seed a scattered one, where hardly two ops follow each other; otherwise each device has a run of the captured ops."""
     graph, binding = capture(step)
     if seed is not None:
         return scattered(graph, num_devices, seed), binding

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,17 +16,16 @@ import torch
 import torch.distributed as dist
 
 from baechi_ext.errors import ExecutionError, MissingBackendError
-from runtime.memory_limit import SLACK_BYTES, CudaMemoryLimit
-from runtime.processes import worker_group
-from runtime.processes.executor import ProcessExecutor
-from runtime.processes.launch import run_workers
-from runtime.processes.local_share import LocalShare
-from runtime.processes.op_board import OpBoard
-from runtime.processes.worker_group import WorkerGroup
-from runtime.torch_devices import cpu_devices, cuda_workers
+from baechi_runtime.torch.lowering.devices import cpu_devices, cuda_workers
+from baechi_runtime.torch.lowering.memory_limit import SLACK_BYTES, CudaMemoryLimit
+from baechi_runtime.torch.processes import worker_group
+from baechi_runtime.torch.processes.crash_log import CrashLog
+from baechi_runtime.torch.processes.executor import ProcessExecutor
+from baechi_runtime.torch.processes.launch import run_workers
+from baechi_runtime.torch.processes.rank_part import RankPart
+from baechi_runtime.torch.processes.worker_group import WorkerGroup
 from tests.runtime.models_on_processes import STEPS
-from tests.runtime.test_models_on_processes import on_processes
-from tests.runtime.workers import finish, only_error, start, torchrun, wait_for_line, workers_of
+from tests.runtime.workers import ROOT, finish, only_error, start, torchrun, wait_for_line, workers_of
 from tests.torch_steps import capture, make_step, scattered
 
 needs_two_devices = pytest.mark.skipif(
@@ -37,7 +37,7 @@ ENDLESS = [*STEP, "--num_steps=1000000", "--timeout=10"]
 
 def test_a_worker_that_says_why_it_fails_is_believed_however_it_ends() -> None:
     with pytest.raises(ExecutionError, match="^the cause$"):
-        run_workers([], 2, timeout_seconds=60, module="tests.runtime.last_words")
+        run_workers([], 2, module="tests.runtime.last_words")
 
 
 def test_workers_of_several_machines_need_only_their_own_devices() -> None:
@@ -60,7 +60,10 @@ def test_workers_take_the_devices_in_turn() -> None:
 def test_parity_and_twenty_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A placer's plan and scattered ones. Kernels are told to be deterministic; the optimizer's of the unplaced step are other ones."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    found = on_processes(2, "--cuda", "wide_towers", "gnmt_v2")
+    command = [sys.executable, "-m", "tests.runtime.models_on_processes", "2", "--cuda", "wide_towers", "gnmt_v2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=540)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
     for name in ("wide_towers", "gnmt_v2"):
         parity, losses = found[name]["parity"], found[name]["losses"]
         assert len(parity) == 4
@@ -139,12 +142,12 @@ def test_what_exceeds_the_limit_is_refused_and_what_fits_is_not() -> None:
 
 
 def group_of_cuda_workers(timeout_seconds: float = 0.2) -> WorkerGroup:
-    return WorkerGroup(0, 2, dist.HashStore(), timeout_seconds, OpBoard.make(2), tagged=False)
+    return WorkerGroup(0, 2, dist.HashStore(), timeout_seconds, CrashLog.make(2), tagged=False)
 
 
 @pytest.fixture
 def ending(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What leaving the group does; its alarm is not set."""
+    """Notes what leaving the group does; its alarm is not set."""
     done: list[object] = []
     monkeypatch.setattr(worker_group.signal, "alarm", done.append)
     monkeypatch.setattr(worker_group, "abort_process_group", lambda: done.append("aborted"))
@@ -177,14 +180,14 @@ def test_after_an_error_nobody_is_waited_for(ending: list[object]) -> None:
 
 
 def test_a_plan_for_which_rank_0_has_no_memory_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(self: LocalShare, *, keep_gradients: bool) -> None:
+    def load(self: RankPart, *, keep_gradients: bool) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
 
-    monkeypatch.setattr(LocalShare, "load", load)
+    monkeypatch.setattr(RankPart, "load", load)
     monkeypatch.setattr(WorkerGroup, "command", lambda self, value: None)
     step = make_step("tied")
     graph, binding = capture(step)
-    executor = ProcessExecutor(WorkerGroup(0, 2, dist.HashStore(), 5.0, OpBoard.make(2)), cpu_devices(2))
+    executor = ProcessExecutor(WorkerGroup(0, 2, dist.HashStore(), 5.0, CrashLog.make(2)), cpu_devices(2))
     with pytest.raises(ExecutionError, match=r"device cpu:0 was loaded: CUDA out of memory. Tried to allocate 2 GiB.; use"):
         executor.load(scattered(graph, 2, 0), binding, step)
     executor.__exit__(None, None, None)

@@ -12,12 +12,21 @@ from baechi_ext import datasets
 from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
 from baechi_ext.errors import FileError, OptionError
 from baechi_ext.ir import OpGraph
-from runtime import cli
-from runtime.datasets.making import coarse_graph, costed_graph, make_family, make_step
-from runtime.datasets.recipes import NMT, RECIPES, Lengths, architectures, build_language_model, build_network, build_translator, splits
-from runtime.models.torch import enas_cnn, enas_rnn
-from runtime.thread_executor import ThreadExecutor
-from runtime.torch_devices import cpu_devices
+from baechi_runtime.cli import main as cli
+from baechi_runtime.datasets.making import coarse_graph, costed_graph, make_family, make_step
+from baechi_runtime.datasets.recipes import (
+    NMT,
+    RECIPES,
+    Lengths,
+    architectures,
+    build_language_model,
+    build_network,
+    build_translator,
+    splits,
+)
+from baechi_runtime.models.torch import enas_cnn, enas_rnn
+from baechi_runtime.torch.lowering.devices import cpu_devices
+from baechi_runtime.torch.threads.executor import ThreadExecutor
 
 SMALL_NMT = replace(NMT, vocab_size=20, rnn_units=8)
 SMALL = {
@@ -84,7 +93,7 @@ def test_made_and_loaded(family: str, tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.usefixtures("small")
 def test_memory_is_that_of_the_captured_step() -> None:
-    """What a step holds all the time is kept, and no tensor that leaves a node is lost."""
+    """The bytes that a step holds all the time are kept, and no tensor that leaves a node is lost."""
     step = make_step("cifar10", architectures("cifar10", 1, 0)[0], 0)
     with ThreadExecutor(cpu_devices(1)) as executor:
         fine = costed_graph(executor, step)
@@ -160,6 +169,17 @@ def test_what_is_there_is_not_made_again(building: Building, tmp_path: Path) -> 
     (tmp_path / "nmt" / "graph_01.json.gz").unlink()
     assert make_family("nmt", tmp_path, 2, 1) == 2
     assert len(building.built) == 6
+
+
+def test_a_damaged_index_is_named(building: Building, tmp_path: Path) -> None:
+    building.interrupted = 0
+    make_family("nmt", tmp_path, 1, 0)
+    path = tmp_path / "nmt" / "index.json"
+    written = json.loads(path.read_text())
+    for change in ({"graphs": None}, {"graphs": [{}]}, {"load_average": {}}):
+        path.write_text(json.dumps(written | change))
+        with pytest.raises(FileError, match="index.json' is no index as it was written .*; remove it, or choose another --out"):
+            make_family("nmt", tmp_path, 1, 0)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

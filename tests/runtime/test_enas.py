@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
-from runtime.models.torch import enas_cnn, enas_rnn
-from runtime.models.torch.cells import Grid, Halve
-from runtime.models.torch.enas_cnn import Block, Macro, MacroNetwork, Micro, SearchedCell
-from runtime.step import EagerStep, TrainingStep, WithLoss, optimizer_spec
+from baechi_runtime.models.torch import enas_cnn, enas_rnn
+from baechi_runtime.models.torch.cells import Grid, Halve
+from baechi_runtime.models.torch.enas_cnn import Block, Macro, MacroNetwork, Micro, SearchedCell
+from baechi_runtime.models.training_step import EagerStep, TrainingStep, WithLoss, optimizer_spec
 
 CNN = enas_cnn.Sizes(batch_size=8, image_size=8, filters=4)
 RNN = enas_rnn.Sizes(batch_size=4, steps=3, units=8, vocab_size=12, chunk=2)

@@ -2,6 +2,7 @@
 left, and a run that goes on from the last checkpoint has the losses of one that was never interrupted, bit for bit."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.runtime import faulty_worker
+from tests.runtime.forked import Forked, start, torchrun
+from tests.runtime.forked_workers import ForkedWorkers
 from tests.runtime.namespaces import require_namespaces, small_disk
 from tests.runtime.trainings import STEP, TIMEOUT_SECONDS, baechi, costs_of, losses_of, steps_in
 from tests.runtime.workers import finish, only_error, shared_memory, workers_of
@@ -48,7 +51,7 @@ def training(costs: str, checkpoints: Path, *flags: str) -> tuple[str, ...]:
 
 def harmed(fault: str, *flags: str) -> tuple[str, list[int]]:
     """The error of a run with that fault, and the ids of its workers, all of which have ended."""
-    process = baechi(*flags, module=faulty_worker.MODULE, FAULT=fault)
+    process = start(*flags, module=faulty_worker.MODULE, FAULT=fault)
     workers: dict[int, int] = {}
     while len(workers) < 2 and process.poll() is None:
         workers |= workers_of(process.pid)
@@ -61,15 +64,24 @@ def harmed(fault: str, *flags: str) -> tuple[str, list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("rank", "phase", "on_processes"), [(1, "forward", False), (1, "backward", True), (1, "update", False), (0, "backward", False)]
+    ("rank", "phase", "on_processes"),
+    [
+        pytest.param(1, "forward", False, marks=pytest.mark.slow),
+        (1, "backward", True),
+        pytest.param(1, "update", False, marks=pytest.mark.slow),
+        (0, "update", False),
+    ],
 )
-def test_a_worker_is_killed(clean: None, costs: str, whole: list[float], tmp_path: Path, rank: int, phase: str, on_processes: bool) -> None:
+def test_a_worker_is_killed(
+    clean: None, costs: str, whole: list[float], workers: ForkedWorkers, tmp_path: Path, rank: int, phase: str, on_processes: bool
+) -> None:
     """In its fifth step; the last checkpoint is of the fourth."""
     said, _ = harmed(f"{rank}:{phase}:5:SIGKILL", *training(costs, tmp_path / "run"))
-    assert re.search(rf"the worker of device {rank} was killed by SIGKILL in {phase} op '[\w.]+'; see whether", said), said
+    killed = rf"the worker of device {rank} was killed by SIGKILL in {phase} op '[\w.]+' \(its part of the plan takes \d+ bytes\); check"
+    assert re.search(killed, said), said
     assert steps_in(tmp_path / "run") == [2, 4]
     flags = (f"--train_steps={STEPS}", f"--checkpoint={tmp_path / 'run'}", "--resume")
-    assert losses_of(costs, *flags, processes=on_processes) == whole
+    assert losses_of(costs, *flags, workers=workers if on_processes else None) == whole
     assert steps_in(tmp_path / "run") == [4, STEPS]
 
 
@@ -99,7 +111,7 @@ def endless(costs: str, checkpoints: Path) -> tuple[str, ...]:
     return (*STEP, costs, "--workers=process", "--train_steps=1000000", *flags)
 
 
-def wait_for_checkpoints(folder: Path, process: subprocess.Popen) -> None:
+def wait_for_checkpoints(folder: Path, process: Forked | subprocess.Popen) -> None:
     while not folder.is_dir() or not any(path.name >= "step_00000002" for path in folder.glob("step_*")):
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
@@ -118,10 +130,7 @@ def ended(pids: list[int], within: float) -> bool:
 def test_the_master_is_killed(clean: None, costs: str, tmp_path: Path, launcher: str) -> None:
     """Who started the workers, and holds the store through which they meet, goes without a word."""
     run = tmp_path / "run"
-    if launcher == "baechi":
-        process = baechi(*endless(costs, run))
-    else:
-        process = baechi("--standalone", "--nproc-per-node=2", "-m", "runtime", *endless(costs, run), module="torch.distributed.run")
+    process = (start if launcher == "baechi" else torchrun)(*endless(costs, run))
     try:
         wait_for_checkpoints(run, process)
         workers = list(workers_of(process.pid).values())
@@ -136,6 +145,35 @@ def test_the_master_is_killed(clean: None, costs: str, tmp_path: Path, launcher:
 
 def complete(checkpoints: Path) -> list[int]:
     return [int(path.name.removeprefix("step_")) for path in checkpoints.glob("step_*")]
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """A control group for memory, where one can be made."""
+    folder = Path("/sys/fs/cgroup/memory") / f"baechi_test_{os.getpid()}"
+    if not (folder.parent / "memory.limit_in_bytes").exists():
+        folder = Path("/sys/fs/cgroup") / folder.name
+    try:
+        folder.mkdir()
+    except OSError as e:
+        pytest.skip(f"no control group for memory can be made: {e.strerror}")
+    yield folder
+    folder.rmdir()
+
+
+def test_the_kernel_ends_a_worker_that_runs_out_of_memory(clean: None, costs: str, tmp_path: Path, memory_group: Path) -> None:
+    run = tmp_path / "run"
+    process = baechi(*endless(costs, run))
+    wait_for_checkpoints(run, process)
+    worker = workers_of(process.pid)[1]
+    limit = next(f for name in ("memory.limit_in_bytes", "memory.max") if (f := memory_group / name).exists())
+    (memory_group / "cgroup.procs").write_text(str(worker))
+    limit.write_text("65536")  # of what it takes from now on
+    code, out, err = finish(process, timeout=TIMEOUT_SECONDS)
+    assert (code, out) == (1, ""), err
+    said = only_error(err)
+    killed = r"device 1 was killed by SIGKILL.* \(its part of the plan takes \d+ bytes\); check whether the machine ran out of memory"
+    assert re.search(killed, said), said
 
 
 def test_the_disk_is_full(clean: None, costs: str, whole: list[float], tmp_path: Path) -> None:
@@ -176,7 +214,7 @@ def test_shared_memory_is_exhausted(costs: str, whole: list[float]) -> None:
 
 
 def test_ctrl_c_says_how_to_go_on(clean: None, costs: str, tmp_path: Path) -> None:
-    process = baechi(*endless(costs, tmp_path / "run"))
+    process = start(*endless(costs, tmp_path / "run"))
     wait_for_checkpoints(tmp_path / "run", process)
     process.send_signal(signal.SIGINT)
     code, _, err = finish(process, timeout=60)

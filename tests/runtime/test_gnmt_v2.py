@@ -10,7 +10,8 @@ from torch import nn
 from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
 from baechi_ext.errors import OptionError
 from baechi_ext.ir import OpGraph
-from runtime.models.torch.gnmt_v2 import AdditiveAttention, GnmtV2, Options, build
+from baechi_runtime.models.options.gnmt_v2 import Options
+from baechi_runtime.models.torch.gnmt_v2 import AdditiveAttention, GnmtV2, build
 
 TINY = {"batch_size": 2, "vocab_size": 11, "max_seq_length": 6, "rnn_units": 4}
 
@@ -38,7 +39,7 @@ def test_a_layer_is_an_op_per_chunk_and_direction(unit_type: str) -> None:
 
 
 def test_the_graph_grows_with_layers_times_chunks() -> None:
-    """Of 9 layers (two are one bidirectional layer) each has 2 ops a chunk; attention, softmax and residuals add some a chunk."""
+    """Each of 9 layers (two are one bidirectional layer) has 2 ops a chunk; attention, softmax and residuals add some a chunk."""
     sizes = {chunks: len(captured(num_layers=4, residual=True, max_seq_length=24, rnn_chunk=24 // chunks)) for chunks in (2, 4, 8)}
     assert sizes[8] - sizes[4] == 2 * (sizes[4] - sizes[2])
     per_chunk = (sizes[4] - sizes[2]) / 2
@@ -101,7 +102,7 @@ def lstm_weights(inputs: int, units: int) -> int:
     [("gnmt", [1, 1, 2, 1, 1], 1), ("bi", [1, 1, 1, 1], 2), ("uni", [1, 1, 1, 1], 1)],
 )
 def test_parameters(encoder_type: str, encoder_inputs: list[int], width: int) -> None:
-    """Of the encoder's layers, in units of its width, the inputs; the memory is `width` of them wide."""
+    """`encoder_inputs` are the widths of the encoder layers' inputs, `width` is the memory's, in multiples of the units."""
     units, vocab = 8, 50
     with torch.device("meta"):
         model = GnmtV2(Options(vocab_size=vocab, rnn_units=units, num_layers=4, encoder_type=encoder_type))

@@ -10,11 +10,11 @@ import torch
 from baechi_ext.cost import fit_link
 from baechi_ext.errors import MissingBackendError
 from baechi_ext.ir import Link
-from runtime import cluster as gpu_cluster
-from runtime.cluster import free_bytes, measured_cluster, topology
-from runtime.cuda.gpus import Gpus, Tie, read_gpus
-from runtime.links import LinkProbe
-from runtime.torch_devices import CudaDevice, memory_bytes, uuids_of_gpus
+from baechi_runtime.measure.link_probe import LinkProbe
+from baechi_runtime.torch import cluster as gpu_cluster
+from baechi_runtime.torch.cluster import free_bytes, measured_cluster, topology
+from baechi_runtime.torch.lowering.devices import CudaDevice, memory_bytes, uuids_of_gpus
+from baechi_runtime.torch.lowering.gpus import Gpus, Tie, read_gpus
 
 GIB = 2**30
 
@@ -214,7 +214,7 @@ def test_the_session_is_ended_whatever_happens() -> None:
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(MissingBackendError, match=r"does not answer \(Driver Not Loaded\); see whether nvidia-smi runs"):
+    with pytest.raises(MissingBackendError, match=r"does not answer \(Driver Not Loaded\); check whether nvidia-smi runs"):
         read(0, running=False)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(MissingBackendError, match=r"needs nvidia-ml-py .*; pip install 'baechi-ext\[nvidia\]'"):

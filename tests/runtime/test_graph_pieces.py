@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.cuda.graph_pieces import Access, Piece, Unit, pieces
+from baechi_runtime.torch.lowering.graph_pieces import Access, Piece, Unit, pieces
 
 
 def unit(reads: set[int], fills: set[int], *, head: set[int] | None = None, tail: set[int] | None = None, capturable: bool = True) -> Unit:

@@ -7,7 +7,7 @@ PROGRAM = """
 import threading
 from datetime import timedelta
 import torch.distributed as dist
-from runtime.processes import heartbeat
+from baechi_runtime.torch.processes import heartbeat
 
 heartbeat._BEAT_SECONDS = 0.0  # in the store nearly all the time
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))

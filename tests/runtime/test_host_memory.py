@@ -1,16 +1,16 @@
-"""What this process may use of the machine's memory, by the control groups it is in."""
+"""The share of the machine's memory that this process may use, by the control groups it is in."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from runtime.host_memory import usable_bytes
+from baechi_runtime.host.host_memory import usable_bytes
 
 GIB = 2**30
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 UNLIMITED = 9223372036854771712
-"""What version 1 says where there is no limit."""
+"""Version 1's value where there is no limit."""
 
 
 def system(root: Path, membership: str, limits: dict[str, str]) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""Ctrl-C while packages are imported, in processes of their own: what is imported then is whole, unless Ctrl-C is pressed twice."""
+"""Ctrl-C while packages are imported or guards checked, in processes of their own: it is neither lost nor leaves half a package."""
 
 import subprocess
 import sys
@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.runtime import forked
+
 ROOT = Path(__file__).parents[2]
 PRESSES = """
 import sys, time
-from runtime.interrupts import wait_for_imports
+from baechi_runtime.host.interrupts import wait_for_imports
 
 presses = int(sys.argv[1])
 
@@ -59,3 +61,38 @@ def test_an_import_ends_first_unless_it_is_of_a_script_or_pressed_twice(tmp_path
         seen = [process.stdout.readline().strip() for _ in said]
         process.kill()
     assert seen == said
+
+
+GUARDED = """
+import signal, sys
+from collections import OrderedDict
+from torch import nn
+import torch
+
+class Pressing(OrderedDict):
+    \"\"\"Ctrl-C while its length is asked for, as a guard does.\"\"\"
+    presses = 0
+    def __len__(self):
+        if Pressing.presses:
+            Pressing.presses -= 1
+            signal.raise_signal(signal.SIGINT)
+        return super().__len__()
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+model._forward_hooks = Pressing()
+for step in range(400):
+    if step == 20:
+        Pressing.presses = 1
+    model(torch.randn(16, 64)).square().mean().backward()
+print("lost", Pressing.presses)
+"""
+
+
+def test_an_interrupt_in_a_guard_is_not_lost(tmp_path: Path) -> None:
+    """TorchDynamo takes any error in a guard for a guard that does not hold, and traces once more."""
+    script = tmp_path / "train.py"
+    script.write_text(GUARDED)
+    done = forked.run("train", "--placement_method=random", "--num_devices=2", "--keep_placed", str(script))
+    assert (done.returncode, done.stdout) == (130, ""), done.stderr
+    assert "steps placed" in done.stderr

@@ -12,12 +12,12 @@ import torch
 
 from baechi_ext.ir import Cluster
 from baechi_ext.simulate import simulate
-from runtime.accounting import measured_peak_bytes
-from runtime.links import PROBE_BYTES
-from runtime.measure import measure
-from runtime.samples import Measurement, Ratio, Samples, busy_seconds
-from runtime.thread_executor import ThreadExecutor
-from runtime.torch_devices import CpuDevice, available_cores, cpu_devices
+from baechi_runtime.measure.link_probe import PROBE_BYTES
+from baechi_runtime.measure.samples import Measurement, Ratio, Samples, busy_seconds
+from baechi_runtime.torch.lowering.devices import CpuDevice, available_cores, cpu_devices
+from baechi_runtime.torch.measure import measure
+from baechi_runtime.torch.threads.accounting import measured_peak_bytes
+from baechi_runtime.torch.threads.executor import ThreadExecutor
 from tests.torch_steps import capture, make_step, scattered
 
 
@@ -108,7 +108,7 @@ def test_the_load_is_of_the_cores_that_the_process_may_use() -> None:
     """On one core of several the run itself is all there is, however busy the others are."""
     code = (
         "import os, json; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
-        "from runtime.torch_devices import cpu_devices; devices = cpu_devices(2); devices[1].enter();"
+        "from baechi_runtime.torch.lowering.devices import cpu_devices; devices = cpu_devices(2); devices[1].enter();"
         "print(json.dumps([list(d.cores) for d in devices]))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)

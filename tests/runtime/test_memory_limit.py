@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime.memory_limit import SLACK_BYTES, MemoryLimit
+from baechi_runtime.torch.lowering.memory_limit import SLACK_BYTES, MemoryLimit
 
 MIB = 1024 * 1024
 

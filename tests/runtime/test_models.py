@@ -11,13 +11,14 @@ from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
 from baechi_ext.cost import attach_costs
 from baechi_ext.errors import MissingBackendError, OptionError
 from baechi_ext.ir import Cluster, Link
-from runtime import pipeline
-from runtime.models.registry import MODELS, ModelOptions, make_step
-from runtime.parity import check_parity
-from runtime.profiler import ProfileOptions, profile_step
-from runtime.step import EagerStep, TrainingStep, optimizer_spec
-from runtime.thread_executor import ThreadExecutor
-from runtime.torch_devices import cpu_devices
+from baechi_runtime.drivers import pipeline
+from baechi_runtime.models.registry import MODELS, ModelOptions, make_step
+from baechi_runtime.models.torch import alexnet
+from baechi_runtime.models.training_step import EagerStep, TrainingStep, optimizer_spec
+from baechi_runtime.torch.lowering.devices import cpu_devices
+from baechi_runtime.torch.parity import check_parity
+from baechi_runtime.torch.profiler import ProfileOptions, profile_step
+from baechi_runtime.torch.threads.executor import ThreadExecutor
 from tests.torch_steps import SMALL_MODELS
 
 METHODS = {1: ("single",), 2: ("m_sct", "m_etf", "m_topo", "contiguous"), 4: ("m_sct",)}
@@ -28,7 +29,9 @@ EXPERTS = {"wide_towers", "gnmt_v2"}
 @pytest.fixture(scope="module", params=list(MODELS))
 def captured(request):
     """(step, costed graph, binding) of a model at a small size, profiled for real."""
-    step = make_step(request.param, SMALL_MODELS[request.param], optimizer_spec("momentum", 0.01))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(alexnet, "UNITS", 64)  # nearly all of its parameters, and of the time of its steps
+        step = make_step(request.param, SMALL_MODELS[request.param], optimizer_spec("momentum", 0.01))
     graph, binding = capture_joint(step.module, step.inputs, CaptureOptions("momentum", 1), request.param)
     with ThreadExecutor(cpu_devices(1), timeout_seconds=120) as executor:
         profile = profile_step(executor, graph, binding, step, ProfileOptions(warmup=1, repeats=2))

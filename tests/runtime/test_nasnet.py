@@ -9,9 +9,9 @@ from torch import nn
 
 from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
 from baechi_ext.errors import OptionError
-from runtime.models.torch.cells import Grid, Halve
-from runtime.models.torch.nasnet import CIFAR, LARGE, MOBILE, Layout, NasNetA, NormalCell, Options, ReductionCell, build
-from runtime.step import WithLoss
+from baechi_runtime.models.torch.cells import Grid, Halve
+from baechi_runtime.models.torch.nasnet import CIFAR, LARGE, MOBILE, Layout, NasNetA, NormalCell, Options, ReductionCell, build
+from baechi_runtime.models.training_step import WithLoss
 
 
 @pytest.mark.parametrize(

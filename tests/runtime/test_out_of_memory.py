@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,15 +12,17 @@ from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
 from baechi_ext.cost import Profile, attach_costs
 from baechi_ext.errors import InfeasibleError
 from baechi_ext.ir import Cluster, Link, OpGraph
-from baechi_ext.ir.expert import ExpertFile
-from runtime import pipeline
-from runtime.memory_limit import SLACK_BYTES
-from runtime.models.registry import ModelOptions, make_step
-from runtime.profiler import ProfileOptions, profile_step
-from runtime.step import optimizer_spec
-from runtime.thread_executor import ThreadExecutor
-from runtime.torch_devices import cpu_devices
-from tests.runtime.workers import command_line, finish, only_error, shared_memory, start
+from baechi_ext.ir.hints import ExpertFile
+from baechi_runtime.drivers import pipeline
+from baechi_runtime.models.registry import ModelOptions, make_step
+from baechi_runtime.models.training_step import optimizer_spec
+from baechi_runtime.torch.lowering.devices import cpu_devices
+from baechi_runtime.torch.lowering.memory_limit import SLACK_BYTES
+from baechi_runtime.torch.profiler import ProfileOptions, profile_step
+from baechi_runtime.torch.threads.executor import ThreadExecutor
+from tests.runtime.forked import start
+from tests.runtime.forked_workers import ForkedWorkers
+from tests.runtime.workers import finish, only_error, shared_memory, workers_of
 
 WIDE = ModelOptions(batch_size=1, vocab_size=300_000, max_seq_length=2, rnn_units=64, num_layers=2, rnn_chunk=2)
 """Three weights of 73 MiB, and little to compute. Adam needs another 146 MiB for a moment while it updates one."""
@@ -59,7 +62,11 @@ def test_a_step_that_takes_more_than_its_profile_said(profiled: tuple[OpGraph, P
 
     before = shared_memory()
     flags = [f"--expert_file={rules}", f"--cost_path={tmp_path / 'cost.json'}", f"--device_memory={limit}"]
-    process = start(*FLAGS, *flags)
+    process, started = start(*FLAGS, *flags), {}
+    while len(started) < 2:
+        assert process.poll() is None, process.communicate()
+        started |= workers_of(process.pid)
+        time.sleep(0.05)
     code, out, err = finish(process, timeout=300)
     assert (code, out) == (1, "")
     said = only_error(err)
@@ -73,17 +80,20 @@ def test_a_step_that_takes_more_than_its_profile_said(profiled: tuple[OpGraph, P
     assert sum(int(size) for _, size in named) <= int(held) <= limit
     assert all(int(size) == 4 * 300_000 * 64 for _, size in named)
     assert any(weight in name for name, _ in named for weight in weights)
-    assert [pid for pid in Path("/proc").glob("[0-9]*") if str(rules) in command_line(pid)] == []
+    assert [pid for pid in started.values() if Path(f"/proc/{pid}").exists()] == []
     assert shared_memory() <= before
 
 
-def test_a_plan_predicted_not_to_fit_is_refused_before_a_step_runs(profiled: tuple[OpGraph, Profile], tmp_path: Path) -> None:
+def test_a_plan_predicted_not_to_fit_is_refused_before_a_step_runs(
+    profiled: tuple[OpGraph, Profile], tmp_path: Path, workers: ForkedWorkers
+) -> None:
     """Two devices with less memory than the weights need: the error is the placer's, with numbers, and no worker ran out of anything."""
     _, profile = profiled
     profile.save(tmp_path / "cost.json")
     flags = [f"--cost_path={tmp_path / 'cost.json'}", "--device_memory=64MiB"]
-    code, out, err = finish(start(*(f for f in FLAGS if "expert" not in f), "--placement_method=m_etf", *flags), timeout=300)
-    assert (code, out) == (1, "")
+    method = [*(f for f in FLAGS if "expert" not in f), "--placement_method=m_etf"]
+    codes, out, err = workers.finish("baechi_on_processes", 2, *method, *flags)
+    assert (codes[0], out) == (1, "")
     said = only_error(err)
     assert "ran out of memory" not in said
     assert "bytes" in said

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from baechi_ext.errors import ExecutionError
-from runtime.parallel import each
+from baechi_runtime.host.parallel import each
 
 
 def test_in_this_process_one_after_the_other() -> None:

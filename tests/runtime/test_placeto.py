@@ -14,11 +14,11 @@ from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.place.placeto.checkpoint import load_policy, save_policy
 from baechi_ext.place.placeto.policy import Policy, PolicyConfig
 from baechi_ext.place.placeto.train import TrainingConfig
-from runtime.placeto.comparison import Comparison, ComparisonRequest, Row, compare
-from runtime.placeto.contenders import CONTENDERS, Contest, Entry, entry
-from runtime.placeto.graphs import Source
-from runtime.placeto.needs import needs
-from runtime.placeto.training import TrainingRequest, train
+from baechi_runtime.placeto.comparison import Comparison, ComparisonRequest, Row, compare
+from baechi_runtime.placeto.contenders import CONTENDERS, Contest, Entry, entry
+from baechi_runtime.placeto.graphs import Source
+from baechi_runtime.placeto.needs import needs
+from baechi_runtime.placeto.training import TrainingRequest, train
 from tests.place.placeto.graphs import distinct, towers, write_family
 
 CLUSTER = Cluster.uniform(2, link=Link(us_per_byte=0.5, latency_us=1.0))
@@ -86,7 +86,7 @@ def test_an_interrupted_training_keeps_what_it_has(request_to_train: TrainingReq
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("runtime.placeto.training.news", interrupt)
+    monkeypatch.setattr("baechi_runtime.placeto.training.news", interrupt)
     with pytest.raises(KeyboardInterrupt):
         train(request_to_train)
     assert json.loads((request_to_train.out / "policy.json").read_text())["training"]["updates_made"] == 1
@@ -137,7 +137,7 @@ def test_what_a_comparison_writes(request_to_compare: ComparisonRequest) -> None
 
 
 def test_a_comparison_goes_on(request_to_compare: ComparisonRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was found is kept, but for what another policy may find, and nothing of another budget is."""
+    """Entries are made once, but those of the policy anew for another policy, and all anew for another budget."""
     made: list[str] = []
 
     def counted(name: str, contest: Contest) -> Entry | str:
@@ -146,7 +146,7 @@ def test_a_comparison_goes_on(request_to_compare: ComparisonRequest, monkeypatch
             raise KeyboardInterrupt
         return entry(name, contest)
 
-    monkeypatch.setattr("runtime.placeto.comparison.entry", counted)
+    monkeypatch.setattr("baechi_runtime.placeto.comparison.entry", counted)
     request = replace(request_to_compare, methods=("zero_shot", "random"))
     with pytest.raises(KeyboardInterrupt):
         compare(request)
@@ -160,6 +160,16 @@ def test_a_comparison_goes_on(request_to_compare: ComparisonRequest, monkeypatch
     assert again.rows[0].entries["random"] == found.comparisons[0].rows[0].entries["random"]
     compare(replace(request, evaluations=300))
     assert made[9:] == ["zero_shot", "random"] * 2
+
+
+@pytest.mark.parametrize("change", [{"graphs": None}, {"graphs": [{}]}, {"graphs": ["a"]}])
+def test_a_damaged_comparison_is_named(request_to_compare: ComparisonRequest, change: dict) -> None:
+    request = replace(request_to_compare, methods=("single",))
+    compare(request)
+    path = request.out / "ptb.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(FileError, match="ptb.json' is no comparison as it was written .*; remove it, or choose another --out"):
+        compare(request)
 
 
 def test_a_plot_of_distributions(request_to_compare: ComparisonRequest) -> None:

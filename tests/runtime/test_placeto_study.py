@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from baechi_ext.errors import MissingBackendError, OptionError
+from baechi_ext.errors import FileError, MissingBackendError, OptionError
 from baechi_ext.ir import OpGraph
-from runtime import cli
-from runtime.parallel import each
-from runtime.placeto import study as placeto_study
-from runtime.placeto.study import BATCH, StudySettings, Task, affordable, runs_of, search
-from runtime.placeto.study_runs import CONTROLS, Run, read_runs
-from runtime.placeto.study_table import StudyTable
+from baechi_runtime.cli import main as cli
+from baechi_runtime.host.parallel import each
+from baechi_runtime.placeto import study as placeto_study
+from baechi_runtime.placeto.study import BATCH, StudySettings, Task, affordable, runs_of, search
+from baechi_runtime.placeto.study_runs import CONTROLS, Point, Run, append, read_runs
+from baechi_runtime.placeto.study_table import StudyTable
 from tests.build import cluster_of, graph_of
 from tests.runtime.workers import finish, only_error, shared_memory, start
 
@@ -179,6 +179,24 @@ def test_a_budget_decides_and_is_kept(folder: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(placeto_study, "affordable", lambda *_: 3)
     assert cli.main([*budget, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["settings"]["graphs"] == 2
+
+
+@pytest.mark.parametrize("graphs", [None, "2", float("nan"), 0])
+def test_a_damaged_study_is_named(folder: Path, graphs: object, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "out").mkdir(exist_ok=True)
+    (folder / "out" / "study.json").write_text(json.dumps({"graphs": graphs}))
+    assert cli.main([*(w for w in command(folder) if "most_graphs" not in w), "--budget=1"]) == 1
+    assert "study.json: graphs is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["best_us", "\x00", "topo,0,nan,1,1,1,1"])
+def test_a_damaged_file_of_runs_is_named(tmp_path: Path, text: str) -> None:
+    run = Run("ptb", "graph_00", "topo", 0)
+    append(tmp_path / "runs.csv", run, [Point(0, 9.0, 9.5, 0, 0.0)])
+    with (tmp_path / "runs.csv").open("a") as file:
+        file.write(f"ptb,graph_00,{text}\n")
+    with pytest.raises(FileError, match="is not a file of runs"):
+        read_runs(tmp_path / "runs.csv", 0)
 
 
 def test_plots(folder: Path) -> None:

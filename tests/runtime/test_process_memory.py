@@ -1,4 +1,4 @@
-"""What the system says a process holds: it rises with what is used, falls with what is given back, and its high water stays."""
+"""The memory that a process holds, by the system: it rises with what is used, falls with what is given back, and its high water stays."""
 
 import subprocess
 import sys
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime import process_memory
-from runtime.host_memory import freed_memory_given_back, keep_freed_memory
-from runtime.torch_ops import LiveTensors
+from baechi_runtime.host import process_memory
+from baechi_runtime.host.host_memory import freed_memory_given_back, keep_freed_memory
+from baechi_runtime.torch.lowering.op_error import in_words, storages_of
 
 ROOT = Path(__file__).parents[2]
 MIB = 1024 * 1024
@@ -55,8 +55,8 @@ def test_afterwards_freed_memory_is_kept_again() -> None:
 
 def test_live_tensors_are_counted_once_and_parameters_go_by_their_names() -> None:
     big, small = torch.zeros(1000), torch.zeros(10)
-    live = LiveTensors.of([("conv:0", big), ("view", big[10:]), ("relu:0", small), ("nothing", None), ("mean:0", torch.zeros(2))])
-    said = live.beside({"weight": torch.zeros(500), "bias": small})
+    live = storages_of([("conv:0", big), ("view", big[10:]), ("relu:0", small), ("nothing", None), ("mean:0", torch.zeros(2))])
+    said = in_words(live | storages_of({"weight": torch.zeros(500), "bias": small}.items()))
     largest = "conv:0 (4000 bytes), weight (2000 bytes), bias (40 bytes)"
     assert said == f"it held {4 * (1000 + 10 + 2 + 500)} bytes then, most of them in {largest}"
-    assert LiveTensors().beside({}) == "it held 0 bytes then, most of them in no tensor"
+    assert in_words({}) == "it held 0 bytes then, most of them in no tensor"

@@ -9,17 +9,31 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.workers import finish, only_error, shared_memory, start, torchrun, wait_for_line, workers_of
+from baechi_ext.errors import ExecutionError
+from baechi_runtime.files.run_folder import RunFolder
+from baechi_runtime.torch.processes.launch import run_workers
+from tests.runtime import workers as anew
+from tests.runtime.forked import start, torchrun
+from tests.runtime.forked_workers import ForkedWorkers
+from tests.runtime.workers import finish, only_error, shared_memory, wait_for_line, workers_of
 
-SMALL = ["train", "--model_name=wide_towers", "--image_size=16", "--batch_size=2", "--workers=process", "--num_steps=2"]
+PROBED = ["train", "--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--workers=process", "--num_steps=2"]
+SMALL = [*PROBED, "--comm_cost_coeffs=0.001,100"]
+"""No link to probe, which takes longer than all else that a worker does."""
+ENDLESS = [*SMALL, "--num_steps=100000", "--placement_method=m_etf"]
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 4])
-def test_parity(num_devices: int) -> None:
+def test_parity(workers: ForkedWorkers, num_devices: int) -> None:
+    """Two are started by `baechi` itself, in new interpreters, and probe their link."""
     before = shared_memory()
     method = "single" if num_devices == 1 else "contiguous"
-    code, out, err = finish(start(*SMALL, f"--num_devices={num_devices}", f"--placement_method={method}", "--optimizer=momentum", "--json"))
-    assert code == 0, err
+    flags = [f"--num_devices={num_devices}", f"--placement_method={method}", "--optimizer=momentum", "--json"]
+    if num_devices == 2:
+        code, out, err = finish(anew.start(*PROBED, *flags))
+        assert code == 0, err
+    else:
+        out = workers.run("baechi_on_processes", num_devices, *SMALL, *flags)
     report = json.loads(out)
     assert (report["executor"], report["num_devices"]) == ("process", num_devices)
     assert report["parity"]["passed"]
@@ -29,26 +43,30 @@ def test_parity(num_devices: int) -> None:
     assert shared_memory() <= before
 
 
-def test_dropout_draws_the_same_numbers_wherever_it_runs() -> None:
-    """Inception has dropout; its device is another process than the one whose random state the caller seeded."""
-    flags = ["train", "--model_name=inception_v3", "--image_size=75", "--batch_size=2", "--workers=process", "--num_steps=1"]
-    code, out, err = finish(start(*flags, "--placement_method=contiguous", "--json"))
-    assert code == 0, err
+def test_dropout_draws_the_same_numbers_wherever_it_runs(tmp_path: Path, workers: ForkedWorkers) -> None:
+    """On device 1, which is another process than the one whose random state the caller seeded."""
+    flags = ["train", "--model_name=rnnlm", "--vocab_size=20", "--rnn_units=8", "--max_seq_length=4", "--rnn_chunk=2", "--batch_size=2"]
+    flags += ["--workers=process", "--num_steps=1", "--comm_cost_coeffs=0.001,100", "--placement_method=round_robin", f"--out={tmp_path}"]
+    out = workers.run("baechi_on_processes", 2, *flags, "--json")
     assert json.loads(out)["parity"] == {**json.loads(out)["parity"], "passed": True, "max_abs_diff": 0.0}
+    run = RunFolder.load(tmp_path)
+    draws = [op.phase == "forward" and "dropout" in op.id for op in run.graph.ops]
+    assert 1 in {device for device, draw in zip(run.timeline.placement, draws, strict=True) if draw}
 
 
 def test_torchrun_starts_the_same_workers() -> None:
-    code, out, err = finish(torchrun(*SMALL, "--json"))
+    """In new interpreters."""
+    code, out, err = finish(anew.torchrun(*SMALL, "--json"))
     assert code == 0, err
     report = json.loads(out)
     assert report["parity"]["max_abs_diff"] == 0.0
     assert report["executor"] == "process"
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_worker_killed_in_mid_step_ends_all_with_its_name(rank: int) -> None:
     before = shared_memory()
-    process = start(*SMALL[:-1], "--num_steps=100000", "--placement_method=m_etf")
+    process = start(*ENDLESS)
     wait_for_line(process, "measuring")
     workers = workers_of(process.pid)
     assert set(workers) == {0, 1}
@@ -60,9 +78,15 @@ def test_a_worker_killed_in_mid_step_ends_all_with_its_name(rank: int) -> None:
     assert shared_memory() <= before
 
 
+def test_an_abort_is_told_with_its_last_words() -> None:
+    said = r"device 1 was killed by SIGABRT; .* \(it ended with: terminate called after throwing an instance of 'X' what\(\):  the cause\)$"
+    with pytest.raises(ExecutionError, match=said):
+        run_workers(["abort"], 2, module="tests.runtime.last_words")
+
+
 def test_a_worker_that_never_answers_is_named_after_the_time_out() -> None:
     before = shared_memory()
-    process = start(*SMALL[:-1], "--num_steps=100000", "--placement_method=m_etf", "--timeout=5")
+    process = start(*ENDLESS, "--timeout=5")
     wait_for_line(process, "measuring")
     workers = workers_of(process.pid)
     os.kill(workers[1], signal.SIGSTOP)
@@ -75,13 +99,10 @@ def test_a_worker_that_never_answers_is_named_after_the_time_out() -> None:
     assert shared_memory() <= before
 
 
-ENDLESS = (*SMALL[:-1], "--num_steps=100000", "--placement_method=m_etf", "--timeout=5")
-
-
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_torchrun_ends_all_where_a_worker_is_killed(rank: int) -> None:
     before = shared_memory()
-    process = torchrun(*ENDLESS)
+    process = torchrun(*ENDLESS, "--timeout=5")
     wait_for_line(process, "measuring")
     workers = workers_of(process.pid)
     assert set(workers) == {0, 1}
@@ -93,9 +114,11 @@ def test_torchrun_ends_all_where_a_worker_is_killed(rank: int) -> None:
     assert shared_memory() <= before
 
 
+@pytest.mark.slow
 def test_torchrun_ends_all_where_a_worker_never_answers() -> None:
+    """Slow since torchrun gives a worker that is stopped 30 s to end, which no setting of its makes shorter."""
     before = shared_memory()
-    process = torchrun(*ENDLESS)
+    process = torchrun(*ENDLESS, "--timeout=5")
     wait_for_line(process, "measuring")
     workers = workers_of(process.pid)
     os.kill(workers[1], signal.SIGSTOP)
@@ -114,13 +137,13 @@ def test_torchrun_with_a_port_already_taken() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         options = ("--master-addr=127.0.0.1", f"--master-port={taken.getsockname()[1]}")
-        code, out, err = finish(torchrun(*SMALL, options=options), timeout=90)
+        code, out, err = finish(anew.torchrun(*SMALL, options=options), timeout=90)
     assert (code, out) == (1, "")
     assert "EADDRINUSE" in err
 
 
 def test_ctrl_c_ends_every_worker() -> None:
-    process = start(*SMALL[:-1], "--num_steps=100000", "--placement_method=m_etf")
+    process = start(*ENDLESS)
     wait_for_line(process, "measuring")
     workers = workers_of(process.pid)
     process.send_signal(signal.SIGINT)

@@ -15,11 +15,11 @@ import torch
 from baechi_ext.cost import Profile, attach_costs
 from baechi_ext.errors import MismatchError
 from baechi_ext.ir.files import read_json
-from runtime import profiler
-from runtime.profiler import ProfileOptions, profile_step
-from runtime.program import one_device_timeline
-from runtime.thread_executor import ThreadExecutor
-from runtime.torch_devices import cpu_devices
+from baechi_ext.simulate.one_device import one_device_timeline
+from baechi_runtime.torch import profiler
+from baechi_runtime.torch.lowering.devices import cpu_devices
+from baechi_runtime.torch.profiler import ProfileOptions, profile_step
+from baechi_runtime.torch.threads.executor import ThreadExecutor
 from tests.torch_steps import capture, make_step
 
 
@@ -153,3 +153,30 @@ def test_a_saved_profile_comes_back_and_is_refused_for_another_graph(tmp_path) -
     differs = next(op.id for op, digest in zip(other.ops, other.op_digests, strict=True) if ours.get(op.id) != digest)
     with pytest.raises(MismatchError, match=f"of another graph: the first op that differs is '{differs}'"):
         Profile.load(path, other)
+
+
+def test_passes_end_once_they_are_known_well_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes alone end so, and so do those beside others; with the default options every repeat is made."""
+    step = make_step("branches")
+    graph, binding = capture(step)
+
+    def repeats(options: ProfileOptions) -> set[int]:
+        with ThreadExecutor(cpu_devices(2), timeout_seconds=60) as executor:
+            profile = profile_step(executor, graph, binding, step, options)
+        return {len(samples) for p in profile.ops.values() for samples in (p.samples_us, p.contended_us)}
+
+    assert repeats(ProfileOptions(warmup=0, repeats=6, enough_error=1e9)) == {profiler.FEWEST_REPEATS}
+    assert repeats(ProfileOptions(warmup=0, repeats=6)) == {6}
+    errors = {3: 0.02, 4: 0.01, 5: 0.009}
+    monkeypatch.setattr(profiler, "_error_of", lambda passes: errors[len(passes)])
+    assert repeats(ProfileOptions(warmup=0, repeats=6, enough_error=0.01)) == {5}
+
+
+def test_the_error_of_a_median_is_that_of_many_medians() -> None:
+    """Normal noise of 2 %, for 9 passes at a time."""
+    draw = torch.Generator().manual_seed(0)
+    passes = 1000 + 20 * torch.randn(4000, 9, generator=draw, dtype=torch.float64)
+    medians = passes.median(dim=1).values
+    seen = statistics.mean(profiler._error_of(row) for row in passes.tolist())
+    assert seen == pytest.approx(medians.std().item() / 1000, rel=0.06)
+    assert profiler._error_of([5.0, 5.0, 5.0]) == profiler._error_of([0.0, 0.0, 0.0]) == 0.0

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from baechi_ext.ir import Cluster, Link, Op, OpGraph
 from baechi_ext.simulate import simulate
-from runtime.program import Free, Receive, Run, Send, cut
+from baechi_runtime.torch.lowering.program import Free, Receive, Run, Send, cut
 
 
 def test_a_chain_over_two_devices() -> None:

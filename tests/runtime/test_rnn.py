@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runtime.models.torch import rnn
-from runtime.models.torch.rnn import Recurrent
+from baechi_runtime.models.torch import rnn
+from baechi_runtime.models.torch.rnn import Recurrent
 
 UNITS, BATCH = 4, 2
 UNIT_TYPES = ("lstm", "gru")

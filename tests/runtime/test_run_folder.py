@@ -11,7 +11,7 @@ from baechi_ext.ir import OpGraph, Plan
 from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.ir.measured import MeasuredOp, MeasuredStep
 from baechi_ext.simulate import simulate
-from runtime.run_folder import RunFolder, begin_run, is_sharded_run
+from baechi_runtime.files.run_folder import RunFolder, begin_run, is_sharded_run
 from tests.build import cluster_of, graph_of
 
 GRAPH = OpGraph.from_json(graph_of({"a": 1, "b": 2, "c": 3}, ("a", "b", 8), ("a", "c", 8)).to_json())
@@ -42,8 +42,6 @@ def test_everything_is_read_back(tmp_path: Path) -> None:
 def test_a_plan_alone_will_do(tmp_path: Path) -> None:
     run = RunFolder.load(kept(tmp_path, step=None))
     assert (run.measured, run.report, run.made_by) == (None, None, PLAN.made_by)
-    with pytest.raises(FileError, match=r"has no measured.json; baechi train .* --out=.* runs the plan and writes it"):
-        run.require_measured()
 
 
 @pytest.mark.parametrize("name", ["graph.json", "plan.json"])
@@ -51,6 +49,13 @@ def test_what_is_missing_is_named(tmp_path: Path, name: str) -> None:
     (kept(tmp_path) / name).unlink()
     with pytest.raises(FileError, match=f"has no {name}; name a folder that baechi train .* --out=DIR has written"):
         RunFolder.load(tmp_path)
+
+
+def test_the_memory_of_another_number_of_devices_is_refused(tmp_path: Path) -> None:
+    run = kept(tmp_path)
+    replace(STEP, memory=((),)).save(run / "measured.json")
+    with pytest.raises(MismatchError, match=r"has the memory of 1 devices, and plan.json has 2: they are of two runs; run baechi train"):
+        RunFolder.load(run)
 
 
 def test_a_measured_step_of_another_plan_is_refused(tmp_path: Path) -> None:

@@ -3,18 +3,21 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from runtime.run_folder import RunFolder
-from tests.runtime.workers import ROOT, finish, only_error, start, workers_of
+from baechi_runtime.files.run_folder import RunFolder
+from baechi_runtime.report.trace import write_trace
+from tests.runtime.forked import Forked, start
+from tests.runtime.forked_workers import ForkedWorkers
+from tests.runtime.workers import finish, only_error, workers_of
 
+BAECHI = "baechi_on_processes"
 SCRIPTS = Path(__file__).parent / "scripts"
-PLACED = ("train", "--placement_method=random", "--workers=process", "--num_devices=2", "--comm_cost_coeffs=0.001,50", "--timeout=120")
+PLACED = ("train", "--placement_method=random", "--keep_placed", "--workers=process", "--num_devices=2", "--comm_cost_coeffs=0.001,50")
+PLACED += ("--timeout=120",)
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 LOOP = """
 import torch
@@ -49,23 +52,24 @@ with torch.no_grad():
 ALONE = "PLACE, SAY = lambda net: net, print\n"
 TOGETHER = """
 import os, sys
-PLACE = lambda net: baechi_ext.parallelize(net, devices=2, method="random", seed=1, timeout_seconds=60)
+OPTIONS = {"devices": 2, "method": "random", "seed": 1, "timeout_seconds": 60, "strict": True, "keep_placed": True}
+PLACE = lambda net: baechi_ext.parallelize(net, **OPTIONS)
 SAY = print if os.environ["RANK"] == "1" else lambda text: None
 """
 
 
 def printed(script: Path, *arguments: str) -> str:
-    """What the script prints by itself, on one thread."""
-    done = subprocess.run([sys.executable, str(script), *arguments], env=ONE_THREAD, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    """The script's output by itself, on one thread."""
+    code, out, err = finish(Forked([str(script), *arguments], ONE_THREAD))
+    assert code == 0, err
+    return out
 
 
 @pytest.mark.parametrize(("name", "arguments"), [("mnist", ["--epochs", "2"]), ("gan", []), ("word_language_model", ["--epochs", "1"])])
-def test_a_script_prints_the_same_on_worker_processes(name: str, arguments: list[str]) -> None:
+def test_a_script_prints_the_same_on_worker_processes(workers: ForkedWorkers, name: str, arguments: list[str]) -> None:
     path = SCRIPTS / f"{name}.py"
-    code, out, err = finish(start(*PLACED, str(path), "--", *arguments))
-    assert code == 0, err
+    codes, out, err = workers.finish(BAECHI, 2, *PLACED, str(path), "--", *arguments)
+    assert codes == [0, 0], err
     assert out == printed(path, *arguments)
     assert "largest relative difference 0)" in err
     assert "cpu:0, cpu:1" in err
@@ -99,18 +103,19 @@ print("goes on")
 """
 
 
-def test_the_methods_of_a_script_are_compared_on_worker_processes(tmp_path: Path) -> None:
+def test_the_methods_of_a_script_are_compared_on_worker_processes(tmp_path: Path, workers: ForkedWorkers) -> None:
     """Those that fail have their reason; whatever ran computed what the script's own call does."""
     script, folder = tmp_path / "train.py", tmp_path / "c"
     script.write_text(COMPARED)
     flags = ["--workers=process", "--placement_methods=m_topo,random,expert", "--num_steps=3", "--comm_cost_coeffs=0.001,50", "--json"]
-    code, out, err = finish(start("compare", *flags, "--timeout=120", f"--out={folder}", str(script)))
-    assert code == 0, err
+    out = workers.run(BAECHI, 2, "compare", *flags, "--timeout=120", f"--out={folder}", str(script))
     said, found = out[: out.index("{")], json.loads(out[out.index("{") :])
     assert said == "as before True\n"
     assert json.loads((folder / "compare.json").read_text()) == found
     kept = RunFolder.load(folder)
-    assert {op.id for op in kept.require_measured().ops} >= {op.id for op in kept.graph.ops if op.compute_us > 0}
+    assert {op.id for op in kept.measured.ops} >= {op.id for op in kept.graph.ops if op.compute_us > 0}
+    assert len(kept.measured.memory) == len(kept.plan.cluster) == 2  # a plan that leaves one idle, too, has the memory of both
+    assert write_trace(str(folder), None, None).exists()
     rows = {row["method"]: row for row in found["methods"]}
     assert (found["executor"], list(rows)) == ("process", ["single", "m_topo", "random", "expert"])
     for method in ("single", "m_topo", "random"):
@@ -123,17 +128,21 @@ def test_the_methods_of_a_script_are_compared_on_worker_processes(tmp_path: Path
     assert found["load_of_others"] is not None
 
 
-@pytest.mark.parametrize("workers", ["thread", "process"])
-def test_a_step_of_a_split_that_is_recommended_is_recorded_on_all_devices(tmp_path: Path, workers: str) -> None:
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_a_step_of_a_split_that_is_recommended_is_recorded_on_all_devices(tmp_path: Path, workers: ForkedWorkers, kind: str) -> None:
     """One device has no room for all parameters."""
     script, folder = tmp_path / "train.py", tmp_path / "c"
     script.write_text(COMPARED)
-    flags = [f"--workers={workers}", "--placement_methods=m_etf", "--num_steps=2", "--comm_cost_coeffs=0.001,50", "--device_memory=14KB"]
-    code, out, err = finish(start("compare", *flags, "--timeout=120", f"--out={folder}", str(script)))
-    assert code == 0, err + out
+    flags = [f"--workers={kind}", "--placement_methods=m_etf", "--num_steps=2", "--comm_cost_coeffs=0.001,50", "--device_memory=14KB"]
+    line = ["compare", *flags, "--timeout=120", f"--out={folder}", str(script)]
+    if kind == "process":
+        workers.run(BAECHI, 2, *line)
+    else:
+        code, out, err = finish(start(*line))
+        assert code == 0, err + out
     kept = RunFolder.load(folder)
-    measured = kept.require_measured()
-    assert (kept.plan.method, measured.executor) == ("m_etf", workers)
+    measured = kept.measured
+    assert (kept.plan.method, measured.executor) == ("m_etf", kind)
     assert {op.device for op in measured.ops} == {0, 1}
     sent = {(t.op, t.source, t.target) for t in measured.transfers}
     producers = [kept.graph.ops[kept.graph.tensors[t.tensor].producer].id for t in kept.timeline.transfers]
@@ -157,10 +166,8 @@ def test_a_script_that_can_not_be_compared_on_worker_processes_ends_on_all(tmp_p
     assert told in only_error(err)
 
 
-def torchrun(script: Path) -> subprocess.Popen:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def torchrun(script: Path) -> Forked:
+    return start("--standalone", "--nproc-per-node=2", str(script), module="torch.distributed.run")
 
 
 def test_parallelize_under_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:

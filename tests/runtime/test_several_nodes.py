@@ -2,15 +2,16 @@
 
 import json
 import re
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
-from runtime.cluster import pairs_to_probe
-from runtime.processes import network
-from runtime.run_folder import RunFolder
-from runtime.torch_devices import available_cores, cpu_workers
+from baechi_runtime.files.run_folder import RunFolder
+from baechi_runtime.torch.cluster import pairs_to_probe
+from baechi_runtime.torch.lowering.devices import available_cores, cpu_workers
+from baechi_runtime.torch.processes import network
 from tests.runtime.namespaces import ADDRESSES, require_namespaces, two_nodes
 from tests.runtime.trainings import STEP, costs_of, losses_of
 
@@ -30,7 +31,7 @@ def on_two_nodes(*flags: str, per_node: int = 1) -> list[list[str]]:
     """The same command for each node but for its number, as torchrun is told."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--nproc-per-node={per_node}"]
     meeting = [f"--master-addr={ADDRESSES[0]}", "--master-port=29500"]
-    command = ["-m", "runtime", *flags, "--workers=process", f"--num_devices={2 * per_node}"]
+    command = ["-m", "baechi_ext", *flags, "--workers=process", f"--num_devices={2 * per_node}"]
     return [[*torchrun, f"--node-rank={rank}", *meeting, *command] for rank in range(2)]
 
 
@@ -93,19 +94,33 @@ def test_the_interface_is_the_users_where_one_is_named() -> None:
     assert environment[network.VARIABLE] == "wlan7"
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "no such host", ""])
-def test_on_one_machine_no_interface_is_chosen(address: str) -> None:
+@pytest.mark.parametrize("address", ["no such host", ""])
+def test_where_no_way_leads_to_the_address_no_interface_is_chosen(address: str) -> None:
     environment = {"MASTER_ADDR": address, "MASTER_PORT": "1"}
     network.choose_interface(environment)
     assert network.VARIABLE not in environment
+
+
+@pytest.mark.parametrize("sizes", [{}, {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}])
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
+def test_on_one_machine_the_interface_is_its_own(address: str, sizes: dict[str, str]) -> None:
+    environment = {"MASTER_ADDR": address, "MASTER_PORT": "1", **sizes}
+    network.choose_interface(environment)
+    assert environment[network.VARIABLE] == "lo"
+
+
+def test_on_one_machine_the_interface_is_its_own_whatever_the_address() -> None:
+    environment = {"MASTER_ADDR": socket.gethostname(), "MASTER_PORT": "1", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}
+    network.choose_interface(environment)
+    assert (environment[network.VARIABLE], environment["MASTER_ADDR"]) == ("lo", "127.0.0.1")
 
 
 def test_a_recorded_script(tmp_path: Path) -> None:
     """Worker 1's times are put on worker 0's clock, and the measured step says to within what."""
     require_namespaces()
     script = Path(__file__).parent / "scripts" / "mnist.py"
-    flags = ("train", "--placement_method=random", "--comm_cost_coeffs=0.001,50", f"--out={tmp_path / 'run'}", str(script))
-    first, second = two_nodes([[*command, "--", "--epochs", "2"] for command in on_two_nodes(*flags)])
+    flags = ("train", "--placement_method=random", "--keep_placed", "--comm_cost_coeffs=0.001,50", f"--out={tmp_path / 'run'}", str(script))
+    first, second = two_nodes([[*command, "--", "--epochs", "8"] for command in on_two_nodes(*flags)])
     assert (first["code"], second["code"]) == (0, 0), first["err"] + second["err"]
     found = RunFolder.load(tmp_path / "run")
     assert {op.id for op in found.measured.ops} == set(found.graph.index)

@@ -9,13 +9,13 @@ import torch
 
 from baechi_ext.errors import ExecutionError, MissingBackendError
 from baechi_ext.ir import Cluster, Device
-from runtime.accounting import measured_peak_bytes, require_room
-from runtime.cluster import by_reference, topology
-from runtime.cuda import split_gpu
-from runtime.cuda.split_gpu import GpuPart
-from runtime.parity import check_parity
-from runtime.thread_executor import ThreadExecutor
-from runtime.torch_devices import CudaDevice, cpu_devices, memory_bytes
+from baechi_runtime.torch.cluster import by_reference, topology
+from baechi_runtime.torch.lowering import split_gpu
+from baechi_runtime.torch.lowering.devices import CudaDevice, cpu_devices, memory_bytes
+from baechi_runtime.torch.lowering.split_gpu import GpuPart
+from baechi_runtime.torch.parity import check_parity
+from baechi_runtime.torch.threads.accounting import measured_peak_bytes, require_room
+from baechi_runtime.torch.threads.executor import ThreadExecutor
 from tests.runtime.workers import finish, start
 from tests.torch_steps import capture, make_step, scattered
 

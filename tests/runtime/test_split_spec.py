@@ -6,9 +6,9 @@ from torch import nn
 from torch.distributed.pipelining import SplitPoint, pipeline
 
 from baechi_ext.errors import PlanError
-from baechi_ext.ir.pins import modules_around
+from baechi_ext.ir.hints import modules_around
 from baechi_ext.ir.split_spec import split_spec, stages_of
-from runtime.step import TrainingStep, WithLoss, optimizer_spec
+from baechi_runtime.models.training_step import TrainingStep, WithLoss, optimizer_spec
 from tests.torch_steps import capture
 
 

@@ -1,8 +1,6 @@
 """A recorded step: every op and transfer is seen once, in an order that can be, and what it holds is what is accounted."""
 
 import json
-import subprocess
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -15,22 +13,23 @@ import torch
 from baechi_ext.ir import OpGraph, Plan
 from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.simulate import Timeline
-from runtime.accounting import Held, live_bytes, measured_peak_bytes
-from runtime.cuda.split_gpu import split_gpu
-from runtime.processes.noting_channels import clocks_ahead
-from runtime.program import one_device_timeline
-from runtime.run_folder import RunFolder
-from runtime.step_recorder import NO_CUDA_TRANSFERS, DeviceNotes, Recording, clock_of, record_step
-from runtime.thread_executor import ThreadExecutor
-from runtime.torch_devices import CpuDevice, cpu_devices
-from runtime.trace import trace
+from baechi_ext.simulate.one_device import one_device_timeline
+from baechi_runtime.files.run_folder import RunFolder
+from baechi_runtime.measure.recording import DeviceMemory, DeviceNotes, Recording
+from baechi_runtime.report.trace import trace
+from baechi_runtime.torch.lowering.devices import CpuDevice, cpu_devices
+from baechi_runtime.torch.lowering.split_gpu import split_gpu
+from baechi_runtime.torch.processes.clocks import clocks_ahead
+from baechi_runtime.torch.threads.accounting import live_bytes, measured_peak_bytes
+from baechi_runtime.torch.threads.executor import ThreadExecutor
+from baechi_runtime.torch.threads.step_recorder import NO_CUDA_TRANSFERS, clock_of, record_step
 from tests.runtime.chrome_trace import problems_of
+from tests.runtime.forked_workers import ForkedWorkers
 from tests.torch_steps import capture, make_step, scattered
 
 
 def require_possible(step: MeasuredStep, timeline: Timeline, *, wrong_us: float = 0.0) -> None:
-    """What the step says of its ops and transfers fits the plan, and no op starts before what it reads is there, but for what clocks
-    may be wrong."""
+    """The step's ops and transfers fit the plan, and no op starts before what it reads is there, but for what clocks may be wrong."""
     graph, ops = timeline.graph, step.by_id()
     assert {op.id: op.device for op in step.ops} == {op.id: d for op, d in zip(graph.ops, timeline.placement, strict=True)}
     assert all(op.end_us <= step.wall_us + wrong_us for op in step.ops)
@@ -59,7 +58,7 @@ def test_threads(name: str, optimizer: str, num_devices: int) -> None:
         placed = executor.load(timeline, binding, step)
         placed.run()
         programs = placed.programs
-        measured = record_step(placed, binding).measured(graph, "thread")
+        measured = record_step(placed).measured(graph, "thread")
         assert placed.programs is programs
         assert all("noting" not in action.__qualname__ for program in programs for action in program.actions)
         loss, _ = placed.run()
@@ -99,7 +98,7 @@ def test_what_is_live_against_a_count_of_all_slots_after_every_op() -> None:
     expected = []
     with torch.no_grad():
         for segment in program.segments:
-            for action in (*segment.before, segment.compute):
+            for action in (*segment.arrivals, *segment.views, segment.compute):
                 action(slots)
             running = counted(slots) + int(graph.ops[segment.op].temporary_bytes)
             for action in segment.after:
@@ -109,12 +108,9 @@ def test_what_is_live_against_a_count_of_all_slots_after_every_op() -> None:
     assert len({running for _, running, _ in expected}) > 5
 
 
-def test_worker_processes_whose_clocks_are_asked_for() -> None:
+def test_worker_processes_whose_clocks_are_asked_for(workers: ForkedWorkers) -> None:
     """They share a clock, so what is found out of it must be true to within what is said."""
-    command = [sys.executable, "-m", "tests.runtime.recorded_on_processes", "2", "--apart"]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=540)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(workers.run("recorded_on_processes", 2))
     step = make_step("branches")
     graph, _ = capture(step)
     measured = MeasuredStep.from_json(found["measured"], graph)
@@ -145,7 +141,7 @@ def test_a_transfer_is_over_when_its_sender_says_so_or_its_reader_has_it() -> No
         sent[t.source].append((t.tensor, t.target, given, gone))
         received[t.target].append((t.tensor, came, had))
     devices = [DeviceNotes([], s, r) for s, r in zip(sent, received, strict=True)]
-    measured = Recording(1000, 10.0, devices, [Held(0, []), Held(0, [])], "monotonic").measured(graph, "process")
+    measured = Recording(1000, 10.0, devices, [DeviceMemory(0, []), DeviceMemory(0, [])], "monotonic").measured(graph, "process")
     assert sorted((t.start_us, t.end_us) for t in measured.transfers) == [(0.0, 2.0), (0.0, 5.0)]
 
 
@@ -182,7 +178,7 @@ def test_a_split_gpu() -> None:
     with ThreadExecutor(split_gpu(2), timeout_seconds=60) as executor:
         placed = executor.load(timeline, binding, step)
         placed.run()
-        measured = record_step(placed, binding).measured(graph, "one gpu split")
+        measured = record_step(placed).measured(graph, "one gpu split")
     assert (measured.clock, measured.transfers, measured.notes) == ("cuda_event", (), (NO_CUDA_TRANSFERS,))
     ops = measured.by_id()
     assert set(ops) == set(graph.index)

@@ -1,4 +1,4 @@
-"""What follows from a study's runs: tests of hypotheses by hand, a study whose outcome was planted, and its files."""
+"""Conclusions from a study's runs: tests of hypotheses by hand, a study whose outcome was planted, and its files."""
 
 import math
 from pathlib import Path
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from baechi_ext.errors import FileError
-from runtime.placeto.study_runs import CONTROLS, NAMES, Point, Run, append, read_runs
-from runtime.placeto.study_table import StudyTable, bootstrapped, holm, near, permutation_test, sign_flip_test
+from baechi_runtime.placeto.study_runs import CONTROLS, NAMES, Point, Run, append, read_runs
+from baechi_runtime.placeto.study_table import StudyTable, bootstrapped, holm, near, permutation_test, sign_flip_test
 
 SETTINGS = {"orders": ["topo", "bfs", "alpha"], "split": "train", "repeats": 2, "episodes": 10, "cluster": {"devices": [{}, {}, {}]}}
 
@@ -33,7 +33,7 @@ def planted(gains: dict[str, float]) -> dict[Run, list[Point]]:
 
 
 def test_signs_by_hand() -> None:
-    """Of the 8 sums of 1, 2 and 3 with signs, 2 reach 6; of those of 1, -2 and 3, 6 reach 2 (4 are 2 or more apart from 0 and 2 are 6)."""
+    """Two of the 8 sums of 1, 2 and 3 with signs reach 6; of those of 1, -2 and 3, 6 reach 2 (4 are 2 or more apart from 0 and 2 are 6)."""
     assert sign_flip_test(np.array([1.0, 2.0, 3.0])) == 2 / 8
     assert sign_flip_test(np.array([1.0, -2.0, 3.0])) == 6 / 8
     assert sign_flip_test(np.zeros(4)) == 1.0
@@ -116,7 +116,7 @@ def test_graphs_that_lack_an_order_are_left_out_of_comparisons_with_it() -> None
 
 
 def test_runs_are_read_back(tmp_path: Path) -> None:
-    """Of a run that was cut off and made again the second counts; one that has not come to its end is not there."""
+    """Where a run was cut off and made again, the second one counts; one that has not come to its end is not there."""
     path, first, second = tmp_path / "runs.csv", Run("deep", "g0", "topo", 0), Run("deep", "g0", "bfs", 1)
     assert read_runs(path, 10) == {}
     append(path, first, points(100.0, 90.0, 80.0)[:2])
@@ -132,5 +132,5 @@ def test_runs_are_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", ",".join(NAMES) + "\nx,y,z,0,5,fast,1,1,1\n"])
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "runs.csv").write_text(text)
-    with pytest.raises(FileError, match="is no file of runs"):
+    with pytest.raises(FileError, match="is not a file of runs"):
         read_runs(tmp_path / "runs.csv", 10)

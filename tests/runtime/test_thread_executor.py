@@ -1,5 +1,6 @@
 """The thread executor computes what the unplaced step computes, and fails cleanly."""
 
+import signal
 import threading
 import time
 
@@ -9,11 +10,12 @@ import torch
 from baechi_ext.errors import ExecutionError
 from baechi_ext.ir import Cluster
 from baechi_ext.simulate import simulate
-from runtime.mailbox import Mailboxes
-from runtime.parity import check_parity, compare
-from runtime.step import OPTIMIZERS, EagerStep
-from runtime.thread_executor import ThreadExecutor
-from runtime.torch_devices import cpu_devices
+from baechi_runtime.measure.comparator import compare
+from baechi_runtime.models.training_step import OPTIMIZERS, EagerStep
+from baechi_runtime.torch.lowering.devices import cpu_devices
+from baechi_runtime.torch.lowering.mailbox import Mailboxes
+from baechi_runtime.torch.parity import check_parity
+from baechi_runtime.torch.threads.executor import ThreadExecutor
 from tests.torch_steps import capture, make_step, scattered
 
 
@@ -98,6 +100,22 @@ def test_a_device_that_does_not_answer_is_named_after_the_time_out() -> None:
         with pytest.raises(ExecutionError, match=r"device cpu:1 did not answer within 0\.3 s; raise --timeout"):
             executor.run_all([lambda: None, release.wait], on_failure=lambda: None)
         release.set()
+
+
+def test_an_interrupted_run_stops_the_devices_and_leaves_no_answer_behind() -> None:
+    stopped, ended = threading.Event(), threading.Event()
+
+    def interrupts() -> str:
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        stopped.wait(60)
+        ended.set()
+        return "of the interrupted run"
+
+    with ThreadExecutor(cpu_devices(2)) as executor:
+        with pytest.raises(KeyboardInterrupt):
+            executor.run_all([lambda: "at once", interrupts], on_failure=stopped.set)
+        assert ended.is_set()
+        assert executor.run_all([lambda: 1, lambda: 2], on_failure=stopped.set) == [1, 2]
 
 
 def test_closing_ends_the_threads() -> None:

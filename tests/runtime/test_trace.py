@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baechi_ext.ir import Cluster, OpGraph, Plan
-from baechi_ext.ir.measured import HeldBytes, MeasuredOp, MeasuredStep, MeasuredTransfer
+from baechi_ext.ir.measured import MeasuredOp, MeasuredStep, MeasuredTransfer, ResidentBytes
 from baechi_ext.simulate import Timeline, simulate
-from runtime.run_folder import RunFolder
-from runtime.trace import trace, write_trace
+from baechi_runtime.files.run_folder import RunFolder
+from baechi_runtime.report.trace import trace, write_trace
 from tests.build import cluster_of, graph_of
 from tests.runtime.chrome_trace import problems_of
 from tests.simulate.strategies import cases
@@ -30,7 +30,7 @@ STEP = MeasuredStep(
     20.0,
     (MeasuredOp("a", 0, 1, 3.0004), MeasuredOp("view", 0, 3.0004, 3.0004), MeasuredOp("b", 1, 7, 11), MeasuredOp("c", 0, 3.0004, 9)),
     (MeasuredTransfer("a", "x", 0, 1, 2.5, 6.5),),
-    ((HeldBytes(0.0, 1), HeldBytes(3.0, 9)), (HeldBytes(0.0, 2),)),
+    ((ResidentBytes(0.0, 1), ResidentBytes(3.0, 9)), (ResidentBytes(0.0, 2),)),
 )
 
 

@@ -8,8 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from runtime.cli import main
-from tests.runtime.workers import ROOT, finish
+from baechi_runtime.cli.main import main
+from tests.runtime.forked_workers import ForkedWorkers
+from tests.runtime.workers import ROOT
 
 STEP = [
     *("train", "--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--optimizer=adam", "--learning_rate=0.001"),
@@ -27,14 +28,14 @@ def costs_of(folder: Path) -> str:
 
 
 def here(*flags: str) -> str:
-    """What the training prints in this process, with threads as devices."""
+    """The output of the training in this process, with threads as devices."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         assert main([*STEP, *flags]) == 0
     return out.getvalue()
 
 
-def baechi(*flags: str, module: str = "runtime", wrapper: tuple[str, ...] = (), **environment: str) -> subprocess.Popen:
+def baechi(*flags: str, module: str = "baechi_ext", wrapper: tuple[str, ...] = (), **environment: str) -> subprocess.Popen:
     """`baechi` in a process of its own."""
     return subprocess.Popen(
         [*wrapper, sys.executable, "-m", module, *flags],
@@ -46,12 +47,9 @@ def baechi(*flags: str, module: str = "runtime", wrapper: tuple[str, ...] = (), 
     )
 
 
-def losses_of(*flags: str, processes: bool = False) -> list[float]:
-    """Of a training that is to end well, on threads of this process or on worker processes."""
-    if not processes:
-        return json.loads(here(*flags, "--json"))["losses"]
-    code, out, err = finish(baechi(*STEP, *flags, "--workers=process", "--json"), timeout=TIMEOUT_SECONDS)
-    assert code == 0, err
+def losses_of(*flags: str, workers: ForkedWorkers | None = None) -> list[float]:
+    """The losses of a training that is to end well, on threads of this process or on two worker processes."""
+    out = here(*flags, "--json") if workers is None else workers.run("baechi_on_processes", 2, *STEP, *flags, "--workers=process", "--json")
     return json.loads(out)["losses"]
 
 

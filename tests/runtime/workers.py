@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 def start(*flags: str, **environment: str) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-m", "runtime", *flags],
+        [sys.executable, "-m", "baechi_ext", *flags],
         cwd=ROOT,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
@@ -22,7 +22,7 @@ def start(*flags: str, **environment: str) -> subprocess.Popen:
 
 def torchrun(*flags: str, options: Sequence[str] = ("--standalone",)) -> subprocess.Popen:
     """Two workers as torchrun starts them."""
-    command = [sys.executable, "-m", "torch.distributed.run", *options, "--nproc-per-node=2", "-m", "runtime", *flags]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, "--nproc-per-node=2", "-m", "baechi_ext", *flags]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -35,15 +35,15 @@ def finish(process: subprocess.Popen, timeout: float = 240) -> tuple[int, str, s
 
 
 def workers_of(parent: int) -> dict[int, int]:
-    """Rank -> process id of the live workers below a launcher."""
+    """Rank -> process id of the live workers below a launcher. Those that are forked have it for a name."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
             fields = (path / "stat").read_text().rsplit(")", 1)[1].split()
-            environment = (path / "environ").read_bytes().split(b"\0")
+            said = [*(path / "environ").read_text(errors="replace").split("\0"), (path / "comm").read_text().strip()]
         except OSError:
             continue
-        rank = next((int(e[5:]) for e in environment if e.startswith(b"RANK=")), None)
+        rank = next((int(e[5:]) for e in said if e.startswith("RANK=")), None)
         if rank is not None and int(fields[1]) == parent and fields[0] != "Z":
             found[rank] = int(path.name)
     return found
@@ -57,7 +57,7 @@ def only_error(stderr: str) -> str:
 
 
 def shared_memory() -> set[str]:
-    """What is in shared memory, but for the semaphores of Python's multiprocessing: we use none, and tests beside this one do."""
+    """The names in shared memory, but for the semaphores of Python's multiprocessing: we use none, and tests beside this one do."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
 
 

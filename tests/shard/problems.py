@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from baechi_ext.shard.graph import Axis, Edge, Node, ShardGraph, Tensor
 from baechi_ext.shard.memory import bytes_of
-from baechi_ext.shard.tables import Tables
+from baechi_ext.shard.tables import EdgeTable, Tables
 from baechi_ext.shard.terms import AllReduce, Compute, Exchange
 
 LENGTHS = (1, 2, 3, 4, 6)
@@ -42,7 +42,7 @@ def nodes_named(draw: st.DrawFn, name: str) -> Node:
 
 
 def least_cost(tables: Tables, limit: float = float("inf")) -> float:
-    """The least cost of all strategies that hold at most so many bytes; infinity where there is none."""
+    """The least cost of all strategies that hold at most this many bytes; infinity where there is none."""
     best = float("inf")
     for choice in product(*map(range, tables.sizes)):
         if limit == float("inf") or bytes_of(tables, choice) <= limit:
@@ -50,9 +50,14 @@ def least_cost(tables: Tables, limit: float = float("inf")) -> float:
     return best
 
 
+def full(table: EdgeTable) -> np.ndarray:
+    """The matrix over all pairs of configurations."""
+    return np.asarray(table.values[table.source.of[:, None], table.target.of])
+
+
 def cost_by_hand(tables: Tables, choice: tuple[int, ...]) -> float:
     """A strategy's cost, from the full matrices."""
     cost = sum(float(costs[c]) for costs, c in zip(tables.costs, choice, strict=True))
     for edge, table in zip(tables.graph.edges, tables.edges, strict=True):
-        cost += float(np.asarray(table.full())[choice[edge.source], choice[edge.target]])
+        cost += float(full(table)[choice[edge.source], choice[edge.target]])
     return cost

@@ -11,6 +11,7 @@ from baechi_ext.shard.machine import Machine
 from baechi_ext.shard.networks import network
 from baechi_ext.shard.search import SearchOptions, search
 from baechi_ext.shard.tables import build_tables
+from tests.shard.problems import full
 
 REFERENCE = json.loads((Path(__file__).parent / "reference.json").read_text())
 GRAPHS = REFERENCE["graphs"]
@@ -34,7 +35,7 @@ def test_tables_have_the_originals_checksums(name: str) -> None:
     found = [(c.sum(), c.min(), c.max()) for c in tables.costs]
     np.testing.assert_allclose(found, [rows[i][1:] for i in GRAPHS[name]["nodes"]], rtol=1e-9)
 
-    edges = {(e.source, e.target): t.full() for e, t in zip(tables.graph.edges, tables.edges, strict=True)}
+    edges = {(e.source, e.target): full(t) for e, t in zip(tables.graph.edges, tables.edges, strict=True)}
     assert sorted(edges) == sorted((s, t) for s, t, _ in GRAPHS[name]["edges"])
     found = [(edges[s, t].size, edges[s, t].sum(), edges[s, t].max()) for s, t, _ in GRAPHS[name]["edges"]]
     np.testing.assert_allclose(found, [rows[i] for _, _, i in GRAPHS[name]["edges"]], rtol=1e-9)

@@ -1,4 +1,4 @@
-"""What a layer's other splits cost: the strategy's cost with only that layer changed."""
+"""The costs of a layer's other splits: the strategy's cost with only that layer changed."""
 
 from dataclasses import replace
 

@@ -20,6 +20,7 @@ def graphs(draw: st.DrawFn, max_ops: int = 10) -> OpGraph:
             output_bytes=draw(SMALL),
             temporary_bytes=draw(SMALL),
             colocation=draw(st.sampled_from([None, None, None, "g", "h"])),
+            resident=draw(st.sampled_from([False, False, True])),
         )
         for v in range(n)
     ]

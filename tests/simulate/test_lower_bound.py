@@ -32,6 +32,12 @@ HEAVY_PAIR = graph_of(
 )
 TOO_BIG_TOGETHER = graph_of({"a": 2, "b": 3}, ("a", "b", 7), persistent_bytes={"a": 6, "b": 6})
 DEAR_EDGES = graph_of({"a": 4, "b": 4, "c": 4}, ("a", "b", 90), ("a", "c", 90))
+DIAMONDS = graph_of(
+    {f"{name}{i}": us for i in range(10) for name, us in ABC.items()},
+    *[(f"{name}{i}", f"c{i}", 10) for i in range(10) for name in "ab"],
+    *[(f"c{i}", f"{name}{i + 1}", 10) for i in range(9) for name in "ab"],
+)
+"""Ten times: ops of 3 and of 4 that run beside one another only if a transfer of 10 is waited for, and one of 5 that reads both."""
 
 CASES = {
     "empty": (graph_of({}), cluster_of(2), 0),
@@ -46,6 +52,7 @@ CASES = {
     "three ops of 4 on two devices": (graph_of({"a": 4, "b": 4, "c": 4}), cluster_of(2), 8),
     "memory forces a transfer": (TOO_BIG_TOGETHER, cluster_of(2, memory_bytes=10), 2 + 7 + 3),
     "transfers keep all together": (DEAR_EDGES, cluster_of(3), 12),
+    "what is not sent runs one after another": (DIAMONDS, cluster_of(2), 10 * 12),
     "the fast device is too small": (
         graph_of({"a": 6, "b": 2}, ("a", "b", 0), persistent_bytes={"a": 5}),
         Cluster((Device("fast", 4, 3.0), Device("large", None, 1.0))),

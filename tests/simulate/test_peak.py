@@ -30,7 +30,8 @@ def peaks_one_by_one(timeline: Timeline) -> tuple[float, ...]:
             tensor = graph.tensors[t]
             beyond -= tensor.bytes
             here = [end[w] for w in tensor.readers if timeline.placement[w] == device]
-            live(device, start[v], max([end[v], *here, *(x.end_us for x in timeline.transfers if x.tensor == t)]), tensor.bytes)
+            until = max([end[v], *here, *(x.end_us for x in timeline.transfers if x.tensor == t)])
+            live(device, start[v], until, 0 if op.resident else tensor.bytes)
         live(device, start[v], end[v], op.temporary_bytes + max(0, beyond))
     peaks = []
     for now, of_device in zip(base, changes, strict=True):

@@ -4,4 +4,4 @@ import sys
 
 from third_party.bazel.launch import launch
 
-launch("-m", "runtime.__main__", "probe-links", *sys.argv[1:])
+launch("-m", "baechi_runtime.__main__", "probe-links", *sys.argv[1:])

@@ -15,6 +15,6 @@ def launch(*arguments: str) -> NoReturn:
     python = CHECKOUT / ".venv" / "bin" / "python"
     if not os.access(python, os.X_OK):
         sys.exit(f"error: there is no {python}; run `make .venv/installed` in {CHECKOUT} first")
-    path = [str(RUNFILES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [str(RUNFILES), str(RUNFILES / "runtime"), *filter(None, [os.environ.get("PYTHONPATH")])]
     # Without PYTHONSAFEPATH `-m` would look in the current folder first, which may be the checkout.
     os.execve(python, [str(python), *arguments], {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"})

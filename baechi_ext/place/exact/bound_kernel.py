@@ -1,15 +1,15 @@
 """Bounds for the exhaustive search: what no completion of a placement, or of a schedule, can beat."""
 
 from baechi_ext.place.exact.records_kernel import ABSENT, TOLERANCE, WAITING, Array, Record
-from baechi_ext.simulate.jit import allocating_kernel as kernel
+from baechi_ext.simulate.jit import part
 
 
-@kernel
+@part
 def hopeless(s: Record, bound_us: float) -> bool:
     return bound_us >= s.best_us * (1 - TOLERANCE)
 
 
-@kernel
+@part
 def urgency(p: Record, t: int, d: int, placement: Array) -> float:
     """The longest path to the end of the tensor's readers on a device; -1 where there are none."""
     found = -1.0
@@ -19,7 +19,7 @@ def urgency(p: Record, t: int, d: int, placement: Array) -> float:
     return found
 
 
-@kernel
+@part
 def placement_bound(p: Record, s: Record) -> float:
     """No schedule of a placement, some of it still open, ends earlier."""
     _lengths(p, s, s.placement)
@@ -43,9 +43,9 @@ def placement_bound(p: Record, s: Record) -> float:
     return found
 
 
-@kernel
+@part
 def _lengths(p: Record, s: Record, placement: Array) -> None:
-    """How long each op holds its device at the least."""
+    """Works out the least time that each op holds its device."""
     for v in range(p.ops):
         here = placement[v]
         s.length[v] = p.least_us[v] if here < 0 else p.duration_us[v, here]
@@ -58,7 +58,7 @@ def _lengths(p: Record, s: Record, placement: Array) -> None:
                     s.length[v] += p.receive_us[home, here, t]
 
 
-@kernel
+@part
 def sending(p: Record, placement: Array, v: int) -> float:
     total = 0.0
     for i in range(p.outputs_from[v], p.outputs_from[v + 1]):
@@ -68,13 +68,13 @@ def sending(p: Record, placement: Array, v: int) -> float:
     return total
 
 
-@kernel
+@part
 def _crossing(p: Record, placement: Array, t: int, reader: int) -> float:
     here, there = placement[p.producer[t]], placement[reader]
     return 0.0 if here < 0 or there < 0 or here == there else p.transfer_us[here, there, t]
 
 
-@kernel
+@part
 def _tails(p: Record, s: Record, placement: Array) -> None:
     for rank in range(p.ops - 1, -1, -1):
         v = p.order[rank]
@@ -86,7 +86,7 @@ def _tails(p: Record, s: Record, placement: Array) -> None:
                 s.tail[v] = max(s.tail[v], _crossing(p, placement, t, w) + s.length[w] + s.tail[w])
 
 
-@kernel
+@part
 def _add_job(s: Record, count: int, head: float, length: float, tail: float) -> int:
     """Inserts a job by its head; returns how many there are now."""
     i = count
@@ -97,7 +97,7 @@ def _add_job(s: Record, count: int, head: float, length: float, tail: float) -> 
     return count + 1
 
 
-@kernel
+@part
 def _one_machine(s: Record, count: int) -> float:
     """The preemptive optimum of the jobs: the largest, over all tails q, of the jobs with tails of at least q in turn, and q."""
     found = 0.0
@@ -111,7 +111,7 @@ def _one_machine(s: Record, count: int) -> float:
     return found
 
 
-@kernel
+@part
 def _all_devices(p: Record, s: Record) -> float:
     count = 0
     for v in range(p.ops):
@@ -119,7 +119,7 @@ def _all_devices(p: Record, s: Record) -> float:
     return _one_machine(s, count)
 
 
-@kernel
+@part
 def _one_device(p: Record, s: Record, placement: Array, d: int) -> float:
     count = 0
     for v in range(p.ops):
@@ -128,7 +128,7 @@ def _one_device(p: Record, s: Record, placement: Array, d: int) -> float:
     return _one_machine(s, count)
 
 
-@kernel
+@part
 def _one_channel(p: Record, s: Record, placement: Array, d: int, outgoing: bool) -> float:
     """The transfers that one channel of device d has to carry."""
     count = 0
@@ -151,7 +151,7 @@ def _one_channel(p: Record, s: Record, placement: Array, d: int, outgoing: bool)
     return _one_machine(s, count)
 
 
-@kernel
+@part
 def schedule_bound(p: Record, s: Record, at: int) -> float:
     """No order of the ops that have not started ends earlier."""
     k = p.devices
@@ -181,7 +181,7 @@ def schedule_bound(p: Record, s: Record, at: int) -> float:
     return found
 
 
-@kernel
+@part
 def _earliest_input(p: Record, s: Record, at: int, t: int, d: int) -> float:
     u = p.producer[t]
     home = s.actual[u]

@@ -30,8 +30,6 @@ from typing import Any
 
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.place.chunks import units
-from baechi_ext.simulate.holding import live_bytes
 
 _TICKS = 2**40
 """About so many ticks make up the horizon, where times are not whole numbers anyway."""
@@ -87,7 +85,7 @@ def placing_model(graph: OpGraph, cluster: Cluster, horizon_us: float) -> Placin
     model = cp_model.CpModel()
     horizon = math.ceil(horizon_us * times.ticks_per_us) + 1
     on: list[list[Any]] = [[] for _ in range(n)]
-    for u, members in enumerate(units(graph)):
+    for u, members in enumerate(graph.units()):
         x = [model.new_bool_var(f"x{u},{d}") for d in range(k)]
         for v in members:
             on[v] = x
@@ -119,7 +117,7 @@ def ticks_per_us(graph: OpGraph, cluster: Cluster, horizon_us: float) -> float:
 
 def one_device_each(m: PlacingModel, graph: OpGraph, cluster: Cluster) -> None:
     """(1), a pinned unit's among them; equal devices are taken in their order, where nothing is pinned."""
-    unit_devices = [m.on[members[0]] for members in units(graph)]
+    unit_devices = [m.on[members[0]] for members in graph.units()]
     for x in unit_devices:
         m.model.add_exactly_one(x)
     for v, pin in graph.pins.items():
@@ -207,7 +205,7 @@ def channels(m: PlacingModel, times: _Times) -> None:
 def memory(m: PlacingModel, graph: OpGraph, cluster: Cluster) -> None:
     """(7); bytes of ops are rounded down."""
     persistent = [math.floor(op.persistent_bytes) for op in graph.ops]
-    live = [math.floor(live) for live in live_bytes(graph).tolist()]
+    live = [math.floor(live) for live in graph.columns.charged_bytes().tolist()]
     for d, device in enumerate(cluster.devices):
         if device.memory_bytes is None:
             continue

@@ -13,11 +13,11 @@ from typing import Any
 from baechi_ext.errors import InfeasibleError, MissingBackendError, SolverError
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.place.common import PlaceOptions, PlanResult, SearchProgress, Task, begin, finish
+from baechi_ext.place.common import PlanResult, SearchProgress, Task, finish
 from baechi_ext.place.exact.process import SolverProcess, threads
 from baechi_ext.place.exact.search import Search, is_small
 from baechi_ext.place.feasibility import NEXT_STEPS, refuse_after_all_tried
-from baechi_ext.place.registry import place
+from baechi_ext.place.searching import trial_by
 from baechi_ext.place.trial import Trial, longest_placed_path_order, try_orders
 from baechi_ext.simulate import lower_bound_us
 
@@ -28,7 +28,7 @@ _MET = 1e-9
 _WAIT_SECONDS = 0.05
 
 
-def exact(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult:
+def exact(task: Task) -> PlanResult:
     """The best plan found within the time limit, or until the user interrupts it, and the bound proven by then; status "optimal"
     where they meet.
 
@@ -37,7 +37,6 @@ def exact(graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> PlanResult
     """
     if importlib.util.find_spec("ortools") is None:
         raise MissingBackendError("exact needs ortools; pip install 'ortools>=9.12,<10', or use another method")
-    task = begin("exact", graph, cluster, options)
     proof = _Proof(task)
     interrupted = False
     try:
@@ -62,7 +61,7 @@ class _Proof:
         self.bound_us = lower_bound_us(task.graph, task.cluster, thorough=True)
         self.search = Search(task.simulator) if is_small(task.graph, task.cluster) else None
         self.no_plan = False
-        """Whether it is proven that there is no valid plan."""
+        """True once it is proven that there is no valid plan."""
         self.complaint = ""
 
     @property
@@ -78,21 +77,10 @@ class _Proof:
         return self.task.options.time_limit_seconds - self.task.elapsed_seconds()
 
     def start(self) -> None:
-        """With the best plan of a few quick methods."""
+        """Starts with the best plan of a few quick methods."""
         for method in _STARTS:
             if not self.closed:
-                self._start_from(method)
-
-    def _start_from(self, method: str) -> None:
-        try:
-            result = place(method, self.task.graph, self.task.cluster, self.task.options)
-        except SolverError:
-            return
-        except InfeasibleError as e:
-            if e.status == "infeasible":
-                raise
-            return
-        self._offer(Trial(result.plan.placement, result.plan.priority, self.task.simulator))
+                self._offer(trial_by(method, self.task, self.task.graph, self.task.options))
 
     def _offer(self, trial: Trial | None) -> None:
         if trial is not None and trial.valid and trial.timeline.makespan_us < self.best_us:
@@ -101,27 +89,27 @@ class _Proof:
     def search_alone(self) -> None:
         """A fixed number of steps, so that small instances do not depend on the clock."""
         while self.search is not None and self.search.steps < _ALONE_STEPS and not self.closed:
-            self._search()
+            self._go_on(self.search)
 
-    def _search(self) -> None:
-        self._offer(self.search.run(self.best_us))
-        if self.search.done:
+    def _go_on(self, search: Search) -> None:
+        self._offer(search.run(self.best_us))
+        if search.done:
             self.no_plan = self.best is None
             self.bound_us = self.best_us if self.best is not None else self.bound_us
 
     def search_beside_solver(self) -> None:
-        """Until one of them has a proof."""
+        """Searches beside the solver until one of them has a proof."""
         with SolverProcess(self._solver_task()) as solver:
             while not self.closed and (self.search is not None or solver.status is None):
                 if self.search is not None:
-                    self._search()
+                    self._go_on(self.search)
                 for message in solver.messages(0.0 if self.search is not None else min(_WAIT_SECONDS, self.seconds_left)):
                     self._hear(message)
                 self._tell()
             self.complaint = solver.complaint
 
     def _solver_task(self) -> dict[str, Any]:
-        start = {"placement": None, "start_us": None}
+        start: dict[str, Any] = {"placement": None, "start_us": None}
         if self.best is not None:
             start = {"placement": list(self.best.placement), "start_us": list(self.best.timeline.start_us)}
         return {

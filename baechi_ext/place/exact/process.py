@@ -51,19 +51,22 @@ class SolverProcess:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
-                pipe.close()
+                if pipe is not None:
+                    pipe.close()
         self._errors.close()
 
     def _talk(self) -> None:
+        to, of = self._process.stdin, self._process.stdout
         with contextlib.suppress(OSError, ValueError):
-            self._process.stdin.write(json.dumps(self._task) + "\n")
-            self._process.stdin.flush()
-            for line in self._process.stdout:
-                self._lines.put(line)
+            if to is not None and of is not None:
+                to.write(json.dumps(self._task) + "\n")
+                to.flush()
+                for line in of:
+                    self._lines.put(line)
         self._lines.put(None)
 
     def messages(self, wait_seconds: float = 0.0) -> Iterator[dict[str, Any]]:
-        """What it has said since; waits so long at most for the first."""
+        """Yields the messages that have come since; waits so long at most for the first."""
         while self.status is None:
             try:
                 line = self._lines.get(timeout=wait_seconds) if wait_seconds > 0 else self._lines.get_nowait()
@@ -84,6 +87,6 @@ class SolverProcess:
 
 
 def threads() -> int:
-    """How many threads the solver may use here."""
+    """The number of threads that the solver may use here."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(_THREADS, available)

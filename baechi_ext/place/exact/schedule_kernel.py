@@ -4,12 +4,12 @@ import numpy as np
 
 from baechi_ext.place.exact.bound_kernel import hopeless, schedule_bound, sending, urgency
 from baechi_ext.place.exact.records_kernel import ABSENT, FLYING, LEVEL, PRESENT, SLACK, WAITING, Record
-from baechi_ext.simulate.jit import allocating_kernel as kernel
+from baechi_ext.simulate.jit import part
 
 _CHOOSE, _ENDED = range(2)
 
 
-@kernel
+@part
 def begin_schedule(p: Record, s: Record) -> None:
     s.now[0] = 0.0
     s.device[0] = s.started[0] = 0
@@ -31,7 +31,7 @@ def begin_schedule(p: Record, s: Record) -> None:
     s.candidate[0, 0] = -1
 
 
-@kernel
+@part
 def step_schedule(p: Record, s: Record) -> bool:
     """Tries the next of the ready ops at the deepest level; True where that gives a better plan."""
     at = s.cursor[LEVEL]
@@ -56,7 +56,7 @@ def step_schedule(p: Record, s: Record) -> bool:
     return False
 
 
-@kernel
+@part
 def _is_better(p: Record, s: Record, at: int) -> bool:
     makespan = 0.0
     for v in range(p.ops):
@@ -64,7 +64,7 @@ def _is_better(p: Record, s: Record, at: int) -> bool:
     return not hopeless(s, makespan) and not _overflows(p, s, at)
 
 
-@kernel
+@part
 def _copy_level(p: Record, s: Record, at: int) -> None:
     to = at + 1
     s.now[to], s.device[to], s.started[to] = s.now[at], s.device[at], s.started[at]
@@ -79,7 +79,7 @@ def _copy_level(p: Record, s: Record, at: int) -> None:
         s.copy_from[to, x], s.copy_until[to, x] = s.copy_from[at, x], s.copy_until[at, x]
 
 
-@kernel
+@part
 def _advance(p: Record, s: Record, at: int) -> int:
     """Simulates until a device has a choice among ready ops, or to the end."""
     k = p.devices
@@ -109,7 +109,7 @@ def _advance(p: Record, s: Record, at: int) -> int:
         s.device[at] = 0
 
 
-@kernel
+@part
 def _find_candidates(p: Record, s: Record, at: int, d: int) -> None:
     """The ready ops of a device, the longest path to the end first."""
     count = 0
@@ -124,7 +124,7 @@ def _find_candidates(p: Record, s: Record, at: int, d: int) -> None:
     s.candidates[at] = count
 
 
-@kernel
+@part
 def _start(p: Record, s: Record, at: int, v: int) -> None:
     d = s.actual[v]
     duration = p.duration_us[v, d]
@@ -143,7 +143,7 @@ def _start(p: Record, s: Record, at: int, v: int) -> None:
     s.started[at] += 1
 
 
-@kernel
+@part
 def _handle_ends(p: Record, s: Record, at: int) -> None:
     k = p.devices
     for x in range(p.tensors * p.devices):
@@ -164,14 +164,14 @@ def _handle_ends(p: Record, s: Record, at: int) -> None:
                         _request(p, s, at, p.outputs[i], e)
 
 
-@kernel
+@part
 def _arrive(p: Record, s: Record, at: int, t: int, d: int) -> None:
     for i in range(p.readers_from[t], p.readers_from[t + 1]):
         if s.actual[p.readers[i]] == d:
             s.missing[at, p.readers[i]] -= 1
 
 
-@kernel
+@part
 def _request(p: Record, s: Record, at: int, t: int, d: int) -> None:
     x, duration = t * p.devices + d, p.transfer_us[s.actual[p.producer[t]], d, t]
     s.copy_from[at, x] = s.now[at]
@@ -183,9 +183,9 @@ def _request(p: Record, s: Record, at: int, t: int, d: int) -> None:
         s.copy_state[at, x] = FLYING if p.parallel else WAITING
 
 
-@kernel
+@part
 def _start_transfers(p: Record, s: Record, at: int) -> None:
-    """While a transfer waits, `copy_from` is when it was requested."""
+    """Starts the transfers that can start. While one waits, `copy_from` is when it was requested."""
     k = p.devices
     while True:
         best = -1
@@ -204,7 +204,7 @@ def _start_transfers(p: Record, s: Record, at: int) -> None:
         s.copy_until[at, best] = s.now[at] + p.transfer_us[home, d, t]
 
 
-@kernel
+@part
 def _goes_first(p: Record, s: Record, at: int, x: int, y: int) -> bool:
     """Earliest requested, longest path of a reader there, producer, device, tensor name."""
     k = p.devices
@@ -221,9 +221,9 @@ def _goes_first(p: Record, s: Record, at: int, x: int, y: int) -> bool:
     return p.name_rank[x // k] < p.name_rank[y // k]
 
 
-@kernel
+@part
 def _overflows(p: Record, s: Record, at: int) -> bool:
-    """Whether a device has held more than its memory, as far as the schedule goes."""
+    """True if a device has held more than its memory, as far as the schedule goes."""
     if not p.limited:
         return False
     k = p.devices
@@ -236,9 +236,9 @@ def _overflows(p: Record, s: Record, at: int) -> bool:
     return False
 
 
-@kernel
+@part
 def _held(p: Record, s: Record, at: int, d: int, when: float) -> float:
-    """What a device holds at an instant of the schedule so far; what has no end yet lasts."""
+    """The bytes that a device holds at an instant of the schedule so far; what has no end yet lasts."""
     k = p.devices
     total = 0.0
     for v in range(p.ops):
@@ -265,5 +265,5 @@ def _held(p: Record, s: Record, at: int, d: int, when: float) -> float:
                 y = t * k + s.actual[w]
                 until = np.inf if s.copy_state[at, y] < FLYING else max(until, s.copy_until[at, y])
         if when < until:
-            total += p.tensor_bytes[t]
+            total += p.home_bytes[t] if home == d else p.tensor_bytes[t]
     return total

@@ -3,17 +3,16 @@
 from collections.abc import Collection, Iterator, Sequence
 from itertools import permutations, product
 from math import factorial, prod
+from typing import Any
 
 import numpy as np
 
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.place.chunks import units
 from baechi_ext.place.exact import records_kernel as records
 from baechi_ext.place.exact import search_kernel
 from baechi_ext.place.trial import Trial
-from baechi_ext.simulate import AdaptiveSimulator
-from baechi_ext.simulate.holding import live_bytes
+from baechi_ext.simulate import Simulator
 
 STEPS_AT_A_TIME = 20_000
 
@@ -21,7 +20,7 @@ STEPS_AT_A_TIME = 20_000
 class Search:
     """A search for plans that beat `best_us`; `run` goes on with it. What it has not found when it is `done` does not exist."""
 
-    def __init__(self, simulator: AdaptiveSimulator) -> None:
+    def __init__(self, simulator: Simulator) -> None:
         self.simulator = simulator
         self.done = False
         self._instance = make_instance(simulator)
@@ -53,13 +52,13 @@ class Search:
 
 
 def is_small(graph: OpGraph, cluster: Cluster) -> bool:
-    """Whether the search takes in such an instance."""
+    """True if the search's records have room for the instance."""
     edges = sum(map(len, graph.inputs))
     sizes = ((len(graph), records.OPS), (len(cluster), records.DEVICES), (len(graph.tensors), records.TENSORS), (edges, records.EDGES))
     return all(size <= largest for size, largest in sizes)
 
 
-def make_instance(simulator: AdaptiveSimulator) -> np.ndarray:
+def make_instance(simulator: Simulator) -> np.ndarray:
     """The simulator's graph and cluster as a record."""
     graph, cluster = simulator.graph, simulator.cluster
     links, tensors, k = cluster.link_table(), graph.tensors, len(cluster)
@@ -69,10 +68,10 @@ def make_instance(simulator: AdaptiveSimulator) -> np.ndarray:
     charged = ("send_us", "send_us_per_byte", "receive_us", "receive_us_per_byte")
     twin, labels = exchangeable(cluster, set(graph.pins.values()))
 
-    def table(cost: str) -> list:
+    def table(cost: str) -> list[list[list[float]]]:
         return [[[getattr(links[i][j], cost)(t.bytes) for t in tensors] for j in range(k)] for i in range(k)]
 
-    values = {
+    values: dict[str, Any] = {
         "ops": len(graph),
         "devices": k,
         "tensors": len(tensors),
@@ -86,19 +85,20 @@ def make_instance(simulator: AdaptiveSimulator) -> np.ndarray:
         "duration_us": duration,
         "least_us": duration.min(axis=1),
         "load_us": compute / speeds.sum(),
-        "tail_us": simulator.tails_us,
+        "tail_us": graph.tails_us,
         "transfer_us": table("transfer_us"),
         "send_us": table("sending_us"),
         "receive_us": table("receiving_us"),
         "tensor_bytes": [t.bytes for t in tensors],
+        "home_bytes": graph.columns.home_bytes,
         "persistent_bytes": [op.persistent_bytes for op in graph.ops],
-        "working_bytes": [_working_bytes(graph, v) for v in range(len(graph))],
-        "live_bytes": live_bytes(graph),
-        "memory_bytes": [np.inf if d.memory_bytes is None else d.memory_bytes for d in cluster.devices],
+        "working_bytes": graph.columns.working_bytes(),
+        "live_bytes": graph.columns.charged_bytes(),
+        "memory_bytes": cluster.rooms,
         "twin": twin,
         "labels": labels,
     }
-    placed = units(graph)
+    placed = graph.units()
     lists = {"inputs": graph.inputs, "outputs": graph.outputs, "readers": [t.readers for t in tensors], "members": placed}
     for name, some in lists.items():
         values[name] = [x for things in some for x in things]
@@ -113,13 +113,14 @@ def make_search() -> np.ndarray:
     return _record(records.SEARCH, {"cursor": [0, -1, -1, 0], "choice": [-1] * records.OPS, "placement": [-1] * records.OPS})
 
 
-def _record(dtype: np.dtype, values: dict[str, object]) -> np.ndarray:
+def _record(dtype: np.dtype, values: dict[str, Any]) -> np.ndarray:
     """One record; arrays that are smaller than their fields stand at the beginning."""
     record = np.zeros(1, dtype)
     for name, value in values.items():
         array = np.asarray(value)
         if array.size:
-            record[name][(0, *map(slice, array.shape))] = array
+            corner: tuple[Any, ...] = (0, *map(slice, array.shape))
+            record[name][corner] = array
     return record
 
 
@@ -151,7 +152,7 @@ def _relabelings(classes: Sequence[Sequence[int]], k: int) -> Iterator[tuple[int
 
 
 def _alike(cluster: Cluster, d: int, e: int) -> bool:
-    """Whether exchanging two devices changes nothing but their names."""
+    """True if exchanging two devices changes nothing but their names."""
     a, b = cluster.devices[d], cluster.devices[e]
     swap = {d: e, e: d}
     pairs = [(i, j) for i in range(len(cluster)) for j in range(len(cluster)) if i != j and {i, j} & {d, e}]
@@ -165,8 +166,3 @@ def _name_ranks(graph: OpGraph) -> list[int]:
         for i, t in enumerate(sorted(outputs, key=lambda t: graph.tensors[t].name)):
             rank[t] = i
     return rank
-
-
-def _working_bytes(graph: OpGraph, v: int) -> float:
-    op = graph.ops[v]
-    return op.temporary_bytes + max(0, op.output_bytes - sum(graph.tensors[t].bytes for t in graph.outputs[v]))

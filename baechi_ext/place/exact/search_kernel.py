@@ -7,12 +7,12 @@ idle device; the search simulates and branches there. Both levels cut what canno
 from baechi_ext.place.exact.bound_kernel import hopeless, placement_bound, urgency
 from baechi_ext.place.exact.records_kernel import DEPTH, DONE, FOUND, LEVEL, NODES, PAUSED, RELABELING, SLACK, Array, Record
 from baechi_ext.place.exact.schedule_kernel import begin_schedule, step_schedule
-from baechi_ext.simulate.jit import allocating_kernel as kernel
+from baechi_ext.simulate.jit import kernel, part
 
 
 @kernel
 def search(instance: Array, state: Array, steps: int) -> int:
-    """Goes on for so many steps at most, or until a better plan is found: `s.actual`, and its order in `s.sequence[LEVEL]`."""
+    """Goes on for this many steps at most, or until a better plan is found: `s.actual`, and its order in `s.sequence[LEVEL]`."""
     p, s = instance[0], state[0]
     while steps > 0:
         steps -= 1
@@ -27,7 +27,7 @@ def search(instance: Array, state: Array, steps: int) -> int:
     return PAUSED
 
 
-@kernel
+@part
 def _step_placement(p: Record, s: Record) -> None:
     """Gives the next device to the unit in hand, or the next order of labels to a full placement."""
     u = s.cursor[DEPTH]
@@ -51,16 +51,16 @@ def _step_placement(p: Record, s: Record) -> None:
         s.cursor[RELABELING] = -1
 
 
-@kernel
+@part
 def _opens_in_turn(p: Record, s: Record, u: int, d: int) -> bool:
-    """Of devices that can be exchanged and hold nothing yet, only the first is tried."""
+    """False for a device that could be exchanged with an earlier one while neither holds anything: only the first of them is tried."""
     for e in range(p.twin[d], d):
         if p.twin[e] == p.twin[d] and not _used(s, u, e):
             return _used(s, u, d)
     return True
 
 
-@kernel
+@part
 def _used(s: Record, u: int, d: int) -> bool:
     found = False
     for w in range(u):
@@ -68,9 +68,9 @@ def _used(s: Record, u: int, d: int) -> bool:
     return found
 
 
-@kernel
+@part
 def _label_matters(p: Record, s: Record) -> bool:
-    """Whether two transfers from one op tie, so that the devices' order decides."""
+    """True if two transfers from one op tie, so that the devices' order decides."""
     if p.parallel:
         return False
     for v in range(p.ops):
@@ -88,7 +88,7 @@ def _label_matters(p: Record, s: Record) -> bool:
     return False
 
 
-@kernel
+@part
 def _relabel(p: Record, s: Record) -> bool:
     """Sets the actual placement; False where another relabeling gives the same one."""
     exchange = s.cursor[RELABELING]
@@ -103,9 +103,9 @@ def _relabel(p: Record, s: Record) -> bool:
     return True
 
 
-@kernel
+@part
 def _may_fit(p: Record, s: Record, d: int) -> bool:
-    """Whether the persistent bytes placed on a device and, beside them, the neediest op leave no doubt that it overflows."""
+    """False where the persistent bytes placed on a device and, beside them, the neediest op leave no doubt that it overflows."""
     held = neediest = 0.0
     for v in range(p.ops):
         if s.placement[v] == d:

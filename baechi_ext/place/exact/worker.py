@@ -62,7 +62,7 @@ def _say(message: dict[str, Any]) -> None:
 
 
 def _end_with_parent() -> None:
-    """Its input ends when the process that asked is gone, however that ended."""
+    """Ends the process when its input ends: the process that asked is gone, however that ended."""
     sys.stdin.read()
     os._exit(1)
 

@@ -8,8 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from baechi_ext.errors import MissingBackendError, PolicyError
-from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_bytes, write_json
+from baechi_ext.errors import FileError, MissingBackendError, PolicyError
+from baechi_ext.ir.files import SCHEMA_VERSION, read_bytes, read_json, write_bytes, write_json
 from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.place.placeto.embedding import EMBEDDINGS
 from baechi_ext.place.placeto.environment_kernel import FEATURES
@@ -45,13 +45,13 @@ def load_policy(path: str | Path) -> Policy:
 
 
 def parameters_sha256(path: str | Path) -> str:
-    """Of a policy that `load_policy` loads."""
+    """The digest of the parameters of a policy that `load_policy` loads."""
     return str(read_json(_named(path, ".json"), KIND)["sha256"])
 
 
 def write_pair(path: str | Path, value: dict[str, Any], tensors: dict[str, "Tensor"]) -> None:
     """The tensors, and JSON that names and seals them."""
-    save = _safetensors().save
+    save = require_torch().save
     content = save({name: tensor.detach().contiguous() for name, tensor in tensors.items()})
     write_bytes(_named(path, ".safetensors"), content)
     sealed = {**value, "schema_version": SCHEMA_VERSION, "sha256": hashlib.sha256(content).hexdigest()}
@@ -59,23 +59,38 @@ def write_pair(path: str | Path, value: dict[str, Any], tensors: dict[str, "Tens
 
 
 def read_pair(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, "Tensor"]]:
-    """What `write_pair` wrote. Raises FileError, PolicyError or MissingBackendError as `load_policy` does."""
+    """The object and the tensors that `write_pair` wrote. Raises FileError, PolicyError or MissingBackendError as `load_policy` does."""
     value = read_json(_named(path, ".json"), kind)
     if value.get("kind") != kind:
         raise PolicyError(f'{path}: the file is of kind {value.get("kind")!r}, expected "{kind}"; give one that `placeto` wrote')
     file = _named(path, ".safetensors")
     try:
-        content = file.read_bytes()
-    except OSError as e:
-        raise PolicyError(f"cannot read {str(file)!r}: {e.strerror}; it belongs beside the JSON file, copy both") from e
+        content = read_bytes(file, "parameters")
+    except FileError as e:
+        raise PolicyError(f"{e}; it belongs beside the JSON file, copy both") from e
     if hashlib.sha256(content).hexdigest() != value.get("sha256"):
         raise PolicyError(f"{file}: the parameters are not those that its JSON file was written with; the file is damaged, copy both again")
-    return value, _safetensors().load(content)
+    return value, _tensors(content, file)
+
+
+def _tensors(content: bytes, file: Path) -> dict[str, "Tensor"]:
+    """The tensors in a file's content. Raises PolicyError where they can't be read, or are no finite numbers of the usual type."""
+    library, again = require_torch(), "train it again, or copy both files again"
+    from safetensors import SafetensorError
+
+    try:
+        tensors: dict[str, Tensor] = library.load(content)
+        wrong = next((name for name, tensor in tensors.items() if tensor.is_complex() or not bool(tensor.double().isfinite().all())), None)
+    except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError) as e:  # torch has not all types that safetensors names
+        raise PolicyError(f"{file} can't be read: {e!r}; {again}") from e
+    if wrong is not None:
+        raise PolicyError(f"{file}: the parameter {wrong!r} has values that are no finite numbers; {again}")
+    return tensors
 
 
 def fitting(tensors: dict[str, "Tensor"], config: PolicyConfig, source: str) -> dict[str, "Tensor"]:
     """The tensors, if they are the parameters of such a policy. Raises PolicyError."""
-    expected = {}
+    expected: dict[str, tuple[int, ...]] = {}
     for name, (inputs, outputs) in config.shapes().items():
         expected |= {f"{name}.weight": (inputs, outputs), f"{name}.bias": (outputs,)}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -86,6 +101,9 @@ def fitting(tensors: dict[str, "Tensor"], config: PolicyConfig, source: str) -> 
             f"{source}: {len(wrong)} of its parameters do not belong to such a policy, first {name!r} of shape {found.get(name)}, "
             f"expected {expected.get(name)}; train it again"
         )
+    typed = next((name for name, tensor in tensors.items() if str(tensor.dtype) != "torch.float32"), None)
+    if typed is not None:
+        raise PolicyError(f"{source}: the parameter {typed!r} is of {tensors[typed].dtype}, expected torch.float32; train it again")
     return tensors
 
 
@@ -95,14 +113,15 @@ def _config(value: object, source: str) -> PolicyConfig:
         raise PolicyError(f'{source}: "config" is {value!r}; expected an object of {", ".join(sorted(names))}')
     if value["embedding"] not in tuple(EMBEDDINGS):
         raise PolicyError(f"{source}: unknown embedding {value['embedding']!r}; this version knows {', '.join(EMBEDDINGS)}")
-    config = PolicyConfig(**{name: tuple(given) if isinstance(given, list) else given for name, given in value.items()})
+    given: dict[str, Any] = {name: tuple(of) if isinstance(of, list) else of for name, of in value.items()}
+    config = PolicyConfig(**given)
     sizes = (config.width, config.rounds, config.hidden, config.visits)
     if not all(isinstance(size, int) and 1 <= size <= 4096 for size in sizes) or not isinstance(config.every_step, bool):
         raise PolicyError(f"{source}: width, rounds, hidden and visits are {sizes}; expected whole numbers from 1 to 4096")
-    for what, given, known in (("ops", config.op_features, OP_FEATURES), ("devices", config.device_features, FEATURES)):
-        if given != known:
+    for what, features, known in (("ops", config.op_features, OP_FEATURES), ("devices", config.device_features, FEATURES)):
+        if features != known:
             raise PolicyError(
-                f"{source}: the policy was trained on other features of {what} ({_listed(given)}) than this version computes "
+                f"{source}: the policy was trained on other features of {what} ({_listed(features)}) than this version computes "
                 f"({_listed(known)}); train it again"
             )
     return config
@@ -117,12 +136,8 @@ def _named(path: str | Path, suffix: str) -> Path:
     return path.with_suffix(suffix) if path.suffix in (".json", ".safetensors") else path.with_name(path.name + suffix)
 
 
-def require_torch() -> None:
-    """Loads what policies are made of. Raises MissingBackendError without torch or safetensors."""
-    _safetensors()
-
-
-def _safetensors() -> Any:
+def require_torch() -> Any:
+    """Loads what policies are made of; returns safetensors. Raises MissingBackendError without torch or safetensors."""
     try:
         import safetensors.torch
         import torch  # noqa: F401

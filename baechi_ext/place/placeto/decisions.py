@@ -1,4 +1,4 @@
-"""What an episode decides: colocation groups, and ops without one, in the order in which they are visited.
+"""The decisions of an episode: colocation groups, and ops without one, in the order in which they are visited.
 
 Of a graph with more of them than an episode can visit, clusters of them are decided (`blocks.block_levels`).
 """
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.blocks import block_levels
-from baechi_ext.place.chunks import Unit, spread, units
+from baechi_ext.place.chunks import Unit, spread
 
 MOST_DECISIONS = 512
 
@@ -30,7 +30,7 @@ class Decisions:
     def of(cls, graph: OpGraph, cluster: Cluster, order: Sequence[int] | None = None, most: int = MOST_DECISIONS) -> "Decisions":
         """The decisions in `order` (op positions; `graph.order` where there is none): a unit comes with the first of its ops."""
         order = graph.order if order is None else order
-        chosen = units(graph, order)
+        chosen = graph.units(order)
         if len(chosen) > most:
             levels = block_levels(graph, cluster)
             rank = {v: i for i, v in enumerate(order)}
@@ -60,6 +60,13 @@ class Decisions:
                 reached[v] |= reached[a]
                 reached[v, unit_of[a]] = True
             found[unit_of[v]] |= reached[v]
+        np.fill_diagonal(found, False)
+        return found
+
+    @cached_property
+    def parallel(self) -> NDArray[np.bool_]:
+        """`parallel[u, w]`: no path leads from one to the other."""
+        found = ~(self.above | self.above.T)
         np.fill_diagonal(found, False)
         return found
 

@@ -11,7 +11,9 @@ Each takes features (.. x op x feature) and returns (.. x op x width).
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from numpy.typing import NDArray
 
 from baechi_ext.place.placeto.layers import Parameters, Shapes, dense, gathered, linear
 from baechi_ext.place.placeto.view import View
@@ -49,7 +51,8 @@ class GraphTensors:
         """For each level, its ops, the edges into it, and those out of it."""
         source, target, _ = self.view.edges
         depth = {v: d for d, level in enumerate(self.view.levels) for v in level.tolist()}
-        into, out = ([[] for _ in self.view.levels] for _ in range(2))
+        into: list[list[int]] = [[] for _ in self.view.levels]
+        out: list[list[int]] = [[] for _ in self.view.levels]
         for i, (a, b) in enumerate(zip(source.tolist(), target.tolist(), strict=True)):
             into[depth[b]].append(i)
             out[depth[a]].append(i)
@@ -61,7 +64,7 @@ class GraphTensors:
         return _tensor(nearest), _tensor(near)
 
 
-def _tensor(values) -> "Tensor":  # noqa: ANN001
+def _tensor(values: NDArray[Any]) -> "Tensor":
     import torch
 
     return torch.from_numpy(values)
@@ -74,7 +77,7 @@ def _indices(values: list[int]) -> "Tensor":
 
 
 class Size(NamedTuple):
-    """Of an embedding: the features it takes, what it makes of an op, and how far it looks."""
+    """The sizes of an embedding: the features it takes, the width of what it makes of an op, and how far it looks."""
 
     inputs: int
     width: int
@@ -135,7 +138,7 @@ def _joined(parameters: Parameters, down: "Tensor", up: "Tensor") -> "Tensor":
 
 
 def _graphsage_shapes(size: Size) -> Shapes:
-    found = {}
+    found: Shapes = {}
     for i in range(size.rounds):
         inputs = size.inputs if i == 0 else size.width
         found |= {f"embed.{i}.{part}": (inputs, size.width) for part in ("own", *_WAYS)}

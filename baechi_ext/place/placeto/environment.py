@@ -18,20 +18,22 @@ from baechi_ext.place.placeto.environment_kernel import FEATURES, SCALES, SIGHT,
 from baechi_ext.simulate.arrays import Floats, make_problem, make_state
 
 Actions = NDArray[np.int64]
+Plans = Sequence[int] | Sequence[Sequence[int]] | NDArray[np.integer]
+"""A device per decision: one plan for all episodes, or one for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What an episode is."""
+    """The rules of an episode."""
 
     visits: int = 1
-    """Of each decision."""
+    """The visits of each decision."""
     terminal_reward: bool = False
     """Only the last action is rewarded, with the whole improvement."""
     longest_path_first: bool = True
     """Plans are simulated with the longest path to the end first, transfers included; else ops run as they become ready, as published."""
     memory_penalty: float = 5.0
-    """What a plan costs more for each device's limit that its peaks exceed the limits by; the step costs 1 on the fastest device."""
+    """The cost of exceeding memory limits by as much as one of them; the step costs 1 on the fastest device."""
 
 
 class Environment:
@@ -50,7 +52,7 @@ class Environment:
         self.scale_us = max(decisions.graph.total_compute_us() / max(speeds), 1e-9)
         self._first_costs = np.zeros(batch)
         self.improvements: list[tuple[int, float]] = []
-        """Of each valid plan that was shorter than all before it: how many had been simulated when it was seen, and its step."""
+        """For each valid plan that was shorter than all before it, how many had been simulated when it was seen, and its step."""
 
     @property
     def batch(self) -> int:
@@ -77,12 +79,12 @@ class Environment:
 
     @property
     def devices(self) -> NDArray[np.int32]:
-        """By episode and decision, the plans as they stand."""
+        """The plans as they stand, by episode and decision."""
         return self._episodes.device
 
     @property
     def start_us(self) -> Floats:
-        """By episode and op, when the simulated plans start them."""
+        """The starts of ops in the simulated plans, by episode and op."""
         return self._episodes.start_us
 
     @property
@@ -95,16 +97,16 @@ class Environment:
 
     @property
     def costs(self) -> Floats:
-        """By episode."""
+        """The costs of the plans as they stand, by episode."""
         return self._episodes.makespan_us / self.scale_us + self.rules.memory_penalty * self._episodes.excess
 
     @property
     def simulated(self) -> int:
-        """How many plans have been simulated in all."""
+        """The number of plans simulated in all."""
         return int(self._episodes.simulated[0])
 
-    def reset(self, plans: Sequence[Sequence[int]] | NDArray[np.integer]) -> None:
-        """Begins episodes at these plans: a device per decision, one plan for all or one for each."""
+    def reset(self, plans: Plans) -> None:
+        """Begins episodes at these plans."""
         self._episodes.device[:] = plans
         self.time = 0
         kernel.begin(self.problem, self._state, self._world, self._episodes)
@@ -141,9 +143,6 @@ class Environment:
 
 def _make_world(decisions: Decisions) -> World:
     graph, units = decisions.graph, decisions.units
-    above = decisions.above
-    parallel = ~(above | above.T)
-    np.fill_diagonal(parallel, False)
     speeds = [d.speed for d in decisions.cluster.devices]
     total_us = max(graph.total_compute_us(), 1e-9)
     scales = np.zeros(1, SCALES)
@@ -156,8 +155,8 @@ def _make_world(decisions: Decisions) -> World:
         members=np.array([v for unit in units for v in unit], np.int32),
         order=np.array(graph.order, np.int32),
         work_us=np.array([sum(graph.ops[v].compute_us for v in unit) for unit in units], np.float64),
-        held_bytes=np.array([held_bytes(graph, unit) for unit in units], np.float64),
-        parallel=parallel,
+        held_bytes=np.array(held_bytes(graph, units), np.float64),
+        parallel=decisions.parallel,
         scales=scales,
     )
 

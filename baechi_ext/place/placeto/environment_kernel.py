@@ -23,7 +23,7 @@ FEATURES = (
     "here", "speed", "run", "load", "visited_load", "parallel_load", "in_transfers", "out_transfers", "ready", "overlap", "finish",
     "inputs_here", "outputs_here", "memory_with", "peak", "slack", "visited", "devices",
 )  # fmt: skip
-"""What is observed of a device for the current decision; the last three are the same for all devices."""
+"""The observations of a device for the current decision; the last three are the same for all devices."""
 
 
 class World(NamedTuple):
@@ -35,7 +35,7 @@ class World(NamedTuple):
     """By decision, the first of its `members`."""
     members: Ints
     order: Ints
-    """Of all ops, topological."""
+    """All ops in topological order."""
     work_us: Floats
     held_bytes: Floats
     parallel: NDArray[np.bool_]
@@ -56,7 +56,7 @@ class Episodes(NamedTuple):
     end_us: Floats
     makespan_us: Floats
     excess: Floats
-    """What the peaks exceed the devices' limits by, in parts of each limit."""
+    """The excess of the peaks over the devices' limits, in parts of each limit."""
     peak_bytes: Floats
     best: Ints
     """By decision, the best plan seen since the episode's beginning, and its worth."""
@@ -148,7 +148,7 @@ def observe(p: Problem, w: World, e: Episodes, u: int) -> None:
 
 @part
 def _see_inputs(p: Problem, w: World, e: Episodes, b: int, v: int) -> None:
-    """When the inputs of op v could be on each device, and what their transfers take that no other reader there needs."""
+    """Works out when the inputs of op v could be on each device, and what their transfers take that no other reader there needs."""
     u, k = w.unit[v], len(p.devices)
     for i in range(p.ops[v].inputs_from, p.ops[v + 1].inputs_from):
         t = p.lists[i]
@@ -167,7 +167,7 @@ def _see_inputs(p: Problem, w: World, e: Episodes, b: int, v: int) -> None:
 
 @part
 def _see_outputs(p: Problem, w: World, e: Episodes, b: int, v: int) -> float:
-    """What sending the outputs of op v takes from each device; returns when the first of their readers starts."""
+    """Adds what sending the outputs of op v takes from each device; returns when the first of their readers starts."""
     u, k, first_us = w.unit[v], len(p.devices), e.makespan_us[b]
     for i in range(p.ops[v].outputs_from, p.ops[v + 1].outputs_from):
         t = p.lists[i]
@@ -186,7 +186,7 @@ def _see_outputs(p: Problem, w: World, e: Episodes, b: int, v: int) -> float:
 
 @part
 def _count_readers(p: Problem, w: World, e: Episodes, b: int, t: int, u: int) -> None:
-    """By device, how many readers of tensor t are there, those in decision u left out."""
+    """Counts the readers of tensor t on each device, those in decision u left out."""
     for d in range(len(p.devices)):
         e.sight[d].readers = 0
     for j in range(p.tensors[t].readers_from, p.tensors[t + 1].readers_from):
@@ -197,7 +197,7 @@ def _count_readers(p: Problem, w: World, e: Episodes, b: int, t: int, u: int) ->
 
 @part
 def _see_loads(p: Problem, w: World, e: Episodes, b: int, u: int) -> None:
-    """What the other decisions' ops take on each device: in all, and while decision u could run there."""
+    """Adds up what the other decisions' ops take on each device: in all, and while decision u could run there."""
     for other in range(len(w.work_us)):
         if other != u:
             d = e.device[b, other]

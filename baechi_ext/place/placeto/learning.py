@@ -1,4 +1,4 @@
-"""What a policy learns from episodes: advantages over its own mean at each step, and the losses of REINFORCE and PPO."""
+"""Learning from episodes: advantages over its own mean at each step, and the losses of REINFORCE and PPO."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _MOST_NUMBERS = 2**24
 
 @dataclass(frozen=True, slots=True)
 class LossWeights:
-    """What one update needs to know besides the episodes."""
+    """The weights in the loss of one update."""
 
     entropy: float
     """The more, the longer the policy stays undecided."""
@@ -54,11 +54,11 @@ def ppo(new: "Tensor", old: "Tensor", advantage: "Tensor", clip: float) -> "Tens
 ALGORITHMS: dict[str, Callable[["Tensor", "Tensor", "Tensor", float], "Tensor"]] = {"reinforce": reinforce, "ppo": ppo}
 
 
-def loss(algorithm: str, policy: Policy, lesson: tuple[Rollout, "Tensor"], weights: LossWeights, generator: "Generator") -> "Tensor":
+def loss(algorithm: str, policy: Policy, training: tuple[Rollout, "Tensor"], weights: LossWeights, generator: "Generator") -> "Tensor":
     """The loss of a rollout with its advantages, or of as many of its steps as memory is meant to hold."""
     import torch
 
-    rollout, advantage = lesson
+    rollout, advantage = training
     rows = torch.randperm(len(rollout.actions), generator=generator)[: _most_rows(policy, rollout)]
     embedded = None if policy.config.every_step else policy.embedded(rollout.graph)
     chances = policy.logits(rollout.graph, rollout.states.rows(rows), embedded).log_softmax(dim=-1)

@@ -6,7 +6,6 @@ decisions that are on this device, from what the environment observes of it, and
 """
 
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from baechi_ext.errors import OptionError
@@ -22,20 +21,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
-    """What a policy is made of; with the same one, the same file fits."""
+    """The make of a policy; with the same one, the same file fits."""
 
     embedding: str = "rounds"
     """A key of EMBEDDINGS."""
     every_step: bool = False
-    """Whether ops are embedded at every step, with DYNAMIC_FEATURES, and not once an episode."""
+    """True where ops are embedded at every step, with DYNAMIC_FEATURES, and not once an episode."""
     width: int = 16
-    """Of an op's embedding."""
+    """The width of an op's embedding."""
     rounds: int = 4
-    """How far an embedding looks."""
+    """The number of edges that an embedding looks over."""
     hidden: int = 64
     """Width of the head."""
     visits: int = 1
-    """How often the episodes visit each decision that it was trained in, and is to be used in."""
+    """The visits of each decision in the episodes that it was trained in, and is to be used in."""
     op_features: tuple[str, ...] = OP_FEATURES
     device_features: tuple[str, ...] = FEATURES
 
@@ -45,7 +44,7 @@ class PolicyConfig:
 
     @property
     def size(self) -> Size:
-        """Of the embedding."""
+        """The sizes of the embedding."""
         return Size(len(self.op_features) + len(DYNAMIC_FEATURES) * self.every_step, self.width, self.rounds)
 
     def shapes(self) -> Shapes:
@@ -60,7 +59,7 @@ class PolicyConfig:
 
 
 class States(NamedTuple):
-    """What a policy sees, a row for each state."""
+    """The states that a policy sees, a row each."""
 
     current: "torch.Tensor"
     """The decision whose turn it is."""
@@ -72,7 +71,8 @@ class States(NamedTuple):
     """Row x op x DYNAMIC_FEATURES, for a policy that embeds at every step."""
 
     def rows(self, index: "Tensor | slice") -> "States":
-        return States(*(None if x is None else x[index] for x in self))
+        dynamic = None if self.dynamic is None else self.dynamic[index]
+        return States(self.current[index], self.features[index], self.devices[index], dynamic)
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,6 @@ class Policy:
         parameters["head.score.weight"] *= 0.1
         return cls(config, parameters)
 
-    @cached_property
-    def _embedding(self) -> Any:
-        return EMBEDDINGS[self.config.embedding]
-
     def embedded(self, graph: GraphTensors, dynamic: "Tensor | None" = None) -> "Tensor":
         """By decision, the mean of its ops' embeddings: decision x width, or row x decision x width where the state counts."""
         x = graph.features
@@ -100,7 +96,7 @@ class Policy:
             fixed = x.expand(len(dynamic), *x.shape)
             x = dynamic.new_zeros(*dynamic.shape[:2], x.shape[1] + dynamic.shape[2])
             x[..., : fixed.shape[-1]], x[..., fixed.shape[-1] :] = fixed, dynamic
-        h = self._embedding.apply(self.parameters, graph, x, self.config.size)
+        h = EMBEDDINGS[self.config.embedding].apply(self.parameters, graph, x, self.config.size)
         unit_of, m = graph.unit_of, len(graph.view.decisions)
         count = h.new_zeros(m).index_add_(0, unit_of, h.new_ones(len(unit_of))).unsqueeze(-1)
         return h.new_zeros(*h.shape[:-2], m, h.shape[-1]).index_add_(-2, unit_of, h) / count

@@ -13,7 +13,7 @@ KIND = "placeto training"
 def save_training(path: str | Path, trainer: Trainer, made_by: MadeBy | None = None) -> None:
     """Writes NAME.json, signed by `made_by`, and NAME.safetensors; `path` is either, or NAME. Raises FileError where it can't."""
     numbers, tensors = trainer.state()
-    value = {"kind": KIND, "policy": _policy(trainer), "config": _config(trainer), "state": numbers}
+    value = {"kind": KIND, **_settings(trainer), "state": numbers}
     write_pair(path, signed(value, made_by), tensors)
 
 
@@ -23,25 +23,20 @@ def resume_training(path: str | Path, trainer: Trainer) -> None:
     Raises FileError where there is no such file, PolicyError where it is damaged or of another training.
     """
     value, tensors = read_pair(path, KIND)
-    for what, own in (("policy", _policy(trainer)), ("config", _config(trainer))):
+    for what, own in _settings(trainer).items():
         given = value.get(what)
         if given != own:
             raise PolicyError(f"{path}: the training is another one: its {what} is {given}, expected {own}; start anew")
     try:
         trainer.restore(value["state"], tensors)
-    except (KeyError, TypeError, RuntimeError) as e:
+    except (KeyError, TypeError, RuntimeError, PolicyError) as e:
         raise PolicyError(f"{path}: the training can't be resumed ({e!r}); start anew") from e
 
 
-def _policy(trainer: Trainer) -> dict[str, object]:
-    return _listed(trainer.policy.config.to_json())
-
-
-def _config(trainer: Trainer) -> dict[str, object]:
-    """Without the number of threads, which changes no result."""
-    return {name: value for name, value in _listed(trainer.config.to_json()).items() if name != "workers"}
-
-
-def _listed(config: dict[str, object]) -> dict[str, object]:
-    """As JSON has it: lists and no tuples."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in config.items()}
+def _settings(trainer: Trainer) -> dict[str, dict[str, object]]:
+    """The settings as JSON has them, lists and no tuples, without the number of threads, which changes no result."""
+    configs = {"policy": trainer.policy.config.to_json(), "config": trainer.config.to_json()}
+    return {
+        what: {name: list(value) if isinstance(value, tuple) else value for name, value in config.items() if name != "workers"}
+        for what, config in configs.items()
+    }

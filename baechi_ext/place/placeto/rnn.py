@@ -15,54 +15,54 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baechi_ext.errors import OptionError
-from baechi_ext.place.placeto.lesson import Lesson
+from baechi_ext.place.placeto.training_task import TrainingTask
 from baechi_ext.place.placeto.view import View
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 MAX_NORM = 1.0
-"""Of an update's gradient, as published."""
+"""The largest norm of an update's gradient, as published."""
 
 
 @dataclass(frozen=True, slots=True)
 class RnnConfig:
-    """What the network is made of, and how it learns."""
+    """The make of the network, and how it learns."""
 
     hidden: int = 64
-    """Of the LSTMs, in each direction."""
+    """The width of the LSTMs, in each direction."""
     device_width: int = 8
-    """Of a device's embedding."""
+    """The width of a device's embedding."""
     learning_rate: float = 3e-3
     entropy: float = 0.01
-    """What staying undecided is worth."""
+    """The weight of the entropy: staying undecided is worth so much."""
     seed: int = 0
 
 
 class RnnPlacer:
     """The network for one graph and cluster, and its optimizer."""
 
-    def __init__(self, lesson: Lesson, config: RnnConfig = RnnConfig()) -> None:  # noqa: B008 - frozen
+    def __init__(self, training: TrainingTask, config: RnnConfig = RnnConfig()) -> None:  # noqa: B008 - frozen
         import torch
 
-        self.lesson = lesson
+        self.training = training
         self.config = config
-        self.groups = torch.from_numpy(group_features(lesson.tensors.view))
+        self.groups = torch.from_numpy(group_features(training.tensors.view))
         self.generator = torch.Generator().manual_seed(config.seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            self.layers = _layers(config, self.groups.shape[1], len(lesson.decisions.cluster))
+            self.layers = _layers(config, self.groups.shape[1], len(training.decisions.cluster))
         self.optimizer = torch.optim.Adam(self.layers.parameters(), lr=config.learning_rate)
 
     def run(self, evaluations: int) -> None:
         """Learns as long as whole batches of plans fit into so many simulated ones, after one with all on the fastest device.
 
-        The best plans are `lesson.best`'s. Raises OptionError where no batch fits.
+        The best plans are `training.best`'s. Raises OptionError where no batch fits.
         """
-        batch = self.lesson.environment.batch
+        batch = self.training.environment.batch
         if evaluations < 2 * batch:
             raise OptionError(f"{evaluations} plans are too few for the RNN placer, which learns from {batch} at a time; allow {2 * batch}")
-        self.lesson.judge(self.lesson.single())
+        self.training.judge(self.training.single())
         for _ in range(evaluations // batch - 1):
             self.update()
 
@@ -70,8 +70,8 @@ class RnnPlacer:
         """A batch of plans and what they teach; returns their mean cost."""
         import torch
 
-        plans = self.drawn(self.lesson.environment.batch, self.generator)
-        costs = torch.from_numpy(self.lesson.judge(plans.numpy()).astype(np.float32))
+        plans = self.drawn(self.training.environment.batch, self.generator)
+        costs = torch.from_numpy(self.training.judge(plans.numpy()).astype(np.float32))
         gain = (costs.mean() - costs) / (costs.std(correction=0) + 1e-8)
         chances = self.chances(plans)
         chosen = chances.gather(-1, plans.T.unsqueeze(-1)).squeeze(-1)
@@ -89,7 +89,7 @@ class RnnPlacer:
 
         with torch.no_grad():
             encoded, state = self._encoded(batch)
-            before = torch.full((batch,), len(self.lesson.decisions.cluster))
+            before = torch.full((batch,), len(self.training.decisions.cluster))
             devices = []
             for group in encoded:
                 h, state = self.layers["decoder"](self._inputs(before.unsqueeze(0), group.view(1, -1)), state)
@@ -101,7 +101,7 @@ class RnnPlacer:
     def chances(self, plans: "Tensor") -> "Tensor":
         """Log-probabilities of all devices, group x batch x device, where the groups before have the devices of the plans."""
         encoded, state = self._encoded(len(plans))
-        first = plans.new_full((1, len(plans)), len(self.lesson.decisions.cluster))
+        first = plans.new_full((1, len(plans)), len(self.training.decisions.cluster))
         h, _ = self.layers["decoder"](self._inputs(_joined([first, plans.T[:-1]]), encoded), state)
         return self._scored(h, encoded)
 
@@ -112,12 +112,13 @@ class RnnPlacer:
         return encoded, (h, c)
 
     def _inputs(self, before: "Tensor", groups: "Tensor") -> "Tensor":
-        """Of the decoder: the device before and the group, group x batch x feature."""
+        """The decoder's inputs: the device before and the group, group x batch x feature."""
         return _joined([self.layers["device"](before), groups.unsqueeze(1).expand(-1, before.shape[1], -1)], dim=-1)
 
     def _scored(self, h: "Tensor", encoded: "Tensor") -> "Tensor":
         energy = self.layers["query"](h) @ encoded.T / math.sqrt(encoded.shape[1])
-        return self.layers["score"](_joined([h, energy.softmax(dim=-1) @ encoded], dim=-1)).log_softmax(dim=-1)
+        scores: Tensor = self.layers["score"](_joined([h, energy.softmax(dim=-1) @ encoded], dim=-1))
+        return scores.log_softmax(dim=-1)
 
 
 def _joined(parts: "list[Tensor]", dim: int = 0) -> "Tensor":

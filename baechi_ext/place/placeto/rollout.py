@@ -21,7 +21,7 @@ class Rollout:
     states: States
     actions: "Tensor"
     log_probabilities: "Tensor"
-    """Of the actions, when they were chosen."""
+    """The log-probabilities of the actions when they were chosen."""
     rewards: "Tensor"
     """Step x episode."""
 
@@ -31,7 +31,7 @@ def run_episodes(
 ) -> Rollout:
     """Episodes from where the environment was reset to; actions are drawn, or without a generator the likeliest are taken.
 
-    The first so many episodes take the `likeliest` in any case.
+    The first `likeliest` episodes take the likeliest in any case.
     """
     import torch
 
@@ -50,15 +50,19 @@ def run_episodes(
             actions.append(action)
             log_probabilities.append(chances.gather(-1, action.unsqueeze(-1)).squeeze(-1))
             rewards.append(environment.step(action.numpy()))
-    dynamic = None if seen[0].dynamic is None else torch.cat([s.dynamic for s in seen])
-    states = States(*(torch.cat([s[i] for s in seen]) for i in range(3)), dynamic)
+    states = States(
+        torch.cat([s.current for s in seen]),
+        torch.cat([s.features for s in seen]),
+        torch.cat([s.devices for s in seen]),
+        torch.cat([s.dynamic for s in seen if s.dynamic is not None]) if policy.config.every_step else None,
+    )
     return Rollout(
         graph, states, torch.cat(actions), torch.cat(log_probabilities), torch.from_numpy(np.stack(rewards).astype(np.float32))
     )
 
 
 def observed(policy: Policy, graph: GraphTensors, environment: Environment) -> States:
-    """What the policy sees of the environment's states, a row for each episode."""
+    """The environment's states as the policy sees them, a row for each episode."""
     import torch
 
     batch = environment.batch

@@ -6,44 +6,46 @@ checkpoint ends with the same policy.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from baechi_ext.errors import OptionError
+from baechi_ext.errors import OptionError, PolicyError
+from baechi_ext.ir.numbers import as_number
 from baechi_ext.place.placeto.learning import ALGORITHMS, LossWeights, advantages, loss
-from baechi_ext.place.placeto.lesson import STARTS, Lesson
 from baechi_ext.place.placeto.policy import Policy
 from baechi_ext.place.placeto.rollout import Rollout
+from baechi_ext.place.placeto.training_task import STARTS, TrainingTask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Generator, Tensor
 
 _DRAWS_OF_AN_UPDATE = 1_000_003
+_NUMBERS = ("updates", "exam", "best_exam", "exams_without_success")
+"""The numbers of a training's state."""
+_COUNTS = ("updates", "exams_without_success")
 MAX_NORM = 1.25
-"""Of an update's gradient, as published."""
+"""The largest norm of an update's gradient, as published."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingConfig:
-    """How a policy is trained. Pairs are a value at the first update and at the last; what lies between is in proportion."""
+    """The settings of a training. Pairs are a value at the first update and at the last; what lies between is in proportion."""
 
     algorithm: str = "ppo"
     """A key of ALGORITHMS."""
     updates: int = 500
     graphs: int = 4
-    """For each update, drawn from the lessons."""
+    """For each update, drawn from the training tasks."""
     start: str = "single"
     """One of STARTS."""
     learning_rate: tuple[float, float] = (1e-3, 1e-4)
     entropy: tuple[float, float] = (0.05, 0.005)
-    """What a policy earns for staying undecided: too little, and it settles for the first thing that helps."""
+    """The weight of the entropy, earned by staying undecided: too little, and it settles for the first thing that helps."""
     discount: float = 1.0
-    """Of a reward, for each step that it comes later."""
+    """The factor on a reward for each step that it comes later."""
     epochs: int = 3
     """PPO: how often each rollout is used."""
     clip: float = 0.2
@@ -69,7 +71,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """How a training stands after an update."""
+    """The state of a training after an update."""
 
     updates: int
     episodes: int
@@ -90,11 +92,13 @@ class TrainingProgress:
 class Trainer:
     """A policy in training, and what a checkpoint of it needs."""
 
-    def __init__(self, policy: Policy, lessons: Sequence[Lesson], config: TrainingConfig, exams: Sequence[Lesson] = ()) -> None:
+    def __init__(
+        self, policy: Policy, trainings: Sequence[TrainingTask], config: TrainingConfig, exams: Sequence[TrainingTask] = ()
+    ) -> None:
         import torch
 
         self.policy = replace(policy, parameters={k: v.detach().clone().requires_grad_(True) for k, v in policy.parameters.items()})
-        self.lessons = lessons
+        self.trainings = trainings
         self.exams = exams
         self.config = config
         self.updates = 0
@@ -105,7 +109,7 @@ class Trainer:
 
     @property
     def done(self) -> bool:
-        """Whether all updates are made, or exams have not become better for long."""
+        """True once all updates are made, or exams have not become better for long."""
         tired = 0 < self.config.patience <= self.exams_without_success
         return tired or self.updates >= self.config.updates
 
@@ -117,12 +121,12 @@ class Trainer:
     def run(
         self, watch: Callable[[TrainingProgress], None] | None = None, seconds: float = math.inf, evaluations: float = math.inf
     ) -> Policy:
-        """Trains until done, or for so many seconds, and tells `watch` after each update; returns the result.
+        """Trains until done, or for this many seconds, and tells `watch` after each update; returns the result.
 
         It also ends where another update could exceed `evaluations`, the plans simulated in all.
         """
         begun_seconds, before = time.perf_counter(), self._simulated()
-        evaluations -= self.config.graphs * max(lesson.environment.most_simulated for lesson in self.lessons)
+        evaluations -= self.config.graphs * max(training.environment.most_simulated for training in self.trainings)
         with ThreadPoolExecutor(self.config.workers) as pool, single_threaded_torch():
             while not self.done and time.perf_counter() < begun_seconds + seconds and self._simulated() <= evaluations:
                 reward, entropy = self._update(pool)
@@ -131,8 +135,8 @@ class Trainer:
                 if watch is not None:
                     elapsed = time.perf_counter() - begun_seconds
                     rate = (self._simulated() - before) / max(elapsed, 1e-9)
-                    episodes = sum(lesson.episodes for lesson in self.lessons)
-                    best = _geometric_mean([x.best_ratio for x in self.lessons if x.best_ratio < math.inf])
+                    episodes = sum(training.episodes for training in self.trainings)
+                    best = _geometric_mean([x.best_ratio for x in self.trainings if x.best_ratio < math.inf])
                     watch(TrainingProgress(self.updates, episodes, reward, entropy, self.exam, self.best_exam, best, rate, elapsed))
         return self.result
 
@@ -144,10 +148,10 @@ class Trainer:
         share = self.updates / max(1, config.updates - 1)
         for group in self.optimizer.param_groups:
             group["lr"] = _between(config.learning_rate, share)
-        chosen = [self.lessons[i] for i in torch.randperm(len(self.lessons), generator=draw)[: config.graphs].tolist()]
+        chosen = [self.trainings[i] for i in torch.randperm(len(self.trainings), generator=draw)[: config.graphs].tolist()]
         generators = [self._generator(1 + i) for i in range(len(chosen))]
         policy = replace(self.policy, parameters={k: v.detach() for k, v in self.policy.parameters.items()})
-        rollouts = list(pool.map(lambda lesson, generator: lesson.run(policy, generator, config.start), chosen, generators))
+        rollouts = list(pool.map(lambda training, generator: training.run(policy, generator, config.start), chosen, generators))
         self._learn(rollouts, LossWeights(_between(config.entropy, share), config.clip), draw)
         self.updates += 1
         rewards = torch.stack([rollout.rewards.sum(dim=0).mean() for rollout in rollouts])
@@ -157,11 +161,11 @@ class Trainer:
         import torch
 
         config = self.config
-        lessons = [(rollout, advantages(rollout.rewards, config.discount)) for rollout in rollouts]
+        trainings = [(rollout, advantages(rollout.rewards, config.discount)) for rollout in rollouts]
         for _ in range(config.epochs if config.algorithm == "ppo" else 1):
             self.optimizer.zero_grad()
-            for lesson in lessons:
-                (loss(config.algorithm, self.policy, lesson, weights, draw) / len(lessons)).backward()
+            for training in trainings:
+                (loss(config.algorithm, self.policy, training, weights, draw) / len(trainings)).backward()
             torch.nn.utils.clip_grad_norm_(self.policy.parameters.values(), MAX_NORM)
             self.optimizer.step()
 
@@ -183,23 +187,32 @@ class Trainer:
         return torch.Generator().manual_seed((config.seed * _DRAWS_OF_AN_UPDATE + self.updates) * (config.graphs + 1) + number)
 
     def _simulated(self) -> int:
-        return sum(lesson.environment.simulated for lesson in self.lessons)
+        return sum(training.environment.simulated for training in self.trainings)
 
     def state(self) -> tuple[dict[str, Any], dict[str, "Tensor"]]:
-        """What `restore` takes: numbers and tensors."""
+        """The arguments of `restore`: numbers and tensors."""
         tensors = {f"policy.{name}": tensor.detach() for name, tensor in self.policy.parameters.items()}
         tensors |= {f"best.{name}": tensor for name, tensor in self.best.parameters.items()}
         for name, parameter in self.policy.parameters.items():
             tensors |= {f"adam.{name}.{key}": value for key, value in self.optimizer.state[parameter].items()}
-        numbers = {name: getattr(self, name) for name in ("updates", "exam", "best_exam", "exams_without_success")}
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
         return {k: None if math.isinf(v) else v for k, v in numbers.items()}, tensors
 
     def restore(self, numbers: dict[str, Any], tensors: dict[str, "Tensor"]) -> None:
-        """Goes on where `state` was taken. Raises KeyError where something is missing."""
+        """Goes on where `state` was taken. Raises KeyError where something is missing, PolicyError where it is of another kind."""
         import torch
 
-        for name in ("updates", "exam", "best_exam", "exams_without_success"):
-            setattr(self, name, math.inf if numbers[name] is None else numbers[name])
+        known = {name: math.inf if numbers[name] is None else as_number(numbers[name], name, PolicyError) for name in _NUMBERS}
+        for name in _COUNTS:
+            if not known[name].is_integer():
+                raise PolicyError(f"{name} is {numbers[name]!r}; expected a whole number")
+            known[name] = int(known[name])
+        for name, parameter in self.policy.parameters.items():
+            for kind in ("policy.{}", "best.{}", *(("adam.{}.exp_avg", "adam.{}.exp_avg_sq") if known["updates"] else ())):
+                tensor = tensors[kind.format(name)]
+                if tensor.shape != parameter.shape:
+                    raise PolicyError(f"{kind.format(name)} is of shape {tuple(tensor.shape)}, expected {tuple(parameter.shape)}")
+        self.__dict__.update(known)
         with torch.no_grad():
             for name, parameter in self.policy.parameters.items():
                 parameter.copy_(tensors[f"policy.{name}"])
@@ -208,8 +221,8 @@ class Trainer:
                 self.optimizer.state[parameter] = {key: tensors[f"adam.{name}.{key}"].clone() for key in keys}
 
 
-def examined(policy: Policy, exams: Sequence[Lesson]) -> float:
-    """What the policy's likeliest actions achieve: the geometric mean of step over lower bound, excess of memory included."""
+def examined(policy: Policy, exams: Sequence[TrainingTask]) -> float:
+    """The score of the policy's likeliest actions: the geometric mean of step over lower bound, excess of memory included."""
     found = []
     for exam in exams:
         exam.run(policy, None)
@@ -223,7 +236,8 @@ def _geometric_mean(values: Sequence[float]) -> float:
 
 
 @contextmanager
-def _single_threaded_torch() -> "Iterator[None]":
+def single_threaded_torch() -> Iterator[None]:
+    """Has torch use one thread while it lasts: tensors here are too small for more."""
     import torch
 
     threads = torch.get_num_threads()
@@ -232,11 +246,6 @@ def _single_threaded_torch() -> "Iterator[None]":
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def single_threaded_torch() -> AbstractContextManager[None]:
-    """While it lasts torch uses one thread: its tensors here are too small for more."""
-    return _single_threaded_torch()
 
 
 def _between(ends: tuple[float, float], share: float) -> float:

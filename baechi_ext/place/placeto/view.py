@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.place.chunks import held_bytes
 from baechi_ext.place.placeto.decisions import Decisions
 
 OP_FEATURES = ("run", "output", "memory", "from_start", "to_end")
-"""Of an op: its time, what sending its outputs takes, what it holds, and the longest paths from the start and to the end."""
+"""Features of an op: its time, what sending its outputs takes, what it holds, and the longest paths from the start and to the end."""
 DYNAMIC_FEATURES = ("visited", "current", "with_current", "start")
-"""Of an op in a state, for policies that embed at every step: whether its decision was visited, is the current one, or shares the current
-one's device, and its simulated start after the current one's in parts of the step."""
+"""Features of an op in a state, for policies that embed at every step: whether its decision was visited, is the current one, or shares the
+current one's device, and its simulated start after the current one's in parts of the step."""
 RELATIONS = ("above", "below", "parallel")
 _ANCHOR_SETS = 4
 """For each power of two of their sizes."""
@@ -28,7 +27,7 @@ _ANCHOR_SEED = 1906
 
 @dataclass(frozen=True)
 class View:
-    """What is known of a graph before any op is placed."""
+    """The view of a graph before any op is placed."""
 
     decisions: Decisions
 
@@ -38,11 +37,11 @@ class View:
 
     @cached_property
     def op_features(self) -> NDArray[np.float32]:
-        """By op and OP_FEATURES."""
+        """The OP_FEATURES of each op."""
         graph = self.graph
         run = np.array([op.compute_us for op in graph.ops])
         sent = np.array([sum(self._transfer_us[t] for t in out) for out in graph.outputs])
-        held = np.array([held_bytes(graph, (v,)) for v in range(len(graph))])
+        held = graph.columns.held_bytes()
         before, after = _longest_paths(graph)
         longest_us = max(float((before + run + after).max(initial=0.0)), 1e-9)
         columns = (
@@ -66,10 +65,9 @@ class View:
     def relations(self) -> NDArray[np.float32]:
         """For each of RELATIONS, by decision, the weights of the other decisions: equal, with a sum of 1 where there are any."""
         above = self.decisions.above
-        parallel = ~(above | above.T)
-        np.fill_diagonal(parallel, False)
-        found = np.stack([above, above.T, parallel]).astype(np.float32)
-        return found / np.maximum(1.0, found.sum(axis=2, keepdims=True))
+        found = np.stack([above, above.T, self.decisions.parallel]).astype(np.float32)
+        found /= np.maximum(1.0, found.sum(axis=2, keepdims=True))
+        return found
 
     @cached_property
     def levels(self) -> list[NDArray[np.int64]]:
@@ -101,22 +99,17 @@ class View:
 
     @cached_property
     def _transfer_us(self) -> list[float]:
-        """What a transfer of each tensor takes on the mean link."""
-        rows = self.decisions.cluster.link_table()
-        links = [link for i, row in enumerate(rows) for j, link in enumerate(row) if i != j]
-        latency_us = sum(link.latency_us for link in links) / max(1, len(links))
-        us_per_byte = sum(link.us_per_byte for link in links) / max(1, len(links))
-        return [latency_us + tensor.bytes * us_per_byte for tensor in self.graph.tensors]
+        """The time of each tensor's transfer on the mean link."""
+        link = self.decisions.cluster.mean_link()
+        return [link.transfer_us(tensor.bytes) for tensor in self.graph.tensors]
 
 
 def _longest_paths(graph: OpGraph) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """By op, the longest compute-only paths from the start to it and from it to the end, the op left out."""
-    before, after = np.zeros(len(graph)), np.zeros(len(graph))
+    before = np.zeros(len(graph))
     for v in graph.order:
         before[v] = max((before[a] + graph.ops[a].compute_us for a in graph.predecessors[v]), default=0.0)
-    for v in reversed(graph.order):
-        after[v] = max((after[w] + graph.ops[w].compute_us for w in graph.successors[v]), default=0.0)
-    return before, after
+    return before, np.array([max((graph.tails_us[w] for w in after), default=0.0) for after in graph.successors])
 
 
 def _nearest(graph: OpGraph, anchors: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from baechi_ext.errors import ShardError
-from baechi_ext.shard.graph import ShardGraph
+from baechi_ext.shard.graph import MOST_ITERATIONS, ShardGraph
 from baechi_ext.shard.layers import Layers
 from baechi_ext.shard.rules import Rules
 from baechi_ext.shard.rules_original import OriginalRules
@@ -24,7 +24,7 @@ COST_MODELS = ("default", "original")
 def network(name: str, batch: int, width: int | None = None, *, cost_model: str = "default", splits_images: bool = False) -> ShardGraph:
     """The network's graph for a batch, with costs by `cost_model`. `width` replaces the hidden width of rnnlm and transformer.
 
-    Raises ShardError for an unknown name or model, a batch or width below 1, and a width where there is none to choose.
+    Raises ShardError for an unknown name or model, a batch or width below 1 or beyond the limit, and a width where there is none to choose.
     """
     if name not in NETWORKS:
         raise ShardError(f"unknown graph {name!r}; choose one of {', '.join(NETWORKS)}")
@@ -32,6 +32,9 @@ def network(name: str, batch: int, width: int | None = None, *, cost_model: str 
         raise ShardError(f"unknown cost model {cost_model!r}; choose one of {', '.join(COST_MODELS)}")
     if batch < 1:
         raise ShardError(f"a batch of {batch}; give 1 or more (-b)")
+    for what, size, flag in (("batch", batch, "-b"), ("hidden width", width or 1, "-m")):
+        if size > MOST_ITERATIONS:
+            raise ShardError(f"a {what} of {size}; the limit is {MOST_ITERATIONS} ({flag})")
     module, smallest, published = NETWORKS[name]
     if width is not None and published is None:
         widths = " and ".join(n for n, (_, _, w) in NETWORKS.items() if w is not None)

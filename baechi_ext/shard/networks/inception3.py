@@ -29,7 +29,7 @@ class _Inception:
         self._layers = layers
 
     def convolution(self, x: Value, channels: int, window: tuple[int, int], stride: int = 1, *, same: bool = False) -> Value:
-        """With its batch normalization; `same`: padded, so that the image keeps its size."""
+        """A convolution with its batch normalization; `same`: padded, so that the image keeps its size."""
         pad = (window[0] // 2, window[1] // 2) if same else (0, 0)
         return self._layers.batch_norm(self._layers.convolution(x, channels, window, stride, pad))
 

@@ -7,7 +7,7 @@ STEPS, WORDS, HEADS, BLOCKS = 256, 50_000, 8, 6
 
 
 def build(layers: Layers, batch: int, width: int, blocks: int = BLOCKS) -> None:
-    """Adds the network to `layers`, with so many encoder and as many decoder layers.
+    """Adds the network to `layers`, with this many encoder and as many decoder layers.
 
     Raises ShardError where the heads can't share the width.
     """

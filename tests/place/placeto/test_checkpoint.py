@@ -1,6 +1,8 @@
 """Policy files: what is written is read, and what is no policy of this version is refused with the reason."""
 
+import hashlib
 import json
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors
+import safetensors.torch
 import torch
 
 from baechi_ext.errors import FileError, PolicyError
@@ -66,9 +68,36 @@ def test_a_cut_off_file(saved: Path) -> None:
         load_policy(saved)
 
 
+def resealed(saved: Path, content: bytes) -> None:
+    """Writes parameters as if the JSON file had been written with them."""
+    saved.with_suffix(".safetensors").write_bytes(content)
+    value = json.loads(saved.read_text()) | {"sha256": hashlib.sha256(content).hexdigest()}
+    saved.write_text(json.dumps(value))
+
+
+def test_damaged_parameters_whose_digest_matches(saved: Path) -> None:
+    content = saved.with_suffix(".safetensors").read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    for damaged in (b"", content[:7], content[:-4], content[:20], content.replace(b"F32", b"F99", 1), content.replace(b"F32", b"C64", 1)):
+        resealed(saved, damaged)
+        with pytest.raises(PolicyError, match="can't be read|train it again"):
+            load_policy(saved)
+    for number in (float("nan"), float("inf")):
+        resealed(saved, content[:header] + struct.pack("<f", number) + content[header + 4 :])
+        with pytest.raises(PolicyError, match="the parameter '.*' has values that are no finite numbers; train it again"):
+            load_policy(saved)
+
+
+def test_parameters_of_another_type(saved: Path) -> None:
+    tensors = safetensors.torch.load_file(saved.with_suffix(".safetensors"))
+    resealed(saved, safetensors.torch.save({name: tensor.double() for name, tensor in tensors.items()}))
+    with pytest.raises(PolicyError, match="is of torch.float64, expected torch.float32; train it again"):
+        load_policy(saved)
+
+
 def test_missing_parameters(saved: Path) -> None:
     saved.with_suffix(".safetensors").unlink()
-    with pytest.raises(PolicyError, match=r"cannot read '.*p.safetensors': No such file or directory; it belongs beside"):
+    with pytest.raises(PolicyError, match=r"cannot read parameters file '.*p.safetensors': No such file or directory; .* it belongs"):
         load_policy(saved)
 
 

@@ -9,22 +9,22 @@ import torch
 from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.place.placeto.environment import Rules
-from baechi_ext.place.placeto.lesson import Lesson
 from baechi_ext.place.placeto.rnn import RnnConfig, RnnPlacer, group_features
+from baechi_ext.place.placeto.training_task import TrainingTask
 from tests.build import cluster_of, graph_of
 from tests.place.placeto.graphs import distinct, towers
 
 SMALL = RnnConfig(hidden=16, device_width=4)
 
 
-def lesson(graph: OpGraph, cluster: Cluster, batch: int = 16) -> Lesson:
-    return Lesson.of(graph, cluster, batch, Rules())
+def training(graph: OpGraph, cluster: Cluster, batch: int = 16) -> TrainingTask:
+    return TrainingTask.of(graph, cluster, batch, Rules())
 
 
 def test_features_of_groups_by_hand() -> None:
     """Ops of 10 us; sending one of 5 bytes takes 5 us, half the mean op's time, one of 20 bytes two of them; a and b are one group."""
     graph = graph_of({"a": 10.0, "b": 10.0, "c": 10.0}, ("a", "c", 5), ("b", "c", 20), colocation={"a": "g", "b": "g"})
-    view = lesson(graph, cluster_of(2)).tensors.view
+    view = training(graph, cluster_of(2)).tensors.view
     found = group_features(view)
     assert found.shape == (2, 5 + 1 + 2 * 2)
     np.testing.assert_allclose(found[:, 5], np.log1p([2, 1]))
@@ -33,7 +33,7 @@ def test_features_of_groups_by_hand() -> None:
 
 
 def test_a_batch_of_plans() -> None:
-    one = lesson(distinct(), cluster_of(3))
+    one = training(distinct(), cluster_of(3))
     placer = RnnPlacer(one, SMALL)
     plans = placer.drawn(16, torch.Generator().manual_seed(0))
     groups = len(one.decisions)
@@ -47,8 +47,8 @@ def test_a_batch_of_plans() -> None:
 
 
 def test_drawn_step_by_step_as_learned_in_one_pass() -> None:
-    """How often a device is drawn for each group, given what was drawn before, is what `chances` says of the plans."""
-    one = lesson(distinct(6), cluster_of(2))
+    """Each group's device, given what was drawn before, is drawn as often as `chances` says of the plans."""
+    one = training(distinct(6), cluster_of(2))
     placer = RnnPlacer(one, RnnConfig(hidden=4))
     with torch.no_grad():
         for parameter in placer.layers.parameters():
@@ -63,7 +63,7 @@ def test_drawn_step_by_step_as_learned_in_one_pass() -> None:
 
 def test_two_towers_go_to_two_devices() -> None:
     """Two chains of 40 us that nothing connects: what it draws at last is near the optimum, 40, and far from its first draws."""
-    one = lesson(towers(), cluster_of(2, latency_us=5))
+    one = training(towers(), cluster_of(2, latency_us=5))
     placer = RnnPlacer(one, SMALL)
     first = placer.update()
     placer.run(16 * 80)
@@ -72,7 +72,7 @@ def test_two_towers_go_to_two_devices() -> None:
 
 
 def test_it_simulates_as_many_plans_as_it_may() -> None:
-    one = lesson(towers(), cluster_of(2))
+    one = training(towers(), cluster_of(2))
     RnnPlacer(one, SMALL).run(100)
     assert one.environment.simulated == 6 * 16
     assert one.best
@@ -84,7 +84,7 @@ def test_same_seed_same_plans() -> None:
     found = []
     for seed in (1, 1, 2):
         state = torch.random.get_rng_state()
-        one = lesson(distinct(), cluster_of(3))
+        one = training(distinct(), cluster_of(3))
         placer = RnnPlacer(one, RnnConfig(hidden=16, seed=seed))
         placer.run(64)
         assert torch.equal(state, torch.random.get_rng_state())

@@ -1,6 +1,7 @@
 """Training: it solves toys whose optimum is known, the same each time, in one piece or in two."""
 
 import csv
+import json
 import math
 import sys
 from dataclasses import replace
@@ -12,13 +13,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from baechi_ext.errors import FileError, MissingBackendError, OptionError, PolicyError
 from baechi_ext.ir import Cluster, OpGraph
+from baechi_ext.place.placeto.checkpoint import read_pair, write_pair
 from baechi_ext.place.placeto.environment import Environment, Rules
 from baechi_ext.place.placeto.learning import LossWeights, advantages, loss, ppo, reinforce
-from baechi_ext.place.placeto.lesson import Lesson
 from baechi_ext.place.placeto.logs import csv_log, tensorboard_log
 from baechi_ext.place.placeto.policy import Policy, PolicyConfig
-from baechi_ext.place.placeto.resume import resume_training, save_training
+from baechi_ext.place.placeto.resume import KIND, resume_training, save_training
 from baechi_ext.place.placeto.train import Trainer, TrainingConfig, TrainingProgress, examined
+from baechi_ext.place.placeto.training_task import TrainingTask
 from tests.build import cluster_of, graph_of
 from tests.place.placeto.graphs import distinct, towers
 
@@ -26,16 +28,17 @@ SMALL = PolicyConfig(width=4, rounds=2, hidden=16)
 SHORT = TrainingConfig(updates=4, graphs=2, exam_every=2, seed=3)
 
 
-def lesson(graph: OpGraph, cluster: Cluster, batch: int = 4, **rules: object) -> Lesson:
-    return Lesson.of(graph, cluster, batch, Rules(**rules))
+def training(graph: OpGraph, cluster: Cluster, batch: int = 4, **rules: object) -> TrainingTask:
+    return TrainingTask.of(graph, cluster, batch, Rules(**rules))
 
 
-def some_lessons() -> list[Lesson]:
-    return [lesson(distinct(8, seed), cluster_of(2 + seed % 2, latency_us=1)) for seed in range(3)]
+def some_trainings() -> list[TrainingTask]:
+    return [training(distinct(8, seed), cluster_of(2 + seed % 2, latency_us=1)) for seed in range(3)]
 
 
-def trained(config: TrainingConfig = SHORT, lessons: list[Lesson] | None = None) -> Policy:
-    return Trainer(Policy.fresh(SMALL, config.seed), lessons or some_lessons(), config, [lesson(distinct(6, 9), cluster_of(2), 1)]).run()
+def trained(config: TrainingConfig = SHORT, trainings: list[TrainingTask] | None = None) -> Policy:
+    exams = [training(distinct(6, 9), cluster_of(2), 1)]
+    return Trainer(Policy.fresh(SMALL, config.seed), trainings or some_trainings(), config, exams).run()
 
 
 def same(a: Policy, b: Policy) -> bool:
@@ -72,7 +75,7 @@ def test_losses_by_hand() -> None:
 
 def test_long_rollouts_are_learned_from_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Policy.fresh(SMALL, 0)
-    one = some_lessons()[0]
+    one = some_trainings()[0]
     rollout = one.run(policy, torch.Generator().manual_seed(0))
     rows = []
     monkeypatch.setattr("baechi_ext.place.placeto.learning._MOST_NUMBERS", 100)
@@ -88,7 +91,7 @@ def test_long_rollouts_are_learned_from_in_part(monkeypatch: pytest.MonkeyPatch)
 def test_two_towers_go_to_two_devices(algorithm: str, rules: dict[str, object]) -> None:
     """Two chains of 40 us that nothing connects; a transfer costs 6. The likeliest actions of the trained policy reach the optimum."""
     config = TrainingConfig(algorithm=algorithm, updates=60, graphs=1, learning_rate=(1e-2, 1e-3), entropy=(0.05, 0.001), discount=1.0)
-    one = lesson(towers(), cluster_of(2, latency_us=5), 16, **rules)
+    one = training(towers(), cluster_of(2, latency_us=5), 16, **rules)
     policy = Trainer(Policy.fresh(SMALL, 0), [one], config).run()
     one.run(policy, None)
     assert one.environment.makespans_us.tolist() == [40.0] * 16
@@ -98,7 +101,7 @@ def test_what_does_not_fit_moves_away() -> None:
     """Three ops in a row of 4 bytes each, devices of 8, dear transfers: only memory moves the last one."""
     names = "abc"
     graph = graph_of(dict.fromkeys(names, 10.0), ("a", "b", 1), ("b", "c", 1), persistent_bytes=dict.fromkeys(names, 4))
-    one = lesson(graph, cluster_of(2, latency_us=5, memory_bytes=10), 16)
+    one = training(graph, cluster_of(2, latency_us=5, memory_bytes=10), 16)
     config = TrainingConfig(updates=40, graphs=1, learning_rate=(1e-2, 1e-3), discount=1.0)
     one.run(Trainer(Policy.fresh(SMALL, 0), [one], config).run(), None)
     assert one.environment.makespans_us.tolist() == [36.0] * 16
@@ -107,8 +110,8 @@ def test_what_does_not_fit_moves_away() -> None:
 def test_a_policy_of_two_devices_serves_four() -> None:
     """Trained with two towers on two devices, it spreads four over four better than two devices could."""
     config = TrainingConfig(updates=60, graphs=1, learning_rate=(1e-2, 1e-3), entropy=(0.05, 0.001), discount=1.0)
-    policy = Trainer(Policy.fresh(SMALL, 0), [lesson(towers(), cluster_of(2, latency_us=5), 16)], config).run()
-    four = lesson(towers(4), cluster_of(4, latency_us=5), 1)
+    policy = Trainer(Policy.fresh(SMALL, 0), [training(towers(), cluster_of(2, latency_us=5), 16)], config).run()
+    four = training(towers(4), cluster_of(4, latency_us=5), 1)
     four.run(policy, None)
     assert four.environment.makespans_us[0] < 80
 
@@ -127,9 +130,9 @@ def test_threads_change_nothing() -> None:
 
 
 def test_resumed_as_if_never_interrupted(tmp_path: Path) -> None:
-    whole = Trainer(Policy.fresh(SMALL, 3), some_lessons(), SHORT, [lesson(distinct(6, 9), cluster_of(2), 1)])
+    whole = Trainer(Policy.fresh(SMALL, 3), some_trainings(), SHORT, [training(distinct(6, 9), cluster_of(2), 1)])
     expected = whole.run()
-    halves = [Trainer(Policy.fresh(SMALL, 3), some_lessons(), SHORT, [lesson(distinct(6, 9), cluster_of(2), 1)]) for _ in range(2)]
+    halves = [Trainer(Policy.fresh(SMALL, 3), some_trainings(), SHORT, [training(distinct(6, 9), cluster_of(2), 1)]) for _ in range(2)]
     save_training(tmp_path / "none", halves[0])
     resume_training(tmp_path / "none", halves[0])
 
@@ -146,20 +149,49 @@ def test_resumed_as_if_never_interrupted(tmp_path: Path) -> None:
 
 
 def test_another_training_is_not_resumed(tmp_path: Path) -> None:
-    save_training(tmp_path / "t", Trainer(Policy.fresh(SMALL, 0), some_lessons(), SHORT))
-    other = Trainer(Policy.fresh(SMALL, 0), some_lessons(), replace(SHORT, discount=0.5))
+    save_training(tmp_path / "t", Trainer(Policy.fresh(SMALL, 0), some_trainings(), SHORT))
+    other = Trainer(Policy.fresh(SMALL, 0), some_trainings(), replace(SHORT, discount=0.5))
     with pytest.raises(PolicyError, match=r"the training is another one: its config is .*'discount': 1.0.* start anew"):
         resume_training(tmp_path / "t", other)
     with pytest.raises(PolicyError, match="the training is another one: its policy is"):
-        resume_training(tmp_path / "t", Trainer(Policy.fresh(replace(SMALL, width=8), 0), some_lessons(), SHORT))
+        resume_training(tmp_path / "t", Trainer(Policy.fresh(replace(SMALL, width=8), 0), some_trainings(), SHORT))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"updates": "2"}, "updates is '2'; expected a number"),
+        ({"updates": 1.5}, "updates is 1.5; expected a whole number"),
+        ({"updates": None}, "updates is None; expected a whole number"),
+        ({"exam": float("nan")}, "exam is nan; expected a finite number"),
+        ({"updates": 2}, "adam"),
+    ],
+)
+def test_a_damaged_training_is_not_resumed(tmp_path: Path, change: dict, message: str) -> None:
+    save_training(tmp_path / "t", Trainer(Policy.fresh(SMALL, 0), some_trainings(), SHORT))
+    path = tmp_path / "t.json"
+    value = json.loads(path.read_text())
+    path.write_text(json.dumps({**value, "state": {**value["state"], **change}}))
+    with pytest.raises(PolicyError, match=f"the training can't be resumed .*{message}.*; start anew"):
+        resume_training(path, Trainer(Policy.fresh(SMALL, 0), some_trainings(), SHORT))
+
+
+def test_a_training_with_parameters_of_another_shape_is_not_resumed(tmp_path: Path) -> None:
+    trainer = Trainer(Policy.fresh(SMALL, 0), some_trainings(), SHORT)
+    save_training(tmp_path / "t", trainer)
+    value, tensors = read_pair(tmp_path / "t", KIND)
+    name = next(iter(tensors))
+    write_pair(tmp_path / "t", value, {**tensors, name: tensors[name].reshape(-1)[:1]})
+    with pytest.raises(PolicyError, match=r"is of shape \(1,\), expected"):
+        resume_training(tmp_path / "t", trainer)
 
 
 def test_exams_choose_the_policy_and_stop_early() -> None:
     """With a learning rate of 0 no exam is better than the first: training stops after two more."""
-    exam = lesson(distinct(6, 9), cluster_of(2), 1)
+    exam = training(distinct(6, 9), cluster_of(2), 1)
     config = replace(SHORT, updates=100, learning_rate=(0.0, 0.0), exam_every=1, patience=2)
     start = Policy.fresh(SMALL, 3)
-    trainer = Trainer(start, some_lessons(), config, [exam])
+    trainer = Trainer(start, some_trainings(), config, [exam])
     policy = trainer.run()
     assert trainer.updates == 3
     assert same(policy, start)
@@ -171,13 +203,13 @@ def test_an_exam_is_step_over_bound() -> None:
     policy = Policy.fresh(SMALL, 0)
     for parameter in policy.parameters.values():
         parameter.zero_()
-    assert examined(policy, [lesson(towers(), cluster_of(2), 1)]) == pytest.approx(2.0)
+    assert examined(policy, [training(towers(), cluster_of(2), 1)]) == pytest.approx(2.0)
 
 
 def test_progress_and_its_csv_file(tmp_path: Path) -> None:
     told: list[TrainingProgress] = []
     log = csv_log(tmp_path / "log.csv")
-    trainer = Trainer(Policy.fresh(SMALL, 3), some_lessons(), SHORT, [lesson(distinct(6, 9), cluster_of(2), 1)])
+    trainer = Trainer(Policy.fresh(SMALL, 3), some_trainings(), SHORT, [training(distinct(6, 9), cluster_of(2), 1)])
     trainer.run(lambda progress: (told.append(progress), log(progress)))
     assert [p.updates for p in told] == [1, 2, 3, 4]
     assert [p.episodes for p in told] == [8, 16, 24, 32]
@@ -194,7 +226,7 @@ def test_progress_and_its_csv_file(tmp_path: Path) -> None:
 def test_scalars_for_tensorboard(tmp_path: Path) -> None:
     told: list[TrainingProgress] = []
     log = tensorboard_log(tmp_path)
-    Trainer(Policy.fresh(SMALL, 3), some_lessons(), SHORT).run(lambda progress: (told.append(progress), log(progress)))
+    Trainer(Policy.fresh(SMALL, 3), some_trainings(), SHORT).run(lambda progress: (told.append(progress), log(progress)))
     written = EventAccumulator(str(tmp_path)).Reload()
     scalars = [(event.step, event.value) for event in written.Scalars("placeto/reward")]
     assert scalars == [(p.updates, pytest.approx(p.reward)) for p in told]
@@ -208,10 +240,10 @@ def test_tensorboard_is_asked_for_where_it_is_missing(tmp_path: Path, monkeypatc
 
 def test_it_ends_with_the_budget() -> None:
     """No update begins that could simulate more plans than are left: two graphs, 4 episodes of 7 decisions and a start each."""
-    trainer = Trainer(Policy.fresh(SMALL, 3), some_lessons(), replace(SHORT, updates=1000))
+    trainer = Trainer(Policy.fresh(SMALL, 3), some_trainings(), replace(SHORT, updates=1000))
     used: list[int] = []
-    trainer.run(lambda _: used.append(sum(one.environment.simulated for one in trainer.lessons)), evaluations=500)
-    assert len(trainer.lessons[0].decisions) == 7
+    trainer.run(lambda _: used.append(sum(one.environment.simulated for one in trainer.trainings)), evaluations=500)
+    assert len(trainer.trainings[0].decisions) == 7
     assert 500 - 2 * 4 * 8 < used[-1] <= 500
     assert 2 < len(used) == trainer.updates < 1000
 
@@ -219,10 +251,10 @@ def test_it_ends_with_the_budget() -> None:
 def test_progress_tells_of_the_best_plans() -> None:
     """One device takes 80 us, the bound is 40: the first plan of an episode is seen, too."""
     told: list[TrainingProgress] = []
-    one = lesson(towers(), cluster_of(2, latency_us=5))
+    one = training(towers(), cluster_of(2, latency_us=5))
     Trainer(Policy.fresh(SMALL, 3), [one], SHORT).run(told.append)
     assert one.best_ratio == told[-1].best <= told[0].best <= 2
-    assert lesson(towers(), cluster_of(2)).best_ratio == math.inf
+    assert training(towers(), cluster_of(2)).best_ratio == math.inf
 
 
 @pytest.mark.parametrize(
@@ -239,13 +271,13 @@ def test_what_is_no_training(changes: dict[str, object], message: str) -> None:
 
 
 def test_a_search_begins_where_it_was_best_and_keeps_to_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = lesson(towers(), cluster_of(2, latency_us=5), 4)
+    one = training(towers(), cluster_of(2, latency_us=5), 4)
     begun = []
     reset = Environment.reset
     monkeypatch.setattr(Environment, "reset", lambda self, plans: begun.append(tuple(plans)) or reset(self, plans))
     best = []
-    run = Lesson.run
-    monkeypatch.setattr(Lesson, "run", lambda *a, **more: (run(*a, **more), best.append(next(iter(one.best)))))
+    run = TrainingTask.run
+    monkeypatch.setattr(TrainingTask, "run", lambda *a, **more: (run(*a, **more), best.append(next(iter(one.best)))))
     one.search(Policy.fresh(SMALL, 0), torch.Generator().manual_seed(0), 100, evaluations=150)
     assert begun == [one.single(), *best[:-1]]
     assert 150 - 4 * 9 < one.environment.simulated <= 150
@@ -254,7 +286,7 @@ def test_a_search_begins_where_it_was_best_and_keeps_to_its_budget(monkeypatch: 
 
 @pytest.mark.parametrize("start", ["random", "best"])
 def test_other_starts(start: str) -> None:
-    one = lesson(towers(), cluster_of(2, latency_us=5), 8)
+    one = training(towers(), cluster_of(2, latency_us=5), 8)
     policy = Policy.fresh(SMALL, 0)
     first = one.run(policy, torch.Generator().manual_seed(0))
     second = one.run(policy, torch.Generator().manual_seed(0), start)

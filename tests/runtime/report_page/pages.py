@@ -88,7 +88,7 @@ class Page:
         return [entry["message"] for entry in self.browser.get_log("browser")]
 
     def requests(self) -> list[str]:
-        """What was asked for, the page itself left out."""
+        """Addresses that were asked for, the page itself left out."""
         events = [json.loads(entry["message"])["message"] for entry in self.browser.get_log("performance")]
         urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
         return [url for url in urls if url != self.browser.current_url and not url.startswith("data:")]

@@ -6,10 +6,10 @@ from typing import Any
 
 from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.ir.cluster import Link
-from baechi_ext.ir.measured import HeldBytes, MeasuredOp, MeasuredStep, MeasuredTransfer
+from baechi_ext.ir.measured import MeasuredOp, MeasuredStep, MeasuredTransfer, ResidentBytes
 from baechi_ext.place.common import PlaceOptions
 from baechi_ext.place.registry import place
-from runtime.run_folder import RunFolder
+from baechi_runtime.files.run_folder import RunFolder
 
 HOSTILE = "<script>alert(1)</script>"
 ENDING = "</script><img src=x onerror=alert(2)>"
@@ -74,13 +74,13 @@ def measured_step(plan: Plan, factor: float) -> MeasuredStep:
                              t.start_us * factor, t.end_us * factor)
             for t in timeline.transfers
         ),
-        memory=tuple((HeldBytes(0.0, 1 << 14), HeldBytes(100.0, 1 << 16)) for _ in plan.cluster.devices),
+        memory=tuple((ResidentBytes(0.0, 1 << 14), ResidentBytes(100.0, 1 << 16)) for _ in plan.cluster.devices),
         notes=("one op was not seen to run",),
     )  # fmt: skip
 
 
 def report_of(run: RunFolder) -> dict[str, Any]:
-    """What a page reads of report.json."""
+    """The part of report.json that a page reads."""
     step = run.timeline.makespan_us
     ratio = {"median": 1.4, "low": 1.3, "high": 1.5}
     return {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtime.report_page.writing import write_page
+from baechi_runtime.report.page.writing import write_page
 from tests.runtime.report_page.pages import Page, needs_browser
 from tests.runtime.report_page.runs import ENDING, HOSTILE, towers, write_plan, write_run
 
@@ -28,9 +28,11 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run folder of a user's own script with two models."""
-    out = tmp_path_factory.mktemp("runs") / "script"
-    command = [sys.executable, "-m", "runtime", "train", "--placement_method=random", f"--out={out}", "tests/runtime/scripts/gan.py"]
+    """The run folder of a user's own script with two models, long enough that both have taken their turns."""
+    folder = tmp_path_factory.mktemp("runs")
+    path, out = folder / "gan.py", folder / "script"
+    path.write_text((ROOT / "tests/runtime/scripts/gan.py").read_text().replace("range(5)", "range(200)"))
+    command = [sys.executable, "-m", "baechi_ext", "train", "--placement_method=random", f"--out={out}", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return out
@@ -80,10 +82,8 @@ def test_the_page_of_a_script(browser: Any, script: Path, folder: str, model: st
     assert page.run("return [tracks.length, data.measured.start_us.includes(null)]") == [2, False]
     figures = page.text("header")
     assert "MEASURED STEP" in figures.upper()
-    assert "EAGER, ONE THREAD" in figures.upper()
-    assert "Inconclusive: " in figures
-    assert "fewer than 7 unplaced calls were timed (" in figures
-    assert "baechi compare" in figures
+    assert "AS IT IS, WITH THE SCRIPT'S OWN THREADS" in figures.upper()
+    assert "Inconclusive: " not in figures or "baechi compare" in figures
     assert "baechi train --placement_method=random" in page.text("header pre")
     page.run("document.querySelector('header details').open = true")
     facts = page.text("header details")

@@ -1,4 +1,4 @@
-"""What the page of a run shows: the same numbers that the run's files say, and nothing in it that could be HTML."""
+"""The page of a run shows the same numbers that the run's files say, and nothing in it could be HTML."""
 
 import json
 import re
@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from baechi_ext.errors import FileError
-from runtime.palette import DEVICES, device_colour, text_colour
-from runtime.report_page import choices
-from runtime.report_page.data import page_data
-from runtime.report_page.headline import headline
-from runtime.report_page.page import render
-from runtime.report_page.said import COMPARISON, Said
-from runtime.report_page.writing import write_page
-from runtime.run_folder import RunFolder
-from runtime.tables import as_time
+from baechi_runtime.files.run_folder import RunFolder
+from baechi_runtime.report.page import choices
+from baechi_runtime.report.page.data import page_data
+from baechi_runtime.report.page.headline import headline
+from baechi_runtime.report.page.page import render
+from baechi_runtime.report.page.writing import write_page
+from baechi_runtime.report.palette import DEVICES, device_colour, text_colour
+from baechi_runtime.report.run_summary import COMPARISON, RunSummary
+from baechi_runtime.report.tables import as_time
 from tests.runtime.report_page.runs import ENDING, HOSTILE, comparison, report_of, towers, write_plan, write_run
 
 
@@ -40,7 +40,7 @@ def test_the_steps_are_those_of_the_files(run: RunFolder) -> None:
 
 
 def test_a_plan_beside_a_graph_with_other_costs_is_noted(run: RunFolder) -> None:
-    assert not [text for _, text in headline(run, Said())["facts"] if "other costs" in text]
+    assert not [text for _, text in headline(run, RunSummary())["facts"] if "other costs" in text]
     other = run.graph.replace_ops([replace(op, compute_us=2 * op.compute_us) for op in run.graph.ops])
     other.save(run.path / "graph.json")
     facts = page_data(RunFolder.load(run.path))["headline"]["facts"]
@@ -123,7 +123,7 @@ def test_the_page_may_fetch_nothing_and_run_its_own_script_only(run: RunFolder) 
     ],
 )
 def test_the_verdict(run: RunFolder, changes: dict[str, Any], tone: str, text: str) -> None:
-    verdict = headline(run, Said.of_report({**(run.report or {}), **changes}))["verdict"]
+    verdict = headline(run, RunSummary.of_report({**(run.report or {}), **changes}))["verdict"]
     assert verdict["tone"] == tone
     assert text in verdict["text"]
 
@@ -141,14 +141,14 @@ def test_a_plan_that_was_not_run_has_a_page(tmp_path: Path) -> None:
 def test_a_comparison_says_what_a_report_would(tmp_path: Path) -> None:
     folder = write_plan(tmp_path / "compared", towers())
     methods = [{**comparison()["methods"][0], "peak_memory_bytes": {"measured": [1, 2]}}, *comparison()["methods"][1:]]
-    said = {"model": "towers", "command": ["baechi", "compare"], "recommended": "m_sct", "recommendation": "Split, with m_sct."}
-    said |= {"interval_error": 0.005}
-    (folder / COMPARISON).write_text(json.dumps({**comparison(), **said, "methods": methods}))
+    summary = {"model": "towers", "command": ["baechi", "compare"], "recommended": "m_sct", "recommendation": "Split, with m_sct."}
+    summary |= {"interval_error": 0.005}
+    (folder / COMPARISON).write_text(json.dumps({**comparison(), **summary, "methods": methods}))
     data = embedded(write_page(str(folder), None).read_text())
     top = data["headline"]
     assert (top["title"], top["command"]) == ("towers", "baechi compare")
     assert top["verdict"] == {"tone": "good", "text": "Split, with m_sct."}
-    assert data["recommendation"] == ""  # said once
+    assert data["recommendation"] == ""  # it is given once
     assert [figure["value"] for figure in top["figures"][1:3]] == ["900 us", "1.40 times as fast"]
     assert top["figures"][2]["detail"] == "99.5% interval 1.30 to 1.50"
     assert [device["peak_measured_bytes"] for device in data["devices"]] == [1, 2]
@@ -180,9 +180,9 @@ def test_what_is_no_report_is_refused(run: RunFolder, name: str, changes: dict[s
 
 
 def test_the_report_of_a_training_has_one_kind_of_step(run: RunFolder) -> None:
-    said = Said.of_report({"measured_step_us": {"median": 2.0, "samples": [1.0, 2.0, 3.0]}, "predicted_step_us": 2.0})
-    assert (said.median_us, said.samples_us) == (2.0, (1.0, 2.0, 3.0))
-    assert [figure["label"] for figure in headline(run, said)["figures"]] == ["predicted step", "measured step", "moved"]
+    summary = RunSummary.of_report({"measured_step_us": {"median": 2.0, "samples": [1.0, 2.0, 3.0]}, "predicted_step_us": 2.0})
+    assert (summary.median_us, summary.samples_us) == (2.0, (1.0, 2.0, 3.0))
+    assert [figure["label"] for figure in headline(run, summary)["figures"]] == ["predicted step", "measured step", "moved"]
 
 
 def test_a_folder_without_a_plan_is_refused(tmp_path: Path) -> None:
@@ -213,11 +213,11 @@ def test_the_verdict_on_a_script(run: RunFolder, changes: dict[str, Any], tone: 
     eager = {"median": 20.0, "min": 10.0, "samples": [10.0, 20.0, 30.0]}
     modules = [{"module": "Net", "folder": "."}, {"module": "Small", "folder": None}, {"module": "Judge", "folder": "placed_2"}]
     script = {"unplaced": "eager, one thread", "measured_step_us": {"eager": eager, "placed": None}, "speedup_interval": None}
-    top = headline(run, Said.of_report({**(run.report or {}), **script, "modules": modules, **changes}))
+    top = headline(run, RunSummary.of_report({**(run.report or {}), **script, "modules": modules, **changes}))
     assert top["verdict"]["tone"] == tone
     assert top["verdict"]["text"].startswith(text)
     assert {"label": "eager, one thread", "value": "20 us", "detail": "10 us to 30 us, 3 steps"} in top["figures"]
     once = {"measured_step_us": {"eager": {"median": 20.0, "min": 20.0, "samples": [20.0]}, "placed": None}}
-    figures = headline(run, Said.of_report({**(run.report or {}), **script, **changes, **once}))["figures"]
+    figures = headline(run, RunSummary.of_report({**(run.report or {}), **script, **changes, **once}))["figures"]
     assert {"label": "eager, one thread", "value": "20 us", "detail": "1 step"} in figures
     assert [fact for fact in top["facts"] if fact[0] == "also placed"] == [("also placed", f"Judge: baechi report {run.path / 'placed_2'}")]

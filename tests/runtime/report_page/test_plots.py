@@ -10,10 +10,10 @@ import pytest
 from baechi_ext.errors import FileError, MissingBackendError
 from baechi_ext.ir import Plan
 from baechi_ext.ir.made_by import MadeBy
-from runtime.figure import save_figure
-from runtime.report_page.said import COMPARISON, method_rows
-from runtime.run_folder import RunFolder
-from runtime.run_plots import FORMATS, methods_figure, timeline_figure, write_plots
+from baechi_runtime.files.run_folder import RunFolder
+from baechi_runtime.report.figure import save_figure
+from baechi_runtime.report.run_plots import FORMATS, methods_figure, timeline_figure, write_plots
+from baechi_runtime.report.run_summary import COMPARISON, method_rows
 from tests.runtime.report_page.runs import comparison, towers, write_plan, write_run
 
 PLOTS = ("timeline", "memory", "busy")

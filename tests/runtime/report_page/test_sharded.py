@@ -1,10 +1,7 @@
 """The page and the plot of a sharded run: real worker processes, and a real browser."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +10,13 @@ import torch
 
 from baechi_ext.errors import BaechiError, FileError, PlanError
 from baechi_ext.shard.plan import ShardPlan
-from runtime.report_page.sharded import sharded_data, sharded_headline
-from runtime.report_page.strategies import ShardedRun
-from runtime.report_page.writing import write_page
-from runtime.run_plots import write_plots
-from runtime.tables import share_of
-from runtime.trace import write_trace
+from baechi_runtime.report.page.sharded import sharded_data, sharded_headline
+from baechi_runtime.report.page.writing import write_page
+from baechi_runtime.report.run_plots import write_plots
+from baechi_runtime.report.sharded_summary import ShardedRun
+from baechi_runtime.report.tables import share_of
+from baechi_runtime.report.trace import write_trace
+from tests.runtime.forked_workers import ForkedWorkers
 from tests.runtime.report_page.pages import Page, needs_browser
 from tests.runtime.report_page.runs import ENDING, HOSTILE
 
@@ -29,12 +27,11 @@ browser_marks = needs_browser()
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a run of three strategies."""
+def folder(tmp_path_factory: pytest.TempPathFactory, workers: ForkedWorkers) -> Path:
+    """The folder of a run of three strategies."""
     out = tmp_path_factory.mktemp("runs") / "sharded"
-    command = [sys.executable, "-m", "runtime", "train", *MODEL, "--sharding=pase,data_parallel,ddp", "--num_steps=2", f"--out={out}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, "NO_COLOR": "1"})
-    assert done.returncode == 0, done.stderr
+    flags = ["--workers=process", "--sharding=pase,data_parallel,ddp", "--num_steps=2", f"--out={out}"]
+    workers.run("baechi_on_processes", 2, "train", *MODEL, *flags)
     return out
 
 
@@ -58,9 +55,9 @@ def test_what_is_shown_is_what_the_files_say(folder: Path) -> None:
     report = json.loads((folder / "report.json").read_text())
     data = sharded_data(ShardedRun.load(folder))
     assert [s["name"] for s in data["strategies"]] == NAMES
-    for shown, said in zip(data["strategies"], [report["whole"], *report["strategies"]], strict=True):
-        assert (shown["predicted_us"], shown["samples_us"]) == (said["predicted_step_us"], said["measured_step_us"]["samples"])
-        assert sum(shown["parts_us"]) == pytest.approx(said["predicted_step_us"], abs=0.01)
+    for shown, summary in zip(data["strategies"], [report["whole"], *report["strategies"]], strict=True):
+        assert (shown["predicted_us"], shown["samples_us"]) == (summary["predicted_step_us"], summary["measured_step_us"]["samples"])
+        assert sum(shown["parts_us"]) == pytest.approx(summary["predicted_step_us"], abs=0.01)
         assert len(shown["held"]) == 2
     assert [plan["name"] for plan in data["plans"]] == ["pase", "data_parallel"]
     plan = json.loads((folder / "shard_plan.json").read_text())
@@ -151,7 +148,7 @@ def test_a_plan_alone_has_a_page_and_no_plot(folder: Path, tmp_path: Path) -> No
         ("report.json", {"strategies": [7]}, '"strategy" is 7; expected an object'),
         ("report.json", {"whole": {"held_bytes": [3]}}, '"held_bytes" is 3; expected an object'),
         ("report.json", {"whole": {"sent": {"predicted": {"x": 1}}}}, '"x" is 1; expected an object'),
-        ("shard_plan.json", {"kind": "plan"}, "shard_plan.json: this is no shard plan"),
+        ("shard_plan.json", {"kind": "plan"}, "shard_plan.json: this is not a shard plan"),
     ],
 )
 def test_a_damaged_run_is_refused(folder: Path, tmp_path: Path, name: str, change: dict[str, Any], message: str) -> None:

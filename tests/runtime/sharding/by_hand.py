@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from torch import fx
 
 from baechi_ext.shard.graph import Axis, Edge, Node, ShardGraph, Tensor
-from runtime.sharding.captured import CapturedGraph
-from runtime.sharding.forward import ForwardGraph
-from runtime.sharding.rules import arguments
+from baechi_runtime.sharding.captured import CapturedGraph, ForwardGraph
+from baechi_runtime.sharding.rules import arguments
 
 
 def captured_by_hand(forward: ForwardGraph, texts: Mapping[str, str]) -> CapturedGraph:
@@ -20,7 +19,8 @@ def captured_by_hand(forward: ForwardGraph, texts: Mapping[str, str]) -> Capture
         read = [a for a in arguments(call) if a.name not in forward.parameters | forward.buffers]
         if call.name in index:
             edges += [Edge(index[a.name], index[call.name], 0, i) for i, a in enumerate(read) if a.name in index]
-    return CapturedGraph(ShardGraph("by hand", nodes, tuple(edges)), {node.name: read for node, read in zip(nodes, reads, strict=True)}, {})
+    graph = ShardGraph("by hand", nodes, tuple(edges))
+    return CapturedGraph(forward, graph, {node.name: read for node, read in zip(nodes, reads, strict=True)}, {})
 
 
 def strategy(graph: ShardGraph, splits: Mapping[str, Mapping[str, int]]) -> list[tuple[int, ...]]:

@@ -15,15 +15,14 @@ from baechi_ext.shard.layers import Layers, Value
 from baechi_ext.shard.machine import Machine
 from baechi_ext.shard.rules import Rules
 from baechi_ext.shard.search import search
-from baechi_ext.shard.space import configurations
-from baechi_ext.shard.tables import build_tables
+from baechi_ext.shard.tables import build_tables, configurations
 from baechi_ext.shard.terms import AllReduce, Compute
-from runtime.cli import main
-from runtime.sharding.captured import CapturedGraph, captured_graph, node_flop
-from runtime.sharding.forward import ForwardGraph, forward_graph
-from runtime.sharding.op_names import op_name
-from runtime.sharding.rules import rule_of
+from baechi_runtime.cli.main import main
+from baechi_runtime.sharding.captured import CapturedGraph, ForwardGraph, captured_graph, forward_graph, node_flop
+from baechi_runtime.sharding.op_names import op_name
+from baechi_runtime.sharding.rules import rule_of
 from tests.runtime.sharding.small_models import BATCH, CASES, Cnn, Foreign, Mlp, images
+from tests.shard.problems import full
 
 PRODUCTS = ("linear", "matmul", "conv")
 
@@ -66,7 +65,7 @@ def test_parts_of_tensors_multiply_to_the_whole(name: str, devices: int) -> None
 
 
 class Values(fx.Interpreter):
-    """What every call of a graph writes."""
+    """The values that every call of a graph writes."""
 
     def __init__(self, forward: ForwardGraph, tensors: list[Tensor]) -> None:
         super().__init__(forward.program.graph_module)
@@ -168,7 +167,7 @@ def summed(call: fx.Node, one: Node, found: list[Tensor], reads: Any, values: di
 
 
 def added(call: fx.Node) -> str:
-    """What a call adds to a product."""
+    """The name of what a call adds to a product."""
     return call.args[0 if "baddbmm" in call.name or "addmm" in call.name else 2].name
 
 
@@ -303,7 +302,7 @@ def test_a_shared_parameter_is_held_once_and_moves_where_its_splits_differ() -> 
     names = [n.name for n in graph.graph.nodes]
     edge = next(e for e in graph.graph.edges if (names[e.source], names[e.target]) == ("embedding", "t"))
     tables = build_tables(graph.graph, Machine(devices=4))
-    table = tables.edges[graph.graph.edges.index(edge)].full()
+    table = full(tables.edges[graph.graph.edges.index(edge)])
     spaces = [tables.spaces[v] for v in (edge.source, edge.target)]
     vocabulary, units = node(graph, "embedding").axis("vocabulary"), node(graph, "t").axis("units")
     alike = [(int(r), int(c)) for r, row in enumerate(spaces[0]) for c, col in enumerate(spaces[1]) if row[vocabulary] == 4 == col[units]]

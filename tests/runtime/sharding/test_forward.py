@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
 from baechi_ext.errors import CaptureError
-from runtime.sharding.forward import forward_graph
+from baechi_runtime.sharding.captured import forward_graph
 
 
 class Tied(nn.Module):

@@ -6,14 +6,35 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli import main
-from runtime.models.registry import ModelOptions
-from runtime.sharding.captured import node_flop
-from runtime.sharding.models import model_of
+from baechi_ext.shard.machine import Machine
+from baechi_ext.shard.search import SearchOptions
+from baechi_runtime.cli.main import main
+from baechi_runtime.models.registry import ModelOptions
+from baechi_runtime.sharding.captured import CapturedGraph, node_flop
+from baechi_runtime.sharding.models import captured_model
+from baechi_runtime.sharding.pase import PaseRequest
 
 SIZES = ["--batch_size=4", "--image_size=64"]
 OPTIONS = ModelOptions(batch_size=4, image_size=64)
 Run = Callable[..., tuple[int, str, str]]
+
+
+def alexnet(profile: Path | None = None) -> CapturedGraph:
+    """A small AlexNet, captured, for slow devices."""
+    request = PaseRequest(
+        graph="alexnet",
+        batch=4,
+        width=None,
+        cost_model="default",
+        splits_images=False,
+        machine=Machine(devices=2, tera_flops=0.02),
+        options=SearchOptions(),
+        model_options=OPTIONS,
+        cost_path=None if profile is None else str(profile),
+    )
+    found = captured_model(request)
+    assert found is not None
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +46,13 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_modules_time_goes_to_its_calls(profile: Path) -> None:
-    counted = model_of("alexnet", OPTIONS)
-    found = model_of("alexnet", OPTIONS, cost_path=str(profile), tera_flops=0.02)
+    counted = alexnet()
+    found = alexnet(profile)
     assert found.measured is not None
-    assert counted.captured.graph.edges == found.captured.graph.edges
+    assert counted.graph.edges == found.graph.edges
     assert 0.8 * found.measured.all_us < found.measured.us <= found.measured.all_us
     assert found.measured.calls >= 20
-    seconds = {n.name: node_flop(n) / 0.02e12 for n in found.captured.graph.nodes}
+    seconds = {n.name: node_flop(n) / 0.02e12 for n in found.graph.nodes}
     assert sum(seconds.values()) * 1e6 >= found.measured.us * (1 - 1e-9)
     ops = json.loads(profile.read_text())["ops"]
     least = sum(ops[name]["compute_us"] for name in ops if name.startswith(("convolution", "relu")) and "update" not in name)
@@ -50,7 +71,7 @@ def test_a_slower_module_counts_for_more(profile: Path, tmp_path: Path) -> None:
         value["ops"][name]["compute_us"] *= 10
     slow.write_text(json.dumps(value))
     before, after = (
-        {n.name: node_flop(n) for n in model_of("alexnet", OPTIONS, cost_path=str(p)).captured.graph.nodes} for p in (profile, slow)
+        {n.name: node_flop(n) for n in alexnet(p).graph.nodes} for p in (profile, slow)
     )
     assert after["conv2d_1"] > 5 * before["conv2d_1"]
     assert after["linear_1"] < 2 * before["linear_1"]

@@ -11,8 +11,8 @@ from baechi_ext.hybrid.plan import HybridPlan
 from baechi_ext.hybrid.sharding import Sharding
 from baechi_ext.ir import Cluster, Link, Op, OpGraph
 from baechi_ext.place.registry import place
-from runtime.sharding.ops import sharding_of
-from runtime.step import TrainingStep, optimizer_spec
+from baechi_runtime.models.training_step import TrainingStep, optimizer_spec
+from baechi_runtime.sharding.ops import sharding_of
 from tests.runtime.sharding.small_models import CASES
 
 

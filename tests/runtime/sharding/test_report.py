@@ -1,16 +1,16 @@
-"""What the report of a sharded run concludes, of made values."""
+"""Conclusions of a sharded run's report, from made-up values."""
 
 from baechi_ext.shard.machine import Machine
-from runtime.samples import TOO_FEW, Samples
-from runtime.sharding.forecast import Forecast
-from runtime.sharding.held import HeldByStep
-from runtime.sharding.report import WHOLE, ShardReport, StrategyRun
-from runtime.sharding.traffic import Traffic
+from baechi_runtime.measure.samples import TOO_FEW, Samples
+from baechi_runtime.sharding.forecast import Forecast
+from baechi_runtime.sharding.report import WHOLE, ShardReport, StrategyRun
+from baechi_runtime.sharding.step_bytes import StepBytes
+from baechi_runtime.sharding.traffic import Traffic
 
 
 def report(*, in_turn: bool, load_of_others: float) -> ShardReport:
-    """Of one strategy, twice as fast as not split; two steps of either."""
-    held = (HeldByStep(0, 0, 0, 0),) * 2
+    """A report of one strategy, twice as fast as not split; two steps of either."""
+    held = (StepBytes(0, 0, 0, 0),) * 2
     single = StrategyRun(WHOLE, "", Forecast(20.0), Samples((20.0, 22.0)), Traffic(), held)
     split = StrategyRun("pase", "", Forecast(10.0), Samples((10.0, 11.0)), Traffic(), held)
     return ShardReport("rnnlm", (2,), Machine(devices=2), "", single, (split,), load_of_others, in_turn=in_turn)
@@ -21,13 +21,13 @@ def test_steps_in_turn_are_compared_and_too_few_are_a_doubt() -> None:
     (strategy,) = found.to_json()["strategies"]
     assert strategy["ratio"]["median"] == 2
     assert found.to_json()["doubts"] == [TOO_FEW]
-    assert f"inconclusive  {TOO_FEW}: run again on a quiet machine, or with more --num_steps" in found.lines()
+    assert f"inconclusive   {TOO_FEW}: run again on a quiet machine, or with more --num_steps" in found.lines()
 
 
 def test_a_training_is_not_compared_and_more_steps_would_not_help_it() -> None:
-    """How often the step that is not split is timed beforehand is no flag's matter."""
+    """No flag says how often the step that is not split is timed beforehand."""
     found = report(in_turn=False, load_of_others=0.5).to_json()
     assert [strategy["ratio"] for strategy in (found["whole"], *found["strategies"])] == [None, None]
     (line,) = [line for line in report(in_turn=False, load_of_others=0.5).lines() if line.startswith("inconclusive")]
-    assert line == "inconclusive  other processes took 50% of the cores (more than 10%): run again on a quiet machine"
+    assert line == "inconclusive   other processes took 50% of the cores (more than 10%): run again on a quiet machine"
     assert not any("inconclusive" in line for line in report(in_turn=False, load_of_others=0.0).lines())

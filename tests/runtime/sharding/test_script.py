@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli import main
+from baechi_runtime.cli.main import main
 
 SCRIPT = """
 import sys

@@ -6,9 +6,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from baechi_ext.errors import OptionError
-from runtime.sharding.captured import captured_graph
-from runtime.sharding.forward import forward_graph
-from runtime.sharding.tensor_parallel import TensorParallelPlan, parallelize_plan, tensor_parallel_plan
+from baechi_runtime.sharding.captured import captured_graph, forward_graph
+from baechi_runtime.sharding.tensor_parallel import TensorParallelPlan, parallelize_plan, tensor_parallel_plan
 
 
 class Layers(nn.Module):
@@ -29,7 +28,7 @@ def plan(**splits: dict[str, int]) -> TensorParallelPlan:
     forward = forward_graph(Layers(), (torch.randint(16, (4, 4)),))
     captured = captured_graph(forward)
     strategy = [tuple(splits.get(node.name, {}).get(axis.name, 1) for axis in node.axes) for node in captured.graph.nodes]
-    return tensor_parallel_plan(forward, captured, strategy)
+    return tensor_parallel_plan(captured, strategy)
 
 
 def test_columns_then_rows_stay_in_parts() -> None:

@@ -11,32 +11,29 @@ import pytest
 
 from baechi_ext.errors import OptionError
 from baechi_ext.shard.plan import ShardPlan
-from runtime.cli import main
-from runtime.pipeline import PlanRequest
-from runtime.report_page.strategies import ShardedRun
-from runtime.sharding.ranking import kendall_tau
-from runtime.sharding.training import train
-from runtime.train_request import TrainRequest
+from baechi_runtime.cli.main import main
+from baechi_runtime.drivers.pipeline import PlanRequest
+from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.report.sharded_summary import ShardedRun
+from baechi_runtime.sharding.report import kendall_tau
+from baechi_runtime.sharding.training import train
+from tests.runtime import forked
+from tests.runtime.forked_workers import ForkedWorkers
+from tests.runtime.workers import only_error
 
 MODEL = ["--model_name=rnnlm", "--batch_size=4", "--vocab_size=64", "--rnn_units=16", "--max_seq_length=8", "--rnn_chunk=4"]
-
-
-def baechi(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "runtime", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, "NO_COLOR": "1"})
 
 
 def on_two_machines(*arguments: str) -> subprocess.CompletedProcess[str]:
     """A worker on each: that both are on this one they are not told."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
-    worker = ["env", "LOCAL_WORLD_SIZE=1", "LOCAL_RANK=0", sys.executable, "-m", "runtime", *arguments, "--workers=process"]
+    worker = ["env", "LOCAL_WORLD_SIZE=1", "LOCAL_RANK=0", sys.executable, "-m", "baechi_ext", *arguments, "--workers=process"]
     return subprocess.run([*torchrun, *worker], capture_output=True, text=True, timeout=600, env={**os.environ, "NO_COLOR": "1"})
 
 
-def test_strategies_are_run_and_compared(tmp_path: Path) -> None:
-    done = baechi("train", *MODEL, "--sharding=pase,data_parallel,ddp,fsdp2", "--num_steps=2", "--json", f"--out={tmp_path}")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+def test_strategies_are_run_and_compared(tmp_path: Path, workers: ForkedWorkers) -> None:
+    flags = ["--workers=process", "--sharding=pase,data_parallel,ddp,fsdp2", "--num_steps=2", "--json", f"--out={tmp_path}"]
+    report = json.loads(workers.run("baechi_on_processes", 2, "train", *MODEL, *flags))
     by_name = {s["name"]: s for s in report["strategies"]}
     assert list(by_name) == ["pase", "data_parallel", "ddp", "fsdp2"]
     assert by_name["pase"]["predicted_step_us"] <= by_name["data_parallel"]["predicted_step_us"]
@@ -80,15 +77,13 @@ def test_strategies_are_run_and_compared(tmp_path: Path) -> None:
         (["--sharding=,"], "names no strategy"),
         (["--sharding=pase", "--workers=thread"], "drop --workers=thread"),
         (["--mesh=2x2"], "--mesh is for --sharding"),
-        (["--sharding=pase", "--mesh=2y2"], "is no mesh"),
+        (["--sharding=pase", "--mesh=2y2"], "is not a mesh"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", *MODEL, *arguments]) == 2
-    out, err = capfd.readouterr()
-    assert out == ""
-    (error,) = [line for line in err.splitlines() if line.startswith("error:")]
-    assert message in error
+def test_what_makes_no_sense_is_refused(arguments: list[str], message: str) -> None:
+    done = forked.run("train", *MODEL, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in only_error(done.stderr)
 
 
 def test_a_given_plan_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,10 @@ import copy
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import product
-from pathlib import Path
 from random import Random
 
 import torch
@@ -15,21 +16,21 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import parallelize_module
 
 from baechi_ext.shard.machine import Machine
-from runtime.models.registry import ModelOptions, make_step
-from runtime.models.torch import alexnet
-from runtime.parity import compare
-from runtime.processes.worker_group import WorkerGroup
-from runtime.sharding.align import lay_out
-from runtime.sharding.captured import captured_graph
-from runtime.sharding.execute import ShardedStep
-from runtime.sharding.forward import forward_graph
-from runtime.sharding.layout import Argument, mesh_shape
-from runtime.sharding.mesh import make_mesh
-from runtime.sharding.moves import move, part_shape
-from runtime.sharding.parity import check_parity
-from runtime.sharding.strategies import DATA_PARALLEL, NAMES, PASE, runnable, search_runnable
-from runtime.sharding.tensor_parallel import parallelize_plan, tensor_parallel_plan
-from runtime.step import TrainingStep, optimizer_spec
+from baechi_runtime.measure.comparator import compare
+from baechi_runtime.models.registry import ModelOptions, make_step
+from baechi_runtime.models.torch import alexnet
+from baechi_runtime.models.training_step import TrainingStep, optimizer_spec
+from baechi_runtime.sharding.align import lay_out
+from baechi_runtime.sharding.captured import captured_graph, forward_graph
+from baechi_runtime.sharding.execute import ShardedStep
+from baechi_runtime.sharding.layout import Argument, Layout, mesh_shape
+from baechi_runtime.sharding.mesh import make_mesh
+from baechi_runtime.sharding.moves import move, part_shape
+from baechi_runtime.sharding.parity import check_parity
+from baechi_runtime.sharding.strategies import DATA_PARALLEL, NAMES, PASE, candidates, search_runnable
+from baechi_runtime.sharding.tensor_parallel import parallelize_plan, tensor_parallel_plan
+from baechi_runtime.torch.processes.worker_group import WorkerGroup
+from tests.pairwise import pairwise
 from tests.runtime.sharding.by_hand import captured_by_hand, strategy
 from tests.runtime.sharding.small_models import BATCH
 from tests.runtime.sharding.small_models import CASES as SMALL
@@ -38,11 +39,11 @@ from tests.runtime.sharding.steps import CASES, Case
 TOLERANCE = 2e-5
 CHANCE = "chance"
 WAYS = 40
-"""Of so many ways to move a tensor on a mesh of two dimensions it is tested."""
+"""Ways to move a tensor that are tested, at most: a mesh of two dimensions has more."""
 
 
 def differences(case: Case, splits: Mapping[str, Mapping[str, int]], processes: int) -> str:
-    """What differs most between a step run whole and split, two steps with an optimizer; nothing where nothing does."""
+    """The largest difference between a step run whole and split, two steps with an optimizer; empty where there is none."""
     torch.manual_seed(1)
     module, inputs = case.module(), case.inputs()
     forward = forward_graph(module, inputs)
@@ -50,7 +51,7 @@ def differences(case: Case, splits: Mapping[str, Mapping[str, int]], processes: 
     split = {call: {letter: processes if parts < 0 else parts for letter, parts in s.items()} for call, s in splits.items()}
     shape = mesh_shape(processes)
     mesh = make_mesh("cpu", shape)
-    step = ShardedStep(forward, module, lay_out(forward, graph, strategy(graph.graph, split), shape), mesh)
+    step = ShardedStep(forward, module, lay_out(graph, strategy(graph.graph, split), shape), mesh)
     sharded = torch.optim.AdamW(list(step.parameters.values()), 0.01)
     torch.manual_seed(2)
     losses = []
@@ -79,7 +80,7 @@ def results(losses: list[Tensor], gradients: Mapping[str, Tensor], state: Mappin
 
 
 def by_hand(processes: int) -> dict[str, str]:
-    """What differs of small modules whose calls' splits are written down, by case."""
+    """The differences of small modules whose calls' splits are written down, by case."""
     return {
         f"{name}, {title}": differences(case, splits, processes)
         for name, case in CASES.items()
@@ -88,34 +89,53 @@ def by_hand(processes: int) -> dict[str, str]:
     }
 
 
-def captured(processes: int) -> dict[str, str]:
-    """What differs of captured modules and models by the strategies of people, the search, and chance."""
-    found = {}
-    for step, batch in steps(processes):
-        names = NAMES if step.name != "inception_v3" else (DATA_PARALLEL,)  # it takes long
-        found |= _compared(step, batch, processes, (*names, CHANCE))
-    return found
+@dataclass(frozen=True)
+class Split:
+    """A step laid out by strategies of these names."""
+
+    step: TrainingStep
+    layouts: Mapping[str, Mapping[str, Layout]]
 
 
-def _compared(step: TrainingStep, batch: int, processes: int, names: Sequence[str]) -> dict[str, str]:
-    """What differs by the strategies of these names, and by that of chance where it is called so."""
+def split(step: TrainingStep, batch: int, processes: int, names: Sequence[str]) -> Split:
+    """The step by the strategies of these names; CHANCE is a random one."""
     shape = mesh_shape(processes)
-    mesh = make_mesh("cpu", shape)
     forward = forward_graph(step.module, step.inputs)
     graph = captured_graph(forward, batch=batch)
     machine = Machine(devices=processes, tera_flops=0.001, gigabytes_per_second=2.0)
-    searched = search_runnable(forward, graph, machine, shape)
+    searched = search_runnable(graph, machine, shape)
     random = Random(processes)
     chance = searched.tables.strategy([random.randrange(size) for size in searched.tables.sizes])
-    chosen = {name: chance if name == CHANCE else runnable(searched, name).configurations for name in names}
+    tables = searched.tables
+    chosen = {name: min(candidates(searched, name), key=lambda c: tables.cost(tables.choice(c[0])))[0] for name in names if name != CHANCE}
+    chosen |= {CHANCE: chance} if CHANCE in names else {}
+    return Split(step, {name: lay_out(graph, strategy_, shape) for name, strategy_ in chosen.items()})
+
+
+def compared(splits: Sequence[Split], processes: int) -> dict[str, str]:
+    """The differences of steps split and whole, by step and strategy."""
+    mesh = make_mesh("cpu", mesh_shape(processes))
     found = {}
-    for name, strategy_ in chosen.items():
-        parity = check_parity(step, lay_out(forward, graph, strategy_, shape), mesh)
-        found[f"{step.name}, {name}"] = "" if parity.passed else f"{parity.max_rel_diff:g} in {parity.worst}"
+    for split_ in splits:
+        for name, layout in split_.layouts.items():
+            parity = check_parity(split_.step, layout, mesh)
+            found[f"{split_.step.name}, {name}"] = "" if parity.passed else f"{parity.max_rel_diff:g} in {parity.worst}"
     return found
 
 
-def steps(processes: int) -> Iterator[tuple[TrainingStep, int]]:
+def sampled(processes: int) -> list[tuple[str, str]]:
+    """Captured modules and models, and strategies, that are tried on so many processes: each pair on 2 or on 4."""
+    return [(step, name) for step, name, n in pairwise((*SMALL, *MODELS), (*NAMES, CHANCE), (2, 4)) if n == processes]
+
+
+def captured(processes: int, *, rest: bool = False) -> list[Split]:
+    """Those that are tried, by the strategies of people, the search, and chance; or else all the others."""
+    tried = sampled(processes)
+    named = [(step, batch, [n for n in (*NAMES, CHANCE) if ((step.name, n) in tried) != rest]) for step, batch in steps()]
+    return [split(step, batch, processes, names) for step, batch, names in named if names]
+
+
+def steps() -> Iterator[tuple[TrainingStep, int]]:
     """Steps to be split, and their batches."""
     optimizer = optimizer_spec("sgd", 0.1)
     alexnet.UNITS = 64
@@ -124,8 +144,6 @@ def steps(processes: int) -> Iterator[tuple[TrainingStep, int]]:
         module, inputs = case()
         yield TrainingStep(name, module, inputs, optimizer), BATCH
     for name, options in MODELS.items():
-        if name == "inception_v3" and processes > 2:
-            continue  # it takes long
         yield make_step(name, options, optimizer), options.batch_size
 
 
@@ -154,14 +172,15 @@ def moved(processes: int) -> dict[str, str]:
     return found
 
 
-def inception(processes: int) -> dict[str, str]:
-    """What differs of Inception by the search, by data parallelism and by chance."""
-    options = ModelOptions(batch_size=4, image_size=75)
-    return _compared(make_step("inception_v3", options, optimizer_spec("sgd", 0.1)), 4, processes, (PASE,))
+def inception(processes: int) -> list[Split]:
+    """Inception, which takes long: on 4 processes by the search's strategy, on 2 by the others and larger images."""
+    image_size, names = (75, (PASE,)) if processes == 4 else (107, (DATA_PARALLEL, CHANCE))
+    options = ModelOptions(batch_size=4, image_size=image_size)
+    return [split(make_step("inception_v3", options, optimizer_spec("sgd", 0.1)), 4, processes, names)]
 
 
 def exported(processes: int) -> dict[str, str]:
-    """What differs where torch's own parallelize_module runs an exported strategy."""
+    """The differences where torch's own parallelize_module runs an exported strategy."""
     case = CASES["perceptron"]
     torch.manual_seed(1)
     module, inputs = case.module().eval(), case.inputs()
@@ -169,7 +188,7 @@ def exported(processes: int) -> dict[str, str]:
     graph = captured_by_hand(forward, case.texts)
     split = {name: {"n": -1} if name == "linear" else {"k": -1} for name in ("linear", "linear_1")}
     parts = {call: dict.fromkeys(s, processes) for call, s in split.items()}
-    plan = tensor_parallel_plan(forward, graph, strategy(graph.graph, parts))
+    plan = tensor_parallel_plan(graph, strategy(graph.graph, parts))
     whole = copy.deepcopy(module)
     parallelize_module(module, make_mesh("cpu", (processes,)), parallelize_plan(plan.styles))
     loss, expected = module(*inputs), whole(*inputs)
@@ -185,14 +204,21 @@ MODELS = {
     "alexnet": ModelOptions(batch_size=4, image_size=63),
     "rnnlm": ModelOptions(batch_size=4, vocab_size=64, rnn_units=16, max_seq_length=8, rnn_chunk=4),
     "transformer": ModelOptions(batch_size=4, vocab_size=64, max_seq_length=8, num_layers=1, d_model=16, d_ff=32, num_heads=4),
-    "inception_v3": ModelOptions(batch_size=4, image_size=107),
 }
 
-if __name__ == "__main__":
+
+def prepared(processes: int, task: str) -> Callable[[], None]:
+    """The work of each worker; where steps are captured and searched, this is done already."""
+    searched = {"captured": captured, "the rest": partial(captured, rest=True), "inception": inception}
+    if task in searched:
+        return partial(work, partial(compared, searched[task](processes)))
+    return partial(work, {"by_hand": by_hand, "exported": exported, "moved": moved}[task])
+
+
+def work(task: Callable[[int], dict[str, str]]) -> None:
     torch.set_num_threads(1)
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
-    tasks = {task.__name__: task for task in (by_hand, captured, exported, moved, inception)}
     with WorkerGroup.join(120.0, torch.device("cpu")) as group:
-        found = tasks[sys.argv[1]](group.size)
-        if group.rank == 0:
-            Path(sys.argv[2]).write_text(json.dumps(found))
+        found = task(group.size)
+    if group.rank == 0:
+        sys.stdout.write(json.dumps(found))

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from baechi_ext.capture.tensorflow_graph import CapturedFunction, capture_function
 from baechi_ext.ir import OpGraph
-from runtime.tensorflow.placed_graph import placed_graph
-from runtime.tensorflow.servers import Devices
-from runtime.tensorflow.session import PlacedSession
+from baechi_runtime.tensorflow.lowering.placed_graph import placed_graph
+from baechi_runtime.tensorflow.servers.devices import Devices
+from baechi_runtime.tensorflow.servers.session import PlacedSession
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Step:
 
     @property
     def graph(self) -> OpGraph:
-        """With costs drawn by lot, so that placers have something to decide."""
+        """With costs drawn at random, so that placers have something to decide."""
         draw = random.Random(0)
         graph = self.captured.graph
         return graph.replace_ops([replace(op, compute_us=draw.uniform(1, 100)) for op in graph.ops])

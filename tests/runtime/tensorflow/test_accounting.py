@@ -1,4 +1,4 @@
-"""What logical devices hold, accounted by the trace of a step."""
+"""The memory of logical devices, accounted by the trace of a step."""
 
 import random
 from dataclasses import replace
@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from baechi_ext.ir import Cluster, Link, OpGraph
 from baechi_ext.simulate import Timeline, simulate
-from runtime.tensorflow.accounting import accounted_peak_bytes, traced_timeline
-from runtime.tensorflow.servers import Logical
+from baechi_runtime.tensorflow.servers.accounting import accounted_peak_bytes, traced_timeline
+from baechi_runtime.tensorflow.servers.devices import Logical
 from tests.runtime.tensorflow.steps import Step, branches
 
 
@@ -20,7 +20,7 @@ def step() -> Step:
 
 @pytest.fixture(scope="module")
 def graph(step: Step) -> OpGraph:
-    """With costs, and temporaries, drawn by lot."""
+    """The step's graph, with costs and temporary bytes drawn at random."""
     draw, costless = random.Random(0), step.captured.graph
     ops = [replace(op, compute_us=draw.randint(1, 100), temporary_bytes=draw.randint(0, 9) * 1000) for op in costless.ops]
     return costless.replace_ops(ops)
@@ -54,7 +54,7 @@ def test_a_step_that_went_as_simulated_holds_what_was_predicted(graph: OpGraph, 
 
 
 def accounted(step: Step, timeline: Timeline) -> tuple[int, ...]:
-    """Of a real step that is held to the timeline's order."""
+    """The accounted peaks of a real step that is held to the timeline's order."""
     count, order = len(timeline.cluster), [timeline.graph.ops[v].id for v in timeline.started]
     with Logical(count) as devices, step.session(devices, timeline.placement, order) as session:
         return accounted_peak_bytes(session, timeline)

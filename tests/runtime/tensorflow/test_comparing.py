@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import pytest
 
-from runtime.cli import main
-from runtime.run_folder import RunFolder
+from baechi_runtime.cli.main import main
+from baechi_runtime.files.run_folder import RunFolder
 
 SCRIPTS = Path(__file__).parent / "scripts"
 COMPARE = ["compare", "--framework=tensorflow", "--comm_cost_coeffs=0.001,50", "--num_steps=2", "--json"]
@@ -51,7 +51,7 @@ def _as_outside_of_pytest():
 
 
 def compared(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[str, dict[str, Any]]:
-    """What is printed before the comparison, and that."""
+    """The text printed before the comparison, and the comparison."""
     code = main([*COMPARE, *map(str, argv)])
     out, err = capsys.readouterr()
     assert code == 0, err

@@ -3,8 +3,8 @@
 import pytest
 
 from baechi_ext.errors import ExecutionError, OptionError
-from runtime.tensorflow.links import probe_link
-from runtime.tensorflow.servers import Servers
+from baechi_runtime.tensorflow.servers.devices import Servers
+from baechi_runtime.tensorflow.servers.links import probe_link
 
 SIZES = (4, 65536, 4194304)
 

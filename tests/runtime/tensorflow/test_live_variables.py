@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from baechi_ext.errors import ExecutionError
-from runtime.tensorflow.live_variables import LiveVariables
+from baechi_runtime.tensorflow.lowering.live_variables import LiveVariables
 
 
 class Elsewhere:

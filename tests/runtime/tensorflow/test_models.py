@@ -9,9 +9,10 @@ import pytest
 import tensorflow as tf
 
 from baechi_ext.errors import OptionError
-from runtime.models.registry import TENSORFLOW_MODELS, ModelOptions
-from runtime.models.tensorflow.gnmt_v2 import AdditiveAttention, GnmtV2, Options
-from runtime.tensorflow.step import OPTIMIZERS, TensorFlowStep, build_step, make_optimizer
+from baechi_runtime.models.options.gnmt_v2 import Options
+from baechi_runtime.models.registry import TENSORFLOW_MODELS, ModelOptions
+from baechi_runtime.models.tensorflow.gnmt_v2 import AdditiveAttention, GnmtV2
+from baechi_runtime.tensorflow.step import OPTIMIZERS, TensorFlowStep, build_step, make_optimizer
 
 SMALL = {
     "inception_v3": ModelOptions(batch_size=2, image_size=75),
@@ -23,7 +24,7 @@ TINY = {"batch_size": 2, "vocab_size": 11, "max_seq_length": 6, "rnn_units": 4}
 
 
 def parameters(step: TensorFlowStep) -> int:
-    """Of the model, trained or not."""
+    """Number of the model's parameters, trained or not."""
     own = {id(v.value) for v in step.optimizer.variables}
     return sum(math.prod(v.shape) for v in step.variables if id(v) not in own)
 
@@ -92,7 +93,7 @@ def test_the_mobile_nasnet_is_the_one_of_keras() -> None:
 )
 @pytest.mark.parametrize(("unit_type", "gates", "biases"), [("lstm", 4, 1), ("gru", 3, 2)])
 def test_parameters_of_gnmt(encoder_type: str, encoder_inputs: list[int], width: int, unit_type: str, gates: int, biases: int) -> None:
-    """As the one for PyTorch has. Of the encoder's layers, in units of its width, the inputs; the memory is `width` of them wide."""
+    """As many as for PyTorch. `encoder_inputs` are widths of the encoder layers' inputs, `width` is the memory's, in multiples of units."""
     units, vocab = 8, 50
 
     def layer(inputs: int) -> int:
@@ -131,7 +132,7 @@ def test_a_layer_is_the_one_of_keras(unit_type: str) -> None:
     """The same numbers as keras.layers.LSTM and GRU, whose gates stand in another order."""
     import keras
 
-    from runtime.models.tensorflow.recurrent import Recurrent
+    from baechi_runtime.models.tensorflow.recurrent import Recurrent
 
     tf.random.set_seed(0)
     x, units = tf.random.normal((5, 3, 4)), 6
@@ -154,7 +155,7 @@ def test_a_layer_is_the_one_of_keras(unit_type: str) -> None:
 
 
 def test_a_reversed_layer_reads_from_the_end() -> None:
-    from runtime.models.tensorflow.recurrent import Recurrent
+    from baechi_runtime.models.tensorflow.recurrent import Recurrent
 
     tf.random.set_seed(0)
     x = tf.random.normal((5, 3, 4))

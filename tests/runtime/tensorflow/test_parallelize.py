@@ -12,7 +12,7 @@ import tensorflow as tf
 import baechi_ext
 from baechi_ext.errors import CaptureError, OptionError, ParityError
 from baechi_ext.ir import Cluster, Link
-from runtime.frameworks import framework_of
+from baechi_runtime.host.frameworks import framework_of
 
 HERE = {"workers": "thread", "method": "m_topo"}
 """On logical devices, which start at once."""
@@ -54,7 +54,7 @@ def test_a_placed_step_trains_as_the_ordinary_one(optimizer: str) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
     assert int(ours.optimizer.iterations.numpy()) == len(SIZES)
     report = placed.report()
-    assert (report.placed_steps, report.unplaced_steps, report.verified_steps, report.shapes) == (5, 1, 2, 1)
+    assert (report.placed_steps, report.unplaced_steps, report.verified.steps, report.shapes) == (5, 1, 2, 1)
     assert min(report.num_ops) > 0
     assert "step: m_topo, " in report.line()
     assert "1 steps of other shapes ran unplaced" in report.line()
@@ -90,7 +90,7 @@ def test_unplaced_it_goes_on_where_it_was() -> None:
     step = placed.unplace()
     found = first + trained.losses(step, (8,)) + trained.losses(placed, (8,))
     np.testing.assert_allclose(found, ordinary.losses(tf.function(ordinary.step), (8,) * 5), rtol=1e-4)
-    assert "then run unplaced; it was unplaced" in placed.report().line()
+    assert "then as it is; it was unplaced" in placed.report().line()
 
 
 def test_methods_and_keyword_arguments() -> None:
@@ -105,7 +105,7 @@ def test_methods_and_keyword_arguments() -> None:
         found = [task.train(batch={"x": task.x, "y": task.y}, scale=2.0) for _ in range(3)]
         assert [nothing for _, nothing in found] == [None] * 3
         np.testing.assert_allclose([float(loss) / 2 for loss, _ in found], expected, rtol=1e-4)
-    assert one.train.report().step == "Task.train"
+    assert one.train.report().name == "Task.train"
 
 
 def test_a_step_that_differs_each_time_is_a_parity_error() -> None:
@@ -163,7 +163,7 @@ def test_random_numbers_that_cannot_be_compared_are_not() -> None:
     found = [float(placed(np.ones((4, 4), np.float32))) for _ in range(3)]
     assert found == sorted(found)
     assert found[0] > 0
-    assert placed.report().verified_steps == 0
+    assert placed.report().verified.steps == 0
 
 
 def test_what_is_refused() -> None:
@@ -176,7 +176,7 @@ def test_what_is_refused() -> None:
         baechi_ext.parallelize(step, framework="tensorflow")
     with pytest.raises(OptionError, match="unknown option 'device' of parallelize for TensorFlow; it takes devices, method"):
         baechi_ext.parallelize(Trained().step, framework="tensorflow", device=2)
-    with pytest.raises(OptionError, match="devices=0 is no number of devices"):
+    with pytest.raises(OptionError, match="devices=0 is not a number of devices"):
         baechi_ext.parallelize(Trained().step, framework="tensorflow", devices=0)
     with pytest.raises(OptionError, match="unknown framework 'jax'; choose torch or tensorflow"):
         baechi_ext.parallelize(Trained().step, framework="jax")

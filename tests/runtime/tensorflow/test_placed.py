@@ -13,9 +13,9 @@ from baechi_ext.errors import PlanError
 from baechi_ext.ir import Cluster, Link
 from baechi_ext.place.common import PlaceOptions
 from baechi_ext.place.registry import METHODS
-from runtime import pipeline
-from runtime.tensorflow.placed_graph import SCOPE, placed_graph
-from runtime.tensorflow.servers import Logical, Servers, session_config
+from baechi_runtime.drivers import pipeline
+from baechi_runtime.tensorflow.lowering.placed_graph import SCOPE, placed_graph
+from baechi_runtime.tensorflow.servers.devices import Logical, Servers, session_config
 from tests.runtime.tensorflow.steps import Step, branches, step_of
 
 TOLERANCE = 1e-5

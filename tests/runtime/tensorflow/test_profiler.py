@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from baechi_ext.capture.tensorflow_graph import CapturedFunction, capture_function
 from baechi_ext.cost import Profile, attach_costs
-from runtime.tensorflow.profiler import FEWEST_REPEATS, ProfileOptions, as_untraced, profile, read_trace, without_waits
-from runtime.tensorflow.servers import Logical, Servers
+from baechi_runtime.tensorflow.profiler import FEWEST_REPEATS, ProfileOptions, as_untraced, profile, read_trace, without_waits
+from baechi_runtime.tensorflow.servers.devices import Logical, Servers
 from tests.tensorflow_steps import image_step
 
 QUICK = ProfileOptions(warmup=2, repeats=3)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from baechi_ext.errors import ExecutionError, OptionError
-from runtime.tensorflow.servers import Servers
+from baechi_runtime.tensorflow.servers.devices import Servers
 from tests.runtime.tensorflow.steps import branches, endless, greedy
 
 ROOT = Path(__file__).parents[3]
@@ -75,7 +75,7 @@ def test_a_server_that_stands_still_is_given_up() -> None:
     step = endless()
     with Servers(2, timeout_seconds=5.0) as servers:
         session = step.session(servers, [1] * len(step.captured.graph))
-        with pytest.raises(ExecutionError, match="a device did not answer within 5 s; see whether it still runs, or raise --timeout"):
+        with pytest.raises(ExecutionError, match="a device did not answer within 5 s; check whether it still runs, or raise --timeout"):
             session.run()
 
 
@@ -83,7 +83,7 @@ def test_a_server_that_stands_still_is_given_up() -> None:
 def test_servers_end_with_their_parent(kind: signal.Signals) -> None:
     """However it ends, in mid-step or not."""
     code = (
-        "import sys\nfrom tests.runtime.tensorflow.steps import endless\nfrom runtime.tensorflow.servers import Servers\n"
+        "import sys\nfrom tests.runtime.tensorflow.steps import endless\nfrom baechi_runtime.tensorflow.servers.devices import Servers\n"
         "with Servers(2) as servers:\n"
         "    step = endless()\n    session = step.session(servers, [1] * len(step.captured.graph))\n"
         "    print(*(s.process.pid for s in servers.servers), flush=True)\n    session.run()\n"
@@ -101,7 +101,7 @@ def test_a_program_whose_server_died_ends() -> None:
     """The client, too: TensorFlow's own would wait for the dead server before python ends."""
     code = (
         "import os, signal, threading\nfrom baechi_ext.errors import ExecutionError\n"
-        "from tests.runtime.tensorflow.steps import endless\nfrom runtime.tensorflow.servers import Servers\n"
+        "from tests.runtime.tensorflow.steps import endless\nfrom baechi_runtime.tensorflow.servers.devices import Servers\n"
         "with Servers(2) as servers:\n"
         "    step = endless()\n    session = step.session(servers, [1] * len(step.captured.graph))\n"
         "    threading.Timer(1.0, os.kill, (servers.servers[0].process.pid, signal.SIGKILL)).start()\n"

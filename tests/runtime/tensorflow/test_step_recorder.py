@@ -11,8 +11,8 @@ import tensorflow as tf
 from baechi_ext.ir import Cluster
 from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.simulate import Timeline, simulate
-from runtime.tensorflow.servers import Devices, Logical, Servers
-from runtime.tensorflow.step_recorder import BY_REFERENCE, record_step
+from baechi_runtime.tensorflow.servers.devices import Devices, Logical, Servers
+from baechi_runtime.tensorflow.servers.step_recorder import BY_REFERENCE, record_step
 from tests.build import cluster_of, graph_of
 from tests.runtime.tensorflow.steps import Step, branches
 

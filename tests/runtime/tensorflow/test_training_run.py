@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import signal
 import subprocess
 import time
@@ -15,13 +16,15 @@ import tensorflow as tf
 from safetensors.numpy import load_file, save_file
 
 from baechi_ext.errors import CheckpointError, ExecutionError
-from runtime.checkpoint_folder import written_shard
-from runtime.cli import main
-from runtime.tensorflow.servers import Devices, Logical, Servers
-from runtime.tensorflow.trained_session import TrainedSession
-from runtime.training_run import Progressed, RunOptions, train_on
+from baechi_runtime.cli.main import main
+from baechi_runtime.drivers.train_request import RunOptions
+from baechi_runtime.drivers.training import Progressed, train_on
+from baechi_runtime.files.checkpoint_folder import written_shard
+from baechi_runtime.tensorflow.servers.devices import Devices, Logical, Servers
+from baechi_runtime.tensorflow.trained_step import TrainedSession
+from tests.runtime.forked import Forked, start
 from tests.runtime.tensorflow.steps import Step, branches
-from tests.runtime.workers import command_line, finish, only_error, start
+from tests.runtime.workers import command_line, finish, only_error
 from tests.tensorflow_steps import image_step
 
 TRAINING = {"model": "small"}
@@ -37,14 +40,14 @@ def servers() -> Iterator[Servers]:
 
 @pytest.fixture(scope="module")
 def step() -> Step:
-    """With batch normalisation, dropout and Adam: all their state is in variables."""
+    """A step with batch normalisation, dropout and Adam: all their state is in variables."""
     image = image_step()
     captured = image.capture()
     return Step(captured, image.function, image.inputs, {v.shared_name: v.variable.numpy() for v in captured.variables})
 
 
 def scattered(step: Step, seed: int) -> list[int]:
-    """Colocation groups, and ops without, on one of two devices by lot."""
+    """A placement of colocation groups, and of ops without one, on two devices by lot."""
     draw, where = np.random.default_rng(seed), {}
     return [where.setdefault(op.colocation or op.id, int(draw.integers(2))) for op in step.captured.graph.ops]
 
@@ -52,7 +55,7 @@ def scattered(step: Step, seed: int) -> list[int]:
 def train(
     step: Step, devices: Devices, folder: Path | None, steps: int, *, plan: int | None = None, resume: bool = False
 ) -> Progressed:
-    """With a checkpoint after every second step; by lot, or with no plan on the first device."""
+    """Trains with a checkpoint after every second step; placed by lot, or with no plan on the first device."""
     placement = [0] * len(step.captured.graph) if plan is None else scattered(step, plan)
     order = list(step.captured.graph.index) if isinstance(devices, Logical) else None
     with step.session(devices, placement, order) as session:
@@ -138,7 +141,7 @@ MODEL = [
 
 
 def losses_of(*flags: str) -> list[float]:
-    """Of a training by command line in this process that is to end well."""
+    """The losses of a training by command line in this process that is to end well."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         assert main([*MODEL, *flags, "--json"]) == 0
@@ -147,7 +150,7 @@ def losses_of(*flags: str) -> list[float]:
 
 @pytest.fixture(scope="module")
 def whole(costs: str) -> Callable[[int], list[float]]:
-    """The losses of so many steps of a training that nothing happens to."""
+    """The losses of this many steps of a training that nothing happens to."""
     known: list[float] = []
 
     def losses(steps: int) -> list[float]:
@@ -169,7 +172,7 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def servers_of(parent: int) -> list[int]:
     """Process ids of its servers."""
-    found = [p for p in Path("/proc").glob("[0-9]*") if "runtime.tensorflow.server_process" in command_line(p)]
+    found = [p for p in Path("/proc").glob("[0-9]*") if "baechi_runtime.tensorflow.servers.server_process" in command_line(p)]
     return sorted(int(p.name) for p in found if parent_of(p) == parent)
 
 
@@ -180,7 +183,7 @@ def parent_of(process: Path) -> int | None:
         return None
 
 
-def wait_for_steps(folder: Path, process: subprocess.Popen) -> None:
+def wait_for_steps(folder: Path, process: Forked) -> None:
     while not any(path.name >= "step_00000002" for path in folder.glob("step_*")):
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
@@ -207,7 +210,7 @@ def test_a_training_by_command_line_is_ended_and_goes_on(
     if victim != "client":
         said = only_error(err)
         assert "--resume goes on from the checkpoint of step " in said
-        assert victim == "interrupt" or "was killed by SIGKILL" in said
+        assert victim == "interrupt" or re.search(r"was killed by SIGKILL \(its part of the plan takes \d+ bytes\); check", said)
     deadline = time.monotonic() + SOON
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline, "a server is left"

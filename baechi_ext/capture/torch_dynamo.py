@@ -1,0 +1,227 @@
+"""The parts of TorchDynamo that the project uses and that are not public, behind names of its own: see torch_private.py."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+from baechi_ext.capture.torch_private import needed
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """TorchDynamo does not log graph breaks and the tracebacks of frames that it can't trace; the reports have what it says of them."""
+    logger = logging.getLogger("torch._dynamo")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextlib.contextmanager
+def tracing_alone() -> Iterator[None]:
+    """No other thread traces: neither TorchDynamo nor what it is built on is safe beside another trace. Raises MissingBackendError."""
+    with needed("tracing a module's calls"):
+        from torch._dynamo.convert_frame import compile_lock
+    with compile_lock:
+        try:
+            _Alone.marks += 1
+            yield
+        finally:
+            _Alone.marks += 1
+
+
+class _Alone:
+    marks = 0
+    """Number of times that `tracing_alone` was entered or left: odd while it is entered."""
+
+
+def trace_marks() -> int:
+    """A number that says whether a trace was under way: it is odd, or another one later."""
+    return _Alone.marks
+
+
+def run_beside_traces() -> None:
+    """Have compiled calls of this thread run as they are while another thread traces: by default TorchDynamo takes them for a part of what
+    is traced, and refuses that. Raises MissingBackendError."""
+    with needed("tracing a module's calls"):
+        from torch._dynamo import config
+    config.error_on_nested_fx_trace = False
+
+
+def await_trace() -> None:
+    """Wait until no other thread traces. Raises MissingBackendError."""
+    if _Alone.marks % 2:
+        with needed("tracing a module's calls"):
+            from torch._dynamo.convert_frame import compile_lock
+        with compile_lock:
+            pass
+
+
+def traced_elsewhere() -> bool:
+    """True if TorchDynamo says that something is traced, and another thread traces it.
+
+    It says so by one mark for all threads, which a trace puts back to what it was before: of two traces that overlap, as torch.export's do,
+    the last one may leave the mark behind, and everything would run unplaced from then on. A mark that stays for long while nobody traces
+    is taken away. Raises MissingBackendError.
+    """
+    with needed("tracing a module's calls"):
+        import torch
+        from torch._dynamo.convert_frame import compile_lock
+    if not torch.compiler.is_compiling():
+        _Left.since = None
+        return False
+    if compile_lock._is_owned():  # type: ignore[attr-defined]  # of every RLock
+        return False
+    if not compile_lock.acquire(blocking=False):
+        _Left.since = None
+        return True
+    try:
+        _Left.since = _Left.since or time.monotonic()
+        if time.monotonic() - _Left.since > _Left.seconds:
+            torch.compiler._is_compiling_flag = False
+        return torch.compiler.is_compiling()
+    finally:
+        compile_lock.release()
+
+
+class _Left:
+    since: float | None = None
+    """When the mark of a trace was first seen without one; None where it was not."""
+    seconds = 10.0
+
+
+def has_settings_by_thread() -> bool:
+    """True if each thread has settings of TorchDynamo of its own; in torch 2.11 all have the same. Raises MissingBackendError."""
+    with needed("tracing a module's calls"):
+        from torch._dynamo import config
+    settings = config._config  # type: ignore[attr-defined]  # made when the module is loaded
+    return isinstance(getattr(settings["allow_rnn"], "user_override", None), ContextVar)
+
+
+@contextlib.contextmanager
+def dynamo_settings(**settings: Any) -> Iterator[None]:
+    """Settings of TorchDynamo, while it is entered. Raises MissingBackendError."""
+    with needed("tracing a module's calls"):
+        from torch._dynamo import config
+    with config.patch(settings):
+        yield
+
+
+def compile_callbacks(begun: Callable[[object], None], ended: Callable[[object], None]) -> None:
+    """Have TorchDynamo call these whenever it begins and ends to trace a frame; the same functions once. Raises MissingBackendError."""
+    with needed("tracing a module's calls"):
+        from torch._dynamo.callback import callback_handler
+    if begun not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(begun)
+        callback_handler.register_end_callback(ended)
+
+
+def traced(module: "torch.nn.Module", backend: Callable[..., Any]) -> Callable[..., Any]:
+    """The module's call, which TorchDynamo traces for `backend`: for the sizes that come, and with a count of its own of how often, where
+    this torch has that (2.11 counts all modules of a class together).
+
+    Frames of torch's own modules, as nn.Sequential, are passed over unless they are inlined into another one; a user's own `forward` is
+    traced as a frame of its own, and hooks of the module itself run outside of it. Raises MissingBackendError.
+    """
+    with needed("tracing a module's calls"):
+        import torch
+        from torch._dynamo.external_utils import wrap_inline
+        from torch._dynamo.trace_rules import check
+    call = wrap_inline(module._call_impl) if check(type(module).forward) else module._call_impl
+    counted: dict[str, Any] = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
+    compiled: Callable[..., Any] = torch.compile(call, backend=backend, dynamic=False, **counted)
+    return compiled
+
+
+def source_of(node: "fx.Node") -> tuple[str, bool]:
+    """The source of a graph's argument as TorchDynamo writes it (L['self'].weight), and whether it is a parameter or a buffer."""
+    source = getattr(node, "_dynamo_source", None)
+    if source is None:
+        return "", False
+    name = source.name() if callable(source.name) else source.name
+    return name, "ParamBuffer" in repr(source)
+
+
+def graph_breaks() -> list[tuple[str, list[tuple[str, int, str]]]]:
+    """All graph breaks of this process so far: the reason, and the user's frames as (file, line, function), the innermost last."""
+    with needed("tracing a module's calls"):
+        from torch._dynamo.utils import graph_break_reasons
+    return [
+        (r.reason.strip().splitlines()[0] if r.reason.strip() else "", [(f.filename, f.lineno or 0, f.name) for f in r.user_stack])
+        for r in graph_break_reasons
+    ]
+
+
+def compilations() -> list[Any]:
+    """TorchDynamo's records of what it traced last in this process, some dozens."""
+    with needed("tracing a module's calls"):
+        from torch._dynamo.utils import get_compilation_metrics
+    return list(get_compilation_metrics())
+
+
+def recompiles(before: Sequence[Any]) -> tuple[list[str], list[str]]:
+    """Why TorchDynamo traced a frame once more since `compilations` gave `before`, and why it could not trace one, with the frame's file
+    and line."""
+    old = {id(m) for m in before}
+    known = [m for m in compilations() if id(m) not in old]
+    where = {id(m): f"({m.co_name} at {m.co_filename}:{m.co_firstlineno})" for m in known}
+    reasons = {id(m): getattr(m, "recompile_reason", None) or "" for m in known}
+    again = [f"{reason} {where[key]}" for key, reason in reasons.items() if reason and "BACKEND_MATCH" not in reason]
+    failed = [f"{(m.fail_reason.strip().splitlines() or [''])[0]} {where[id(m)]}" for m in known if m.fail_reason]
+    return again, failed
+
+
+def sees_single_ops() -> bool:
+    """True if a mode or hooks are active in this thread that see single ops or what autograd keeps for them: saved-tensor hooks,
+    function and dispatch modes (but for default devices), function transforms (torch.func), forward-mode derivatives, anomaly detection."""
+    import torch
+    from torch.autograd import forward_ad
+
+    return (
+        torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or (torch._C._len_torch_function_stack() > 0 and _has_function_mode())
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+        or torch.is_anomaly_enabled()
+    )
+
+
+def _has_function_mode() -> bool:
+    from torch.overrides import _get_current_function_mode_stack
+    from torch.utils._device import DeviceContext
+
+    return any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+
+
+def has_global_module_hooks() -> bool:
+    """True if hooks for the calls of all modules are registered, which a traced call does not run."""
+    from torch.nn.modules import module
+
+    return bool(module._has_any_global_hook())
+
+
+def break_at_own_generators() -> None:
+    """Have TorchDynamo leave draws from generators of Python's that are a user's own to Python: it would neither read their state back nor
+    guard it. Raises MissingBackendError."""
+    with needed("tracing a module's calls"):
+        from torch._dynamo.variables.misc import RandomVariable
+
+        supported: Any = RandomVariable
+        supported.is_supported_random_obj = staticmethod(lambda _: False)
+
+
+def module_classes(graph: "fx.GraphModule") -> set[type]:
+    """The classes of the modules whose code a traced graph is from, as far as its nodes say."""
+    stacks = (node.meta.get("nn_module_stack") or {} for node in graph.graph.nodes)
+    return {kind for stack in stacks for _, kind in stack.values() if isinstance(kind, type)}

@@ -1,0 +1,435 @@
+"""Capture of a user's call of a module as one operator graph, from the fragments that TorchDynamo cut it into: forward and backward passes,
+without the loss and the optimizer, which stay in the user's code.
+
+A fragment is a graph from tensors to tensors; parameters and buffers are among its arguments. Between the fragments of a call runs Python.
+What one fragment returns and another one takes is an edge between their ops, so that they are planned together. In each fragment two ops
+stand between the passes: `outputs`, which hands over what the fragment returns, and `tangents`, which takes in the gradients of that.
+Behind the backward pass, an op for each argument that is trained hands over its gradient, a parameter's on the device where that lives.
+"""
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from baechi_ext.capture.torch_dynamo import tracing_alone
+from baechi_ext.capture.torch_joint import Binding, BoundOp, CaptureOptions, Owner, _Builder, _bytes, _is_view, _Nodes
+from baechi_ext.capture.torch_private import distributions_unchecked, joint_graph, with_node_notes
+from baechi_ext.capture.torch_recurrent import recurrent_layers_kept
+from baechi_ext.capture.why_not import not_capturable
+from baechi_ext.errors import CaptureError
+from baechi_ext.ir.op_graph import Op, OpGraph
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx
+
+OUTPUTS, TANGENTS, GRADIENT = "outputs", "tangents", "gradient"
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A graph that TorchDynamo made, with the arguments of one call of it."""
+
+    module: "fx.GraphModule"
+    args: "tuple[torch.Tensor, ...]"
+    names: tuple[str | None, ...]
+    """For each argument the parameter's or buffer's name; None for any other tensor."""
+    links: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """Argument -> (an earlier fragment of the call, the number of its output that this is)."""
+
+
+@dataclass(frozen=True)
+class Returned:
+    """A recipe for one value that a fragment returns, from the outputs of its graph and its arguments."""
+
+    output: int | None = None
+    argument: int | None = None
+    view: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
+    """Where it looks at a part of that tensor's memory: sizes, strides, offset."""
+    detached: bool = False
+
+    def of(self, outputs: "Sequence[torch.Tensor]", args: "Sequence[torch.Tensor]") -> "torch.Tensor":
+        """The value; a view is a view of the very tensor, to autograd as well."""
+        value = args[self.argument] if self.output is None else outputs[self.output]  # type: ignore[index]
+        if self.view is not None:
+            value = value.as_strided(*self.view)
+        return value.detach() if self.detached else value
+
+
+@dataclass(frozen=True)
+class CapturedFragment:
+    """One fragment's part of a captured call. Arguments and outputs go by their numbers in the fragment."""
+
+    forward_ops: frozenset[int]
+    backward_ops: frozenset[int]
+    num_args: int
+    first_input: int
+    """The number of its first argument among the arguments of all fragments, which is how ops know them."""
+    state: Mapping[int, str]
+    """Argument -> the first name of the parameter or buffer."""
+    written: tuple[int, ...]
+    """Arguments whose new values the fragment computes: buffers."""
+    returned: tuple[Returned, ...]
+    differentiable: tuple[bool, ...]
+    """For each output of the graph, whether a gradient of it counts."""
+    reached_by: Mapping[int, frozenset[int]]
+    """Argument that is trained -> the outputs whose gradients its own gradient is made from."""
+    saved_args: tuple[int, ...]
+    """Arguments that the backward pass reads."""
+    saved_outputs: tuple[int, ...]
+    seeded: bool
+    """True if its forward pass draws random numbers."""
+    dtypes: "frozenset[torch.dtype]"
+    """The dtypes of what its ops compute."""
+
+    @property
+    def trains(self) -> bool:
+        return any(self.differentiable)
+
+
+@dataclass(frozen=True)
+class CapturedCall:
+    """A call of a user's module: all fragments as one graph."""
+
+    graph: OpGraph
+    """Costless."""
+    binding: Binding
+    fragments: tuple[CapturedFragment, ...]
+
+    @property
+    def phases(self) -> tuple[frozenset[int], ...]:
+        """The ops of each fragment's forward and backward pass: 2 k and 2 k + 1 are those of fragment k."""
+        return tuple(ops for f in self.fragments for ops in (f.forward_ops, f.backward_ops))
+
+
+def capture_fragments(fragments: Sequence[Fragment], options: CaptureOptions, name: str = "") -> CapturedCall:
+    """The call whose fragments these are, in the order in which their forward passes run.
+
+    No argument is changed. Raises CaptureError with the framework's reason.
+    """
+    traced = [_Traced.of(fragment, name) for fragment in fragments]
+    return _FragmentsBuilder(fragments, traced, options).capture(name)
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """A fragment's joint graph, and how what it returns is made of its outputs."""
+
+    nodes: _Nodes
+    returned: tuple[Returned, ...]
+
+    @classmethod
+    def of(cls, fragment: Fragment, name: str) -> "_Traced":
+        import torch
+
+        flat = _flat_module(fragment.module)
+        examples = [a.detach().requires_grad_(a.requires_grad) if a.requires_grad else a for a in fragment.args]
+        rng = torch.get_rng_state()
+        try:
+            with tracing_alone(), with_node_notes(), recurrent_layers_kept(), distributions_unchecked(), torch.enable_grad():
+                joint = joint_graph(flat, examples)
+        except CaptureError:
+            raise
+        except Exception as e:  # noqa: BLE001 - whatever an op of the user's raises while traced
+            raise not_capturable(f"a call of {name or 'the module'}", e) from e
+        finally:
+            torch.set_rng_state(rng)
+        state = {i: n for i, n in enumerate(fragment.names) if n is not None}
+        return cls(_Nodes.of(joint, state), tuple(flat.returned))
+
+
+def _flat_module(graph: "fx.GraphModule") -> Any:
+    """The graph as a module that returns each tensor's memory once; `returned` says how its values are made of that."""
+    import torch
+    from torch import fx
+
+    class Flat(torch.nn.Module):
+        returned: list[Returned]
+
+        def forward(self, *args: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
+            values = fx.Interpreter(graph).run(*args)
+            distinct, self.returned = _without_aliases(list(values), args)
+            return tuple(distinct)
+
+    flat = Flat()
+    flat.train(graph.training)
+    return flat
+
+
+def _without_aliases(
+    values: "Sequence[torch.Tensor]", args: "Sequence[torch.Tensor]"
+) -> "tuple[list[torch.Tensor], list[Returned]]":
+    """The tensors to compute, of which no two share memory with each other or with an argument, and what is made of them.
+
+    Raises CaptureError for views whose base can't be had.
+    """
+    argument = {a.untyped_storage()._cdata: i for i, a in reversed(list(enumerate(args)))}
+    same = {id(a): i for i, a in enumerate(args)}
+    distinct: list[torch.Tensor] = []
+    place: dict[int, int] = {}
+    returned = []
+    storages = [v.untyped_storage()._cdata for v in values]
+    for value, storage in zip(values, storages, strict=True):
+        if id(value) in same:
+            returned.append(Returned(argument=same[id(value)]))
+        elif storage in argument:
+            returned.append(_view_of(value, args[argument[storage]], argument=argument[storage]))
+        elif storages.count(storage) == 1:
+            distinct.append(value)
+            returned.append(Returned(output=len(distinct) - 1))
+        else:
+            if storage not in place:
+                place[storage] = len(distinct)
+                distinct.append(_base(value, [v for v, s in zip(values, storages, strict=True) if s == storage]))
+            base = distinct[place[storage]]
+            whole = value is base
+            returned.append(Returned(output=place[storage]) if whole else _view_of(value, base, output=place[storage]))
+    return distinct, returned
+
+
+def _base(value: "torch.Tensor", others: "Sequence[torch.Tensor]") -> "torch.Tensor":
+    """The tensor that those of one memory look at: one that is no view and is trained where any is."""
+    base = value if value._base is None else value._base
+    if base.requires_grad or not any(o.requires_grad for o in others):
+        return base
+    return next((o if o._base is None else o._base) for o in others if o.requires_grad)
+
+
+def _view_of(value: "torch.Tensor", base: "torch.Tensor", **source: int) -> Returned:
+    if value.dtype != base.dtype or value.is_conj() != base.is_conj() or value.is_neg() != base.is_neg():
+        raise CaptureError(
+            f"a fragment returns a {value.dtype} view of memory that it was given, or returns, as {base.dtype}; return a copy (.clone())"
+        )
+    view = (tuple(value.shape), tuple(value.stride()), int(value.storage_offset()))
+    return Returned(**source, view=view, detached=base.requires_grad and not value.requires_grad)
+
+
+class _FragmentsBuilder(_Builder):
+    """Adds each fragment's forward pass in turn, then the backward passes, the last one's first."""
+
+    def __init__(self, fragments: Sequence[Fragment], traced: Sequence[_Traced], options: CaptureOptions) -> None:
+        state = {n: a for f in fragments for n, a in zip(f.names, f.args, strict=True) if n is not None}
+        modules = sorted({n.rpartition(".")[0] for n in state} - {""})
+        all_nodes = [t.nodes for t in traced]
+        written = [n for nodes in all_nodes for n in nodes.buffer_values]
+        if twice := sorted({n for n in written if written.count(n) > 1}):
+            raise CaptureError(f"buffer {twice[0]!r} is changed by two fragments of one call; let nothing break the graph between")
+        merged = replace(
+            all_nodes[0],
+            state={n: s for nodes in all_nodes for n, s in nodes.state.items()},
+            constants={n: c for nodes in all_nodes for n, c in nodes.constants.items()},
+            buffer_values={n: b for nodes in all_nodes for n, b in nodes.buffer_values.items()},
+        )
+        super().__init__(Owner(state, tuple(modules)), merged, options)
+        self.fragments, self.traced = fragments, traced
+        self.forward = [_forward_nodes(nodes) for nodes in all_nodes]
+        self.first_input = [sum(len(f.args) for f in fragments[:k]) for k in range(len(fragments))]
+        self.outputs_ops: list[int] = []
+        self.linked: dict[tuple[int, int], int] = {}
+        """(Fragment, argument) -> the op that takes it in."""
+        self.gradient_ops: dict[tuple[int, int], int] = {}
+        """(Fragment, argument) -> the op that hands over its gradient."""
+        self.counted: set[str] = set()
+        """Parameters of which what the optimizer keeps is counted."""
+
+    def capture(self, name: str) -> CapturedCall:
+        forward_ops, backward_ops = [], {}
+        for k in range(len(self.fragments)):
+            self._begin(k)
+            forward_ops.append(self._added(lambda k=k: self._add_forward(k)))
+        for k in reversed(range(len(self.fragments))):
+            self._begin(k)
+            backward_ops[k] = self._added(lambda k=k: self._add_backward(k)) if self.traced[k].nodes.tangents else frozenset()
+        graph, binding = self._finish(name, (None, -1), frozenset().union(*forward_ops))
+        parts = tuple(self._part(k, forward_ops[k], backward_ops[k]) for k in range(len(self.fragments)))
+        return CapturedCall(graph, binding, parts)
+
+    def _added(self, add: Any) -> frozenset[int]:
+        first = len(self.ops)
+        add()
+        return frozenset(range(first, len(self.ops)))
+
+    def _begin(self, k: int) -> None:
+        self.id_prefix = f"{k}." if len(self.fragments) > 1 else ""
+        self.forward_of_seq = {}
+
+    def _add_forward(self, k: int) -> None:
+        nodes, before = self.traced[k].nodes, len(self.ops) - 1
+        _require_unwritten(nodes, self.forward[k])
+        for node, index in nodes.plain.items():
+            if node.users:
+                self._add_input(node, self.first_input[k] + index)
+                self._link(k, index)
+        for node in nodes.calls:
+            if node in self.forward[k] and node.target is not operator.getitem and not _is_view(node):
+                self._add_call(node)
+        outputs = tuple(nodes.outputs)
+        v = self._add(Op(f"{self.id_prefix}{OUTPUTS}", OUTPUTS), BoundOp(outputs=outputs, views=self._views(outputs)))
+        for node in outputs:
+            self._read(node, v)
+        self.outputs_ops.append(v)
+        if k:  # Python that runs between two fragments needs what the first returned
+            for w in range(before + 1, len(self.ops)):
+                self._order_after(self.outputs_ops[k - 1], w)
+
+    def _link(self, k: int, index: int) -> None:
+        """An edge from the op of an earlier fragment that made the argument."""
+        v, made = len(self.ops) - 1, self.fragments[k].links.get(index)
+        self.linked[k, index] = v
+        if made is None:
+            return
+        earlier, number = made
+        returned = self.traced[earlier].returned[number]
+        if returned.output is None:
+            return
+        base = self._base(self.traced[earlier].nodes.outputs[returned.output])
+        if isinstance(base, tuple):
+            self._edge(base[0], v, self.tensor_bytes[base], base[1])
+
+    def _add_backward(self, k: int) -> None:
+        nodes = self.traced[k].nodes
+        begin = self._add_tangents(k)
+        for node in nodes.calls:
+            if node not in self.forward[k] and node.target is not operator.getitem and not _is_view(node):
+                self._add_call(node)
+                self._order_after(begin, len(self.ops) - 1)
+        for parameter in dict.fromkeys(self.state_names[p] for p in nodes.gradients):
+            self._add_gradient(k, parameter)
+            self._order_after(begin, len(self.ops) - 1)
+        for index, node in nodes.input_gradients.items():
+            number = self.first_input[k] + index
+            v = self._add(
+                Op(f"{GRADIENT}.input_{number}", GRADIENT, phase="backward"),
+                BoundOp(input_gradient=number, gradients=(node,), views=self._views([node])),
+            )
+            self.gradient_ops[k, index] = v
+            self._read(node, v)
+            self._order_after(begin, v)
+
+    def _add_tangents(self, k: int) -> int:
+        nodes = self.traced[k].nodes
+        tangents = tuple(nodes.tangents.values())
+        size = sum(_bytes(n.meta["val"]) for n in tangents)
+        v = self._add(Op(f"{self.id_prefix}{TANGENTS}", TANGENTS, phase="backward", output_bytes=size), BoundOp(tangents=tangents))
+        for i, node in nodes.tangents.items():
+            self._own(node, v, str(i))
+        self.groups.join(v, self.outputs_ops[k])
+        self._order(self.outputs_ops[k], v)
+        self._order_after(self.outputs_ops[-1], v)  # the loss is made when all fragments have run
+        for (later, index), gradient in self.gradient_ops.items():
+            if self.fragments[later].links.get(index, (None,))[0] == k:
+                self._order_after(gradient, v)
+        return v
+
+    def _order_after(self, first: int, v: int) -> None:
+        """Op `v` waits for `first`, even where it reads nothing of it."""
+        if first != v and not self.ancestors[v] >> first & 1:
+            self._order(first, v)
+
+    def _add_gradient(self, k: int, parameter: str) -> None:
+        """The gradient and what the optimizer keeps stay with the parameter from step to step."""
+        nodes = self.traced[k].nodes
+        kept = 0 if parameter in self.counted else _bytes(self.state[parameter]) * (1 + self.options.optimizer_slots)
+        self.counted.add(parameter)
+        op = Op(
+            id=f"{self.id_prefix}{GRADIENT}.{parameter}",
+            op=GRADIENT,
+            phase="backward",
+            persistent_bytes=kept,
+            module=parameter.rpartition(".")[0] or None,
+        )
+        taken_in = {w for w, b in enumerate(self.bound) if b.input_index is not None or b.tangents}
+        self._add_where_it_lives(parameter, op, nodes, taken_in)
+
+    def _part(self, k: int, forward_ops: frozenset[int], backward_ops: frozenset[int]) -> CapturedFragment:
+        nodes, fragment = self.traced[k].nodes, self.fragments[k]
+        state = {i: self.state_names[n] for i, n in enumerate(fragment.names) if n is not None}
+        argument = {name: i for i, name in reversed(state.items())}
+        saved_args, saved_outputs = self._saved(k, argument)
+        values = [n.meta["val"] for n in nodes.calls if hasattr(n.meta.get("val"), "dtype")]
+        return CapturedFragment(
+            forward_ops=forward_ops,
+            backward_ops=backward_ops,
+            num_args=len(fragment.args),
+            first_input=self.first_input[k],
+            state=state,
+            written=tuple(argument[self.state_names[n]] for n in nodes.buffer_values),
+            returned=self.traced[k].returned,
+            differentiable=tuple(i in nodes.tangents for i in range(len(nodes.outputs))),
+            reached_by=_reached_by(nodes, {n: argument[self.state_names[n]] for n in nodes.gradients}),
+            saved_args=saved_args,
+            saved_outputs=saved_outputs,
+            seeded=not forward_ops.isdisjoint(self.seeded),
+            dtypes=frozenset(v.dtype for v in values),
+        )
+
+    def _saved(self, k: int, argument: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The arguments and outputs that the backward pass reads, which nobody may change in between."""
+        nodes = self.traced[k].nodes
+        args: dict[int, None] = {}
+        outputs: dict[int, None] = {}
+        plain = {self.home[n][0]: i for n, i in nodes.plain.items() if n in self.home}
+        returned = {self._base(n): i for i, n in enumerate(nodes.outputs)}
+        written = {self.state_names[n] for n in nodes.buffer_values}
+        for node in nodes.calls:
+            if node in self.forward[k]:
+                continue
+            for read in node.all_input_nodes:
+                base = self._base(read)
+                if isinstance(base, str):
+                    if base not in written:
+                        args[argument[base]] = None
+                elif base is not None and base[0] in plain:
+                    args[plain[base[0]]] = None
+                elif base in returned:
+                    outputs[returned[base]] = None
+        return tuple(args), tuple(outputs)
+
+
+def _forward_nodes(nodes: _Nodes) -> "set[fx.Node]":
+    """The nodes of a forward pass: the outputs, the buffers' new values, what is kept for the backward pass, and what all these come
+    from."""
+    behind: set[fx.Node] = set(nodes.tangents.values())
+    for node in nodes.calls:
+        if not behind.isdisjoint(node.all_input_nodes):
+            behind.add(node)
+    kept = [n for n in nodes.calls if n.meta.get("partitioner_tag") == "is_forward" and n not in behind]
+    return _ancestors([*nodes.outputs, *nodes.buffer_values.values(), *kept])
+
+
+def _require_unwritten(nodes: _Nodes, forward: "set[fx.Node]") -> None:
+    """Forward overwrites buffers, so what backward reads must not be one of those. BatchNorm's backward takes its running averages and does
+    not use them."""
+    for node in nodes.calls:
+        if node in forward or "batch_norm_backward" in str(node.target):
+            continue
+        for read in node.all_input_nodes:
+            if nodes.state.get(read) in nodes.buffer_values:
+                raise CaptureError(
+                    f"the backward pass needs the old value of buffer {nodes.state[read]!r}, which forward changes; "
+                    "let forward use a copy of it (buffer.clone())"
+                )
+
+
+def _reached_by(nodes: _Nodes, arguments: Mapping[str, int]) -> dict[int, frozenset[int]]:
+    """`arguments`: the number of each parameter that has a gradient."""
+    of = {node: i for i, node in nodes.tangents.items()}
+    outputs_of: dict[fx.Node, frozenset[int]] = {node: frozenset((i,)) for node, i in of.items()}
+    for node in nodes.calls:
+        outputs_of[node] = frozenset().union(*(outputs_of.get(n, frozenset()) for n in node.all_input_nodes))
+    found: dict[int, frozenset[int]] = {}
+    for name, node in nodes.gradients.items():
+        found[arguments[name]] = found.get(arguments[name], frozenset()) | outputs_of.get(node, frozenset())
+    return found | {i: outputs_of.get(node, frozenset()) for i, node in nodes.input_gradients.items()}
+
+
+def _ancestors(nodes: "Iterable[fx.Node]") -> "set[fx.Node]":
+    found: set[fx.Node] = set()
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo += node.all_input_nodes
+    return found

@@ -1,0 +1,131 @@
+"""Guards of calls that TorchDynamo compiled: what it does not look at itself. Private torch, as torch_dynamo.py.
+
+TorchDynamo drops what is raised in a guard: `baechi_runtime.host.interrupts` lets Ctrl-C wait for the end of those of this file.
+"""
+
+import collections
+import math
+import weakref
+from collections.abc import Callable, Iterable
+from operator import is_, itemgetter
+from typing import TYPE_CHECKING, Any
+
+from baechi_ext.capture.torch_private import needed
+from baechi_ext.errors import CaptureError
+
+if TYPE_CHECKING:
+    import torch
+
+_GUARDED = (int, float, str, bool, tuple, list, dict, set, frozenset, type(None))
+"""Types of values that TorchDynamo guards itself where a class holds them."""
+
+
+def guard_the_unguarded(classes: "Iterable[type]", modules: "Iterable[torch.nn.Module]" = ()) -> None:
+    """Have TorchDynamo trace the frame that it compiles now once more where something changes that it does not look at itself.
+
+    That is: hooks of these modules, and those for the calls of all, members of these classes and of those that they come from, the sign
+    of a zero, which object an `object()` is, and the order of an OrderedDict. A frame with what no guard helps against is not compiled.
+    Does nothing outside of a trace. Raises MissingBackendError.
+    """
+    with needed("guarding a compiled call"):
+        from torch._dynamo.source import GlobalStateSource
+        from torch._guards import Guard, TracingContext
+    context = TracingContext.try_get()
+    if context is None:
+        return
+    guards = context.guards_context.dynamo_guards
+    own = {base for kind in classes for base in kind.__mro__ if not base.__module__.startswith(("torch.", "builtins", "abc"))}
+    for guard in list(guards):
+        guards.add(Guard(guard.originating_source, _strict))
+    for holds, what in (
+        (_GlobalHooks(), "hooks of all modules"),
+        (_Members(own), "members of modules' classes"),
+        (_Hooks(modules), "hooks of modules"),
+    ):
+        guards.add(Guard(GlobalStateSource(), _on_frame(holds, what)))
+
+
+def _on_frame(holds: Callable[[object], bool], what: str) -> Callable[[Any, Any], None]:
+    """A guard of the whole frame."""
+
+    def make(builder: Any, _: Any) -> None:
+        builder.guard_manager.root.add_lambda_guard(holds, [what], None)
+
+    return make
+
+
+def guard_hooks() -> None:
+    """Have TorchDynamo itself guard the hooks of modules, in all that this process traces from now on."""
+    with needed("guarding a compiled call"):
+        from torch._dynamo import config
+    config.skip_nnmodule_hook_guards = False
+
+
+class _GlobalHooks:
+    """Says whether the hooks for the calls of all modules are those that there were."""
+
+    def __init__(self) -> None:
+        from torch.nn.modules import module
+
+        names = sorted(name for name in vars(module) if name.startswith("_global_"))
+        self._registries = [registry for registry in map(vars(module).get, names) if isinstance(registry, dict)]
+        self._before = self._now()
+
+    def __call__(self, _: object) -> bool:
+        return self._now() == self._before
+
+    def _now(self) -> list[tuple[int, ...]]:
+        return [(k, *map(id, registry.values())) for k, registry in enumerate(self._registries) if registry]
+
+
+class _Members:
+    """Says whether classes have the members that they had: of those that TorchDynamo has no guard of its own for, the very objects."""
+
+    def __init__(self, classes: Iterable[type]) -> None:
+        self._spaces = []
+        for space in map(vars, classes):
+            names = [n for n, v in space.items() if not isinstance(v, _GUARDED)]
+            # Twice the first, so that it is a tuple of values however many there are.
+            read = itemgetter(*names[:1], *names) if names else None
+            self._spaces.append((space, frozenset(space), read, () if read is None else read(space)))
+
+    def __call__(self, _: object) -> bool:
+        return all(
+            space.keys() == names and (read is None or all(map(is_, read(space), values))) for space, names, read, values in self._spaces
+        )
+
+
+class _Hooks:
+    """Says whether modules have the hooks that they had. TorchDynamo's own guards on these take as long as all its others together."""
+
+    def __init__(self, modules: "Iterable[torch.nn.Module]") -> None:
+        kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        self._registries = [registry for m in modules for kind in kinds if (registry := vars(m).get(kind)) is not None]
+        self._sizes = list(map(len, self._registries))
+        self._filled = [(registry, tuple(registry)) for registry in self._registries if registry]
+
+    def __call__(self, _: object) -> bool:
+        return list(map(len, self._registries)) == self._sizes and all(tuple(now) == before for now, before in self._filled)
+
+
+def _strict(builder: Any, guard: Any) -> None:
+    """Guards on a value what TorchDynamo's own guards on it overlook."""
+    try:
+        value = builder.get(guard)
+    except Exception:  # noqa: BLE001 - of a source that can't be read there is nothing to add
+        return
+    if type(value) is collections.deque and value.maxlen is not None:
+        raise CaptureError(f"forward uses a deque of limited length ({guard.name}), which TorchDynamo takes for one without a limit")
+    if type(value) is float and value == 0.0:
+        sign = math.copysign(1, value)
+        builder.get_guard_manager(guard).add_lambda_guard(lambda v: math.copysign(1, v) == sign, [f"sign of {guard.name}"], None)
+    elif type(value) is object:
+        builder.get_guard_manager(guard).add_lambda_guard(lambda v: v is value, [f"identity of {guard.name}"], None)
+    elif type(value) is collections.OrderedDict and len(value) > 1:
+        keys, held = list(value), weakref.ref(value)
+
+        def in_order(_: object) -> bool:
+            now = held()
+            return now is None or list(now) == keys
+
+        builder.guard_manager.root.add_lambda_guard(in_order, [f"order of {guard.name}"], None)

@@ -1,0 +1,118 @@
+"""m-ETF and m-SCT (Baechi, SoCC 2020, sections 3.2 and 3.3): earliest task first under memory limits; and with devices that stay awake
+for favourite children, found by a linear program.
+
+Where Baechi's `_reserve` variants place a colocation group, they keep free for it, until all its ops have finished, what the neediest
+of them may need: the largest temporary bytes and the largest output, beside the persistent bytes of all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.place.common import PlanResult, Proposal, Task, conclude
+from baechi_ext.place.earliest_finish import earliest_finishes
+from baechi_ext.place.earliest_start import earliest_starts
+from baechi_ext.place.list_scheduler import FavouriteChild, Schedule, schedules
+from baechi_ext.place.trial import Trial
+
+_MOST_FINISHED_OPS = 5000
+"""Up to here an earliest-finish schedule takes no longer than the others."""
+
+
+def m_etf(task: Task) -> PlanResult:
+    """The best of a few earliest-task-first schedules (`_proposals`) in the simulator."""
+    return conclude(task, _proposals(task))
+
+
+def m_sct(task: Task) -> PlanResult:
+    """The best of a few schedules that keep favourite children on their parents' devices, and of m_etf's.
+
+    Waiting for a child pays where the program, which knows no devices, is right about it; where it is not, the step may be twice m_etf's.
+    After an op a device waits for its favourite child where no other device could start that earlier, and runs meanwhile only ops
+    that could start everywhere. On one device there is no transfer to save and no program to solve. What the program's solver does not
+    solve in time has no favourite children; the result's notes say so.
+    Raises SolverError, too, where the solver failed.
+    """
+    proposals = _proposals(task)
+    child, notes = _favourites(task)
+    if child is not None:
+        proposals += _proposals(task, child)
+    return replace(conclude(task, proposals), notes=notes)
+
+
+def m_etf_reserve(task: Task) -> PlanResult:
+    """The best of m_etf's schedules for the graph with its reserves (`reserving`), judged without them."""
+    return conclude(task, _proposed(schedules(reserving(task.graph), task.cluster)))
+
+
+def m_sct_reserve(task: Task) -> PlanResult:
+    """The best of m_sct's schedules for the graph with its reserves (`reserving`), judged without them.
+
+    Raises SolverError, too, where the solver failed; the notes say where it ran out of time.
+    """
+    child, notes = _favourites(task)
+    return replace(conclude(task, _proposed(schedules(reserving(task.graph), task.cluster, child))), notes=notes)
+
+
+def _proposals(task: Task, favourite_child: FavouriteChild | None = None) -> list[Proposal]:
+    """Proposals of the list scheduler's schedules, each also with lower limits where it exceeds them, and of the rule to the letter.
+
+    Where speeds differ m_etf, which has no favourite children, also tries earliest finishes: the earliest start may be on a slow device.
+    """
+
+    def excess_bytes(schedule: Schedule) -> tuple[float, ...]:
+        return Trial(schedule.placement, schedule.priority, task.simulator).excess_bytes
+
+    graph, cluster = task.graph, task.cluster
+    found = schedules(graph, cluster, favourite_child, excess_bytes)
+    found += earliest_starts(graph, cluster, favourite_child)
+    unequal = len({device.speed for device in cluster.devices}) > 1
+    if unequal and favourite_child is None and len(graph) <= _MOST_FINISHED_OPS:
+        found += earliest_finishes(graph, cluster)
+    return _proposed(found)
+
+
+def _proposed(found: Sequence[Schedule]) -> list[Proposal]:
+    return [Proposal(schedule.placement, (schedule.priority,)) for schedule in found]
+
+
+def _favourites(task: Task) -> tuple[FavouriteChild | None, tuple[str, ...]]:
+    """The ops' favourite children, None on one device, and remarks on them."""
+    if len(task.cluster) == 1:
+        return None, ()
+    from baechi_ext.place.sct_lp import favourite_children
+
+    favourites = favourite_children(task.graph, task.cluster, task.options.sct_threshold, task.options.time_limit_seconds)
+    return favourites.child, favourites.notes()
+
+
+def reserving(graph: OpGraph) -> OpGraph:
+    """The graph to be scheduled in place of `graph`: the same ops, and the reserve of each group as one more tensor.
+
+    It goes from the group's first op in topological order to its last, so that it is held from the start of one to the end of the
+    other. The ops' own temporary bytes are left out, as they are taken from the reserve; outputs are counted besides, since they may
+    stay after the group's ops. Nothing is reserved for an op without a group: it runs when it is placed.
+    """
+    ops = list(graph.ops)
+    rank = {v: i for i, v in enumerate(graph.order)}
+    edges = [
+        (graph.ops[tensor.producer].id, graph.ops[w].id, tensor.bytes, tensor.name) for tensor in graph.tensors for w in tensor.readers
+    ]
+    for members in graph.groups.values():
+        if len(members) == 1:
+            continue
+        held = [sum(graph.tensors[t].bytes for t in graph.outputs[v]) for v in members]
+        working = [ops[v].temporary_bytes + max(0, ops[v].output_bytes - out) for v, out in zip(members, held, strict=True)]
+        first, last = min(members, key=rank.__getitem__), max(members, key=rank.__getitem__)
+        edges.append((ops[first].id, ops[last].id, max(working) + max(held), _new_name(graph, first)))
+        for v in members:
+            ops[v] = replace(ops[v], temporary_bytes=0, output_bytes=0)
+    return OpGraph.from_edges(ops, edges, name=graph.name)
+
+
+def _new_name(graph: OpGraph, producer: int) -> str:
+    taken = {graph.tensors[t].name for t in graph.outputs[producer]}
+    name = "reserve"
+    while name in taken:
+        name += "'"
+    return name

@@ -1,0 +1,94 @@
+"""The moves of a guided step of the repair, all costed at once. Loading this loads numpy."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baechi_ext.ir.cluster import Cluster
+from baechi_ext.ir.columns import sums_by
+from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.simulate import Timeline
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Move = tuple[float, int, int, float]
+"""Cost per byte, unit, device, bytes."""
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The moves of units to other devices: bytes that they free, and time that they cost."""
+
+    graph: OpGraph
+    cluster: Cluster
+    units: Sequence[tuple[int, ...]]
+
+    def ranked(self, timeline: Timeline, source: int, held: Mapping[int, float], over: tuple[float, Sequence[float]]) -> list[Move]:
+        """The moves of every unit that would free some of the `held` bytes on `source`: first what fits, then what costs least per byte.
+
+        `over` is what the source exceeds its limit by, and the room of each device.
+        """
+        excess, room = over
+        placement, busy = np.array(timeline.placement, np.int64), timeline.busy_us
+        sizes = {u: sum(held.get(v, 0.0) for v in unit) for u, unit in enumerate(self.units) if placement[unit[0]] == source}
+        units = np.array([u for u, size in sizes.items() if size > 0], np.int64)
+        size = np.array([size for size in sizes.values() if size > 0], np.float64)
+        cost, unit, device = [], [], []
+        for d in range(len(self.cluster)):
+            if d != source:
+                later_us = np.maximum(0.0, busy[d] + self._work_us[units] - busy[source])
+                transfer_us = np.maximum(0.0, self._extra_transfer_us(placement, units, source, d))
+                cost.append((transfer_us + later_us + 1.0) / np.minimum(size, excess))
+                unit.append(units)
+                device.append(np.full(len(units), d))
+        costs, all_units, devices = (np.concatenate(column) for column in (cost, unit, device))
+        too_large = np.tile(size, len(cost)) > np.array(room)[devices]
+        order = np.lexsort((devices, all_units, costs, too_large))
+        columns = (costs[order].tolist(), all_units[order].tolist(), devices[order].tolist())
+        return [(c, u, d, sizes[u]) for c, u, d in zip(*columns, strict=True)]
+
+    @cached_property
+    def _work_us(self) -> Floats:
+        compute = self.graph.columns.compute_us.tolist()
+        return np.array([sum(compute[v] for v in unit) for unit in self.units])
+
+    @cached_property
+    def _edges(self) -> tuple[Ints, Ints, Ints]:
+        """(units, tensors, ops at the other end) of all edges between units, unit by unit."""
+        columns, n = self.graph.columns, len(self.graph)
+        unit, rank = np.full(n, -1), np.zeros(n, np.int64)
+        for u, members in enumerate(self.units):
+            for i, v in enumerate(members):
+                unit[v], rank[v] = u, i
+        reader, tensor = columns.inputs.owners, columns.inputs.items
+        read, other = columns.readers.owners, columns.readers.items
+        by_op = np.argsort(columns.producer[read], kind="stable")  # an op's outputs are in the order of the tensors
+        here = np.concatenate([reader, columns.producer[read][by_op]])
+        tensors = np.concatenate([tensor, read[by_op]])
+        there = np.concatenate([columns.producer[tensor], other[by_op]])
+        keep = (unit[here] >= 0) & (unit[here] != unit[there])
+        here, tensors, there = here[keep], tensors[keep], there[keep]
+        order = np.lexsort((rank[here], unit[here]))
+        return unit[here][order], tensors[order], there[order]
+
+    @cached_property
+    def _links(self) -> tuple[Floats, Floats]:
+        """Latency and time per byte, by source and target."""
+        table = self.cluster.link_table()
+        return np.array([[x.latency_us for x in row] for row in table]), np.array([[x.us_per_byte for x in row] for row in table])
+
+    def _extra_transfer_us(self, placement: Ints, units: Ints, source: int, target: int) -> Floats:
+        """Transfer time that moving each unit adds, each edge on its own; negative where its neighbours are at the target."""
+        of, tensor, other = self._edges
+        number = np.full(len(self.units), -1)
+        number[units] = np.arange(len(units))
+        inside = number[of] >= 0
+        at, size = placement[other[inside]], self.graph.columns.tensor_bytes[tensor[inside]]
+        latency_us, us_per_byte = self._links
+        added = np.where(at == target, 0.0, latency_us[at, target] + size * us_per_byte[at, target])
+        saved = np.where(at == source, 0.0, latency_us[at, source] + size * us_per_byte[at, source])
+        changes = np.column_stack([added, -saved]).ravel()
+        return sums_by(np.repeat(number[of[inside]], 2), changes, len(units))

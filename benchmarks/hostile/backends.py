@@ -1,0 +1,106 @@
+"""Ways to run a loop's modules: as they are, by a backend of TorchDynamo, or placed; each says what it has run, where it can."""
+
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from torch import nn
+
+from benchmarks.hostile.suite import Wrap
+
+Stats = Callable[[], dict[str, Any]]
+"""Return what was run how: for the result file, no part of what is compared."""
+
+
+def plain() -> tuple[Wrap, Stats]:
+    return lambda module: module, dict
+
+
+def aot_eager() -> tuple[Wrap, Stats]:
+    """TorchDynamo and AOTAutograd with the graphs run op by op."""
+    from benchmarks.hostile.torch_private import dynamo_backend, graph_breaks
+
+    runs = {"graphs": 0, "graph_runs": 0}
+
+    def counting(graph: Any, inputs: Any) -> Any:
+        compiled = dynamo_backend("aot_eager")(graph, inputs)
+        runs["graphs"] += 1
+
+        def run(*args: Any) -> Any:
+            runs["graph_runs"] += 1
+            return compiled(*args)
+
+        return run
+
+    return _compiled(counting), lambda: {**runs, **_counted(graph_breaks())}
+
+
+def aot_eager_all_guards() -> tuple[Wrap, Stats]:
+    """The same, with guards on the hooks of modules."""
+    from benchmarks.hostile.torch_private import guard_hooks
+
+    guard_hooks()
+    return aot_eager()
+
+
+PLACED = {"devices": 2, "method": "m_etf", "keep_placed": True, "cache": False}
+"""Whatever can be placed is placed, and stays so, though these models are far too small to gain."""
+
+
+def baechi() -> tuple[Wrap, Stats]:
+    """Placing on two workers."""
+    import baechi_ext
+
+    modules: list[weakref.ref[nn.Module]] = []
+
+    def wrap(module: nn.Module) -> nn.Module:
+        placed = baechi_ext.parallelize(module, **PLACED)
+        modules.append(weakref.ref(placed))
+        return placed
+
+    def stats() -> dict[str, Any]:
+        alive = [module for held in modules if (module := held()) is not None]
+        found = [baechi_ext.report(module).to_json() for module in alive]
+        kept = ("placed_steps", "unplaced_calls", "verification", "shapes", "refusal")
+        return {"modules": [{name: report[name] for name in kept} for report in found]}
+
+    return wrap, stats
+
+
+def baechi_compile() -> tuple[Wrap, Stats]:
+    """Placing as a backend of TorchDynamo that is given by its name."""
+    from benchmarks.hostile.torch_private import graph_breaks
+
+    return _compiled("baechi", options=PLACED), lambda: _counted(graph_breaks())
+
+
+def _compiled(backend: Any, **options: Any) -> Wrap:
+    def wrap(module: nn.Module) -> nn.Module:
+        module.compile(backend=backend, **options)
+        return module
+
+    return wrap
+
+
+def _counted(breaks: Counter) -> dict[str, Any]:
+    return {"graph_breaks": sum(breaks.values()), "reasons": [reason.partition("\n")[0][:100] for reason, _ in breaks.most_common(3)]}
+
+
+BACKENDS: dict[str, Callable[[], tuple[Wrap, Stats]]] = {
+    "plain": plain,
+    "aot_eager": aot_eager,
+    "aot_eager_all_guards": aot_eager_all_guards,
+    "baechi": baechi,
+    "baechi_compile": baechi_compile,
+}
+
+
+def backend(name: str) -> tuple[Wrap, Stats]:
+    """Start the backend of this name, or of MODULE:FUNCTION, a function that returns the two as those here do.
+
+    Raises KeyError for an unknown name.
+    """
+    module, colon, function = name.partition(":")
+    return getattr(import_module(module), function)() if colon else BACKENDS[name]()

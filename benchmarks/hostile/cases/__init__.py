@@ -1,0 +1,1 @@
+"""The loops, a file for each subject."""

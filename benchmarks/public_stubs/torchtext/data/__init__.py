@@ -1,0 +1,1 @@
+"""Where torchtext has its tokenizers."""

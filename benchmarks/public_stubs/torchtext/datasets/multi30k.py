@@ -1,0 +1,3 @@
+"""Where the sentences are elsewhere."""
+
+URL: dict[str, str] = {}

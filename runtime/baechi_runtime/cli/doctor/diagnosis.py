@@ -1,0 +1,198 @@
+"""The examination: packages, devices, links, solvers and compiled parts, each with its state, what it costs, and the remedy."""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import baechi_ext
+from baechi_ext.errors import MissingBackendError
+from baechi_runtime.cli.doctor.packages import CORE, PACKAGES, PYTHON, Package, fits
+from baechi_runtime.host.host_memory import usable_bytes
+from baechi_runtime.host.processor import processor
+from baechi_runtime.report.report import Report
+from baechi_runtime.report.tables import as_size
+from baechi_runtime.torch.lowering.gpus import Gpus, read_gpus
+
+OK, MISSING, UNTRIED, BROKEN = "ok", "missing", "untried", "broken"
+"""Untried: installed in a version that the project was not made for."""
+_SECONDS = 120.0
+_DRIVER = Path("/proc/driver/nvidia/version")
+Found = tuple[dict[str, Any] | None, str]
+"""A probe's findings and an empty string; or None and why it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One part of the examination. Where it is not ok, `costs` says what does not work, and `remedy` what to do: if possible, a command."""
+
+    group: str
+    name: str
+    state: str
+    found: str
+    costs: str = ""
+    remedy: str = ""
+    needed: bool = False
+    """Nothing can be placed without it."""
+
+
+@dataclass(frozen=True)
+class Diagnosis(Report):
+    """All checks, in the order in which people read them."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """True if everything works that placing needs."""
+        return not any(check.needed and check.state in (MISSING, BROKEN) for check in self.checks)
+
+    def facts(self) -> dict[str, Any]:
+        return {"kind": "baechi doctor", "healthy": self.healthy, "checks": [asdict(check) for check in self.checks]}
+
+    def lines(self) -> Iterator[str]:
+        """For people: a line a check, and one each for costs and remedy where it is not ok."""
+        width = max(len(check.name) for check in self.checks)
+        group = ""
+        for check in self.checks:
+            if check.group != group:
+                group = check.group
+                yield f"{group}"
+            yield f"  {check.name:<{width}}  {check.state:<7}  {check.found}".rstrip()
+            if check.state != OK:
+                indent = " " * (width + 13)
+                yield f"{indent}{'it may break' if check.state == UNTRIED else 'without it: no'} {check.costs}"
+                yield f"{indent}{check.remedy}"
+        bad = [check.name for check in self.checks if check.state in (MISSING, BROKEN) and check.needed]
+        yield ""
+        yield f"broken: {', '.join(bad)}; nothing can be placed" if bad else "placing works; what is not ok costs no more than it says"
+
+
+def examine() -> Diagnosis:
+    """The state of this installation. Takes as long as importing torch does, where that is installed."""
+    wanted = ["kernels", "lp", *(probe for probe, name in (("cp", "ortools"), ("torch", "torch")) if _package(name).version() is not None)]
+    with ThreadPoolExecutor(2) as pool:
+        probed = dict(zip(wanted, pool.map(_probed, wanted), strict=True))
+    gpus, why = _gpus()
+    return Diagnosis((*_versions(), *_devices(probed, gpus, why), *_links(probed, gpus), *_solvers(probed), *_compiled(probed)))
+
+
+def _package(name: str) -> Package:
+    return next(package for package in PACKAGES if package.name == name)
+
+
+def _probed(name: str) -> Found:
+    """Runs a probe of `baechi_runtime.cli.doctor.probe` in a process of its own: what it finds, or how it fails."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
+    command = [sys.executable, "-m", "baechi_runtime.cli.doctor.probe", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as e:
+        return None, f"could not be tried: {e}"
+    if done.returncode < 0:
+        return None, f"trying it ended a process by signal {-done.returncode}"
+    if done.returncode:
+        return None, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return json.loads(done.stdout.splitlines()[-1]), ""
+
+
+def _versions() -> Iterator[Check]:
+    python = platform.python_version()
+    supported = fits(python, PYTHON)
+    yield Check("versions", "python", OK if supported else UNTRIED, f"{python} ({sys.executable})", *_unless(
+        supported, "anything: the project is tried with Python 3.11 to 3.13", "make a virtual environment with one of these"
+    ))  # fmt: skip
+    yield Check("versions", "baechi-ext", OK, f"{baechi_ext.__version__} ({Path(baechi_ext.__file__).parent})")
+    for package in PACKAGES:
+        found = package.version()
+        if found is None:
+            yield Check("versions", package.name, MISSING, "", package.costs, package.remedy, package.extra == CORE)
+        elif not fits(found, package.range):
+            yield Check("versions", package.name, UNTRIED, f"{found}, not {package.range}", package.costs, package.remedy)
+        else:
+            yield Check("versions", package.name, OK, found, needed=package.extra == CORE)
+    gmap = shutil.which("scotch_gmap") or shutil.which("gmap")
+    costs = _unless(gmap, "--placement_method=scotch", "apt-get install scotch")
+    yield Check("versions", "scotch", OK if gmap else MISSING, gmap or "", *costs)
+
+
+def _devices(probed: Mapping[str, Found], gpus: Gpus | None, why: str) -> Iterator[Check]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Check("devices", "CPU", OK, f"{cores} usable core{'s' * (cores != 1)}, {processor()}, {as_size(usable_bytes())} usable memory")
+    if cores == 1:
+        costs = ("gain from splitting over CPU devices: they take turns", "run where there are more")
+        yield Check("devices", "second core", MISSING, "", *costs)
+    torch, torch_why = probed.get("torch", (None, ""))
+    if gpus is not None:
+        for i, gpu in enumerate(gpus.gpus):
+            yield Check("devices", f"GPU {i}", OK, f"{gpu.name}, {as_size(gpu.free_bytes)} of {as_size(gpu.memory_bytes)} free, {gpu.pcie}")
+    else:
+        known = len(torch["gpus"]) if torch is not None else 0
+        yield Check("devices", "GPUs", OK if known else MISSING, ", ".join(torch["gpus"]) if torch is not None and known else why, *_unless(
+            known, "--num_gpus, --split_gpu; CPU devices work", "a machine with an NVIDIA GPU and driver; nvidia-smi shows them"
+        ))  # fmt: skip
+    if torch_why:
+        yield Check("devices", "torch", BROKEN, torch_why, _package("torch").costs, "pip install --force-reinstall torch")
+    elif torch is not None:
+        cuda, seen = torch["cuda"], len(torch["gpus"])
+        there = gpus is not None and not seen
+        said = f"CUDA {cuda}, {seen} GPUs seen" if cuda else "a build for CPUs alone"
+        costs = ("--num_gpus and --split_gpu with PyTorch", "install the torch build for this driver's CUDA (pytorch.org says which)")
+        yield Check("devices", "torch's CUDA", MISSING if there or not cuda else OK, said, *_unless(cuda and not there, *costs))
+
+
+def _gpus() -> tuple[Gpus | None, str]:
+    """The GPUs that NVML shows; or why it shows none."""
+    try:
+        gpus = read_gpus(None)
+    except MissingBackendError as e:
+        return None, str(e) if _DRIVER.exists() else "no NVIDIA driver runs here"
+    return (gpus, "") if gpus.gpus else (None, "the driver has none")
+
+
+def _links(probed: Mapping[str, Found], gpus: Gpus | None) -> Iterator[Check]:
+    yield Check("links", "threads", OK, "tensors by reference")
+    for tie, pairs in gpus.alike().items() if gpus is not None else ():
+        yield Check("links", "GPU to GPU", OK, f"{tie}: {', '.join(f'{i}-{j}' for i, j in pairs if i < j)}")
+    torch, _ = probed.get("torch", (None, ""))
+    if torch is None:
+        return
+    for name, costs in (("gloo", "--workers=process, several machines, --sharding"), ("nccl", "--workers=process with --num_gpus")):
+        remedy = "pip install --force-reinstall torch" if name == "gloo" else "install a torch build for CUDA"
+        yield Check("links", name, OK if torch[name] else MISSING, "between processes" * torch[name], *_unless(torch[name], costs, remedy))
+
+
+def _solvers(probed: Mapping[str, Found]) -> Iterator[Check]:
+    for name, probe, package in (("LP", "lp", "pulp"), ("CP", "cp", "ortools")):
+        if probe not in probed:
+            continue
+        found, why = probed[probe]
+        known = _package(package)
+        said = why if found is None else f"{found['solver']}, tried on two variables"
+        costs = _unless(found, known.costs, f"pip install --force-reinstall '{known.needs}'")
+        yield Check("solvers", name, BROKEN if found is None else OK, said, *costs, needed=package == "pulp")
+
+
+def _compiled(probed: Mapping[str, Found]) -> Iterator[Check]:
+    found, why = probed["kernels"]
+    if found is None:
+        remedy = "pip install --force-reinstall numba numpy"
+        yield Check("compiled parts", "numba", BROKEN, why, _package("numba").costs, remedy, needed=True)
+        return
+    yield Check("compiled parts", "numba", OK, "compiles", needed=True)
+    folder = found["folder"]
+    empty = f"{folder}, empty: the first plan compiles, or now python -m baechi_ext.place.kernels"
+    said = "no folder can be written" if folder is None else folder if found["compiled"] else empty
+    costs = ("kept kernels: every command compiles them anew, half a minute each", "set NUMBA_CACHE_DIR to a folder that can be written")
+    yield Check("compiled parts", "kernel cache", MISSING if folder is None else OK, said, *_unless(folder, *costs))
+
+
+def _unless(fine: object, costs: str, remedy: str) -> tuple[str, str]:
+    return ("", "") if fine else (costs, remedy)

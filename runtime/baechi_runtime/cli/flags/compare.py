@@ -1,0 +1,82 @@
+"""The flags of `baechi compare`, which are those of `train` with several methods, and the CompareRequest that they become."""
+
+import argparse
+import copy
+from typing import TYPE_CHECKING
+
+from baechi_ext.errors import OptionError
+from baechi_ext.place.registry import METHODS
+from baechi_runtime.cli.flags import common as flags
+from baechi_runtime.cli.flags import train as train_flags
+from baechi_runtime.drivers.pipeline import MAPPED, SEARCHES
+
+if TYPE_CHECKING:
+    from baechi_runtime.drivers.comparison import CompareRequest
+    from baechi_runtime.drivers.train_request import TrainRequest
+
+DEFAULT = ("single", "m_topo", "m_etf", "m_sct", "auto")
+_ONE_OF_MANY = {
+    "initial_plan": SEARCHES,
+    "device_map": MAPPED,
+    "expert_file": ("expert",),
+    "placeto_policy": ("placeto",),
+    "placeto_episodes": ("placeto",),
+    "traversal_order": tuple(name for name, method in METHODS.items() if method.ordered),
+}
+"""Flags that are for some methods alone."""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """All flags of the sub-command."""
+    train_flags.add_script(parser, "a training script, whose first training call is compared, instead of a built-in model")
+    group = parser.add_argument_group("comparing")
+    group.add_argument(
+        "--placement_methods",
+        type=_methods,
+        default=DEFAULT,
+        metavar="NAMES",
+        help=f"which methods, with commas between them (default {','.join(DEFAULT)}): {', '.join(METHODS)}",
+    )
+    train_flags.add_shared_flags(parser, method=False)
+
+
+def _methods(text: str) -> tuple[str, ...]:
+    """Flag type: names of methods with commas between them."""
+    choose = flags.one_of(METHODS)
+    return tuple(dict.fromkeys(choose(name.strip()) for name in text.split(",") if name.strip())) or DEFAULT
+
+
+def compare_request(args: argparse.Namespace) -> "CompareRequest":
+    """The request the flags ask for. Raises OptionError where they contradict each other, or no method takes one."""
+    methods = args.placement_methods
+    for flag, takers in _ONE_OF_MANY.items():
+        if getattr(args, flag) and not set(takers) & set(methods):
+            raise OptionError(f"--{flag} is only for {', '.join(takers)}, and none of these is compared; drop it, or add one of them")
+    requests = {method: train_flags.train_request(_for(args, method)) for method in dict.fromkeys(("single", *methods))}
+    if args.script is not None:
+        train_flags.require_none_of(args, train_flags.OF_MODELS)
+        _check_script(requests["single"])
+    from baechi_runtime.drivers.comparison import CompareRequest
+
+    plans = {method: request.plan for method, request in requests.items()}
+    return CompareRequest(requests["single"], plans)
+
+
+def _check_script(train: "TrainRequest") -> None:
+    """Raises OptionError where a script can't be compared in that way."""
+    train_flags.require_one_start(train.workers)
+    if train.framework != train_flags.TENSORFLOW and train.cuda:
+        raise OptionError(
+            "baechi compare runs a script's call on CPU workers: with several plans, a parameter would be on several GPUs; drop the GPUs, "
+            "or run baechi train SCRIPT once a method"
+        )
+
+
+def _for(args: argparse.Namespace, method: str) -> argparse.Namespace:
+    """The flags as `train --placement_method=METHOD` takes them."""
+    given = copy.copy(args)
+    given.placement_method = method
+    for flag, takers in _ONE_OF_MANY.items():
+        if method not in takers:
+            setattr(given, flag, 0 if flag == "placeto_episodes" else None)
+    return given

@@ -1,0 +1,133 @@
+"""The `baechi` command: its sub-commands, and what errors of theirs mean for whoever called it.
+
+Exit codes: 0 done, 1 a library error, 2 a usage error, 130 interrupted, 141 nobody reads the output, 143 ended by SIGTERM. Every error is
+one `error:` line on stderr. Results go to stdout, progress to stderr.
+"""
+
+import argparse
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import baechi_ext
+from baechi_ext.errors import BaechiError, OptionError
+from baechi_runtime.cli.commands import looking, planning, steps
+from baechi_runtime.cli.commands.output import fail
+from baechi_runtime.cli.doctor.packages import CORE_MODULES
+from baechi_runtime.cli.flags import baechi as baechi_flags
+from baechi_runtime.cli.flags import common as flags
+from baechi_runtime.cli.flags import compare as compare_flags
+from baechi_runtime.cli.flags import config as config_flags
+from baechi_runtime.cli.flags import looking as looking_flags
+from baechi_runtime.cli.flags import pase as pase_flags
+from baechi_runtime.cli.flags import placeto as placeto_flags
+from baechi_runtime.cli.flags import planning as planning_flags
+from baechi_runtime.cli.flags import probe as probe_flags
+from baechi_runtime.cli.flags import train as train_flags
+from baechi_runtime.cli.flags.parser import Lines, Parser, anchor, parted, with_underscores
+from baechi_runtime.host.interrupts import exit_code, unmasked
+from baechi_runtime.report.progress import restore_terminal
+
+_OF_A_PATH = (errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP)
+"""Errors of a path that asking whether something is there (`Path.is_file`) does not take for no."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A sub-command: `run` takes the parsed arguments and returns the exit code; library errors may escape it."""
+
+    name: str
+    help: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+COMMANDS = (
+    Command("place", "decide which device runs which op of a graph, and write the plan", planning_flags.add_place_flags, planning.place),
+    Command("train", "place a real training step, run it on several devices, and time it", train_flags.add_flags, steps.train),
+    Command("compare", "measure steps placed by several methods, and say which is worth it", compare_flags.add_flags, steps.compare),
+    Command("probe-links", "measure what sending costs between every pair of devices", probe_flags.add_flags, steps.probe),
+    Command("datasets", "make families of graphs for learned placers, or list them", looking_flags.add_datasets_flags, looking.datasets),
+    Command("placeto", "train the learned placer, or compare it with the others", placeto_flags.add_flags, looking.placeto),
+    Command("pase", "find the cheapest way to split every layer of a network over devices", pase_flags.add_flags, steps.pase),
+    Command("trace", "write a run's timelines, predicted and measured, for Perfetto and HTA", looking_flags.add_trace_flags, looking.trace),
+    Command("report", "write one HTML page of a run: timelines, memory, graph and why", looking_flags.add_report_flags, looking.report),
+    Command("plot", "write a run's timelines, memory and busy shares as PNG and PDF", looking_flags.add_plot_flags, looking.plot),
+    Command("simulate", "say what a plan is worth: step, busy time, memory", planning_flags.add_simulate_flags, planning.simulate),
+    Command("explain", "say what bounds a plan's step, or why an op is where it is", planning_flags.add_explain_flags, planning.explain),
+    Command("diff", "say what two plans of one graph differ in", planning_flags.add_diff_flags, planning.diff),
+    Command("export", "write a plan in the format of another program", planning_flags.add_export_flags, planning.export),
+    Command("export-device-map", "the same as export --format=device_map", planning_flags.add_device_map_flags, planning.export),
+    Command("doctor", "say what of this installation works, what is missing, and what that costs", flags.add_output_flags, looking.doctor),
+)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = Parser(prog="baechi", description="Automatic device placement for training deep networks.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=baechi_ext.__version__)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        sub = commands.add_parser(command.name, help=command.help, description=command.help, allow_abbrev=False, formatter_class=Lines)
+        command.add_flags(sub)
+        sub.set_defaults(run=command.run, parser=sub)
+    return parser
+
+
+def parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """A command line, with what a file of --config adds to it; `run` does it. Raises OptionError, and FileError for that file."""
+    words = with_underscores(argv)
+    spelled = baechi_flags.with_plain_switches(words)
+    own, passed = parted(spelled)
+    args = make_parser().parse_args(own)
+    args.script_args, args.given = passed, config_flags.given(args.parser, own)
+    if getattr(args, "config", None) is not None:
+        args.revoked = baechi_flags.revoked(words)
+        args = config_flags.configured(args, own[1:])
+    args.command_line = spelled
+    if getattr(args, "script", None) is not None:
+        anchor(args)
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line (default: this process's own) and returns its exit code."""
+    try:
+        args = parsed(sys.argv[1:] if argv is None else argv)
+        code: int = unmasked(args.run, args)
+        sys.stdout.flush()
+        return code and exit_code(code)
+    except OptionError as e:
+        return fail(str(e), exit_code(2))
+    except BaechiError as e:  # after SIGTERM it may be of a process that was told to end first
+        return fail(str(e), exit_code(1))
+    except ModuleNotFoundError as e:
+        if e.name not in CORE_MODULES:
+            raise
+        return fail(f"{e.name} is not installed; pip install --force-reinstall baechi-ext, or see what baechi doctor says", 1)
+    except BrokenPipeError:
+        _drop_stdout()
+        return 141
+    except OSError as e:
+        if e.errno in _OF_A_PATH and e.filename is not None:
+            return fail(f"cannot read {os.fspath(e.filename)!r}: {e.strerror}; check the path", 1)
+        if e.errno in (errno.EMFILE, errno.ENFILE):
+            return fail(f"{e.strerror}: this process may open no more; raise the limit (ulimit -n), or use fewer devices", exit_code(1))
+        if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or e.filename is not None:
+            raise
+        _drop_stdout()
+        return fail(f"cannot write the result to stdout: {e.strerror or e}; choose another place for it", 1)
+    except KeyboardInterrupt as e:
+        restore_terminal()
+        return fail(str(e) or "interrupted", exit_code())
+    finally:
+        restore_terminal()
+
+
+def _drop_stdout() -> None:
+    """Sends stdout to nowhere: what is left in the buffer would raise the same error again when Python ends."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

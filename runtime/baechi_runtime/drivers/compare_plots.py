@@ -1,0 +1,114 @@
+"""A comparison to look at: a table and bars on a terminal, and a picture by matplotlib."""
+
+import textwrap
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from baechi_ext.ir.made_by import MadeBy
+from baechi_runtime.drivers.comparison import SINGLE, UNPLACED, Comparison, Contender
+from baechi_runtime.report.figure import require_matplotlib, save_figure
+from baechi_runtime.report.tables import as_range, as_time, console, say
+
+_WIDTH, _BAR = 170, 60
+_LETTERS = 125
+"""Letters in a line of small print in the picture."""
+_COLUMNS = ("method", "predicted", "measured", "min to max", "one device / it", "interval", "one device", "best", "note")
+_PLAIN, _BLOCKS = ("#", "+", "-"), ("\u2588", "\u2593", "\u2591")
+
+
+def show(comparison: Comparison) -> None:
+    """Prints the table, the bars and the recommendation on stdout."""
+    out = console(_WIDTH)
+    out.print(_table(comparison))
+    say(out, "")
+    for line in bars(comparison, _PLAIN if out.options.ascii_only else _BLOCKS):
+        out.print(Text(line), no_wrap=True)
+    say(out, "")
+    *found, recommendation = comparison.lines()
+    say(out, *found)
+    out.print(Text(recommendation), soft_wrap=True, style="bold")
+
+
+def _table(comparison: Comparison) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in _COLUMNS:
+        words = name in ("method", "note")
+        table.add_column(name, justify="left" if words else "right", no_wrap=name != "note", overflow="fold")
+    unplaced = comparison.measurement.samples.get(UNPLACED)
+    if unplaced is not None:
+        table.add_row(comparison.unplaced, "-", *map(Text, _seen(comparison, UNPLACED)), "unplaced")
+    for contender in comparison.contenders:
+        table.add_row(*map(Text, _cells(comparison, contender)))
+    return table
+
+
+def _cells(comparison: Comparison, contender: Contender) -> tuple[str, ...]:
+    method, predicted = contender.method, comparison.predicted_us(contender)
+    before = (method, "-" if predicted is None else as_time(predicted))
+    if method not in comparison.measured:
+        return *before, "-", "-", "-", "-", "-", "-", f"not measured: {contender.refusal}"
+    return *before, *_seen(comparison, method), comparison.note(contender)
+
+
+def _seen(comparison: Comparison, name: str) -> tuple[str, ...]:
+    """The cells of what was measured."""
+    samples, gain = comparison.samples(name), comparison.gain(name)
+    best = comparison.best or name
+    return (
+        as_time(samples.median),
+        as_range(samples.us),
+        "-" if gain is None else f"{gain.median:.2f}",
+        "-" if gain is None or name == SINGLE else f"{gain.low:.2f} to {gain.high:.2f}",
+        "-" if gain is None or name == SINGLE else beside(comparison, name, SINGLE),
+        "the best" if name == best else beside(comparison, name, best),
+    )
+
+
+def beside(comparison: Comparison, method: str, other: str) -> str:
+    """Says "faster", "slower" or "can't tell" of a method's step beside another's."""
+    if not comparison.differ(method, other):
+        return "can't tell"
+    return "faster" if comparison.median(method) < comparison.median(other) else "slower"
+
+
+def bars(comparison: Comparison, marks: tuple[str, str, str] = _BLOCKS) -> list[str]:
+    """A bar for each variant that was measured: up to its least step, its median and its longest."""
+    named = {comparison.unplaced: comparison.measurement.samples.get(UNPLACED)}
+    named |= {method: comparison.samples(method) for method in comparison.measured}
+    there = {name: samples for name, samples in named.items() if samples is not None}
+    if not there:
+        return []
+    longest = max(max(samples.us) for samples in there.values())
+    width = max(map(len, there))
+    lines = []
+    for name, samples in there.items():
+        ends = [round(_BAR * us / longest) for us in (samples.min, samples.median, max(samples.us))]
+        parts = zip(marks, (ends[0], ends[1] - ends[0], ends[2] - ends[1]), strict=True)
+        lines.append(f"{name:<{width}}  {''.join(mark * length for mark, length in parts):<{_BAR}}  {as_time(samples.median)}")
+    return [*lines, f"{'':<{width}}  {marks[0]} least  {marks[1]} to the median  {marks[2]} to the longest"]
+
+
+def save_steps(path: Path, comparison: Comparison, made_by: MadeBy) -> None:
+    """Writes all steps, their medians, what was predicted, and the recommendation. Raises MissingBackendError without matplotlib,
+    FileError."""
+    names = [*([UNPLACED] if UNPLACED in comparison.measurement.samples else []), *comparison.measured]
+    said = textwrap.wrap(comparison.recommendation(), _LETTERS)
+    figure = require_matplotlib()(figsize=(8, 1.2 + 0.45 * len(names) + 0.16 * len(said)), layout="constrained")
+    axes = figure.subplots()
+    for row, name in enumerate(names):
+        samples = comparison.measurement.samples[name]
+        axes.plot([us / 1000 for us in samples.us], [row] * len(samples.us), "o", color="tab:blue", alpha=0.35, markersize=4)
+        axes.plot([samples.median / 1000], [row], "|", color="black", markersize=16, markeredgewidth=2)
+        predicted = None if name == UNPLACED else comparison.predicted_us(comparison.contender(name))
+        if predicted is not None:
+            axes.plot([predicted / 1000], [row], "D", color="tab:orange", markersize=5)
+    axes.set_yticks(range(len(names)), [comparison.unplaced if name == UNPLACED else name for name in names])
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    title = f"{comparison.model}, {comparison.executor}"
+    axes.set_xlabel("step, ms: measured (dots), median (line), predicted (diamond)")
+    axes.set_title(title, parse_math=False)
+    figure.supxlabel("\n".join(said), x=0.01, ha="left", fontsize=8, parse_math=False)
+    save_figure(figure, path, title, str(made_by))

@@ -1,0 +1,278 @@
+"""A comparison: the methods that take part, each with its plan or why it has none; and the findings: which methods are faster than one
+device, which of them are no worse than the best, and what to do.
+
+Ratios are of paired samples with intervals by the sign test, so wide that all of them, of every pair of variants, hold together in 95 of
+100 comparisons (Bonferroni): the best is picked from the same samples, and a pair that seems to differ by chance alone would be found among
+many.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from baechi_ext.errors import BaechiError
+from baechi_ext.ir import Cluster, OpGraph
+from baechi_ext.place.common import PlanResult, SearchProgress
+from baechi_ext.simulate import Timeline
+from baechi_runtime.drivers import pipeline
+from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.files.run_folder import method_plan
+from baechi_runtime.measure.parity_result import Parity
+from baechi_runtime.measure.samples import NOISY_SPREAD, Measurement, Ratio, Samples, enough_samples
+from baechi_runtime.report.progress import progress
+from baechi_runtime.report.report import Report
+from baechi_runtime.report.tables import search_news
+
+SINGLE = "single"
+"""The method that is always there: one device, beside which all others are seen."""
+ERROR = 0.05
+UNPLACED = "eager"
+"""The name that `measure` gives the unplaced step."""
+
+
+@dataclass(frozen=True)
+class CompareRequest:
+    """A comparison to make: everything but the method is as `train` has it."""
+
+    train: TrainRequest
+    plans: Mapping[str, pipeline.PlanRequest]
+    """The requests by method, in the order of the table."""
+
+
+@dataclass
+class Contender:
+    """One method."""
+
+    method: str
+    result: PlanResult | None = None
+    parity: Parity | None = None
+    peak_bytes: tuple[int, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    refusal: str = ""
+    """Why it is not measured."""
+
+
+def planned(
+    graph: OpGraph, cluster: Cluster, plans: Mapping[str, pipeline.PlanRequest], single: Timeline, check: Callable[[Contender], None]
+) -> Iterator[Contender]:
+    """The contenders with their plans, and with what `check` finds out of each. What a method raises is its refusal; the others go on.
+
+    `single` is one device with the others idle. Raises KeyboardInterrupt.
+    """
+    for number, (method, request) in enumerate(plans.items(), start=1):
+        contender: Contender = Contender(method)
+        try:
+            with progress(f"{pipeline.announcement(graph, cluster, request)} ({number} of {len(plans)})") as show:
+                result = pipeline.plan(graph, cluster, request.watched(_said_by(show)))
+            if result.interrupted:
+                raise KeyboardInterrupt
+            contender.result = pipeline.whole_if_faster(result, graph, cluster, request, single)
+            contender.notes += contender.result.notes
+            with progress(f"checking {method}: the same results as the unplaced step, and its memory ({number} of {len(plans)})"):
+                check(contender)
+        except BaechiError as e:
+            contender.refusal = str(e)
+        yield contender
+
+
+def _said_by(show: Callable[[str], None]) -> Callable[[SearchProgress], None]:
+    return lambda search: show(search_news(search))
+
+
+@dataclass(frozen=True)
+class Comparison(Report):
+    """Contenders, `single` among them, and the steps of those that could be measured."""
+
+    model: str
+    executor: str
+    contenders: tuple[Contender, ...]
+    measurement: Measurement
+    single: Timeline
+    """The prediction for one device that works alone."""
+    peaks_measured_by: str
+    notes: tuple[str, ...]
+    unplaced: str = "eager, one device"
+
+    @cached_property
+    def measured(self) -> tuple[str, ...]:
+        """The methods that were measured, in the order of the table."""
+        return tuple(c.method for c in self.contenders if c.method in self.measurement.samples)
+
+    def samples(self, method: str) -> Samples:
+        return self.measurement.samples[method]
+
+    def median(self, method: str) -> float:
+        return self.samples(method).median
+
+    @cached_property
+    def error(self) -> float:
+        """The share of cases in which the interval of one pair may be wrong; pairs with the unplaced step count, too."""
+        count = len(self.measured) + (UNPLACED in self.measurement.samples)
+        return ERROR / max(count * (count - 1) // 2, 1)
+
+    def ratio(self, slow: str, fast: str) -> Ratio:
+        """Speed-up of `fast` over `slow`, with an interval that holds together with those of all other pairs."""
+        return Ratio.of(self.samples(slow), self.samples(fast), self.error)
+
+    def gain(self, method: str) -> Ratio | None:
+        """Speed-up of a method, or of the unplaced step, over one device; None where either was not measured."""
+        return self.ratio(SINGLE, method) if SINGLE in self.measured and method in self.measurement.samples else None
+
+    @property
+    def enough(self) -> bool:
+        """True if there are enough steps to tell anything."""
+        return bool(self.measured) and len(self.samples(self.measured[0]).us) >= enough_samples(self.error)
+
+    def differ(self, a: str, b: str) -> bool:
+        """True if the steps of two methods can be told apart."""
+        ratio = self.ratio(a, b)
+        return self.enough and a != b and not ratio.low <= 1 <= ratio.high
+
+    def beats(self, a: str, b: str) -> bool:
+        """True if method a can be told to be faster than b."""
+        return self.differ(a, b) and self.median(a) < self.median(b)
+
+    @cached_property
+    def best(self) -> str | None:
+        """The method with the least median step."""
+        return min(self.measured, key=self.median, default=None)
+
+    @cached_property
+    def recommended(self) -> str | None:
+        """The method to use: one that is faster than one device, by its interval, and than the unplaced step; else one device, where it
+        holds the step."""
+        splits = [m for m in self.measured if m != SINGLE and self.contender(m).result.splits]  # type: ignore[union-attr]
+        if SINGLE in self.measured:
+            rivals = (SINGLE, *([UNPLACED] if UNPLACED in self.measurement.samples else []))
+            splits = [m for m in splits if all(self.beats(m, rival) for rival in rivals)]
+            return min(splits, key=self.median, default=SINGLE)
+        return min(splits, key=self.median, default=None)
+
+    def contender(self, method: str) -> Contender:
+        return next(c for c in self.contenders if c.method == method)
+
+    def predicted_us(self, contender: Contender) -> float | None:
+        if contender.method == SINGLE:
+            return self.single.makespan_us
+        return None if contender.result is None else contender.result.predicted_step_us
+
+    def facts(self) -> dict[str, Any]:
+        """The content of compare.json."""
+        unplaced = self.measurement.samples.get(UNPLACED)
+        return {
+            "kind": "baechi comparison",
+            "model": self.model,
+            "executor": self.executor,
+            "methods": [self._row(contender) for contender in self.contenders],
+            "unplaced": None if unplaced is None else self._unplaced_row(unplaced),
+            "interval_error": self.error,
+            "load_of_others": self.measurement.load_of_others,
+            "doubts": self.doubts(),
+            "notes": list(self.notes),
+            "recommended": self.recommended,
+            "recommendation": self.recommendation(),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Sentences below the table: how certain it is, and under what load; notes, and the recommendation."""
+        yield (
+            f"intervals hold together, of all pairs, in 95 of 100 comparisons; each in {1 - self.error:.2%}"
+            if self.enough
+            else "so few steps give ranges, no intervals that hold together"
+        )
+        load = self.measurement.load_of_others
+        yield f"others took {'an unknown share' if load is None else f'{load:.1%}'} of the cores meanwhile"
+        yield from (f"note: {note}" for note in self.notes)
+        yield ""
+        yield self.recommendation()
+
+    def _unplaced_row(self, samples: Samples) -> dict[str, Any]:
+        gain = self.gain(UNPLACED)
+        return {"name": self.unplaced, "measured_step_us": samples.to_json(), "ratio": None if gain is None else gain.to_json()}
+
+    def _row(self, contender: Contender) -> dict[str, Any]:
+        method, result, gain = contender.method, contender.result, self.gain(contender.method)
+        there = method in self.measured
+        return {
+            "method": method,
+            "predicted_step_us": self.predicted_us(contender),
+            "measured_step_us": self.samples(method).to_json() if there else None,
+            "ratio": None if gain is None else gain.to_json(),
+            "differs_from_one_device": self.differ(SINGLE, method) if gain is not None else None,
+            "differs_from_best": self.differ(method, self.best) if there and self.best is not None else None,
+            "plan": None if result is None else method_plan(method),
+            "splits": None if result is None else result.splits,
+            "lower_bound_us": None if result is None else result.lower_bound_us,
+            "placement_seconds": None if result is None else result.placement_seconds,
+            "transfers": None if result is None else len(result.timeline.transfers),
+            "bytes_moved": None if result is None else result.timeline.bytes_moved,
+            "peak_memory_bytes": {"measured": list(contender.peak_bytes), "measured_by": self.peaks_measured_by},
+            "parity": None if contender.parity is None else contender.parity.to_json(),
+            "note": self.note(contender),
+        }
+
+    def note(self, contender: Contender) -> str:
+        """Why a method was not measured, or what else is to be said of its plan."""
+        if contender.refusal:
+            return contender.refusal
+        return "; ".join([*self._likenesses(contender), *contender.notes])
+
+    def _likenesses(self, contender: Contender) -> Iterator[str]:
+        result = contender.result
+        if result is None or contender.method == SINGLE:
+            return
+        if not result.splits:
+            yield "does not split"
+            return
+        for other in self.contenders:
+            if other is contender:
+                return
+            if other.result is not None and other.result.plan.placement == result.plan.placement:
+                yield f"places every op where {other.method} does"
+                return
+
+    def doubts(self) -> list[str]:
+        """Why the comparison tells less than it might, one reason each."""
+        found = self.measurement.disturbances()
+        if self.measured and not self.enough:
+            taken = len(self.samples(self.measured[0]).us)
+            found.append(f"{taken} steps of each tell nothing for sure, {enough_samples(self.error)} may")
+        return found
+
+    def recommendation(self) -> str:
+        """One sentence that follows from the intervals."""
+        doubts = self.doubts()
+        return self._advice() + (f" (but {'; '.join(doubts)})" if doubts else "") + "."
+
+    def _advice(self) -> str:
+        chosen, splits = self.recommended, [m for m in self.measured if m != SINGLE and self.contender(m).result.splits]  # type: ignore[union-attr]
+        if chosen is None:
+            return "Nothing to choose from: no method's step could be measured"
+        if SINGLE not in self.measured:
+            return f"Split, with {chosen}{self._alike(chosen, splits)}: one device cannot run the step ({self._why_not_one()})"
+        if not splits:
+            return "Don't split: no method gave a plan with more than one device that could be measured"
+        gain = self.gain(chosen if chosen != SINGLE else min(splits, key=self.median))
+        if chosen != SINGLE:
+            return f"Split, with {chosen}{self._alike(chosen, splits)}: its step is {gain} times as fast as one device's"
+        nearest = min(splits, key=self.median)
+        if not self.enough:
+            return f"Don't split on so few steps: the quickest of the splits, {nearest}, was {gain} times as fast as one device"
+        if self.beats(nearest, SINGLE):
+            over = self.ratio(UNPLACED, nearest)
+            than = f"as our program on one device, but {over} times as fast as the step unplaced"
+            return f"Don't split: {nearest} is {gain} times as fast {than}"
+        if gain.high < 1:  # type: ignore[union-attr]
+            return f"Don't split: even the best of the splits, {nearest}, is slower, {gain} times as fast as one device"
+        if gain.spread > NOISY_SPREAD:  # type: ignore[union-attr]
+            return f"Don't split until more --num_steps settle it: {nearest} is {gain} times as fast as one device"
+        return f"Don't split: no method is clearly faster than one device; the best, {nearest}, is {gain} times as fast"
+
+    def _alike(self, chosen: str, splits: list[str]) -> str:
+        others = [m for m in splits if m != chosen and not self.differ(m, chosen)]
+        listed = " and ".join(filter(None, (", ".join(others[:-1]), *others[-1:])))
+        return f" ({listed} can't be told from it)" if others else ""
+
+    def _why_not_one(self) -> str:
+        return self.contender(SINGLE).refusal or "it was not measured"

@@ -1,0 +1,55 @@
+"""A captured step's costs and a run's devices: as the request's files have them, or as a backend measures them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from baechi_ext.cost import Profile, attach_costs
+from baechi_ext.errors import ClusterError, MismatchError
+from baechi_ext.ir import Cluster, OpGraph
+from baechi_runtime.drivers import pipeline
+from baechi_runtime.drivers.backend import Captured
+from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.measure.link_probe import LinkProbe
+
+
+def costed(request: TrainRequest, graph: OpGraph, devices: Sequence[str], clock: str, measured: Callable[[], Profile]) -> Captured:
+    """The graph with its costs, read from `cost_path`, where they have to be of this clock, or `measured`. `devices` are their names.
+
+    Raises ProfileError, MismatchError, what `measured` raises, and first what hints and pins raise.
+    """
+    if not request.costgen:
+        pipeline.prepared(graph, request.plan, devices)
+    if request.cost_path is None or request.costgen:
+        profile = measured()
+    else:
+        profile = Profile.load(request.cost_path, graph)
+        if profile.clock != clock:
+            raise MismatchError(
+                f"{request.cost_path}: the costs are of the clock {profile.clock!r}, this run's devices go by {clock!r}; "
+                "profile these devices with --costgen"
+            )
+    return Captured(attach_costs(graph, profile, contended=len(devices) > 1), attach_costs(graph, profile), profile)
+
+
+def cluster_of(
+    request: TrainRequest, count: int, measured: Callable[[], tuple[Cluster, LinkProbe | None]]
+) -> tuple[Cluster, LinkProbe | None]:
+    """The request's cluster, or the `measured` one, and the link probe where there was one.
+
+    Raises ClusterError where a given cluster has not `count` devices, and what `measured` raises.
+    """
+    if request.cluster is None:
+        return measured()
+    if len(request.cluster) != count:
+        raise ClusterError(
+            f"the cluster file has {len(request.cluster)} devices and the run {count}; give --num_devices={len(request.cluster)}"
+        )
+    return request.cluster, None
+
+
+def taking_up(cluster: Cluster, request: TrainRequest) -> Cluster:
+    """The cluster with the memory that the request lets a plan take up."""
+    sizes = [request.device_memory or device.memory_bytes for device in cluster.devices]
+    limited = [None if size is None else int(size * request.memory_fraction) for size in sizes]
+    devices = tuple(replace(d, memory_bytes=size) for d, size in zip(cluster.devices, limited, strict=True))
+    return replace(cluster, devices=devices)

@@ -1,0 +1,78 @@
+"""The choice of the parts that a step's batch is split into: the plan with the shortest predicted step, of the whole batch or of parts."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from baechi_ext.capture.parts import shared_sizes
+from baechi_ext.errors import CaptureError, InfeasibleError
+from baechi_ext.hybrid.plan import HybridPlan
+from baechi_ext.ir import Cluster, OpGraph
+from baechi_ext.simulate.one_device import one_device_timeline
+from baechi_runtime.drivers.backend import Captured, PlacingBackend
+from baechi_runtime.drivers.placement import Placement, place
+from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.files.checkpoint_folder import CheckpointFolder
+from baechi_runtime.measure.link_probe import LinkProbe
+from baechi_runtime.report.tables import as_time
+
+if TYPE_CHECKING:
+    from baechi_ext.hybrid.sharding import Sharding
+
+C = TypeVar("C", bound=Captured)
+_NEAR = 0.02
+"""A plan so little above what devices that are all at work all the time would take leaves nothing to look for."""
+
+
+def place_in_parts(
+    backend: PlacingBackend[C, Any], whole: C, found: tuple[Cluster, LinkProbe | None], sharding: "Sharding | None" = None
+) -> tuple[C, Placement]:
+    """The captured step that is to run, and its plan: `whole`, or the step over the parts that the request's `microbatches` want.
+
+    Parts that the user asks for are what runs. Left to the search (None), there is one for each device, in proportion to its speed, where
+    that is predicted to be faster; the plan's notes say what the other was predicted to take, or why there is none. A training that goes on
+    from a checkpoint keeps its parts. `Placement.single` is the whole batch's. Raises what `place` raises, and `in_parts` for parts that
+    the user asks for.
+    """
+    parts = _wanted(backend.request)
+    if parts is not None and parts != 1:
+        return _in_parts(backend, whole, parts, found)
+    placement = place(backend.request, whole, found, sharding)
+    if parts == 1 or placement.result.interrupted or isinstance(placement.result.plan, HybridPlan):
+        return whole, placement
+    devices, step_us = found[0].devices, placement.result.predicted_step_us
+    if len(devices) == 1 or step_us <= _least_us(placement.graph, found[0]) * (1 + _NEAR):
+        return whole, placement
+    sizes = shared_sizes(whole.batch or 0, [device.speed for device in devices])
+    try:
+        captured, parted = _in_parts(backend, whole, sizes, found)
+    except (CaptureError, InfeasibleError) as e:
+        return whole, placement.noting(f"the batch stays whole: {e}")
+    parted_us, named = parted.result.predicted_step_us, f"{len(sizes)} parts ({', '.join(map(str, sizes))} examples)"
+    if parted_us < step_us:
+        return captured, parted.noting(f"the batch goes in {named}; whole it is predicted to take {as_time(step_us)}")
+    return whole, placement.noting(f"the batch stays whole; in {named} it is predicted to take {as_time(parted_us)}")
+
+
+def _wanted(request: TrainRequest) -> int | Sequence[int] | None:
+    """The parts that the request wants; of a training that goes on, where it leaves that to a search, those that it was begun with: the
+    losses are then those of a training that was never interrupted."""
+    run = request.run
+    if request.microbatches is None and run is not None and run.resume and run.checkpoint is not None:
+        found = CheckpointFolder(run.checkpoint).last()
+        if found is not None:
+            return found.training.get("microbatches") or 1
+    return request.microbatches
+
+
+def _in_parts(
+    backend: PlacingBackend[C, Any], whole: C, parts: int | Sequence[int], found: tuple[Cluster, LinkProbe | None]
+) -> tuple[C, Placement]:
+    captured = backend.in_parts(whole, parts)
+    placement = place(backend.request, captured, found)
+    return captured, replace(placement, single=one_device_timeline(whole.alone))
+
+
+def _least_us(graph: OpGraph, cluster: Cluster) -> float:
+    """The microseconds that all ops take where all devices are at work all the time."""
+    return graph.total_compute_us() / sum(device.speed for device in cluster.devices)

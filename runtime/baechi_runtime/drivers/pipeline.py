@@ -1,0 +1,272 @@
+"""The order of the stages, and the checks between them. No other file knows it, and no stage calls the next."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from baechi_ext import hybrid
+from baechi_ext.cost import vary_costs
+from baechi_ext.errors import InfeasibleError, OptionError, PlanError
+from baechi_ext.group.colocation import with_colocation
+from baechi_ext.group.grouping import Grouping, GroupOptions
+from baechi_ext.group.registry import group
+from baechi_ext.ir.cluster import Cluster
+from baechi_ext.ir.hints import DeviceMap, ExpertFile, Pin, require_hints, with_pins, with_pins_of_groups
+from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.ir.plan import Plan, verify_placement
+from baechi_ext.place.adjust import NOOP, adjust
+from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, SearchProgress, Task, Worth, begin, conclude, finish
+from baechi_ext.place.registry import place
+from baechi_ext.place.trial import try_orders
+from baechi_ext.simulate import Timeline
+
+if TYPE_CHECKING:
+    from baechi_ext.hybrid.placer import HybridResult, Placer
+    from baechi_ext.hybrid.sharding import Sharding
+
+SEARCHES = ("auto", "refine")
+"""Methods that start from a plan."""
+MAPPED = ("expert", *SEARCHES)
+"""Methods that take a device map."""
+_LEAST_GAIN = 0.05
+"""Predictions of steps are off by as much; a split that promises less may well lose."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """A request to place a graph: the names are keys of METHODS, GROUPERS, PLACER_TYPES and ADJUSTMENTS."""
+
+    method: str = "auto"
+    grouper: str = "tf"
+    placer_type: str = "default"
+    only_forward: bool = False
+    expert_file: ExpertFile | None = None
+    """Hints that take the place of the graph's own."""
+    initial_plan: str | None = None
+    """A plan file that a search starts from."""
+    device_map: DeviceMap | None = None
+    """Devices by module: hints for `expert`, where a search starts for `auto` and `refine`."""
+    pins: tuple[Pin, ...] = ()
+    """Ops that have to be where a person wants them."""
+    options: PlaceOptions = field(default_factory=PlaceOptions)
+    group_options: GroupOptions = field(default_factory=GroupOptions)
+    adjustment_method: str = NOOP
+    adjustment_with_memory_limit: bool = False
+    cost_factor: float = 1.0
+    """Above 1: plan with costs that are wrong by up to that factor, and judge the plan with the right ones."""
+
+    def watched(self, watch: Callable[[SearchProgress], None]) -> "PlanRequest":
+        """The same request, whose search tells `watch` how it goes."""
+        return replace(self, options=replace(self.options, watch=watch))
+
+    def worthwhile(self, worth: Worth = Worth()) -> "PlanRequest":  # noqa: B008 - frozen
+        """The same request, whose search ends where more time is not worth it for this many steps."""
+        return replace(self, options=replace(self.options, worth=worth))
+
+    def without_grouping(self) -> "PlanRequest":
+        """The same request for the graph as it is: groups only bind."""
+        return replace(
+            self, grouper="tf", placer_type="default", only_forward=False, group_options=GroupOptions(), adjustment_method=NOOP
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """The request's part of a plan's options, `options` apart; Baechi's further flags only where they are used."""
+        said: dict[str, object] = {"grouper": self.grouper, "placer_type": self.placer_type, "only_forward": self.only_forward}
+        further: dict[str, object] = {**asdict(self.group_options)}
+        if self.expert_file is not None:
+            further["expert_file"] = self.expert_file.path
+        if self.initial_plan is not None:
+            further["initial_plan"] = self.initial_plan
+        if self.device_map is not None:
+            further["device_map"] = dict(self.device_map.devices)
+        if self.pins:
+            further["pins"] = list(map(str, self.pins))
+        if self.adjustment_method != NOOP:
+            further |= {k: getattr(self, k) for k in ("adjustment_method", "adjustment_with_memory_limit")}
+        if self.cost_factor != 1:
+            further["cost_factor"] = self.cost_factor
+        return said | {k: v for k, v in further.items() if v}
+
+
+def prepared(graph: OpGraph, request: PlanRequest, devices: Sequence[str]) -> OpGraph:
+    """The graph with the hints of the request's expert file or device map, where it has one, and with its pins; costs are not needed.
+
+    Raises FileError where the file or map names what the graph has not, OptionError where the expert is to place a graph without hints,
+    and for a pin that matches nothing, contradicts another or names none of the `devices`.
+    """
+    if request.expert_file is not None:
+        graph = request.expert_file.apply(graph)
+    if request.device_map is not None:
+        graph = request.device_map.apply(graph, devices)
+    if request.method == "expert":
+        require_hints(graph)
+    return with_pins(graph, request.pins, devices)
+
+
+def announcement(graph: OpGraph, cluster: Cluster, request: PlanRequest) -> str:
+    """Says what `plan` is about to do, and why it takes longer where it does."""
+    from baechi_ext.simulate.jit import is_first_use
+
+    compiling = ", after compiling, which the first run does for all (half a minute, where the cores are free)" if is_first_use() else ""
+    return f"placing {len(graph)} ops on {len(cluster)} devices with {request.method}{compiling}"
+
+
+def plan(graph: OpGraph, cluster: Cluster, request: PlanRequest) -> PlanResult:
+    """The plan of a costed graph: group it, place the coarse graph, expand the placement and judge it on the graph itself.
+
+    Where the coarse graph, or what it expands to, fits nowhere, the graph is placed without grouping; the plan's options say
+    what was done. With another adjustment method than noop the ops of a colocation group are placed one by one, and the group
+    gets a device afterwards. The plan's `placement_seconds` cover all of it.
+
+    Raises InfeasibleError (status "infeasible" where it is proven that no plan exists, "unknown" where none was found),
+    OptionError for an unknown name, and what `prepared`, the grouper and the placer raise.
+    """
+    if request.method == hybrid.METHOD:
+        raise OptionError(
+            "--placement_method=hybrid splits layers, and how they split is known where PyTorch's training step of a built-in model "
+            "is captured: baechi train --model_name=... plans so, and baechi pase --model_name=... shards alone; here choose another method"
+        )
+    graph = prepared(graph, request, [d.name for d in cluster.devices])
+    if request.initial_plan is not None:
+        given = Plan.load(request.initial_plan, graph, cluster)
+        request = replace(request, options=replace(request.options, initial=Proposal(given.placement, (given.priority,))))
+    elif request.device_map is not None and request.method != "expert":
+        mapped = Proposal([op.expert or 0 for op in graph.ops])
+        request = replace(request, options=replace(request.options, initial=mapped))
+    task = begin(request.method, graph, cluster, request.options)
+    if request.cost_factor == 1:
+        result, done = _plan(task, request)
+    else:
+        seen, done = _plan(_with_wrong_costs(task, request.cost_factor), request)
+        result = _judged(task, seen)
+    verify_placement(graph, cluster, result.plan.placement, f"place {request.method}")
+    options = done.to_json() | dict(result.plan.options)
+    result = replace(result, notes=(*result.notes, *_mismatches(graph, cluster, request, result.plan.placement)))
+    return replace(result, plan=replace(result.plan, options=options, placement_seconds=task.elapsed_seconds()))
+
+
+def plan_hybrid(graph: OpGraph, cluster: Cluster, request: PlanRequest, sharding: "Sharding") -> "HybridResult":
+    """The plan of a costed graph by `hybrid`, which `sharding` says how to split: `auto` places for each size of groups.
+
+    Groups of one get the whole time limit, as `auto` alone does; all others together as much again. Raises what `plan` raises, and
+    ShardError where the sharding is of another graph.
+    """
+    from baechi_ext.hybrid.groups import group_sizes
+    from baechi_ext.hybrid.placer import ROUNDS
+    from baechi_ext.hybrid.placer import hybrid as place_and_shard
+
+    def placer(seconds: float) -> "Placer":
+        auto = replace(request, method="auto", options=replace(request.options, time_limit_seconds=seconds))
+        return lambda graph, cluster: plan(graph, cluster, auto)
+
+    graph, seconds = prepared(graph, request, [d.name for d in cluster.devices]), request.options.time_limit_seconds
+    searches = max(len(group_sizes(cluster)) - 2, 1) * (1 + ROUNDS)
+    return place_and_shard(graph, cluster, sharding, placer(seconds), placer(seconds / searches))
+
+
+def whole_if_faster(result: PlanResult, graph: OpGraph, cluster: Cluster, request: PlanRequest, single: Timeline) -> PlanResult:
+    """`result`; or all ops on one device, where `auto` splits the graph for hardly less than `single`, one device with the others idle.
+
+    The graph's costs are of devices at work beside others, by which one device looks slower than it is. So a plan that leaves the others
+    idle comes back with the costs of `single`.
+    """
+    worth = result.predicted_step_us < (1 - _LEAST_GAIN) * single.makespan_us
+    if request.method == "auto" and result.splits and not (request.pins or result.interrupted or worth):
+        with contextlib.suppress(InfeasibleError):
+            whole = plan(graph, cluster, replace(request.without_grouping(), method="single", initial_plan=None, device_map=None))
+            spent = result.placement_seconds + whole.placement_seconds
+            kept = replace(whole.plan, method=result.plan.method, placement_seconds=spent)
+            result = replace(whole, plan=kept, notes=result.notes, untried=result.untried)
+    if result.splits:
+        return result
+    alone = _judged(begin(request.method, single.graph, cluster, request.options), result)
+    return replace(alone, plan=replace(alone.plan, placement_seconds=result.placement_seconds))
+
+
+def _mismatches(graph: OpGraph, cluster: Cluster, request: PlanRequest, placement: Sequence[int]) -> tuple[str, ...]:
+    """A note, where `expert` could not do all that a device map says."""
+    if request.device_map is None or request.method != "expert":
+        return ()
+    hints = request.device_map.hints(graph, [d.name for d in cluster.devices])
+    mismatches = sum(hint not in (None, d) for hint, d in zip(hints, placement, strict=True))
+    why = "they are pinned, or share a colocation group with ops of other modules"
+    return (f"{mismatches} ops are not where the device map has them: {why}",) if mismatches else ()
+
+
+def _plan(task: Task, request: PlanRequest) -> tuple[PlanResult, PlanRequest]:
+    """The plan, and the request that it answers: the given one, or that without grouping."""
+    grouping = group(
+        task.graph,
+        grouper=request.grouper,
+        placer_type=request.placer_type,
+        only_forward=request.only_forward,
+        cluster=task.cluster,
+        options=request.group_options,
+    )
+    _verify_grouping(grouping)
+    if grouping.coarse == task.graph and request.adjustment_method == NOOP:
+        return place(request.method, task.graph, task.cluster, request.options), request
+    try:
+        return _place_grouped(task, grouping, request), request
+    except InfeasibleError:
+        return place(request.method, task.graph, task.cluster, request.options), request.without_grouping()
+
+
+def _place_grouped(task: Task, grouping: Grouping, request: PlanRequest) -> PlanResult:
+    graph, adjusts = with_pins_of_groups(grouping.coarse), request.adjustment_method != NOOP
+    if adjusts:
+        graph = with_colocation(graph, [None] * len(graph))
+    options = task.options
+    if options.initial is not None:
+        options = replace(options, initial=_on_groups(options.initial, grouping, graph))
+    result = place(task.method, graph, task.cluster, options)
+    coarse = result.plan
+    verify_placement(graph, task.cluster, coarse.placement, f"place {task.method} (grouped graph)")
+    placement = coarse.placement
+    if adjusts:
+        limited, seed = request.adjustment_with_memory_limit, task.options.seed
+        placement = adjust(
+            grouping.coarse, task.cluster, placement, request.adjustment_method, with_memory_limit=limited, seed=seed
+        )
+    priorities = () if coarse.priority is None else (grouping.expand(coarse.priority),)
+    return _as_found(result, conclude(task, [Proposal(grouping.expand(placement), priorities)]))
+
+
+def _on_groups(proposal: Proposal, grouping: Grouping, coarse: OpGraph) -> Proposal:
+    """A plan of the fine graph for the coarse one: each node, and what shares its device, goes where its first op goes."""
+    first = [members[0] for members in grouping.members]
+    device_of = {op.colocation: proposal.placement[v] for op, v in reversed(list(zip(coarse.ops, first, strict=True)))}
+    device_of.pop(None, None)
+    placement = [device_of.get(op.colocation, proposal.placement[v]) for op, v in zip(coarse.ops, first, strict=True)]
+    return Proposal(placement, tuple(None if p is None else tuple(p[v] for v in first) for p in proposal.priorities))
+
+
+def _with_wrong_costs(task: Task, factor: float) -> Task:
+    graph, cluster = vary_costs(task.graph, task.cluster, factor, task.options.seed)
+    return begin(task.method, graph, cluster, task.options)
+
+
+def _judged(task: Task, seen: PlanResult) -> PlanResult:
+    """A plan made with other costs, as it runs with those of the task; repaired where it no longer fits."""
+    trial = try_orders(task.simulator, seen.plan.placement, [seen.plan.priority])
+    if trial.valid:
+        return _as_found(seen, finish(task, trial))
+    return _as_found(seen, conclude(task, [Proposal(trial.placement)]))
+
+
+def _as_found(found: PlanResult, result: PlanResult) -> PlanResult:
+    """`result` with the plan options and notes of `found`, the one that it was made from, and whether that was interrupted."""
+    plan = replace(result.plan, options=found.plan.options)
+    return replace(result, plan=plan, interrupted=found.interrupted, notes=found.notes, untried=found.untried)
+
+
+def _verify_grouping(grouping: Grouping) -> None:
+    """Raises PlanError where a fine op stands in no group or in two."""
+    count = [0] * len(grouping.fine)
+    for members in grouping.members:
+        for v in members:
+            count[v] += 1
+    wrong = [f"op {op.id!r} is in {k} groups" for op, k in zip(grouping.fine.ops, count, strict=True) if k != 1]
+    if wrong:
+        raise PlanError(f"group: {'; '.join(wrong[:5])}; expected one group for each op")

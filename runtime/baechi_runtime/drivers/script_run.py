@@ -1,0 +1,84 @@
+"""The outcome of a user's script, some of whose calls were placed: what is said of it, and the files that are kept."""
+
+import sys
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from baechi_ext.ir.made_by import MadeBy
+from baechi_runtime.files.run_folder import folder_of
+from baechi_runtime.files.script_folder import KeptStep, keep
+from baechi_runtime.measure.samples import LoadOfOthers
+from baechi_runtime.report.call_report import CallReport
+from baechi_runtime.report.report import Report
+
+P = TypeVar("P")
+
+
+@dataclass
+class ScriptRun(Report, Generic[P]):
+    """A script's exit code, and what of it was placed: modules, or with TensorFlow training steps."""
+
+    kind: ClassVar[str]
+    """Their name in report.json: "modules" or "steps"."""
+    name: str = ""
+    """The name of the script's file."""
+    code: Any = 0
+    """As sys.exit takes it."""
+    placed: list[P] = field(default_factory=list)
+    reports: bool = True
+    """True if this process says what was placed: of several one does."""
+    too_small: int = 0
+    """The most parameters of what trained and was too small."""
+    command: tuple[str, ...] = ()
+    """The command line, word by word."""
+    load: LoadOfOthers | None = None
+    """The load of other processes, from the first placed call on."""
+
+    @abstractmethod
+    def found(self, placed: P) -> tuple[CallReport, KeptStep | None]:
+        """The report of one of them, and its step as it is kept, None where it has no plan."""
+
+    @abstractmethod
+    def why_nothing(self) -> str:
+        """The reason why nothing was placed."""
+
+    @property
+    def share_of_others(self) -> float | None:
+        return None if self.load is None else self.load.share()
+
+    @cached_property
+    def all_found(self) -> list[tuple[CallReport, KeptStep | None]]:
+        """The findings on each; asked for when the script has ended."""
+        return [self.found(placed) for placed in self.placed]
+
+    @property
+    def kept_steps(self) -> list[KeptStep]:
+        """The steps of which something is kept."""
+        return [step for _, step in self.all_found if step is not None]
+
+    def lines(self) -> list[str]:
+        """One line each: what was placed and what it gained; or why nothing was."""
+        if not self.placed:
+            return [f"nothing was placed: {self.why_nothing()}"]
+        return [
+            report.line() if step is None or report.refusal else step.with_doubts(report.line()) for report, step in self.all_found
+        ]
+
+    def say(self) -> None:
+        """Writes the lines to stderr, after all that the script has printed."""
+        sys.stdout.flush()
+        sys.stderr.write("".join(f"baechi: {line}\n" for line in self.lines()))
+
+    def facts(self) -> dict[str, Any]:
+        """The content of report.json: the first placed step, reported as a built-in model's is, and all of them in short."""
+        kept = self.kept_steps
+        each = [{**report.to_json(), "folder": None if step is None else folder_of(kept.index(step))} for report, step in self.all_found]
+        first = kept[0].report if kept else {"model": self.name}
+        return {**first, self.kind: each, "summary": self.lines(), **MadeBy(self.command).to_json()}
+
+    def keep(self, folder: Path) -> None:
+        """Writes the files of a run."""
+        keep(folder, self.kept_steps, self.to_json())

@@ -1,0 +1,161 @@
+"""RunFolder: what `baechi train --out=DIR` left in DIR, for whoever shows or explains it."""
+
+import contextlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from baechi_ext.cost import Profile
+from baechi_ext.errors import FileError, MismatchError
+from baechi_ext.hybrid.plan import HybridPlan, load_plan
+from baechi_ext.ir import OpGraph, Plan
+from baechi_ext.ir.files import read_json
+from baechi_ext.ir.made_by import MadeBy
+from baechi_ext.ir.measured import MeasuredStep
+from baechi_ext.place.registry import METHODS
+from baechi_ext.simulate import Timeline, simulate
+
+MEASURED, COMPARISON, REPORT = "measured.json", "compare.json", "report.json"
+PAGE, PLOT = "report.html", "compare.png"
+SPLIT_GRAPH, SINGLE_GRAPH = "graph_split.json", "graph_single.json"
+SHARDING_REPORT = "baechi sharding report"
+"""The kind of a sharded run's report."""
+SHARD_PLAN, STRATEGY_PLAN = "shard_plan.json", "shard_plan_{}.json"
+"""A sharded run's plan, and that of each strategy it compares: by its name, or its number where a file gives it (`file_2`)."""
+TP_PLAN = "tp_plan.json"
+STRATEGIES = ("pase", "data_parallel", "expert")
+"""The strategies that are called by a name."""
+_PLACED = ("graph.json", "profile.json", "plan.json", MEASURED, COMPARISON, PLOT, SPLIT_GRAPH, SINGLE_GRAPH)
+_SHARDED = (SHARD_PLAN, TP_PLAN, *map(STRATEGY_PLAN.format, STRATEGIES))
+_OF_A_RUN = (*_PLACED, *_SHARDED, REPORT, PAGE)
+_OF_A_FILE = re.compile(r"shard_plan_file_[1-9][0-9]*\.json")
+_FURTHER = re.compile(r"placed_([2-9]|[1-9][0-9]+)")
+"""The folder of a script's second module that is placed, its third, ..."""
+_WRITER = "baechi train --model_name=NAME --out={}"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run: what it was predicted to take, and, where it came so far, what it took."""
+
+    path: Path
+    graph: OpGraph
+    """With the costs that the plan was made with. Of a plan on groups of devices it is the graph of a group's part of each op."""
+    plan: Plan
+    """The plan; for one on groups of devices, the plan whose devices are the groups."""
+    profile: Profile | None
+    report: Mapping[str, Any] | None
+    measured: MeasuredStep | None
+    """None where the plan has not been run yet."""
+
+    @classmethod
+    def load(cls, path: str | Path) -> "RunFolder":
+        """Raises FileError where the folder lacks its graph or plan, and what reading its files raises; MismatchError where its measured
+        step ran by another plan."""
+        folder = Path(path)
+        if not folder.is_dir():
+            raise FileError(f"there is no folder {str(folder)!r}; name one that {_WRITER.format('DIR')} has written")
+        if is_sharded_run(folder):
+            raise FileError(
+                f"{str(folder)!r} has a sharded run, whose steps were timed as a whole and not op by op; baechi report, plot, explain and "
+                "diff show it, and baechi train --model_name=NAME --out=DIR without --sharding records each op"
+            )
+        for name in ("graph.json", "plan.json"):
+            if not (folder / name).is_file():
+                raise FileError(f"{str(folder)!r} has no {name}; name a folder that {_WRITER.format('DIR')} has written")
+        graph = OpGraph.load(folder / "graph.json")
+        plan = load_plan(folder / "plan.json", graph)
+        profile = Profile.load(folder / "profile.json", graph) if (folder / "profile.json").is_file() else None
+        report = _read_report(folder / "report.json") if (folder / "report.json").is_file() else None
+        measured = MeasuredStep.load(folder / MEASURED, graph) if (folder / MEASURED).is_file() else None
+        if isinstance(plan, HybridPlan):
+            plan = plan.of_groups
+        if measured is not None:
+            _require_same_plan(plan, measured, folder)
+        return cls(folder, plan.graph, plan, profile, report, measured)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The step as it is predicted."""
+        return simulate(self.graph, self.plan.cluster, self.plan.placement, self.plan.priority)
+
+    @cached_property
+    def made_by(self) -> MadeBy:
+        """The command and versions in the report, else those in the plan."""
+        said, planned = MadeBy.from_json(self.report or {}, FileError), self.plan.made_by
+        return MadeBy(said.command or planned.command, said.versions or planned.versions)
+
+
+def method_plan(method: str) -> str:
+    """Where a comparison keeps a method's plan."""
+    return f"plan_{method}.json"
+
+
+def is_sharded_run(folder: Path) -> bool:
+    """True if the folder's run is one of `baechi train --sharding`, or a shard plan alone."""
+    if (folder / "plan.json").is_file() or (folder / "graph.json").is_file():
+        return False
+    if (folder / SHARD_PLAN).is_file():
+        return True
+    return (folder / REPORT).is_file() and read_json(folder / REPORT, "report").get("kind") == SHARDING_REPORT
+
+
+def sharded_plan_of(folder: Path) -> Path | None:
+    """The shard plan of the folder's run; None where that is not sharded, or ran by torch's own means alone."""
+    plan = folder / SHARD_PLAN
+    return plan if is_sharded_run(folder) and plan.is_file() else None
+
+
+def folder_of(number: int) -> str:
+    """The folder, in a script's, of the placed module of that number; the first one is 0."""
+    return f"placed_{number + 1}" if number else "."
+
+
+def best_until_then(folder: str | Path | None) -> str:
+    """Says where the best plan of an interrupted search is; empty where it is kept nowhere."""
+    return "" if folder is None else f"interrupted; the best plan found until then is {Path(folder) / 'plan.json'}"
+
+
+def is_of_a_run(name: str) -> bool:
+    """True if a run may have written the file of that name into its folder; the next run there replaces it."""
+    return name in _OF_A_RUN or name in map(method_plan, METHODS) or _OF_A_FILE.fullmatch(name) is not None
+
+
+def begin_run(folder: Path) -> None:
+    """Removes what an earlier run left in a folder, before another one writes its plan there: what is not written again would be of another
+    run. Files that no run writes stay."""
+    for path in list(folder.iterdir()):
+        if is_of_a_run(path.name) and not path.is_dir():
+            path.unlink(missing_ok=True)
+        elif _FURTHER.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+            begin_run(path)
+            with contextlib.suppress(OSError):  # something else is in there
+                path.rmdir()
+
+
+def _read_report(path: Path) -> dict[str, Any]:
+    report = read_json(path, "report")
+    try:
+        MadeBy.from_json(report, FileError)
+    except FileError as e:
+        raise FileError(f"{path}: {e}; write it again with baechi train --out") from e
+    return report
+
+
+def _require_same_plan(plan: Plan, measured: MeasuredStep, folder: Path) -> None:
+    index, devices = plan.graph.index, len(plan.cluster)
+    if measured.memory is not None and len(measured.memory) != devices:
+        raise MismatchError(
+            f"{folder / MEASURED} has the memory of {len(measured.memory)} devices, and plan.json has {devices}: they are of two runs; "
+            f"run {_WRITER.format(folder)} again"
+        )
+    for op in measured.ops:
+        planned = plan.placement[index[op.id]]
+        if op.device != planned:
+            raise MismatchError(
+                f"{folder / MEASURED}: op {op.id!r} ran on device {op.device}, and plan.json says {planned}: they are of two runs; "
+                f"run {_WRITER.format(folder)} again"
+            )

@@ -1,0 +1,193 @@
+"""Ctrl-C; and SIGTERM, with which Slurm and Kubernetes end a job, and which is taken for Ctrl-C, but for the exit code and a limit of time.
+
+Ctrl-C while a library is imported, or the guards of a compiled call are checked, takes effect when that is done.
+
+A KeyboardInterrupt in the midst of an import leaves half a module behind, and some libraries go on with that: torch's own extension imports
+numpy and takes any error for numpy's absence. In a guard TorchDynamo takes any error for a guard that failed, and the script goes on.
+"""
+
+import _thread
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import PurePath
+from types import FrameType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
+"""Exit codes."""
+_LOOK_AGAIN_SECONDS = 0.05
+_TERM_SECONDS = 4.7
+"""Time to end in after SIGTERM; then the process is ended, whatever it does."""
+_INSTALLED = {"site-packages", "dist-packages"}
+_OURS = {"__main__", "baechi_ext", "baechi_runtime"}
+"""Left to the caller: nothing goes on with half of these, and what is run as a script may train for hours."""
+_GUARDS = {"torch._dynamo.guards", "baechi_ext.capture.torch_guards"}
+
+
+def wait_for_imports() -> None:
+    """From here on a first Ctrl-C waits until no installed package is being imported and no guard checked; a second one does not. Other
+    modules, where a script may train, are interrupted at once, as they are by Python. SIGTERM is the same. To be called in the main
+    thread."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _Waiting())
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _term)
+        os.register_at_fork(after_in_child=_as_it_was)
+
+
+class _Term:
+    """The state of ending by SIGTERM."""
+
+    came = False
+    is_left_to_others = False
+    """Another process of the run ends it."""
+
+
+def was_terminated() -> bool:
+    """True if SIGTERM came."""
+    return _Term.came
+
+
+def exit_code(otherwise: int = INTERRUPTED) -> int:
+    """The exit code of a process that was interrupted, or failed: that of SIGTERM where that came."""
+    return TERMINATED if _Term.came else otherwise
+
+
+def unmasked(function: Callable[..., T], *arguments: Any) -> T:
+    """The function's answer. Raises KeyboardInterrupt, too, where an error came of one: TensorFlow's tracing asserts, on the way out, that
+    nobody was in its way."""
+    try:
+        return function(*arguments)
+    except Exception as e:
+        interrupt = next((cause for cause in _causes(e) if isinstance(cause, KeyboardInterrupt)), None)
+        if interrupt is None:
+            raise
+        raise KeyboardInterrupt(*interrupt.args) from e
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, and all that it came of, each once: an error that is raised again can be among its own causes."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and not any(cause is other for other in seen):
+        yield cause
+        seen.append(cause)
+        cause = cause.__cause__ or cause.__context__
+
+
+def leave_to_others() -> None:
+    """From here on neither Ctrl-C nor SIGTERM interrupts this process: another one, of the same run, is told as well, and ends this one. It
+    has a few seconds for that; a second Ctrl-C does not wait."""
+    if signal.getsignal(signal.SIGTERM) is not _term or threading.current_thread() is not threading.main_thread():
+        return  # a program of the user's
+    _Term.is_left_to_others = True
+    handler = signal.getsignal(signal.SIGINT)
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, handler)
+        _thread.start_new_thread(_end_late, ())
+
+    if callable(handler):
+        signal.signal(signal.SIGINT, leave)
+
+
+@contextlib.contextmanager
+def finished_first(seconds: float) -> Iterator[Callable[[], bool]]:
+    """While its body runs, Ctrl-C is noted, which the yielded function says, and interrupts it only after so many seconds, or the second
+    time. SIGTERM is the same. Outside of the main thread nothing changes."""
+    handler = signal.getsignal(signal.SIGINT)
+    noted, done = threading.Event(), threading.Event()
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield noted.is_set
+        return
+
+    def press_again() -> None:
+        if not done.wait(seconds):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if noted.is_set():
+            signal.signal(signal.SIGINT, handler)
+            handler(number, frame)
+        else:
+            noted.set()
+            _thread.start_new_thread(press_again, ())
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield noted.is_set
+    finally:
+        done.set()
+        signal.signal(signal.SIGINT, handler)
+
+
+def _term(number: int, frame: FrameType | None) -> None:
+    """Presses Ctrl-C, once."""
+    if _Term.came:
+        return
+    _Term.came = True
+    _thread.start_new_thread(_end_late, ())
+    if _Term.is_left_to_others:
+        return
+    if callable(signal.getsignal(signal.SIGINT)):
+        signal.raise_signal(signal.SIGINT)
+    else:  # it is ignored, as by what a shell started in the background
+        raise KeyboardInterrupt
+
+
+def _end_late() -> None:
+    time.sleep(_TERM_SECONDS)
+    with contextlib.suppress(OSError, ValueError):
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"error: interrupted; it was ended since it did not end by itself\n")
+    os._exit(exit_code())
+
+
+def _as_it_was() -> None:
+    """In a fork, which whoever forked it ends by SIGTERM."""
+    if signal.getsignal(signal.SIGTERM) is _term:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class _Waiting:
+    """The handler. It takes no locks: the main thread may hold any when it is called."""
+
+    def __init__(self) -> None:
+        self._is_due = self._looks_again = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> Any:
+        ours, self._looks_again = self._looks_again, False
+        if ours and not self._is_due:  # the user's second Ctrl-C has been answered
+            return
+        pressed_again = self._is_due and not ours
+        if _is_lost_in(frame) and not pressed_again:
+            self._is_due = True
+            _thread.start_new_thread(self._look_again, ())
+            return
+        self._is_due = False
+        signal.default_int_handler(number, frame)
+
+    def _look_again(self) -> None:
+        time.sleep(_LOOK_AGAIN_SECONDS)
+        self._looks_again = True
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def _is_lost_in(frame: FrameType | None) -> bool:
+    """True where what is raised in `frame` may never reach the caller."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") in _GUARDS or (frame.f_code.co_name == "<module>" and _is_library(frame)):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_library(frame: FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__")).split(".")[0]
+    return package not in _OURS and bool(_INSTALLED & set(PurePath(frame.f_code.co_filename).parts))

@@ -1,0 +1,1 @@
+"""Measured values for every executor: parity, samples of times, the timing loop, links."""

@@ -1,0 +1,206 @@
+"""Measurements: raw samples, ratios of paired ones, and why a run is too noisy to conclude from."""
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NOISY_LOAD = 0.10
+"""Others taking more than this share of the cores spoil a measurement."""
+NOISY_SPREAD = 0.15
+"""So does a 95% interval of the median ratio wider than this share of the ratio."""
+ENOUGH, TOO_FEW = 6, "fewer than 6 steps were measured"
+_ERROR = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Raw wall times of one variant, in the order they were taken; statistics are computed."""
+
+    us: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.us)
+
+    @property
+    def min(self) -> float:
+        return min(self.us)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"median": self.median, "min": self.min, "samples": list(self.us)}
+
+
+def samples_by_name(**us: Sequence[float]) -> dict[str, Samples]:
+    """The samples of these times, without those of which there are none."""
+    return {name: Samples(tuple(times)) for name, times in us.items() if times}
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A speedup: the median of the ratios of paired samples, and an interval that holds the true median in 95 of 100 cases, or
+    in all but the share `error` of them."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, slow: Samples, fast: Samples, error: float = 0.05) -> "Ratio":
+        ratios = sorted(a / b for a, b in zip(slow.us, fast.us, strict=True))
+        rank = _sign_test_rank(len(ratios), error)
+        return cls(statistics.median(ratios), ratios[rank], ratios[-1 - rank])
+
+    @classmethod
+    def unpaired(cls, slow: Samples, fast: Samples, error: float = 0.05) -> "Ratio":
+        """The ratio of the medians of samples that were not taken in turn; its interval is from theirs, which hold together."""
+        slow_us, fast_us = sorted(slow.us), sorted(fast.us)
+        i, j = _sign_test_rank(len(slow_us), error / 2), _sign_test_rank(len(fast_us), error / 2)
+        return cls(slow.median / fast.median, slow_us[i] / fast_us[-1 - j], slow_us[-1 - i] / fast_us[j])
+
+    @property
+    def spread(self) -> float:
+        """Width of the interval over the median."""
+        return (self.high - self.low) / self.median
+
+    def to_json(self) -> dict[str, float]:
+        return {"median": self.median, "low": self.low, "high": self.high}
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+def enough_samples(error: float) -> int:
+    """The least number of samples whose whole range misses the median in no more than this share of all cases."""
+    return math.ceil(1 + math.log2(1 / error))
+
+
+ENOUGH_APART = enough_samples(_ERROR / 2)
+"""With fewer samples of either kind, not taken in turn, an interval of their ratio tells nothing for sure."""
+_OF_A_SCRIPT = ("eager", "placed")
+
+
+def _sign_test_rank(n: int, error: float) -> int:
+    """The largest k for which the k-th smallest and k-th largest (from 0) of n values miss the median in no more than this share of cases.
+
+    0 where n is too small for that: the whole range.
+    """
+    below, k = 0.0, 0
+    while k <= n // 2:
+        below += math.comb(n, k) / 2**n
+        if 2 * below > error:
+            break
+        k += 1
+    return max(0, k - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Possible disturbances of a run's devices."""
+
+    load_of_others: float | None
+    """CPU time of other processes on the cores that this run may use, over (those cores x wall time); None where the system does not
+    tell."""
+    oversubscribed: bool
+    """More CPU devices than cores: devices take turns and no step time means anything."""
+
+    def disturbances(self) -> list[str]:
+        """The disturbances that there were, one reason each."""
+        found = []
+        if self.oversubscribed:
+            found.append("there are more CPU devices than cores, so devices take turns")
+        if self.load_of_others is not None and self.load_of_others > NOISY_LOAD:
+            found.append(f"other processes took {self.load_of_others:.0%} of the cores (more than {NOISY_LOAD:.0%})")
+        return found
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Steps by variant ("eager", "single", "placed", ...), how busy the devices were, and the noise meanwhile. Those of a script are not
+    taken in turn: `eager` and `placed` as far as they were timed, compared by medians whose intervals hold together."""
+
+    samples: Mapping[str, Samples]
+    busy_us: Mapping[str, tuple[float, ...]]
+    """Variant -> per device, the median over its steps; variants that do not tell are left out."""
+    load_of_others: float | None
+    """See `Noise`."""
+    oversubscribed: bool
+    in_turn: bool = True
+
+    def ratio(self, slow: str, fast: str = "placed") -> Ratio:
+        return Ratio.of(self.samples[slow], self.samples[fast])
+
+    @property
+    def over_unplaced(self) -> Ratio | None:
+        """The speedup over the unplaced step; None where too few steps were timed for an interval."""
+        if self.in_turn:
+            return self.ratio("eager")
+        if min(map(self._timed, _OF_A_SCRIPT)) < ENOUGH_APART:
+            return None
+        return Ratio.unpaired(self.samples["eager"], self.samples["placed"], _ERROR)
+
+    def _timed(self, name: str) -> int:
+        return len(self.samples[name].us) if name in self.samples else 0
+
+    def doubts(self) -> list[str]:
+        """Why nothing can be concluded from the times, one reason each; empty where something can."""
+        found, ratio = self.disturbances(), self.ratio("single") if self.in_turn else self.over_unplaced
+        if not self.in_turn:
+            unplaced, placed = map(self._timed, _OF_A_SCRIPT)
+            if unplaced < ENOUGH_APART:
+                found.append(f"fewer than {ENOUGH_APART} plain steps were timed ({unplaced}); let the script take more steps")
+            if placed < ENOUGH_APART:
+                found.append(f"fewer than {ENOUGH_APART} placed steps were timed ({placed})")
+        if ratio is not None and ratio.spread > NOISY_SPREAD:
+            found.append(f"the ratio's interval is {ratio.spread:.0%} wide (more than {NOISY_SPREAD:.0%})")
+        if self.in_turn and self._timed("placed") < ENOUGH:
+            found.append(TOO_FEW)
+        return found
+
+    def disturbances(self) -> list[str]:
+        """The disturbances of the devices meanwhile, one reason each."""
+        return Noise(self.load_of_others, self.oversubscribed).disturbances()
+
+    def steps_json(self) -> dict[str, Any]:
+        """The samples of every variant; null where nothing was timed."""
+        unmeasured = {} if self.in_turn else dict.fromkeys(_OF_A_SCRIPT)
+        return {**unmeasured, **{name: samples.to_json() for name, samples in self.samples.items()}}
+
+
+class LoadOfOthers:
+    """The share of the run's cores that goes to processes outside it, from its making to `share()`; what other guests steal included."""
+
+    def __init__(self, own_seconds: Callable[[], float], cores: Collection[int]) -> None:
+        """`own_seconds` says what the run's processes have used so far. No cores, where the run has several machines of which one is seen
+        from here: the share is not known then."""
+        self._own_seconds = own_seconds
+        self._cores = cores
+        self._start = self._now()
+
+    def _now(self) -> tuple[float, float, float] | None:
+        """(seconds the cores were busy, seconds this run used, seconds on the clock). None where the system does not tell."""
+        if not self._cores:
+            return None
+        try:
+            busy = busy_seconds(Path("/proc/stat").read_text(encoding="ascii"), self._cores)
+        except OSError:
+            return None
+        return busy, self._own_seconds(), time.monotonic()
+
+    def share(self) -> float | None:
+        end = self._now()
+        if self._start is None or end is None:
+            return None
+        busy, own, wall = (b - a for a, b in zip(self._start, end, strict=True))
+        return max(0.0, busy - own) / max(wall * len(self._cores), 1e-9)
+
+
+def busy_seconds(stat: str, cores: Collection[int]) -> float:
+    """Seconds that `cores` have been busy since the system started, by the text of /proc/stat."""
+    rows = {name: [int(f) for f in fields[:8]] for name, *fields in map(str.split, stat.splitlines()) if name.startswith("cpu")}
+    ticks = [rows[f"cpu{core}"] for core in cores if f"cpu{core}" in rows]
+    return sum(sum(t) - t[3] - t[4] for t in ticks) / os.sysconf("SC_CLK_TCK")

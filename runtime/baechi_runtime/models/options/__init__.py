@@ -1,0 +1,1 @@
+"""The sizes of models that both frameworks have."""

@@ -1,0 +1,251 @@
+"""Placeto beside other methods on graphs it was not trained on, with equal numbers of simulated plans: `baechi placeto evaluate`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from baechi_ext.errors import FileError, OptionError
+from baechi_ext.ir import Cluster
+from baechi_ext.ir.files import make_folder, read_json, write_bytes, write_json
+from baechi_ext.ir.made_by import MadeBy, signed
+from baechi_ext.place.placeto.checkpoint import SHIPPED, load_policy, parameters_sha256
+from baechi_ext.simulate import lower_bound_us
+from baechi_runtime.placeto.contenders import CONTENDERS, WITH_POLICY, Contest, Entry, entry
+from baechi_runtime.placeto.graphs import Source
+from baechi_runtime.placeto.needs import Needs, needs, table
+from baechi_runtime.placeto.plots import save_distributions
+from baechi_runtime.report.figure import require_matplotlib
+from baechi_runtime.report.progress import progress
+from baechi_runtime.report.report import Report
+
+LEVEL = 1e-3
+"""A step that is longer than the best by less than this part of it is as good."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonRequest:
+    """Who is compared, on what, and where the numbers go."""
+
+    sources: Sequence[Source]
+    cluster: Cluster
+    methods: tuple[str, ...] | None = None
+    """Keys of CONTENDERS; None: all."""
+    policy: str | None = None
+    """A policy file; None: the one that comes with the package."""
+    evaluations: int = 4000
+    """Plans that each search may simulate for each graph."""
+    seed: int = 0
+    out: Path | None = None
+    plot: bool = False
+    command: tuple[str, ...] = ()
+    """The command line, word by word."""
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.methods or () if name not in CONTENDERS]
+        if unknown:
+            raise OptionError(f"unknown method {unknown[0]!r} of a comparison; choose some of {', '.join(CONTENDERS)}")
+        if self.plot and self.out is None:
+            raise OptionError("--plot writes to --out, which is not given; add --out=FOLDER")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One graph's results so far; a sentence where a method has no plan."""
+
+    file: str
+    ops: int
+    lower_bound_us: float
+    entries: dict[str, Entry | str]
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """Step over lower bound, of the methods that have a plan."""
+        return {name: e.step_us / max(self.lower_bound_us, 1e-9) for name, e in self.entries.items() if isinstance(e, Entry)}
+
+    @property
+    def winners(self) -> set[str]:
+        best = min(self.ratios.values(), default=0.0)
+        return {name for name, ratio in self.ratios.items() if ratio <= best * (1 + LEVEL)}
+
+    @property
+    def needs(self) -> dict[str, Needs]:
+        """By method, how many plans it simulated until it came near what it found in the end, and what others found."""
+        return needs(self.entries)
+
+    def to_json(self) -> dict[str, Any]:
+        entries: dict[str, dict[str, Any]] = {}
+        for name, found in self.entries.items():
+            entries[name] = found.to_json() if isinstance(found, Entry) else {"why_not": found}
+        for name, plans in self.needs.items():
+            entries[name]["plans_until_near"] = plans
+        return {"file": self.file, "ops": self.ops, "lower_bound_us": self.lower_bound_us, "methods": entries}
+
+
+@dataclass(frozen=True)
+class Comparison(Report):
+    """All rows of one source."""
+
+    title: str
+    request: ComparisonRequest
+    rows: tuple[Row, ...]
+    policy_sha256: str = ""
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return self.request.methods or tuple(CONTENDERS)
+
+    def completed(self, i: int, method: str, found: Entry | str) -> "Comparison":
+        """The comparison with one more entry, for graph i."""
+        entries = {**self.rows[i].entries, method: found}
+        row = replace(self.rows[i], entries={name: entries[name] for name in self.methods if name in entries})
+        return replace(self, rows=(*self.rows[:i], row, *self.rows[i + 1 :]))
+
+    def distribution(self, method: str) -> list[float]:
+        """Steps over lower bounds, sorted: with the share of graphs up to each, a distribution function."""
+        return sorted(row.ratios[method] for row in self.rows if method in row.ratios)
+
+    def summary(self) -> dict[str, dict[str, float | int | None]]:
+        """By method, the least mean first; means are of the graphs for which it has a plan."""
+        found = {}
+        for method in self.methods:
+            ratios = self.distribution(method)
+            entries = [e for row in self.rows if isinstance(e := row.entries.get(method), Entry)]
+            searched = [e.evaluations for e in entries if e.evaluations is not None]
+            found[method] = {
+                "graphs": len(ratios),
+                "mean_ratio": _mean(ratios),
+                "worst_ratio": max(ratios, default=None),
+                "wins": sum(method in row.winners for row in self.rows),
+                "mean_evaluations": _mean(searched),
+                "median_seconds": median(e.seconds for e in entries) if entries else None,
+            }
+        return dict(sorted(found.items(), key=lambda item: item[1]["mean_ratio"] or float("inf")))
+
+    def facts(self) -> dict[str, Any]:
+        request = self.request
+        return {
+            "source": self.title,
+            "evaluations": request.evaluations,
+            "seed": request.seed,
+            "policy": request.policy or "default",
+            "policy_sha256": self.policy_sha256,
+            "cluster": request.cluster.to_json(),
+            "summary": self.summary(),
+            "distributions": {method: self.distribution(method) for method in self.methods},
+            "graphs": [row.to_json() for row in self.rows],
+        }
+
+    def lines(self) -> list[str]:
+        """A table in Markdown."""
+        request = self.request
+        title = f"{self.title}: {len(self.rows)} graphs, {len(request.cluster)} devices, {request.evaluations} plans for each search"
+        columns = ("method", "graphs", "step / bound", "worst", "wins", "plans simulated", "seconds")
+        found = [title, "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+        for method, facts in self.summary().items():
+            mean, worst, plans, seconds = (facts[k] for k in ("mean_ratio", "worst_ratio", "mean_evaluations", "median_seconds"))
+            cells = (method, str(facts["graphs"]), _cell(mean, ".3f"), _cell(worst, ".3f"), str(facts["wins"]))
+            found.append(f"| {' | '.join((*cells, _cell(plans, '.0f'), _cell(seconds, '.2f')))} |")
+        needed = table([row.needs for row in self.rows])
+        return [*found, *([""] if needed else []), *needed, "", *self._lines_by_graph()]
+
+    def _lines_by_graph(self) -> list[str]:
+        """A table of what was found for each graph."""
+        names = list(self.summary())
+        found = ["Step over lower bound, graph by graph:", "", f"| graph | ops | lower bound, ms | {' | '.join(names)} |"]
+        found.append("|---" * (len(names) + 3) + "|")
+        for row in self.rows:
+            ratios = [_cell(row.ratios.get(name), ".3f") for name in names]
+            found.append(f"| {' | '.join((row.file.partition('.')[0], str(row.ops), f'{row.lower_bound_us / 1000:.3g}', *ratios))} |")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonReport(Report):
+    """A comparison for each source."""
+
+    comparisons: tuple[Comparison, ...]
+
+    def facts(self) -> dict[str, Any]:
+        return {"comparisons": [comparison.to_json() for comparison in self.comparisons]}
+
+    def lines(self) -> list[str]:
+        tables = [[*comparison.lines(), ""] for comparison in self.comparisons]
+        return [line for table in tables for line in table][:-1]
+
+
+def compare(request: ComparisonRequest) -> ComparisonReport:
+    """Runs every method on the test graphs of every source, and writes what it knows after each of them.
+
+    What `out` has of the same methods, budgets, seed, cluster and policy is not found anew. Raises FileError, PolicyError or
+    MissingBackendError where the policy can't be used, FileError or OptionError for wrong sources, MissingBackendError where a plot is
+    asked for without matplotlib. A method without a plan for a graph is an entry, no error.
+    """
+    if request.plot:
+        require_matplotlib(", or leave out --plot")
+    if request.out is not None:
+        make_folder(request.out)
+    return ComparisonReport(tuple(_compared(request, source) for source in request.sources))
+
+
+def _compared(request: ComparisonRequest, source: Source) -> Comparison:
+    path = request.policy or SHIPPED
+    policy, sha256 = load_policy(path), parameters_sha256(path)
+    graphs = source.graphs("test")
+    rows = tuple(Row(file, len(graph), float(lower_bound_us(graph, request.cluster)), {}) for file, graph in graphs.items())
+    comparison = _with_known(Comparison(source.title, request, rows, sha256))
+    with progress(f"comparing {len(comparison.methods)} methods on {len(graphs)} graphs of {source.title}") as show:
+        for i, (file, graph) in enumerate(graphs.items()):
+            contest = Contest(graph, request.cluster, policy, request.evaluations, request.seed)
+            for method in comparison.methods:
+                if method not in comparison.rows[i].entries:
+                    show(f"{file}, {method}")
+                    comparison = comparison.completed(i, method, entry(method, contest))
+                    _write(comparison)
+    return comparison
+
+
+def _with_known(comparison: Comparison) -> Comparison:
+    """With what the folder `out` has of the same comparison; of another policy, what has nothing to do with it."""
+    folder = comparison.request.out
+    path = None if folder is None else folder / f"{comparison.title}.json"
+    if path is None or not path.exists():
+        return comparison
+    try:
+        return _with_those_of(comparison, read_json(path, "comparison"))
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise FileError(f"{str(path)!r} is no comparison as it was written ({e!r}); remove it, or choose another --out") from e
+
+
+def _with_those_of(comparison: Comparison, there: Mapping[str, Any]) -> Comparison:
+    here = comparison.to_json()
+    if any(there.get(name) != here[name] for name in ("evaluations", "seed", "cluster")):
+        return comparison
+    same_policy = there.get("policy_sha256") == comparison.policy_sha256
+    found = {tuple(row[name] for name in ("file", "ops", "lower_bound_us")): row["methods"] for row in there["graphs"]}
+    for i, row in enumerate(comparison.rows):
+        for method, value in found.get((row.file, row.ops, row.lower_bound_us), {}).items():
+            if method in comparison.methods and (same_policy or method not in WITH_POLICY):
+                known = value["why_not"] if "why_not" in value else Entry.from_json(value)
+                comparison = comparison.completed(i, method, known)
+    return comparison
+
+
+def _write(comparison: Comparison) -> None:
+    folder, made_by = comparison.request.out, MadeBy(comparison.request.command)
+    if folder is None:
+        return
+    write_json(folder / f"{comparison.title}.json", signed(comparison.to_json(), made_by), compact=True)
+    write_bytes(folder / f"{comparison.title}.md", "\n".join([*comparison.lines(), "", f"`{made_by}`", ""]).encode())
+    if comparison.request.plot:
+        curves = {method: comparison.distribution(method) for method in comparison.methods}
+        save_distributions(folder / f"{comparison.title}.svg", comparison.title, curves, made_by)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

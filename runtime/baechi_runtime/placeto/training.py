@@ -1,0 +1,135 @@
+"""Training a policy on graphs of families: what `baechi placeto train` does. The same request goes on where its folder left off."""
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from baechi_ext.errors import OptionError
+from baechi_ext.ir import Cluster, OpGraph
+from baechi_ext.ir.files import make_folder
+from baechi_ext.ir.made_by import MadeBy
+from baechi_ext.place.placeto.checkpoint import load_policy, save_policy
+from baechi_ext.place.placeto.decisions import Decisions
+from baechi_ext.place.placeto.environment import Rules
+from baechi_ext.place.placeto.logs import Watch, csv_log, tensorboard_log
+from baechi_ext.place.placeto.policy import Policy, PolicyConfig
+from baechi_ext.place.placeto.resume import resume_training, save_training
+from baechi_ext.place.placeto.train import Trainer, TrainingConfig, TrainingProgress
+from baechi_ext.place.placeto.training_task import TrainingTask
+from baechi_runtime.placeto.graphs import Source
+from baechi_runtime.report.progress import progress
+from baechi_runtime.report.report import Report
+
+EXAM_SHARE = 4
+"""Every fourth graph is for exams: which policy is kept is not decided on what it learned from."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRequest:
+    """A policy to be trained, the graphs to train it on, and the folder it goes to."""
+
+    sources: Sequence[Source]
+    cluster: Cluster
+    out: Path
+    config: TrainingConfig
+    policy: str | None = None
+    """A file to begin with; None: a fresh policy made of `network`."""
+    network: PolicyConfig = PolicyConfig()  # noqa: RUF009 - frozen
+    episodes: int = 8
+    time_limit_seconds: float | None = None
+    tensorboard: bool = False
+    command: tuple[str, ...] = ()
+    """The command line, word by word."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingReport(Report):
+    """The state of a training when its command ends."""
+
+    file: str
+    updates: int
+    done: bool
+    exam: float
+    """The kept policy's result in exams: step over lower bound of its likeliest actions, the geometric mean of the exam graphs."""
+    graphs: int
+    exam_graphs: int
+
+    def facts(self) -> dict[str, Any]:
+        found = {name: getattr(self, name) for name in ("file", "updates", "done", "graphs", "exam_graphs")}
+        return {**found, "exam": None if math.isinf(self.exam) else self.exam}
+
+    def lines(self) -> list[str]:
+        exam = "" if math.isinf(self.exam) else f"; step over lower bound in exams on {self.exam_graphs} others: {self.exam:.4f}"
+        state = "done" if self.done else "not done; the same command goes on"
+        return [f"policy    {self.file}", f"training  {self.updates} updates on {self.graphs} graphs{exam} ({state})"]
+
+
+def train(request: TrainingRequest) -> TrainingReport:
+    """Trains until done or until the time limit, and writes the best policy to the folder `out`, with the training and its CSV file.
+
+    Raises OptionError where no graph leaves anything to decide, FileError or PolicyError for what can't be read, written or gone on
+    with, MissingBackendError without torch, safetensors, or TensorBoard where it is asked for. Where the user interrupts it, what
+    is trained by then is written, too.
+    """
+    make_folder(request.out)
+    policy = Policy.fresh(request.network, request.config.seed) if request.policy is None else load_policy(request.policy)
+    trainings, exams = _trainings(request, policy.config.visits)
+    trainer = Trainer(policy, trainings, request.config, exams)
+    state = request.out / "training"
+    if state.with_suffix(".json").exists():
+        resume_training(state, trainer)
+    logs: list[Watch] = [csv_log(request.out / "progress.csv")]
+    if request.tensorboard:
+        logs.append(tensorboard_log(request.out / "tensorboard"))
+    with progress(f"training on {len(trainings)} graphs") as show:
+
+        def watch(now: TrainingProgress) -> None:
+            for log in logs:
+                log(now)
+            show(news(now))
+            if now.updates % request.config.exam_every == 0:
+                save_training(state, trainer, MadeBy(request.command))
+
+        with contextlib.ExitStack() as stack:
+            stack.callback(_save, request, trainer)
+            trainer.run(watch, math.inf if request.time_limit_seconds is None else request.time_limit_seconds)
+    return TrainingReport(
+        str(request.out / "policy.json"), trainer.updates, trainer.done, trainer.best_exam, len(trainings), len(exams)
+    )
+
+
+def news(now: TrainingProgress) -> str:
+    """A line on how a training stands."""
+    best = "" if math.isinf(now.best) else f", best steps {now.best:.3f} x bound"
+    exam = "" if math.isinf(now.exam) else f", exam {now.exam:.3f} (best {now.best_exam:.3f})"
+    return f"update {now.updates}, episode {now.episodes}, reward {now.reward:.3f}{best}{exam}, {now.evaluations_per_second:.0f} plans/s"
+
+
+def _save(request: TrainingRequest, trainer: Trainer) -> None:
+    made_by = MadeBy(request.command)
+    save_training(request.out / "training", trainer, made_by)
+    sources = [source.name for source in request.sources]
+    training = {**request.config.to_json(), "sources": sources, "cluster": request.cluster.to_json(), "updates_made": trainer.updates}
+    exam = None if math.isinf(trainer.best_exam) else trainer.best_exam
+    save_policy(request.out / "policy", trainer.result, {**training, "exam": exam}, made_by)
+
+
+def _trainings(request: TrainingRequest, visits: int) -> tuple[list[TrainingTask], list[TrainingTask]]:
+    """Tasks to learn from, and tasks for exams: none where there are too few graphs."""
+    with progress("loading graphs"):
+        graphs = [graph for source in request.sources for graph in source.graphs("train").values()]
+        rules = Rules(visits=visits)
+
+        def trainings(some: Sequence[OpGraph], batch: int) -> list[TrainingTask]:
+            decided = (Decisions.of(graph, request.cluster) for graph in some)
+            return [TrainingTask(decisions, batch, rules) for decisions in decided if len(decisions) > 0]
+
+        exams = [graph for i, graph in enumerate(graphs) if i % EXAM_SHARE == EXAM_SHARE - 1]
+        taught = [graph for i, graph in enumerate(graphs) if i % EXAM_SHARE != EXAM_SHARE - 1]
+        found = trainings(taught, request.episodes), trainings(exams, 1)
+    if not found[0]:
+        raise OptionError(f"none of the {len(graphs)} graphs has an op; give sources with graphs to learn from")
+    return found

@@ -1,0 +1,1 @@
+"""Reports for people and as JSON: tables, plots, traces, the page of a run."""

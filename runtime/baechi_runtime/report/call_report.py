@@ -1,0 +1,167 @@
+"""The gain from placing the calls of a user's own module or training step: predicted, and measured in the user's own loop."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from baechi_ext.ir.plan import Plan
+from baechi_runtime.measure.parity_result import in_json
+from baechi_runtime.measure.samples import Measurement, Noise, Samples
+from baechi_runtime.report.report import PlanReport, predicted_text
+from baechi_runtime.report.tables import as_size, as_time
+
+INTERRUPTED = "the search for its plan was interrupted"
+"""The reason why a step that has a plan is not placed."""
+OTHER_SHAPES = "arguments of another shape"
+"""The reason why a call ran as it is between placed ones."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The outcome of comparing placed calls with unplaced ones."""
+
+    steps: int
+    of: int
+    """Calls that ran placed."""
+    last: int
+    """The number of the last one that was compared."""
+    max_rel_diff: float
+    rounding: tuple[str, ...] = ()
+    """Results and variables that rounding alone decides, and that may therefore differ."""
+
+    def __str__(self) -> str:
+        largest = f"largest relative difference {self.max_rel_diff:.2g}"
+        largest += f"; rounding decides {len(self.rounding)} variables" if self.rounding else ""
+        return f"verified {self.steps} of {self.of}, last at call {self.last} ({largest})"
+
+    def to_json(self) -> dict[str, Any]:
+        largest = in_json(self.max_rel_diff)
+        return {"steps": self.steps, "of": self.of, "last": self.last, "max_rel_diff": largest, "rounding": list(self.rounding)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallReport(PlanReport):
+    """The first placed call of a module, or of a training step; `refusal` says why calls run as they are, where they do."""
+
+    kind: Literal["module", "step"]
+    name: str
+    method: str
+    samples: Mapping[str, Samples]
+    """`placed` and `eager`, the unplaced ones, as far as they were timed: steps in which the call ran so, unplaced ones with the user's own
+    threads."""
+    verified: Verified
+    placed_steps: int
+    shapes: int
+    """Variants that are placed: shapes of the arguments, and states of what the module's code reads."""
+    unplaced_calls: Mapping[str, int]
+    """Reason why calls ran as they are -> number of calls."""
+    refusal: str
+    fragments: int
+    """Pieces that graph breaks cut the call into, which are planned together."""
+    setup_seconds: float | None = None
+    """Time for tracing, profiling and planning; None where it is not taken."""
+    graph_breaks: tuple[str, ...] = ()
+    recompiles: tuple[str, ...] = ()
+
+    @property
+    def plan(self) -> Plan | None:
+        return None if self.result is None else self.result.plan
+
+    @property
+    def unplaced_steps(self) -> int:
+        return sum(self.unplaced_calls.values())
+
+    @property
+    def saved_us(self) -> float | None:
+        """Microseconds that placing saves per step; None if nothing was measured."""
+        return self.samples["eager"].median - self.samples["placed"].median if len(self.samples) == 2 else None
+
+    def measurement(self, noise: Noise, busy_us: tuple[float, ...] = ()) -> Measurement:
+        """The calls as what a report of their step is made from; `busy_us` are medians, one per device, where they are known."""
+        return Measurement(self.samples, {"placed": busy_us}, noise.load_of_others, noise.oversubscribed, in_turn=False)
+
+    def paid_back(self) -> str:
+        """Say how long set-up took, what placing saves per step, and when that has paid back."""
+        if self.setup_seconds is None:
+            return ""
+        took = f"set-up took {self.setup_seconds:.1f} s"
+        if self.saved_us is None:
+            return took
+        if self.saved_us <= 0:
+            return f"{took}; placing saves nothing"
+        steps = int(self.setup_seconds * 1e6 / self.saved_us) + 1
+        return f"{took}, placing saves {as_time(self.saved_us)} a step: paid back at step {steps}"
+
+    def facts(self) -> dict[str, Any]:
+        peaks = () if self.result is None else self.result.timeline.peak_memory_bytes
+        return {
+            self.kind: self.name,
+            **{"transfers": 0, "bytes_moved": 0, **self.plan_facts(), "method": self.method},
+            "devices": list(self.devices),
+            "num_ops": list(self.num_ops),
+            "fragments": self.fragments,
+            "measured_step_us": self.measurement(Noise(None, oversubscribed=False)).steps_json(),
+            "peak_memory_bytes": {"predicted": list(peaks)},
+            "verification": self.verified.to_json(),
+            "placed_steps": self.placed_steps,
+            "unplaced_steps": self.unplaced_steps,
+            "unplaced_calls": dict(self.unplaced_calls),
+            "shapes": self.shapes,
+            "setup_seconds": self.setup_seconds,
+            "refusal": self.refusal,
+            "graph_breaks": list(self.graph_breaks),
+            "recompiles": list(self.recompiles),
+        }
+
+    def line(self) -> str:
+        """One line: what was placed and what it gained, or why not."""
+        return f"{self.name}: {'; '.join(filter(None, self._said()))}"
+
+    def _said(self) -> Iterator[str]:
+        if self.result is None or (self.refusal and not self.placed_steps):
+            yield f"not placed; {self.refusal or self._most_often()}"
+            yield self._predicted()
+        elif self.refusal:
+            yield f"placed for {self.placed_steps} steps, then as it is; {self.refusal}; {self.verified}"
+        else:
+            ops = " + ".join(map(str, self.num_ops))
+            yield f"{self.method}, {ops} ops on {', '.join(self.devices)}; {self.placed_steps} steps placed, {self.verified}"
+            if left_out := self.unplaced_calls.get(OTHER_SHAPES):
+                yield f"{left_out} steps of other shapes ran unplaced"
+            yield self._predicted()
+            yield self._measured()
+            yield "" if self.result.splits or len(self.devices) == 1 else self.result.why_whole
+        yield "" if self.result is None else self.paid_back()
+        yield f"{len(self.graph_breaks)} graph breaks, the first: {self.graph_breaks[0]}" if self.graph_breaks else ""
+
+    def _predicted(self) -> str:
+        if self.predicted_us is None or self.predicted_single_us is None:
+            return ""
+        return predicted_text(self.predicted_single_us, self.predicted_us)
+
+    def _measured(self) -> str:
+        if "placed" not in self.samples:
+            return ""
+        placed = self.samples["placed"].median
+        if "eager" not in self.samples:
+            return f"measured steps of {as_time(placed)} placed"
+        unplaced = self.samples["eager"].median
+        return f"measured steps of {as_time(placed)} placed, {as_time(unplaced)} as it is ({unplaced / placed:.2f} times)"
+
+    def _most_often(self) -> str:
+        if not self.unplaced_calls:
+            return "no training call of it ran to its end"
+        why, count = max(self.unplaced_calls.items(), key=lambda item: item[1])
+        return f"{count} calls ran as they are: {why}"
+
+    def lines(self) -> Iterator[str]:
+        yield self.line()
+        if self.result is not None:
+            timeline = self.result.timeline
+            for device, ops, peak in zip(self.devices, self.num_ops, timeline.peak_memory_bytes, strict=True):
+                yield f"  {device}: {ops} ops, {as_size(peak)} at most (predicted)"
+            yield f"  moved: {len(timeline.transfers)} tensors, {as_size(timeline.bytes_moved)} a step"
+        yield from (f"  note: {note}" for note in self.notes)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())

@@ -1,0 +1,112 @@
+"""`baechi export`: a plan in the formats of other programs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baechi_ext.ir import Plan
+from baechi_ext.ir.files import write_bytes, write_json
+from baechi_ext.ir.made_by import MadeBy, signed
+from baechi_ext.ir.split_spec import split_spec, stages_of
+from baechi_ext.simulate import Timeline, simulate
+from baechi_runtime.report.device_map_export import export_device_map
+from baechi_runtime.report.palette import device_colour, text_colour
+from baechi_runtime.report.tables import as_size, as_time
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """The content of the file, an object or text; what --json prints; and lines for people."""
+
+    content: dict[str, Any] | str
+    printed: dict[str, Any]
+    lines: Sequence[str]
+
+    def save(self, path: str) -> None:
+        """Writes the file. Raises FileError."""
+        if isinstance(self.content, str):
+            write_bytes(path, self.content.encode(errors="backslashreplace"))
+        else:
+            write_json(path, self.content)
+
+
+def export(plan: Plan, kind: str, made_by: MadeBy) -> Export:
+    """The plan in one of FORMATS, signed where that has a place for it. Raises GraphError or PlanError for what the format can't say."""
+    return FORMATS[kind][0](plan, made_by)
+
+
+def _device_map(plan: Plan, _: MadeBy) -> Export:
+    found = export_device_map(plan)
+    return Export(found.devices, found.to_json(), found.lines())
+
+
+def _split_spec(plan: Plan, _: MadeBy) -> Export:
+    graph, names = plan.graph, [device.name for device in plan.cluster.devices]
+    stages = stages_of(graph, plan.placement)
+    content = split_spec(stages)
+    times = [sum(graph.ops[v].compute_us for v in stage.ops) for stage in stages]
+    rows = [
+        {"device": stage.device, "begins": stage.begins, "forward_ops": len(stage.ops), "forward_us": us}
+        for stage, us in zip(stages, times, strict=True)
+    ]
+    lines = [
+        f"stage {i:<9} {names[stage.device]}, {stage.begins or 'from the start'}: {len(stage.ops)} forward ops, {as_time(us)}"
+        for i, (stage, us) in enumerate(zip(stages, times, strict=True))
+    ]
+    return Export(content, {"split_spec": content, "stages": rows}, lines)
+
+
+def _node_link(plan: Plan, made_by: MadeBy) -> Export:
+    """The graph file's object with the plan's and the simulated step's facts on its nodes."""
+    timeline, names = _simulated(plan), [device.name for device in plan.cluster.devices]
+    content = plan.graph.to_json()
+    content["graph"] = signed(content["graph"], made_by)
+    for v, node in enumerate(content["nodes"]):
+        device = plan.placement[v]
+        node |= {"device": device, "device_name": names[device], "start_us": timeline.start_us[v], "end_us": timeline.end_us[v]}
+    lines = [f"node-link       {len(content['nodes'])} nodes, {len(content['edges'])} edges; networkx.node_link_graph reads them"]
+    return Export(content, content, lines)
+
+
+def _dot(plan: Plan, made_by: MadeBy) -> Export:
+    """Graphviz: a node an op, coloured by its device; tensors that are sent are bold."""
+    graph, timeline = plan.graph, _simulated(plan)
+    lines = [f"// {made_by}", f"digraph {_quoted(graph.name or 'plan')} {{", '  rankdir=LR; node [shape=box, fontname="sans-serif"];']
+    for device, about in enumerate(plan.cluster.devices):
+        lines.append(f"  {_quoted(f'device {device}')} [label={_quoted(about.name)}, shape=plain, {_colours(device)}];")
+    for v, op in enumerate(graph.ops):
+        device, span = plan.placement[v], f"{as_time(timeline.start_us[v])} to {as_time(timeline.end_us[v])}"
+        label = _quoted(f"{op.id}\n{op.op}\n{span}" if op.op and op.op != op.id else f"{op.id}\n{span}")
+        lines.append(f"  {_quoted('op ' + op.id)} [label={label}, {_colours(device)}];")
+    for v, op in enumerate(graph.ops):
+        for t in graph.inputs[v]:
+            tensor = graph.tensors[t]
+            ends = f"{_quoted('op ' + graph.ops[tensor.producer].id)} -> {_quoted('op ' + op.id)}"
+            sent = plan.placement[tensor.producer] != plan.placement[v]
+            lines.append(f"  {ends}" + (f" [style=bold, label={_quoted(as_size(tensor.bytes))}]" if sent else "") + ";")
+    text = "\n".join([*lines, "}", ""])
+    return Export(text, {"dot": text}, [f"graph           {len(graph)} ops; dot -Tsvg draws it"])
+
+
+def _simulated(plan: Plan) -> Timeline:
+    return simulate(plan.graph, plan.cluster, plan.placement, plan.priority)
+
+
+def _colours(device: int) -> str:
+    colour = device_colour(device)
+    return f'fillcolor="{colour}", fontcolor="{text_colour(colour)}", style=filled'
+
+
+def _quoted(text: str) -> str:
+    """As DOT's grammar has strings: quotes and backslashes escaped, new lines as \\n, and no other control character."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return '"' + "".join(c if c.isprintable() else "?" for c in escaped) + '"'
+
+
+DEFAULT = "device_map"
+FORMATS: dict[str, tuple[Callable[[Plan, MadeBy], Export], str]] = {
+    "device_map": (_device_map, "accelerate's: module -> device, the nearest to the plan"),
+    "split_spec": (_split_spec, "torch.distributed.pipelining's: the modules before which stages begin, where the plan is a chain of them"),
+    "dot": (_dot, "Graphviz: the graph, coloured by device"),
+    "node_link": (_node_link, "networkx's node-link JSON, with device and times on the nodes"),
+}

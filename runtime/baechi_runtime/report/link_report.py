@@ -1,0 +1,96 @@
+"""Request and report of `baechi probe-links`: every directed pair of devices, tensors of 2^0 floats and more, a line per pair."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from baechi_ext.cost import bend_bytes
+from baechi_ext.ir import Cluster, Device
+from baechi_ext.ir.files import write_json
+from baechi_ext.ir.made_by import MadeBy, signed
+from baechi_runtime.measure.link_probe import LinkProbe
+from baechi_runtime.report.report import Report
+from baechi_runtime.report.tables import as_size
+
+_FLOAT_BYTES = 4
+_COPIES = 6
+"""Buffers of one size that a pair holds at a time, with room to spare."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRequest:
+    num_devices: int = 2
+    cuda: bool = False
+    split_gpu: bool = False
+    use_free_memory: bool = False
+    workers: str = "thread"
+    max_exponent: int = 29
+    """Tensors of up to 2^this floats, or what memory allows."""
+    out: str | None = None
+    samples: str | None = None
+    timeout_seconds: float = 300.0
+    framework: str = "torch"
+    command: tuple[str, ...] = ()
+    """The command line, word by word."""
+
+
+@dataclass(frozen=True)
+class LinkReport(Report):
+    """The probes of all directed pairs, and the cluster they make."""
+
+    cluster: Cluster
+    probes: dict[tuple[int, int], LinkProbe]
+    notes: tuple[str, ...] = ()
+    """The driver's notes on GPUs."""
+
+    def lines(self) -> list[str]:
+        """Per pair the cost function as Baechi prints it, how well it fits, and where it bends."""
+        found = list(self.notes)
+        for (source, target), probe in self.probes.items():
+            fit, sizes = probe.fit, sorted(probe.samples_us)
+            found.append(
+                f"{self.cluster.devices[source].name} -> {self.cluster.devices[target].name}, {as_size(sizes[0])} to {as_size(sizes[-1])}"
+            )
+            found.append(f"Communication cost function: {fit.us_per_byte:.6g} x + {fit.latency_us:.6g}")
+            bend = bend_bytes(probe.medians())
+            straight = "no bend" if bend is None else f"it bends at {as_size(bend)}"
+            found.append(f"  fit: r2 {fit.r_squared:.3f}, typically off by {probe.typical_error():.0%}; {straight}")
+            if probe.send is not None:
+                found.append(f"  of which the sender is busy {probe.send}, the receiver {probe.receive}")
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """The samples of every pair; `cluster` is what `--cluster` reads."""
+        pairs = [
+            {"source": self.cluster.devices[s].name, "target": self.cluster.devices[t].name, **probe.to_json()}
+            for (s, t), probe in self.probes.items()
+        ]
+        return {"cluster": self.cluster.to_json(), "pairs": pairs}
+
+
+def reported(
+    request: ProbeRequest,
+    devices: tuple[Device, ...],
+    probes: dict[tuple[int, int], LinkProbe],
+    *,
+    parallel: bool,
+    notes: tuple[str, ...] = (),
+) -> LinkReport:
+    """The report of all pairs, written where the request says."""
+    names = [d.name for d in devices]
+    links = {(names[s], names[t]): probe.to_link() for (s, t), probe in probes.items()}
+    cluster = Cluster(devices, next(iter(links.values())), links, parallel_transfers=parallel)
+    report, made_by = LinkReport(cluster, probes, notes), MadeBy(request.command)
+    if request.out is not None:
+        cluster.save(Path(request.out), made_by)
+    if request.samples is not None:
+        write_json(request.samples, signed(report.to_json(), made_by))
+    return report
+
+
+def sizes_bytes(max_exponent: int, num_devices: int) -> tuple[int, ...]:
+    """2^0 to 2^max_exponent floats, as far as the machine's free memory holds the copies that a pair keeps."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    fitting = [i for i in range(max_exponent + 1) if _FLOAT_BYTES * 2**i * _COPIES < free / num_devices * 2]
+    return tuple(_FLOAT_BYTES * 2**i for i in fitting)

@@ -1,0 +1,110 @@
+"""The data of a run's page, as one JSON value: ops, tensors and steps as columns, since graphs have thousands of ops."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from baechi_ext.explain import explain_plan
+from baechi_ext.explain.memory import memory_courses
+from baechi_ext.ir.measured import MeasuredStep
+from baechi_ext.ir.op_graph import PHASES, OpGraph
+from baechi_ext.simulate import Timeline
+from baechi_runtime.files.run_folder import RunFolder
+from baechi_runtime.report.page.choices import page_choices
+from baechi_runtime.report.page.headline import headline
+from baechi_runtime.report.palette import device_colour, text_colour
+from baechi_runtime.report.run_summary import Compared, summary_of
+
+
+def page_data(run: RunFolder, compared: Compared = Compared()) -> dict[str, Any]:  # noqa: B008 - frozen
+    """The page data of a run and, where there is one, a comparison; all times are microseconds. Raises FileError for a damaged report."""
+    summary = summary_of(run, compared)
+    return {
+        "headline": headline(run, summary),
+        "devices": _devices(run, summary.measured_peaks),
+        "phases": list(PHASES),
+        "ops": _ops(run.graph),
+        "tensors": _tensors(run.graph),
+        "placement": list(run.plan.placement),
+        "predicted": _predicted(run.timeline),
+        "measured": None if run.measured is None else _measured(run.graph, run.measured, len(run.plan.cluster)),
+        "methods": [row.to_json() for row in compared.rows],
+        "recommended": compared.recommended,
+        "recommendation": compared.summary.recommendation if run.report is not None else "",  # else it is the verdict
+        "explanation": _explanation(run),
+        "choices": page_choices(run),
+    }
+
+
+def _devices(run: RunFolder, measured: Sequence[float]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": device.name,
+            "limit_bytes": device.memory_bytes,
+            "speed": device.speed,
+            "colour": device_colour(i),
+            "text": text_colour(device_colour(i)),
+            "peak_predicted_bytes": run.timeline.peak_memory_bytes[i],
+            "peak_measured_bytes": measured[i] if i < len(measured) else None,
+        }
+        for i, device in enumerate(run.plan.cluster.devices)
+    ]
+
+
+def _ops(graph: OpGraph) -> dict[str, list[Any]]:
+    fields = ("id", "op", "compute_us", "persistent_bytes", "output_bytes", "temporary_bytes", "colocation", "module", "pin")
+    columns: dict[str, list[Any]] = {name: [getattr(op, name) for op in graph.ops] for name in fields}
+    return {
+        **columns,
+        "compute_us": _times(columns["compute_us"]),
+        "phase": [PHASES.index(op.phase) for op in graph.ops],
+        "forward_op": [graph.index.get(op.forward_op or "") for op in graph.ops],
+    }
+
+
+def _tensors(graph: OpGraph) -> dict[str, list[Any]]:
+    return {
+        "producer": [t.producer for t in graph.tensors],
+        "name": [t.name for t in graph.tensors],
+        "bytes": [t.bytes for t in graph.tensors],
+        "readers": [list(t.readers) for t in graph.tensors],
+    }
+
+
+def _predicted(timeline: Timeline) -> dict[str, Any]:
+    return {
+        "step_us": timeline.makespan_us,
+        "start_us": _times(timeline.start_us),
+        "end_us": _times(timeline.end_us),
+        "transfers": [[t.tensor, t.source, t.target, *_times((t.start_us, t.end_us))] for t in timeline.transfers],
+        "busy_us": _times(timeline.busy_us),
+        "critical": list(timeline.critical_path()),
+        "memory": [[_times(at_us for at_us, _ in course), [held for _, held in course]] for course in memory_courses(timeline)],
+    }
+
+
+def _measured(graph: OpGraph, step: MeasuredStep, devices: int) -> dict[str, Any]:
+    ran = step.by_id()
+    tensors = {(graph.ops[t.producer].id, t.name): i for i, t in enumerate(graph.tensors)}
+    seen = [ran.get(op.id) for op in graph.ops]
+    return {
+        "step_us": step.wall_us,
+        "executor": step.executor,
+        "clock": step.clock,
+        "start_us": [None if op is None else round(op.start_us, 2) for op in seen],
+        "end_us": [None if op is None else round(op.end_us, 2) for op in seen],
+        "transfers": [[tensors[t.op, t.tensor], t.source, t.target, *_times((t.start_us, t.end_us))] for t in step.transfers],
+        "busy_us": _times(step.busy_us(devices)),
+        "memory": None if step.memory is None else [[_times(h.at_us for h in held), [h.bytes for h in held]] for held in step.memory],
+        "notes": list(step.notes),
+    }
+
+
+def _explanation(run: RunFolder) -> dict[str, Any]:
+    """The explanation, without what can be seen in the timeline anyway."""
+    summary = explain_plan(run.plan).to_json()
+    kept = {name: summary[name] for name in ("transfers", "idle", "what_ifs")}
+    return {"critical_path": {"parts": summary["critical_path"]["parts"]}, **kept}
+
+
+def _times(us: Iterable[float]) -> list[float]:
+    return [round(float(t), 2) for t in us]

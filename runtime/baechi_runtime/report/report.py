@@ -1,0 +1,111 @@
+"""Reports of steps: what they share, which is one way into JSON, the fields of a plan, and each sentence once."""
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from baechi_ext.ir.files import SCHEMA_VERSION
+from baechi_ext.place.common import PlanResult
+from baechi_ext.simulate import Timeline
+from baechi_runtime.report.fields import number_of
+from baechi_runtime.report.tables import as_time
+
+
+class Report(ABC):
+    """The findings of a command, or on a placed module: lines for people, and one JSON object."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """All that is reported, in JSON (docs/files.md), but for the schema and who made it."""
+
+    @abstractmethod
+    def lines(self) -> Iterable[str]:
+        """For a person."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema_version": SCHEMA_VERSION, **self.facts()}
+
+    def print(self) -> None:
+        """Writes the lines on stdout."""
+        sys.stdout.write("".join(f"{line}\n" for line in self.lines()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanReport(Report):
+    """A report on a plan; `result` and `single` are None where there is no plan."""
+
+    result: PlanResult | None
+    single: Timeline | None
+    """The prediction for the same step on one device."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return () if self.result is None else tuple(d.name for d in self.result.timeline.cluster.devices)
+
+    @property
+    def num_ops(self) -> tuple[int, ...]:
+        """Ops on each device."""
+        return () if self.result is None else tuple(map(len, self.result.timeline.device_order()))
+
+    @property
+    def predicted_us(self) -> float | None:
+        return None if self.result is None else self.result.timeline.makespan_us
+
+    @property
+    def predicted_single_us(self) -> float | None:
+        return None if self.single is None else self.single.makespan_us
+
+    def plan_facts(self) -> dict[str, Any]:
+        """The fields of the plan, under the names that they have in every report."""
+        placed, single = self.predicted_us, self.predicted_single_us
+        facts: dict[str, Any] = {"predicted_step_us": {"single": single, "placed": placed}, "notes": list(self.notes)}
+        if self.result is None:
+            return facts
+        timeline = self.result.timeline
+        return facts | {
+            "method": self.result.plan.method,
+            "num_devices": len(self.result.plan.cluster),
+            "status": self.result.status,
+            "predicted_speedup": single / placed if single is not None and placed else 1.0,
+            "lower_bound_us": self.result.lower_bound_us,
+            "placement_seconds": self.result.placement_seconds,
+            "transfers": len(timeline.transfers),
+            "bytes_moved": timeline.bytes_moved,
+        }
+
+
+def labelled(label: str, text: str) -> str:
+    """A line of facts, as `made by` is one."""
+    return f"{label:<14} {text}"
+
+
+def prediction_error(predicted_us: float, measured_us: float) -> str:
+    """Says how far a prediction is off."""
+    error = predicted_us / measured_us - 1
+    return f"prediction {abs(error):.1%} too {'low' if error < 0 else 'high'}"
+
+
+def parity_text(parity: Mapping[str, Any]) -> str:
+    """Says how many tensors were compared, and how far they are apart, from the JSON of a parity; a difference that is null is infinite."""
+    largest, relative, compared = (number_of(parity, key) for key in ("max_abs_diff", "max_rel_diff", "compared"))
+    if largest is not None:
+        difference = f"difference {largest:.3g}"
+    else:
+        difference = "relative difference " + ("infinite" if relative is None and "max_rel_diff" in parity else f"{relative or 0.0:.3g}")
+    return f"{compared or 0:.0f} tensors, largest {difference}"
+
+
+def load_text(load_of_others: float | None) -> str:
+    share = "unknown" if load_of_others is None else f"{load_of_others:.1%} of the cores"
+    return f"{share} while measuring"
+
+
+def inconclusive(doubts: Iterable[str], advice: str) -> str:
+    return labelled("inconclusive", f"{'; '.join(doubts)}: run again on a quiet machine{advice}")
+
+
+def predicted_text(single_us: float, placed_us: float) -> str:
+    return f"predicted {as_time(single_us)} on one device, {as_time(placed_us)} placed"

@@ -1,0 +1,205 @@
+"""A group of worker processes, each of which runs its part of a step that is split by a strategy. All of them drive, in step."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from baechi_ext.errors import ExecutionError, OptionError
+from baechi_ext.shard.machine import Machine
+from baechi_runtime.drivers.backend import Trained
+from baechi_runtime.drivers.comparison import UNPLACED
+from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.files.checkpoint_folder import Shard
+from baechi_runtime.measure.parity_result import Parity
+from baechi_runtime.measure.samples import Measurement
+from baechi_runtime.measure.timing import StepTimes
+from baechi_runtime.models.registry import make_step
+from baechi_runtime.models.training_step import EagerStep, TrainingStep, optimizer_spec
+from baechi_runtime.report.progress import progress
+from baechi_runtime.sharding.align import lay_out
+from baechi_runtime.sharding.calibration import finish, measured_tera_flops
+from baechi_runtime.sharding.captured import CapturedGraph, captured_module
+from baechi_runtime.sharding.execute import ShardedStep
+from baechi_runtime.sharding.forecast import Forecast, Forecaster
+from baechi_runtime.sharding.layout import Layout
+from baechi_runtime.sharding.mesh import checked_shape, make_mesh
+from baechi_runtime.sharding.parity import check_parity
+from baechi_runtime.sharding.replicas import REPLICAS, ReplicaStep, replica_forecast
+from baechi_runtime.sharding.step_bytes import StepBytes, counted_bytes
+from baechi_runtime.sharding.strategies import Predicted
+from baechi_runtime.sharding.traffic import Traffic, counted
+from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_workers, cuda_workers
+from baechi_runtime.torch.measure import measure_on
+from baechi_runtime.torch.processes.environment import worker_place
+from baechi_runtime.torch.processes.worker_group import WorkerGroup
+
+UNSAVED = "--checkpoint is for placed models; drop it, or --sharding"
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A step, its graph and what a strategy of it is predicted from, the same on every process."""
+
+    step: TrainingStep
+    graph: CapturedGraph
+    machine: Machine
+    forecaster: Forecaster
+
+    @property
+    def whole(self) -> Forecast:
+        """The step that every process runs whole: torch's own, as it was measured beforehand, not our program of it."""
+        passes_us = self.machine.seconds(self.graph.flop) * 1e6
+        return Forecast(passes_us, update_us=self.forecaster.update_seconds * 1e6, traffic=Traffic())
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A step that is ready to run, its optimizer's included."""
+
+    run: Callable[[], Tensor]
+    weights: Sequence[Tensor]
+    """Tensors that it holds from step to step, gradients and the optimizer's state left out."""
+    optimizer: torch.optim.Optimizer
+
+
+def on_processes(request: TrainRequest, drive: Callable[["ShardBackend"], None]) -> bool:
+    """Runs `drive` on every process of the group; true on rank 0. Raises OptionError for a mesh of another number of processes,
+    ExecutionError where another number runs."""
+    rank, size = worker_place()
+    if size != request.num_devices:
+        raise ExecutionError(f"{size} workers were started for --num_devices={request.num_devices}; start one worker per device")
+    shape = checked_shape(size, request.mesh)
+    devices = (cuda_workers if request.cuda else cpu_workers)(size)
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # how gloo does things is no news
+    with WorkerGroup.join(request.timeout_seconds, devices[rank].torch_device):
+        devices[rank].enter()
+        drive(ShardBackend(request, shape, devices, rank))
+        dist.barrier()
+    return rank == 0
+
+
+class ShardBackend:
+    """This process among the others, over which a mesh is laid. Every process calls the same methods in the same order."""
+
+    def __init__(self, request: TrainRequest, shape: tuple[int, ...], devices: Sequence[TorchDevice], rank: int) -> None:
+        self.request, self.shape, self.devices = request, shape, tuple(devices)
+        self._device = devices[rank].torch_device
+        self.mesh = make_mesh(self._device.type, shape)
+
+    def capture(self) -> Captured:
+        """The request's model, with the costs that the processes and their links are measured to have."""
+        request, device = self.request, self._device
+        with progress(f"capturing the training step of {request.model}"):
+            step = make_step(request.model, request.model_options, optimizer_spec(request.optimizer, request.learning_rate))
+            step = step if device.type == "cpu" else step.replica(device)
+            graph = captured_module(step.module, step.inputs, name=step.name, batch=step.batch)
+        with progress("measuring the processes and their links"):
+            tera_flops = measured_tera_flops(step, graph.flop, device)
+            forecaster = Forecaster(graph, step, self.mesh, device)
+            machine = forecaster.machine(tera_flops, step.optimizer.slots)
+        return Captured(step, graph, machine, forecaster)
+
+    def replicated(self, captured: Captured, name: str) -> Predicted:
+        """One of torch's own ways to split the batch, REPLICAS, and its predicted step."""
+        forecast = replica_forecast(name, captured.step, captured.graph.batch, captured.forecaster, self._device)
+        return Predicted(name, [], forecast, "torch's own")
+
+    def load(self, captured: Captured, plan: Predicted) -> Loaded:
+        """The step, split by a strategy, or as torch does it."""
+        step = captured.step
+        if plan.name in REPLICAS:
+            replica = ReplicaStep(plan.name, step, captured.graph.batch)
+            return Loaded(replica.run, (*replica.module.parameters(), *replica.module.buffers()), replica.optimizer)
+        sharded = ShardedStep(captured.graph.forward, step.module, self._layouts(captured, plan), self.mesh)
+        optimizer = step.optimizer.make([p for p in sharded.parts.values() if p.requires_grad])
+
+        def run() -> Tensor:
+            loss = sharded.run_parts(*step.inputs)
+            optimizer.step()
+            return loss
+
+        return Loaded(run, (*sharded.parts.values(), *sharded.buffers.values()), optimizer)
+
+    def unsplit(self, captured: Captured) -> Loaded:
+        """The step that every process runs whole. It moves the captured step's weights, of which the others have copies."""
+        eager = EagerStep(captured.step, self._device)
+        return Loaded(eager.run, eager.weights, eager.optimizer)
+
+    def _layouts(self, captured: Captured, plan: Predicted) -> Mapping[str, Layout]:
+        return lay_out(captured.graph, plan.configurations, self.shape)
+
+    def check(self, captured: Captured, plan: Predicted) -> Parity | None:
+        """The parity of a split step with the whole one; None for torch's own data parallelism, whose dropout draws other numbers."""
+        return None if plan.name in REPLICAS else check_parity(captured.step, self._layouts(captured, plan), self.mesh)
+
+    def held(self, loaded: Loaded) -> tuple[StepBytes, ...]:
+        """Run a step, and count the bytes that each process holds in it."""
+        found: list[StepBytes] = [StepBytes(0, 0, 0, 0)] * dist.get_world_size()
+        dist.all_gather_object(found, counted_bytes(loaded.run, loaded.weights, loaded.optimizer))
+        return tuple(found)
+
+    def traffic(self, loaded: Loaded) -> Traffic:
+        """Run a step, and count what it sends."""
+        with counted() as traffic:
+            loaded.run()
+        return traffic
+
+    def measure(self, captured: Captured, loaded: Mapping[str, Loaded], num_steps: int, on_step: Callable[[int], None]) -> Measurement:
+        """Times `num_steps` rounds of the step that is not split and one of each loaded one; `on_step` is called with each round's number.
+        Random numbers begin anew."""
+        torch.manual_seed(captured.step.seed)
+        steps = {name: partial(self._timed, one) for name, one in {UNPLACED: self.unsplit(captured), **loaded}.items()}
+        return measure_on(self, steps, num_steps=num_steps, on_step=on_step)
+
+    def _timed(self, loaded: Loaded) -> StepTimes:
+        return StepTimes(self.run(loaded)[1], ())
+
+    def run(self, loaded: Loaded) -> tuple[float, float]:
+        """The loss of one step, and the microseconds of the slowest process."""
+        dist.barrier()
+        began = time.perf_counter_ns()
+        loss = loaded.run()
+        finish(self._device)
+        us = torch.tensor([(time.perf_counter_ns() - began) / 1000.0], dtype=torch.float64, device=self._device)
+        dist.all_reduce(us, dist.ReduceOp.MAX)
+        return loss.item(), us.item()
+
+    def cpu_seconds(self) -> float:
+        """CPU time that all processes have used."""
+        used = torch.tensor([sum(os.times()[:2])], dtype=torch.float64, device=self._device)
+        dist.all_reduce(used)
+        return used.item()
+
+    def trained(self, captured: Captured, loaded: Loaded) -> Trained:
+        """The loaded step as a training takes it."""
+        return _TrainedStep(self, captured.step.seed, loaded)
+
+
+@dataclass
+class _TrainedStep(Trained):
+    """See Trained. Parts of tensors are not kept: raises OptionError where they are to be."""
+
+    backend: ShardBackend
+    seed: int
+    loaded: Loaded
+    random_state: str = ""
+
+    def begin(self) -> None:
+        torch.manual_seed(self.seed)
+
+    def run(self) -> tuple[float, float]:
+        return self.backend.run(self.loaded)
+
+    def save(self, folder: Path) -> list[Shard]:
+        raise OptionError(UNSAVED)
+
+    def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:
+        raise OptionError(UNSAVED)

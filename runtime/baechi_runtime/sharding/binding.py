@@ -1,0 +1,91 @@
+"""Binding calls to nodes of the shard graph: which of a node's tensors each argument is, and what of the node's space can be run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import Tensor as Values
+from torch import fx
+from torch.distributed.tensor import Partial
+
+from baechi_ext.errors import ShardError
+from baechi_ext.shard.graph import Node, Tensor
+from baechi_ext.shard.prune import restricted
+from baechi_ext.shard.tables import Tables
+from baechi_runtime.sharding.captured import CapturedGraph
+from baechi_runtime.sharding.layout import Argument, Assignment, Layout, assignments, placements
+from baechi_runtime.sharding.rules import arguments, rule_of, splittable
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A call, its node, and the node's tensor for each of the call's arguments and results."""
+
+    call: fx.Node
+    node: Node
+    read: tuple[Tensor, ...]
+    written: tuple[Tensor, ...]
+
+    def assignments(self, configuration: Sequence[int], mesh: Sequence[int]) -> list[Assignment]:
+        """All ways to lay a configuration out that can be run; none where it can't."""
+        free = splittable(self.call, self.read, self.written)
+        if any(parts > 1 and axis not in free for axis, parts in enumerate(configuration)):
+            return []
+        return assignments(replace(self.node, inputs=self.read, outputs=self.written), configuration, mesh)
+
+    def layout(self, assignment: Assignment) -> Layout:
+        read = tuple(Argument.of(tensor, assignment) for tensor in self.read)
+        return Layout(assignment, read, tuple(placements(tensor, assignment, Partial()) for tensor in self.written))
+
+
+def bind(captured: CapturedGraph) -> dict[str, Bound]:
+    """Bind each node of the shard graph, by name, to its call in the forward graph. Raises ShardError for a node that is no call."""
+    calls = {call.name: call for call in captured.forward.nodes}
+    graph = captured.graph
+    missing = [node.name for node in graph.nodes if node.name not in calls]
+    if missing:
+        raise ShardError(f"{missing[0]} of shard graph {graph.name} is not a call of {captured.forward.name}; derive it from this model")
+    return {node.name: _bound(calls[node.name], node, captured) for node in graph.nodes}
+
+
+def executable(tables: Tables, bound: dict[str, Bound], mesh: Sequence[int]) -> Tables:
+    """The tables with only those configurations that can be run on a mesh; the one that splits nothing always can."""
+    known: dict[object, np.ndarray] = {}
+    kept = []
+    for node, space in zip(tables.graph.nodes, tables.spaces, strict=True):
+        b = bound[node.name]
+        free = splittable(b.call, b.read, b.written)
+        key = (node.axes, node.contiguous, node.terms, b.read, b.written, node.weights, node.inputs, node.outputs, frozenset(free))
+        if key not in known:
+            known[key] = np.array([i for i, row in enumerate(space) if b.assignments(row.tolist(), mesh)], np.int64)
+        kept.append(known[key])
+    return restricted(tables, kept)
+
+
+def _bound(call: fx.Node, node: Node, captured: CapturedGraph) -> Bound:
+    results = call.meta["val"] if isinstance(call.meta["val"], list | tuple) else [call.meta["val"]]
+    written = node.outputs[: sum(isinstance(value, Values) for value in results)]
+    return Bound(call, node, _read(call, written[0], list(captured.reads[node.name])), written)
+
+
+def _read(call: fx.Node, result: Tensor, reads: list[tuple[str, Tensor]]) -> tuple[Tensor, ...]:
+    """The tensors in the order of the call's arguments; what the node does not mention is read along with the result, or whole."""
+    rule = rule_of(call)
+    found = []
+    for argument in arguments(call):
+        shape = tuple(getattr(argument.meta.get("val"), "shape", ()))
+        at = next((i for i, (name, _) in enumerate(reads) if name == argument.name), None)
+        if at is not None:
+            found.append(reads.pop(at)[1])
+        elif rule is not None and rule.aligned:
+            found.append(_broadcast(result, shape))
+        else:
+            found.append(Tensor(shape, ((),) * len(shape)))
+    return tuple(found)
+
+
+def _broadcast(result: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor of that shape that is read element by element with the result."""
+    skipped = len(result.shape) - len(shape)
+    axes = (result.axes[skipped + i] if size == result.shape[skipped + i] else () for i, size in enumerate(shape))
+    return Tensor(shape, tuple(axes))

@@ -1,0 +1,222 @@
+"""The predicted time of a split step: its calls on their parts, its messages, its update, and what running all this adds.
+
+Each piece is measured once, while all processes do the same: calls on parts of their tensors (`PartTimes`), messages by size (`Links`), the
+optimizer's update of all weights, and, as what the executor adds to a call, what the step that is not split takes beside its calls.
+Nothing is taken to overlap: where processes are CPU cores, messages take the cores that would compute.
+"""
+
+import operator
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import fx
+from torch.distributed.device_mesh import DeviceMesh
+
+from baechi_ext.shard.graph import Node, Strategy
+from baechi_ext.shard.machine import Costs, Machine
+from baechi_ext.shard.tables import Configurations, Tables
+from baechi_ext.shard.terms import AllReduce, Shares
+from baechi_runtime.models.training_step import TrainingStep
+from baechi_runtime.sharding.align import lay_out
+from baechi_runtime.sharding.binding import bind
+from baechi_runtime.sharding.calibration import agreed, finish
+from baechi_runtime.sharding.captured import CapturedGraph
+from baechi_runtime.sharding.execute import ShardedStep
+from baechi_runtime.sharding.gradients import buckets
+from baechi_runtime.sharding.links import Links, probed_links
+from baechi_runtime.sharding.mesh import groups
+from baechi_runtime.sharding.moves import part_shape
+from baechi_runtime.sharding.part_times import PartTimes
+from baechi_runtime.sharding.program import Program, computes
+from baechi_runtime.sharding.rules import is_plain
+from baechi_runtime.sharding.traffic import Traffic
+
+_STEPS = 4
+_SUM_BYTES = 1 << 12, 1 << 22
+"""Sizes of the sums that tell how fast these go round."""
+PARTS = ("calls_us", "moves_us", "gradients_us", "update_us", "executor_us")
+GRADIENT_SUM = "allreduce"
+"""The kind that `counted` gives to messages by which gradients are added up."""
+_OUTSIDE = ("output sum", "input gradient", "weight gradient")
+"""The sums that calls leave to the executor; others are made inside of calls, and measured with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Microseconds of a step: calls on their parts, moving parts, adding gradients of weights up, the update, and running it all.
+
+    `layers`: what each call adds to these, and `traffic`, what a process sends, both where they are known: `torch`'s own steps are not
+    looked into.
+    """
+
+    calls_us: float
+    moves_us: float = 0.0
+    gradients_us: float = 0.0
+    update_us: float = 0.0
+    executor_us: float = 0.0
+    layers: Mapping[str, "Forecast"] = field(default_factory=dict)
+    traffic: Traffic | None = None
+
+    @property
+    def step_us(self) -> float:
+        return sum(self.to_json().values())
+
+    def to_json(self) -> dict[str, float]:
+        """The parts that add up to the step."""
+        return {part: getattr(self, part) for part in PARTS}
+
+
+def _in_us(seconds: Iterable[float]) -> Forecast:
+    """The forecast of these parts, which are in the order of PARTS."""
+    calls, moves, gradients, update, executor = (1e6 * part for part in seconds)
+    return Forecast(calls, moves, gradients, update, executor)
+
+
+class Forecaster:
+    """Forecasts of a model's step on a mesh. Every process has to make one, and to ask it the same; each gets the same answers."""
+
+    def __init__(self, model: CapturedGraph, step: TrainingStep, mesh: DeviceMesh, device: torch.device) -> None:
+        self.model, self.mesh, self.shape = model, mesh, tuple(mesh.shape)
+        self.links: Links = probed_links(mesh, device)
+        self._times = PartTimes(model.forward, mesh, device)
+        self._bound = bind(model)
+        self._weights = {name: p for name, p in step.module.named_parameters() if p.requires_grad}
+        self._known: dict[tuple[tuple[int, ...], ...], Forecast] = {}
+        self._calls = [call for call in model.forward.nodes if _is_measured(call)]
+        self.update_seconds, whole_seconds = _whole_step(model, step, mesh, device)
+        program = Program(model.forward, {}, mesh)
+        self._times.measure((call, program.layout(call)) for call in self._calls)
+        calls = sum(self._times.seconds(call, program.layout(call)) for call in self._calls)
+        self.call_seconds = max(whole_seconds - calls, 0.0) / len(self._calls)
+        """Seconds that the executor adds to a call, and that a call takes longer in a step than by itself."""
+
+    def machine(self, tera_flops: float, optimizer_words: int) -> Machine:
+        """The processes as the search sees them: how fast each computes, how fast a sum goes round in a ring, and what a move takes as the
+        latency of its two messages."""
+        n = dist.get_world_size()
+        if n == 1:
+            return Machine(devices=1, tera_flops=tera_flops, optimizer_words=optimizer_words)
+        small, large = (self.links.seconds("all_reduce", size, n) for size in _SUM_BYTES)
+        sent = 2 * (n - 1) / n * (_SUM_BYTES[1] - _SUM_BYTES[0])
+        move = self.links.seconds("all_gather", 0, n) + self.links.seconds("reduce_scatter_tensor", 0, n) + self.links.move_seconds
+        return Machine(
+            devices=n,
+            tera_flops=tera_flops,
+            gigabytes_per_second=sent / max(large - small, 1e-9) / 1e9,
+            latency_us=move / 2 * 1e6,
+            optimizer_words=optimizer_words,
+        )
+
+    def step(self, strategy: Strategy) -> Forecast:
+        """The step of a strategy that can be run. Raises ShardError for another one."""
+        key = tuple(map(tuple, strategy))
+        if key not in self._known:
+            layouts = lay_out(self.model, strategy, self.shape)
+            self._known[key] = self._of(Program(self.model.forward, layouts, self.mesh))
+        return self._known[key]
+
+    def _of(self, program: Program) -> Forecast:
+        pairs = [(call, program.layout(call)) for call in self._calls]
+        self._times.measure(pairs)
+        seconds: dict[str, dict[str, float]] = {part: defaultdict(float) for part in PARTS}
+        traffic = Traffic()
+        for call, layout in pairs:
+            seconds["calls_us"][call.name] += self._times.seconds(call, layout)
+            seconds["executor_us"][call.name] += self.call_seconds
+            traffic += self._times.traffic(call, layout)
+        for planned in program.moves:
+            seconds["moves_us"][planned.reader] += self.links.move_seconds
+            for message in planned.messages:
+                size = message.words * planned.number_bytes
+                seconds["moves_us"][planned.reader] += self.links.seconds(message.kind, size, message.processes)
+                traffic.add(message.kind, size, message.processes)
+        shapes = {n: part_shape(tuple(p.shape), program.placements(n), self.mesh) for n, p in self._weights.items()}
+        for name, shape in shapes.items():
+            seconds["update_us"][program.readers.get(name, "")] += self.update_seconds * prod(shape) / self._words
+        for name, share in self._gradients(program, shapes, traffic).items():
+            seconds["gradients_us"][program.readers[name]] += share
+        names = dict.fromkeys(name for part in seconds.values() for name in part)
+        layers = {name: _in_us(seconds[part][name] for part in PARTS) for name in names}
+        return replace(_in_us(sum(seconds[part].values()) for part in PARTS), layers=layers, traffic=traffic)
+
+    def _gradients(self, program: Program, shapes: dict[str, tuple[int, ...]], traffic: Traffic) -> dict[str, float]:
+        """Seconds of adding up each weight's gradient: its part, by size, of those of its message. What is sent is added to `traffic`."""
+        sizes = {name: (prod(shape) * self._weights[name].element_size(), self._weights[name].dtype) for name, shape in shapes.items()}
+        over = {name: dims for name, dims in reversed(program.summed.items()) if dims and name in sizes}
+        shares: dict[str, float] = {}
+        for names, dims in buckets(sizes, over):
+            size = sum(sizes[name][0] for name in names)
+            seconds = self.links.copy_seconds * size * (len(names) > 1)
+            for group in groups(self.mesh, dims):
+                seconds += self.links.seconds("all_reduce", size, group.size())
+                traffic.add(GRADIENT_SUM, size, group.size())
+            shares |= {name: seconds * sizes[name][0] / size for name in names}
+        return shares
+
+    def tables(self, tables: Tables) -> Tables:
+        """The tables of what can be run, with measured times of calls and updates in place of counted operations.
+
+        A message about a weight's gradient counts by its size alone: many go together.
+        """
+        layouts = [
+            [bound.layout(bound.assignments(row, self.shape)[0]) for row in space.tolist()]
+            for bound, space in zip(map(self._bound.__getitem__, (n.name for n in tables.graph.nodes)), tables.spaces, strict=True)
+        ]
+        calls = [self._bound[node.name].call for node in tables.graph.nodes]
+        measured = [_is_measured(call) for call in calls]
+        self._times.measure((c, layout) for c, ways, m in zip(calls, layouts, measured, strict=True) if m for layout in ways)
+        rate = tables.machine.tera_flops * 1e12
+        known: dict[bytes, Costs] = {}
+        found = []
+        for node, space, call, ways, m in zip(tables.graph.nodes, tables.spaces, calls, layouts, measured, strict=True):
+            seconds = np.array([self._times.seconds(call, layout) if m else 0.0 for layout in ways])
+            costs = rate * (seconds + self._update_share(node, space)) + _sums(node, space, tables.machine)
+            found.append(known.setdefault(costs.tobytes(), costs))  # nodes that are alike share their tables
+        return replace(tables, costs=tuple(found))
+
+    def _update_share(self, node: Node, space: Configurations) -> Costs:
+        """Seconds of the update of a node's weights, by configuration."""
+        words = sum(w.words / space[:, [a for axes in w.axes for a in axes]].prod(axis=1) for w in node.weights)
+        return self.update_seconds * words / self._words + np.zeros(len(space))
+
+    @cached_property
+    def _words(self) -> int:
+        return sum(p.numel() for p in self._weights.values())
+
+
+def _sums(node: Node, space: Configurations, machine: Machine) -> Costs:
+    """Costs of the sums that a node leaves to the executor, by configuration."""
+    by_size = replace(machine, latency_us=0.0)
+    costs = np.zeros(len(space))
+    for term in node.terms:
+        if isinstance(term, AllReduce) and term.kind in _OUTSIDE:
+            costs = costs + term.cost(Shares(node.sizes, space, by_size if term.hides else machine))
+    return costs
+
+
+def _is_measured(call: fx.Node) -> bool:
+    return is_plain(call) and computes(call) and call.meta.get("val") is not None and call.target is not operator.getitem
+
+
+def _whole_step(model: CapturedGraph, step: TrainingStep, mesh: DeviceMesh, device: torch.device) -> tuple[float, float]:
+    """Seconds of the update of all weights, and of the rest of a step that every process runs whole."""
+    sharded = ShardedStep(model.forward, step.module, {}, mesh)
+    optimizer = step.optimizer.make([p for p in sharded.parts.values() if p.requires_grad])
+    updates, rests = [], []
+    for _ in range(_STEPS):
+        dist.barrier()
+        times = [time.perf_counter()]
+        for action in (lambda: sharded.run_parts(*step.inputs), optimizer.step):
+            action()
+            finish(device)
+            times.append(time.perf_counter())
+        rests.append(times[1] - times[0])
+        updates.append(times[2] - times[1])
+    return agreed(min(updates[1:]), device), agreed(min(rests[1:]), device)

@@ -1,0 +1,108 @@
+"""Where the parts of a node's tensors are: which dimensions of the device mesh split which of the node's axes.
+
+The mesh has a dimension for every prime factor of the process count, so that any divisor of it is a product of some. A configuration is
+laid out by giving each axis as many mesh dimensions as make its split; mesh dimensions that are left over hold copies.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+
+from baechi_ext.shard.graph import Node, Tensor
+
+Placements = tuple[Placement, ...]
+"""A placement for each mesh dimension."""
+Assignment = tuple[int | None, ...]
+"""For each mesh dimension the axis that it splits; None: it holds copies."""
+
+
+def mesh_shape(processes: int) -> tuple[int, ...]:
+    """The prime factors of a process count, largest first: the outermost dimension is between machines. (1,) for one process."""
+    factors, rest, divisor = [], processes, 2
+    while rest > 1:
+        while rest % divisor == 0:
+            factors.append(divisor)
+            rest //= divisor
+        divisor += 1
+    return tuple(reversed(factors)) or (1,)
+
+
+def assignments(node: Node, configuration: Sequence[int], mesh: Sequence[int]) -> list[Assignment]:
+    """All ways to lay a configuration out on a mesh; none where the mesh, or DTensor, can't express it.
+
+    DTensor splits a dimension of a tensor over mesh dimensions from the outermost on. So where several axes split one dimension, those of
+    the outer axis have to come first, and an inner axis can only be split where the outer one is split to the last.
+    """
+    if any(not _whole_pieces(node, tensor, configuration) for tensor in _tensors(node)):
+        return []
+    return [a for a in _products(tuple(configuration), tuple(mesh)) if all(_in_order(t, a) for t in _tensors(node))]
+
+
+def _tensors(node: Node) -> tuple[Tensor, ...]:
+    return (*node.inputs, *node.outputs, *node.weights)
+
+
+def _products(rest: tuple[int, ...], mesh: tuple[int, ...]) -> Iterator[Assignment]:
+    if not mesh:
+        if all(parts == 1 for parts in rest):
+            yield ()
+        return
+    for axis in (*range(len(rest)), None):
+        if axis is None:
+            left = rest
+        elif rest[axis] % mesh[0]:
+            continue
+        else:
+            left = (*rest[:axis], rest[axis] // mesh[0], *rest[axis + 1 :])
+        yield from ((axis, *others) for others in _products(left, mesh[1:]))
+
+
+def _whole_pieces(node: Node, tensor: Tensor, configuration: Sequence[int]) -> bool:
+    for size, axes in zip(tensor.shape, tensor.axes, strict=True):
+        parts, free = 1, True
+        for axis in axes:
+            if configuration[axis] > 1 and not free:
+                return False
+            free &= configuration[axis] == node.axes[axis].size
+            parts *= configuration[axis]
+        if size % parts:
+            return False
+    split = [axis for axes in tensor.axes for axis in axes if configuration[axis] > 1]
+    return len(split) == len(set(split))
+
+
+def _in_order(tensor: Tensor, assignment: Assignment) -> bool:
+    used = ([axes.index(axis) for axis in assignment if axis in axes] for axes in tensor.axes)
+    return all(places == sorted(places) for places in used)
+
+
+def placements(tensor: Tensor, assignment: Assignment, absent: Placement) -> Placements:
+    """Where a tensor's parts are. `absent` is its placement on mesh dimensions whose axis it does not have: Replicate() of what is read,
+    Partial() of a sum over that axis, and of the gradient of what is read."""
+    found: list[Placement] = []
+    for axis in assignment:
+        dims = [i for i, axes in enumerate(tensor.axes) if axis in axes]
+        found.append(Replicate() if axis is None else Shard(dims[0]) if dims else absent)
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor as it is read: `placements` of its values, `gradient` of what backward gives for it."""
+
+    placements: Placements
+    gradient: Placements
+
+    @classmethod
+    def of(cls, tensor: Tensor, assignment: Assignment) -> "Argument":
+        return cls(placements(tensor, assignment, Replicate()), placements(tensor, assignment, Partial()))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A node laid out: how it reads its tensors, in the order of its arguments, and where what it writes is."""
+
+    assignment: Assignment
+    arguments: tuple[Argument, ...]
+    outputs: tuple[Placements, ...]

@@ -1,0 +1,244 @@
+"""`baechi pase`: searches the best sharding of a network, once or several times, and says what was found."""
+
+import cProfile
+import io
+import pstats
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from baechi_ext.errors import ShardError
+from baechi_ext.ir.files import require_writable, write_bytes
+from baechi_ext.ir.made_by import MadeBy
+from baechi_ext.shard.analysis import LayerCost, layer_costs
+from baechi_ext.shard.baselines import Baseline, experts, random_walk
+from baechi_ext.shard.dot import dot
+from baechi_ext.shard.graph import ShardGraph
+from baechi_ext.shard.machine import Machine
+from baechi_ext.shard.networks import network
+from baechi_ext.shard.plan import ShardPlan
+from baechi_ext.shard.search import Found, SearchOptions, search
+from baechi_runtime.models.registry import ModelOptions
+from baechi_runtime.report.report import Report
+from baechi_runtime.report.tables import as_size, as_time
+
+if TYPE_CHECKING:
+    from baechi_runtime.sharding.captured import CapturedGraph
+
+WARMUP, REPEATS = 2, 5
+_PROFILED = 30
+"""Lines of a profile that are printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaseRequest:
+    """A network by name, with its batch and hidden width (None: the published one), a machine, and how to search and what to report.
+
+    `script`: the network is the model that this one trains first. `model_options`: it is the captured model of that name, and its batch is
+    among them; `cost_path`: a profile of it. `executable`: only strategies that `baechi train --sharding` can run.
+    """
+
+    graph: str
+    batch: int
+    width: int | None
+    cost_model: str
+    splits_images: bool
+    machine: Machine
+    options: SearchOptions
+    script: str | None = None
+    script_arguments: tuple[str, ...] = ()
+    model_options: ModelOptions | None = None
+    cost_path: str | None = None
+    executable: bool = False
+    measure: bool = False
+    profile: bool = False
+    analyse: bool = False
+    compare: bool = False
+    dump: str | None = None
+    out: str | None = None
+    command: tuple[str, ...] = ()
+    """The command line, word by word."""
+
+
+@dataclass(frozen=True)
+class PaseReport(Report):
+    """The strategy found, and, where asked for: the seconds of each repeat, a profile, costs by layer, and what others would do."""
+
+    request: PaseRequest
+    found: Found
+    plan: ShardPlan
+    seconds: list[float]
+    profile: str
+    layers: list[LayerCost]
+    others: list[Baseline]
+    model: "CapturedGraph | None" = None
+    executable: str = ""
+    """Says what it costs that the strategy can be run."""
+
+    def facts(self) -> dict[str, Any]:
+        """For a program."""
+        elimination = self.found.elimination
+        facts: dict[str, Any] = {
+            "search_seconds": self.seconds,
+            "seconds": self.found.seconds,
+            "configurations": sum(self.found.tables.sizes),
+            "largest_table_bytes": 8 * elimination.largest,
+            "operations": elimination.operations,
+            "width": elimination.width,
+        }
+        if self.model is not None:
+            facts["captured"] = self.model.to_json()
+        if self.executable:
+            facts["executable"] = self.executable
+        if self.layers:
+            facts["layers"] = [{"name": c.name, "own_flop": c.own, "kinds_flop": c.kinds, "moved_flop": c.moved} for c in self.layers]
+        if self.others:
+            facts["others"] = [{"name": b.name, "cost_flop": b.cost, "note": b.note} for b in self.others]
+        return {**self.plan.to_json(), **facts}
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        plan, found, elimination = self.plan, self.found, self.found.elimination
+        graph = found.tables.graph
+        bound = "" if plan.status == "optimal" else f"; none costs less than {plan.lower_bound_flop:,.0f} ({self._gap():.2%} less)"
+        largest = f"the largest over {elimination.width} layers, {as_size(8 * elimination.largest)}"
+        facts = {
+            "graph": f"{graph.name}, {len(graph.nodes)} layers, batch {plan.batch}, on {plan.devices} devices",
+            "minimum cost": f"{plan.cost_flop:,.0f} FLOP a device ({plan.status}{bound})",
+            "predicted step": f"{as_time(plan.predicted_step_us)} ({plan.cost_model} cost model)",
+            "held": f"{as_size(plan.held_bytes)} a device (parameters, gradients, optimizer state, activations)",
+            "search": f"{as_time(statistics.median(self.seconds) * 1e6)}{self._spread()}",
+            "tables": f"{sum(found.tables.sizes)} configurations; {largest}",
+            **({} if self.model is None else self.model.facts()),
+            **({"executable": self.executable} if self.executable else {}),
+            "shard plan": self.request.out or "not written (no --out)",
+        }
+        width = max(map(len, facts))
+        lines = [*self._strategy(), "", *(f"{name:<{width}}  {value}" for name, value in facts.items())]
+        if self.others:
+            lines += ["", *self._comparison()]
+        if self.layers:
+            lines += ["", *self._analysis()]
+        return [*lines, "", *self.profile.splitlines()] if self.profile else lines
+
+    def _gap(self) -> float:
+        return 1 - self.plan.lower_bound_flop / self.plan.cost_flop
+
+    def _spread(self) -> str:
+        if len(self.seconds) == 1:
+            return ""
+        return f" ({as_time(min(self.seconds) * 1e6)} to {as_time(max(self.seconds) * 1e6)}, median of {len(self.seconds)} after {WARMUP})"
+
+    def _strategy(self) -> Iterator[str]:
+        """A line a layer."""
+        rows: list[tuple[str, str, str]] = []
+        for name, layer in self.plan.shard.items():
+            loops = ", ".join(f"{axis} {size}" for axis, size in layer.sizes.items())
+            splits = ", ".join(f"{axis} {parts}" for axis, parts in layer.splits.items()) or "not split"
+            rows.append((name, splits, loops))
+        widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
+        yield f"{'layer':<{widths[0]}}  {'split into':<{widths[1]}}  iteration space"
+        yield from (f"{name:<{widths[0]}}  {splits:<{widths[1]}}  {loops}" for name, splits, loops in rows)
+
+    def _comparison(self) -> Iterator[str]:
+        """A table of what others would cost, in multiples of what was found."""
+        width = max(len(other.name) for other in self.others)
+        yield f"{'others':<{width}}  x as much  what it is"
+        for other in self.others:
+            yield f"{other.name:<{width}}  {other.cost / self.plan.cost_flop:9.3f}  {other.note}".rstrip()
+
+    def _analysis(self) -> Iterator[str]:
+        """The kinds of cost, then each layer's parts."""
+        total = self.plan.cost_flop or 1.0
+        kinds: dict[str, float] = defaultdict(float)
+        for layer in self.layers:
+            for kind, cost in (*layer.kinds.items(), ("moving tensors", layer.moved)):
+                kinds[kind] += cost
+        yield "where the cost lies"
+        for kind, cost in sorted(kinds.items(), key=itemgetter(1), reverse=True):
+            yield f"  {kind:<16} {cost / total:7.2%}  {cost:,.0f}"
+        width = max(len(layer.name) for layer in self.layers)
+        yield f"  {'layer':<{width}}    total  compute  communication  moving its inputs"
+        for layer in self.layers:
+            compute = layer.kinds.get("compute", 0.0)
+            parts = [part / total for part in (layer.total, compute, layer.own - compute, layer.moved)]
+            yield f"  {layer.name:<{width}}  {parts[0]:7.2%}  {parts[1]:7.2%}  {parts[2]:13.2%}  {parts[3]:17.2%}"
+
+
+def run(request: PaseRequest, model: "CapturedGraph | None" = None) -> PaseReport:
+    """Searches as asked, writes the files that were asked for, and returns the report. `model`: what was captured, to be sharded.
+
+    Raises ShardError for what can't be searched, FileError for files that can't be written.
+    """
+    for path in (request.out, request.dump):
+        if path is not None:
+            require_writable(path)
+    batch, devices = request.batch if model is None else model.batch, request.machine.devices
+    if batch < devices:
+        raise ShardError(f"a batch of {batch} is smaller than {devices} processors; give a batch of that (-b) or fewer (-p)")
+    graph = _graph(request, model)
+    if request.dump is not None:
+        write_bytes(request.dump, f"// {MadeBy(request.command)}\n{dot(graph)}".encode())
+    seconds: list[float] = []
+    profile = cProfile.Profile()
+    for i in range(WARMUP + REPEATS if request.measure else 1):
+        if request.profile and not i:
+            profile.enable()
+        started = time.perf_counter()
+        found, executable = _search(request, model)
+        if i >= WARMUP or not request.measure:
+            seconds.append(time.perf_counter() - started)
+        profile.disable()
+    plan = ShardPlan.of(found, batch, request.cost_model, _options(request))
+    if request.out is not None:
+        plan.save(Path(request.out), MadeBy(request.command))
+    layers = layer_costs(found.tables, found.choice) if request.analyse else []
+    others = _others(found, statistics.median(seconds)) if request.compare else []
+    return PaseReport(request, found, plan, seconds, _text(profile) if request.profile else "", layers, others, model, executable)
+
+
+def _search(request: PaseRequest, model: "CapturedGraph | None") -> tuple[Found, str]:
+    """Searches for a strategy; with the result, where it must be runnable, a line on what that costs."""
+    if not request.executable:
+        return search(_graph(request, model), request.machine, request.options), ""
+    if model is None:
+        raise ShardError("--executable is for what can be run, a captured model; give --model_name or a script, or drop it")
+    from baechi_runtime.sharding.layout import mesh_shape
+    from baechi_runtime.sharding.strategies import search_runnable
+
+    mesh = mesh_shape(request.machine.devices)
+    searched = search_runnable(model, request.machine, mesh, request.options)
+    return searched.found, searched.line()
+
+
+def _others(found: Found, seconds: float) -> list[Baseline]:
+    """The others to compare with; the random walk begins with the best of the experts and gets as long as the search took."""
+    known = experts(found.tables)
+    return [*known, random_walk(found.tables, min(known, key=lambda b: b.cost), seconds=seconds)]
+
+
+def _graph(request: PaseRequest, model: "CapturedGraph | None") -> ShardGraph:
+    if model is not None:
+        return model.graph
+    return network(request.graph, request.batch, request.width, cost_model=request.cost_model, splits_images=request.splits_images)
+
+
+def _options(request: PaseRequest) -> dict[str, Any]:
+    """The options by which the plan was made, as far as they are not the default."""
+    machine, plain = request.machine, Machine(devices=request.machine.devices)
+    names = [name for name in Machine.__dataclass_fields__ if name not in ("devices", "flop_per_word")]
+    changed = {name: getattr(machine, name) for name in names if getattr(machine, name) != getattr(plain, name)}
+    if request.model_options is not None:
+        changed |= {"captured": True} | {name: value for name, value in asdict(request.model_options).items() if value is not None}
+    return {"order": request.options.order, "width": request.width, "splits_images": request.splits_images, **changed}
+
+
+def _text(profile: cProfile.Profile) -> str:
+    out = io.StringIO()
+    pstats.Stats(profile, stream=out).sort_stats("cumulative").print_stats(_PROFILED)
+    return out.getvalue()

@@ -1,0 +1,207 @@
+"""The program of a process in a step: the forward graph on its parts, with the moves between calls, written out as a graph of its own.
+
+Layouts say all there is to know of a call before the first step: which parts it reads, how these get there, and what runs on them. So a
+step is a line of Python for each call and each move, and a value goes when its last reader is done.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
+from torch.fx.node import map_arg
+
+from baechi_runtime.sharding.captured import ForwardGraph
+from baechi_runtime.sharding.layout import Argument, Layout, Placements
+from baechi_runtime.sharding.local_ops import LocalCall
+from baechi_runtime.sharding.moves import Collective, Move, move
+from baechi_runtime.sharding.op_names import argument_at, in_place, op_name, op_of
+from baechi_runtime.sharding.rules import arguments, run_by_rule
+
+
+class Program:
+    """The program, of the layouts of calls by their names; a call without one runs whole on every process.
+
+    `run` takes this process's parts of all placeholders, in their order, and gives the loss, the same on every process. `held`: how weights
+    and buffers are split, by the module's names: as they are read first. `summed`: the mesh dimensions over which a weight's gradient is
+    left in partial sums. `readers`: the call that reads a weight or buffer first. `moves`: those of a step.
+    """
+
+    def __init__(self, forward: ForwardGraph, layouts: Mapping[str, Layout], mesh: DeviceMesh) -> None:
+        self.forward, self.layouts, self.mesh = forward, layouts, mesh
+        self.whole: Placements = (Replicate(),) * mesh.ndim
+        self.names = forward.parameters | forward.buffers
+        self.held: dict[str, Placements] = {}
+        self.summed: dict[str, tuple[int, ...]] = {}
+        self.readers: dict[str, str] = {}
+        self.moves: list[PlannedMove] = []
+        for call in forward.nodes:
+            for argument, node in zip(self.layout(call).arguments, arguments(call), strict=True):
+                name = self.names.get(node.name)
+                if name is not None and name not in self.held:
+                    self.held[name] = argument.placements
+                    self.summed[name] = _sums(argument)
+                    self.readers[name] = call.name
+        self.run: Callable[..., Tensor] = _Writer(self).function()
+
+    def placements(self, name: str) -> Placements:
+        """Placements of a weight or buffer; what has no name among these is whole."""
+        return self.held.get(name, self.whole)
+
+    def layout(self, call: fx.Node) -> Layout:
+        """The layout of a call: how it reads and writes."""
+        layout = self.layouts.get(call.name)
+        return whole_layout(call, self.mesh.ndim) if layout is None else layout
+
+
+@dataclass(frozen=True)
+class PlannedMove:
+    """A move of a step: the bytes of a number, whether a gradient comes back, and the call that reads what was moved first."""
+
+    move: Move
+    number_bytes: int
+    gradient: bool
+    reader: str
+
+    @property
+    def messages(self) -> tuple[Collective, ...]:
+        """The messages of a step."""
+        return (*self.move.sent, *(self.move.returned if self.gradient else ()))
+
+
+def whole_layout(call: fx.Node, dims: int) -> Layout:
+    """The layout of a call that every process of a mesh with this many dimensions computes whole."""
+    whole: Placements = (Replicate(),) * dims
+    results = call.meta.get("val")
+    outputs = (whole,) * (len(results) if isinstance(results, list | tuple) else 1)
+    return Layout((None,) * dims, (Argument(whole, whole),) * len(arguments(call)), outputs)
+
+
+def runner(call: fx.Node, layout: Layout, mesh: DeviceMesh) -> Callable[..., Any]:
+    """The function that runs on the parts: mostly the op itself."""
+    local, run = LocalCall(call, layout, mesh), run_by_rule(call)
+    if run is None or all(axis is None for axis in layout.assignment):
+        return local.target
+
+    def run_parts(*args: Any, **kwargs: Any) -> Any:
+        return run(local, *args, **kwargs)
+
+    return run_parts
+
+
+def computes(call: fx.Node) -> bool:
+    """False if a call only checks what was known when the graph was captured."""
+    return not op_name(call).startswith("aten._assert")
+
+
+def differentiable(forward: ForwardGraph) -> set[fx.Node]:
+    """The values that get gradients, as far as they are of floating-point numbers."""
+    found = {node for node in forward.program.graph.find_nodes(op="placeholder") if node.name in forward.parameters}
+    for call in forward.nodes:
+        if any(node in found for node in arguments(call)) and not op_name(call).startswith("aten.detach"):
+            found.add(call)
+    return found
+
+
+class _Writer:
+    """Writes the calls down as a graph, which begins with parts of the placeholders."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.graph = program, fx.Graph()
+        self.values: dict[fx.Node, Any] = {}
+        self.places: dict[fx.Node, Any] = {}
+        """Placements of each value; a list of them where a call has several results."""
+        self.moved: dict[tuple[fx.Node, Argument], fx.Node] = {}
+        forward = program.forward
+        self.differentiable = differentiable(forward)
+        for node in forward.program.graph.find_nodes(op="placeholder"):
+            self.values[node] = self.graph.placeholder(node.name)
+            self.places[node] = program.placements(program.names.get(node.name, ""))
+        self.own = dict(self.values)
+        for call in forward.nodes:
+            if computes(call):
+                self._call(call)
+
+    def function(self) -> Callable[..., Any]:
+        """Turn what is written into a function that returns the whole loss."""
+        loss, whole = self.program.forward.loss, self.program.whole
+        self.graph.output(self.read(loss, Argument(whole, whole), loss.name))
+        return fx.GraphModule(nn.Module(), self.graph).forward
+
+    def _call(self, call: fx.Node) -> None:
+        read = arguments(call)
+        if any(isinstance(self.places[node], list) for node in read):  # an element of several results
+            self.values[call] = self.graph.call_function(op_of(call), map_arg(call.args, self.values.__getitem__))
+            self.places[call] = self.places[read[0]][argument_at(call, 1)]
+            return
+        wanted = iter(self.program.layout(call).arguments)
+        args, kwargs = map_arg((call.args, call.kwargs), lambda node: self.read(node, next(wanted), call.name))
+        run = runner(call, self.program.layout(call), self.program.mesh)
+        self.values[call] = self.graph.call_function(run, args, kwargs)
+        outputs = self.program.layout(call).outputs
+        self.places[call] = list(outputs) if isinstance(call.meta.get("val"), list | tuple) else outputs[0]
+        if in_place(call):
+            self._overwrite(argument_at(call, 0), call)
+
+    def read(self, node: fx.Node, wanted: Argument, reader: str) -> fx.Node:
+        """A value as the call of that name wants it; calls that want it alike share it, and its gradient is added up once."""
+        places = self.places[node]
+        summed = self.program.summed.get(self.program.names.get(node.name, ""), ())
+        if wanted.placements == places and (_sums(wanted) == summed if summed else wanted.gradient == places):
+            return self.values[node]
+        if (node, wanted) not in self.moved:
+            tensor = node.meta["val"]
+            planned = move(self.program.mesh, tuple(tensor.shape), places, wanted)
+            gradient = node in self.differentiable and tensor.is_floating_point()
+            self.program.moves.append(PlannedMove(planned, tensor.element_size(), gradient, reader))
+            if gradient:
+                planned.back  # noqa: B018 - traced now, not in the first step
+            function = _in_parts(planned, prod(self.program.mesh.size(d) for d in summed))
+            self.moved[node, wanted] = self.graph.call_function(function, (self.values[node],))
+        return self.moved[node, wanted]
+
+    def _overwrite(self, node: fx.Node, call: fx.Node) -> None:
+        """Take what was written in place as the value from now on; a buffer keeps it for good."""
+        self.values[node], self.places[node] = self.values[call], self.places[call]
+        for key in [key for key in self.moved if key[0] is node]:
+            del self.moved[key]
+        if node.name in self.program.forward.buffers:
+            held = self.program.held[self.program.names[node.name]]
+            self.graph.call_function(_keep, (self.own[node], self.read(node, Argument(held, held), call.name)))
+
+
+def _sums(argument: Argument) -> tuple[int, ...]:
+    """The mesh dimensions over which the gradient comes in partial sums."""
+    return tuple(d for d, placement in enumerate(argument.gradient) if placement.is_partial())
+
+
+def _in_parts(planned: Move, summands: int) -> Callable[[Tensor], Tensor]:
+    """The move as a function; of a weight whose other readers' gradients are left in this many summands it gives as many."""
+
+    def move_part(part: Tensor) -> Tensor:
+        return planned(part)
+
+    def move_weight(part: Tensor) -> Tensor:
+        return planned(_Summand.apply(part, summands))
+
+    return move_part if summands == 1 else move_weight
+
+
+class _Summand(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, summands: int) -> Tensor:
+        ctx.summands = summands
+        return part.view_as(part)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad / ctx.summands, None
+
+
+@torch.no_grad()
+def _keep(own: Tensor, value: Tensor) -> None:
+    own.copy_(value)

@@ -1,0 +1,147 @@
+"""ShardReport: predicted and measured times of steps split in several ways, and what they sent."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from baechi_ext.shard.machine import Machine
+from baechi_runtime.files.run_folder import SHARDING_REPORT
+from baechi_runtime.measure.parity_result import Parity
+from baechi_runtime.measure.samples import ENOUGH, TOO_FEW, Noise, Ratio, Samples
+from baechi_runtime.report.report import Report, inconclusive, labelled, load_text
+from baechi_runtime.report.tables import as_range, as_size, as_time
+from baechi_runtime.sharding.forecast import Forecast
+from baechi_runtime.sharding.step_bytes import StepBytes
+from baechi_runtime.sharding.traffic import Traffic
+
+WHOLE = "not split"
+"""The name of the step that every process runs whole."""
+
+
+@dataclass(frozen=True)
+class StrategyRun:
+    """A strategy that was run, and what each process sends and holds in a step. `parity` is None for torch's own data parallelism, whose
+    dropout differs; `plan` is the file of its shard plan, where there is one."""
+
+    name: str
+    note: str
+    forecast: Forecast
+    samples: Samples
+    traffic: Traffic
+    held: tuple[StepBytes, ...]
+    parity: Parity | None = None
+    losses: tuple[float, ...] = ()
+    plan: str | None = None
+
+    @property
+    def predicted_us(self) -> float:
+        return self.forecast.step_us
+
+    def to_json(self, single: Samples | None) -> dict[str, Any]:
+        """`single`: the steps that are not split, taken in turn with these; None where they were not."""
+        forecast = self.forecast
+        return {
+            "name": self.name,
+            "note": self.note,
+            "plan": self.plan,
+            "predicted_step_us": self.predicted_us,
+            "predicted_parts_us": forecast.to_json(),
+            "measured_step_us": self.samples.to_json(),
+            "ratio": None if single is None else Ratio.of(single, self.samples).to_json(),
+            "sent_bytes": self.traffic.sent_bytes,
+            "collectives": dict(self.traffic.calls),
+            "sent": {"predicted": None if forecast.traffic is None else forecast.traffic.to_json(), "counted": self.traffic.to_json()},
+            "held_bytes": [held.to_json() for held in self.held],
+            "layers": [{"name": name, **parts.to_json()} for name, parts in forecast.layers.items()],
+            "parity": None if self.parity is None else self.parity.to_json(),
+            "losses": list(self.losses),
+        }
+
+
+@dataclass(frozen=True)
+class ShardReport(Report):
+    """Everything `baechi train --sharding` found out. `executable` is the cost of keeping to what can be run; `single` the step that
+    every process runs whole. `load_of_others` and `oversubscribed` are as for Noise. `in_turn`: the steps took turns, to be
+    compared; in a training they do not."""
+
+    model: str
+    mesh: tuple[int, ...]
+    machine: Machine
+    executable: str
+    single: StrategyRun
+    runs: tuple[StrategyRun, ...]
+    load_of_others: float | None = None
+    oversubscribed: bool = False
+    in_turn: bool = True
+    command: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def tau(self) -> float | None:
+        """Kendall's tau of predicted and measured steps; None for fewer than two."""
+        return kendall_tau([run.predicted_us for run in self.runs], [run.samples.median for run in self.runs])
+
+    def facts(self) -> dict[str, Any]:
+        machine, single = self.machine, self.single.samples if self.in_turn else None
+        return {
+            "kind": SHARDING_REPORT,
+            "model": self.model,
+            "executor": "sharded",
+            "num_devices": machine.devices,
+            "mesh": list(self.mesh),
+            "machine": {
+                "tera_flops": machine.tera_flops,
+                "gigabytes_per_second": machine.gigabytes_per_second,
+                "latency_us": machine.latency_us,
+            },
+            "executable": self.executable,
+            "single_step_us": self.single.samples.to_json(),
+            "whole": self.single.to_json(single),
+            "strategies": [run.to_json(single) for run in self.runs],
+            "kendall_tau": self.tau,
+            "load_of_others": self.load_of_others,
+            "doubts": self.doubts(),
+            "command": list(self.command),
+            "versions": dict(self.versions),
+        }
+
+    def doubts(self) -> list[str]:
+        """Why the steps are too noisy to compare, one reason each; empty where they are not."""
+        found = Noise(self.load_of_others, self.oversubscribed).disturbances()
+        return [*found, TOO_FEW] if self.in_turn and len(self.single.samples.us) < ENOUGH else found
+
+    def lines(self) -> Iterator[str]:
+        """For a person."""
+        width = max(9, *(len(run.name) for run in self.runs))
+        titles = f"{'predicted':>10}  {'measured':>10}  {'min to max':>24}  {'sent':>10}  messages  {'parity':<9}  what it is"
+        yield f"{'strategy':<{width}}  {titles}"
+        for run in self.runs:
+            parity = "-" if run.parity is None else f"{run.parity.max_rel_diff:.1e}"
+            sent = as_size(run.traffic.sent_bytes)
+            times = f"{as_time(run.predicted_us):>10}  {as_time(run.samples.median):>10}  {as_range(run.samples.us):>24}"
+            yield f"{run.name:<{width}}  {times}  {sent:>10}  {run.traffic.calls.total():>8}  {parity:<9}  {run.note}".rstrip()
+        yield ""
+        machine = self.machine
+        link = f"{machine.gigabytes_per_second:.3g} GB/s and {as_time(machine.latency_us)} a message"
+        mesh = " x ".join(map(str, self.mesh))
+        yield labelled("processes", f"{machine.devices}, mesh {mesh}, each {machine.tera_flops:.3g} TFLOP/s, {link} (measured)")
+        yield labelled("one process", f"{as_time(self.single.samples.median)} a step that is not split")
+        yield labelled("executable", self.executable)
+        if self.tau is not None:
+            yield labelled("ranking", f"Kendall's tau of predicted and measured: {self.tau:+.2f}")
+        if self.load_of_others is not None:
+            yield labelled("others' load", load_text(self.load_of_others))
+        if doubts := self.doubts():
+            yield inconclusive(doubts, ", or with more --num_steps" if self.in_turn else "")
+        for run in self.runs:
+            if run.losses:
+                yield labelled("losses", f"{run.name}: " + " ".join(f"{loss:.6g}" for loss in run.losses))
+
+
+def kendall_tau(predicted: Sequence[float], measured: Sequence[float]) -> float | None:
+    """Kendall's tau-b of two orders: 1 the same, -1 the reverse; None where one of them is no order (fewer than two, or all equal)."""
+    p, m = (np.sign(np.subtract.outer(values, values)) for values in (predicted, measured))  # each pair in both directions
+    scale = np.abs(p).sum() * np.abs(m).sum()
+    return float((p * m).sum() / scale**0.5) if scale else None

@@ -1,0 +1,53 @@
+"""The memory that a step holds on a process, counted: weights, gradients, optimizer state, and what its backward pass keeps."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepBytes:
+    """Bytes of one process: of parameters and buffers, of their gradients, of the optimizer's state, and of what the forward pass keeps for
+    the backward pass, these left out. Messages and what an op needs while it runs are not counted."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    kept: int
+
+    def to_json(self) -> dict[str, int]:
+        return {f"{name}_bytes": size for name, size in asdict(self).items()}
+
+
+def counted_bytes(run: Callable[[], object], weights: Iterable[Tensor], optimizer: torch.optim.Optimizer) -> StepBytes:
+    """Count the bytes of one step, which this runs: `run` leaves the gradients on the parameters among the `weights`."""
+    own = [local(w) for w in weights]
+    held = {_memory(w): w.untyped_storage().nbytes() for w in own}
+    kept: dict[int, torch.UntypedStorage] = {}
+    """Held until the end, so that none takes another's place; what FSDP gathers it has given back by then."""
+
+    def keep(value: Tensor) -> Tensor:
+        kept[_memory(local(value))] = local(value).untyped_storage()
+        return value.detach()  # what an op keeps of its own result would hold itself
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        run()
+    states = [local(v) for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
+    return StepBytes(
+        weights=sum(held.values()),
+        gradients=sum(local(p.grad).nbytes for group in optimizer.param_groups for p in group["params"] if p.grad is not None),
+        optimizer=sum(s.nbytes for s in states),
+        kept=sum(storage.nbytes() for memory, storage in kept.items() if memory not in held),
+    )
+
+
+def local(value: Tensor) -> Tensor:
+    """This process's part of a distributed tensor; of any other, itself."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _memory(value: Tensor) -> int:
+    return value.untyped_storage().data_ptr()

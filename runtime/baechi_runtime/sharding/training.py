@@ -1,0 +1,169 @@
+"""`baechi train --sharding`: in each of a group of worker processes the model's step, split by some strategies, checked and timed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+from baechi_ext.errors import OptionError
+from baechi_ext.ir.files import make_folder, write_json
+from baechi_ext.ir.made_by import MadeBy, versions
+from baechi_ext.shard.explain import FORECAST_KINDS
+from baechi_ext.shard.plan import ShardPlan
+from baechi_runtime.drivers.comparison import UNPLACED
+from baechi_runtime.drivers.train_request import RunOptions, TrainRequest
+from baechi_runtime.drivers.training import train_on
+from baechi_runtime.files.run_folder import REPORT, SHARD_PLAN, STRATEGY_PLAN, TP_PLAN, begin_run, is_of_a_run
+from baechi_runtime.measure.parity_result import Parity, require_parity
+from baechi_runtime.measure.samples import Samples
+from baechi_runtime.measure.timing import WARMUP
+from baechi_runtime.report.progress import progress, rounds
+from baechi_runtime.sharding.backend import UNSAVED, Captured, Loaded, ShardBackend, on_processes
+from baechi_runtime.sharding.replicas import REPLICAS
+from baechi_runtime.sharding.report import WHOLE, ShardReport, StrategyRun
+from baechi_runtime.sharding.strategies import NAMES, PASE, Predicted, Searched, predicted, search_measured, search_runnable
+from baechi_runtime.sharding.tensor_parallel import tensor_parallel_plan
+from baechi_runtime.torch.measure import load_of_others
+
+_WHOLE_STEPS = 2
+"""The steps of the whole model that are timed before a training."""
+
+
+def train(request: TrainRequest) -> ShardReport | None:
+    """The report of the strategies that were asked for; None on ranks other than 0, whose part this process plays.
+
+    Raises OptionError for a mesh of another number of processes or an unknown strategy, ParityError, ExecutionError, ShardError.
+    """
+    _check(request)
+    reports: list[ShardReport] = []
+    if not on_processes(request, lambda backend: reports.append(_report(backend))):
+        return None
+    if request.out is not None:
+        write_json(Path(request.out) / REPORT, reports[0].to_json())
+    return reports[0]
+
+
+def _check(request: TrainRequest) -> None:
+    unknown = [name for name in request.sharding if name not in (*NAMES, *REPLICAS) and not name.endswith(".json")]
+    if unknown:
+        known = ", ".join((*NAMES, *REPLICAS))
+        raise OptionError(f"unknown strategy {unknown[0]!r}; choose some of {known}, or name a shard plan (.json)")
+    if request.run is not None and request.run.checkpoint is not None:
+        raise OptionError(UNSAVED)
+    if request.out is not None:
+        folder = Path(request.out).resolve()
+        replaced = [name for name in request.sharding if Path(name).resolve().parent == folder and is_of_a_run(Path(name).name)]
+        if replaced:
+            raise OptionError(
+                f"{replaced[0]} is in the folder of --out={request.out}, where this run replaces what an earlier one wrote; "
+                "give another --out, or a copy of the plan"
+            )
+        make_folder(folder)
+
+
+@dataclass
+class _Strategy:
+    """A strategy that is ready to run, and the file of its shard plan."""
+
+    chosen: Predicted
+    loaded: Loaded
+    parity: Parity | None = None
+    plan: str | None = None
+
+
+def _report(backend: ShardBackend) -> ShardReport:
+    request, captured = backend.request, backend.capture()
+    machine, names = captured.machine, ", ".join(request.sharding)
+    with progress(f"sharding {request.model} over {machine.devices} processes"):
+        searched = search_runnable(captured.graph, machine, backend.shape)
+        own = [name for name in request.sharding if name not in REPLICAS]
+        if PASE in own or (own and request.out is not None):  # plans say what other splits would cost by what was measured
+            searched = search_measured(searched, captured.forecaster)
+        chosen = {name: predicted(searched, captured.forecaster, name) for name in own}
+    plans = _save(backend, captured, searched, chosen)
+    chosen |= {name: backend.replicated(captured, name) for name in request.sharding if name in REPLICAS}
+    strategies = {name: _loaded(backend, captured, chosen[name], plans.get(name)) for name in request.sharding}
+    whole = _Strategy(Predicted(WHOLE, [], captured.whole), backend.unsplit(captured))
+    loaded = {name: strategy.loaded for name, strategy in strategies.items()}
+    losses: Mapping[str, Sequence[float]] = {}
+    samples: Mapping[str, Samples]
+    if request.run is None:
+        with progress(f"measuring {request.num_steps} steps of {names}") as show:
+            measurement = backend.measure(captured, loaded, request.num_steps, rounds(show, WARMUP + request.num_steps))
+        samples, share = measurement.samples, measurement.load_of_others
+    else:
+        measurement = backend.measure(captured, {}, _WHOLE_STEPS, lambda i: None)
+        load = load_of_others(backend)
+        samples, losses = _trained(backend, captured, loaded, request.run)
+        share = load.share()
+    return ShardReport(
+        model=request.model,
+        mesh=backend.shape,
+        machine=machine,
+        executable=searched.line(),
+        single=_run_of(backend, whole, measurement.samples[UNPLACED]),
+        runs=tuple(_run_of(backend, strategy, samples[name], losses.get(name, ())) for name, strategy in strategies.items()),
+        load_of_others=share,
+        oversubscribed=measurement.oversubscribed,
+        in_turn=request.run is None,
+        command=tuple(request.command),
+        versions=versions(),
+    )
+
+
+def _loaded(backend: ShardBackend, captured: Captured, chosen: Predicted, plan: str | None) -> _Strategy:
+    with progress(f"checking parity of {chosen.name} with the step that is not split"):
+        parity = backend.check(captured, chosen)
+    if parity is not None:
+        require_parity(parity)
+    return _Strategy(chosen, backend.load(captured, chosen), parity, plan)
+
+
+def _trained(
+    backend: ShardBackend, captured: Captured, loaded: Mapping[str, Loaded], run: RunOptions
+) -> tuple[dict[str, Samples], dict[str, tuple[float, ...]]]:
+    """The times and the losses of each strategy's training."""
+    samples, losses = {}, {}
+    for name, one in loaded.items():
+        with progress(f"training {backend.request.model} by {name} until step {run.steps}") as show:
+            progressed = train_on(backend.trained(captured, one), run, {}, show)
+        samples[name], losses[name] = Samples(progressed.step_us), progressed.losses
+    return samples, losses
+
+
+def _run_of(backend: ShardBackend, strategy: _Strategy, samples: Samples, losses: Sequence[float] = ()) -> StrategyRun:
+    traffic, held = backend.traffic(strategy.loaded), backend.held(strategy.loaded)
+    chosen = strategy.chosen
+    return StrategyRun(chosen.name, chosen.note, chosen.forecast, samples, traffic, held, strategy.parity, tuple(losses), strategy.plan)
+
+
+def _save(backend: ShardBackend, captured: Captured, searched: Searched, chosen: Mapping[str, Predicted]) -> dict[str, str]:
+    """Writes a shard plan for each strategy, and the best or else the first one's as the run's own. Returns the files' names
+    by strategy."""
+    request = backend.request
+    if request.out is None:
+        return {}
+    asked = enumerate(request.sharding, 1)
+    files = {name: STRATEGY_PLAN.format(name if name in NAMES else f"file_{i}") for i, name in asked if name in chosen}
+    if dist.get_rank():
+        return files
+    folder, made_by = Path(request.out), MadeBy(tuple(request.command))
+    begin_run(folder)
+    plans = {name: _plan_of(backend, captured, searched, chosen[name]) for name in chosen}
+    for name, file in files.items():
+        plans[name].save(folder / file, made_by)
+    own = PASE if PASE in chosen else next(iter(chosen), None)
+    if own is not None:
+        plans[own].save(folder / SHARD_PLAN, made_by)
+        exported = tensor_parallel_plan(captured.graph, chosen[own].configurations)
+        write_json(folder / TP_PLAN, exported.to_json())
+    return files
+
+
+def _plan_of(backend: ShardBackend, captured: Captured, searched: Searched, chosen: Predicted) -> ShardPlan:
+    cost_model = "default" if searched.measured is None else "measured"
+    plan = ShardPlan.of(searched.of(chosen.configurations), captured.graph.batch, cost_model, {"mesh": list(backend.shape)})
+    parts = {name: costs.to_json() for name, costs in chosen.forecast.layers.items()}
+    named = {name: {FORECAST_KINDS[part]: us for part, us in costs.items() if us} for name, costs in parts.items()}
+    return plan.predicted_as(chosen.forecast.step_us, named)

@@ -1,0 +1,1 @@
+"""A user's own training steps: tf.functions, Keras' fit, scripts."""

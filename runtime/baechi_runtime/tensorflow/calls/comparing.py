@@ -1,0 +1,81 @@
+"""`baechi compare --framework=tensorflow SCRIPT`: the script runs to the first training step that `train` would place. There the step is
+captured and profiled once, placed by every method, and measured in turn, as it is and placed; then the script ends.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from baechi_ext.errors import CaptureError
+from baechi_ext.ir.files import make_folder
+from baechi_runtime.drivers.comparing import ScriptComparison, compared
+from baechi_runtime.drivers.comparison import CompareRequest, Comparison
+from baechi_runtime.host.as_main import EndedError, run_as_main
+from baechi_runtime.tensorflow.backend import TensorFlowBackend, costed, one_thread, open_devices, require_taken, serve
+from baechi_runtime.tensorflow.calls.arguments import Arguments
+from baechi_runtime.tensorflow.calls.keras_fit import LARGE_ENOUGH, PlacedModels
+from baechi_runtime.tensorflow.calls.placed_function import call_of, captured_call, running
+from baechi_runtime.tensorflow.calls.script import PlacedFunctions
+from baechi_runtime.tensorflow.step import TensorFlowStep
+from baechi_runtime.tensorflow.verify import draws_anew
+
+
+def compare_script(request: CompareRequest, path: str, arguments: tuple[str, ...]) -> Comparison | None:
+    """Every method's plan of the script's first training step, predicted and measured. What the script would do after it it does not.
+    None in a process that only serves.
+
+    Raises CaptureError where it ends before such a step, or the step can't be captured, and what
+    profiling and link probing raise; what a method raises is its row's refusal.
+    """
+    script, train = Path(path), request.train
+    require_taken(train)
+    if train.out is not None:
+        make_folder(Path(train.out))
+    if train.task_index > 0:
+        serve(train)
+        return None
+    one_thread()
+    comparison, code = ScriptComparison("a step"), None
+
+    def step(name: str, python: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        comparison.end_script(name, lambda: _compared(request, name, python, Arguments.of(args, kwargs), script.name))
+
+    def stand_in(name: str, python: Callable[..., Any], ordinary: Callable[..., Any]) -> Any:
+        return partial(step, name, python)
+
+    functions = PlacedFunctions(stand_in)
+    with PlacedModels(stand_in).installed(), functions.installed(), suppress(EndedError):
+        code = run_as_main(script, arguments)
+    if not comparison.done:
+        raise _never_trained(path, code, functions.refused)
+    return comparison.outcome()
+
+
+def _never_trained(path: str, code: Any, refused: str) -> CaptureError:
+    why = refused or (
+        f"it had fitted no Keras model, and called no tf.function twice, with {LARGE_ENOUGH} parameters or more to train; train one, or "
+        "give the script other arguments after --"
+    )
+    return CaptureError(f"{path} ended (exit code {code}) before a training step could be compared: {why}")
+
+
+def _compared(request: CompareRequest, name: str, python: Callable[..., Any], given: Arguments, script: str) -> Comparison:
+    captured = captured_call(name, python, given)
+    variables = {v.shared_name: v.variable for v in captured.variables}
+    first = {n: v.numpy() for n, v in variables.items()}
+    step = TensorFlowStep(name, call_of(name, python, given), given.inputs, tuple(variables.values()), None)
+    model = f"{name} of {script}"
+    notes = [f"measured is the first training step of {model} that is worth a plan, update included; there the script was ended"]
+    if draws_anew(captured):
+        notes.append("the step draws random numbers that no second run draws again, so no results were compared with the unplaced ones")
+    with running(), ExitStack() as stack:
+        devices = open_devices(request.train, stack)
+        call = replace(costed(request.train, captured, step, devices[0]), first=first)
+        try:
+            return compared(request, TensorFlowBackend(request.train, *devices), call, model, notes)
+        finally:
+            for n, variable in variables.items():
+                variable.assign(first[n])

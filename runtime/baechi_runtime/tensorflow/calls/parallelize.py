@@ -1,0 +1,141 @@
+"""Placing a training step in the caller's own loop: `baechi_ext.parallelize` of a function, a tf.function or a Keras model."""
+
+import functools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import keras
+
+from baechi_ext.errors import OptionError
+from baechi_ext.ir import Cluster
+from baechi_ext.ir.hints import Pin
+from baechi_ext.ir.plan import Plan
+from baechi_ext.place.common import PlaceOptions
+from baechi_ext.place.registry import METHODS
+from baechi_runtime.drivers.pipeline import PlanRequest
+from baechi_runtime.drivers.train_request import TrainRequest, WorkerKind
+from baechi_runtime.report.call_report import CallReport
+from baechi_runtime.tensorflow.calls.call_report import report_of
+from baechi_runtime.tensorflow.calls.keras_fit import place_fit
+from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction
+from baechi_runtime.tensorflow.calls.placing import settings_of
+from baechi_runtime.tensorflow.coarse import COARSE, begins_coarse
+
+
+@dataclass(frozen=True)
+class ParallelizeOptions:
+    """The options of `parallelize` for TensorFlow."""
+
+    devices: int = 2
+    """Number of servers, each a process with one thread on a core of its own."""
+    method: str = "auto"
+    """The placement method; `baechi place --help` lists all of them. "auto" leaves the step as it is where splitting does not pay."""
+    verify_steps: int = 2
+    """Calls of each shape that also run as they are, to compare results and variables; a difference is a ParityError."""
+    fallback: bool = False
+    """Where a call can't be captured, or differs: go on with the step as it is, and say so on stderr."""
+    device_memory: int | None = None
+    """Bytes of every device; by default an equal part of what the process may use."""
+    time_limit: float | None = None
+    """Seconds that a search or solver may take."""
+    seed: int = 0
+    cluster: Cluster | None = None
+    """The devices as the placer is to see them, instead of what is found and probed."""
+    pins: Sequence[str] = ()
+    """Ops and the devices they stay on: "encoder.*=0", as for --pin."""
+    workers: WorkerKind = "process"
+    """process: a server process per device; thread: logical devices of this process, which share its threads."""
+    timeout_seconds: float = 300.0
+    """Time that a device may take to answer."""
+
+    def request(self, name: str) -> TrainRequest:
+        """The options as a run's request. Raises OptionError for an unknown method or kind of workers, and what is not a pin."""
+        if self.method not in METHODS:
+            raise OptionError(f"unknown method {self.method!r}; choose one of {', '.join(METHODS)}")
+        if self.workers not in ("process", "thread"):
+            raise OptionError(f"workers={self.workers!r} is unknown; choose process or thread")
+        if not isinstance(self.devices, int) or self.devices < 1:
+            raise OptionError(f"devices={self.devices!r} is not a number of devices; give 1 or more")
+        options = PlaceOptions(seed=self.seed, time_limit_seconds=self.time_limit or METHODS[self.method].time_limit_seconds)
+        plan = PlanRequest(method=self.method, options=options, pins=tuple(map(Pin.parse, self.pins)))
+        if self.workers == "process" and begins_coarse(self.method):
+            plan = replace(plan, grouper=COARSE[0], placer_type=COARSE[1])
+        return TrainRequest(
+            model=name,
+            plan=plan,
+            num_devices=self.devices,
+            workers=self.workers,
+            cluster=self.cluster,
+            device_memory=self.device_memory,
+            timeout_seconds=self.timeout_seconds,
+            framework="tensorflow",
+        )
+
+    def placed(self, name: str, python: Callable[..., Any], ordinary: Callable[..., Any]) -> PlacedFunction:
+        settings = settings_of(self.request(name), verify_steps=self.verify_steps, fallback=self.fallback)
+        return PlacedFunction(name, python, ordinary, settings)
+
+
+class PlacedTrainStep:
+    """A training step whose calls run placed: a function, or a method of the objects it is looked up in.
+
+    The variables that it trains are the caller's; they live on the devices and come back, up to date, when they are looked at.
+    """
+
+    __name__: str
+
+    def __init__(self, target: Callable[..., Any], options: ParallelizeOptions, name: str = "") -> None:
+        functools.update_wrapper(self, getattr(target, "python_function", target), updated=())
+        self._target = target
+        self._options = options
+        self._bound: weakref.WeakKeyDictionary[Any, PlacedTrainStep] = weakref.WeakKeyDictionary()
+        name = name or getattr(self, "__name__", type(target).__name__)
+        self._placed = options.placed(name, getattr(target, "python_function", target), target)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._placed(*args, **kwargs)
+
+    def __get__(self, owner: Any, kind: type | None = None) -> "PlacedTrainStep":
+        if owner is None:
+            return self
+        if owner not in self._bound:
+            bound = PlacedTrainStep(self._target.__get__(owner, kind), self._options, f"{type(owner).__name__}.{self.__name__}")
+            self._bound[owner] = bound
+        return self._bound[owner]
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the first call; None before it."""
+        placement = self._placed.placement
+        return None if placement is None else placement.result.plan
+
+    def report(self) -> CallReport:
+        """Reports what was placed and how long it takes, predicted and measured so far."""
+        return report_of(self._placed)
+
+    def unplace(self) -> Callable[..., Any]:
+        """The ordinary step; this one runs as it from now on, and all variables are back."""
+        self._placed.unplace()
+        return self._target
+
+
+def parallelize(target: Any, options: Mapping[str, Any]) -> Any:
+    """See `baechi_ext.parallelize`."""
+    known = [f.name for f in fields(ParallelizeOptions)]
+    if unknown := [name for name in options if name not in known]:
+        raise OptionError(f"unknown option {unknown[0]!r} of parallelize for TensorFlow; it takes {', '.join(known)}")
+    chosen = ParallelizeOptions(**options)
+    chosen.request("")  # what is wrong with the options, told early
+    if target is None:
+        return lambda target: parallelize(target, options)
+    if isinstance(target, (PlacedTrainStep, PlacedFunction)):
+        raise OptionError("the training step is placed already; call its unplace() first")
+    if isinstance(target, keras.Model):
+        settings = settings_of(chosen.request(target.name), verify_steps=chosen.verify_steps, fallback=chosen.fallback)
+        place_fit(target, settings)
+        return target
+    if callable(target) and not isinstance(target, type):
+        return PlacedTrainStep(target, chosen)
+    raise OptionError(f"parallelize takes a training step (a function or tf.function) or a Keras model, not {target!r}")

@@ -1,0 +1,225 @@
+"""The user's training step, placed: which calls run placed, which as they are, and what is captured, placed and verified when.
+
+The first call is captured, profiled and placed. Arguments of other shapes run as they are until they come twice in a row; then they are
+captured too, and placed as the first ones were if they have the same ops. So a smaller last batch runs as it is.
+"""
+
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from baechi_ext.capture.tensorflow_graph import CapturedFunction, capture_function
+from baechi_ext.capture.tensorflow_refusals import require_unchanged, state_outside
+from baechi_ext.errors import BaechiError, CaptureError, ParityError
+from baechi_runtime.drivers.placement import Placement
+from baechi_runtime.report.call_report import OTHER_SHAPES
+from baechi_runtime.report.progress import progress
+from baechi_runtime.tensorflow.calls.arguments import Arguments
+from baechi_runtime.tensorflow.servers.devices import Devices
+from baechi_runtime.tensorflow.servers.placed_step import PlacedStep
+from baechi_runtime.tensorflow.servers.step_recorder import TracedCalls
+from baechi_runtime.tensorflow.verify import Verification, draws_anew, off_by_the_last_place, results_of
+
+MOST_SHAPES = 8
+"""Shapes of the arguments that are captured; further ones run as they are."""
+_running = threading.local()
+
+
+def is_running() -> bool:
+    """True if this thread is in a call of a placed step."""
+    return getattr(_running, "now", False)
+
+
+@contextmanager
+def running() -> Iterator[None]:
+    """Within, calls of tf.functions are a placed step's own affair."""
+    outside, _running.now = is_running(), True
+    try:
+        yield
+    finally:
+        _running.now = outside
+
+
+def call_of(name: str, python: Callable[..., Any], given: Arguments) -> Callable[..., Any]:
+    """A call of a training step, as a function of its arrays alone."""
+
+    def step(*inputs: tf.Tensor) -> Any:
+        args, kwargs = given.fill(inputs)
+        return python(*args, **kwargs)
+
+    step.__name__ = name
+    return step
+
+
+def captured_call(name: str, python: Callable[..., Any], given: Arguments) -> CapturedFunction:
+    """The call, captured. Raises CaptureError where it can't be, or changes what is outside of it meanwhile."""
+    before = state_outside(python)
+    with progress(f"capturing {name}"):
+        shapes = [tf.TensorSpec(i.shape, i.dtype) for i in given.inputs]
+        captured = capture_function(call_of(name, python, given), shapes, name=name)
+    require_unchanged(f"the training step {name}", before, state_outside(python))
+    return captured
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings for placing steps."""
+
+    method: str
+    devices: Callable[[], Devices]
+    """Started at the first call."""
+    place: Callable[[CapturedFunction, tuple[np.ndarray, ...]], Placement]
+    """Profiles and plans a captured step."""
+    verify_steps: int = 2
+    fallback: bool = False
+    record: bool = False
+    """True if some steps of the first shape are traced; see TracedCalls."""
+
+
+@dataclass
+class PlacedShape:
+    """Calls with arguments of one shape."""
+
+    step: PlacedStep
+    verification: Verification = field(default_factory=Verification)
+    count: int = 0
+    draws: bool = False
+    """True if nothing can be compared: see `draws_anew`."""
+    traced: TracedCalls | None = None
+
+
+class PlacedFunction:
+    """Stands in for a training step: `ordinary` runs it as it is, `python` is what is captured."""
+
+    def __init__(self, name: str, python: Callable[..., Any], ordinary: Callable[..., Any], settings: Settings) -> None:
+        self.name = name
+        self.settings = settings
+        self.shapes: dict[Any, PlacedShape] = {}
+        self.placement: Placement | None = None
+        """The first shape's placement."""
+        self.interrupted: Placement | None = None
+        """The placement that the first shape's search had found when it was interrupted; None once `placement` is there."""
+        self.refusal = ""
+        """Why calls run as they are; empty while they run placed."""
+        self.unplaced: Counter[str] = Counter()
+        """Why calls ran as they are, and how many."""
+        self._python = python
+        self._ordinary = ordinary
+        self._last: Any = None
+        self._declined: set[Any] = set()
+        """Shapes that are not worth splitting."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not tf.executing_eagerly():
+            raise CaptureError(
+                f"the placed step {self.name} is called inside a tf.function, or is one; call it from Python, and put parallelize above "
+                "tf.function"
+            )
+        with running():
+            try:
+                if self.refusal:
+                    return self._as_it_is(args, kwargs)
+                return self._run(Arguments.of(args, kwargs), args, kwargs)
+            except CaptureError as e:
+                if not self.settings.fallback:
+                    raise
+                self._go_on_unplaced(e)
+                return self._as_it_is(args, kwargs)
+
+    def unplace(self, reason: str = "it was unplaced") -> None:
+        """Runs all calls as they are from now on. The variables are here, and the devices are free of them."""
+        self.refusal = self.refusal or reason
+        for shape in self.shapes.values():
+            shape.step.close()
+
+    def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.unplaced[self.refusal or OTHER_SHAPES] += 1
+        return self._ordinary(*args, **kwargs)
+
+    def _run(self, given: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        shape = self.shapes.get(given.key)
+        again, self._last = given.key == self._last, given.key
+        left = given.key in self._declined or len(self.shapes) == MOST_SHAPES
+        if shape is None and self.placement is not None and (left or not again):
+            return self._as_it_is(args, kwargs)
+        if shape is None:
+            shape = self._placed(given)
+        if shape is None:
+            return self._as_it_is(args, kwargs)
+        if shape.count < self.settings.verify_steps and not shape.draws:
+            return self._verified(shape, given, args, kwargs)
+        shape.count += 1
+        run = shape.step.run if shape.traced is None else partial(shape.traced.run, shape.step)
+        return shape.step.returned(run(given.inputs))
+
+    def _placed(self, given: Arguments) -> PlacedShape | None:
+        """Captures these arguments, and places the step; None where it is better left as it is."""
+        captured, placement = captured_call(self.name, self._python, given), self.placement
+        if placement is None or captured.graph.index != placement.graph.index:
+            placement = self.settings.place(captured, given.inputs)
+        if placement.result.interrupted:
+            self.interrupted = None if self.placement else placement
+            raise KeyboardInterrupt
+        self.placement, self.interrupted = self.placement or placement, None
+        if self.settings.method == "auto" and not placement.result.splits:
+            self._declined.add(given.key)
+            self.refusal = "" if self.shapes else placement.result.why_whole
+            return None
+        step = PlacedStep(captured, placement.where, placement.order, self.settings.devices())
+        traced = TracedCalls() if self.settings.record and not (self.shapes or self._declined) else None
+        self.shapes[given.key] = PlacedShape(step, draws=draws_anew(captured), traced=traced)
+        return self.shapes[given.key]
+
+    def _verified(self, shape: PlacedShape, given: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call, placed, and as it is from the same state."""
+        variables, verification = shape.step.variables, shape.verification
+        before = {n: v.numpy() for n, v in variables.items()}
+        began = time.perf_counter()
+        returned = self._ordinary(*args, **kwargs)
+        expected = results_of(returned)
+        verification.unplaced_us.append((time.perf_counter() - began) * 1e6)
+        expected |= {n: v.numpy() for n, v in variables.items()}
+
+        def perturbed(seed: int | None) -> dict[str, np.ndarray]:
+            def change(value: np.ndarray) -> np.ndarray:
+                return value if seed is None else off_by_the_last_place(value, seed)
+
+            shape.step.live.forget()
+            _assign(variables, {n: change(x) for n, x in before.items()})
+            args, kwargs = given.fill([tf.constant(change(x)) for x in given.inputs])
+            return results_of(self._ordinary(*args, **kwargs)) | {n: v.numpy() for n, v in variables.items()}
+
+        _assign(variables, before)
+        try:
+            found = shape.step.run(given.inputs)
+            actual = shape.step.session.variables()
+            verification.compare(expected, actual | results_of(found), perturbed)
+        except BaechiError as e:
+            shape.step.live.forget()
+            _assign(variables, expected)
+            if not self.settings.fallback or not isinstance(e, ParityError):
+                raise
+            self._go_on_unplaced(e)
+            return returned
+        shape.step.times_us.clear()  # of steps that are verified
+        shape.step.live.leave()  # what perturbed steps made of the variables here is nobody's
+        shape.count += 1
+        return shape.step.returned(found)
+
+    def _go_on_unplaced(self, error: BaechiError) -> None:
+        self.refusal = str(error)
+        sys.stderr.write(f"baechi: {self.name} goes on unplaced: {error}\n")
+
+
+def _assign(variables: Mapping[str, tf.Variable], values: Mapping[str, np.ndarray]) -> None:
+    for name, variable in variables.items():
+        variable.assign(values[name])

@@ -1,0 +1,203 @@
+"""Running a user's own TensorFlow script, unmodified, with its training steps placed.
+
+The script runs as `python SCRIPT ARGUMENTS` would run it. While it does, every fit of a Keras model is placed
+(baechi_runtime.tensorflow.calls.keras_fit), and every tf.function that trains variables and is called from Python.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from baechi_ext.capture.tensorflow_source import Source
+from baechi_ext.errors import CaptureError
+from baechi_ext.ir.files import make_folder
+from baechi_ext.ir.measured import MeasuredStep
+from baechi_runtime.drivers.placement import Placement
+from baechi_runtime.drivers.script_run import ScriptRun
+from baechi_runtime.drivers.train_request import ScriptRequest, TrainRequest
+from baechi_runtime.files.run_folder import MEASURED
+from baechi_runtime.files.script_folder import KeptStep, said_of_interrupt
+from baechi_runtime.host.as_main import run_as_main
+from baechi_runtime.measure.samples import Noise
+from baechi_runtime.report.call_report import INTERRUPTED, CallReport
+from baechi_runtime.report.step_report import StepReport
+from baechi_runtime.tensorflow.backend import kind_of_executor, serve
+from baechi_runtime.tensorflow.calls.call_report import report_of
+from baechi_runtime.tensorflow.calls.keras_fit import LARGE_ENOUGH, Place, PlacedModels
+from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction, PlacedShape, is_running
+from baechi_runtime.tensorflow.calls.placing import devices_of, opened, settings_of
+from baechi_runtime.tensorflow.measure import load_of_others, oversubscribed
+from baechi_runtime.tensorflow.servers.step_recorder import SEVERAL_HOSTS, WARM_UP, of_traces
+
+UNPLACED = "tf.function as it is"
+"""The name, in reports, of verified steps that run as they are."""
+_UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
+"""Prefixes of the kinds of ops that change a variable."""
+
+
+@dataclass
+class StepsRun(ScriptRun[PlacedFunction]):
+    """The outcome of a script of TensorFlow."""
+
+    kind = "steps"
+    refused: str = ""
+    """Why a tf.function was left as it is, where one had what no placed step can."""
+    request: TrainRequest | None = None
+
+    def found(self, placed: PlacedFunction) -> tuple[CallReport, KeptStep | None]:
+        noise = Noise(self.share_of_others, oversubscribed(opened()))
+        return report_of(placed), None if self.request is None else kept_step(placed, self.name, self.request, noise)
+
+    def why_nothing(self) -> str:
+        if self.refused:
+            return self.refused
+        if self.too_small:
+            return f"the largest model that trained has {self.too_small} parameters, fewer than {LARGE_ENOUGH}"
+        return "no Keras model was fitted, and no tf.function that trains variables was called twice"
+
+
+def run_script(asked: ScriptRequest) -> StepsRun:
+    """Runs the script to its end; an exception of its own is shown as Python shows it, and its exit code is 1.
+
+    Raises what placing its steps raises, and KeyboardInterrupt.
+    """
+    path = Path(asked.path)
+    if asked.request.task_index > 0:
+        serve(asked.request)
+        return StepsRun(reports=False)
+    folder = None if asked.request.out is None else Path(asked.request.out)
+    if folder is not None:
+        make_folder(folder)
+    run = StepsRun(name=path.name, command=asked.request.command, request=asked.request)
+
+    def place(name: str, python: Callable[..., Any], ordinary: Callable[..., Any]) -> PlacedFunction:
+        request = replace(asked.request, model=name, out=None)
+        if run.load is None:
+            run.load = load_of_others(opened, one_machine=request.cluster_hosts is None)
+        settings = settings_of(request, verify_steps=asked.verify_steps, fallback=not asked.strict, record=folder is not None)
+        return PlacedFunction(name, python, ordinary, settings)
+
+    models, functions = PlacedModels(place), PlacedFunctions(place)
+    with ExitStack() as stack:
+        stack.enter_context(models.installed())
+        stack.enter_context(functions.installed())
+        interrupt = None
+        try:
+            run.code = run_as_main(path, asked.arguments)
+        except KeyboardInterrupt as e:
+            interrupt = e
+        run.placed = models.functions + functions.functions
+        run.too_small = max(models.too_small, functions.too_small)
+        run.refused = functions.refused
+        run.say()
+        if folder is not None:
+            run.keep(folder)
+        if interrupt is not None:
+            said = "" if folder is None else said_of_interrupt(folder, run.kept_steps)
+            raise KeyboardInterrupt(said or str(interrupt)) from interrupt
+    return run
+
+
+def kept_step(function: PlacedFunction, script: str, request: TrainRequest, noise: Noise) -> KeptStep | None:
+    """The step to keep: its first placed shape, or what an interrupted search had found of it; None where there is no plan. `script` is the
+    script's name."""
+    placement, report = function.placement or function.interrupted, report_of(function)
+    if placement is None:
+        return None
+    shape = next(iter(function.shapes.values()), None)
+    measured = None if shape is None else _measured(shape, placement, request)
+    why = INTERRUPTED if function.interrupted else f"no step ran after the {WARM_UP} that follow the verified ones"
+    missing = [] if measured is not None else [f"no {MEASURED}: {why}"]
+    refused = [f"it runs unplaced: {function.refusal}"] if function.refusal else []
+    peaks = () if measured is None or measured.memory is None else measured.memory
+    step = StepReport(
+        model=f"{function.name} of {script}",
+        executor=kind_of_executor(request),
+        result=placement.result,
+        single=placement.single,
+        measurement=report.measurement(noise),
+        unplaced=UNPLACED,
+        peak_bytes=tuple(int(max((held.bytes for held in device), default=0)) for device in peaks),
+        parity=None if shape is None or not shape.verification.steps else {**shape.verification.to_json(), "passed": not function.refusal},
+        probe=placement.probe,
+        notes=(*report.notes, *refused, *missing),
+        peaks_measured_by="accounting" if _share_memory(request) else "allocator",
+    )
+    interrupted = function.interrupted is not None
+    return KeptStep(placement.graph, placement.profile, placement.result.plan, measured, step.to_json(), interrupted)
+
+
+def _measured(shape: PlacedShape, placement: Placement, request: TrainRequest) -> MeasuredStep | None:
+    if shape.traced is None or not shape.traced.traces:
+        return None
+    placed, kind = shape.step.session.placed, kind_of_executor(request)
+    notes = () if request.cluster_hosts is None else (SEVERAL_HOSTS,)
+    traces, timeline = shape.traced.traces, placement.result.timeline
+    return of_traces(traces, placed, timeline, kind, shared_memory=_share_memory(request), notes=notes)
+
+
+def _share_memory(request: TrainRequest) -> bool:
+    return devices_of(request)[1].shared_memory
+
+
+class PlacedFunctions:
+    """The tf.functions of a script that train variables, each placed from its second call on: the first one may make variables."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._known: weakref.WeakKeyDictionary[Any, PlacedFunction | None] = weakref.WeakKeyDictionary()
+        self.functions: list[PlacedFunction] = []
+        self.too_small = 0
+        self.refused = ""
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Within, calls of tf.functions are looked at."""
+        kind = type(tf.function(lambda: None))
+        ordinary, placing = kind.__call__, self
+
+        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_running() or not tf.executing_eagerly() or threading.current_thread() is not threading.main_thread():
+                return ordinary(function, *args, **kwargs)
+            if function not in placing._known:
+                returned = ordinary(function, *args, **kwargs)
+                placing._known[function] = placing._placed(function, partial(ordinary, function), args, kwargs)
+                return returned
+            return (placing._known[function] or partial(ordinary, function))(*args, **kwargs)
+
+        kind.__call__ = call
+        try:
+            yield
+        finally:
+            kind.__call__ = ordinary
+
+    def _placed(self, function: Any, ordinary: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PlacedFunction | None:
+        python = function.python_function
+        if (getattr(python, "__module__", None) or "").partition(".")[0] == "keras":
+            return None
+        name = getattr(python, "__name__", "step")
+        try:
+            size = sum(int(tf.size(v)) for v in trained(function.get_concrete_function(*args, **kwargs), name))
+        except CaptureError as e:
+            self.refused = str(e)
+            return None
+        if size < LARGE_ENOUGH:
+            self.too_small = max(size, self.too_small)
+            return None
+        self.functions.append(self._place(name, python, ordinary))
+        return self.functions[-1]
+
+
+def trained(concrete: Any, name: str) -> list[tf.Variable]:
+    """The trainable variables that a concrete function changes. Raises CaptureError where it takes an iterator or a table, or writes a
+    summary, which no placed step can."""
+    source = Source.of(concrete, f"the tf.function {name}")
+    changed = {i.partition(":")[0] for node in source.nodes.values() if node.op.startswith(_UPDATES) for i in node.input}
+    return [v.variable for v in source.variables if v.trainable and v.placeholder in changed]

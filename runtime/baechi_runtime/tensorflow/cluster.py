@@ -1,0 +1,34 @@
+"""The cluster that a run's devices are: names, memory, and a measured link."""
+
+from baechi_ext.ir import Cluster, Device, Link
+from baechi_runtime.drivers.costing import cluster_of, taking_up
+from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.host.host_memory import usable_bytes
+from baechi_runtime.measure.link_probe import LinkProbe
+from baechi_runtime.report.progress import progress
+from baechi_runtime.tensorflow.servers.devices import Devices, Logical
+from baechi_runtime.tensorflow.servers.gpus import Gpus
+from baechi_runtime.tensorflow.servers.links import probe_link
+
+
+def short_names(devices: Devices) -> list[str]:
+    """As reports and pins call them: cpu:0, cpu:1, ..."""
+    kind = "gpu" if isinstance(devices, Gpus) else "cpu"
+    return [f"{kind}:{i}" for i in range(len(devices.names))]
+
+
+def find_cluster(request: TrainRequest, devices: Devices) -> tuple[Cluster, LinkProbe | None]:
+    """See Backend.cluster. Raises ClusterError where a given cluster has another number of devices."""
+    cluster, probe = cluster_of(request, len(devices.names), lambda: measured_cluster(devices, request.link))
+    return taking_up(cluster, request), probe
+
+
+def measured_cluster(devices: Devices, given: Link | None) -> tuple[Cluster, LinkProbe | None]:
+    """A cluster of the devices with all their memory, and the link probe where one was needed: without a `given` link."""
+    names, probe, link = short_names(devices), None, given or Link()
+    if given is None and len(names) > 1:
+        with progress(f"probing the link {names[0]} -> {names[1]}"):
+            probe = probe_link(devices, 0, 1)
+        link = probe.to_link()
+    held = None if isinstance(devices, Gpus) else usable_bytes() // len(names)
+    return Cluster(tuple(Device(name, held) for name in names), link, parallel_transfers=isinstance(devices, Logical)), probe

@@ -1,0 +1,1 @@
+"""A placed step as graphs and variables of TensorFlow."""

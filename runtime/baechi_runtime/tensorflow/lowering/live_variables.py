@@ -1,0 +1,140 @@
+"""The user's variables while their values live on the devices of a placed step.
+
+After a placed step the values here are old. A variable that is read or assigned then, op by op or by any tf.function that uses it, is
+brought home first, alone or with the function's other ones; so nobody sees an old value, and what nobody looks at is not sent. What was
+changed here meanwhile is sent to the devices before the next placed step.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+Fetch = Callable[[Sequence[str]], Mapping[str, np.ndarray]]
+"""Names -> the values of these variables, from the devices."""
+
+_lock = threading.RLock()
+_away: dict[int, tuple["LiveVariables", str]] = {}
+"""Variables that are not here, by the identity of their handles: whose they are, and their names there."""
+_classes_away: dict[type, type] = {}
+_classes_home: dict[type, type] = {}
+_ONE_BY_ONE = 4
+"""Number of variables that are brought one by one, as the learning rate is in every step; then all are, as where a model is saved."""
+
+
+class LiveVariables:
+    """The variables of one placed step, by the names they have on its devices."""
+
+    def __init__(self, variables: Mapping[str, tf.Variable], fetch: Fetch) -> None:
+        _watch_functions()
+        self._variables = dict(variables)
+        self._fetch = fetch
+        self._known: dict[str, np.ndarray] = {}
+        """The devices' values of the variables that are here."""
+
+    def changes(self) -> dict[str, np.ndarray]:
+        """The variables that are here and have other values than the devices have; all of them, the first time. A variable that lives on
+        the devices of another placed step is brought home."""
+        with _lock:
+            elsewhere = [v for n, v in self._variables.items() if self._owner(v) not in (None, self)]
+        bring_home(elsewhere)
+        values = {n: v.numpy() for n, v in self._variables.items() if self._owner(v) is None}
+        return {n: x for n, x in values.items() if n not in self._known or not _same(self._known[n], x)}
+
+    def leave(self) -> None:
+        """Leaves the values to the devices from now on; what is here is old."""
+        with _lock:
+            self._known.clear()
+            for name, variable in self._variables.items():
+                if self._owner(variable) is None:
+                    _away[id(_handle(variable))] = (self, name)
+                    variable.__class__ = _class_away(type(variable))
+
+    def bring(self, names: Sequence[str]) -> None:
+        """Makes the values here those of the devices."""
+        with _lock:
+            if len(self._known) + len(names) > _ONE_BY_ONE:
+                names = list(self._variables)
+            names = [n for n in names if self._owner(self._variables[n]) is self]
+            values = self._fetch(names) if names else {}
+            self._are_here(names)
+            with tf.init_scope():  # whoever asked may be tracing, or recording gradients
+                for name in names:
+                    self._variables[name].assign(values[name])
+            self._known |= {n: values[n] for n in names}
+
+    def bring_all(self) -> None:
+        self.bring(list(self._variables))
+
+    def forget(self) -> None:
+        """Forgets the devices' values: those here count from now on, old as they are."""
+        with _lock:
+            self._known.clear()
+            self._are_here([n for n, v in self._variables.items() if self._owner(v) is self])
+
+    def _are_here(self, names: Sequence[str]) -> None:
+        for variable in map(self._variables.__getitem__, names):
+            variable.__class__ = _classes_home[type(variable)]
+            del _away[id(variable.handle)]
+
+    def _owner(self, variable: tf.Variable) -> "LiveVariables | None":
+        found = _away.get(id(_handle(variable)))
+        return None if found is None else found[0]
+
+
+def bring_home(variables: Iterable[tf.Variable]) -> None:
+    """Brings home those of the variables that are away, in one request for each placed step."""
+    _bring(map(_handle, variables))
+
+
+def _bring(handles: Iterable[Any]) -> None:
+    with _lock:
+        by_owner: dict[LiveVariables, list[str]] = {}
+        for owner, name in (_away[id(h)] for h in handles if id(h) in _away):
+            by_owner.setdefault(owner, []).append(name)
+        for owner, names in by_owner.items():
+            owner.bring(names)
+
+
+def _handle(variable: tf.Variable) -> Any:
+    """Its handle, without bringing it home."""
+    home: Any = _classes_home.get(type(variable), type(variable))
+    return home.handle.fget(variable)
+
+
+def _class_away(home: Any) -> type:
+    """Like the variable's own class, but whoever asks for the handle, as all reading and writing does, has the variable brought home."""
+    if home not in _classes_away:
+
+        def handle(variable: Any) -> Any:
+            found = home.handle.fget(variable)
+            _bring([found])
+            return found
+
+        _classes_away[home] = type(home.__name__, (home,), {"handle": property(handle), "__module__": home.__module__})
+        _classes_home[_classes_away[home]] = home
+    return _classes_away[home]
+
+
+def _watch_functions() -> None:
+    """Compiled functions have the handles of their variables from when they were traced; they bring them home when they are called."""
+    kind = type(tf.function(lambda: tf.constant(0)).get_concrete_function())
+    given = kind.captured_inputs
+    if getattr(given.fget, "brings_home", False):
+        return
+
+    def captured_inputs(function: Any) -> Any:
+        found = given.fget(function)
+        if _away:
+            _bring(found)
+        return found
+
+    captured_inputs.brings_home = True  # type: ignore[attr-defined]
+    kind.captured_inputs = property(captured_inputs, doc=given.__doc__)
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    """Bit by bit."""
+    return a.shape == b.shape and a.tobytes() == b.tobytes()

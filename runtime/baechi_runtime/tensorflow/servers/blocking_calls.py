@@ -1,0 +1,75 @@
+"""Calls into TensorFlow that may block for ever, made by a thread of their own, so that whoever asked for them need not.
+
+A client of a server that is killed waits for it until its own time-out; here it is told as soon as the server's end is seen.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from baechi_ext.errors import ExecutionError
+
+T = TypeVar("T")
+
+_POLL_SECONDS = 0.2
+_BEYOND_SECONDS = 10.0
+"""TensorFlow's own time-outs come first: they say what was waited for."""
+
+
+class Calls:
+    """Makes one call after the other. `gone` says which device is gone, and how; None where none is."""
+
+    def __init__(self, gone: Callable[[], str | None], timeout_seconds: float) -> None:
+        self._gone = gone
+        self._timeout_seconds = timeout_seconds
+        self._asked: queue.SimpleQueue[tuple[Callable[[], Any], _Answer] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self.stuck = False
+        """True while a call has not come back; no other one is made then."""
+
+    def __call__(self, function: Callable[[], T], timeout_seconds: float | None = None) -> T:
+        """Returns what `function` returns, or raises what it raises; ExecutionError where a device goes away meanwhile, or time is up."""
+        if self.stuck:
+            raise ExecutionError("a device did not answer, so nothing more is asked of it; start anew")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="calls into TensorFlow", daemon=True)
+            self._thread.start()
+        answer = _Answer()
+        self._asked.put((function, answer))
+        allowed = self._timeout_seconds + _BEYOND_SECONDS if timeout_seconds is None else timeout_seconds
+        deadline = time.monotonic() + allowed
+        self.stuck = True  # until it is known to be otherwise: an interrupt leaves the call where it is
+        while not answer.there.wait(_POLL_SECONDS):
+            gone = self._gone()
+            if gone is not None and not answer.there.wait(_POLL_SECONDS):
+                raise ExecutionError(f"{gone}; check whether the machine ran out of memory")
+            if time.monotonic() > deadline:
+                raise ExecutionError(f"the devices did not answer within {allowed:g} s; check whether they still run, or raise --timeout")
+        self.stuck = False
+        if answer.error is not None:
+            raise answer.error
+        return answer.value
+
+    def end(self) -> None:
+        """Ends the thread, if it is not stuck."""
+        self._asked.put(None)
+        self._thread = None
+
+    def _serve(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            function, answer = asked
+            try:
+                answer.value = function()
+            except BaseException as e:  # noqa: BLE001 - raised where the call was asked for
+                answer.error = e
+            answer.there.set()
+            del asked, function, answer
+
+
+class _Answer:
+    def __init__(self) -> None:
+        self.there = threading.Event()
+        self.value: Any = None
+        self.error: BaseException | None = None

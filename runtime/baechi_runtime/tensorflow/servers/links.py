@@ -1,0 +1,191 @@
+"""Probing the link between two TensorFlow servers: one-way time, and what sending and receiving take from the devices themselves.
+
+gRPC copies and parcels tensors on the devices' own cores, so that most of a transfer's cost falls on the ops of its two ends. One-way time
+is that of a chain of transfers to and fro, with nothing else to do. What each end is charged is what its process spends on its core beyond
+what it spends where the same ops exchange nothing: both compute meanwhile, as in a step, and a device has its core for itself.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from baechi_ext.capture.tensorflow_private import tensorflow
+from baechi_ext.cost import LinkFit, fit_link
+from baechi_ext.errors import ExecutionError, OptionError
+from baechi_runtime.measure.link_probe import PROBE_BYTES, LinkProbe
+from baechi_runtime.tensorflow.servers.blocking_calls import Calls
+from baechi_runtime.tensorflow.servers.clocks import cpu_ns
+from baechi_runtime.tensorflow.servers.devices import Devices
+
+T = TypeVar("T")
+
+_WARMUP, _REPEATS = 2, 9
+_TRIPS = 4
+"""Round trips in a row."""
+_TRANSFERS, _FEWEST_TRANSFERS, _BYTES_IN_ALL = 48, 4, 2**24
+"""Bounds on the transfers of one size in a run that computes meanwhile."""
+_SIDE = 128
+"""Side of the square matrices whose product is the unit of work, some 0.04 ms."""
+_LEAST_UNITS, _UNITS_PER_ONE_WAY = 3, 2
+_MOST_WORK_US = 100_000
+"""Most work in one run."""
+_EVERY = 3
+"""Distance between the sizes whose charges are taken: they lie on a line, and each needs graphs of thousands of ops."""
+_FEWEST_REPEATS, _ENOUGH_SECONDS = 3, 1.5
+"""Fewest runs of one size, and when they are enough: on a busy machine a run takes long, and more of them would not make it quiet."""
+_LEAST_US = 0.1
+
+
+def probe_link(servers: Devices, source: int, target: int, sizes: Sequence[int] = PROBE_BYTES) -> LinkProbe:
+    """The link between two servers. What the devices are charged is None where a server runs on another machine.
+
+    Raises ExecutionError where a server dies or does not answer, OptionError for a device with itself.
+    """
+    if source == target:
+        raise OptionError(f"device {source} has no link with itself; probe two different devices")
+    pair = _Pair(servers, source, target)
+    one_way = {size: tuple(pair.one_way_us(size)) for size in sizes}
+    # Other programs only ever add to a sample, so the least is nearest to what a quiet machine takes.
+    fit = fit_link([(size, min(samples)) for size, samples in one_way.items()])
+    if not pair.has_clocks():
+        return LinkProbe(one_way, fit)
+    unit_us = pair.unit_us()
+    charged = [size for size in sizes if size <= PROBE_BYTES[-1]] or [min(sizes)]
+    loaded = sorted({*charged[::_EVERY], charged[-1]})
+    expected = [fit.latency_us + size * fit.us_per_byte for size in loaded]
+    charges = [pair.charges_us(size, us, unit_us) for size, us in zip(loaded, expected, strict=True)]
+    send, receive = (_line(loaded, [charge[end] for charge in charges], expected) for end in (0, 1))
+    return LinkProbe(one_way, fit, send, receive)
+
+
+def _line(sizes: Sequence[int], charges_us: Sequence[float], one_way_us: Sequence[float]) -> LinkFit:
+    """Fits the line. Noise in a difference goes by the time of the transfer, not by what is left of it."""
+    return fit_link(list(zip(sizes, (max(_LEAST_US, us) for us in charges_us), strict=True)), one_way_us)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two servers, and graphs that are built for them and thrown away."""
+
+    servers: Devices
+    source: int
+    target: int
+
+    def one_way_us(self, size: int) -> list[float]:
+        """Half a round trip, a sample a run."""
+        tf = tensorflow()
+        there, back = (self.servers.names[i] for i in (self.source, self.target))
+
+        def chain(trips: int) -> Any:
+            with tf.device(there):
+                tensor = tf.ones((size // 4,)) * 1.0
+            for _ in range(trips):
+                for end in (back, there):
+                    with tf.device(end):
+                        tensor = tf.identity(tensor)
+            return tensor.op
+
+        with self._session(lambda: (chain(_TRIPS), chain(0))) as (long, short):
+            taken = list(_repeated(lambda: (_wall_us(long), _wall_us(short))))
+        call_us = min(short_us for _, short_us in taken)
+        return [max(_LEAST_US, (long_us - call_us) / (2 * _TRIPS)) for long_us, _ in taken]
+
+    def unit_us(self) -> float:
+        """A unit of work on the source."""
+        with self._session(lambda: tuple(self._working(self.servers.names[self.source], n, [])[-1] for n in (33, 1))) as (many, one):
+            return max(1.0, (min(_repeated(lambda: _wall_us(many))) - min(_repeated(lambda: _wall_us(one)))) / 32)
+
+    def charges_us(self, size: int, one_way_us: float, unit_us: float) -> tuple[float, float]:
+        """Microseconds that a transfer of `size` bytes takes from the sender and from the receiver.
+
+        The receiver computes a little more per transfer, so that it finds what it takes in already there.
+        """
+        tf = tensorflow()
+        transfers = max(_FEWEST_TRANSFERS, min(_TRANSFERS, _BYTES_IN_ALL // size))
+        wanted = min(_UNITS_PER_ONE_WAY * one_way_us, _MOST_WORK_US / transfers)
+        units = max(_LEAST_UNITS, int(wanted / unit_us))
+        near, far = (self.servers.names[i] for i in (self.source, self.target))
+
+        def program(reader: str) -> Any:
+            with tf.device(near):
+                tensor = tf.ones((size // 4,)) * 1.0
+            work = self._working(near, units * transfers, [tensor.op])[units - 1 :: units]
+            read = []
+            for done in work:
+                with tf.control_dependencies([done]), tf.device(near):
+                    sent = tf.raw_ops.Reshape(tensor=tensor, shape=(size // 4,))
+                with tf.device(reader):
+                    read.append(tf.identity(sent).op)
+            other = self._working(far, (units + 1) * transfers, [], read if reader == far else [])
+            return tf.group(*read, other[-1])
+
+        with self._session(lambda: (program(far), program(near))) as (apart, together):
+            pairs = list(_repeated(lambda: (self._spent_us(apart), self._spent_us(together))))
+        differences = [[(a[end] - b[end]) / transfers for a, b in pairs] for end in (0, 1)]
+        return statistics.median(differences[0]), statistics.median(differences[1])
+
+    def _working(self, device: str, count: int, first: Sequence[Any], waits: Sequence[Any] = ()) -> list[Any]:
+        """Units of work in a row; evenly spread, one of them waits for each of `waits`."""
+        tf = tensorflow()
+        found = []
+        with tf.device(device), tf.control_dependencies(list(first)):
+            value = matrix = tf.ones((_SIDE, _SIDE)) * 1.0
+        every = count // len(waits) if waits else count + 1
+        for i in range(count):
+            waited = [waits[i // every]] if i % every == every - 1 and i // every < len(waits) else []
+            with tf.device(device), tf.control_dependencies(waited):
+                value = tf.raw_ops.MatMul(a=matrix, b=value)
+            found.append(value.op)
+        return found
+
+    def has_clocks(self) -> bool:
+        return all(self._pid(i) is not None and cpu_ns(self._pid(i) or 0) for i in (self.source, self.target))
+
+    def _pid(self, device: int) -> int | None:
+        return next((s.process.pid for s in self.servers.servers if s.task == device), None)
+
+    def _spent_us(self, run: Callable[[], None]) -> tuple[float, float]:
+        pids = [self._pid(self.source) or 0, self._pid(self.target) or 0]
+        before = [cpu_ns(pid) for pid in pids]
+        run()
+        near, far = ((cpu_ns(pid) - ns) / 1000 for pid, ns in zip(pids, before, strict=True))
+        return near, far
+
+    @contextmanager
+    def _session(self, build: Callable[[], Sequence[Any]]) -> Iterator[list[Callable[[], None]]]:
+        """Functions that run the ops that `build` makes, one each."""
+        tf = tensorflow()
+        calls = Calls(self.servers.gone, self.servers.timeout_seconds)
+        with tf.Graph().as_default() as graph:
+            ops = list(build())
+        errors = tf.errors
+        try:
+            session = calls(lambda: tf.compat.v1.Session(self.servers.target, graph=graph, config=self.servers.config()))
+            runs = [calls(partial(session.make_callable, op)) for op in ops]
+            yield [partial(calls, run) for run in runs]
+            calls(session.close)
+        except errors.OpError as e:
+            raise ExecutionError(self.servers.gone(1.0) or f"probing the link failed: {str(e).splitlines()[0]}") from e
+        finally:
+            calls.end()
+
+
+def _repeated(function: Callable[[], T]) -> Iterator[T]:
+    """Yields what `function` returns, again and again, warm-up left out."""
+    started = time.perf_counter()
+    for repeat in range(_WARMUP + _REPEATS):
+        if repeat >= _WARMUP + _FEWEST_REPEATS and time.perf_counter() - started > _ENOUGH_SECONDS:
+            return
+        value = function()
+        if repeat >= _WARMUP:
+            yield value
+
+
+def _wall_us(run: Callable[[], None]) -> float:
+    begin = time.perf_counter_ns()
+    run()
+    return (time.perf_counter_ns() - begin) / 1000

@@ -1,0 +1,1 @@
+"""PyTorch's implementation of baechi_runtime.drivers.backend."""

@@ -1,0 +1,270 @@
+"""A script's training call as a backend: on threads of this process, or on worker processes that all run the script."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from baechi_ext.errors import BaechiError, CaptureError, ParityError
+from baechi_ext.ir import Cluster
+from baechi_ext.ir.measured import MeasuredStep
+from baechi_ext.simulate import Timeline
+from baechi_runtime.drivers.backend import Captured, PlacingBackend
+from baechi_runtime.drivers.comparison import UNPLACED
+from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.measure.link_probe import LinkProbe
+from baechi_runtime.measure.parity_result import Parity
+from baechi_runtime.measure.recording import RUNS
+from baechi_runtime.measure.samples import Measurement
+from baechi_runtime.measure.timing import StepTimes
+from baechi_runtime.torch.backend import costed, devices_of, kind_of_executor
+from baechi_runtime.torch.calls.compared_call import ComparedCall
+from baechi_runtime.torch.calls.parallelize import executor_of
+from baechi_runtime.torch.calls.phases import PhasedFragment
+from baechi_runtime.torch.calls.placed_function import LoadedFragment
+from baechi_runtime.torch.calls.recording import WARM_UP, CallRecorder
+from baechi_runtime.torch.calls.workers import Workers
+from baechi_runtime.torch.cluster import find_cluster
+from baechi_runtime.torch.lowering.devices import on_core_of
+from baechi_runtime.torch.lowering.executor import Executor
+from baechi_runtime.torch.measure import measure_on
+from baechi_runtime.torch.processes.executor import ProcessExecutor
+from baechi_runtime.torch.processes.sent_timeline import timeline_from_json, timeline_to_json
+from baechi_runtime.torch.threads.accounting import how_measured, measured_peak_bytes
+from baechi_runtime.torch.threads.executor import ThreadExecutor
+
+HANDED_OUT = (
+    "with --workers=process a placed step hands outputs, gradients and buffers to every worker, which its prediction does not count; eager "
+    "and single run in worker 0 alone and hand out nothing"
+)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A plan of the call, ready to run."""
+
+    executor: ThreadExecutor | Workers
+    timeline: Timeline
+    fragments: Sequence[LoadedFragment]
+    number: int | None = None
+    """Its number among the plans loaded on all workers; None where this process runs it alone."""
+
+
+def with_call(request: TrainRequest, compared: ComparedCall, workers: Workers | None, drive: Callable[["CallBackend"], T]) -> T | None:
+    """The value of `drive` for the devices that run the call: threads of this process, or the workers, which all come here with the same
+    call; worker 0 drives, for the others it is None.
+
+    Raises ParityError where the workers came with different calls, ExecutionError where one fails.
+    """
+    if workers is None:
+        return drive(CallBackend(request, compared, executor_of(devices_of(request), request.timeout_seconds)))
+    compared.rewind()
+    workers.agree_on(compared.call.captured, compared.call.step)
+    backend = WorkersBackend(request, compared, workers)
+    if workers.group.rank:
+        backend.follow()
+        return None
+    with workers.telling():
+        value = drive(backend)
+    workers.group.command({"do": "end"})
+    return value
+
+
+class CallBackend(PlacingBackend[Captured, Loaded]):
+    """Threads of this process; eager runs in the caller's own, on the core of device 0."""
+
+    unplaced = "eager, one device"
+
+    def __init__(self, request: TrainRequest, compared: ComparedCall, executor: ThreadExecutor) -> None:
+        self.request, self.kind, self.peaks_measured_by = request, kind_of_executor(request), how_measured(executor)
+        self._compared, self._call, self._executor = compared, compared.call, executor
+
+    def capture(self) -> Captured:
+        """See Backend."""
+        return self._costed(self._executor)
+
+    def _costed(self, executor: Executor) -> Captured:
+        captured = self._call.captured
+        return costed(self.request, executor, captured.graph, captured.binding, self._call.step)
+
+    def cluster(self) -> tuple[Cluster, LinkProbe | None]:
+        """See Backend."""
+        return find_cluster(self.request, self._executor)
+
+    def in_parts(self, captured: Captured, parts: int | Sequence[int]) -> Captured:
+        """See PlacingBackend."""
+        raise CaptureError("a script's calls run with their whole batch; drop --microbatches, or give a built-in model")
+
+    def load(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> Loaded:
+        """See Backend."""
+        return _loaded(self._compared, timeline, self._executor)
+
+    def check(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> Parity:
+        """See Backend."""
+        loaded = _loaded(self._compared, timeline, self._executor)
+        return self._compared.parity(loaded.fragments, relaxed=self.request.relaxed_random)
+
+    def peak_bytes(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> tuple[int, ...]:
+        """See Backend."""
+        return measured_peak_bytes(self._executor, timeline, self._call.captured.binding, self._call.step)  # type: ignore[arg-type]
+
+    def measure(self, captured: Captured, loaded: Mapping[str, Loaded], num_steps: int, on_step: Callable[[int], None]) -> Measurement:
+        """See Backend."""
+
+        def eager() -> StepTimes:
+            with on_core_of(self._executor.devices[0]):
+                return _times(self._compared.plain)
+
+        variants = {name: partial(_times, partial(self._compared.placed, one.fragments)) for name, one in loaded.items()}
+        return measure_on(self._executor, {UNPLACED: eager, **variants}, num_steps=num_steps, on_step=on_step)
+
+    def record(self, captured: Captured, loaded: Loaded) -> MeasuredStep:
+        """See Backend. Of a call of several fragments each is a step of its own: raises CaptureError."""
+        if len(loaded.fragments) > 1:
+            raise CaptureError("the call is of several fragments, with Python between them")
+        recorded = _recorded(self._compared, loaded).measured(loaded.timeline.graph, self.kind)
+        if recorded is None:
+            raise CaptureError("a worker did not say what it noted")
+        return recorded
+
+    def notes(self, loaded: Loaded) -> Sequence[str]:
+        """See Backend."""
+        return ()
+
+
+class WorkersBackend(CallBackend):
+    """The workers of a script: each runs its share of every placed call, and worker 0 alone the call as it is, or on one device."""
+
+    def __init__(self, request: TrainRequest, compared: ComparedCall, workers: Workers) -> None:
+        super().__init__(request, compared, executor_of(workers.devices[:1], workers.group.timeout_seconds))
+        self.peaks_measured_by = "none"
+        self._workers = workers
+        self._loaded: list[Loaded] = []
+        self._failure: BaechiError | None = None
+
+    def capture(self) -> Captured:
+        """See Backend."""
+        with ProcessExecutor(self._workers.group, self._workers.devices) as executor:
+            captured = self._costed(executor)
+            self._cluster = find_cluster(self.request, executor)
+        return captured
+
+    def cluster(self) -> tuple[Cluster, LinkProbe | None]:
+        """See Backend."""
+        return self._cluster
+
+    def load(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> Loaded:
+        """See Backend."""
+        if alone:
+            return super().load(captured, timeline, alone=True)
+        self._tell({"do": "load", "timeline": timeline_to_json(timeline)})
+        return self._load(timeline)
+
+    def _load(self, timeline: Timeline) -> Loaded:
+        loaded = replace(_loaded(self._compared, timeline, self._workers), number=len(self._loaded))
+        self._loaded.append(loaded)
+        return loaded
+
+    def check(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> Parity:
+        """See Backend."""
+        if alone:
+            return super().check(captured, timeline, alone=True)
+        self._tell({"do": "check", "timeline": timeline_to_json(timeline)})
+        try:
+            loaded = _loaded(self._compared, timeline, self._workers)
+            return self._compared.parity(loaded.fragments, relaxed=self.request.relaxed_random)
+        except ParityError:
+            raise
+        except BaechiError as e:
+            self._failure = e
+            raise
+
+    def peak_bytes(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> tuple[int, ...]:
+        """See Backend. Each worker would have to count its own."""
+        return ()
+
+    def measure(self, captured: Captured, loaded: Mapping[str, Loaded], num_steps: int, on_step: Callable[[int], None]) -> Measurement:
+        """See Backend."""
+        self._tell({"do": "measure", "numbers": {name: one.number for name, one in loaded.items()}, "num_steps": num_steps})
+        runs = {name: partial(self._compared.placed, one.fragments) for name, one in loaded.items()}
+        return self._in_turn({UNPLACED: self._compared.plain, **runs}, num_steps, on_step)
+
+    def _in_turn(
+        self, runs: Mapping[str, Callable[[], Any]], num_steps: int, on_step: Callable[[int], None] = lambda i: None
+    ) -> Measurement:
+        def together(name: str) -> StepTimes:
+            """A step that begins on all workers at once, from the same state: worker 0 also runs steps alone, which change buffers."""
+            self._compared.rewind()
+            self._workers.agree("whose turn it is", (name,))
+            return _times(runs[name])
+
+        return measure_on(self._workers, {name: partial(together, name) for name in runs}, num_steps=num_steps, on_step=on_step)
+
+    def record(self, captured: Captured, loaded: Loaded) -> MeasuredStep:
+        """See Backend."""
+        if loaded.number is not None and len(loaded.fragments) == 1:
+            self._tell({"do": "record", "number": loaded.number})
+        return super().record(captured, loaded)
+
+    def notes(self, loaded: Loaded) -> Sequence[str]:
+        """See Backend."""
+        return (HANDED_OUT,)
+
+    def _tell(self, command: Mapping[str, Any]) -> None:
+        """The others do not go on where one has failed: raises what it failed with."""
+        if self._failure is not None:
+            raise self._failure
+        self._workers.group.command(dict(command))
+
+    def _run_of(self, number: int | None) -> Callable[[], Any]:
+        """This worker's part of a step that worker 0 times."""
+        return _nothing if number is None else partial(self._compared.placed, self._loaded[number].fragments)
+
+    def follow(self) -> None:
+        """Workers other than 0: do as worker 0 does, until its end. Raises ExecutionError where it fails."""
+        workers, compared, captured = self._workers, self._compared, self._call.captured
+        workers.follow(captured, self._call.step)
+        while (command := workers.received())["do"] != "end":
+            if command["do"] == "load":
+                self._load(timeline_from_json(captured.graph, command["timeline"]))
+            elif command["do"] == "check":
+                loaded = _loaded(compared, timeline_from_json(captured.graph, command["timeline"]), workers)
+                compared.rewind()
+                with suppress(ParityError):  # worker 0 reports it
+                    compared.placed(loaded.fragments)
+            elif command["do"] == "measure":
+                numbers = {UNPLACED: None, **command["numbers"]}
+                self._in_turn({name: self._run_of(number) for name, number in numbers.items()}, command["num_steps"])
+            else:
+                _recorded(compared, self._loaded[command["number"]])
+
+
+def _loaded(compared: ComparedCall, timeline: Timeline, executor: ThreadExecutor | Workers) -> Loaded:
+    call = compared.call
+    load = executor.load if isinstance(executor, Workers) else partial(PhasedFragment, executor)
+    phases = [load(timeline, call.captured, k, call.step) for k in range(len(call.fragments))]
+    parts = zip(call.captured.fragments, phases, call.fragments, strict=True)
+    return Loaded(executor, timeline, [LoadedFragment(part, one, fragment.module) for part, one, fragment in parts])
+
+
+def _recorded(compared: ComparedCall, loaded: Loaded) -> CallRecorder:
+    """Run the call until its recorder has all it records."""
+    (fragment,), call = loaded.fragments, compared.call
+    recorder = CallRecorder(loaded.executor, fragment.placed, loaded.timeline, call.captured, call.step.live)
+    for _ in range(WARM_UP + RUNS + 1):
+        compared.rewind()
+        compared.placed([replace(fragment, recorder=recorder)])
+    return recorder
+
+
+def _nothing() -> None:
+    """The part of worker 0's own steps that the others have."""
+
+
+def _times(run: Callable[[], Any]) -> StepTimes:
+    begin = time.perf_counter_ns()
+    run()
+    return StepTimes((time.perf_counter_ns() - begin) / 1000, ())

@@ -1,0 +1,115 @@
+"""The report of a session that places a module's calls, and the record that is kept of a script's module."""
+
+import statistics
+from collections import deque
+from typing import Any
+
+from baechi_ext.ir.measured import MeasuredStep
+from baechi_runtime.files.run_folder import MEASURED
+from baechi_runtime.files.script_folder import KeptStep
+from baechi_runtime.measure.recording import RUNS
+from baechi_runtime.measure.samples import Noise, samples_by_name
+from baechi_runtime.measure.timing import StepTimes
+from baechi_runtime.report.call_report import INTERRUPTED, CallReport, Verified
+from baechi_runtime.report.step_report import StepReport
+from baechi_runtime.torch.backend import kind_of_executor
+from baechi_runtime.torch.calls.recording import WARM_UP
+from baechi_runtime.torch.calls.session import PlacedGroup, Session
+from baechi_runtime.torch.calls.workers import Workers
+
+UNPLACED = "as it is, with the script's own threads"
+"""The name of steps in which the module's call runs unplaced."""
+
+
+def report_of(session: Session) -> CallReport:
+    """The report of the session's first placed group, or of what its interrupted search had found; the counts are of all groups."""
+    placed = [f for f in session.fragments if f.count]
+    first = session.groups[0] if session.groups else None
+    placement = session.interrupted if first is None else first.placement
+    notes = [] if placement is None else [*placement.result.notes, *placement.notes, "" if first is None else first.note]
+    return CallReport(
+        kind="module",
+        name=session.name,
+        method=session.settings.request.plan.method if placement is None else placement.result.plan.method,
+        result=None if placement is None else placement.result,
+        single=None if placement is None else placement.single,
+        samples={} if first is None else samples_by_name(eager=first.turns.plain_us, placed=first.turns.placed_us),
+        verified=Verified(
+            sum(f.verification.steps for f in placed),
+            sum(f.count for f in placed),
+            max((f.verification.last for f in placed), default=0),
+            max((f.verification.max_rel_diff for f in placed), default=0.0),
+        ),
+        placed_steps=session.placed_calls or max((g.calls for g in session.groups), default=0),
+        shapes=len(session.groups),
+        unplaced_calls=dict(session.unplaced),
+        refusal=session.refusal or session.paused or (INTERRUPTED if session.interrupted else ""),
+        notes=tuple(filter(None, notes)),
+        fragments=0 if first is None else len(first.members),
+        setup_seconds=session.log.seconds + sum(g.setup_seconds for g in session.groups),
+        graph_breaks=tuple(session.log.breaks),
+        recompiles=tuple(session.log.recompiles),
+    )
+
+
+def kept_step(session: Session, script: str, noise: Noise) -> KeptStep | None:
+    """The record of the module's first placed call, or of what its interrupted search had found; None if there is no plan. `script` is the
+    script's name."""
+    group = session.groups[0] if session.groups else None
+    placement, report = session.interrupted if group is None else group.placement, report_of(session)
+    if placement is None:
+        return None
+    executor = kind_of_executor(session.settings.request)
+    measured = None if group is None else _measured(group, executor)
+    step = StepReport(
+        model=f"{session.name} of {script}",
+        executor=executor,
+        result=placement.result,
+        single=placement.single,
+        parity=None if group is None or not group.lead.verification.steps else _parity(group),
+        measurement=report.measurement(noise, () if group is None else _busy_us(session, group)),
+        peak_bytes=() if measured is None or measured.memory is None else tuple(max(h.bytes for h in held) for held in measured.memory),
+        peaks_measured_by="accounting",
+        probe=placement.probe,
+        unplaced=UNPLACED,
+        notes=(*report.notes, *([f"no {MEASURED}: {INTERRUPTED}"] if group is None else _notes(session, group, measured))),
+    )
+    return KeptStep(placement.graph, placement.profile, placement.result.plan, measured, step.to_json(), interrupted=group is None)
+
+
+def _parity(group: PlacedGroup) -> dict[str, Any]:
+    return {**group.lead.verification.to_json(), "passed": not group.lead.why_not}
+
+
+def _busy_us(session: Session, group: PlacedGroup) -> tuple[float, ...]:
+    """Median busy times by device; empty with worker processes, as each knows its own times alone."""
+    if isinstance(session.settings.executor, Workers):
+        return ()
+    busy = [[statistics.median(column) for column in zip(*(t.busy_us for t in times), strict=True)] for times in _times(group)]
+    return tuple(map(sum, zip(*busy, strict=True)))
+
+
+def _times(group: PlacedGroup) -> list[deque[StepTimes]]:
+    return [f.loaded.times for f in group.members if f.loaded is not None and f.loaded.times]
+
+
+def _measured(group: PlacedGroup, executor: str) -> MeasuredStep | None:
+    recorder = None if group.lead.loaded is None else group.lead.loaded.recorder
+    return None if recorder is None else recorder.measured(group.placement.graph, executor)
+
+
+def _notes(session: Session, group: PlacedGroup, measured: MeasuredStep | None) -> list[str]:
+    """Further notes on a module's calls."""
+    notes = []
+    if session.settings.record and measured is None:
+        several = len(group.members) > 1
+        why = "its call is of several fragments, with Python between them" if several else (
+            f"{group.calls} calls of the first shape ran placed, and of those that are not verified, after {WARM_UP} to warm up, up to "
+            f"{RUNS} are recorded, if they have a backward pass"
+        )  # fmt: skip
+        notes.append(f"no {MEASURED}: {why}")
+    if len(session.groups) > 1:
+        notes.append(f"{len(session.groups)} variants of its call are placed; this is the first one")
+    if session.refusal or session.paused:
+        notes.append(f"it runs as it is now: {session.refusal or session.paused}")
+    return notes

@@ -1,0 +1,91 @@
+"""`baechi compare SCRIPT`: the script runs to its first training call that is large enough. There the call is captured and profiled once,
+every method places it, and its forward and backward passes are measured in turn, as it is and placed; then the script ends.
+"""
+
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from baechi_ext.capture.torch_dynamo import traced
+from baechi_ext.errors import BaechiError
+from baechi_ext.ir.files import make_folder
+from baechi_runtime.drivers.comparing import ScriptComparison, compared
+from baechi_runtime.drivers.comparison import CompareRequest, Comparison
+from baechi_runtime.host.as_main import EndedError, run_as_main
+from baechi_runtime.torch.calls.call_backend import with_call
+from baechi_runtime.torch.calls.compared_call import ComparedCall, NotedFragment, capture_noted
+from baechi_runtime.torch.calls.module_calls import LARGE_ENOUGH, Call, never_trained, outermost_calls, trained_size
+from baechi_runtime.torch.calls.script import as_one_of, workers_of
+from baechi_runtime.torch.calls.tracing import TraceLog, traced_for_us, watch_compiles
+from baechi_runtime.torch.calls.verify import put_back
+from baechi_runtime.torch.calls.workers import Workers
+from baechi_runtime.torch.lowering.devices import one_thread
+
+
+def compare_script(request: CompareRequest, path: str, arguments: tuple[str, ...]) -> Comparison | None:
+    """Every method's plan of the script's first training call, predicted and measured; the script goes no further than that call.
+    None in a worker that does not report.
+
+    Raises CaptureError where it ends before such a call, or the call can't be captured, and what
+    profiling and link probing raise; what a method raises is its row's refusal.
+    """
+    script = Path(path)
+    if request.train.out is not None:
+        make_folder(Path(request.train.out))
+    workers, code = workers_of(request.train), None
+    comparison = ScriptComparison("a call")
+    begun = False
+
+    def runner(module: nn.Module, ordinary: Call) -> Call:
+        """Return what runs for a module's call: the first training call of one that is large enough is compared, and ends the script."""
+        nonlocal begun
+        if comparison.done:  # a script that takes every exception for its own went on
+            raise EndedError
+        if begun or trained_size(module) < LARGE_ENOUGH:
+            return ordinary
+        begun = True
+        return partial(call, module)
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        compare = partial(_compared, request, workers, script.name, module, args, kwargs)
+        comparison.end_script(type(module).__name__, compare)
+
+    with suppress(EndedError), as_one_of(workers), outermost_calls(runner):
+        code = run_as_main(script, arguments)
+    try:
+        if not comparison.done:
+            raise never_trained(path, code)
+        return comparison.outcome()
+    except BaechiError:
+        if workers is not None:
+            workers.failed = True
+        raise
+
+
+def _compared(
+    request: CompareRequest, workers: Workers | None, script: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Comparison | None:
+    model = f"{type(module).__name__} of {script}"
+    notes = [f"measured are the forward and backward passes of the first training call of {model}; there the script was ended"]
+    with put_back(module), one_thread():
+        with put_back(module):
+            log = _noted(module, args, kwargs)
+        call = ComparedCall(capture_noted(log, module, request.train))
+        notes += [call.call.note] * bool(call.call.note)
+        return with_call(request.train, call, workers, lambda backend: compared(request, backend, backend.capture(), model, notes))
+
+
+def _noted(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[NotedFragment]:
+    """The fragments of the module's call, with what they were given and returned. It is called twice: the first call may change what its
+    code reads, for example by making a table on first use, and the second one is then traced anew."""
+    watch_compiles()
+    log: list[NotedFragment] = []
+    compiled = traced(module, lambda graph, _: NotedFragment(graph, log))
+    for _ in range(2):
+        log.clear()
+        with traced_for_us(TraceLog()):
+            compiled(*args, **kwargs)
+    return list(log)

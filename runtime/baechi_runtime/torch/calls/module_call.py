@@ -1,0 +1,135 @@
+"""The calls of one module, compiled in place: the object, its type, hooks, `state_dict` and attributes stay the user's own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from baechi_ext.capture.torch_dynamo import has_global_module_hooks, sees_single_ops, trace_marks, traced, traced_elsewhere
+from baechi_ext.capture.torch_private import inside_backward, is_traced
+from baechi_ext.errors import CaptureError
+from baechi_runtime.torch.calls.session import Session
+from baechi_runtime.torch.calls.settings import Settings
+from baechi_runtime.torch.calls.tracing import inside_one, traced_for_us, watch_compiles
+from baechi_runtime.torch.calls.verify import put_back
+
+COMPILED = "the script compiles it itself (torch.compile)"
+HOOKED = "hooks for the calls of all modules are registered, which a placed call would not run"
+EVAL = "it was in eval mode, or no gradients were recorded: a forward pass alone is not placed"
+SINGLE_OPS = "a mode or hooks that see single ops were active"
+ELSEWHERE = "another thread was tracing"
+LAZY = "its parameters had no shapes yet"
+UNTRACED = "TorchDynamo found no graph in it, or had traced it too often and runs it as it is"
+
+
+class ModuleCall:
+    """Stands in for the call of `module`; `ordinary` is the original call."""
+
+    def __init__(self, module: nn.Module, ordinary: Callable[..., Any], settings: Settings) -> None:
+        watch_compiles()
+        self.session = Session(settings, type(module).__name__, module)
+        self._module = module
+        self._ordinary = ordinary
+        self._compiled = traced(module, self.session.backend)
+        self._is_first = True
+        self._lazy = True
+        """True while parameters may still lack their shapes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        session, why = self.session, self._why_not()
+        if why:
+            session.count_plain(why)
+            return self._ordinary(*args, **kwargs)
+        if self._is_first:
+            self._is_first = False
+            session.look_back((args, kwargs))
+            if session.refusal:
+                return self(*args, **kwargs)
+        ran, placed, marks = session.ran, session.ran_placed, trace_marks()
+        session.begin_call()
+        with traced_for_us(session.log):
+            value = self._compiled(*args, **kwargs)
+        session.placed_calls += session.ran_placed != placed
+        if session.ran == ran:
+            if marks % 2 or trace_marks() != marks:
+                session.count_plain(ELSEWHERE)
+                return value
+            session.count_plain(UNTRACED)
+            if session.settings.strict:
+                raise CaptureError(f"{session.name} is not placed: {UNTRACED}{session.log.why()}")
+        return value
+
+    def _why_not(self) -> str:
+        """Why a call that begins now runs as it is; empty where it may run placed."""
+        session = self.session
+        if not self._module.training or not torch.is_grad_enabled():
+            return EVAL
+        if self._lazy:
+            self._lazy = any(isinstance(p, nn.UninitializedParameter) for p in self._module.parameters())
+            if self._lazy:
+                return LAZY
+        if session.paused:
+            session.plain_step()
+        if not session.may_place():
+            return session.why_plain()
+        if not inside_one() and traced_elsewhere():
+            return ELSEWHERE
+        if is_traced() or inside_one() or inside_backward():
+            return "it was a part of another call"
+        if has_global_module_hooks():
+            return HOOKED
+        return SINGLE_OPS if sees_single_ops() else ""
+
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Trace and place the call with these arguments. The module's forward runs for it; buffers and generators are put back.
+
+        Raises CaptureError where the calls run as they are, with the reason.
+        """
+        was = self._module.training
+        self._module.train()
+        try:
+            with put_back(self._module), torch.enable_grad():
+                for _ in range(2):
+                    self(*args, **kwargs)
+        finally:
+            self._module.train(was)
+        if not self.session.groups:
+            raise CaptureError(f"{self.session.name} is not placed: {self.session.why_plain() or 'no training call of it was traced'}")
+
+    def is_of(self, module: nn.Module) -> bool:
+        return self._module is module
+
+    def drop(self) -> None:
+        """Run all calls as they are from now on."""
+        self.session.drop()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """Make a copy of the module one that is not placed."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """Save the module as one that is not placed."""
+        return type(None), ()
+
+
+def call_of(module: nn.Module) -> ModuleCall | None:
+    """The stand-in for the module's call; None if it is not placed."""
+    found = module.__dict__.get("_compiled_call_impl")
+    return found if isinstance(found, ModuleCall) else None
+
+
+def place_in(module: nn.Module, settings: Settings) -> ModuleCall:
+    """Have the module's calls placed from now on. Raises CaptureError for a module that is compiled already."""
+    if module.__dict__.get("_compiled_call_impl") is not None or hasattr(module, "_orig_mod"):
+        raise CaptureError(f"{type(module).__name__} is not placed: {COMPILED}; give the module before it is compiled")
+    found = ModuleCall(module, module._call_impl, settings)
+    module._compiled_call_impl = found
+    return found
+
+
+def take_out(module: nn.Module) -> None:
+    """Have the module's calls run as they did before `place_in`."""
+    found = call_of(module)
+    if found is not None:
+        found.drop()
+        module._compiled_call_impl = None

@@ -1,0 +1,110 @@
+"""The order of the stages for a module's call: profile, place, load; and for another shape of the same call, what is kept of that.
+Where an earlier run kept the costs and the plan of the same call, they are taken from there."""
+
+import math
+import time
+from dataclasses import replace
+
+from baechi_ext.capture.torch_fragments import CapturedCall
+from baechi_ext.cost import attach_costs, scale_links
+from baechi_ext.ir import Link, OpGraph
+from baechi_ext.ir.plan import memory_violations, placement_violations
+from baechi_ext.place.common import PlanResult
+from baechi_ext.simulate import Timeline, simulate
+from baechi_ext.simulate.one_device import one_device_timeline
+from baechi_runtime.drivers import pipeline
+from baechi_runtime.drivers.placement import Placement, place
+from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.torch.backend import costed
+from baechi_runtime.torch.calls.keys import plan_key
+from baechi_runtime.torch.calls.phases import CallStep
+from baechi_runtime.torch.calls.plan_cache import KeptPlan, PlanCache
+from baechi_runtime.torch.calls.search_process import Entry, Search
+from baechi_runtime.torch.cluster import find_cluster
+from baechi_runtime.torch.lowering.executor import Executor
+from baechi_runtime.torch.profiler import QUICK
+
+KEPT = "plan and costs are from an earlier run"
+ANEW = "--no_cache, or cache=False, measures and searches again"
+_ROUNDING = 1e-9
+
+
+def place_call(request: TrainRequest, executor: Executor, captured: CapturedCall, step: CallStep) -> Placement:
+    """The plan of a captured call, with costs read from the request's `cost_path` or measured on device 0; the best one so far where its
+    search was interrupted. Costs and plan of an earlier run where the request has a `cache` with those of the same call.
+
+    Raises what the stages raise: ProfileError, MismatchError, InfeasibleError, ExecutionError.
+    """
+    prepared = pipeline.prepared(captured.graph, request.plan, [d.name for d in executor.devices])  # what it lacks is told early
+    if request.cache is None or request.reads_files:
+        return _place(request, executor, captured, step)
+    cache, key = PlanCache(request.cache), plan_key(request.choices(), executor.devices, captured.graph, captured.binding)
+    kept = cache.find(key, prepared)
+    if kept is not None:
+        placement = _placed_as_kept(request, executor, captured.graph, kept)
+        if placement is not None:
+            cache.used(key)
+            return placement.noting(f"{KEPT}, kept in {request.cache}; {ANEW}")
+    begun = time.perf_counter()
+    placement = _place(request, executor, captured, step)
+    result, profile = placement.result, placement.profile
+    if result.interrupted or profile is None:
+        return placement
+    reason = cache.keep(key, KeptPlan(profile, result.plan, result.notes, result.untried, time.perf_counter() - begun), request.made_by)
+    return placement.noting(f"plan and costs can't be kept in {request.cache}: {reason}") if reason else placement
+
+
+def begin_search(request: TrainRequest, executor: Executor, captured: CapturedCall, step: CallStep) -> Search | None:
+    """A search for the call's plan in another process, with costs measured here; it ends with the plan in the request's `cache`, where
+    `place_call` finds it. None where that has one already, or there is no cache. Raises what measuring costs raises."""
+    if request.cache is None:
+        return None
+    prepared = pipeline.prepared(captured.graph, request.plan, [d.name for d in executor.devices])
+    cache, key = PlanCache(request.cache), plan_key(request.choices(), executor.devices, captured.graph, captured.binding)
+    if cache.find(key, prepared) is not None:
+        return None
+    costs = costed(request, executor, captured.graph, captured.binding, step, QUICK)
+    cluster, _ = find_cluster(request, executor)
+    entry = Entry(request.cache, key, request.made_by)
+    return Search(request.plan, prepared, costs.profile, scale_links(cluster, request.comm_cost_factor), entry)
+
+
+def _place(request: TrainRequest, executor: Executor, captured: CapturedCall, step: CallStep) -> Placement:
+    """Measured, and searched for."""
+    costs = costed(request, executor, captured.graph, captured.binding, step, QUICK)
+    return place(request, costs, find_cluster(request, executor))
+
+
+def _placed_as_kept(request: TrainRequest, executor: Executor, captured: OpGraph, kept: KeptPlan) -> Placement | None:
+    """The placement of an earlier run; None where its plan is for other devices, or its step is not what it says."""
+    cluster, _ = find_cluster(replace(request, link=request.link or Link()), executor)  # without a probe
+    cluster = scale_links(cluster, request.comm_cost_factor)
+    if request.cluster is None and request.link is None:
+        cluster = replace(cluster, default=kept.plan.cluster.default, pairs=kept.plan.cluster.pairs)
+    if cluster != kept.plan.cluster:
+        return None
+    single = one_device_timeline(attach_costs(captured, kept.profile))
+    splits = len(set(kept.plan.placement)) > 1
+    graph = attach_costs(captured, kept.profile, contended=len(executor.devices) > 1) if splits else single.graph
+    planned = pipeline.prepared(graph, request.plan, [d.name for d in executor.devices])
+    if placement_violations(planned, cluster, kept.plan.placement):
+        return None
+    plan = replace(kept.plan, graph=planned)
+    timeline = simulate(planned, cluster, plan.placement, plan.priority)
+    same = math.isclose(timeline.makespan_us, plan.predicted_step_us, rel_tol=_ROUNDING)
+    if not same or memory_violations(cluster, timeline.peak_memory_bytes):
+        return None
+    return Placement(graph, kept.profile, PlanResult(plan, timeline, notes=kept.notes, untried=kept.untried), single)
+
+
+def place_alike(earlier: Placement, captured: CapturedCall) -> Timeline | None:
+    """The call of another shape, placed op by op as the earlier one; None where it has other ops, or does not fit in that way."""
+    graph = captured.graph
+    if graph.index != earlier.graph.index or [op.colocation for op in graph.ops] != [op.colocation for op in earlier.graph.ops]:
+        return None
+    known = zip(graph.ops, earlier.graph.ops, strict=True)
+    graph = graph.replace_ops([replace(op, compute_us=k.compute_us, temporary_bytes=k.temporary_bytes) for op, k in known])
+    timeline = earlier.result.timeline
+    rank = {v: i for i, v in enumerate(timeline.started)}
+    alike = simulate(graph, timeline.cluster, timeline.placement, [rank[v] for v in range(len(graph))])
+    return None if memory_violations(alike.cluster, alike.peak_memory_bytes) else alike

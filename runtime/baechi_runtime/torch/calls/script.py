@@ -1,0 +1,159 @@
+"""Running a user's own training script, unmodified, with its model placed.
+
+The script runs as `python SCRIPT ARGUMENTS` would run it. While it does, a call of a module from outside any other module's call is
+looked at: where the module trains and is large enough, its calls are placed (baechi_runtime.torch.calls.session).
+"""
+
+import os
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from baechi_ext.collector import importing
+from baechi_ext.errors import BaechiError
+from baechi_ext.ir.files import make_folder
+from baechi_runtime.drivers.script_run import ScriptRun
+from baechi_runtime.drivers.train_request import ScriptRequest, TrainRequest
+from baechi_runtime.files.script_folder import KeptStep, said_of_interrupt
+from baechi_runtime.host.as_main import run_as_main
+from baechi_runtime.measure.samples import Noise
+from baechi_runtime.report.call_report import CallReport
+from baechi_runtime.torch.backend import devices_of
+from baechi_runtime.torch.calls.call_report import kept_step, report_of
+from baechi_runtime.torch.calls.module_call import COMPILED, ModuleCall
+from baechi_runtime.torch.calls.module_calls import LARGE_ENOUGH, Call, outermost_calls, trained_size
+from baechi_runtime.torch.calls.parallelize import executor_of
+from baechi_runtime.torch.calls.session import Session
+from baechi_runtime.torch.calls.settings import Settings
+from baechi_runtime.torch.calls.tracing import watch_compiles
+from baechi_runtime.torch.calls.workers import Workers, join_workers
+from baechi_runtime.torch.measure import load_of_others, oversubscribed
+
+MOST_MODULES = 4
+"""The most modules of a script that are placed, such as a generator and a discriminator."""
+
+
+@dataclass
+class ModulesRun(ScriptRun[Session]):
+    """The outcome of a script of PyTorch."""
+
+    kind = "modules"
+    compiled: str = ""
+    """The class of a module that the script compiles itself, and that is left to it."""
+
+    def found(self, placed: Session) -> tuple[CallReport, KeptStep | None]:
+        noise = Noise(self.share_of_others, oversubscribed(placed.settings.executor.devices))
+        return report_of(placed), kept_step(placed, self.name, noise)
+
+    def why_nothing(self) -> str:
+        if self.compiled:
+            return f"{self.compiled}: {COMPILED}"
+        if self.too_small:
+            return f"the largest module that trained has {self.too_small} parameters, fewer than {LARGE_ENOUGH}"
+        return "no module was called in training mode (model.train()) while gradients were recorded"
+
+
+def run_script(asked: ScriptRequest) -> ModulesRun:
+    """Runs the script to its end; an exception of its own is shown as Python shows it, and its exit code is 1.
+
+    Raises what placing its model raises, and KeyboardInterrupt.
+    """
+    path = Path(asked.path)
+    with importing():
+        watch_compiles()
+    folder = None if asked.request.out is None else Path(asked.request.out)
+    if folder is not None:
+        make_folder(folder)
+    workers = workers_of(asked.request)
+    run = ModulesRun(name=path.name, reports=workers is None or workers.group.rank == 0, command=asked.request.command)
+    try:
+        with as_one_of(workers), outermost_calls(_Placing(asked, run).runner):
+            run.code = run_as_main(path, asked.arguments)
+    except BaechiError:
+        if workers is not None:
+            workers.failed = True
+        raise
+    except KeyboardInterrupt as e:
+        _say_and_keep(run, folder)
+        if folder is None or not run.reports:
+            raise
+        raise KeyboardInterrupt(said_of_interrupt(folder, run.kept_steps) or str(e)) from e
+    _say_and_keep(run, folder)
+    return run
+
+
+def _say_and_keep(run: ModulesRun, folder: Path | None) -> None:
+    for session in run.placed:
+        session.conclude(ended=True)
+    if run.reports:
+        run.say()
+        if folder is not None:
+            run.keep(folder)
+
+
+def workers_of(request: TrainRequest) -> Workers | None:
+    """The workers that run the script together; None where this process runs it alone."""
+    return join_workers(request.num_devices, request.timeout_seconds) if request.workers == "process" else None
+
+
+@contextmanager
+def as_one_of(workers: Workers | None) -> Iterator[None]:
+    """Every worker runs the script with the same random numbers, worker 0's; what the others print is lost."""
+    if workers is None:
+        yield
+        return
+    seed = workers.share([torch.tensor(torch.initial_seed() % 2**32)], [torch.tensor(0)], 0)[0].item()
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    if workers.group.rank == 0:
+        yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+        yield
+
+
+class _Placing:
+    """Calls of modules while the script runs."""
+
+    def __init__(self, asked: ScriptRequest, run: ModulesRun) -> None:
+        self._asked = asked
+        self._run = run
+        self._lock = threading.Lock()
+        self._known: dict[int, ModuleCall] = {}
+        """By the module's id."""
+
+    def runner(self, module: nn.Module, ordinary: Call) -> Call:
+        """Return the function to run for a module's call."""
+        with self._lock:
+            known = self._known.get(id(module))
+            return known if known is not None and known.is_of(module) else self._runner_of_new(module, ordinary)
+
+    def _runner_of_new(self, module: nn.Module, ordinary: Call) -> Call:
+        size = trained_size(module) if len(self._known) < MOST_MODULES else 0
+        if size < LARGE_ENOUGH:
+            self._run.too_small = max(size, self._run.too_small)
+            return ordinary
+        if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
+            self._run.compiled = type(getattr(module, "_orig_mod", module)).__name__
+            return ordinary
+        call = ModuleCall(module, ordinary, self._settings())
+        self._known[id(module)] = call
+        self._run.placed.append(call.session)
+        return call
+
+    def _settings(self) -> Settings:
+        asked, request = self._asked, self._asked.request
+        executor = workers_of(request) or executor_of(devices_of(request), request.timeout_seconds)
+        if self._run.load is None and not isinstance(executor, Workers):  # of several processes none sees what the others use
+            self._run.load = load_of_others(executor)
+        return Settings(request, executor, asked.verify_steps, asked.strict, asked.keep_placed, record=request.out is not None)
+

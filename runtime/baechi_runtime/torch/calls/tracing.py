@@ -1,0 +1,161 @@
+"""TorchDynamo while it traces for us: its settings, what made it break a graph or trace once more, and what it does not guard."""
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from baechi_ext.capture.torch_dynamo import (
+    await_trace,
+    break_at_own_generators,
+    compilations,
+    compile_callbacks,
+    dynamo_settings,
+    graph_breaks,
+    has_settings_by_thread,
+    quietly,
+    recompiles,
+    run_beside_traces,
+)
+from baechi_ext.capture.why_not import is_foreign, said_place
+
+_MOST = 20
+"""The most breaks, and the most recompiles, that are kept."""
+_here = threading.local()
+
+
+@dataclass
+class TraceLog:
+    """The log of tracing a module's calls. Every entry is one line that names the user's file and line."""
+
+    breaks: list[str] = field(default_factory=list)
+    recompiles: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    """Time spent tracing."""
+
+    def why(self) -> str:
+        """The first graph break, for an error."""
+        return f"; {self.breaks[0]}" if self.breaks else ""
+
+    def take(self, since: tuple[int, list[Any]]) -> None:
+        """Keep what has come up since: after so many breaks, and these compilations."""
+        for reason, frames in graph_breaks()[since[0] :]:
+            own = [f for f in frames if not is_foreign(f[0])]
+            _add(self.breaks, reason + (said_place(own[-1]) if own else ""))
+        again, failed = recompiles(since[1])
+        for reason in failed:
+            _add(self.breaks, reason)
+        for reason in again:
+            _add(self.recompiles, reason)
+
+
+def _add(lines: list[str], line: str) -> None:
+    line = " ".join(line.split())[:300]
+    if line not in lines and len(lines) < _MOST:
+        lines.append(line)
+
+
+class _Shared:
+    """State that several threads need at once: the first one sets it up, and the last one takes it down."""
+
+    def __init__(self, make: Callable[[ExitStack], None]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._users = 0
+        self._made = ExitStack()
+
+    def enter(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._make(self._made)
+
+    def leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._made.close()
+
+
+def _set(stack: ExitStack) -> None:
+    """Set TorchDynamo up to trace for us."""
+    stack.enter_context(dynamo_settings(allow_rnn=True, suppress_errors=True))
+
+
+def _hush(stack: ExitStack) -> None:
+    stack.enter_context(quietly())
+    stack.enter_context(warnings.catch_warnings())
+    # TorchDynamo's own look at what a resumed function is given.
+    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+
+
+_SETTINGS, _QUIET = _Shared(_set), _Shared(_hush)
+
+
+class _Entered:
+    """A call that may be traced."""
+
+    def __init__(self) -> None:
+        self.position: tuple[int, list[Any]] | None = None
+        """Where the logs stood when it began to be traced; None where it is not."""
+        self.since: float | None = None
+        self.seconds = 0.0
+        """Time spent tracing."""
+
+    def begin(self) -> None:
+        if self.position is None:
+            self.position = len(graph_breaks()), compilations()
+            self._settings = _Shared(_set) if has_settings_by_thread() else _SETTINGS
+            self._settings.enter()
+            _QUIET.enter()
+
+    def end(self) -> None:
+        if self.position is not None:
+            self._settings.leave()
+            _QUIET.leave()
+
+
+def _begun(_: object) -> None:
+    entered = getattr(_here, "entered", None)
+    if entered is not None:
+        entered.begin()
+        entered.since = time.perf_counter()
+
+
+def _ended(_: object) -> None:
+    entered = getattr(_here, "entered", None)
+    if entered is not None and entered.since is not None:
+        entered.seconds += time.perf_counter() - entered.since
+        entered.since = None
+
+
+@contextmanager
+def traced_for_us(log: TraceLog) -> Iterator[None]:
+    """While it is entered, Dynamo traces in this thread by our settings, and `log` is told of it."""
+    if not hasattr(_here, "entered"):
+        run_beside_traces()
+    outer, entered = getattr(_here, "entered", None), _Entered()
+    _here.entered = entered
+    await_trace()
+    try:
+        yield
+    finally:
+        _here.entered = outer
+        entered.end()
+        if entered.position is not None:
+            log.seconds += entered.seconds
+            log.take(entered.position)
+
+
+def watch_compiles() -> None:
+    """Have Dynamo say when it begins to trace; once in a process is enough."""
+    compile_callbacks(_begun, _ended)
+    break_at_own_generators()
+
+
+def inside_one() -> bool:
+    """True if the calling thread is in a call that is traced for us."""
+    return getattr(_here, "entered", None) is not None

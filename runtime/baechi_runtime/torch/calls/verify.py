@@ -1,0 +1,196 @@
+"""A placed fragment's call beside the same call as the user's code runs it: same arguments and random state, everything compared.
+
+The unplaced call works on the same tensors, but for those that it changes, of which it gets copies. What hooks a user has put on parameters
+and activations does not see it.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from baechi_ext.capture.torch_private import backward_again
+from baechi_ext.errors import BaechiError, ParityError
+from baechi_runtime.measure.comparator import compare
+from baechi_runtime.measure.parity_result import in_json, require_parity
+from baechi_runtime.torch.calls.placed_function import Gradients, LoadedFragment
+from baechi_runtime.torch.lowering.devices import one_thread
+
+ALWAYS = 16
+"""Up to this call the powers of two are verified whatever it takes; later ones, and one at random of a thousand, within SHARE of the
+time."""
+SHARE = 0.01
+_RANDOM = 1000
+
+
+@dataclass
+class RandomState:
+    """All generators of torch's own that a forward pass may draw from."""
+
+    torch_cpu: Tensor = field(default_factory=torch.get_rng_state)
+    torch_cuda: list[Tensor] = field(default_factory=lambda: torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.torch_cpu)
+        if self.torch_cuda:
+            torch.cuda.set_rng_state_all(self.torch_cuda)
+
+    def is_now(self) -> bool:
+        now = RandomState()
+        return torch.equal(self.torch_cpu, now.torch_cpu) and all(map(torch.equal, self.torch_cuda, now.torch_cuda))
+
+
+@contextmanager
+def put_back(module: nn.Module) -> Iterator[None]:
+    """Leave the module's buffers, and the generators, as they were."""
+    random, buffers = RandomState(), {n: b.detach().clone() for n, b in module.named_buffers()}
+    try:
+        yield
+    finally:
+        random.restore()
+        for name, buffer in module.named_buffers():
+            if name in buffers:
+                buffer.data.copy_(buffers[name])
+
+
+@dataclass
+class Verification:
+    """The record of what was compared so far of one fragment's calls, and of which call is compared next."""
+
+    always: int = 2
+    """Number of first calls that are all compared; 0: none is ever compared."""
+    timed: bool = True
+    """Keep later calls within SHARE of the time. False with several workers: all must verify the same calls, whatever their clocks say."""
+    max_rel_diff: float = 0.0
+    compared: int = 0
+    steps: int = 0
+    last: int = 0
+    """The number of the last verified call, from 1."""
+    seconds: float = 0.0
+    begun: float = field(default_factory=time.monotonic)
+    _next: int = 4
+    _random: int = _RANDOM
+
+    def is_due(self, number: int) -> bool:
+        """True if call `number`, from 1, is to be verified."""
+        if self.always == 0:
+            return False
+        if number <= self.always:
+            return True
+        if number < min(self._next, self._random):
+            return False
+        return number <= ALWAYS or not self.timed or self.seconds <= SHARE * (time.monotonic() - self.begun)
+
+    def done(self, number: int, seconds: float) -> None:
+        """Note that call `number` was verified, which took `seconds` beyond the call itself."""
+        self.steps += 1
+        self.last = number
+        self.seconds += seconds
+        while self._next <= number:
+            self._next *= 2
+        while self._random <= number:
+            # Anywhere in the next thousand, by a number that every worker process comes to as well.
+            self._random += 1 + (self._random * 48271 + 11) % (2 * _RANDOM - 1)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"steps": self.steps, "compared": self.compared, "max_rel_diff": in_json(self.max_rel_diff), "last": self.last}
+
+    def require(self, expected: Mapping[str, Tensor | None], actual: Mapping[str, Tensor | None], tolerance: float) -> None:
+        """Raise ParityError, naming the tensors that differ by more than the tolerance."""
+        found = compare(expected, actual, tolerance)
+        self.max_rel_diff = max(self.max_rel_diff, found.max_rel_diff)
+        self.compared += found.compared
+        require_parity(found)
+
+
+@dataclass
+class Comparison:
+    """Makes the gradients of the unplaced call too, and compares them (a baechi_runtime.torch.calls.placed_function.Check)."""
+
+    loaded: LoadedFragment
+    verification: Verification
+    args: Sequence[Tensor]
+    """Arguments of the unplaced call."""
+    outputs: Mapping[int, Tensor]
+    """Outputs of the unplaced call, by their number in the graph."""
+    tolerance: float
+    go_on: Callable[[BaechiError], None]
+    """Told why the unplaced call's gradients are used; raises where going on unplaced is not wanted."""
+
+    def __call__(self, tangents: Sequence[Tensor | None], gradients: Gradients) -> Gradients:
+        begun = time.monotonic()
+        used = [(self.outputs[i], t) for i, t in enumerate(tangents) if t is not None and i in self.outputs]
+        wanted = [i for i in self.loaded.part.reached_by if self.args[i].requires_grad]
+        if not used or any(t is not None and i not in self.outputs for i, t in enumerate(tangents)):
+            return gradients
+        roots, given = zip(*used, strict=True)
+        with one_thread():
+            values = torch.autograd.grad(
+                roots, [self.args[i] for i in wanted], given, allow_unused=True, retain_graph=backward_again()
+            )
+        expected = {i: v for i, v in zip(wanted, values, strict=True) if v is not None}
+        self.verification.seconds += time.monotonic() - begun
+        names = {i: f"gradient of {self.loaded.part.state.get(i, f'argument {i}')}" for i in wanted}
+        try:
+            self.verification.require(_named(names, expected), _named(names, gradients), self.tolerance)
+        except ParityError as e:
+            self.go_on(e)
+            return expected
+        return gradients
+
+
+def verified_run(
+    loaded: LoadedFragment,
+    args: Sequence[Tensor],
+    number: int,
+    verification: Verification,
+    tolerance: float,
+    go_on: Callable[[BaechiError], None],
+) -> Sequence[Tensor]:
+    """Run the fragment as it is and placed, and compare; returns its results. `verification` are the comparisons so far.
+
+    Where they differ, or the placed call fails, `go_on` is told; then arguments and generators are as before the call, and it is run as
+    it is.
+    """
+    begun = time.monotonic()
+    part, before = loaded.part, RandomState()
+    kept = {i: args[i].detach().clone() for i in part.written}
+    shadows = [kept[i].clone() if i in kept else a.detach().requires_grad_(a.requires_grad) for i, a in enumerate(args)]
+    with one_thread(), torch.enable_grad():
+        expected = loaded.graph(*shadows)
+    after = RandomState()
+    before.restore()
+    spent = time.monotonic() - begun
+    outputs = {r.output: v for r, v in zip(part.returned, expected, strict=True) if r.output is not None and r.view is None}
+    try:
+        values = loaded.run(args, Comparison(loaded, verification, shadows, outputs, tolerance, go_on))
+        begun = time.monotonic()
+        written = {i: f"new value of {part.state.get(i, f'argument {i}')}" for i in part.written}
+        verification.require(
+            {f"output {i}": v for i, v in enumerate(expected)} | _named(written, dict(enumerate(shadows))),
+            {f"output {i}": v for i, v in enumerate(values)} | _named(written, dict(enumerate(args))),
+            tolerance,
+        )
+        if not after.is_now():
+            raise ParityError("the placed call drew other random numbers than the unplaced one")
+    except BaechiError as e:
+        restore(args, kept, before)
+        go_on(e)
+        return loaded.graph(*args)
+    verification.done(number, spent + time.monotonic() - begun)
+    return values
+
+
+def restore(args: Sequence[Tensor], kept: Mapping[int, Tensor], generators: RandomState) -> None:
+    """Put changed arguments and the generators back; autograd does not count that as a change."""
+    for i, value in kept.items():
+        args[i].data.copy_(value)
+    generators.restore()
+
+
+def _named(names: Mapping[int, str], values: Mapping[int, Any]) -> dict[str, Any]:
+    return {name: values.get(i) for i, name in names.items()}

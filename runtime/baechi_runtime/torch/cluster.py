@@ -1,0 +1,117 @@
+"""The cluster that a run's devices are: names, memory, and measured links; for GPUs a link of each kind that NVML tells apart."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+import torch
+
+from baechi_ext.errors import MissingBackendError
+from baechi_ext.ir import Cluster, Device, Link
+from baechi_runtime.drivers.costing import cluster_of, taking_up
+from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.measure.link_probe import LinkProbe
+from baechi_runtime.report.progress import progress
+from baechi_runtime.torch.lowering.devices import TorchDevice, uuids_of_gpus
+from baechi_runtime.torch.lowering.executor import Executor, LoadedStep
+from baechi_runtime.torch.lowering.gpus import Gpus, read_gpus
+from baechi_runtime.torch.lowering.split_gpu import GpuPart
+from baechi_runtime.torch.threads.executor import PlacedStep
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The GPUs of a run as NVML shows them; or `reason`, why it shows none."""
+
+    gpus: Gpus | None
+    reason: str = ""
+
+    def notes(self) -> list[str]:
+        """Lines for the report."""
+        if self.gpus is None:
+            return [f"all links are taken to be alike: {self.reason}"] if self.reason else []
+        return [*self.gpus.lines(), *self.gpus.busy()]
+
+
+def topology(devices: Sequence[TorchDevice]) -> Topology:
+    """Asks NVML about CUDA devices, if each is a GPU of its own in this machine; about others it asks nothing. It does so only once, so
+    a run calls it before it makes them busy itself."""
+    indices = [d.torch_device.index for d in devices if d.torch_device.type == "cuda" and d.share == 1]
+    if len(set(indices)) < len(devices) or int(os.environ.get("LOCAL_WORLD_SIZE", len(devices))) < len(devices):
+        return Topology(None)
+    return _topology(tuple(indices))
+
+
+@cache
+def _topology(indices: tuple[int, ...]) -> Topology:
+    try:
+        return Topology(read_gpus(uuids_of_gpus(indices)))
+    except MissingBackendError as e:
+        return Topology(None, str(e))
+
+
+def by_reference(devices: Sequence[TorchDevice]) -> bool:
+    """True if a thread executor hands tensors over without copies, so that no copy channel slows them down."""
+    return all(d.torch_device.type == "cpu" or d.share > 1 for d in devices)
+
+
+def measured_cluster(executor: Executor, found: Topology, given: Link | None, *, threads: bool) -> tuple[Cluster, LinkProbe | None]:
+    """A cluster of the devices with all their memory, and the first link probe, if any. Without a `given` link, one pair of devices of each
+    kind of tie is probed."""
+    devices = executor.devices
+    names = [d.name for d in devices]
+    default, probe = given or Link(), None
+    pairs: dict[tuple[str, str], Link] = {}
+    if given is None and len(devices) > 1:
+        kinds = pairs_to_probe(devices) if found.gpus is None else list(found.gpus.alike().values())
+        for alike in kinds:
+            with progress(f"probing the link {names[alike[0][0]]} -> {names[alike[0][1]]}"):
+                measured = executor.probe_link(*alike[0])
+            if probe is None:
+                probe, default = measured, measured.to_link()
+            elif len(kinds) > 1:
+                pairs |= {(names[i], names[j]): measured.to_link() for i, j in alike}
+    held = tuple(Device(name, size) for name, size in zip(names, executor.memory_bytes(), strict=True))
+    return Cluster(held, default, pairs, parallel_transfers=threads and by_reference(devices)), probe
+
+
+def find_cluster(request: TrainRequest, executor: Executor) -> tuple[Cluster, LinkProbe | None]:
+    """See Backend.cluster. Raises ClusterError where a given cluster has another number of devices than the executor."""
+    devices = executor.devices
+    measured = partial(measured_cluster, executor, topology(devices), request.link, threads=request.workers == "thread")
+    cluster, probe = cluster_of(request, len(devices), measured)
+    if request.use_free_memory:
+        free = zip(cluster.devices, free_bytes(devices), strict=True)
+        cluster = replace(cluster, devices=tuple(replace(d, memory_bytes=min(d.memory_bytes or size, size)) for d, size in free))
+    return taking_up(cluster, request), probe
+
+
+def pairs_to_probe(devices: Sequence[TorchDevice]) -> list[list[tuple[int, int]]]:
+    """The pairs of devices on different machines, and those on one; for a single machine one pair stands for all."""
+    pairs = [(i, j) for i in range(len(devices)) for j in range(len(devices)) if i != j]
+    across = [(i, j) for i, j in pairs if devices[i].node != devices[j].node]
+    within = [(i, j) for i, j in pairs if devices[i].node == devices[j].node]
+    return [kind for kind in (across, within) if kind] if across else [pairs[:1]]
+
+
+def free_bytes(devices: Sequence[TorchDevice]) -> list[int]:
+    """Bytes that are free on each device for this process: what nobody holds, and what it holds itself.
+
+    Raises MissingBackendError where NVML cannot be asked, or not for all of them.
+    """
+    if len({d.node for d in devices}) > 1:
+        raise MissingBackendError("--use_free_memory is for the GPUs of one machine; drop it, or give --device_memory")
+    indices = sorted({d.torch_device.index for d in devices})
+    gpus = read_gpus(uuids_of_gpus(indices)).gpus
+    free = {index: gpu.free_bytes + torch.cuda.memory_reserved(index) for index, gpu in zip(indices, gpus, strict=True)}
+    return [free[d.torch_device.index] // d.share for d in devices]
+
+
+def notes_on(devices: Sequence[TorchDevice], placed: LoadedStep) -> list[str]:
+    """The report's notes on CUDA devices: which they are, how they were split, and which CUDA graphs they run."""
+    notes = topology(devices).notes()
+    notes += dict.fromkeys(d.note for d in devices if isinstance(d, GpuPart))
+    if isinstance(placed, PlacedStep):
+        notes += [graphed.note(device.name) for graphed, device in zip(placed.graphed, devices, strict=False)]
+    return notes

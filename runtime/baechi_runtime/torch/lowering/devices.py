@@ -1,0 +1,306 @@
+"""Where a device program runs: a CPU core, or a CUDA device with its streams. One object per device, used by its own thread."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from baechi_ext.errors import MissingBackendError
+from baechi_runtime.host.host_memory import usable_bytes
+
+
+class TorchDevice(Protocol):
+    """A device as the executor needs it."""
+
+    name: str
+    torch_device: torch.device
+    clock_name: str
+    cores: tuple[int, ...]
+    """The host's cores that this process may use, all devices of the run together."""
+    share: int
+    """The number of parts that its GPU is split into, of which this is one; 1 where it is not split."""
+    node: int
+    """The number of the run's machine that it is on."""
+
+    def enter(self) -> None:
+        """Prepares the calling thread: core or stream, one intra-op thread."""
+
+    def pack(self, value: torch.Tensor) -> Any:
+        """Packs a tensor just computed here, to be handed to another device."""
+
+    def unpack(self, packed: Any) -> torch.Tensor:
+        """The tensor here, from what another device packed."""
+
+    def synchronize(self) -> None:
+        """Returns when all work given to the device is done."""
+
+    def mark(self) -> Any:
+        """A point on the device's clock: thread CPU time, or a CUDA event behind the work given so far."""
+
+    def elapsed_us(self, start: Any, end: Any) -> float:
+        """Microseconds between two marks, after `synchronize`."""
+
+    def peak_bytes(self) -> int | None:
+        """The most bytes held since `reset_peak`, by the device's allocator; None where it does not say."""
+
+    def reset_peak(self) -> None:
+        """Starts a new measurement of `peak_bytes`."""
+
+    def random_state(self) -> torch.Tensor:
+        """Where the device's generator of random numbers is, as bytes on the host."""
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        """Takes the generator there."""
+
+
+class CpuDevice:
+    """One core, one intra-op thread. Tensors are handed over by reference."""
+
+    clock_name = "thread_cpu"
+    share = 1
+
+    def __init__(self, index: int, node: int = 0, local: int | None = None) -> None:
+        """`local` is its number among the devices of its machine; None: it is alone there with those of smaller index."""
+        self.cores = available_cores()
+        self.name = f"cpu:{index}"
+        self.node = node
+        self.core = self.cores[(index if local is None else local) % len(self.cores)]
+        self.torch_device = torch.device("cpu")
+
+    def enter(self) -> None:
+        torch.get_num_threads()  # a thread's first look takes over what another thread set last; after it, what it sets is its own
+        torch.set_num_threads(1)
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {self.core})
+
+    def pack(self, value: torch.Tensor) -> torch.Tensor:
+        return value
+
+    def unpack(self, packed: torch.Tensor) -> torch.Tensor:
+        return packed
+
+    def synchronize(self) -> None:
+        """Ops return when they are done."""
+
+    def mark(self) -> int:
+        return time.thread_time_ns()
+
+    def elapsed_us(self, start: int, end: int) -> float:
+        return (end - start) / 1000
+
+    def peak_bytes(self) -> None:
+        """torch keeps no statistics for host memory."""
+
+    def reset_peak(self) -> None:
+        """See `peak_bytes`."""
+
+    def random_state(self) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        torch.set_rng_state(state)
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A tensor on its way from a CUDA device to another."""
+
+    value: torch.Tensor
+    ready: torch.cuda.Event
+    """Behind the kernel that computes it."""
+    outgoing: torch.cuda.Stream
+    """The stream of the sending device that copies."""
+
+
+class CudaDevice:
+    """One CUDA device: a compute stream, and copy streams for what comes in from other devices and for what goes out."""
+
+    clock_name = "cuda_event"
+    share = 1
+    node = 0
+
+    def __init__(self, index: int) -> None:
+        self.cores = available_cores()
+        self.name = f"cuda:{index}"
+        self.torch_device = torch.device("cuda", index)
+
+    # Made at their first use, which opens the device: a worker process opens none but its own.
+    @cached_property
+    def compute(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.torch_device)
+
+    @cached_property
+    def copy(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.torch_device)
+
+    @cached_property
+    def outgoing(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.torch_device)
+
+    def enter(self) -> None:
+        torch.set_num_threads(1)
+        torch.cuda.set_device(self.torch_device)
+        torch.cuda.set_stream(self.compute)
+
+    def pack(self, value: torch.Tensor) -> Any:
+        ready = torch.cuda.Event()
+        ready.record(self.compute)
+        return Handover(value, ready, self.outgoing)
+
+    def unpack(self, packed: Any) -> torch.Tensor:
+        value: torch.Tensor = packed.value
+        self.copy.wait_event(packed.ready)
+        # torch copies between two devices on the current stream of the source's; before and after, it and that of the target wait for
+        # each other. So a device sends one tensor at a time, and takes in one at a time.
+        with torch.cuda.stream(packed.outgoing), torch.cuda.stream(self.copy):
+            here = torch.empty_like(value, device=self.torch_device)
+            here.copy_(value, non_blocking=True)
+        # The allocator knows each tensor by the stream it was made on: it must hear of the others that use it.
+        value.record_stream(packed.outgoing)
+        self.compute.wait_stream(self.copy)
+        here.record_stream(self.compute)
+        return here
+
+    def synchronize(self) -> None:
+        for stream in (self.compute, self.copy, self.outgoing):
+            stream.synchronize()
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self.compute)
+        return event
+
+    def elapsed_us(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        return float(start.elapsed_time(end)) * 1000
+
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self.torch_device)
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+
+    def random_state(self) -> torch.Tensor:
+        return torch.cuda.get_rng_state(self.torch_device)
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        torch.cuda.set_rng_state(state, self.torch_device)
+
+
+class CudaWorker(CudaDevice):
+    """The CUDA device of a worker process. StreamChannels hand tensors over as they are."""
+
+    def __init__(self, rank: int, index: int, node: int = 0) -> None:
+        super().__init__(index)
+        self.name = f"cuda:{rank}"
+        self.node = node
+
+    def pack(self, value: torch.Tensor) -> torch.Tensor:
+        return value
+
+    def unpack(self, packed: Any) -> torch.Tensor:
+        value: torch.Tensor = packed
+        return value
+
+
+@contextmanager
+def on_core_of(device: TorchDevice) -> Iterator[None]:
+    """Within, the calling thread keeps to the core of a CPU device, as that device's own thread does."""
+    core = getattr(device, "core", None)
+    if core is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run ops in one thread, so that sums are added up in the same order as by a placed op."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def available_cores() -> tuple[int, ...]:
+    """The cores this thread may use, in order: all of the process's until a device is entered."""
+    return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else tuple(range(os.cpu_count() or 1))
+
+
+def cpu_devices(count: int) -> list[TorchDevice]:
+    return [CpuDevice(i) for i in range(count)]
+
+
+def cpu_workers(count: int, environment: Mapping[str, str] = os.environ) -> list[TorchDevice]:
+    """The devices of `count` worker processes, cpu:RANK each. `environment` is torchrun's: a machine's workers take its cores in turn."""
+    here = _workers_here(count, environment)
+    return [CpuDevice(rank, rank // here, rank % here) for rank in range(count)]
+
+
+def _workers_here(count: int, environment: Mapping[str, str]) -> int:
+    """The number of workers on a machine; torchrun starts equally many on each."""
+    return int(environment.get("LOCAL_WORLD_SIZE", count))
+
+
+def cuda_devices(count: int) -> list[TorchDevice]:
+    """The first `count` CUDA devices. Raises MissingBackendError where there are fewer."""
+    _require_cuda(count, count)
+    return [CudaDevice(i) for i in range(count)]
+
+
+def cuda_workers(count: int, environment: Mapping[str, str] = os.environ) -> list[TorchDevice]:
+    """The devices of `count` worker processes, one CUDA device each, none of them opened. `environment` is torchrun's: a machine's workers
+    take its devices in turn, and a device of another machine is taken to be like the one of that number here.
+
+    Raises MissingBackendError where this machine has fewer devices than workers, or torch has no NCCL.
+    """
+    here = _workers_here(count, environment)
+    _require_cuda(count, here)
+    if not dist.is_nccl_available():
+        raise MissingBackendError("--workers=process for CUDA devices needs NCCL, which this torch lacks; drop --workers=process")
+    return [CudaWorker(rank, rank % here, rank // here) for rank in range(count)]
+
+
+def cuda_found() -> int:
+    """The number of CUDA devices that this process can use."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def uuids_of_gpus(indices: Sequence[int]) -> list[str]:
+    """As the driver names them, whatever CUDA_VISIBLE_DEVICES leaves and orders."""
+    return [f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in indices]
+
+
+def _require_cuda(count: int, here: int) -> None:
+    found = cuda_found()
+    if here > found:
+        wanted = f"{count} CUDA devices" if here == count else f"{count} CUDA devices, {here} of them here,"
+        raise MissingBackendError(
+            f"--num_gpus={count} asks for {wanted} and this machine has {found}; use --num_devices={count} for CPU workers"
+        )
+
+
+def settle(devices: Sequence[TorchDevice]) -> None:
+    """Waits for what the calling thread gave CUDA devices outside of their own streams, which do not wait for it by themselves."""
+    for device in {d.torch_device for d in devices if d.torch_device.type == "cuda"}:
+        torch.cuda.synchronize(device)
+
+
+def memory_bytes(device: TorchDevice, sharers: int) -> int:
+    """Bytes that a device of this machine may hold: a CUDA device its own memory, or its part of it; one of `sharers` CPU devices an equal
+    part of the memory that this process may use."""
+    if device.torch_device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device.torch_device).total_memory // device.share)
+    return usable_bytes() // sharers

@@ -1,0 +1,78 @@
+"""A limit on a worker process's memory while it runs its share of a step, kept by the system, or for a CUDA device by torch's allocator:
+what goes beyond it fails to be allocated."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from baechi_ext.errors import ExecutionError
+from baechi_runtime.host import process_memory
+
+try:
+    import resource
+except ImportError:  # not a Unix
+    resource = None  # type: ignore[assignment]
+
+SLACK_BYTES = 64 * 1024 * 1024
+"""Bytes that a step may take beyond its tensors: the kernels' own scratch memory, buffers of the transport, and fragmentation."""
+
+
+class MemoryLimit:
+    """As a context: this process may take this many bytes more than it had when the limit was made. None: no limit."""
+
+    def __init__(self, more_bytes: int | None) -> None:
+        self._limit = None
+        self._before: tuple[int, int] | None = None
+        process_memory.trim()
+        data = process_memory.data_bytes()
+        if more_bytes is not None and data is not None and resource is not None:
+            self._limit = data + max(0, more_bytes) + SLACK_BYTES
+
+    def __enter__(self) -> None:
+        if self._limit is not None:
+            self._before = resource.getrlimit(resource.RLIMIT_DATA)
+            hard = self._before[1]
+            soft = self._limit if hard == resource.RLIM_INFINITY else min(self._limit, hard)
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, self._before)
+            self._before = None
+
+
+class CudaMemoryLimit:
+    """The same for what torch holds on a CUDA device. What it keeps of freed memory counts too, as far as it can't be given back; what
+    others have come to hold since the limit was made is not charged."""
+
+    def __init__(self, more_bytes: int | None, device: torch.device) -> None:
+        self._device = device
+        self._limit: int | None = None
+        if more_bytes is not None:
+            torch.cuda.empty_cache()
+            self._total = torch.cuda.get_device_properties(device).total_memory
+            self._held = torch.cuda.memory_allocated(device)
+            limit = torch.cuda.memory_reserved(device) + max(0, more_bytes) + SLACK_BYTES
+            self._limit = limit if limit < self._total else None
+
+    def __enter__(self) -> None:
+        if self._limit is not None:
+            limit = self._limit + max(0, torch.cuda.memory_allocated(self._device) - self._held)
+            torch.cuda.set_per_process_memory_fraction(min(1.0, limit / self._total), self._device)
+
+    def __exit__(self, *_: object) -> None:
+        if self._limit is not None:
+            torch.cuda.set_per_process_memory_fraction(1.0, self._device)
+
+
+@contextlib.contextmanager
+def loading(what: str) -> Iterator[None]:
+    """Raises ExecutionError where there is no memory for what is done inside."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as e:
+        reason = (str(e).splitlines() or ["no more memory"])[0]
+        raise ExecutionError(
+            f"out of memory while {what} was loaded: {reason}; use more devices or a smaller batch, or end what else holds memory there"
+        ) from e

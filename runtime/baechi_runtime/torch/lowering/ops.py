@@ -1,0 +1,470 @@
+"""Lowering: device programs of a captured PyTorch step -> lists of closures over a device's slots, as fast as Python calls aten.
+
+A slot holds one tensor or view while it lives. Each closure does one instruction; `segments` say which belong to which op, so that
+profiling and accounting see op by op what the step runs.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial, reduce
+from typing import Any, Protocol, cast
+
+import torch
+from torch import fx
+
+from baechi_ext.capture.torch_joint import Binding, BoundOp
+from baechi_ext.capture.torch_private import as_if_recording
+from baechi_ext.errors import BaechiError, ExecutionError
+from baechi_ext.ir.op_graph import OpGraph
+from baechi_runtime.models.training_step import TrainingStep
+from baechi_runtime.torch.lowering.devices import TorchDevice
+from baechi_runtime.torch.lowering.op_error import OpError, Storages, storages_of
+from baechi_runtime.torch.lowering.program import DeviceProgram, Free, Receive, Run, Send, moves_nothing
+
+Slots = list[Any]
+Action = Callable[[Slots], None]
+Key = tuple[int, str] | fx.Node
+TOKEN = torch.empty(1, dtype=torch.uint8, device="meta")
+"""The likeness of what is sent where a reader on another device only waits: no message is shorter."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One op's actions on its device: receive and view its inputs, compute, send, free."""
+
+    op: int
+    arrivals: tuple[Action, ...]
+    """Take tensors in from other devices, or get ready to."""
+    views: tuple[Action, ...]
+    compute: Action
+    after: tuple[Action, ...]
+    departs: bool = False
+    """True if `after` gives tensors away."""
+    capturable: bool = False
+    """True if a CUDA graph can do again what the op does, view by view and kernel by kernel."""
+
+
+@dataclass(frozen=True)
+class LoweredProgram:
+    """A device's program, ready to run on `[None] * num_slots`."""
+
+    segments: tuple[Segment, ...]
+    epilogue: tuple[Action, ...]
+    """Receives for a later program, and buffer writes, after the last op: no op may read a new value where it means the old one."""
+    num_slots: int
+    loss_slot: int | None
+    slot_of: Mapping[Key, int] = field(default_factory=dict)
+    writes: tuple[Action, ...] = ()
+    """Buffer writes that are left to the caller, who does them when no device has failed."""
+
+    @cached_property
+    def actions(self) -> tuple[Action, ...]:
+        """All instructions in order."""
+        return tuple(action for _, action in self._actions_of_ops) + self.epilogue
+
+    @cached_property
+    def _actions_of_ops(self) -> tuple[tuple[int, Action], ...]:
+        return tuple((s.op, action) for s in self.segments for action in (*s.arrivals, *s.views, s.compute, *s.after))
+
+    def run(self, slots: Slots | None = None) -> Slots:
+        """One step of this program, on what earlier programs of the device left in `slots`; the slots hold what is left: the loss and
+        the new values of buffers.
+
+        Raises OpError, naming the op, for whatever an instruction raises; the project's own errors pass.
+        """
+        if slots is None:
+            slots = [None] * self.num_slots
+        position = 0
+        try:
+            with torch.no_grad():
+                for position, action in enumerate(self.actions):  # noqa: B007 - read where an instruction fails
+                    action(slots)
+        except BaechiError:
+            raise
+        except Exception as e:
+            op = self._actions_of_ops[position][0] if position < len(self._actions_of_ops) else None
+            raise OpError(op, e, self._live(slots)) from e
+        return slots
+
+    def _live(self, slots: Slots) -> Storages:
+        """The tensors in the slots, by their names in the graph; views go by what they look at, where that is here."""
+        keys = sorted(self.slot_of.items(), key=lambda item: not isinstance(item[0], tuple))
+        return storages_of((key[1] if isinstance(key, tuple) else key.name, slots[slot]) for key, slot in keys)
+
+
+class Exchange(Protocol):
+    """Carries tensors from device to device: Mailboxes between threads, Channels between processes."""
+
+    def giver(self, tensor: int, target: int, gone: Callable[[], None] | None = None) -> Callable[[Any], None]:
+        """A function that sends a value of `tensor` to device `target`. `gone` is called when a send is over for its sender."""
+
+    def taker(self, tensor: int, target: int) -> Callable[[], Any]:
+        """A function that waits for `tensor` at device `target`."""
+
+
+class HandingStep(Protocol):
+    """A step that is part of a caller's own, which it takes gradients from and hands results over to: of a binding without a loss."""
+
+    tangents: Sequence[torch.Tensor | None] | None
+    outputs: list[torch.Tensor]
+    gradients: dict[str | int, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """State that all devices of one placed step share."""
+
+    graph: OpGraph
+    binding: Binding
+    step: TrainingStep
+    mailboxes: Exchange
+    optimizers: dict[str, torch.optim.Optimizer]
+    """One per parameter, so that an update can run as soon as its gradient is there; kept from plan to plan."""
+    gradients: dict[str, torch.Tensor] | None = None
+    """Where given, every gradient is kept in it; otherwise a gradient lives until its update."""
+    pre_hooks: Mapping[int, tuple[Callable[[Slots], None], ...]] = field(default_factory=dict)
+    """Op -> what to do before it, e.g. to announce that tensors may come in."""
+    state_in_slots: bool = False
+    """Parameters and buffers are read from their nodes' slots, which are filled before a program runs; otherwise they are the step's."""
+
+
+class Lowering:
+    """Lowers one device's program."""
+
+    def __init__(self, context: StepContext, device: TorchDevice, index: int) -> None:
+        self.context = context
+        self.device = device
+        self.index = index
+        self.state = context.step.state()
+        self.slot_of: dict[Key, int] = {}
+
+    def lower(self, program: DeviceProgram) -> LoweredProgram:
+        context = self.context
+        bound = context.binding.ops
+        last_use = self._last_view_uses(program)
+        made: set[fx.Node] = set()
+        segments: list[Segment] = []
+        coming: list[Action] = []
+        for instruction in program:
+            match instruction:
+                case Receive(tensor=t):
+                    coming.append(self._receive(t))
+                case Run(op=v):
+                    views = tuple(self._call(view) for view in bound[v].views if view not in made)
+                    made.update(bound[v].views)
+                    compute = self._compute(v)
+                    frees = self._free([view for view in bound[v].views if last_use.get(view) == v])
+                    arrivals = (*context.pre_hooks.get(v, ()), *coming)
+                    segments.append(Segment(v, arrivals, views, compute, frees, capturable=self._capturable(bound[v])))
+                    coming = []
+                case Send(tensor=t, target=target):
+                    segments[-1] = replace(_append(segments[-1], (self._send(t, target),)), departs=True)
+                case Free(tensor=t) if self._tensor_key(t) not in self._kept:
+                    segments[-1] = _append(segments[-1], self._free([self._tensor_key(t)]))
+        loss = context.binding.loss if any(s.op == context.binding.loss_op for s in segments) else None
+        loss_slot = None if loss is None else self._slot(loss)
+        writes = tuple(w for s in segments for w in self._buffer_writes(s.op))
+        apart = context.state_in_slots
+        epilogue = tuple(coming) if apart else (*coming, *writes)
+        return LoweredProgram(tuple(segments), epilogue, len(self.slot_of), loss_slot, dict(self.slot_of), writes if apart else ())
+
+    def _last_view_uses(self, program: DeviceProgram) -> dict[fx.Node, int]:
+        """View -> the last op of the program that needs it; views that outlive the ops are left out."""
+        last: dict[fx.Node, int] = {}
+        for instruction in program:
+            if isinstance(instruction, Run):
+                views = self.context.binding.ops[instruction.op].views
+                last.update(dict.fromkeys((view for view in views if view not in self._kept), instruction.op))
+        return last
+
+    @cached_property
+    def _kept(self) -> set[Key]:
+        """Keys of what is needed after the last op: the loss and the new values of buffers."""
+        binding = self.context.binding
+        nodes = [] if binding.loss is None else [binding.loss]
+        nodes += [node for writes in binding.buffer_writes.values() for _, node in writes]
+        return {binding.home.get(node, node) for node in nodes}
+
+    def _tensor_key(self, tensor: int) -> tuple[int, str]:
+        t = self.context.graph.tensors[tensor]
+        return t.producer, t.name
+
+    def _slot(self, node: fx.Node) -> int:
+        return self._slot_of_key(self.context.binding.home.get(node, node))
+
+    def _slot_of_key(self, key: Key) -> int:
+        return self.slot_of.setdefault(key, len(self.slot_of))
+
+    def _receive(self, tensor: int) -> Action:
+        slot, take = self._slot_of_key(self._tensor_key(tensor)), self.context.mailboxes.taker(tensor, self.index)
+        unpack = self.device.unpack
+
+        def receive(slots: Slots) -> None:
+            slots[slot] = unpack(take())
+
+        return receive
+
+    def _send(self, tensor: int, target: int) -> Action:
+        slot, give = self._slot_of_key(self._tensor_key(tensor)), self.context.mailboxes.giver(tensor, target)
+        pack = self.device.pack
+        if moves_nothing(self.context.graph.tensors[tensor]):
+            token = torch.empty_like(TOKEN, device=self.device.torch_device)
+            return lambda _: give(pack(token))
+
+        def send(slots: Slots) -> None:
+            give(pack(slots[slot]))
+
+        return send
+
+    def _free(self, keys: Sequence[Key]) -> tuple[Action, ...]:
+        freed = tuple(self._slot_of_key(k) for k in keys)
+        if not freed:
+            return ()
+
+        def free(slots: Slots) -> None:
+            for slot in freed:
+                slots[slot] = None
+
+        return (free,)
+
+    def _compute(self, v: int) -> Action:
+        """The op's closure, which fills its slots."""
+        bound = self.context.binding.ops[v]
+        if bound.input_index is not None:
+            return self._input(v, bound.input_index, bound.rows)
+        if bound.state is not None:
+            return self._read_state(v, bound.state)
+        if bound.parameters and self.context.binding.loss is not None:
+            return self._update(bound)
+        key = self.context.binding.state_names[bound.parameters[0]] if bound.parameters else bound.input_gradient
+        if key is not None:
+            return self._hand_over_gradient(bound, key)
+        if bound.outputs:
+            return self._hand_over_outputs(bound)
+        if bound.tangents:
+            return self._take_tangents(bound)
+        if bound.node is None:
+            raise ExecutionError(f"op {self.context.graph.ops[v].id!r} is bound to nothing that can run")
+        elements = {int(name.rsplit(":", 1)[1]): self._slot_of_key(key) for key in self._keys_of.get(v, ()) for name in (key[1],)}
+        if isinstance(bound.node.meta["val"], (tuple, list)):
+            return self._call(bound.node, elements)
+        return self._call(bound.node)
+
+    def _capturable(self, bound: BoundOp) -> bool:
+        """False for what reads the host's memory, or makes tensors whose sizes depend on values."""
+        if bound.input_index is not None:
+            return bound.input_index < 0
+        if bound.state is not None:
+            return True
+        if bound.parameters and self.context.binding.loss is not None:
+            return replayable(self.context.optimizers[self.context.binding.state_names[bound.parameters[0]]])
+        if bound.node is None:
+            return False
+        tags = getattr(bound.node.target, "tags", ())
+        return not {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(tags)
+
+    @cached_property
+    def _keys_of(self) -> dict[int, list[tuple[int, str]]]:
+        keys: dict[int, list[tuple[int, str]]] = {}
+        for key in dict.fromkeys(self.context.binding.home.values()):
+            keys.setdefault(key[0], []).append(key)
+        return keys
+
+    def _read_state(self, v: int, name: str) -> Action:
+        """Fills the op's slot with a parameter or buffer as it stands: by reference, since its update waits for all readers; a buffer that
+        the step writes by value, since nobody waits for its readers."""
+        slot, value = self._slot_of_key(self._keys_of[v][0]), self.state[name]
+        copied = any(name == written for writes in self.context.binding.buffer_writes.values() for written, _ in writes)
+
+        def read(slots: Slots) -> None:
+            slots[slot] = value.data.clone() if copied else value.data
+
+        return read
+
+    def _input(self, v: int, index: int, rows: tuple[int, int, int] | None) -> Action:
+        slot = self._slot_of_key(self._keys_of[v][0])
+        step, device = self.context.step, self.device.torch_device
+        if index < 0:
+            ones = torch.ones((), device=device)
+
+            def tangent(slots: Slots) -> None:
+                slots[slot] = ones
+
+            return tangent
+
+        def read(slots: Slots) -> None:
+            value = step.inputs[index]
+            slots[slot] = (value if rows is None else value.narrow(*rows).contiguous()).to(device, non_blocking=True)
+
+        return read
+
+    def _update(self, bound: BoundOp) -> Action:
+        """Adds up the gradients of a parameter's names, and steps its optimizer."""
+        name = self.context.binding.state_names[bound.parameters[0]]
+        parameter, optimizer, kept = self.state[name], self.context.optimizers[name], self.context.gradients
+        summed = self._sum_of_gradients(bound)
+
+        def update(slots: Slots) -> None:
+            gradient = summed(slots)
+            parameter.grad = gradient
+            optimizer.step()
+            parameter.grad = None
+            if kept is not None:
+                kept[name] = gradient
+
+        return update
+
+    def _hand_over_gradient(self, bound: BoundOp, key: str | int) -> Action:
+        """Adds up the gradients of a parameter's names, or of an input, and gives the sum to the step."""
+        step, summed = cast(HandingStep, self.context.step), self._sum_of_gradients(bound)
+
+        def hand_over(slots: Slots) -> None:
+            step.gradients[key] = summed(slots)
+
+        return hand_over
+
+    def _sum_of_gradients(self, bound: BoundOp) -> Callable[[Slots], torch.Tensor]:
+        first, *rest = [self._slot(g) for g in bound.gradients]
+        return lambda slots: reduce(lambda total, slot: total + slots[slot], rest, slots[first])
+
+    def _hand_over_outputs(self, bound: BoundOp) -> Action:
+        step, places = cast(HandingStep, self.context.step), [(self.constant(node), self._slot(node)) for node in bound.outputs]
+
+        def hand_over(slots: Slots) -> None:
+            step.outputs = [slots[slot] if constant is None else constant for constant, slot in places]
+
+        return hand_over
+
+    def _take_tangents(self, bound: BoundOp) -> Action:
+        """Takes the gradient that the step was given for each output: zeros where one is missing, ones where it was given none at all, as
+        when it is profiled."""
+        step, device = cast(HandingStep, self.context.step), self.device.torch_device
+        places = [(self._slot(node), node.meta["val"]) for node in bound.tangents]
+
+        def take(slots: Slots) -> None:
+            given = step.tangents
+            for i, (slot, like) in enumerate(places):
+                if given is None:
+                    slots[slot] = torch.ones(like.shape, dtype=like.dtype, device=device)
+                elif (own := given[i]) is None:
+                    slots[slot] = torch.zeros(like.shape, dtype=like.dtype, device=device)
+                else:
+                    slots[slot] = own.to(device)
+
+        return take
+
+    def _buffer_writes(self, v: int) -> list[Action]:
+        return [self._write(name, node) for name, node in self.context.binding.buffer_writes.get(v, ())]
+
+    def _write(self, name: str, node: fx.Node) -> Action:
+        # Through .data, as BatchNorm does it: for autograd it is no change of what a backward pass reads.
+        slot = self._slot(node)
+        if self.context.state_in_slots:
+            held = self._slot(self._state_node(name, node.graph))
+
+            def write_slot(slots: Slots) -> None:
+                slots[held].data.copy_(slots[slot])
+
+            return write_slot
+        buffer = self.state[name]
+
+        def write(slots: Slots) -> None:
+            buffer.data.copy_(slots[slot])
+
+        return write
+
+    def _state_node(self, name: str, graph: fx.Graph) -> fx.Node:
+        return next(n for n, own in self.context.binding.state_nodes.items() if own == name and n.graph is graph)
+
+    def _call(self, node: fx.Node, elements: Mapping[int, int] | None = None) -> Action:
+        """Calls the node's target on its arguments; fills the node's slot, or the slots of the elements that are read."""
+        target, device = _runnable(cast(Callable[..., Any], node.target)), self.device.torch_device
+        named = {k: self._argument(device if isinstance(a, torch.device) else a) for k, a in node.kwargs.items()}
+        if fixed := {k: constant for k, (constant, fill) in named.items() if fill is None}:
+            target = partial(target, **fixed)
+        filled = [k for k in named if k not in fixed]
+        if filled:
+            target = _by_position(target, filled)
+        args = _filler([*map(self._argument, node.args), *(named[k] for k in filled)])
+        if elements is not None:
+            wanted = tuple(elements.items())
+
+            def call_tuple(slots: Slots) -> None:
+                value = target(*args(slots))
+                for element, slot in wanted:
+                    slots[slot] = value[element]
+
+            return call_tuple
+        slot = self._slot(node)
+
+        def call(slots: Slots) -> None:
+            slots[slot] = target(*args(slots))
+
+        return call
+
+    def _argument(self, argument: Any) -> "_Argument":
+        if isinstance(argument, fx.Node):
+            constant = self.constant(argument)
+            return (constant, None) if constant is not None else (None, operator.itemgetter(self._slot(argument)))
+        if isinstance(argument, (list, tuple)):
+            parts = [self._argument(a) for a in argument]
+            if all(fill is None for _, fill in parts):
+                return type(argument)(constant for constant, _ in parts), None
+            return None, _filler(parts)
+        return argument, None
+
+    def constant(self, node: fx.Node) -> torch.Tensor | None:
+        """The value of a node before the step runs: a parameter, a buffer, or a constant of the graph; None where it has none by then."""
+        binding = self.context.binding
+        if node in binding.state_nodes:
+            return None if self.context.state_in_slots else self.state[binding.state_nodes[node]]
+        if node in binding.constants:
+            return binding.constants[node].to(self.device.torch_device)
+        return None
+
+
+def _runnable(target: Callable[..., Any]) -> Callable[..., Any]:
+    """The function to call for a node's target where gradients are not recorded."""
+    if target is torch.ops.aten.view.default:  # autograd's own word: a gradient that comes in may have other strides than when captured
+        return torch.ops.aten.reshape.default
+    if target is not torch.ops.aten.mkldnn_rnn_layer.default:
+        return target
+
+    def with_workspace(*args: Any) -> Any:
+        with as_if_recording():
+            return target(*args)
+
+    return with_workspace
+
+
+def replayable(optimizer: torch.optim.Optimizer) -> bool:
+    """True if a step of the optimizer is kernels alone. Others count their steps on the host, unless they are told to be `capturable`."""
+    return isinstance(optimizer, torch.optim.SGD) or all(group.get("capturable", False) for group in optimizer.param_groups)
+
+
+def _by_position(target: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """The function, which takes those of these names as its last positional arguments."""
+    return lambda *args: target(*args[: -len(names)], **dict(zip(names, args[-len(names) :], strict=True)))
+
+
+_Argument = tuple[Any, Callable[[Slots], Any] | None]
+"""(constant, None) or (None, function of the slots)."""
+
+
+def _filler(arguments: Sequence[_Argument]) -> Callable[[Slots], list[Any]]:
+    """Arguments as a function of the slots: constants are put in once, slots are filled in at each call."""
+    template = [constant for constant, _ in arguments]
+    fills = [(i, f) for i, (_, f) in enumerate(arguments) if f is not None]
+
+    def fill(slots: Slots) -> list[Any]:
+        filled = template.copy()
+        for i, f in fills:
+            filled[i] = f(slots)
+        return filled
+
+    return fill
+
+
+def _append(segment: Segment, actions: tuple[Action, ...]) -> Segment:
+    return replace(segment, after=segment.after + actions)

@@ -1,0 +1,49 @@
+"""`baechi probe-links`: the communication benchmark, between PyTorch's devices."""
+
+from baechi_ext.errors import OptionError
+from baechi_ext.ir import Device
+from baechi_runtime.report.link_report import LinkReport, ProbeRequest, reported, sizes_bytes
+from baechi_runtime.report.progress import progress
+from baechi_runtime.torch.backend import devices_of
+from baechi_runtime.torch.cluster import by_reference, free_bytes, topology
+from baechi_runtime.torch.lowering.devices import cpu_workers, cuda_workers
+from baechi_runtime.torch.lowering.executor import Executor
+from baechi_runtime.torch.processes.environment import worker_place
+from baechi_runtime.torch.processes.executor import ProcessExecutor, follow
+from baechi_runtime.torch.processes.worker_group import WorkerGroup
+from baechi_runtime.torch.threads.executor import ThreadExecutor
+
+
+def probe_links(request: ProbeRequest) -> LinkReport | None:
+    """Probes every directed pair of devices and writes what the request names. None in a worker that does not report.
+
+    Raises OptionError for a single device, ExecutionError where a worker fails, MissingBackendError for too few CUDA devices.
+    """
+    if request.num_devices < 2:
+        raise OptionError("a link has two ends; give --num_devices=2 or more")
+    if request.workers == "process":
+        rank, size = worker_place()
+        devices = (cuda_workers if request.cuda else cpu_workers)(size)
+        devices[rank].enter()
+        with WorkerGroup.join(request.timeout_seconds, devices[rank].torch_device) as group:
+            if rank:
+                follow(group, devices[rank])
+                return None
+            with ProcessExecutor(group, devices) as executor:
+                return _probe_all(request, executor)
+    with ThreadExecutor(devices_of(request), request.timeout_seconds) as executor:
+        return _probe_all(request, executor)
+
+
+def _probe_all(request: ProbeRequest, executor: Executor) -> LinkReport:
+    notes = tuple(topology(executor.devices).notes())
+    sizes = sizes_bytes(request.max_exponent, len(executor.devices))
+    probes = {}
+    ranks = range(len(executor.devices))
+    for source, target in ((s, t) for s in ranks for t in ranks if s != t):
+        with progress(f"probing {executor.devices[source].name} -> {executor.devices[target].name}"):
+            probes[source, target] = executor.probe_link(source, target, sizes)
+    memory = free_bytes(executor.devices) if request.use_free_memory else executor.memory_bytes()
+    devices = tuple(Device(d.name, size) for d, size in zip(executor.devices, memory, strict=True))
+    parallel = request.workers == "thread" and by_reference(executor.devices)
+    return reported(request, devices, probes, parallel=parallel, notes=notes)

@@ -1,0 +1,83 @@
+"""Signs of life: rank 0 gives them through the store, the other workers listen. A worker waits for commands as long as rank 0 plans, which
+may be hours; without signs of life it would wait as long for a rank 0 that was stopped, or whose machine was cut off.
+
+A thread that is in the store while python ends is killed there, and the whole process with it (SIGABRT): leaving waits for the threads.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+from torch.distributed.distributed_c10d import Store
+
+_BEAT_SECONDS = 1.0
+_ENDING_SECONDS = 10.0
+"""Time for a thread to end: the store has to answer it, which takes longer where the machine is cut off."""
+_KEY = "sign of life"
+
+
+def _clone(store: Store) -> Store:
+    """A store of a thread's own: one does one thing at a time, and may be waiting."""
+    own: Store = store.clone()  # type: ignore[attr-defined]  # torch's types leave it out
+    return own
+
+
+def give(store: Store) -> Callable[[], None]:
+    """Gives signs of life in a thread until the returned function is called."""
+    own, enough = _clone(store), threading.Event()
+
+    def beat() -> None:
+        count = 0
+        with contextlib.suppress(RuntimeError):  # the store is gone: whoever uses it next says so
+            while not enough.wait(_BEAT_SECONDS):
+                count += 1
+                own.set(_KEY, str(count))
+
+    return _started([beat], enough)
+
+
+def listen(store: Store, timeout_seconds: float) -> Callable[[], None]:
+    """Ends this process with an error where no sign of life comes for that long, until the returned function is called.
+
+    Two threads, since one that asks a machine that is cut off gets stuck.
+    """
+    own, enough, fresh = _clone(store), threading.Event(), threading.Event()
+
+    def hear() -> None:
+        last = None
+        with contextlib.suppress(RuntimeError):  # the store is gone: whoever uses it next says so
+            while not enough.wait(_BEAT_SECONDS):
+                if own.check([_KEY]) and (count := own.get(_KEY)) != last:
+                    last = count
+                    fresh.set()
+
+    def judge() -> None:
+        silent = 0.0  # counted, not read off a clock, which goes on while this process itself is stopped
+        while not enough.wait(_BEAT_SECONDS):
+            silent = 0.0 if fresh.is_set() else silent + _BEAT_SECONDS
+            fresh.clear()
+            if silent > timeout_seconds:
+                sys.stderr.write(
+                    f"error: the worker of device 0 gave no sign of life for {timeout_seconds:g} s; check whether it still runs, and "
+                    "whether its machine can be reached\n"
+                )
+                sys.stderr.flush()
+                os._exit(1)
+
+    return _started([hear, judge], enough)
+
+
+def _started(tasks: Sequence[Callable[[], None]], enough: threading.Event) -> Callable[[], None]:
+    """Runs each in a thread. The returned function tells them that it is enough, and waits for them."""
+    threads = [threading.Thread(target=task, name=f"baechi {task.__name__}", daemon=True) for task in tasks]
+    for thread in threads:
+        thread.start()
+
+    def end() -> None:
+        enough.set()
+        for thread in threads:
+            thread.join(_ENDING_SECONDS)
+
+    return end

@@ -1,0 +1,191 @@
+"""Starting worker processes, and ending them: one goes down, all go down, and nothing is left running.
+
+It does for one machine what torchrun does for several: the environment variables are the same, so a worker does not know who started it.
+It loads no framework, which takes seconds: the workers do that at once, and rank 0 has the store that they meet at.
+"""
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO
+
+from baechi_ext.errors import BaechiError, ExecutionError, OptionError
+from baechi_runtime.host.die_with_parent import die_with_parent
+from baechi_runtime.host.interrupts import was_terminated
+from baechi_runtime.torch.processes import environment, network
+from baechi_runtime.torch.processes.crash_log import CrashLog
+
+_POLL_SECONDS = 0.05
+_PLAN_SECONDS, _TERM_SECONDS = 60.0, 4.0
+"""Time for rank 0, once interrupted, to end its search and write the plan; and to come to its end where another worker has. After SIGTERM
+there is less."""
+_LAST_WORDS_SECONDS = 2.0
+"""Time for a dead worker's peers to be found dead too, so that the first cause is reported and not its echo."""
+_ENDING_LINES = 2
+"""Lines of stderr that are quoted of a worker that aborted: C++ says what was thrown, and then what it held."""
+_FILES, _FILES_A_WORKER = 20, 4
+"""Files that rank 0 opens: 25 were counted with two workers, 31 with four. With too few gloo aborts, or waits for its peers in vain."""
+_USAGE_ERROR = 2
+"""The exit code of a worker that finds the flags at fault; see baechi_runtime.cli.main."""
+
+
+@dataclass
+class Worker:
+    """A running worker. Rank 0's stderr is passed on, of the others' its end is kept; `error:` lines are held back until the cause is
+    known."""
+
+    rank: int
+    process: subprocess.Popen[str]
+    errors: list[str] = field(default_factory=list)
+    ending: deque[str] = field(default_factory=lambda: deque(maxlen=_ENDING_LINES))
+    """The last lines of stderr besides errors."""
+
+    def watch(self) -> None:
+        """Starts passing on what it says."""
+        if self.process.stderr is not None:
+            self._thread = threading.Thread(target=self._pass_on, args=(self.process.stderr,), daemon=True)
+            self._thread.start()
+
+    def _pass_on(self, stream: IO[str]) -> None:
+        with contextlib.suppress(ValueError):  # closed under us
+            for line in stream:
+                if line.startswith("error:"):
+                    self.errors.append(line.rstrip("\n"))
+                    continue
+                self.ending.append(line.strip())
+                if self.rank == 0:
+                    sys.stderr.write(line if line.endswith("\n") else line + "\n")  # cut off in mid-line when it died
+                    sys.stderr.flush()
+
+    def last_words(self) -> list[str]:
+        """Its error lines, all read."""
+        self._thread.join(timeout=_LAST_WORDS_SECONDS)
+        return self.errors
+
+
+def run_workers(arguments: Sequence[str], count: int, module: str = "baechi_ext") -> int:
+    """Runs `python -m MODULE ARGUMENTS` as `count` workers and waits for rank 0, whose stdout is this process's, and whose exit code comes
+    back: 0, or what a script of the user's ended with.
+
+    Raises ExecutionError where a worker fails or dies, OptionError where it finds the flags at fault; all others are ended first.
+    An interrupt is passed on to rank 0, which may still have a plan to write, and raised again with what rank 0 says of it.
+    """
+    _require_files(count)
+    crash = CrashLog.make(count)
+    shared = {} if crash.address is None else {environment.CRASH_LOG: crash.address}
+    workers: list[Worker] = []
+    try:
+        with socket.socket(fileno=network.listen_at("127.0.0.1")) as meeting:
+            for rank in range(count):
+                workers.append(_start([module, *arguments], rank, count, meeting, shared))
+        return _wait(workers, crash)
+    except KeyboardInterrupt as e:
+        raise KeyboardInterrupt(_interrupted(workers)) from e
+    finally:
+        _end(workers)
+
+
+def _require_files(count: int) -> None:
+    """Raises ExecutionError where a worker may not open as many files as it takes."""
+    limit, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], _FILES + _FILES_A_WORKER * count
+    if resource.RLIM_INFINITY != limit < needed:
+        raise ExecutionError(
+            f"{count} workers open up to {needed} files each, and a process may open no more than {limit}; raise the limit (ulimit -n), or "
+            "use fewer devices"
+        )
+
+
+def _start(arguments: Sequence[str], rank: int, count: int, meeting: socket.socket, shared: Mapping[str, str]) -> Worker:
+    """Starts a worker. Rank 0 is given the socket: no other process can take its port meanwhile, nor does a worker come too early."""
+    store = {environment.STORE_SOCKET: str(meeting.fileno())} if rank == 0 else {}
+    process = subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        env={**os.environ, **environment.of_worker(rank, count, meeting.getsockname()[1]), **store, **shared},
+        stdin=subprocess.DEVNULL,
+        stdout=None if rank == 0 else subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        pass_fds=[meeting.fileno()] if rank == 0 else [],
+        process_group=0,  # an interrupt at the terminal is for us
+        preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no locks
+    )
+    worker = Worker(rank, process)
+    worker.watch()
+    return worker
+
+
+def _wait(workers: Sequence[Worker], crash: CrashLog) -> int:
+    """Rank 0's exit code, when it is done; raises the cause where a worker failed."""
+    while workers[0].process.poll() != 0:
+        ended = [w for w in workers if w.process.poll() not in (None, 0)]
+        if ended:
+            code = _code_of_a_script(workers)
+            if code is not None:
+                return code
+            raise _cause(workers, crash)
+        time.sleep(_POLL_SECONDS)
+    return 0
+
+
+def _code_of_a_script(workers: Sequence[Worker]) -> int | None:
+    """Rank 0's exit code where all that ended did so with that code and no error of ours, as a script of the user's does; None where they
+    did not, or rank 0 does not end soon. Waits a while, so that what happened is known."""
+    time.sleep(_LAST_WORDS_SECONDS)
+    codes = {code for w in workers if (code := w.process.poll())}
+    if min(codes) < 0 or len(codes) > 1 or any(w.last_words() for w in workers if w.process.poll() is not None):
+        return None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        workers[0].process.wait(timeout=_PLAN_SECONDS)
+    return workers[0].process.poll() if {workers[0].process.poll()} == codes and not workers[0].last_words() else None
+
+
+def _interrupted(workers: Sequence[Worker]) -> str:
+    """Interrupt rank 0, and return what it says; empty where it does not end soon. Workers that were stopped go on, to end."""
+    for worker in workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(worker.process.pid, signal.SIGCONT)
+    for rank_0 in workers[:1]:
+        rank_0.process.send_signal(signal.SIGTERM if was_terminated() else signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            rank_0.process.wait(timeout=_TERM_SECONDS if was_terminated() else _PLAN_SECONDS)
+            return "".join(rank_0.last_words()[:1]).removeprefix("error:").strip()
+    return ""
+
+
+def _cause(workers: Sequence[Worker], crash: CrashLog) -> BaechiError:
+    """A worker killed by a signal is a cause, unless it had said one; what the others say is an echo of it. Otherwise rank 0 says what
+    happened."""
+    for worker in workers:
+        code = worker.process.poll()
+        if code is not None and code < 0 and not worker.last_words():
+            killer, quoted = signal.Signals(-code), " ".join(worker.ending)
+            return ExecutionError(
+                f"the worker of device {worker.rank} was killed by {killer.name}{crash.at(worker.rank)}{crash.planned(worker.rank)}; check "
+                "whether the machine ran out of memory" + (f" (it ended with: {quoted})" if quoted and killer is not signal.SIGKILL else "")
+            )
+    for worker in workers:
+        said = worker.last_words() if worker.process.poll() not in (None, 0) else []
+        if said:
+            kind = OptionError if worker.process.poll() == _USAGE_ERROR else ExecutionError
+            return kind(said[0].removeprefix("error:").strip())
+    failed = next(w for w in workers if w.process.poll() not in (None, 0))
+    return ExecutionError(f"the worker of device {failed.rank} ended with exit code {failed.process.poll()} and said nothing")
+
+
+def _end(workers: Sequence[Worker]) -> None:
+    """Ends whoever still runs, stopped ones too. They keep nothing that would have to be written."""
+    for worker in workers:
+        worker.process.kill()
+    for worker in workers:
+        worker.process.wait()
+        if worker.process.stderr is not None:
+            worker.process.stderr.close()

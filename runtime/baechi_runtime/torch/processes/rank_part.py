@@ -1,0 +1,216 @@
+"""RankPart: one worker's part of a placed step, with the parameters and buffers that live there."""
+
+import contextlib
+import gc
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from baechi_ext.capture.torch_joint import Binding
+from baechi_ext.errors import ExecutionError
+from baechi_ext.simulate import Timeline
+from baechi_runtime.files.checkpoint_folder import Shard, verify_shard
+from baechi_runtime.host import process_memory
+from baechi_runtime.host.host_memory import freed_memory_given_back
+from baechi_runtime.measure.recording import DeviceMemory
+from baechi_runtime.models.training_step import TrainingStep
+from baechi_runtime.torch.lowering.checkpoint import homes, living_on, read_shards, write_shard
+from baechi_runtime.torch.lowering.devices import TorchDevice
+from baechi_runtime.torch.lowering.memory_limit import CudaMemoryLimit, MemoryLimit
+from baechi_runtime.torch.lowering.op_error import OpError
+from baechi_runtime.torch.lowering.ops import Action, Exchange, LoweredProgram, Lowering, Segment, StepContext
+from baechi_runtime.torch.lowering.program import cut
+from baechi_runtime.torch.processes.channels import Channels
+from baechi_runtime.torch.processes.crash_log import CrashLog
+from baechi_runtime.torch.processes.stream_channels import StreamChannels
+from baechi_runtime.torch.processes.worker_group import WorkerGroup
+from baechi_runtime.torch.threads.accounting import held_tensors, live_bytes, resident_bytes
+from baechi_runtime.torch.threads.step_recorder import DeviceLog
+
+_LITTLE = 0.005
+"""An op that takes no more than this part of its device's predicted peak changes the peak by no more."""
+GRADIENT = "gradient of "
+_ROOMY = 2.0
+"""A worker whose limit is so many times its predicted peak may keep what it frees; malloc keeps up to 1.6 times what is used."""
+
+
+def logged(program: LoweredProgram, timeline: Timeline, log: CrashLog, rank: int) -> LoweredProgram:
+    """The program, noting every op in the crash log as it comes to it, and nothing once all are done."""
+    log.plan(rank, int(timeline.peak_memory_bytes[rank]))
+
+    def noted(segment: Segment) -> Segment:
+        op = timeline.graph.ops[segment.op]
+        return replace(segment, arrivals=(log.note(rank, f"{op.phase} op {op.id!r}"), *segment.arrivals))
+
+    return replace(program, segments=tuple(map(noted, program.segments)), epilogue=(*program.epilogue, log.note(rank, "")))
+
+
+class _ProcessClock:
+    """CPU time of this process, with all its threads: those of torch.distributed work for the device, too."""
+
+    def mark(self) -> int:
+        return time.process_time_ns()
+
+    def elapsed_us(self, start: int, end: int) -> float:
+        return (end - start) / 1000
+
+
+class RankPart:
+    """One rank's part of a placed step. A CPU device works on the step's own parameters and buffers, a CUDA device on a replica."""
+
+    def __init__(self, group: WorkerGroup, device: TorchDevice, timeline: Timeline, binding: Binding, step: TrainingStep) -> None:
+        self.group = group
+        self.device = device
+        self.timeline = timeline
+        self.binding = binding
+        self.on_host = device.torch_device.type == "cpu"
+        self.step = step if self.on_host else step.replica("cpu")
+        self.clock = _ProcessClock() if self.on_host else device
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.gradients: dict[str, torch.Tensor] | None = None
+
+    def load(self, *, keep_gradients: bool) -> None:
+        """Lowers this rank's program, with optimizers for the parameters that live here."""
+        rank = self.group.rank
+        channels: type[Channels] = Channels if self.on_host else StreamChannels
+        self.channels = channels(self.timeline, self.binding, self.group, self.device)
+        state = self.step.state()
+        self.owned = [n for n, home in homes(self.binding, self.timeline.placement).items() if home == rank]
+        for name in self.owned:
+            state[name].data = state[name].data.to(self.device.torch_device)
+        parameters = {n: state[n] for n in self.owned if state[n].requires_grad}
+        self.optimizers = {n: self.step.optimizer.make([p], foreach=False) for n, p in parameters.items()}
+        self.gradients = {} if keep_gradients else None
+        self.program = self._lowered(self.channels, self.channels.pre_hooks)
+        if self.group.rank:
+            self._drop_the_rest()
+        self.memory_bytes = self.timeline.cluster.devices[rank].memory_bytes
+        self.tight = self.memory_bytes is not None and self.memory_bytes < _ROOMY * self.timeline.peak_memory_bytes[rank]
+        resident = resident_bytes(self.owned, state, self.optimizers)
+        more_bytes = None if self.memory_bytes is None else int(self.memory_bytes) - resident
+        self.limit = MemoryLimit(more_bytes) if self.on_host else CudaMemoryLimit(more_bytes, self.device.torch_device)
+
+    def _lowered(self, exchange: Exchange, pre_hooks: Mapping[int, tuple[Action, ...]]) -> LoweredProgram:
+        """This rank's program, which sends and receives through `exchange`, with `pre_hooks` before its ops."""
+        timeline, rank = self.timeline, self.group.rank
+        context = StepContext(timeline.graph, self.binding, self.step, exchange, self.optimizers, self.gradients, pre_hooks)
+        return logged(Lowering(context, self.device, rank).lower(cut(timeline)[rank]), timeline, self.group.crash_log, rank)
+
+    def run(self) -> tuple[torch.Tensor | None, float]:
+        """The loss, on the rank that computes it, and for how many microseconds the device was busy: the CPU time that this process took,
+        its transfers included; on a CUDA device the time from the step's first event to its last, without the waits for tensors."""
+        start = self.clock.mark()
+        with self.limit, freed_memory_given_back() if self.tight and self.on_host else contextlib.nullcontext():
+            try:
+                slots = self.program.run()
+                waited_us = self.channels.finish()
+                end = self.clock.mark()
+                self.device.synchronize()
+            except OpError as e:
+                held = held_tensors(self.owned, self.step.state(), self.optimizers)
+                raise ExecutionError(e.explain(self.device.name, self.timeline.graph, self.memory_bytes, held)) from e.cause
+            except RuntimeError as e:  # of a kernel, found only now
+                raise ExecutionError(f"device {self.device.name} failed: {type(e).__name__}: {(str(e).splitlines() or [''])[0]}") from e
+        loss = None if self.program.loss_slot is None else slots[self.program.loss_slot]
+        return loss, self.clock.elapsed_us(start, end) - waited_us
+
+    def account(self) -> int:
+        """Peak bytes here during one step: a CUDA device's by its allocator; a process's as the system sees it, above what it holds when no
+        step runs, plus what of the step it always holds. Freed memory is given back: what malloc would keep of it is not what a step takes.
+        """
+        if not self.on_host:
+            self.device.reset_peak()
+            self.run()
+            return int(self.device.peak_bytes() or 0)
+        if not process_memory.can_tell():
+            return self.held().peak
+        pre_hooks = before_large_ops(self.timeline, self.group.rank, self.channels.pre_hooks)
+        kept, self.program = self.program, self._lowered(self.channels, pre_hooks)
+        try:
+            with freed_memory_given_back():
+                self.run()  # what is made once is made: the optimizers' state
+                gc.collect()
+                process_memory.trim()
+                before = process_memory.resident_bytes()
+                process_memory.reset_high_water()
+                self.run()
+                # The system counts pages, and some of them late: a step of a few KiB can seem to give memory back.
+                grown = max(0, process_memory.high_water_bytes() - before)
+        finally:
+            self.program = kept
+        return grown + resident_bytes(self.owned, self.step.state(), self.optimizers) + self._input_bytes()
+
+    def held(self) -> DeviceMemory:
+        """Run one step, and count what this rank holds during it."""
+        state = self.step.state()
+        ops = live_bytes(self.program, self.timeline, {v.untyped_storage().data_ptr() for v in state.values()})
+        self.channels.finish()
+        return DeviceMemory(resident_bytes(self.owned, state, self.optimizers), ops)
+
+    def recording(self, stage: str) -> dict[str, Any]:
+        """One of the stages of recording steps: "begin", then for each step "clear" and "run", and at last "end", which puts everything
+        back and counts what a step holds. Returns what this rank has to say of it, as JSON: a run's notes, and at the end what was held."""
+        if stage == "begin":
+            self._timed, self._log = self.program, DeviceLog(self.device)
+            self.program = self._log.noting(self._lowered(self._log.exchange(self.channels), self.channels.pre_hooks))
+            return {}
+        if stage == "clear":
+            self._log.begin()
+            return {}
+        if stage == "run":
+            self.run()
+            return asdict(self._log.notes())
+        self.program = self._timed
+        return asdict(self.held())
+
+    def _input_bytes(self) -> int:
+        """Bytes of the step's inputs that are read here."""
+        inputs = (v for v, bound in enumerate(self.binding.ops) if bound.input_index is not None and bound.input_index >= 0)
+        return sum(int(self.timeline.graph.ops[v].output_bytes) for v in inputs if self.timeline.placement[v] == self.group.rank)
+
+    def save(self, folder: Path) -> Shard:
+        """Writes this rank's shard of a checkpoint."""
+        return write_shard(folder, self.group.rank, self._kept_here(), self.optimizers)
+
+    def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:
+        """Takes up what belongs here, whichever device wrote it; each rank verifies its part of the shards."""
+        for shard in shards[self.group.rank :: self.group.size]:
+            verify_shard(checkpoint, shard)
+        read_shards(checkpoint, [s.file for s in shards], self._kept_here(), self.optimizers)
+
+    def _kept_here(self) -> dict[str, torch.Tensor]:
+        return living_on(self.group.rank, homes(self.binding, self.timeline.placement), self.step.state())
+
+    def _drop_the_rest(self) -> None:
+        """Frees the parameters and buffers that live on other ranks: a device holds what is its own."""
+        for name, value in self.step.state().items():
+            if name not in self.owned:
+                value.data = torch.empty(0, dtype=value.dtype)
+
+    def named(self) -> list[tuple[str, torch.Tensor]]:
+        """The tensors that live here, gradients first, in the order of `names_of`."""
+        state, gradients = self.step.state(), self.gradients or {}
+        names = self.names_of(self.group.rank)
+        return [(n, gradients[n.removeprefix(GRADIENT)] if n.startswith(GRADIENT) else state[n].detach()) for n in names]
+
+    def names_of(self, rank: int) -> list[str]:
+        """Names of what lives on a rank, in the same order on all ranks."""
+        owned = [n for n, home in homes(self.binding, self.timeline.placement).items() if home == rank]
+        updated = {self.binding.state_names[b.parameters[0]] for b in self.binding.ops if b.parameters}
+        gradients = [GRADIENT + n for n in owned if n in updated] if self.gradients is not None else []
+        return gradients + owned
+
+
+def before_large_ops(timeline: Timeline, rank: int, pre_hooks: Mapping[int, tuple[Action, ...]]) -> dict[int, tuple[Action, ...]]:
+    """`pre_hooks`, and before every op of `rank` that takes more than a little memory: what is free goes back to the system."""
+    ops, little = timeline.graph.ops, _LITTLE * timeline.peak_memory_bytes[rank]
+    large = [v for v, d in enumerate(timeline.placement) if d == rank and ops[v].output_bytes + ops[v].temporary_bytes > little]
+    return {**pre_hooks, **{v: (_give_back, *pre_hooks.get(v, ())) for v in large}}
+
+
+def _give_back(_: Any) -> None:
+    process_memory.trim()

@@ -1,0 +1,1 @@
+"""Devices as threads of one process: running a placed step, accounting its memory, recording it."""

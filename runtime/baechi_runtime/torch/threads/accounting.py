@@ -1,0 +1,160 @@
+"""Memory accounting of a placed step: what each device really holds, op by op, counted over the live tensors' storages.
+
+Host memory is one for all threads, so a thread's share can't be read from the system: it is counted, with temporaries as profiled. A CUDA
+device's allocator counts itself, and a worker process sees what the system says of it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+
+from baechi_ext.capture.torch_joint import Binding
+from baechi_ext.errors import ExecutionError
+from baechi_ext.ir import Cluster
+from baechi_ext.simulate import Timeline
+from baechi_runtime.host import process_memory
+from baechi_runtime.measure.recording import DeviceMemory
+from baechi_runtime.models.training_step import TrainingStep
+from baechi_runtime.torch.lowering.cuda_graphs import WARM_UP_STEPS
+from baechi_runtime.torch.lowering.devices import TorchDevice
+from baechi_runtime.torch.lowering.executor import DistributedStep, Executor
+from baechi_runtime.torch.lowering.ops import LoweredProgram, Segment
+from baechi_runtime.torch.lowering.random_state import as_it_was
+from baechi_runtime.torch.threads.executor import PlacedStep
+
+
+def measured_peak_bytes(executor: Executor, timeline: Timeline, binding: Binding, step: TrainingStep) -> tuple[int, ...]:
+    """Peak bytes per device of one real step: parameters, buffers and optimizer state of the ops there, live tensors, received
+    copies, and temporaries of the op that runs. The step's state is put back. Raises ExecutionError where a part of a GPU held more than
+    its limit.
+    """
+    with as_it_was(step):
+        placed = executor.load(timeline, binding, step)
+        peak = _of_threads(placed) if isinstance(placed, PlacedStep) else cast(DistributedStep, placed).peak_bytes()
+    require_room(executor.devices, timeline.cluster, peak)
+    return peak
+
+
+def require_room(devices: Sequence[TorchDevice], cluster: Cluster, peak_bytes: Sequence[int]) -> None:
+    """Raises ExecutionError where a part of a GPU held more than its limit: no allocator keeps the parts' limits."""
+    for device, limit, held in zip(devices, cluster.devices, peak_bytes, strict=False):
+        if device.share > 1 and limit.memory_bytes is not None and held > limit.memory_bytes:
+            raise ExecutionError(
+                f"device {device.name} held {held} bytes in a step and its limit is {limit.memory_bytes:.0f}; the step takes more than its "
+                "profile says: raise --device_memory, profile again without --cost_path, use more parts, or a smaller batch"
+            )
+
+
+def how_measured(executor: Executor) -> str:
+    """Where `measured_peak_bytes` has its numbers from: "allocator" (torch's, of CUDA devices), "system" (what worker processes hold in
+    memory, beyond what they hold when no step runs and the step is not theirs), or "accounting" (counted tensors)."""
+    if all(d.torch_device.type != "cpu" for d in executor.devices):
+        return "allocator"
+    return "accounting" if executor.shared_memory or not process_memory.can_tell() else "system"
+
+
+def _of_threads(placed: PlacedStep) -> tuple[int, ...]:
+    executor = placed.executor
+    if all(d.peak_bytes() is not None and d.share == 1 for d in executor.devices):
+        for _ in range(WARM_UP_STEPS if placed.graphed else 0):
+            placed.run()
+        # The next step captures its graphs: what stays in their pool is allocated then.
+        for device in executor.devices:
+            device.reset_peak()
+        placed.run()
+        return tuple(int(d.peak_bytes() or 0) for d in executor.devices)
+    return tuple(device.peak for device in held_by_threads(placed))
+
+
+def held_by_threads(placed: PlacedStep) -> list[DeviceMemory]:
+    """Memory that each device holds during one real step."""
+    timeline, state, storages = placed.timeline, placed.step.state(), placed.state_storages()
+    tasks = [partial(live_bytes, program, timeline, storages) for program in placed.programs]
+    live = placed.executor.run_all(tasks, placed.abort)
+    owned: list[list[str]] = [[] for _ in placed.programs]
+    for name, reader in placed.context.binding.state_reader.items():
+        owned[timeline.placement[reader]].append(name)
+    return [DeviceMemory(resident_bytes(names, state, placed.optimizers), ops) for ops, names in zip(live, owned, strict=True)]
+
+
+def live_bytes(program: LoweredProgram, timeline: Timeline, state_storages: set[int]) -> list[tuple[int, int, int]]:
+    """Runs a device's program; for each op, how many bytes of distinct storages are in its slots while it runs, with that op's
+    temporaries, and after it. Storages of parameters and buffers are left out."""
+    found: list[tuple[int, int, int]] = []
+    slots = CountedSlots(program.num_slots, state_storages)
+    with torch.no_grad():
+        for action in counting(program, timeline, found).actions:
+            action(slots)
+    return found
+
+
+def counting(program: LoweredProgram, timeline: Timeline, found: list[tuple[int, int, int]]) -> LoweredProgram:
+    """The program, which runs on `CountedSlots` and adds to `found` what `live_bytes` says of each op."""
+
+    def counted(segment: Segment) -> Segment:
+        temporary_bytes, running = int(timeline.graph.ops[segment.op].temporary_bytes), [0]
+
+        def while_it_runs(slots: Any) -> None:
+            running[0] = slots.bytes + temporary_bytes
+
+        def after_it(slots: Any) -> None:
+            found.append((segment.op, running[0], slots.bytes))
+
+        return replace(segment, after=(while_it_runs, *segment.after, after_it))
+
+    return replace(program, segments=tuple(map(counted, program.segments)))
+
+
+class CountedSlots(list[Any]):
+    """Slots that know how many bytes the storages of what is in them are, but for those left out."""
+
+    def __init__(self, size: int, left_out: set[int]) -> None:
+        super().__init__([None] * size)
+        self.bytes = 0
+        self._left_out = left_out
+        self._slots_of: dict[int, int] = {}
+        """First address of a storage -> the number of slots that it is in."""
+
+    def __setitem__(self, slot: Any, value: Any) -> None:
+        for pointer, size in self._storages(value):
+            count = self._slots_of.get(pointer, 0)
+            self._slots_of[pointer] = count + 1
+            self.bytes += 0 if count else size
+        for pointer, size in self._storages(self[slot]):
+            self._slots_of[pointer] -= 1
+            if not self._slots_of[pointer]:
+                del self._slots_of[pointer]
+                self.bytes -= size
+        super().__setitem__(slot, value)
+
+    def copy(self) -> "CountedSlots":
+        """Slots with the same in them."""
+        same = CountedSlots(len(self), self._left_out)
+        for slot, value in enumerate(self):
+            same[slot] = value
+        return same
+
+    def _storages(self, value: Any) -> list[tuple[int, int]]:
+        tensors = value if isinstance(value, (list, tuple)) else (value,)
+        storages = [tensor.untyped_storage() for tensor in tensors if tensor is not None]
+        return [(s.data_ptr(), s.nbytes()) for s in storages if s.data_ptr() not in self._left_out]
+
+
+def held_tensors(
+    names: Iterable[str], state: Mapping[str, torch.Tensor], optimizers: Mapping[str, torch.optim.Optimizer]
+) -> dict[str, torch.Tensor]:
+    """The named parameters and buffers, and what their optimizers keep for them, by name."""
+    held = {name: state[name] for name in names}
+    for name in list(held):
+        if name in optimizers:
+            slots = (item for kept in optimizers[name].state.values() for item in kept.items())
+            held |= {f"{slot} of {name}": value for slot, value in slots if isinstance(value, torch.Tensor) and value.dim() > 0}
+    return held
+
+
+def resident_bytes(names: Sequence[str], state: Mapping[str, torch.Tensor], optimizers: Mapping[str, torch.optim.Optimizer]) -> int:
+    """Bytes of the named parameters and buffers, and of what their optimizers keep for them."""
+    return sum(value.nbytes for value in held_tensors(names, state, optimizers).values())

@@ -1,0 +1,402 @@
+"""The thread executor: one thread per device in this process, each running its static program; mailboxes hand tensors over."""
+
+import contextlib
+import os
+import queue
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+
+from baechi_ext.capture.torch_joint import Binding
+from baechi_ext.cost import fit_link
+from baechi_ext.errors import BaechiError, ExecutionError
+from baechi_ext.ir import OpGraph
+from baechi_ext.simulate import Timeline
+from baechi_runtime.files.checkpoint_folder import Shard, verify_shard
+from baechi_runtime.host.host_memory import keep_freed_memory
+from baechi_runtime.measure.link_probe import PROBE_BYTES, LinkProbe
+from baechi_runtime.measure.timing import StepTimes
+from baechi_runtime.models.training_step import TrainingStep
+from baechi_runtime.torch.lowering.checkpoint import homes, living_on, read_shards, write_shard
+from baechi_runtime.torch.lowering.cuda_graphs import WARM_UP_STEPS, GraphedProgram, Recorder
+from baechi_runtime.torch.lowering.devices import TorchDevice, memory_bytes, settle
+from baechi_runtime.torch.lowering.mailbox import Mailboxes
+from baechi_runtime.torch.lowering.memory_limit import CudaMemoryLimit, loading
+from baechi_runtime.torch.lowering.op_error import OpError
+from baechi_runtime.torch.lowering.ops import LoweredProgram, Lowering, StepContext
+from baechi_runtime.torch.lowering.program import cut
+
+T = TypeVar("T")
+Answer = queue.SimpleQueue[tuple[Any, BaseException | None]]
+"""Gets a task's value and exception once it has run."""
+
+_STOPPING_SECONDS = 5.0
+_PROBE_WARMUP, _PROBE_REPEATS = 5, 30
+
+
+class _Worker:
+    """A device's thread. Tasks are run in order; each has an answer of its own, so that nobody gets one that was given up."""
+
+    def __init__(self, device: TorchDevice) -> None:
+        self.device = device
+        self.tasks: queue.SimpleQueue[tuple[Callable[[], Any], Answer] | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._loop, name=f"baechi {device.name}", daemon=True)
+        self.thread.start()
+
+    def submit(self, task: Callable[[], Any]) -> Answer:
+        answer: Answer = queue.SimpleQueue()
+        self.tasks.put((task, answer))
+        return answer
+
+    def _loop(self) -> None:
+        try:
+            self.device.enter()
+            broken = None
+        except Exception as e:  # noqa: BLE001 - reported with the first task
+            broken = e
+        while (due := self.tasks.get()) is not None:
+            task, answer = due
+            try:
+                if broken is not None:
+                    raise broken
+                answer.put((task(), None))
+            except BaseException as e:  # noqa: BLE001 - handed to the caller's thread
+                answer.put((None, e))
+            del due, task, answer
+
+
+class OpFailure(ExecutionError):
+    """An op raised; the other devices' errors are its echo."""
+
+
+class PlacedStep:
+    """One plan's programs, loaded into an executor. `run` does one training step."""
+
+    def __init__(
+        self, executor: "ThreadExecutor", programs: Sequence[LoweredProgram], context: StepContext, timeline: Timeline
+    ) -> None:
+        self.executor = executor
+        self.timeline = timeline
+        self.context = context
+        self.abort = cast(Mailboxes, context.mailboxes).abort
+        self.step = context.step
+        self.optimizers = context.optimizers
+        self.programs = tuple(programs)
+        self._loss: torch.Tensor | None = None
+        self.limits: Sequence[CudaMemoryLimit] = ()
+        self.graphed: tuple[GraphedProgram, ...] = ()
+        """Each device's CUDA graphs, where the executor makes them."""
+        if executor.recorder is not None:
+            fixed = self.state_storages()
+            self.graphed = tuple(GraphedProgram(program, executor.recorder, fixed) for program in programs)
+
+    def run(self) -> tuple[torch.Tensor, StepTimes]:
+        """The loss and the times of one step.
+
+        Raises ExecutionError where an op fails or a device does not answer in time; the step can't be run again then.
+        """
+        for index, graphed in enumerate(self.graphed):
+            if graphed.due:
+                self.executor.call(index, graphed.capture)
+        with contextlib.ExitStack() as stack:
+            for limit in self.limits:
+                stack.enter_context(limit)
+            begin = time.perf_counter_ns()
+            busy = self.executor.run_all([self._task(i) for i in range(len(self.programs))], on_failure=self.abort)
+            wall_us = (time.perf_counter_ns() - begin) / 1000
+        if self._loss is None:
+            raise ExecutionError("the step has no loss; no device ran the op that computes it")
+        loss, self._loss = self._loss, None
+        return loss, StepTimes(wall_us, tuple(busy))
+
+    def rehearse(self) -> None:
+        """Where there are CUDA graphs, runs steps until one has run by them alone. The state is put back, and the optimizers' as well."""
+        if not self.graphed:
+            return
+        saved = self.step.snapshot()
+        for _ in range(WARM_UP_STEPS + 1):
+            self.run()
+        self.step.restore(saved)
+        states = [state for optimizer in self.optimizers.values() for state in optimizer.state.values()]
+        for value in (value for state in states for value in state.values()):
+            if isinstance(value, torch.Tensor):
+                value.zero_()  # as they all begin
+        settle(self.executor.devices)
+
+    def gather(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The last step's gradients (where `load` was told to keep them), and the parameters and buffers as they are now, by name."""
+        return dict(self.context.gradients or {}), self.step.state()
+
+    @property
+    def random_device(self) -> TorchDevice:
+        """See LoadedStep."""
+        seeded = self.context.binding.seeded_ops
+        return self.executor.devices[self.timeline.placement[seeded[0]] if seeded else 0]
+
+    def save(self, folder: Path) -> list[Shard]:
+        """See LoadedStep."""
+        where, state = homes(self.context.binding, self.timeline.placement), self.step.state()
+        parts = [living_on(device, where, state) for device in range(len(self.programs))]
+        tasks = [partial(write_shard, folder, device, part, self.optimizers) for device, part in enumerate(parts)]
+        return self.executor.run_all(tasks, on_failure=_nothing)
+
+    def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:
+        """See LoadedStep."""
+        for shard in shards:
+            verify_shard(checkpoint, shard)
+        read_shards(checkpoint, [shard.file for shard in shards], self.step.state(), self.optimizers)
+
+    def state_storages(self) -> set[int]:
+        """The addresses of the storages of parameters and buffers: they are resident, whoever looks at them."""
+        return {value.untyped_storage().data_ptr() for value in self.step.state().values()}
+
+    def _task(self, index: int) -> Callable[[], float]:
+        program = self.programs[index]
+        run = self.graphed[index].run if self.graphed else program.run
+
+        def step() -> None:
+            slots = run()
+            if program.loss_slot is not None:
+                # The next replay would overwrite it where it stands.
+                self._loss = slots[program.loss_slot].clone() if self.graphed else slots[program.loss_slot]
+
+        return partial(busy_us, self.executor.devices[index], self.timeline.graph, step)
+
+
+class ThreadExecutor:
+    """Threads for `devices`. Use it as a context manager: leaving it ends the threads.
+
+    With a `recorder` placed steps turn into CUDA graphs once they have run (see baechi_runtime.torch.lowering.cuda_graphs).
+    """
+
+    shared_memory = True
+
+    def __init__(
+        self, devices: Sequence[TorchDevice], timeout_seconds: float = 300.0, recorder: Callable[[], Recorder] | None = None
+    ) -> None:
+        keep_freed_memory()
+        self.recorder = recorder
+        self.devices = tuple(devices)
+        self.timeout_seconds = timeout_seconds
+        self._workers = [_Worker(d) for d in devices]
+        self._broken = False
+
+    def __enter__(self) -> "ThreadExecutor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the threads; one that hangs in an op is left to end with the process."""
+        for worker in self._workers:
+            worker.tasks.put(None)
+        for worker in self._workers:
+            worker.thread.join(timeout=1.0 if self._broken else 10.0)
+
+    def load(self, timeline: Timeline, binding: Binding, step: TrainingStep, *, keep_gradients: bool = False) -> PlacedStep:
+        """`step` placed as the timeline says, with fresh optimizers; `keep_gradients` keeps each run's gradients for `gather`.
+
+        CPU devices work on the step's own parameters and buffers; other devices on a replica, each tensor where its readers run.
+        """
+        if len(timeline.cluster) > len(self.devices):
+            raise ExecutionError(f"the plan is for {len(timeline.cluster)} devices, the executor has {len(self.devices)}")
+        if any(d.torch_device.type != "cpu" for d in self.devices):
+            with loading("a plan"):
+                step = self._scattered(timeline, binding, step)
+        mailboxes = Mailboxes(self.timeout_seconds)
+        optimizers = step.optimizers(capturable=True) if self._graphs_hold_updates_of(step) else step.optimizers()
+        context = StepContext(timeline.graph, binding, step, mailboxes, optimizers, {} if keep_gradients else None)
+        programs = [Lowering(context, self.devices[i], i).lower(program) for i, program in enumerate(cut(timeline))]
+        settle(self.devices)
+        placed = PlacedStep(self, programs, context, timeline)
+        placed.limits = self._limits(timeline, binding, step)
+        return placed
+
+    def _limits(self, timeline: Timeline, binding: Binding, step: TrainingStep) -> list[CudaMemoryLimit]:
+        """Memory limits of the CUDA devices for which the cluster has one; none for parts of a split GPU, which share an allocator."""
+        state, limits = step.state(), []
+        for i, (device, limited) in enumerate(zip(self.devices, timeline.cluster.devices, strict=False)):
+            if device.torch_device.type == "cuda" and device.share == 1 and limited.memory_bytes is not None:
+                resident = sum(state[name].nbytes for name, reader in binding.state_reader.items() if timeline.placement[reader] == i)
+                limits.append(CudaMemoryLimit(int(limited.memory_bytes) - resident, device.torch_device))
+        return limits
+
+    def _graphs_hold_updates_of(self, step: TrainingStep) -> bool:
+        return self.recorder is not None and step.optimizer.capturable and all(p.is_cuda for p in step.module.parameters())
+
+    def _scattered(self, timeline: Timeline, binding: Binding, step: TrainingStep) -> TrainingStep:
+        replica = step.replica("cpu")
+        for name, value in replica.state().items():
+            if name in binding.state_reader:
+                value.data = value.data.to(self.devices[timeline.placement[binding.state_reader[name]]].torch_device)
+        return replica
+
+    def call(self, device: int, function: Callable[[], T]) -> T:
+        """Runs a function in a device's thread and returns its value; raises what it raises."""
+        answer: tuple[T, BaseException | None] = self._answer(device, self._workers[device].submit(function))
+        value, error = answer
+        if error is not None:
+            raise error
+        return value
+
+    @contextlib.contextmanager
+    def keep_busy(self, companions: int, timeline: Timeline, binding: Binding, step: TrainingStep) -> Iterator[None]:
+        """See `Executor`. The steps are replicas of `step`."""
+        enough = threading.Event()
+        loaded = [self.load(timeline, binding, step.replica("cpu")) for _ in range(companions)]
+        helpers = range(1, companions + 1)
+        tasks = [partial(run_until, placed.programs[0], enough.is_set) for placed in loaded]
+        pending = [self._workers[i].submit(task) for i, task in zip(helpers, tasks, strict=True)]
+        try:
+            yield
+        finally:
+            enough.set()
+            answers = [self._answer(i, answer) for i, answer in zip(helpers, pending, strict=True)]
+        for _, error in answers:
+            if error is not None:
+                raise error
+
+    def memory_bytes(self) -> list[int]:
+        """Bytes that each device may hold."""
+        return [memory_bytes(device, len(self.devices)) for device in self.devices]
+
+    def cpu_seconds(self) -> float:
+        """CPU time this process has used."""
+        used = os.times()
+        return used.user + used.system
+
+    def probe_link(self, source: int = 0, target: int = 1, sizes: Sequence[int] = PROBE_BYTES) -> LinkProbe:
+        """The link between two devices, measured by sending tensors there and back: half a round trip each.
+
+        The receiver waits asleep, as a device does that has nothing else to run. Raises ExecutionError where a device does not answer.
+        """
+        samples = {}
+        for size in sizes:
+            rounds = _round_trips_us(self, (source, target), size, _PROBE_WARMUP + _PROBE_REPEATS)
+            samples[size] = tuple(us / 2 for us in rounds[_PROBE_WARMUP:])
+        return LinkProbe(samples, fit_link([(size, statistics.median(s)) for size, s in samples.items()]))
+
+    def run_all(self, tasks: Sequence[Callable[[], T]], on_failure: Callable[[], None]) -> list[T]:
+        """Runs one task per device at the same time. After a failure `on_failure`, called where it happened, tells the others to stop; the
+        first cause is raised.
+
+        Ctrl-C, or another exception in the caller's thread, stops the devices before it goes on to the caller.
+        """
+        pending: list[Answer] = []
+        answers: list[tuple[Any, BaseException | None]] = []
+        try:
+            for worker, task in zip(self._workers, tasks, strict=False):
+                pending.append(worker.submit(partial(_telling, task, on_failure)))
+            for index, answer in enumerate(pending):
+                try:
+                    answers.append(self._answer(index, answer))
+                except ExecutionError as e:
+                    on_failure()
+                    answers.append((None, e))
+        except BaseException:
+            on_failure()
+            self._await_idle()
+            raise
+        errors = [(i, e) for i, (_, e) in enumerate(answers) if e is not None]
+        if errors:
+            raise _first_cause(self.devices, errors)
+        return [value for value, _ in answers]
+
+    def _await_idle(self) -> None:
+        """Waits until the devices have ended what they were told to stop: Python may not end while one is in the midst of an op."""
+        last = time.monotonic() + _STOPPING_SECONDS
+        for answer in [worker.submit(_nothing) for worker in self._workers]:
+            try:
+                answer.get(timeout=max(last - time.monotonic(), 0.0))
+            except queue.Empty:
+                self._broken = True
+
+    def _answer(self, index: int, answer: Answer) -> tuple[Any, BaseException | None]:
+        try:
+            return answer.get(timeout=self.timeout_seconds)
+        except queue.Empty:
+            self._broken = True
+            raise ExecutionError(
+                f"device {self.devices[index].name} did not answer within {self.timeout_seconds:g} s; "
+                "raise --timeout if a step takes that long"
+            ) from None
+
+
+def _round_trips_us(executor: ThreadExecutor, ends: tuple[int, int], size: int, count: int) -> list[float]:
+    source, target = ends
+    boxes = Mailboxes(executor.timeout_seconds)
+    there, back = (0, target), (0, source)
+    tensor = executor.call(source, partial(torch.zeros, size // 4, device=executor.devices[source].torch_device))
+    near, far = executor.devices[source], executor.devices[target]
+
+    def ping(give: Callable[[Any], None], take: Callable[[], Any]) -> list[float]:
+        times = []
+        for _ in range(count):
+            begin = time.perf_counter_ns()
+            give(near.pack(tensor))
+            near.unpack(take())
+            near.synchronize()
+            times.append((time.perf_counter_ns() - begin) / 1000)
+        return times
+
+    def pong(give: Callable[[Any], None], take: Callable[[], Any]) -> list[float]:
+        for _ in range(count):
+            value = far.unpack(take())
+            far.synchronize()
+            give(far.pack(value))
+        return []
+
+    tasks: list[Callable[[], list[float]]] = [list for _ in executor.devices]
+    tasks[source] = partial(ping, boxes.giver(*there), boxes.taker(*back))
+    tasks[target] = partial(pong, boxes.giver(*back), boxes.taker(*there))
+    times: list[list[float]] = executor.run_all(tasks, on_failure=boxes.abort)
+    return times[source]
+
+
+def _telling(task: Callable[[], T], on_failure: Callable[[], None]) -> T:
+    """Runs a task; the others hear of its failure at once."""
+    try:
+        return task()
+    except BaseException:
+        on_failure()
+        raise
+
+
+def _nothing() -> None:
+    """A task that takes no time."""
+
+
+def busy_us(device: TorchDevice, graph: OpGraph, run: Callable[[], object]) -> float:
+    """Microseconds that a device takes to run a program of the graph's. Raises OpFailure where an op of it fails."""
+    try:
+        start = device.mark()
+        run()
+        end = device.mark()
+        device.synchronize()
+    except OpError as e:
+        raise OpFailure(e.explain(device.name, graph)) from e.cause
+    return device.elapsed_us(start, end)
+
+
+def run_until(program: LoweredProgram, enough: Callable[[], bool]) -> None:
+    """Runs a program over and over, until `enough()`."""
+    while not enough():
+        program.run()
+
+
+def _first_cause(devices: Sequence[TorchDevice], errors: Sequence[tuple[int, BaseException]]) -> BaseException:
+    """The one of several devices' errors that is no mere consequence; an op's own error is wrapped with its device's name."""
+    index, error = min(errors, key=lambda item: isinstance(item[1], ExecutionError) and not isinstance(item[1], OpFailure))
+    if isinstance(error, (BaechiError, KeyboardInterrupt, SystemExit)):
+        return error
+    reason = (str(error).splitlines() or [""])[0]
+    wrapped = ExecutionError(f"device {devices[index].name} failed: {type(error).__name__}: {reason}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,1 +1,0 @@
-"""A module whose call can't be captured as one graph: its submodules in blocks, placed."""

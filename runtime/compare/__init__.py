@@ -1,1 +1,0 @@
-"""`baechi compare`: steps placed by several methods, each predicted and really measured, all in turn."""

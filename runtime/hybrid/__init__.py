@@ -1,1 +1,0 @@
-"""Plans on groups of devices, run: each group runs its calls of the forward graph, split over its processes; what crosses is sent."""

@@ -1,0 +1,167 @@
+"""SIGTERM, with which Slurm (every process of a job) and Kubernetes (the first one) end a run: as Ctrl-C, with exit code 143, and soon."""
+
+import contextlib
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from baechi_ext.ir import OpGraph, Plan
+from baechi_runtime.files.run_folder import RunFolder
+from tests.runtime.forked import Forked, start
+from tests.runtime.trainings import STEP, costs_of, losses_of
+from tests.runtime.workers import finish, only_error, shared_memory
+
+WITHIN = 10.0
+"""Seconds in which everything ends: twice what a watch in each process allows, since the machine may be busy."""
+SMALL = ("--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--comm_cost_coeffs=0.001,100")
+ENDLESS = ("--placement_method=contiguous", "--num_steps=1000000")
+SEARCH = ("--placement_method=refine", "--time_limit=3600")
+SCRIPT = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+for step in range(10**9):
+    model(torch.randn(16, 64)).square().mean().backward()
+    if step == 40:
+        import sys
+        print("measuring", file=sys.stderr, flush=True)
+"""
+
+
+def descendants(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(FileNotFoundError):  # the thread has ended
+            for child in map(int, (task / "children").read_text().split()):
+                found += [child, *descendants(child)]
+    return found
+
+
+def begun(kept: Path, process: Forked) -> None:
+    """Returns when the first checkpoint is there, behind which steps are trained."""
+    while not (kept / "step_00000000" / "checkpoint.json").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    time.sleep(0.5)
+
+
+def ended(
+    process: Forked, said: str, *, everybody: bool = False, stopped: bool = False, kind: signal.Signals = signal.SIGTERM
+) -> tuple[int, str]:
+    """The exit code, and the one error, of a run that is told to end once it has `said` something. Nothing of it is left, and soon."""
+    before = shared_memory()
+    for line in process.stderr if said else ():
+        if line.startswith(said):
+            break
+    started = descendants(process.pid)
+    for pid in started if stopped else ():
+        os.kill(pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    for pid in [*started, process.pid] if everybody else [process.pid]:
+        os.kill(pid, kind)
+    code, _, err = finish(process, timeout=60)
+    assert time.monotonic() - begin < WITHIN
+    assert not any(Path(f"/proc/{pid}").exists() for pid in started)
+    assert shared_memory() <= before
+    return code, only_error(err)
+
+
+def hidden_in(folder: Path) -> list[str]:
+    """Names of what is there for a while: locks, files and folders that are being written."""
+    return [path.name for path in folder.rglob(".*")]
+
+
+KINDS = {
+    "threads": ("train", *ENDLESS),
+    "processes": ("train", *ENDLESS, "--workers=process"),
+    "tensorflow": ("train", *ENDLESS, "--framework=tensorflow"),
+    "sharding": ("train", "--sharding=pase", "--num_steps=1000000"),
+    "compare": ("compare", "--placement_methods=m_etf,contiguous", "--num_steps=1000000"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "everybody"),
+    [*((kind, False) for kind in KINDS), ("processes", True), ("tensorflow", True), ("sharding", True)],  # the others are one process
+)
+def test_measured_steps(tmp_path: Path, kind: str, everybody: bool) -> None:
+    flags = KINDS[kind]
+    process = start(flags[0], *SMALL, *flags[1:], f"--out={tmp_path}")
+    assert ended(process, "measuring", everybody=everybody) == (143, "error: interrupted")
+    assert hidden_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_scripts(tmp_path: Path, workers: str) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    flags = ("--placement_method=random", "--keep_placed", "--comm_cost_coeffs=0.001,100", f"--workers={workers}")
+    process = start("train", *flags, f"--out={tmp_path / 'run'}", str(tmp_path / "script.py"))
+    code, said = ended(process, "measuring")
+    assert (code, said) == (143, "error: interrupted")
+    assert hidden_in(tmp_path) == []
+    found = RunFolder.load(tmp_path / "run")
+    assert found.plan.method == "random"
+
+
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_searches_keep_their_best_plan(tmp_path: Path, workers: str) -> None:
+    process = start("train", *SMALL, *SEARCH, f"--workers={workers}", f"--out={tmp_path}")
+    assert ended(process, "  best") == (143, f"error: interrupted; the best plan found until then is {tmp_path / 'plan.json'}")
+    assert hidden_in(tmp_path) == []
+    graph = tmp_path / "graph.json"
+    Plan.load(tmp_path / "plan.json", OpGraph.load(graph))
+    process = start("place", str(graph), "--num_devices=2", *SEARCH, f"--out={tmp_path / 'placed.json'}")
+    assert ended(process, "  best") == (143, "error: interrupted; this is the best plan found until then")
+    Plan.load(tmp_path / "placed.json", OpGraph.load(graph))
+
+
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return costs_of(tmp_path_factory.mktemp("costs"))
+
+
+@pytest.mark.parametrize(
+    ("workers", "how"),
+    [
+        ("thread", {}),
+        ("process", {}),
+        ("process", {"everybody": True}),
+        ("process", {"stopped": True}),
+        ("process", {"stopped": True, "kind": signal.SIGINT}),
+    ],
+)
+def test_trainings_keep_a_checkpoint_of_the_step(tmp_path: Path, costs: str, workers: str, how: dict) -> None:
+    """And go on from it to the losses of one that never ended."""
+    kept = tmp_path / "kept"
+    flags = (*STEP, costs, f"--checkpoint={kept}", "--checkpoint_every=1000000", f"--workers={workers}")
+    process = start(*flags, "--train_steps=1000000")
+    begun(kept, process)
+    code, said = ended(process, "", **how)
+    assert code == (130 if "kind" in how else 143)
+    found = re.fullmatch(r"error: interrupted; this was step \d+: --resume goes on from the checkpoint of step ([1-9]\d*)", said)
+    assert found, said
+    step = int(found[1])
+    assert hidden_in(kept) == []
+    here = (costs, f"--train_steps={step + 2}")
+    assert losses_of(*here, f"--checkpoint={kept}", "--resume") == losses_of(*here)
+
+
+@pytest.mark.parametrize("everybody", [False, True])
+def test_trainings_of_tensorflow_keep_a_checkpoint_of_the_step(tmp_path: Path, everybody: bool) -> None:
+    flags = (*SMALL, "--placement_method=contiguous", "--train_steps=1000000", f"--checkpoint={tmp_path}", "--checkpoint_every=1000000")
+    process = start("train", "--framework=tensorflow", *flags)
+    begun(tmp_path, process)
+    code, said = ended(process, "", everybody=everybody)
+    assert code == 143
+    assert re.fullmatch(r"error: interrupted; this was step \d+: --resume goes on from the checkpoint of step [1-9]\d*", said), said
+    assert hidden_in(tmp_path) == []
+
+
+def test_stopped_servers_of_tensorflow(tmp_path: Path) -> None:
+    process = start("train", "--framework=tensorflow", *SMALL, "--placement_method=contiguous", "--num_steps=1000000")
+    assert ended(process, "measuring", stopped=True, kind=signal.SIGINT)[0] == 130

@@ -1,0 +1,38 @@
+"""Groups of worker processes that one process forks, which has imported and captured what each of them would otherwise do by itself: the
+tests' side of `forking_process`."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.runtime.workers import ROOT
+
+
+class ForkedWorkers:
+    """The process that forks, seen from the tests."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def finish(self, module: str, count: int, *arguments: str) -> tuple[list[int], str, str]:
+        """The exit codes of this many workers of `tests.runtime.MODULE`, and what rank 0 printed on stdout and stderr."""
+        print(json.dumps([f"tests.runtime.{module}", count, *arguments]), file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        assert answer, f"the process that forks ended, with {self._process.wait()}"
+        return tuple(json.loads(answer))
+
+    def run(self, module: str, count: int, *arguments: str) -> str:
+        """What rank 0 prints, when all have ended well."""
+        codes, out, err = self.finish(module, count, *arguments)
+        assert codes == [0] * count, err
+        return out
+
+
+@contextmanager
+def forked_workers() -> Iterator[ForkedWorkers]:
+    """Starts the process that forks, and ends it."""
+    command = [sys.executable, "-m", "tests.runtime.forking_process"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield ForkedWorkers(process)

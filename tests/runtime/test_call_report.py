@@ -1,0 +1,105 @@
+"""Reports of placed calls and steps: their line, what they say of a prediction, and what all of them have in JSON."""
+
+import json
+
+import pytest
+
+from baechi_ext.ir import Cluster, Link
+from baechi_ext.place.registry import place
+from baechi_ext.simulate import simulate
+from baechi_runtime.measure.samples import Measurement, Samples, samples_by_name
+from baechi_runtime.report.call_report import OTHER_SHAPES, CallReport, Verified
+from baechi_runtime.report.report import Report, prediction_error
+from baechi_runtime.report.step_report import StepReport
+from baechi_runtime.report.training_report import Progressed, RunReport
+from tests.build import graph_of
+
+GRAPH = graph_of({"a": 100.0, "b": 100.0})
+RESULT = place("m_etf", GRAPH, Cluster.uniform(2, link=Link(us_per_byte=0.0, latency_us=1.0)))
+SINGLE = simulate(GRAPH, Cluster.uniform(1), [0, 0], None)
+PARITY = {"passed": True, "max_abs_diff": 0.0, "max_rel_diff": 0.0, "compared": 3, "tolerance": 1e-6}
+BREAK = "model.py:7"
+
+
+def calls(**changes: object) -> CallReport:
+    about = {
+        "kind": "module",
+        "name": "Net",
+        "method": "m_etf",
+        "result": RESULT,
+        "single": SINGLE,
+        "samples": samples_by_name(eager=[300.0], placed=[150.0]),
+        "verified": Verified(2, 5, 4, 0.0),
+        "placed_steps": 5,
+        "shapes": 1,
+        "unplaced_calls": {},
+        "refusal": "",
+        "fragments": 2,
+        "setup_seconds": 1.5,
+        "graph_breaks": (BREAK,),
+    }
+    return CallReport(**{**about, **changes})
+
+
+def step(measurement: Measurement) -> StepReport:
+    about = {"model": "toy", "executor": "thread", "parity": PARITY, "peak_bytes": (), "peaks_measured_by": "accounting", "probe": None}
+    return StepReport(result=RESULT, single=SINGLE, measurement=measurement, **about)
+
+
+IN_TURN = Measurement({name: Samples((us,) * 8) for name, us in (("eager", 220.0), ("single", 210.0), ("placed", 125.0))}, {}, 0.0, False)
+RUN = RunReport(
+    model="toy", executor="thread", result=RESULT, single=SINGLE, parity=PARITY, progressed=Progressed((1.0, 0.5), None, (9.0, 11.0), None),
+    checkpoint=None, notes=("a note",),
+)  # fmt: skip
+
+
+def test_the_line_of_calls_that_run_placed() -> None:
+    assert calls().line() == (
+        "Net: m_etf, 1 + 1 ops on device:0, device:1; 5 steps placed, verified 2 of 5, last at call 4 (largest relative difference 0); "
+        "predicted 200 us on one device, 100 us placed; measured steps of 150 us placed, 300 us as it is (2.00 times); "
+        f"set-up took 1.5 s, placing saves 150 us a step: paid back at step 10001; 1 graph breaks, the first: {BREAK}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"refusal": "it was unplaced"}, "placed for 5 steps, then as it is; it was unplaced; verified 2 of 5, "),
+        ({"refusal": "it differs", "placed_steps": 0}, "not placed; it differs; predicted 200 us on one device, 100 us placed; set-up "),
+        ({"result": None, "single": None, "unplaced_calls": {"no gradients": 3}}, "not placed; 3 calls ran as they are: no gradients; "),
+        ({"unplaced_calls": {OTHER_SHAPES: 2}}, "m_etf, 1 + 1 ops on device:0, device:1; 5 steps placed, "),
+    ],
+)
+def test_graph_breaks_are_in_every_line(changes: dict[str, object], said: str) -> None:
+    line = calls(**changes).line()
+    assert line.startswith(f"Net: {said}")
+    assert line.endswith(f"1 graph breaks, the first: {BREAK}")
+    assert ("2 steps of other shapes ran unplaced" in line) == (OTHER_SHAPES in calls(**changes).unplaced_calls)
+
+
+def test_how_far_a_prediction_is_off_and_on_which_side() -> None:
+    assert [prediction_error(us, 1000.0) for us in (966.0, 1034.0)] == ["prediction 3.4% too low", "prediction 3.4% too high"]
+    speedup = next(iter(step(IN_TURN).lines()))
+    assert speedup == "speed-up       1.68 (1.68 to 1.68) over one device, predicted 2.00; prediction 20.0% too low"
+
+
+UNPLACED = calls(kind="step", result=None, single=None, samples={})
+
+
+@pytest.mark.parametrize("report", [calls(), UNPLACED, step(IN_TURN), RUN], ids=["module", "unplaced", "step", "training"])
+def test_every_report_is_json_with_the_schema_and_the_same_fields_of_a_plan(report: Report) -> None:
+    said = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    assert (said["schema_version"], said["method"]) == (1, "m_etf")
+    assert {"predicted_step_us", "measured_step_us", "transfers", "bytes_moved", "notes"} <= set(said)
+
+
+def test_steps_of_a_script_are_compared_apart() -> None:
+    """Unpaired, and with what is missing as null; there is no step of one device's program."""
+    few = calls(samples=samples_by_name(placed=[150.0] * 3))
+    said = step(Measurement(few.samples, {}, 0.0, oversubscribed=False, in_turn=False)).to_json()
+    assert (said["measured_step_us"]["eager"], said["speedup_over_eager"], said["conclusive"]) == (None, None, False)
+    assert (said["unplaced"], "speedup" in said) == ("eager, one device", False)
+    assert [doubt[:27] for doubt in said["doubts"]] == ["fewer than 7 plain steps we", "fewer than 7 placed steps w"]
+    enough = samples_by_name(eager=[300.0] * 7, placed=[150.0] * 9)
+    said = step(Measurement(enough, {}, 0.0, oversubscribed=False, in_turn=False)).to_json()
+    assert (said["speedup_over_eager"]["median"], said["conclusive"]) == (2.0, True)

@@ -1,0 +1,59 @@
+"""Verdicts of earlier runs, and fragments that are too small to be captured."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import baechi_ext
+from baechi_runtime.drivers import pipeline
+from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.torch.calls.experience import Experience, Verdict
+from baechi_runtime.torch.calls.too_small import MANY_OPS, SMALL_US, TINY_OP_US, backward_ops, why_too_small
+from baechi_runtime.torch.lowering.devices import cpu_devices
+
+SAVES_A_SECOND = Verdict(True, "", plain_us=3000.0, placed_us=2000.0, setup_seconds=0.0, steps=1000)
+
+
+@pytest.mark.parametrize(("setup_seconds", "pays"), [(0.9, True), (1.1, False)])
+def test_placing_pays_where_it_saves_more_than_setting_it_up_again_takes(tmp_path: Path, setup_seconds: float, pays: bool) -> None:
+    request = TrainRequest("a script", pipeline.PlanRequest(), cache=tmp_path)
+    experience = Experience(request, cpu_devices(2), nn.Linear(3, 3), ((torch.ones(2, 3),), {}))
+    assert experience.why_not() == ""
+    experience.keep(replace(SAVES_A_SECOND, setup_seconds=setup_seconds))
+    why = "placing saved 1 s in the 1000 steps of an earlier run, and set-up takes 1.1 s (--no_cache, or cache=False, asks again)"
+    assert experience.why_not() == ("" if pays else why)
+
+
+def test_a_verdict_leaves_out_what_the_next_run_finds_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BAECHI_CACHE", str(tmp_path))
+    model = nn.Sequential(nn.Linear(600, 900), nn.Tanh(), nn.Linear(900, 600))
+    baechi_ext.parallelize(model, devices=2, method="single")
+    for _ in range(4):
+        model(torch.ones(128, 600)).sum().backward()
+    took = baechi_ext.report(model).setup_seconds
+    (record,) = (json.loads(file.read_text()) for file in (tmp_path / "plans").glob("*.json"))
+    (verdict,) = (json.loads(file.read_text()) for file in (tmp_path / "verdicts").glob("*.json"))
+    assert record["setup_seconds"] > 0
+    assert 0 < verdict["setup_seconds"] <= took - record["setup_seconds"]
+
+
+def test_ops_of_a_step_are_counted_once() -> None:
+    x = torch.ones(3, requires_grad=True)
+    twice = x * 2
+    assert backward_ops([twice.exp(), twice.sin(), torch.ones(3)]) == 3
+
+
+def test_what_is_too_small() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x
+    for _ in range(MANY_OPS):
+        y = y + 1
+    long = MANY_OPS * TINY_OP_US
+    assert why_too_small(SMALL_US - 1, [x.exp()]) == "it is too small to gain: its forward pass takes 199 us"
+    assert why_too_small(SMALL_US, [x.exp()]) == ""
+    assert why_too_small(long, [y]) == ""
+    assert why_too_small(long / 2, [y, 3, None]) == "its ops are too small to gain: 1000 with a gradient, 25 us each in the forward pass"

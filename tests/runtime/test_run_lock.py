@@ -1,0 +1,212 @@
+"""Locks on folders: a second run is told at once, what killed runs left is taken over, and nothing stays."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baechi_ext.errors import FileError
+from baechi_ext.ir import OpGraph
+from baechi_runtime.cli.main import main
+from baechi_runtime.files.run_folder import RunFolder
+from baechi_runtime.host import run_lock
+from baechi_runtime.host.run_lock import NAME, locked
+from tests.runtime.forked import start, torchrun
+from tests.runtime.trainings import STEP, costs_of, losses_of
+from tests.runtime.workers import finish, only_error
+
+HOLDER = """
+import sys
+from baechi_runtime.host.run_lock import locked
+with locked({"--out": sys.argv[1]}):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+SECONDS = 120.0
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen]:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "locked\n"
+        yield process
+        process.kill()
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(FileError) as refusal, locked({"--out": str(folder)}):
+        pass
+    return str(refusal.value)
+
+
+def lock_of(folder: Path, **changed: object) -> None:
+    """Writes the lock of this very process, but for what is changed."""
+    folder.mkdir(exist_ok=True)
+    (folder / NAME).write_text(json.dumps({**run_lock._about(os.getpid()), **changed}))
+
+
+def test_the_second_is_told_who_writes_there(holder: subprocess.Popen, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    said = refused(folder)
+    assert f"another run, process {holder.pid} on {os.uname().nodename}, writes into --out={folder}; wait until it ends" in said
+    assert "choose another --out" in said
+    holder.communicate(timeout=SECONDS)
+    assert not folder.exists(), "the folder was made for the lock"
+
+
+def test_a_killed_runs_lock_is_taken_over(holder: subprocess.Popen, tmp_path: Path) -> None:
+    holder.kill()
+    holder.wait()
+    folder = tmp_path / "run"
+    assert (folder / NAME).exists()
+    with locked({"--out": str(folder)}):
+        assert json.loads((folder / NAME).read_text())["pid"] == os.getpid()
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("changed", [{"started": 1}, {"boot": "another"}, {"pid": 2**22 + 1}])
+def test_a_lock_of_this_machine_whose_process_is_gone(tmp_path: Path, changed: dict[str, object]) -> None:
+    """The process has ended, another one has its number, or the machine was started anew."""
+    lock_of(tmp_path / "run", **changed)
+    with locked({"--out": str(tmp_path / "run")}):
+        pass
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+ELSEWHERE = [{"host": "elsewhere", "boot": "another"}, {"processes": "pid:[1]"}]
+
+
+@pytest.mark.parametrize("changed", ELSEWHERE)
+def test_a_fresh_lock_of_elsewhere_holds(tmp_path: Path, changed: dict[str, object]) -> None:
+    lock_of(tmp_path / "run", **changed)
+    assert "another run, process" in refused(tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [NAME]
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1", "\0" * 9000, '{"pid": 1e999}'])
+def test_a_damaged_lock_is_judged_by_its_age(tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_lock, "BEAT_SECONDS", 0.01)
+    (tmp_path / NAME).write_text(content)
+    assert "another run writes into" in refused(tmp_path)
+    os.utime(tmp_path / NAME, (1, 1))
+    with locked({"--out": str(tmp_path)}):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("changed", ELSEWHERE)
+def test_an_old_lock_of_elsewhere_is_taken_over_unless_it_shows_life(
+    tmp_path: Path, changed: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its age alone, which is wrong where a clock was set, takes nobody's lock."""
+    lock_of(tmp_path / "run", **changed)
+    file = tmp_path / "run" / NAME
+    os.utime(file, (1, 1))
+    monkeypatch.setattr(run_lock.time, "sleep", lambda _: os.utime(file, (2, 2)))
+    assert "another run, process" in refused(tmp_path / "run")
+    monkeypatch.setattr(run_lock.time, "sleep", lambda _: None)
+    with locked({"--out": str(tmp_path / "run")}):
+        pass
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_lock, "BEAT_SECONDS", 0.05)
+    with locked({"--out": str(tmp_path)}):
+        os.utime(tmp_path / NAME, (1, 1))
+        deadline = time.monotonic() + SECONDS
+        while (tmp_path / NAME).stat().st_mtime < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def test_one_of_many_gets_a_stale_lock(tmp_path: Path) -> None:
+    """Sixteen processes find the lock of one that was killed."""
+    code = (
+        "import sys, time\nfrom baechi_ext.errors import FileError\nfrom baechi_runtime.host.run_lock import locked\nsys.stdin.readline()\n"
+        "try:\n    with locked({'--out': sys.argv[1]}):\n        print('got it')\n        sys.stdout.flush()\n        sys.stdin.read()\n"
+        "except FileError:\n    print('told')\n"
+    )
+    lock_of(tmp_path / "run", started=1)
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    started = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(16)]
+    for process in started:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    said = [process.stdout.readline().strip() for process in started]
+    for process in started:
+        process.communicate(timeout=SECONDS)
+    assert sorted(said) == ["got it", *["told"] * 15]
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_two_flags_may_name_one_folder(tmp_path: Path) -> None:
+    with locked({"--out": str(tmp_path), "--checkpoint": f"{tmp_path}/../{tmp_path.name}", "--else": None}):
+        assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+def test_what_a_run_starts_has_its_lock(tmp_path: Path) -> None:
+    with locked({"--out": str(tmp_path)}):
+        done = subprocess.run([sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.DEVNULL, timeout=SECONDS)
+        assert done.returncode == 0
+        assert (tmp_path / NAME).exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert "cannot write" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_two_trainings_into_one_checkpoint(tmp_path: Path, workers: str) -> None:
+    """The second one ends at once, and the first one's losses are those of an undisturbed run."""
+    costs = costs_of(tmp_path)
+    flags = (*STEP, costs, f"--checkpoint={tmp_path / 'kept'}", "--checkpoint_every=1", "--resume", f"--workers={workers}")
+    first = start(*flags, "--train_steps=1000000")
+    try:
+        while not list(tmp_path.glob("kept/step_0000000[2-9]/checkpoint.json")):
+            assert first.poll() is None, first.communicate()
+            time.sleep(0.05)
+        code, _, err = finish(start(*flags, "--train_steps=4"))
+        assert code == 1
+        assert f"another run, process {first.pid} on" in only_error(err)
+        assert f"writes into --checkpoint={tmp_path / 'kept'}; wait until it ends, or choose another --checkpoint" in only_error(err)
+        assert first.poll() is None
+    finally:
+        first.send_signal(signal.SIGINT)
+        code, _, err = finish(first)
+    assert code == 130, err
+    assert not (tmp_path / "kept" / NAME).exists()
+    steps = max(int(path.name.removeprefix("step_")) for path in tmp_path.glob("kept/step_*")) + 1
+    here = (f"--train_steps={steps}", f"--checkpoint={tmp_path / 'kept'}", "--resume")
+    assert losses_of(costs, *here) == losses_of(costs, f"--train_steps={steps}")
+
+
+def test_two_runs_into_one_folder(tmp_path: Path) -> None:
+    """Config, graph and plan stay those of the first one."""
+    flags = (*STEP, f"--out={tmp_path / 'run'}")
+    first = start(*flags, "--num_steps=100000")
+    try:
+        for line in first.stderr:
+            if line.startswith("measuring"):
+                break
+        begin = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+        second = [f"--out={tmp_path / 'run'}", "train", "--model_name=alexnet"]
+        assert main([*second[1:], second[0]]) == 1
+        code, _, err = finish(torchrun("train", "--model_name=alexnet", "--workers=process", second[0]))
+        assert code == 1
+        assert f"error: another run, process {first.pid} on" in err
+        assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == begin
+    finally:
+        first.send_signal(signal.SIGINT)
+        finish(first)
+    assert not (tmp_path / "run" / NAME).exists()
+    assert OpGraph.load(tmp_path / "run" / "graph.json").fingerprint == RunFolder.load(tmp_path / "run").graph.fingerprint

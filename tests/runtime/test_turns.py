@@ -1,0 +1,155 @@
+"""Placed and plain steps take turns by a clock of the test's own: which is kept, what does not count, and when it is asked again."""
+
+import pytest
+
+from baechi_runtime.torch.calls import turns
+from baechi_runtime.torch.calls.turns import BLOCKS, MOST_BLOCKS, PLACED, PLAIN, Turns
+
+
+class Clock:
+    """The module's clock in the place of time.perf_counter: seconds."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(turns, "time", made)
+    return made
+
+
+def run(own: Turns, clock: Clock, ms: dict[str, float], steps: int) -> list[str]:
+    """The kinds of this many steps, each of which takes what its kind takes."""
+    kinds = []
+    for _ in range(steps):
+        kinds.append(own.begin())
+        clock.now += ms[kinds[-1]] / 1000
+    return kinds
+
+
+def test_calls_that_come_by_twos_fall_to_both_alike(clock: Clock) -> None:
+    kinds = run(Turns(), clock, {PLACED: 2, PLAIN: 2.1}, 16)
+    assert kinds[:8] == [PLACED, PLAIN, PLAIN, PLACED, PLAIN, PLACED, PLACED, PLAIN]
+    for start in (0, 1):
+        assert kinds[start::2].count(PLACED) == kinds[start::2].count(PLAIN) == 4
+
+
+def test_the_faster_is_kept(clock: Clock) -> None:
+    own = Turns()
+    run(own, clock, {PLACED: 2, PLAIN: 3}, 4 * BLOCKS)
+    assert own.decided == ""  # the last step of a block ends when the next one begins
+    assert own.begin() == PLACED == own.decided
+    assert (len(own.placed_us), len(own.plain_us)) == (2 * BLOCKS, 2 * BLOCKS)
+    assert own.placed_us == pytest.approx([2000] * 2 * BLOCKS)
+    assert own.plain_us == pytest.approx([3000] * 2 * BLOCKS)
+    assert own.saved_us == pytest.approx(1000)
+    assert set(run(own, clock, {PLACED: 2, PLAIN: 3}, 30)) == {PLACED}
+    assert len(own.placed_us) == 2 * BLOCKS
+
+
+def test_plain_steps_that_are_a_little_faster_are_kept(clock: Clock) -> None:
+    own = Turns()
+    kinds = run(own, clock, {PLACED: 2.1, PLAIN: 2}, 4 * BLOCKS + 1)
+    assert (own.decided, kinds[-1]) == (PLAIN, PLAIN)
+    assert own.saved_us == pytest.approx(-100)
+
+
+@pytest.mark.parametrize(("placed_ms", "blocks"), [(4, 1), (2.5, 2), (2.2, BLOCKS)])
+def test_the_slower_plan_costs_the_fewer_steps_the_slower_it_is(clock: Clock, placed_ms: float, blocks: int) -> None:
+    own = Turns()
+    kinds = run(own, clock, {PLACED: placed_ms, PLAIN: 2}, 40)
+    assert own.decided == PLAIN
+    assert kinds.index(PLAIN) == 1
+    assert kinds.count(PLACED) == 2 * blocks == len(own.placed_us)
+
+
+def test_blocks_that_say_different_things_are_more_and_then_all_count(clock: Clock) -> None:
+    own, block = Turns(), 0
+    while not own.decided:
+        block = (len(own.placed_us) + len(own.plain_us)) // 4
+        run(own, clock, {PLACED: 2, PLAIN: 1.0 if block == 1 else 2.5}, 1)
+        assert block <= MOST_BLOCKS
+    assert len(own.placed_us) == 2 * MOST_BLOCKS
+    assert own.decided == PLACED
+
+
+def test_one_long_step_of_either_kind_decides_nothing(clock: Clock) -> None:
+    """As of the machine doing something else, or of a checkpoint that is written."""
+    own = Turns()
+    run(own, clock, {PLACED: 2, PLAIN: 3}, 3)
+    run(own, clock, {PLACED: 500, PLAIN: 500}, 1)
+    run(own, clock, {PLACED: 2, PLAIN: 3}, 4 * MOST_BLOCKS)
+    assert max(own.placed_us) == pytest.approx(500_000)
+    assert own.saved_us == pytest.approx(1000)
+
+
+def test_disturbed_steps_do_not_count(clock: Clock) -> None:
+    own = Turns()
+    seen = []
+    for i in range(4 * 2 * BLOCKS):
+        seen.append(own.begin())
+        if i % 2:  # a verified step
+            own.disturbed()
+            clock.now += 1
+        else:
+            clock.now += {PLACED: 0.002, PLAIN: 0.003}[seen[-1]]
+    own.begin()
+    assert own.decided == PLACED
+    assert max(own.placed_us + own.plain_us) == pytest.approx(3000)
+    assert len(own.placed_us) == len(own.plain_us) == 2 * BLOCKS
+    assert seen[1] == seen[2]  # the disturbed one is done again
+
+
+def decided_one(clock: Clock, ms: dict[str, float]) -> Turns:
+    own = Turns()
+    while not own.decided:
+        run(own, clock, ms, 1)
+    return own
+
+
+@pytest.mark.parametrize(("ms", "kept"), [({PLACED: 2, PLAIN: 3}, PLACED), ({PLACED: 8, PLAIN: 4}, PLAIN)])
+def test_it_is_asked_again_where_steps_take_longer_than_the_others_did(clock: Clock, ms: dict[str, float], kept: str) -> None:
+    own = decided_one(clock, ms)
+    assert own.decided == kept
+    for factor, again in ((1, False), (0.5, False), (5, True)):
+        asked = []
+        for _ in range(60):
+            run(own, clock, {kind: factor * us for kind, us in ms.items()}, 1)
+            asked.append(own.changed())
+        assert any(asked) is again
+    new = own.again()
+    assert (new.trials, new.decided, new.placed_us, new.plain_us, new.begin()) == (2, "", [], [], PLACED)
+
+
+def test_few_long_steps_are_no_change(clock: Clock) -> None:
+    own = decided_one(clock, {PLACED: 2, PLAIN: 3})
+    for i in range(100):
+        run(own, clock, {PLACED: 200 if i % 5 == 0 else 2}, 1)
+        assert not own.changed()
+
+
+def test_it_is_not_asked_for_ever(clock: Clock) -> None:
+    own, trials = decided_one(clock, {PLACED: 2, PLAIN: 3}), 1
+    for round_ in range(20):
+        ms = {PLACED: 2 * 10.0**round_, PLAIN: 3 * 10.0**round_}
+        while not own.decided:
+            run(own, clock, ms, 1)
+        for _ in range(40):
+            run(own, clock, {k: 10 * us for k, us in ms.items()}, 1)
+            if own.changed():
+                own, trials = own.again(), trials + 1
+                break
+    assert 1 < trials < 5
+
+
+def test_before_anything_is_decided_nothing_has_changed(clock: Clock) -> None:
+    own = Turns()
+    run(own, clock, {PLACED: 2, PLAIN: 3}, 3)
+    assert not own.changed()
+    assert own.saved_us != 0
+    assert Turns().saved_us == 0

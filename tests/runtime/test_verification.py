@@ -1,0 +1,243 @@
+"""Placed calls are compared with unplaced ones: which, what is found, and that a training goes on as if nothing had been placed."""
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import baechi_ext
+from baechi_ext.errors import ParityError
+from baechi_runtime.torch.calls import verify
+from baechi_runtime.torch.calls.phases import PhasedFragment
+from baechi_runtime.torch.calls.session import Session
+from baechi_runtime.torch.calls.verify import ALWAYS, SHARE, RandomState, Verification
+
+
+class Clock:
+    """The module's clock in the place of time.monotonic: seconds."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(verify, "time", made)
+    return made
+
+
+def due(verification: Verification, calls: int, cost_seconds: float, clock: Clock) -> list[int]:
+    """The calls that are verified, which cost so much each; a call takes 1 second by itself."""
+    verification.begun = clock.now
+    found = []
+    for number in range(1, calls + 1):
+        clock.now += 1
+        if verification.is_due(number):
+            found.append(number)
+            clock.now += cost_seconds
+            verification.done(number, cost_seconds)
+    return found
+
+
+def test_the_first_and_powers_of_two_are_verified_whatever_it_takes(clock: Clock) -> None:
+    assert due(Verification(), 30, 1000.0, clock) == [1, 2, 4, 8, 16]
+    assert due(Verification(always=6), 30, 1000.0, clock) == [1, 2, 3, 4, 5, 6, 8, 16]
+    assert due(Verification(always=1), 30, 1000.0, clock) == [1, 4, 8, 16]
+    assert ALWAYS == 16
+
+
+def test_none_is_where_none_is_wanted(clock: Clock) -> None:
+    assert due(Verification(0), 5000, 0.0, clock) == []
+
+
+def test_later_ones_keep_within_a_share_of_the_time(clock: Clock) -> None:
+    verification = Verification()
+    found = due(verification, 10_000, 1.0, clock)
+    assert found[:5] == [1, 2, 4, 8, 16]
+    assert len(found) > 8
+    assert verification.steps == len(found)
+    assert verification.last == found[-1] > 5000
+    share = verification.seconds / (clock.now - verification.begun)
+    assert share <= SHARE + 1.0 / (clock.now - verification.begun)
+    early = [n for n in found if 16 < n < 400]
+    assert not early  # five verified calls are 1% of 500 seconds
+
+
+def test_cheap_ones_are_verified_at_powers_of_two_and_at_others(clock: Clock) -> None:
+    """Calls that only a number of their own tells apart are seen as well, about one of a thousand."""
+    found = due(Verification(), 20_000, 1e-4, clock)
+    powers = [1 << k for k in range(15)]
+    assert set(powers) <= set(found)
+    others = [n for n in found if n not in powers]
+    assert 10 <= len(others) <= 40
+    assert len({n % 10 for n in others}) > 3
+
+
+def test_workers_verify_the_same_calls_whatever_their_clocks_say(clock: Clock) -> None:
+    slow, fast = Verification(timed=False), Verification(timed=False)
+    assert due(slow, 5000, 50.0, clock) == due(fast, 5000, 0.0, clock)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.drop(self.norm(torch.tanh(self.a(x)))))
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    torch.compiler.reset()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def train(model: nn.Module, steps: int, before: Callable[[int], None] = lambda step: None) -> list[str]:
+    torch.manual_seed(7)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+    said = []
+    for step in range(steps):
+        before(step)
+        optimizer.zero_grad()
+        loss = model(torch.randn(5, 6)).square().sum()
+        loss.backward()
+        optimizer.step()
+        said.append(f"{loss.item():.17g} {torch.rand(1).item():.17g} {model.norm.running_mean.sum().item():.17g}")
+    return [*said, *(f"{v.double().sum().item():.17g}" for v in model.state_dict().values())]
+
+
+def session_of(model: nn.Module) -> Session:
+    return model._compiled_call_impl.session
+
+
+def corrupt_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    ordinary = PhasedFragment.forward
+
+    def forward(self: PhasedFragment, args: list[Tensor]) -> tuple:
+        outputs, kept, times = ordinary(self, args)
+        return [o * 1.01 for o in outputs], kept, times
+
+    monkeypatch.setattr(PhasedFragment, "forward", forward)
+
+
+def corrupt_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    ordinary = PhasedFragment.forward
+
+    def forward(self: PhasedFragment, args: list[Tensor]) -> tuple:
+        found = ordinary(self, args)
+        for i in self._part.written:
+            if args[i].dtype.is_floating_point:
+                args[i].data.add_(0.5)
+        return found
+
+    monkeypatch.setattr(PhasedFragment, "forward", forward)
+
+
+def corrupt_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    ordinary = PhasedFragment.forward
+
+    def forward(self: PhasedFragment, args: list[Tensor]) -> tuple:
+        found = ordinary(self, args)
+        torch.rand(1)
+        return found
+
+    monkeypatch.setattr(PhasedFragment, "forward", forward)
+
+
+def corrupt_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    ordinary = PhasedFragment.backward
+
+    def backward(self: PhasedFragment, tangents: list, kept: list) -> tuple:
+        gradients, times = ordinary(self, tangents, kept)
+        last = max(gradients)
+        return {i: g * 1.01 if i == last else g for i, g in gradients.items()}, times
+
+    monkeypatch.setattr(PhasedFragment, "backward", backward)
+
+
+WRONG = {
+    "output": (corrupt_forward, r"output 0"),
+    "buffer": (corrupt_buffers, r"new value of norm\.running"),
+    "random": (corrupt_random_numbers, r"drew other random numbers"),
+    "gradient": (corrupt_backward, r"gradient of "),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("wrong_at", [1, 8])
+def test_a_wrong_program_is_found_and_the_training_goes_on_as_the_plain_one(
+    what: str, wrong_at: int, one_thread: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wrong from the first placed call on, or from the eighth one on, which is verified, too."""
+    corrupt, named = WRONG[what]
+    torch.manual_seed(1)
+    model = Net()
+    placed = baechi_ext.parallelize(copy.deepcopy(model), devices=2, method="random", keep_placed=True)
+    expected = train(model, 12)
+    found = train(placed, 12, lambda step: corrupt(monkeypatch) if step == wrong_at else None)
+    assert found == expected
+    report = baechi_ext.report(placed)
+    assert report.placed_steps == wrong_at
+    assert "differs from the unplaced one" in report.refusal or "random numbers" in report.refusal
+    said = capsys.readouterr().err
+    assert said.count("baechi: Net runs as it is: ") == 1
+    assert not session_of(placed).may_place()
+    lines = [line for line in said.splitlines() if "runs as it is" in line]
+    assert re.search(named, lines[0])
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_it_is_an_error_where_all_is_to_be_placed(what: str, one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    corrupt, named = WRONG[what]
+    torch.manual_seed(1)
+    placed = baechi_ext.parallelize(Net(), devices=2, method="random", keep_placed=True, strict=True)
+    corrupt(monkeypatch)
+    seen = {}
+
+    def note(step: int) -> None:
+        seen["step"] = step
+
+    with pytest.raises(ParityError, match=named):
+        train(placed, 12, note)
+    assert seen["step"] == 1
+
+
+def test_what_is_not_verified_is_not_looked_at(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests above can fail: the same wrong program runs to the end where nothing is compared."""
+    torch.manual_seed(1)
+    model = Net()
+    placed = baechi_ext.parallelize(copy.deepcopy(model), devices=2, method="random", keep_placed=True, verify_steps=0, strict=True)
+    corrupt_backward(monkeypatch)
+    assert train(placed, 12) != train(model, 12)
+    report = baechi_ext.report(placed)
+    assert (report.placed_steps, report.verified.steps, report.refusal) == (11, 0, "")
+
+
+def test_verified_calls_leave_the_generators_as_the_plain_run_does(one_thread: None) -> None:
+    torch.manual_seed(1)
+    model = Net()
+    placed = baechi_ext.parallelize(copy.deepcopy(model), devices=2, method="random", keep_placed=True, verify_steps=12, strict=True)
+    assert train(placed, 12) == train(model, 12)
+    assert baechi_ext.report(placed).verified.steps == 11
+
+
+def test_a_random_state_is_put_back() -> None:
+    torch.manual_seed(3)
+    state = RandomState()
+    first = torch.rand(3)
+    assert not state.is_now()
+    state.restore()
+    assert state.is_now()
+    assert torch.equal(torch.rand(3), first)
