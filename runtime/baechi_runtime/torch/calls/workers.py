@@ -38,11 +38,12 @@ from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_workers
 from baechi_runtime.torch.lowering.op_error import OpError
 from baechi_runtime.torch.lowering.ops import Exchange, Lowering, Slots, StepContext
 from baechi_runtime.torch.lowering.program import in_phases
-from baechi_runtime.torch.processes.channels import Channels, LostPeerError, Phase
+from baechi_runtime.torch.processes.channels import LostPeerError, Phase
 from baechi_runtime.torch.processes.environment import is_worker, worker_place
 from baechi_runtime.torch.processes.executor import ProcessExecutor, RankCapture, follow
 from baechi_runtime.torch.processes.rank_part import logged
 from baechi_runtime.torch.processes.sent_timeline import timeline_from_json, timeline_to_json
+from baechi_runtime.torch.processes.transport import channels_of
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 
 _LEAVING_SECONDS = 10.0
@@ -254,9 +255,9 @@ class WorkerFragment(Phases):
         workers, timeline, call, fragment, part = self._workers, self._timeline, self._call, self._fragment, self._part
         binding, rank, device = call.binding, workers.group.rank, workers.device
         phases = [Phase(part.forward_ops, self._within), Phase(part.backward_ops, self._within)]
-        self._channels = [Channels(timeline, binding, workers.group, device, phase) for phase in phases]
+        self._channels = [channels_of(timeline, binding, workers.group, device, phase) for phase in phases]
         exchange = _Exchange(timeline, part.forward_ops, [self._watch.exchange(ends, p) for p, ends in enumerate(self._channels)])
-        pre_hooks = self._channels[0].pre_hooks | self._channels[1].pre_hooks
+        pre_hooks = {**self._channels[0].pre_hooks, **self._channels[1].pre_hooks}
         context = StepContext(timeline.graph, binding, self._step, exchange, {}, None, pre_hooks, state_in_slots=True)  # type: ignore[arg-type]
         lowering = Lowering(context, device, rank)
         here = in_phases(timeline, call.phases)[2 * fragment : 2 * fragment + 2]

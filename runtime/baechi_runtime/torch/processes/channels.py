@@ -1,83 +1,23 @@
-"""Channels: tensors between worker processes over torch.distributed.
+"""Channels: how the tensors of a placed step get from one worker process to another; the classes differ in what carries them."""
 
-With tags (gloo), which are the tensors' numbers in the graph: a gloo send is a rendezvous even for a few bytes: it ends when the receiver
-has posted the same tag. So sends never block (a thread waits for them, and drops what has arrived), and a receive is
-posted at the step's start as long as there is memory for its buffer, at the latest before the op that runs when the tensor is predicted
-to leave its sender: one that is not posted in time costs both ends a round of messages while they compute. Every blocking wait is for a
-tensor whose op stands earlier in the one global order, and nothing can wait in a circle.
-
-Without tags (NCCL) tensors are told apart by their order alone. So all transfers of a step stand in one order, that in which their
-senders' ops are predicted to end and, of one op, of its sends; and every rank starts its ends of transfers in that order: a send after its
-op, a receive before the first op here that is predicted to end after the sender's op. Even where a transfer holds up all that its two ranks
-start later, computing included, nothing can wait in a circle: of the transfers that are not done, the first in the order has no other
-before it at either end, so both ends come to it. It may therefore share one communicator and one stream with all others of its rank.
-"""
-
-import queue
-import threading
-import weakref
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.errors import ExecutionError
-from baechi_ext.simulate import Timeline
-from baechi_runtime.torch.lowering.devices import TorchDevice
+from baechi_ext.simulate import Timeline, Transfer
 from baechi_runtime.torch.lowering.ops import TOKEN
-from baechi_runtime.torch.lowering.program import Send, cut
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 
 
 class LostPeerError(ExecutionError):
     """A transfer failed because its other end is gone or late: an echo of what happened there."""
-
-
-class Going:
-    """Tensors that are being sent. Each is held until it has arrived, no longer: gloo tells that only to a waiter, so a thread waits."""
-
-    def __init__(self, timeout: timedelta) -> None:
-        self._timeout = timeout
-        self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._failures: list[RuntimeError] = []
-
-    def add(self, value: torch.Tensor, work: dist.Work, gone: Callable[[], None] | None = None) -> None:
-        """`gone` is called when the value has arrived."""
-        if self._thread is None:
-            arguments = (self._items, self._timeout, self._failures)
-            self._thread = threading.Thread(target=_wait_for_each, args=arguments, name="baechi sends", daemon=True)
-            self._thread.start()
-            weakref.finalize(self, self._items.put, None)
-        self._items.put((value, work, gone))
-
-    def drain(self) -> None:
-        """Returns when all has arrived. Raises the RuntimeError of what could not be sent."""
-        if self._thread is not None:
-            done = threading.Event()
-            self._items.put(done)
-            done.wait()
-        if self._failures:
-            raise self._failures[0]
-
-
-def _wait_for_each(items: "queue.SimpleQueue[Any]", timeout: timedelta, failures: list[RuntimeError]) -> None:
-    """Waits for one work after the other, in the order they were started; after a failure for none: their peer is gone, or late."""
-    while (item := items.get()) is not None:
-        if isinstance(item, threading.Event):
-            item.set()
-        elif not failures:
-            try:
-                item[1].wait(timeout)
-                if item[2] is not None:
-                    item[2]()
-            except RuntimeError as e:
-                failures.append(e)
-        del item
 
 
 @dataclass(frozen=True)
@@ -88,112 +28,64 @@ class Phase:
     readers: Collection[int]
 
 
-class Channels:
-    """One worker's ends of all transfers of one placed step, or of one phase of it."""
+class Channels(ABC):
+    """One worker's ends of all transfers of one placed step, or of one phase of it; see `Exchange`."""
 
-    def __init__(self, timeline: Timeline, binding: Binding, group: WorkerGroup, device: TorchDevice, phase: Phase | None = None) -> None:
+    at_start: Sequence[Callable[[Any], None]] = ()
+    """Receives to post before the program begins, where it has no op to post them before."""
+    pre_hooks: Mapping[int, tuple[Callable[[Any], None], ...]] = {}
+    """Op -> the receives to post before it."""
+    extra_bytes = 0
+    """What is kept for received tensors beyond the time for which the plan has them in memory."""
+
+    def __init__(self, timeline: Timeline, binding: Binding, group: WorkerGroup, phase: Phase | None = None) -> None:
         self._rank = group.rank
         self._whereabouts = group.whereabouts
-        self._tagged = group.tagged
-        self._device = device.torch_device
         self._timeout = timedelta(seconds=group.timeout_seconds)
+        self._timeline = timeline
+        self._phase = phase
         self._ids = [op.id for op in timeline.graph.ops]
         self._tensors = timeline.graph.tensors
         self._placement = timeline.placement
         nodes = {key: node for node, key in binding.home.items()}
         keys = [(tensor.producer, tensor.name) for tensor in self._tensors]
         self._meta = {t: nodes[key].meta["val"] for t, key in enumerate(keys) if key in nodes}
-        self._coming: dict[int, tuple[torch.Tensor, dist.Work]] = {}
-        self._going = Going(self._timeout)
-        self.at_start: tuple[Callable[[Any], None], ...] = ()
-        """Receives to post before the program begins, where it has no op to post them before."""
-        self.pre_hooks = self._early_pre_hooks(timeline, phase) if self._tagged else self._ordered_pre_hooks(timeline)
 
-    def _ordered_pre_hooks(self, timeline: Timeline) -> dict[int, tuple[Callable[[Any], None], ...]]:
-        """Op -> the receives to post before it, where there are no tags."""
-        source = [self._placement[tensor.producer] for tensor in self._tensors]
-        pre_hooks = ordered_pre_hooks(timeline, self._rank)
-        return {v: tuple(self._poster(t, source[t]) for t in tensors) for v, tensors in pre_hooks.items()}
-
-    def _early_pre_hooks(self, timeline: Timeline, phase: Phase | None) -> dict[int, tuple[Callable[[Any], None], ...]]:
-        """Op -> the receives to post before it, where there are tags."""
-        here = [v for v in timeline.device_order()[self._rank] if phase is None or v in phase.ops]
-        transfers = [x for x in timeline.transfers if x.target == self._rank]
-        if phase is not None:  # an order that crosses devices moves nothing; see in_phases
-            transfers = [x for x in transfers if x.tensor in self._meta and self._comes_in(x.tensor, phase)]
-        coming = sorted(transfers, key=lambda x: (x.start_us, x.tensor))
-        if not here:
-            self.at_start = tuple(self._poster(x.tensor, x.source) for x in coming)
-            return {}
-        latest = [self._latest_post(timeline, here, x.tensor, x.start_us) for x in coming]
-        limit = timeline.cluster.devices[self._rank].memory_bytes
-        room = float("inf") if limit is None else limit - timeline.peak_memory_bytes[self._rank]
-        pre_hooks: dict[int, list[Callable[[Any], None]]] = {}
-        for transfer, position in zip(coming, early_pre_hooks(latest, [self._tensors[x.tensor].bytes for x in coming], room), strict=True):
-            pre_hooks.setdefault(here[position], []).append(self._poster(transfer.tensor, transfer.source))
-        return {v: tuple(actions) for v, actions in pre_hooks.items()}
-
-    def _comes_in(self, tensor: int, phase: Phase) -> bool:
-        known = self._tensors[tensor]
-        return known.producer in phase.ops and any(self._placement[r] == self._rank and r in phase.readers for r in known.readers)
-
-    @staticmethod
-    def _latest_post(timeline: Timeline, here: Sequence[int], tensor: int, start_us: float) -> int:
-        """Where among the ops `here` the receive must be posted: at the last one that starts no later than the transfer does."""
-        position = 0
-        readers = set(timeline.graph.tensors[tensor].readers)
-        for i, v in enumerate(here):
-            if timeline.start_us[v] > start_us:
-                break
-            position = i
-            if v in readers:
-                break
-        return position
-
-    def _poster(self, tensor: int, source: int) -> Callable[[Any], None]:
-        meta, tag = self._meta.get(tensor, TOKEN), self._tag(tensor)
-        stride = _dense_stride(meta)
-
-        def post(_: Any) -> None:
-            buffer = torch.empty_strided(meta.size(), stride, dtype=meta.dtype, device=self._device)
-            self._coming[tensor] = buffer, cast(dist.Work, dist.irecv(_flat(buffer), source, tag=tag))
-
-        return post
-
+    @abstractmethod
     def giver(self, tensor: int, target: int, gone: Callable[[], None] | None = None) -> Callable[[Any], None]:
         """See `Exchange`."""
-        stride, tag = _dense_stride(self._meta.get(tensor, TOKEN)), self._tag(tensor)
 
-        def give(value: torch.Tensor) -> None:
-            if value.stride() != stride:
-                value = torch.empty_strided(value.size(), stride, dtype=value.dtype, device=value.device).copy_(value)
-            self._keep(value, cast(dist.Work, dist.isend(_flat(value), target, tag=tag)), gone)
-
-        return give
-
-    def _keep(self, value: torch.Tensor, work: dist.Work, gone: Callable[[], None] | None) -> None:
-        """Keeps what is being sent until it has arrived."""
-        self._going.add(value, work, gone)
-
-    def _tag(self, tensor: int) -> int:
-        return tensor if self._tagged else 0
-
+    @abstractmethod
     def taker(self, tensor: int, target: int) -> Callable[[], torch.Tensor]:
         """See `Exchange`."""
 
-        def take() -> torch.Tensor:
-            buffer, work = self._coming.pop(tensor)
-            try:
-                self._await(tensor, work)
-            except RuntimeError as e:
-                raise self._in_vain(tensor, _reason(e)) from e
-            return buffer
+    @abstractmethod
+    def finish(self) -> float:
+        """Waits until all that was sent has arrived. Returns the microseconds of the step by which the device's own clock ran on while the
+        device waited for tensors."""
 
-        return take
+    @contextlib.contextmanager
+    def in_private_memory(self) -> Iterator[None]:
+        """As a context: what is received is in memory that the system counts as this process's own, from its receive until it is freed."""
+        yield
 
-    def _await(self, tensor: int, work: dist.Work) -> None:
-        """Returns when what computes here may read the tensor; raises RuntimeError where it does not come."""
-        work.wait(self._timeout)
+    def _coming_to(self, target: int) -> list[Transfer]:
+        """The transfers to a device, in the phase."""
+        transfers, phase = [x for x in self._timeline.transfers if x.target == target], self._phase
+        if phase is None:
+            return transfers
+        # An order that crosses devices moves nothing; see in_phases.
+        return [x for x in transfers if x.tensor in self._meta and self._comes_in(x.tensor, target, phase)]
+
+    def _comes_in(self, tensor: int, target: int, phase: Phase) -> bool:
+        known = self._tensors[tensor]
+        return known.producer in phase.ops and any(self._placement[r] == target and r in phase.readers for r in known.readers)
+
+    def _like(self, tensor: int) -> tuple[torch.Tensor, tuple[int, ...]]:
+        """A tensor as it is in the graph, and the strides with which it is sent: those, or without gaps where it is part of something
+        larger there."""
+        like = self._meta.get(tensor, TOKEN)
+        return like, torch.empty_like(torch.empty_strided(like.size(), like.stride(), device="meta")).stride()
 
     def _in_vain(self, tensor: int, reason: str) -> LostPeerError:
         """The error to raise where a tensor does not come."""
@@ -204,32 +96,9 @@ class Channels:
             f"({reason}){self._whereabouts(source)}; check whether that worker still runs, or raise --timeout"
         )
 
-    def finish(self) -> float:
-        """Waits until all that was sent has arrived. Returns the microseconds of the step by which the device's own clock ran on while the
-        device waited for tensors: none here, since CPU time stands still then."""
-        try:
-            self._going.drain()
-        except RuntimeError as e:
-            raise LostPeerError(f"device {self._rank} could not send a tensor ({_reason(e)}); check whether all workers still run") from e
-        return 0.0
-
-
-def ordered_pre_hooks(timeline: Timeline, rank: int) -> dict[int, list[int]]:
-    """Op of `rank` -> the tensors whose receives are posted before it, in the order of all transfers (see above)."""
-    tensors = timeline.graph.tensors
-    coming: dict[int, list[int]] = {}
-    for program in cut(timeline):
-        for instruction in program:
-            if isinstance(instruction, Send) and instruction.target == rank:
-                coming.setdefault(tensors[instruction.tensor].producer, []).append(instruction.tensor)
-    pre_hooks: dict[int, list[int]] = {}
-    ready: list[int] = []
-    for v in in_order_of_ends(timeline):
-        if timeline.placement[v] != rank:
-            ready += coming.get(v, ())
-        elif ready:
-            pre_hooks[v], ready = ready, []
-    return pre_hooks
+    def _unsent(self, reason: str) -> LostPeerError:
+        """The error to raise where a tensor can't be sent."""
+        return LostPeerError(f"device {self._rank} could not send a tensor ({reason}); check whether all workers still run")
 
 
 def in_order_of_ends(timeline: Timeline) -> list[int]:
@@ -237,34 +106,6 @@ def in_order_of_ends(timeline: Timeline) -> list[int]:
     return sorted(timeline.started, key=timeline.end_us.__getitem__)
 
 
-def early_pre_hooks(latest: Sequence[int], sizes: Sequence[float], room_bytes: float) -> list[int]:
-    """Where to post each receive, at the earliest: those that are posted before they must be never hold more than `room_bytes`.
-
-    `latest` are the positions where they must be posted, in order. Position 0 is the step's start.
-    """
-    pre_hooks = []
-    first, held = 0, 0.0
-    for i, size in enumerate(sizes):
-        held += size
-        while held > room_bytes and first < i:
-            held -= sizes[first]
-            first += 1
-        if held > room_bytes:
-            pre_hooks.append(latest[i])
-        else:
-            pre_hooks.append(min(latest[first - 1], latest[i]) if first else 0)
-    return pre_hooks
-
-
-def _dense_stride(meta: torch.Tensor) -> tuple[int, ...]:
-    """The strides of a tensor that is sent: as in the graph, or without gaps where it is part of something larger there."""
-    return torch.empty_like(torch.empty_strided(meta.size(), meta.stride(), device="meta")).stride()
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor without gaps as one row."""
-    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
-
-
-def _reason(error: RuntimeError) -> str:
+def reason(error: RuntimeError) -> str:
+    """The end of an error's message."""
     return str(error).splitlines()[0][-120:]

@@ -261,7 +261,7 @@ def follow(group: WorkerGroup, device: TorchDevice, captured: RankCapture | None
     while (command := group.next_command())["do"] != "stop":
         try:
             if command["do"] == "probe":
-                answer: dict[str, Any] = {"part": process_probe.play(group.rank, device, command)}
+                answer: dict[str, Any] = {"part": process_probe.play(group, device, command)}
             elif command["do"] == "memory":
                 answer = {"memory_bytes": memory_bytes(device, group.local_size)}
             elif command["do"] == "time":

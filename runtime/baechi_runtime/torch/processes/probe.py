@@ -3,9 +3,9 @@
 One-way time is half a round trip between two devices that do nothing else. What a transfer takes from its two devices shows only while
 both compute: the threads of torch.distributed and the system's share of the work interrupt the op at hand, and caches are cold. So the
 first rank computes and sends, over and over, the second computes and takes in what has come, and both do the same without transfers in
-between: the difference per transfer is what it costs each of them. Tensors move as in a step: received into memory that was posted
-before they come, sent without blocking. A CUDA device does all of this on its streams, and the host waits for it only to take the time;
-without tags both ends start their transfers in one order.
+between: the difference per transfer is what it costs each of them. Tensors move as in a step: through shared memory, or received into
+memory that was posted before they come, and sent without blocking. A CUDA device does all of this on its streams, and the host waits for it
+only to take the time; without tags both ends start their transfers in one order.
 """
 
 import statistics
@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from baechi_ext.cost import LinkFit, fit_link
 from baechi_runtime.measure.link_probe import PROBE_BYTES, LinkProbe
 from baechi_runtime.torch.lowering.devices import TorchDevice
+from baechi_runtime.torch.processes.lines import Lines, Pages
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 
 _TAG = 1 << 23
@@ -32,6 +33,9 @@ _SIDE = {"cpu": 192, "cuda": 1536}
 """Side of the square matrices whose product is the unit of work: some 0.2 ms, and on CUDA well above what starting a kernel takes."""
 _LEAST_UNITS, _UNITS_PER_ONE_WAY = 2, 2
 _LEAST_US = 0.1
+_PLACES = _TRANSFERS + 1
+"""Tensors that are under way at once, at most: a block's, and what ends it."""
+_WORD = torch.empty(1)
 
 
 def probe_pair(group: WorkerGroup, device: TorchDevice, pair: tuple[int, int], sizes: Sequence[int]) -> LinkProbe:
@@ -42,7 +46,7 @@ def probe_pair(group: WorkerGroup, device: TorchDevice, pair: tuple[int, int], s
     first, second = pair
     command = {"do": "probe", "first": first, "second": second, "sizes": list(sizes)}
     group.command(command)
-    parts = [play(0, device, command), *(a["part"] for a in group.answers())]
+    parts = [play(group, device, command), *(a["part"] for a in group.answers())]
     one_way = {size: tuple(us / 2 for us in taken) for size, taken in zip(sizes, parts[first]["wall_us"], strict=True)}
     send, receive = (_charge(_loaded_sizes(sizes), parts[rank]["charges"]) for rank in pair)
     return LinkProbe(one_way, fit_link([(size, statistics.median(s)) for size, s in one_way.items()]), send, receive)
@@ -52,12 +56,16 @@ def _charge(sizes: Sequence[int], charges: Sequence[tuple[float, float]]) -> Lin
     return fit_link([(size, us) for size, (us, _) in zip(sizes, charges, strict=True)], [scale_us for _, scale_us in charges])
 
 
-def play(rank: int, device: TorchDevice, command: dict[str, Any]) -> dict[str, list[Any]] | None:
+def play(group: WorkerGroup, device: TorchDevice, command: dict[str, Any]) -> dict[str, list[Any]] | None:
     """A rank's part: per size the wall times of round trips, and what a transfer took from this rank; None for a bystander."""
     first, second, sizes = command["first"], command["second"], command["sizes"]
-    if rank not in (first, second):
+    number = 0 if group.lines is None else group.lines.open_channel()  # of bystanders, too
+    if group.rank not in (first, second):
         return None
-    player = _Player(device, second if rank == first else first, leads=rank == first)
+    leads = group.rank == first
+    peer = second if leads else first
+    wire = _Posted(device, peer) if group.lines is None else _Shared(group.lines, number, peer, max(sizes))
+    player = _Player(device, wire, leads)
     trips = {size: player.round_trips(size) for size in sizes}
     one_way = {size: statistics.median(trips[size]) / 2 for size in sizes}
     return {"wall_us": list(trips.values()), "charges": [player.charge_us(size, one_way[size]) for size in _loaded_sizes(sizes)]}
@@ -67,12 +75,83 @@ def _loaded_sizes(sizes: Sequence[int]) -> list[int]:
     return [size for size in sizes if size <= PROBE_BYTES[-1]] or [min(sizes)]
 
 
+class _Work(Protocol):
+    """A transfer that was started."""
+
+    def wait(self) -> object:
+        """Returns when it is over."""
+
+
+class _Wire(Protocol):
+    """One end of what carries tensors to the other rank and back."""
+
+    def send(self, tensor: torch.Tensor) -> _Work:
+        """Starts to send a tensor."""
+
+    def receive(self, words: int) -> _Work:
+        """Makes room for a tensor of so many numbers, and starts to receive it."""
+
+
+@dataclass(frozen=True)
+class _Posted:
+    """torch.distributed."""
+
+    device: TorchDevice
+    peer: int
+
+    def send(self, tensor: torch.Tensor) -> _Work:
+        return cast(dist.Work, dist.isend(tensor, self.peer, tag=_TAG))
+
+    def receive(self, words: int) -> _Work:
+        into = torch.empty(words, device=self.device.torch_device)
+        return cast(dist.Work, dist.irecv(into, self.peer, tag=_TAG))
+
+
+class _Shared:
+    """Shared memory: tensors have places of their own, which they take in turns, since each is read before its turn comes again."""
+
+    def __init__(self, lines: Lines, number: int, peer: int, most_bytes: int) -> None:
+        self._lines, self._number, self._peer = lines, number, peer
+        self._most_bytes = min(most_bytes, PROBE_BYTES[-1])
+        self._sent = self._received = 0
+        pages = lines.pages(number, max(_PLACES * self._most_bytes, most_bytes), [peer])
+        self._own, self._theirs = pages[lines.rank], pages[peer]
+
+    def send(self, tensor: torch.Tensor) -> _Work:
+        self._place(self._theirs, self._sent, tensor.numel()).copy_(tensor)
+        self._lines.tell(self._peer, self._number, self._sent)
+        self._sent += 1
+        return _Done(lambda: None)
+
+    def receive(self, words: int) -> _Work:
+        turn = self._received
+        self._received += 1
+
+        def wait() -> None:
+            self._lines.wait(self._peer, self._number, turn)
+            self._place(self._own, turn, words)
+
+        return _Done(wait)
+
+    def _place(self, pages: Pages, turn: int, words: int) -> torch.Tensor:
+        """Where the tensor of that turn is; a large one, of which there is but one under way, begins where the first place does."""
+        begin = turn % _PLACES * self._most_bytes if 4 * words <= self._most_bytes else 0
+        return pages.view(begin, _WORD.expand(words), (1,))
+
+
+@dataclass(frozen=True)
+class _Done:
+    """A transfer of which only the wait is left."""
+
+    wait: Callable[[], object]
+
+
 @dataclass
 class _Player:
     """One of the two ranks. The side that does not lead answers round trips, and receives what the other sends."""
 
     device: TorchDevice
-    peer: int
+    wire: _Wire
     leads: bool
 
     def round_trips(self, size: int) -> list[float]:
@@ -81,14 +160,13 @@ class _Player:
         taken = []
         for _ in range(WARMUP + REPEATS):
             begin = time.perf_counter_ns()
-            into = torch.empty(size // 4, device=self.device.torch_device)
             if self.leads:
-                coming, going = self._both(into, out)
+                coming, going = self._both(out)
                 coming.wait()
             else:
-                coming = self._receive(into)
+                coming = self.wire.receive(size // 4)
                 coming.wait()
-                going = self._send(out)
+                going = self.wire.send(out)
             going.wait()
             self.device.synchronize()
             taken.append((time.perf_counter_ns() - begin) / 1000)
@@ -128,34 +206,32 @@ class _Player:
         going = []
         for _ in range(_TRANSFERS):
             compute()
-            going.append(self._send(out))
+            going.append(self.wire.send(out))
         for work in going:
             work.wait()
 
     def _receiving(self, size: int, compute: Callable[[], None]) -> None:
-        coming: deque[tuple[torch.Tensor, dist.Work]] = deque()
+        coming: deque[_Work] = deque()
         for i in range(_TRANSFERS):
             while len(coming) <= _AHEAD and i + len(coming) < _TRANSFERS:
-                into = torch.empty(size // 4, device=self.device.torch_device)
-                coming.append((into, self._receive(into)))
+                coming.append(self.wire.receive(size // 4))
             compute()
-            coming.popleft()[1].wait()
+            coming.popleft().wait()
 
     def _meet(self) -> None:
         """Both ranks leave at nearly the same time."""
-        where = self.device.torch_device
-        coming, going = self._both(torch.empty(1, device=where), torch.zeros(1, device=where))
+        coming, going = self._both(torch.zeros(1, device=self.device.torch_device))
         going.wait()
         coming.wait()
         self.device.synchronize()
 
-    def _both(self, into: torch.Tensor, out: torch.Tensor) -> tuple[dist.Work, dist.Work]:
+    def _both(self, out: torch.Tensor) -> tuple[_Work, _Work]:
         """A receive and a send, started. Where there are no tags, the rank that leads sends first, and the other one receives first."""
         if self.leads and self.device.torch_device.type == "cuda":
-            going = self._send(out)
-            return self._receive(into), going
-        coming = self._receive(into)
-        return coming, self._send(out)
+            going = self.wire.send(out)
+            return self.wire.receive(out.numel()), going
+        coming = self.wire.receive(out.numel())
+        return coming, self.wire.send(out)
 
     def _timed(self, function: Callable[[], object], count: int) -> float:
         """Wall microseconds of a call, with all that it gives to the device, by `count`."""
@@ -163,9 +239,3 @@ class _Player:
         function()
         self.device.synchronize()
         return (time.perf_counter_ns() - begin) / 1000 / count
-
-    def _send(self, tensor: torch.Tensor) -> dist.Work:
-        return cast(dist.Work, dist.isend(tensor, self.peer, tag=_TAG))
-
-    def _receive(self, tensor: torch.Tensor) -> dist.Work:
-        return cast(dist.Work, dist.irecv(tensor, self.peer, tag=_TAG))

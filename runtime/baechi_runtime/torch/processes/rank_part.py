@@ -24,9 +24,8 @@ from baechi_runtime.torch.lowering.memory_limit import CudaMemoryLimit, MemoryLi
 from baechi_runtime.torch.lowering.op_error import OpError
 from baechi_runtime.torch.lowering.ops import Action, Exchange, LoweredProgram, Lowering, Segment, StepContext
 from baechi_runtime.torch.lowering.program import cut
-from baechi_runtime.torch.processes.channels import Channels
 from baechi_runtime.torch.processes.crash_log import CrashLog
-from baechi_runtime.torch.processes.stream_channels import StreamChannels
+from baechi_runtime.torch.processes.transport import channels_of
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 from baechi_runtime.torch.threads.accounting import held_tensors, live_bytes, resident_bytes
 from baechi_runtime.torch.threads.step_recorder import DeviceLog
@@ -76,8 +75,7 @@ class RankPart:
     def load(self, *, keep_gradients: bool) -> None:
         """Lowers this rank's program, with optimizers for the parameters that live here."""
         rank = self.group.rank
-        channels: type[Channels] = Channels if self.on_host else StreamChannels
-        self.channels = channels(self.timeline, self.binding, self.group, self.device)
+        self.channels = channels_of(self.timeline, self.binding, self.group, self.device)
         state = self.step.state()
         self.owned = [n for n, home in homes(self.binding, self.timeline.placement).items() if home == rank]
         for name in self.owned:
@@ -91,7 +89,7 @@ class RankPart:
         self.memory_bytes = self.timeline.cluster.devices[rank].memory_bytes
         self.tight = self.memory_bytes is not None and self.memory_bytes < _ROOMY * self.timeline.peak_memory_bytes[rank]
         resident = resident_bytes(self.owned, state, self.optimizers)
-        more_bytes = None if self.memory_bytes is None else int(self.memory_bytes) - resident
+        more_bytes = None if self.memory_bytes is None else int(self.memory_bytes) - resident - self.channels.extra_bytes
         self.limit = MemoryLimit(more_bytes) if self.on_host else CudaMemoryLimit(more_bytes, self.device.torch_device)
 
     def _lowered(self, exchange: Exchange, pre_hooks: Mapping[int, tuple[Action, ...]]) -> LoweredProgram:
@@ -131,7 +129,7 @@ class RankPart:
         pre_hooks = before_large_ops(self.timeline, self.group.rank, self.channels.pre_hooks)
         kept, self.program = self.program, self._lowered(self.channels, pre_hooks)
         try:
-            with freed_memory_given_back():
+            with freed_memory_given_back(), self.channels.in_private_memory():
                 self.run()  # what is made once is made: the optimizers' state
                 gc.collect()
                 process_memory.trim()

@@ -14,13 +14,13 @@ import torch.distributed as dist
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.simulate import Timeline
 from baechi_runtime.torch.lowering.devices import TorchDevice
-from baechi_runtime.torch.processes.channels import Channels
+from baechi_runtime.torch.processes.posted_channels import PostedChannels
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 
 _POLL_SECONDS = 5e-5
 
 
-class StreamChannels(Channels):
+class StreamChannels(PostedChannels):
     """One worker's ends of all transfers of one placed step between CUDA devices."""
 
     def __init__(self, timeline: Timeline, binding: Binding, group: WorkerGroup, device: TorchDevice) -> None:

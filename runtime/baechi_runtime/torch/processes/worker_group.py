@@ -25,6 +25,7 @@ from baechi_ext.errors import ExecutionError
 from baechi_runtime.host.interrupts import leave_to_others
 from baechi_runtime.torch.processes import environment, heartbeat, network
 from baechi_runtime.torch.processes.crash_log import CrashLog
+from baechi_runtime.torch.processes.lines import SHARED_MEMORY, Lines
 
 COMMAND, ANSWER, CRASH_LOG = "command", "answer", "board"
 _LAST_WORDS_SECONDS, _POLL_SECONDS = 1.0, 0.05
@@ -47,6 +48,8 @@ class WorkerGroup:
     """True if the step's tensors are told apart by tags, as over gloo; otherwise they are by their order. The same on all ranks."""
     commands: int = 0
     """Commands given so far (rank 0) or heard so far (others)."""
+    lines: Lines | None = None
+    """This worker's lines to all others, where all are on one machine that has such, and compute on the host."""
     quiet: Callable[[], None] = lambda: None
     """Ends the signs of life, or the listening to them."""
 
@@ -80,16 +83,20 @@ class WorkerGroup:
         with _through_the_store():
             crash = _join_crash_log(own, rank, size)
             quiet = heartbeat.listen(own, timeout_seconds) if rank else heartbeat.give(own)
-        if rank:
-            leave_to_others()
-        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-        return cls(rank, size, own, timeout_seconds, crash, local_size, device.type != "cuda", quiet=quiet)
+            if rank:
+                leave_to_others()
+            local_size, tagged = int(os.environ.get("LOCAL_WORLD_SIZE", size)), device.type != "cuda"
+            shares = tagged and 1 < local_size == size and os.environ.get(SHARED_MEMORY) != "0"
+            lines = Lines.join(own, rank, size, timeout_seconds) if shares else None
+        return cls(rank, size, own, timeout_seconds, crash, local_size, tagged, lines=lines, quiet=quiet)
 
     def __enter__(self) -> "WorkerGroup":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.quiet()
+        if self.lines is not None:
+            self.lines.close()
         if self.tagged:
             dist.destroy_process_group()
         elif kind is not None or not _ends(dist.destroy_process_group, self.timeout_seconds):

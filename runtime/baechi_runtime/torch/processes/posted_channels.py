@@ -1,0 +1,215 @@
+"""Channels over torch.distributed.
+
+With tags (gloo), which are the tensors' numbers in the graph: a gloo send is a rendezvous even for a few bytes: it ends when the receiver
+has posted the same tag. So sends never block (a thread waits for them, and drops what has arrived), and a receive is
+posted at the step's start as long as there is memory for its buffer, at the latest before the op that runs when the tensor is predicted
+to leave its sender: one that is not posted in time costs both ends a round of messages while they compute. Every blocking wait is for a
+tensor whose op stands earlier in the one global order, and nothing can wait in a circle.
+
+Without tags (NCCL) tensors are told apart by their order alone. So all transfers of a step stand in one order, that in which their
+senders' ops are predicted to end and, of one op, of its sends; and every rank starts its ends of transfers in that order: a send after its
+op, a receive before the first op here that is predicted to end after the sender's op. Even where a transfer holds up all that its two ranks
+start later, computing included, nothing can wait in a circle: of the transfers that are not done, the first in the order has no other
+before it at either end, so both ends come to it. It may therefore share one communicator and one stream with all others of its rank.
+"""
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from baechi_ext.capture.torch_joint import Binding
+from baechi_ext.simulate import Timeline
+from baechi_runtime.torch.lowering.devices import TorchDevice
+from baechi_runtime.torch.lowering.program import Send, cut
+from baechi_runtime.torch.processes.channels import Channels, Phase, in_order_of_ends, reason
+from baechi_runtime.torch.processes.worker_group import WorkerGroup
+
+
+class Going:
+    """Tensors that are being sent. Each is held until it has arrived, no longer: gloo tells that only to a waiter, so a thread waits."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._failures: list[RuntimeError] = []
+
+    def add(self, value: torch.Tensor, work: dist.Work, gone: Callable[[], None] | None = None) -> None:
+        """`gone` is called when the value has arrived."""
+        if self._thread is None:
+            arguments = (self._items, self._timeout, self._failures)
+            self._thread = threading.Thread(target=_wait_for_each, args=arguments, name="baechi sends", daemon=True)
+            self._thread.start()
+            weakref.finalize(self, self._items.put, None)
+        self._items.put((value, work, gone))
+
+    def drain(self) -> None:
+        """Returns when all has arrived. Raises the RuntimeError of what could not be sent."""
+        if self._thread is not None:
+            done = threading.Event()
+            self._items.put(done)
+            done.wait()
+        if self._failures:
+            raise self._failures[0]
+
+
+def _wait_for_each(items: "queue.SimpleQueue[Any]", timeout: timedelta, failures: list[RuntimeError]) -> None:
+    """Waits for one work after the other, in the order they were started; after a failure for none: their peer is gone, or late."""
+    while (item := items.get()) is not None:
+        if isinstance(item, threading.Event):
+            item.set()
+        elif not failures:
+            try:
+                item[1].wait(timeout)
+                if item[2] is not None:
+                    item[2]()
+            except RuntimeError as e:
+                failures.append(e)
+        del item
+
+
+class PostedChannels(Channels):
+    """Channels by which a receiver has to post each receive."""
+
+    def __init__(self, timeline: Timeline, binding: Binding, group: WorkerGroup, device: TorchDevice, phase: Phase | None = None) -> None:
+        super().__init__(timeline, binding, group, phase)
+        self._tagged = group.tagged
+        self._device = device.torch_device
+        self._coming: dict[int, tuple[torch.Tensor, dist.Work]] = {}
+        self._going = Going(self._timeout)
+        self.pre_hooks = self._early_pre_hooks(timeline) if self._tagged else self._ordered_pre_hooks(timeline)
+
+    def _ordered_pre_hooks(self, timeline: Timeline) -> dict[int, tuple[Callable[[Any], None], ...]]:
+        """Op -> the receives to post before it, where there are no tags."""
+        source = [self._placement[tensor.producer] for tensor in self._tensors]
+        pre_hooks = ordered_pre_hooks(timeline, self._rank)
+        return {v: tuple(self._poster(t, source[t]) for t in tensors) for v, tensors in pre_hooks.items()}
+
+    def _early_pre_hooks(self, timeline: Timeline) -> dict[int, tuple[Callable[[Any], None], ...]]:
+        """Op -> the receives to post before it, where there are tags."""
+        phase = self._phase
+        here = [v for v in timeline.device_order()[self._rank] if phase is None or v in phase.ops]
+        coming = sorted(self._coming_to(self._rank), key=lambda x: (x.start_us, x.tensor))
+        if not here:
+            self.at_start = tuple(self._poster(x.tensor, x.source) for x in coming)
+            return {}
+        latest = [self._latest_post(timeline, here, x.tensor, x.start_us) for x in coming]
+        limit = timeline.cluster.devices[self._rank].memory_bytes
+        room = float("inf") if limit is None else limit - timeline.peak_memory_bytes[self._rank]
+        pre_hooks: dict[int, list[Callable[[Any], None]]] = {}
+        for transfer, position in zip(coming, early_pre_hooks(latest, [self._tensors[x.tensor].bytes for x in coming], room), strict=True):
+            pre_hooks.setdefault(here[position], []).append(self._poster(transfer.tensor, transfer.source))
+        return {v: tuple(actions) for v, actions in pre_hooks.items()}
+
+    @staticmethod
+    def _latest_post(timeline: Timeline, here: Sequence[int], tensor: int, start_us: float) -> int:
+        """Where among the ops `here` the receive must be posted: at the last one that starts no later than the transfer does."""
+        position = 0
+        readers = set(timeline.graph.tensors[tensor].readers)
+        for i, v in enumerate(here):
+            if timeline.start_us[v] > start_us:
+                break
+            position = i
+            if v in readers:
+                break
+        return position
+
+    def _poster(self, tensor: int, source: int) -> Callable[[Any], None]:
+        (meta, stride), tag = self._like(tensor), self._tag(tensor)
+
+        def post(_: Any) -> None:
+            buffer = torch.empty_strided(meta.size(), stride, dtype=meta.dtype, device=self._device)
+            self._coming[tensor] = buffer, cast(dist.Work, dist.irecv(_flat(buffer), source, tag=tag))
+
+        return post
+
+    def giver(self, tensor: int, target: int, gone: Callable[[], None] | None = None) -> Callable[[Any], None]:
+        """See `Exchange`."""
+        (_, stride), tag = self._like(tensor), self._tag(tensor)
+
+        def give(value: torch.Tensor) -> None:
+            if value.stride() != stride:
+                value = torch.empty_strided(value.size(), stride, dtype=value.dtype, device=value.device).copy_(value)
+            self._keep(value, cast(dist.Work, dist.isend(_flat(value), target, tag=tag)), gone)
+
+        return give
+
+    def _keep(self, value: torch.Tensor, work: dist.Work, gone: Callable[[], None] | None) -> None:
+        """Keeps what is being sent until it has arrived."""
+        self._going.add(value, work, gone)
+
+    def _tag(self, tensor: int) -> int:
+        return tensor if self._tagged else 0
+
+    def taker(self, tensor: int, target: int) -> Callable[[], torch.Tensor]:
+        """See `Exchange`."""
+
+        def take() -> torch.Tensor:
+            buffer, work = self._coming.pop(tensor)
+            try:
+                self._await(tensor, work)
+            except RuntimeError as e:
+                raise self._in_vain(tensor, reason(e)) from e
+            return buffer
+
+        return take
+
+    def _await(self, tensor: int, work: dist.Work) -> None:
+        """Returns when what computes here may read the tensor; raises RuntimeError where it does not come."""
+        work.wait(self._timeout)
+
+    def finish(self) -> float:
+        """See Channels; no clock runs on here, since CPU time stands still in a wait."""
+        try:
+            self._going.drain()
+        except RuntimeError as e:
+            raise self._unsent(reason(e)) from e
+        return 0.0
+
+
+def ordered_pre_hooks(timeline: Timeline, rank: int) -> dict[int, list[int]]:
+    """Op of `rank` -> the tensors whose receives are posted before it, in the order of all transfers (see above)."""
+    tensors = timeline.graph.tensors
+    coming: dict[int, list[int]] = {}
+    for program in cut(timeline):
+        for instruction in program:
+            if isinstance(instruction, Send) and instruction.target == rank:
+                coming.setdefault(tensors[instruction.tensor].producer, []).append(instruction.tensor)
+    pre_hooks: dict[int, list[int]] = {}
+    ready: list[int] = []
+    for v in in_order_of_ends(timeline):
+        if timeline.placement[v] != rank:
+            ready += coming.get(v, ())
+        elif ready:
+            pre_hooks[v], ready = ready, []
+    return pre_hooks
+
+
+def early_pre_hooks(latest: Sequence[int], sizes: Sequence[float], room_bytes: float) -> list[int]:
+    """Where to post each receive, at the earliest: those that are posted before they must be never hold more than `room_bytes`.
+
+    `latest` are the positions where they must be posted, in order. Position 0 is the step's start.
+    """
+    pre_hooks = []
+    first, held = 0, 0.0
+    for i, size in enumerate(sizes):
+        held += size
+        while held > room_bytes and first < i:
+            held -= sizes[first]
+            first += 1
+        if held > room_bytes:
+            pre_hooks.append(latest[i])
+        else:
+            pre_hooks.append(min(latest[first - 1], latest[i]) if first else 0)
+    return pre_hooks
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without gaps as one row."""
+    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())

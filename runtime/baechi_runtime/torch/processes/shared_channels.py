@@ -1,0 +1,110 @@
+"""Channels through memory that the workers of one machine share.
+
+Each tensor that comes to a device in a step has a place of its own there, into which its sender copies it, and from which its readers read
+it: one copy, and one message through a pipe that says so. A sender may write into a place again once its receiver's run is over, which the
+receiver says at the end of each run; so a sender waits only for runs before its own, and nothing can wait in a circle.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from baechi_ext.capture.torch_joint import Binding
+from baechi_ext.simulate import Timeline
+from baechi_runtime.torch.processes.channels import Channels, Phase
+from baechi_runtime.torch.processes.lines import Lines, LostLineError
+from baechi_runtime.torch.processes.worker_group import WorkerGroup
+
+_OVER = 2**32 - 1
+"""The message that a run is over, so that its places may be written again; a tensor's number is far below."""
+_ALIGNED_TO = 64
+
+
+class SharedChannels(Channels):
+    """One worker's ends of all transfers of one placed step, or of one phase of it."""
+
+    def __init__(self, timeline: Timeline, binding: Binding, group: WorkerGroup, lines: Lines, phase: Phase | None = None) -> None:
+        super().__init__(timeline, binding, group, phase)
+        self._lines = lines
+        self._number = lines.open_channel()
+        places = [self._places(device) for device in range(group.size)]
+        self._places_at, sizes = [found for found, _ in places], [size for _, size in places]
+        self._sources = sorted({x.source for x in self._coming_to(self._rank)})
+        self._targets = [d for d in range(group.size) if any(x.source == self._rank for x in self._coming_to(d))]
+        self._in_use: set[int] = set()
+        """The devices whose last run may not be over."""
+        # What a phase leaves for a later one is kept while this one may run again.
+        self._copies = phase is not None
+        self.extra_bytes = sizes[self._rank]
+        try:
+            self._pages = lines.pages(self._number, sizes[self._rank], self._targets)
+        except LostLineError as e:
+            raise self._unsent(str(e)) from e
+
+    def _places(self, device: int) -> tuple[dict[int, int], int]:
+        """Where each tensor that comes to a device begins, and how many bytes they all take."""
+        begins, end = {}, 0
+        for tensor in sorted({x.tensor for x in self._coming_to(device)}):
+            begins[tensor] = end
+            like, _ = self._like(tensor)
+            end += -(-like.numel() * like.element_size() // _ALIGNED_TO) * _ALIGNED_TO
+        return begins, end
+
+    def _place(self, tensor: int, device: int) -> torch.Tensor:
+        return self._pages[device].view(self._places_at[device][tensor], *self._like(tensor))
+
+    @contextlib.contextmanager
+    def in_private_memory(self) -> Iterator[None]:
+        """See Channels: received tensors are copied."""
+        before, self._copies = self._copies, True
+        try:
+            yield
+        finally:
+            self._copies = before
+
+    def giver(self, tensor: int, target: int, gone: Callable[[], None] | None = None) -> Callable[[Any], None]:
+        """See `Exchange`."""
+        place, tell, number, in_use = self._place(tensor, target), self._lines.tell, self._number, self._in_use
+
+        def give(value: torch.Tensor) -> None:
+            try:
+                if target in in_use:
+                    self._lines.wait(target, number, _OVER)
+                    in_use.discard(target)
+                place.copy_(value)
+                tell(target, number, tensor)
+            except LostLineError as e:
+                raise self._unsent(str(e)) from e
+            if gone is not None:
+                gone()
+
+        return give
+
+    def taker(self, tensor: int, target: int) -> Callable[[], torch.Tensor]:
+        """See `Exchange`."""
+        source = self._placement[self._tensors[tensor].producer]
+        wait, number, place = self._lines.wait, self._number, self._place
+
+        def take() -> torch.Tensor:
+            try:
+                wait(source, number, tensor)
+            except LostLineError as e:
+                raise self._in_vain(tensor, str(e)) from e
+            value = place(tensor, target)
+            return value.clone() if self._copies else value
+
+        return take
+
+    def finish(self) -> float:
+        """See Channels; what was sent is there, and no clock runs on in a wait, in which CPU time stands still."""
+        try:
+            for source in self._sources:
+                self._lines.tell(source, self._number, _OVER)
+            for target in self._in_use:  # a run that sent nothing there
+                self._lines.wait(target, self._number, _OVER)
+        except LostLineError as e:
+            raise self._unsent(str(e)) from e
+        self._in_use.update(self._targets)
+        return 0.0
