@@ -32,8 +32,8 @@ _LAST_WORDS_SECONDS = 2.0
 """Time for a dead worker's peers to be found dead too, so that the first cause is reported and not its echo."""
 _ENDING_LINES = 2
 """Lines of stderr that are quoted of a worker that aborted: C++ says what was thrown, and then what it held."""
-_FILES, _FILES_A_WORKER = 20, 4
-"""Files that rank 0 opens: 25 were counted with two workers, 31 with four. With too few gloo aborts, or waits for its peers in vain."""
+_FILES, _FILES_A_WORKER = 24, 4
+"""Files that rank 0 opens: 31 were counted with two workers, 39 with four. With too few gloo aborts, or waits for its peers in vain."""
 _USAGE_ERROR = 2
 """The exit code of a worker that finds the flags at fault; see baechi_runtime.cli.main."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from baechi_ext.capture.torch_joint import Binding
+from baechi_ext.errors import ExecutionError
 from baechi_ext.simulate import Timeline
 from baechi_runtime.torch.processes.channels import Channels, Phase
 from baechi_runtime.torch.processes.lines import Lines, LostLineError
@@ -42,6 +43,11 @@ class SharedChannels(Channels):
             self._pages = lines.pages(self._number, sizes[self._rank], self._targets)
         except LostLineError as e:
             raise self._unsent(str(e)) from e
+        except OSError as e:
+            raise ExecutionError(
+                f"device {self._rank} has no memory to share for the {self.extra_bytes} bytes that come to it ({e.strerror}); "
+                "raise what limits it (ulimit -n, or memory), or set BAECHI_SHARED_MEMORY=0"
+            ) from e
 
     def _places(self, device: int) -> tuple[dict[int, int], int]:
         """Where each tensor that comes to a device begins, and how many bytes they all take."""
