@@ -17,7 +17,7 @@ from torch import fx
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.simulate import Timeline, simulate
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_workers
-from baechi_runtime.torch.processes.channels import LostPeerError
+from baechi_runtime.torch.processes.channels import LostPeerError, Phase
 from baechi_runtime.torch.processes.lines import Lines, LostLineError
 from baechi_runtime.torch.processes.shared_channels import SharedChannels
 from baechi_runtime.torch.processes.tight_channels import TightChannels
@@ -105,14 +105,16 @@ def group_of(lines: Lines | None, rank: int) -> WorkerGroup:
     return cast(WorkerGroup, SimpleNamespace(rank=rank, size=2, lines=lines, whereabouts=where, timeout_seconds=SECONDS, tagged=True))
 
 
-def channels(timeline: Timeline, kind: type[SharedChannels] = SharedChannels, bytes_of_first: int = 1) -> list[SharedChannels]:
+def channels(
+    timeline: Timeline, kind: type[SharedChannels] = SharedChannels, bytes_of_first: int = 1, phase: Phase | None = None
+) -> list[SharedChannels]:
     """Both workers' ends. All tensors are of one byte, but for the first one."""
     store = dist.HashStore()
     joined = on_all(lambda rank: Lines.join(store, rank, 2, SECONDS), 2)
     node = fx.Graph().placeholder("first")
     node.meta["val"] = torch.empty(bytes_of_first, dtype=torch.uint8, device="meta")
     binding = cast(Binding, SimpleNamespace(home={node: (0, timeline.graph.tensors[0].name)}))
-    return on_all(lambda rank: kind(timeline, binding, group_of(joined[rank], rank), joined[rank]), 2)
+    return on_all(lambda rank: kind(timeline, binding, group_of(joined[rank], rank), joined[rank], phase), 2)
 
 
 def word(value: int) -> torch.Tensor:
@@ -139,12 +141,13 @@ def test_a_place_is_written_again_when_the_run_of_its_reader_is_over() -> None:
     assert received.tolist() == [9]  # the same place
 
 
-def test_what_is_copied_stays() -> None:
-    first, second = channels(timeline_there_and_back())
+def test_what_a_phase_received_stays() -> None:
+    """A later phase may read it after the next run of this one."""
+    phase = Phase({0, 1}, {0, 1, 2})
+    first, second = channels(timeline_there_and_back(), phase=phase)
     give, take = first.giver(0, 1), second.taker(0, 1)
     give(word(5))
-    with second.in_private_memory():
-        received = take()
+    received = take()
     first.finish()
     second.finish()
     give(word(9))

@@ -1,8 +1,7 @@
 """Channels: how the tensors of a placed step get from one worker process to another; the classes differ in what carries them."""
 
-import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -63,11 +62,6 @@ class Channels(ABC):
     def finish(self) -> float:
         """Waits until all that was sent has arrived. Returns the microseconds of the step by which the device's own clock ran on while the
         device waited for tensors."""
-
-    @contextlib.contextmanager
-    def in_private_memory(self) -> Iterator[None]:
-        """As a context: what is received is in memory that the system counts as this process's own, from its receive until it is freed."""
-        yield
 
     def _coming_to(self, target: int) -> list[Transfer]:
         """The transfers to a device, in the phase."""

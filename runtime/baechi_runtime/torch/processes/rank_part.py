@@ -25,6 +25,7 @@ from baechi_runtime.torch.lowering.op_error import OpError
 from baechi_runtime.torch.lowering.ops import Action, Exchange, LoweredProgram, Lowering, Segment, StepContext
 from baechi_runtime.torch.lowering.program import cut
 from baechi_runtime.torch.processes.crash_log import CrashLog
+from baechi_runtime.torch.processes.posted_channels import PostedChannels
 from baechi_runtime.torch.processes.transport import channels_of
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 from baechi_runtime.torch.threads.accounting import held_tensors, live_bytes, resident_bytes
@@ -119,6 +120,7 @@ class RankPart:
     def account(self) -> int:
         """Peak bytes here during one step: a CUDA device's by its allocator; a process's as the system sees it, above what it holds when no
         step runs, plus what of the step it always holds. Freed memory is given back: what malloc would keep of it is not what a step takes.
+        Tensors come over torch.distributed, into memory of this process alone: of shared memory the system can't tell who holds it.
         """
         if not self.on_host:
             self.device.reset_peak()
@@ -126,10 +128,11 @@ class RankPart:
             return int(self.device.peak_bytes() or 0)
         if not process_memory.can_tell():
             return self.held().peak
-        pre_hooks = before_large_ops(self.timeline, self.group.rank, self.channels.pre_hooks)
-        kept, self.program = self.program, self._lowered(self.channels, pre_hooks)
+        kept = self.program, self.channels
+        self.channels = PostedChannels(self.timeline, self.binding, self.group, self.device)
+        self.program = self._lowered(self.channels, before_large_ops(self.timeline, self.group.rank, self.channels.pre_hooks))
         try:
-            with freed_memory_given_back(), self.channels.in_private_memory():
+            with freed_memory_given_back():
                 self.run()  # what is made once is made: the optimizers' state
                 gc.collect()
                 process_memory.trim()
@@ -139,7 +142,7 @@ class RankPart:
                 # The system counts pages, and some of them late: a step of a few KiB can seem to give memory back.
                 grown = max(0, process_memory.high_water_bytes() - before)
         finally:
-            self.program = kept
+            self.program, self.channels = kept
         return grown + resident_bytes(self.owned, self.step.state(), self.optimizers) + self._input_bytes()
 
     def held(self) -> DeviceMemory:

@@ -5,8 +5,7 @@ it: one copy, and one message through a pipe that says so. A sender may write in
 receiver says at the end of each run; so a sender waits only for runs before its own, and nothing can wait in a circle.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -62,15 +61,6 @@ class SharedChannels(Channels):
 
     def _place(self, tensor: int, device: int) -> torch.Tensor:
         return self._pages[device].view(self._places_at[device][tensor], *self._like(tensor))
-
-    @contextlib.contextmanager
-    def in_private_memory(self) -> Iterator[None]:
-        """See Channels: received tensors are copied."""
-        before, self._copies = self._copies, True
-        try:
-            yield
-        finally:
-            self._copies = before
 
     def giver(self, tensor: int, target: int, gone: Callable[[], None] | None = None) -> Callable[[Any], None]:
         """See `Exchange`."""
