@@ -1,14 +1,11 @@
 """Lines between the workers of one machine, and channels through the memory that they share."""
 
 import os
-import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,10 +14,11 @@ from torch import fx
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.simulate import Timeline, simulate
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_workers
+from baechi_runtime.torch.lowering.ops import TOKEN
 from baechi_runtime.torch.processes.channels import LostPeerError, Phase
 from baechi_runtime.torch.processes.lines import Lines, LostLineError
+from baechi_runtime.torch.processes.posted_channels import PostedChannels
 from baechi_runtime.torch.processes.shared_channels import SharedChannels
-from baechi_runtime.torch.processes.tight_channels import TightChannels
 from baechi_runtime.torch.processes.transport import channels_of
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 from tests.build import cluster_of, graph_of
@@ -105,16 +103,14 @@ def group_of(lines: Lines | None, rank: int) -> WorkerGroup:
     return cast(WorkerGroup, SimpleNamespace(rank=rank, size=2, lines=lines, whereabouts=where, timeout_seconds=SECONDS, tagged=True))
 
 
-def channels(
-    timeline: Timeline, kind: type[SharedChannels] = SharedChannels, bytes_of_first: int = 1, phase: Phase | None = None
-) -> list[SharedChannels]:
-    """Both workers' ends. All tensors are of one byte, but for the first one."""
+def channels(timeline: Timeline, phase: Phase | None = None) -> list[SharedChannels]:
+    """Both workers' ends."""
     store = dist.HashStore()
     joined = on_all(lambda rank: Lines.join(store, rank, 2, SECONDS), 2)
     node = fx.Graph().placeholder("first")
-    node.meta["val"] = torch.empty(bytes_of_first, dtype=torch.uint8, device="meta")
+    node.meta["val"] = TOKEN
     binding = cast(Binding, SimpleNamespace(home={node: (0, timeline.graph.tensors[0].name)}))
-    return on_all(lambda rank: kind(timeline, binding, group_of(joined[rank], rank), joined[rank], phase), 2)
+    return on_all(lambda rank: SharedChannels(timeline, binding, group_of(joined[rank], rank), joined[rank], phase), 2)
 
 
 def word(value: int) -> torch.Tensor:
@@ -155,41 +151,6 @@ def test_what_a_phase_received_stays() -> None:
     assert received.tolist() == [5]
 
 
-def test_without_room_a_tensor_goes_when_it_may_come() -> None:
-    """And its memory goes with its last reader."""
-    graph = graph_of({"a": 1.0, "b": 1.0, "c": 1.0}, ("a", "b", 5000), ("b", "c", 1))
-    timeline = simulate(graph, cluster_of(2, memory_bytes=5000), [0, 1, 0], [0, 1, 2])
-    first, second = channels(timeline, TightChannels, 5000)
-    gone: list[int] = []
-    value = torch.full((5000,), 7, dtype=torch.uint8)
-    post, take, give = second._poster(0, 0), second.taker(0, 1), first.giver(0, 1, lambda: gone.append(1))
-    for _ in range(2):
-        give(value)
-        assert not gone
-        post(None)
-        with ThreadPoolExecutor(1) as pool:
-            over = pool.submit(first.finish)
-            received = take()
-            assert received.tolist() == [7] * 5000
-            assert held_bytes(second) >= 5000
-            second.finish()
-            over.result(SECONDS)
-        assert gone.pop() == 1
-        del received
-        assert held_bytes(second) < 5000
-
-
-def held_bytes(end: SharedChannels) -> int:
-    """Bytes of the memory that a worker shares with its senders, as far as the system has given any."""
-    memory = end._pages[end._rank].memory
-    address = np.frombuffer(memory, dtype=np.uint8).ctypes.data
-    for block in Path("/proc/self/smaps").read_text(encoding="ascii").split("VmFlags")[:-1]:
-        found = re.search(rf"^{address:x}-[\s\S]*?^Rss: *([0-9]+) kB", block, re.MULTILINE)
-        if found:
-            return int(found[1]) * 1024
-    raise AssertionError("no such memory")
-
-
 def test_a_tensor_that_does_not_come_is_named() -> None:
     first, second = channels(timeline_there_and_back())
     take = second.taker(0, 1)
@@ -198,7 +159,7 @@ def test_a_tensor_that_does_not_come_is_named() -> None:
         take()
 
 
-@pytest.mark.parametrize(("memory_bytes", "kind"), [(None, SharedChannels), (4.0, SharedChannels), (2.0, TightChannels)])
+@pytest.mark.parametrize(("memory_bytes", "kind"), [(None, SharedChannels), (4.0, SharedChannels), (2.0, PostedChannels)])
 def test_shared_memory_is_for_plans_that_leave_room_for_it(memory_bytes: float | None, kind: type) -> None:
     timeline = timeline_there_and_back(memory_bytes)
     store = dist.HashStore()

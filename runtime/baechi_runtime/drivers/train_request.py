@@ -90,6 +90,12 @@ class TrainRequest:
         return MadeBy(self.command)
 
     @property
+    def limits_memory(self) -> bool:
+        """True if devices may hold less than the machine has."""
+        given = () if self.cluster is None else self.cluster.devices
+        return self.device_memory is not None or self.memory_fraction < 1 or any(d.memory_bytes is not None for d in given)
+
+    @property
     def reads_files(self) -> bool:
         """True if costs, hints or a plan come from files, which may change between runs."""
         return self.cost_path is not None or self.plan.initial_plan is not None or self.plan.expert_file is not None

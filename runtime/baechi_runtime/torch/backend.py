@@ -79,7 +79,7 @@ def on_devices(request: TrainRequest, drive: Callable[["TorchBackend"], T]) -> T
     if size != request.num_devices:
         raise ExecutionError(f"{size} workers were started for --num_devices={request.num_devices}; start one worker per device")
     devices = (cuda_workers if request.cuda else cpu_workers)(size)
-    with WorkerGroup.join(request.timeout_seconds, devices[rank].torch_device) as group:
+    with WorkerGroup.join(request.timeout_seconds, devices[rank].torch_device, share_memory=not request.limits_memory) as group:
         # Now that torch.distributed has started its threads: they may run on any core, and only have to share this one where all are busy.
         devices[rank].enter()
         if group.rank == 0:

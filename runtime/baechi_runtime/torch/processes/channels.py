@@ -75,39 +75,6 @@ class Channels(ABC):
         known = self._tensors[tensor]
         return known.producer in phase.ops and any(self._placement[r] == target and r in phase.readers for r in known.readers)
 
-    def _post_early(self) -> None:
-        """Sets `at_start` and `pre_hooks`: receives are posted as early as there is memory for them."""
-        timeline, phase = self._timeline, self._phase
-        here = [v for v in timeline.device_order()[self._rank] if phase is None or v in phase.ops]
-        coming = sorted(self._coming_to(self._rank), key=lambda x: (x.start_us, x.tensor))
-        if not here:
-            self.at_start = tuple(self._poster(x.tensor, x.source) for x in coming)
-            return
-        latest = [self._latest_post(timeline, here, x.tensor, x.start_us) for x in coming]
-        limit = timeline.cluster.devices[self._rank].memory_bytes
-        room = float("inf") if limit is None else limit - timeline.peak_memory_bytes[self._rank]
-        pre_hooks: dict[int, list[Callable[[Any], None]]] = {}
-        for transfer, position in zip(coming, early_pre_hooks(latest, [self._tensors[x.tensor].bytes for x in coming], room), strict=True):
-            pre_hooks.setdefault(here[position], []).append(self._poster(transfer.tensor, transfer.source))
-        self.pre_hooks = {v: tuple(actions) for v, actions in pre_hooks.items()}
-
-    @staticmethod
-    def _latest_post(timeline: Timeline, here: Sequence[int], tensor: int, start_us: float) -> int:
-        """Where among the ops `here` the receive must be posted: at the last one that starts no later than the transfer does."""
-        position = 0
-        readers = set(timeline.graph.tensors[tensor].readers)
-        for i, v in enumerate(here):
-            if timeline.start_us[v] > start_us:
-                break
-            position = i
-            if v in readers:
-                break
-        return position
-
-    def _poster(self, tensor: int, source: int) -> Callable[[Any], None]:
-        """What posts a receive."""
-        raise NotImplementedError
-
     def _like(self, tensor: int) -> tuple[torch.Tensor, tuple[int, ...]]:
         """A tensor as it is in the graph, and the strides with which it is sent: those, or without gaps where it is part of something
         larger there."""
@@ -126,25 +93,6 @@ class Channels(ABC):
     def _unsent(self, reason: str) -> LostPeerError:
         """The error to raise where a tensor can't be sent."""
         return LostPeerError(f"device {self._rank} could not send a tensor ({reason}); check whether all workers still run")
-
-
-def early_pre_hooks(latest: Sequence[int], sizes: Sequence[float], room_bytes: float) -> list[int]:
-    """Where to post each receive, at the earliest: those that are posted before they must be never hold more than `room_bytes`.
-
-    `latest` are the positions where they must be posted, in order. Position 0 is the step's start.
-    """
-    pre_hooks = []
-    first, held = 0, 0.0
-    for i, size in enumerate(sizes):
-        held += size
-        while held > room_bytes and first < i:
-            held -= sizes[first]
-            first += 1
-        if held > room_bytes:
-            pre_hooks.append(latest[i])
-        else:
-            pre_hooks.append(min(latest[first - 1], latest[i]) if first else 0)
-    return pre_hooks
 
 
 def in_order_of_ends(timeline: Timeline) -> list[int]:

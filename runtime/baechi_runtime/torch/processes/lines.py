@@ -14,7 +14,7 @@ import struct
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -130,34 +130,15 @@ class Lines:
         """Waits for a message of a peer, and takes it. Raises LostLineError where it does not come in time, or the peer is gone."""
         arrived = self._arrived[peer, channel]
         if number not in arrived:
-            self.listen([peer], lambda: number in arrived, seconds)
-        arrived.discard(number)
-
-    def listen(self, peers: Collection[int], until: Callable[[], bool], seconds: float | None = None) -> None:
-        """Reads what peers say, until that is so, which is asked whenever one has said something. Raises LostLineError where it is not so
-        in time, or a peer is gone."""
-        seconds = self.timeout_seconds if seconds is None else seconds
-        poll, deadline = select.poll(), time.monotonic() + seconds
-        for peer in peers:
-            poll.register(self.reads[peer], select.POLLIN)
-        self.hear(peers)
-        while not until():
-            if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
-                raise LostLineError(f"nothing came for {seconds:g} s")
-            self.hear(peers)
-
-    def hear(self, peers: Collection[int]) -> None:
-        """Reads what has come from peers. Raises LostLineError where one is gone."""
-        for peer in peers:
+            read, seconds = self.reads[peer], self.timeout_seconds if seconds is None else seconds
+            poll, deadline = select.poll(), time.monotonic() + seconds
+            poll.register(read, select.POLLIN)
             self._take_in(peer)
-
-    def took(self, peer: int, channel: int, number: int) -> bool:
-        """Takes a message that was read; false where there is none."""
-        arrived = self._arrived[peer, channel]
-        if number not in arrived:
-            return False
+            while number not in arrived:
+                if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+                    raise LostLineError(f"nothing came for {seconds:g} s")
+                self._take_in(peer)
         arrived.discard(number)
-        return True
 
     def _take_in(self, peer: int) -> None:
         """Reads what has come from a peer, if anything."""

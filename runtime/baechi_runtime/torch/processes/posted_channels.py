@@ -16,7 +16,7 @@ before it at either end, so both ends come to it. It may therefore share one com
 import queue
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
@@ -83,16 +83,42 @@ class PostedChannels(Channels):
         self._device = device.torch_device
         self._coming: dict[int, tuple[torch.Tensor, dist.Work]] = {}
         self._going = Going(self._timeout)
-        if self._tagged:
-            self._post_early()
-        else:
-            self.pre_hooks = self._ordered_pre_hooks(timeline)
+        self.pre_hooks = self._early_pre_hooks(timeline) if self._tagged else self._ordered_pre_hooks(timeline)
 
     def _ordered_pre_hooks(self, timeline: Timeline) -> dict[int, tuple[Callable[[Any], None], ...]]:
         """Op -> the receives to post before it, where there are no tags."""
         source = [self._placement[tensor.producer] for tensor in self._tensors]
         pre_hooks = ordered_pre_hooks(timeline, self._rank)
         return {v: tuple(self._poster(t, source[t]) for t in tensors) for v, tensors in pre_hooks.items()}
+
+    def _early_pre_hooks(self, timeline: Timeline) -> dict[int, tuple[Callable[[Any], None], ...]]:
+        """Op -> the receives to post before it, where there are tags."""
+        phase = self._phase
+        here = [v for v in timeline.device_order()[self._rank] if phase is None or v in phase.ops]
+        coming = sorted(self._coming_to(self._rank), key=lambda x: (x.start_us, x.tensor))
+        if not here:
+            self.at_start = tuple(self._poster(x.tensor, x.source) for x in coming)
+            return {}
+        latest = [self._latest_post(timeline, here, x.tensor, x.start_us) for x in coming]
+        limit = timeline.cluster.devices[self._rank].memory_bytes
+        room = float("inf") if limit is None else limit - timeline.peak_memory_bytes[self._rank]
+        pre_hooks: dict[int, list[Callable[[Any], None]]] = {}
+        for transfer, position in zip(coming, early_pre_hooks(latest, [self._tensors[x.tensor].bytes for x in coming], room), strict=True):
+            pre_hooks.setdefault(here[position], []).append(self._poster(transfer.tensor, transfer.source))
+        return {v: tuple(actions) for v, actions in pre_hooks.items()}
+
+    @staticmethod
+    def _latest_post(timeline: Timeline, here: Sequence[int], tensor: int, start_us: float) -> int:
+        """Where among the ops `here` the receive must be posted: at the last one that starts no later than the transfer does."""
+        position = 0
+        readers = set(timeline.graph.tensors[tensor].readers)
+        for i, v in enumerate(here):
+            if timeline.start_us[v] > start_us:
+                break
+            position = i
+            if v in readers:
+                break
+        return position
 
     def _poster(self, tensor: int, source: int) -> Callable[[Any], None]:
         (meta, stride), tag = self._like(tensor), self._tag(tensor)
@@ -162,6 +188,25 @@ def ordered_pre_hooks(timeline: Timeline, rank: int) -> dict[int, list[int]]:
             ready += coming.get(v, ())
         elif ready:
             pre_hooks[v], ready = ready, []
+    return pre_hooks
+
+
+def early_pre_hooks(latest: Sequence[int], sizes: Sequence[float], room_bytes: float) -> list[int]:
+    """Where to post each receive, at the earliest: those that are posted before they must be never hold more than `room_bytes`.
+
+    `latest` are the positions where they must be posted, in order. Position 0 is the step's start.
+    """
+    pre_hooks = []
+    first, held = 0, 0.0
+    for i, size in enumerate(sizes):
+        held += size
+        while held > room_bytes and first < i:
+            held -= sizes[first]
+            first += 1
+        if held > room_bytes:
+            pre_hooks.append(latest[i])
+        else:
+            pre_hooks.append(min(latest[first - 1], latest[i]) if first else 0)
     return pre_hooks
 
 

@@ -19,13 +19,11 @@ from baechi_runtime.torch.processes.worker_group import WorkerGroup
 
 _OVER = 2**32 - 1
 """The message that a run is over, so that its places may be written again; a tensor's number is far below."""
+_ALIGNED_TO = 64
 
 
 class SharedChannels(Channels):
     """One worker's ends of all transfers of one placed step, or of one phase of it."""
-
-    aligned_to = 64
-    """Bytes of which a place's begin is a multiple."""
 
     def __init__(self, timeline: Timeline, binding: Binding, group: WorkerGroup, lines: Lines, phase: Phase | None = None) -> None:
         super().__init__(timeline, binding, group, phase)
@@ -56,7 +54,7 @@ class SharedChannels(Channels):
         for tensor in sorted({x.tensor for x in self._coming_to(device)}):
             begins[tensor] = end
             like, _ = self._like(tensor)
-            end += -(-like.numel() * like.element_size() // self.aligned_to) * self.aligned_to
+            end += -(-like.numel() * like.element_size() // _ALIGNED_TO) * _ALIGNED_TO
         return begins, end
 
     def _place(self, tensor: int, device: int) -> torch.Tensor:
@@ -83,24 +81,17 @@ class SharedChannels(Channels):
     def taker(self, tensor: int, target: int) -> Callable[[], torch.Tensor]:
         """See `Exchange`."""
         source = self._placement[self._tensors[tensor].producer]
+        wait, number, place = self._lines.wait, self._number, self._place
 
         def take() -> torch.Tensor:
             try:
-                self._wait(source, tensor)
+                wait(source, number, tensor)
             except LostLineError as e:
                 raise self._in_vain(tensor, str(e)) from e
-            value = self._received(tensor)
+            value = place(tensor, target)
             return value.clone() if self._copies else value
 
         return take
-
-    def _wait(self, peer: int, number: int) -> None:
-        """Waits for a peer's message in this channel."""
-        self._lines.wait(peer, self._number, number)
-
-    def _received(self, tensor: int) -> torch.Tensor:
-        """The tensor in its place."""
-        return self._place(tensor, self._rank)
 
     def finish(self) -> float:
         """See Channels; what was sent is there, and no clock runs on in a wait, in which CPU time stands still."""

@@ -7,19 +7,17 @@ from baechi_runtime.torch.processes.channels import Channels, Phase
 from baechi_runtime.torch.processes.posted_channels import PostedChannels
 from baechi_runtime.torch.processes.shared_channels import SharedChannels
 from baechi_runtime.torch.processes.stream_channels import StreamChannels
-from baechi_runtime.torch.processes.tight_channels import TightChannels
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 
 
 def channels_of(timeline: Timeline, binding: Binding, group: WorkerGroup, device: TorchDevice, phase: Phase | None = None) -> Channels:
-    """The channels of a step, or of a phase of it: through shared memory where all workers have lines to each other, otherwise over
-    torch.distributed. The same on all workers."""
+    """The channels of a step, or of a phase of it: shared memory where all workers have lines to each other, and room for all that comes to
+    them in a step; otherwise torch.distributed. The same on all workers."""
     if device.torch_device.type != "cpu":
         return StreamChannels(timeline, binding, group, device)
-    if group.lines is None:
-        return PostedChannels(timeline, binding, group, device, phase)
-    channels = SharedChannels if _has_room(timeline) else TightChannels
-    return channels(timeline, binding, group, group.lines, phase)
+    if group.lines is not None and _has_room(timeline):
+        return SharedChannels(timeline, binding, group, group.lines, phase)
+    return PostedChannels(timeline, binding, group, device, phase)
 
 
 def _has_room(timeline: Timeline) -> bool:

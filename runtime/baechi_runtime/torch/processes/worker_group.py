@@ -54,9 +54,9 @@ class WorkerGroup:
     """Ends the signs of life, or the listening to them."""
 
     @classmethod
-    def join(cls, timeout_seconds: float, device: torch.device) -> "WorkerGroup":
-        """Waits until all workers are there. Tensors on the host go over gloo, those on CUDA devices over NCCL: through one communicator,
-        which is made here.
+    def join(cls, timeout_seconds: float, device: torch.device, *, share_memory: bool = True) -> "WorkerGroup":
+        """Waits until all workers are there. Tensors on the host go through shared memory, or over gloo where that can't be or is not wanted;
+        those on CUDA devices over NCCL: through one communicator, which is made here.
 
         Raises ExecutionError where they are not there in time, or the address is taken.
         """
@@ -86,7 +86,7 @@ class WorkerGroup:
             if rank:
                 leave_to_others()
             local_size, tagged = int(os.environ.get("LOCAL_WORLD_SIZE", size)), device.type != "cuda"
-            shares = tagged and 1 < local_size == size and os.environ.get(SHARED_MEMORY) != "0"
+            shares = share_memory and tagged and 1 < local_size == size and os.environ.get(SHARED_MEMORY) != "0"
             lines = Lines.join(own, rank, size, timeout_seconds) if shares else None
         return cls(rank, size, own, timeout_seconds, crash, local_size, tagged, lines=lines, quiet=quiet)
 
