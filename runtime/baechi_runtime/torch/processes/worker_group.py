@@ -55,8 +55,8 @@ class WorkerGroup:
 
     @classmethod
     def join(cls, timeout_seconds: float, device: torch.device, *, share_memory: bool = True) -> "WorkerGroup":
-        """Waits until all workers are there. Tensors on the host go through shared memory, or over gloo where that can't be or is not wanted;
-        those on CUDA devices over NCCL: through one communicator, which is made here.
+        """Waits until all workers are there. Tensors on the host go through shared memory, or over gloo where that can't be or is not
+        wanted; those on CUDA devices over NCCL: through one communicator, which is made here.
 
         Raises ExecutionError where they are not there in time, or the address is taken.
         """
