@@ -37,7 +37,7 @@ from baechi_runtime.sharding.step_bytes import StepBytes, counted_bytes
 from baechi_runtime.sharding.strategies import Predicted
 from baechi_runtime.sharding.traffic import Traffic, counted
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_workers, cuda_workers
-from baechi_runtime.torch.measure import measure_on
+from baechi_runtime.torch.measure import load_of_others, measure_on
 from baechi_runtime.torch.processes.environment import worker_place
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 
@@ -122,7 +122,8 @@ class ShardBackend:
         alone = part_seconds(whole.step, whole.batch, self._device) if names else 0.0
         found = {}
         for name in names:
-            forecast = rehearsal.forecast(ReplicaStep(name, whole.step, whole.batch), alone, self._device)
+            replica = ReplicaStep(name, whole.step, whole.batch)
+            forecast = rehearsal.forecast(replica, alone, self._device, partial(load_of_others, self))
             found[name] = Predicted(name, [], forecast, "torch's own")
         return found
 

@@ -3,6 +3,7 @@
 import copy
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from baechi_ext.errors import ShardError
+from baechi_runtime.measure.samples import LoadOfOthers
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.sharding.calibration import agreed, finish, step_seconds
 from baechi_runtime.sharding.forecast import Forecast
@@ -82,18 +84,19 @@ def replica_results(name: str, step: TrainingStep, batch: int) -> dict[str, Tens
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """The way to predict a step by real ones. `as_profiled`: by the processor's time, as placed ops are, and the least that a step waited
-    beside it, since others on the machine make that longer; otherwise by the clock. A step that takes far longer than `enough_seconds` is
-    not looked at for long."""
+    """The way to predict a step by real ones. `as_profiled`: as placed ops are, without what others on the machine take meanwhile: by the
+    clock, less their share of it, and by the processor's time at least; otherwise by the clock. A step that takes far longer than
+    `enough_seconds` is not looked at for long."""
 
     as_profiled: bool = False
     enough_seconds: float = math.inf
 
-    def forecast(self, replica: ReplicaStep, alone_seconds: float, device: torch.device) -> Forecast:
+    def forecast(self, replica: ReplicaStep, alone_seconds: float, device: torch.device, others: Callable[[], LoadOfOthers]) -> Forecast:
         """The forecast of a step: how much of its sums of gradients goes on beside backward, and what they take from it where processes are
         cores, is in what its real steps take. The update, the passes without sums (`alone_seconds`), and the rest are told apart. Every
         process has to ask; each gets the same answer."""
         rows: list[Tensor] = []
+        load = others()
         with torch.random.fork_rng(devices=()):
             while len(rows) < _FIRST_STEPS + _MOST_STEPS:
                 rows.append(_timed(replica, device))
@@ -103,7 +106,9 @@ class Rehearsal:
                 if later >= 0 and (hopeless or (later >= _LEAST_STEPS and later * wall > _SECONDS)):
                     break
         wall, busy, update = torch.stack(rows[_FIRST_STEPS:] or rows[-1:]).T
-        step = ((busy.median() + (wall - busy).min()) if self.as_profiled else wall.median()).item()
+        step = wall.median().item()
+        if self.as_profiled:
+            step = min(step, max(busy.median().item(), step * (1 - agreed(load.share() or 0.0, device))))
         updated = min(update.median().item(), step)
         calls = min(alone_seconds, step - updated)
         return Forecast(1e6 * calls, 0.0, 1e6 * (step - updated - calls), 1e6 * updated)
@@ -111,7 +116,7 @@ class Rehearsal:
 
 def _timed(replica: ReplicaStep, device: torch.device) -> Tensor:
     """Seconds of one step by the clock and of the processor, and of its update, each the slowest process's. Where messages have cores of
-    their own, a process takes longer than the clock, and what it waits is less than nothing."""
+    their own, a process takes longer than the clock."""
     dist.barrier()
     times, busy = [time.perf_counter()], time.process_time()
     for action in (replica.passes, replica.optimizer.step):
