@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from baechi_ext.capture.parts import shared_sizes
 from baechi_ext.errors import CaptureError, InfeasibleError
 from baechi_ext.hybrid.plan import HybridPlan
-from baechi_ext.ir import Cluster, OpGraph
+from baechi_ext.ir import Cluster
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers.backend import Captured, PlacingBackend
 from baechi_runtime.drivers.placement import Placement, place
@@ -41,7 +41,7 @@ def place_in_parts(
     if parts == 1 or placement.result.interrupted or isinstance(placement.result.plan, HybridPlan):
         return whole, placement
     devices, step_us = found[0].devices, placement.result.predicted_step_us
-    if len(devices) == 1 or step_us <= _least_us(placement.graph, found[0]) * (1 + _NEAR):
+    if is_near_least(placement, found[0]):
         return whole, placement
     sizes = shared_sizes(whole.batch or 0, [device.speed for device in devices])
     try:
@@ -73,6 +73,7 @@ def _in_parts(
     return captured, replace(placement, single=one_device_timeline(whole.alone))
 
 
-def _least_us(graph: OpGraph, cluster: Cluster) -> float:
-    """The microseconds that all ops take where all devices are at work all the time."""
-    return graph.total_compute_us() / sum(device.speed for device in cluster.devices)
+def is_near_least(placement: Placement, cluster: Cluster) -> bool:
+    """True if a plan leaves nothing to look for: it takes hardly longer than all ops where all devices are at work all the time."""
+    least_us = placement.graph.total_compute_us() / sum(device.speed for device in cluster.devices)
+    return len(cluster) == 1 or placement.result.predicted_step_us <= least_us * (1 + _NEAR)

@@ -29,7 +29,7 @@ SEARCHES = ("auto", "refine")
 """Methods that start from a plan."""
 MAPPED = ("expert", *SEARCHES)
 """Methods that take a device map."""
-_LEAST_GAIN = 0.05
+LEAST_GAIN = 0.05
 """Predictions of steps are off by as much; a split that promises less may well lose."""
 
 
@@ -171,7 +171,7 @@ def whole_if_faster(result: PlanResult, graph: OpGraph, cluster: Cluster, reques
     The graph's costs are of devices at work beside others, by which one device looks slower than it is. So a plan that leaves the others
     idle comes back with the costs of `single`.
     """
-    worth = result.predicted_step_us < (1 - _LEAST_GAIN) * single.makespan_us
+    worth = result.predicted_step_us < (1 - LEAST_GAIN) * single.makespan_us
     if request.method == "auto" and result.splits and not (request.pins or result.interrupted or worth):
         with contextlib.suppress(InfeasibleError):
             whole = plan(graph, cluster, replace(request.without_grouping(), method="single", initial_plan=None, device_map=None))

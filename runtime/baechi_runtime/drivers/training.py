@@ -18,13 +18,15 @@ from baechi_runtime.drivers.backend import Backend, Captured, Trained, TrainingB
 from baechi_runtime.drivers.microbatches import place_in_parts
 from baechi_runtime.drivers.pipeline import SEARCHES
 from baechi_runtime.drivers.placement import Placement, log_device_placement
+from baechi_runtime.drivers.ranking import Engines, ranked
 from baechi_runtime.drivers.train_request import RunOptions, TrainRequest
 from baechi_runtime.files.checkpoint_folder import Checkpoint, CheckpointFolder
-from baechi_runtime.files.run_folder import MEASURED, best_until_then
+from baechi_runtime.files.run_folder import MEASURED, REPORT, begin_run, best_until_then
 from baechi_runtime.host.interrupts import finished_first
 from baechi_runtime.measure.parity_result import Parity, require_parity
 from baechi_runtime.measure.timing import WARMUP
 from baechi_runtime.report.progress import progress, rounds
+from baechi_runtime.report.report import Report
 from baechi_runtime.report.step_report import StepReport
 from baechi_runtime.report.tables import as_time
 from baechi_runtime.report.training_report import Progressed, RunReport
@@ -43,6 +45,10 @@ SplitsOf = Callable[[Any], "Sharding"]
 """The ways to split the layers of a captured step, for plans on groups of devices."""
 
 
+EnginesOf = Callable[[Any], Engines[Any]]
+"""The framework's own engines for the devices of a backend."""
+
+
 class OnDevices(Protocol):
     """`on_devices` of a framework's backend module."""
 
@@ -51,10 +57,10 @@ class OnDevices(Protocol):
 
 
 def train(
-    request: TrainRequest, on_devices: OnDevices, sharding_of: SplitsOf | None = None
-) -> StepReport | RunReport | Profile | None:
+    request: TrainRequest, on_devices: OnDevices, sharding_of: SplitsOf | None = None, engines_of: EnginesOf | None = None
+) -> Report | Profile | None:
     """The report of a measured, placed step, or with `run` of a training; with `costgen` the profile, written to `cost_path`. None in a
-    process that does not drive. `sharding_of` is for `--placement_method=hybrid`.
+    process that does not drive. `sharding_of` is for `--placement_method=hybrid`; where there is `engines_of`, an engine may run the step.
 
     Raises what the stages raise: CaptureError, ProfileError, MismatchError, InfeasibleError, ParityError, ExecutionError,
     MissingBackendError where there are too few devices; with `run` what train_on raises.
@@ -65,10 +71,10 @@ def train(
         make_folder(Path(request.out))
     if request.run is not None and request.run.resume and request.run.checkpoint is not None:
         CheckpointFolder(request.run.checkpoint).verify()
-    return on_devices(request, partial(_drive, sharding_of=sharding_of))
+    return on_devices(request, partial(_drive, sharding_of=sharding_of, engines_of=engines_of))
 
 
-def _drive(backend: TrainingBackend[C, L], sharding_of: SplitsOf | None) -> StepReport | RunReport | Profile:
+def _drive(backend: TrainingBackend[C, L], sharding_of: SplitsOf | None, engines_of: EnginesOf | None) -> Report | Profile:
     request, captured = backend.request, backend.capture()
     if request.costgen:
         captured.profile.save(request.costs_file, request.made_by)
@@ -80,6 +86,13 @@ def _drive(backend: TrainingBackend[C, L], sharding_of: SplitsOf | None) -> Step
             sharding = sharding_of(captured)
     whole = captured
     captured, placement = place_in_parts(backend, whole, found, sharding)
+    if engines_of is not None and not placement.result.interrupted:
+        engines = engines_of(backend)
+        engine, placement = ranked(whole, placement, found[0], engines)
+        if engine is not None:
+            if request.out is not None:
+                begin_run(Path(request.out))
+            return _kept(request, engines.run(whole, engine, placement))
     if request.out is not None:
         placement.save(Path(request.out), request.made_by)
     if placement.result.interrupted:
@@ -87,9 +100,15 @@ def _drive(backend: TrainingBackend[C, L], sharding_of: SplitsOf | None) -> Step
     if request.log_device_placement:
         log_device_placement(placement)
     _require_single_devices(placement.result)
-    report = _measured(backend, whole, captured, placement) if request.run is None else _trained(backend, captured, placement, request.run)
+    if request.run is None:
+        return _kept(request, _measured(backend, whole, captured, placement))
+    return _kept(request, _trained(backend, captured, placement, request.run))
+
+
+def _kept(request: TrainRequest, report: Report) -> Report:
+    """The report, written where files are kept."""
     if request.out is not None:
-        write_json(Path(request.out) / "report.json", signed(report.to_json(), request.made_by))
+        write_json(Path(request.out) / REPORT, signed(report.to_json(), request.made_by))
     return report
 
 

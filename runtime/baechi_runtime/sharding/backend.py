@@ -32,23 +32,31 @@ from baechi_runtime.sharding.forecast import Forecast, Forecaster
 from baechi_runtime.sharding.layout import Layout
 from baechi_runtime.sharding.mesh import checked_shape, make_mesh
 from baechi_runtime.sharding.parity import check_parity
-from baechi_runtime.sharding.replicas import REPLICAS, ReplicaStep, replica_forecast
+from baechi_runtime.sharding.replicas import REPLICAS, Rehearsal, ReplicaStep, mean_of_all, part_seconds
 from baechi_runtime.sharding.step_bytes import StepBytes, counted_bytes
 from baechi_runtime.sharding.strategies import Predicted
 from baechi_runtime.sharding.traffic import Traffic, counted
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_workers, cuda_workers
-from baechi_runtime.torch.measure import measure_on
+from baechi_runtime.torch.measure import load_of_others, measure_on
 from baechi_runtime.torch.processes.environment import worker_place
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 
 UNSAVED = "--checkpoint is for placed models; drop it, or --sharding"
+_BY_CLOCK = Rehearsal()
 
 
 @dataclass(frozen=True)
-class Captured:
-    """A step, its graph and what a strategy of it is predicted from, the same on every process."""
+class Whole:
+    """A step that every process has, and the length of its inputs' dimension that torch's own ways split."""
 
     step: TrainingStep
+    batch: int
+
+
+@dataclass(frozen=True)
+class Captured(Whole):
+    """A step, its graph and what a strategy of it is predicted from, the same on every process."""
+
     graph: CapturedGraph
     machine: Machine
     forecaster: Forecaster
@@ -68,6 +76,8 @@ class Loaded:
     weights: Sequence[Tensor]
     """Tensors that it holds from step to step, gradients and the optimizer's state left out."""
     optimizer: torch.optim.Optimizer
+    of_parts: bool = False
+    """True if `run` returns the loss of this process's part of the batch."""
 
 
 def on_processes(request: TrainRequest, drive: Callable[["ShardBackend"], None]) -> bool:
@@ -105,19 +115,28 @@ class ShardBackend:
             tera_flops = measured_tera_flops(step, graph.flop, device)
             forecaster = Forecaster(graph, step, self.mesh, device)
             machine = forecaster.machine(tera_flops, step.optimizer.slots)
-        return Captured(step, graph, machine, forecaster)
+        return Captured(step, graph.batch, graph, machine, forecaster)
 
-    def replicated(self, captured: Captured, name: str) -> Predicted:
-        """One of torch's own ways to split the batch, REPLICAS, and its predicted step."""
-        forecast = replica_forecast(name, captured.step, captured.graph.batch, captured.forecaster, self._device)
-        return Predicted(name, [], forecast, "torch's own")
+    def replicated(self, whole: Whole, names: Sequence[str], rehearsal: Rehearsal = _BY_CLOCK) -> dict[str, Predicted]:
+        """Some of torch's own ways to split the batch, REPLICAS, and their predicted steps."""
+        alone = part_seconds(whole.step, whole.batch, self._device) if names else 0.0
+        found = {}
+        for name in names:
+            replica = ReplicaStep(name, whole.step, whole.batch)
+            forecast = rehearsal.forecast(replica, alone, self._device, partial(load_of_others, self))
+            found[name] = Predicted(name, [], forecast, "torch's own")
+        return found
+
+    def replica(self, whole: Whole, name: str) -> Loaded:
+        """The step as torch splits it."""
+        replica = ReplicaStep(name, whole.step, whole.batch)
+        return Loaded(replica.run, (*replica.module.parameters(), *replica.module.buffers()), replica.optimizer, of_parts=True)
 
     def load(self, captured: Captured, plan: Predicted) -> Loaded:
         """The step, split by a strategy, or as torch does it."""
         step = captured.step
         if plan.name in REPLICAS:
-            replica = ReplicaStep(plan.name, step, captured.graph.batch)
-            return Loaded(replica.run, (*replica.module.parameters(), *replica.module.buffers()), replica.optimizer)
+            return self.replica(captured, plan.name)
         sharded = ShardedStep(captured.graph.forward, step.module, self._layouts(captured, plan), self.mesh)
         optimizer = step.optimizer.make([p for p in sharded.parts.values() if p.requires_grad])
 
@@ -128,7 +147,7 @@ class ShardBackend:
 
         return Loaded(run, (*sharded.parts.values(), *sharded.buffers.values()), optimizer)
 
-    def unsplit(self, captured: Captured) -> Loaded:
+    def unsplit(self, captured: Whole) -> Loaded:
         """The step that every process runs whole. It moves the captured step's weights, of which the others have copies."""
         eager = EagerStep(captured.step, self._device)
         return Loaded(eager.run, eager.weights, eager.optimizer)
@@ -152,7 +171,7 @@ class ShardBackend:
             loaded.run()
         return traffic
 
-    def measure(self, captured: Captured, loaded: Mapping[str, Loaded], num_steps: int, on_step: Callable[[int], None]) -> Measurement:
+    def measure(self, captured: Whole, loaded: Mapping[str, Loaded], num_steps: int, on_step: Callable[[int], None]) -> Measurement:
         """Times `num_steps` rounds of the step that is not split and one of each loaded one; `on_step` is called with each round's number.
         Random numbers begin anew."""
         torch.manual_seed(captured.step.seed)
@@ -170,7 +189,7 @@ class ShardBackend:
         finish(self._device)
         us = torch.tensor([(time.perf_counter_ns() - began) / 1000.0], dtype=torch.float64, device=self._device)
         dist.all_reduce(us, dist.ReduceOp.MAX)
-        return loss.item(), us.item()
+        return (mean_of_all(loss) if loaded.of_parts else loss).item(), us.item()
 
     def cpu_seconds(self) -> float:
         """CPU time that all processes have used."""
@@ -178,7 +197,7 @@ class ShardBackend:
         dist.all_reduce(used)
         return used.item()
 
-    def trained(self, captured: Captured, loaded: Loaded) -> Trained:
+    def trained(self, captured: Whole, loaded: Loaded) -> Trained:
         """The loaded step as a training takes it."""
         return _TrainedStep(self, captured.step.seed, loaded)
 

@@ -1,23 +1,31 @@
 """The usual data parallelism, beside the split steps: DistributedDataParallel, and fully sharded (FSDP2)."""
 
 import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from baechi_ext.errors import ShardError
-from baechi_runtime.models.training_step import OptimizerSpec, TrainingStep
-from baechi_runtime.sharding.calibration import agreed, median_seconds, step_seconds
-from baechi_runtime.sharding.forecast import Forecast, Forecaster
-from baechi_runtime.sharding.gradients import buckets
-from baechi_runtime.sharding.links import Links
+from baechi_runtime.measure.samples import LoadOfOthers
+from baechi_runtime.models.training_step import TrainingStep
+from baechi_runtime.sharding.calibration import agreed, finish, step_seconds
+from baechi_runtime.sharding.forecast import Forecast
+from baechi_runtime.torch.lowering.random_state import as_it_was
+from baechi_runtime.torch.parity import named_results
 
 DDP, FSDP2 = "ddp", "fsdp2"
 REPLICAS = (DDP, FSDP2)
-_STEPS, _PIECES, _WIDTH = 3, 4, 16
+_FIRST_STEPS, _LEAST_STEPS, _MOST_STEPS, _SECONDS = 2, 3, 20, 1.5
+"""The first steps make what later ones have: buckets, the optimizer's state. Of later ones there are some, more where they are short."""
+_HOPELESS = 1.5
 
 
 class ReplicaStep:
@@ -41,74 +49,97 @@ class ReplicaStep:
 
     def run(self) -> Tensor:
         """Run one step, the optimizer's included; returns the loss of this process's part."""
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = self.module(*self.inputs)
-        loss.backward()
+        loss = self.passes()
         self.optimizer.step()
+        return loss
+
+    def passes(self) -> Tensor:
+        """Forward, backward, and the sums of gradients; returns the loss of this process's part."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss: Tensor = self.module(*self.inputs)
+        loss.backward()
         return loss.detach()
 
 
-def replica_forecast(name: str, step: TrainingStep, batch: int, forecaster: Forecaster, device: torch.device) -> Forecast:
-    """Forecast such a step: the module on this process's part of the batch, measured without `name`; what that adds to a tiny net, for each
-    piece; messages and copies of gradients and weights by their sizes; and the update. Every process has to ask."""
-    processes, pieces = dist.get_world_size(), _piece_bytes(name, step.module)
-    inputs = tuple(_part(value, batch, dist.get_rank(), processes) for value in step.inputs)
-    saved = step.snapshot()
-    calls = min(step_seconds(step.module, inputs, device) for _ in range(_STEPS))
-    step.restore(saved)
-    executor = _added(name, step.optimizer, device) * (len(pieces) if name == FSDP2 else 1)
-    gradients = sum((_sum_seconds if name == DDP else _sharded_seconds)(forecaster.links, size, processes) for size in pieces)
-    update = forecaster.update_seconds / (processes if name == FSDP2 else 1)
-    return Forecast(1e6 * agreed(calls, device), 0.0, 1e6 * gradients, 1e6 * update, 1e6 * executor)
+def _whole(value: Tensor) -> Tensor:
+    return (value.full_tensor() if isinstance(value, DTensor) else value).detach()
 
 
-def _sum_seconds(links: Links, size: int, processes: int) -> float:
-    """Seconds of a bucket: gradients are copied into it, added up, and copied out of it."""
-    return links.seconds("all_reduce", size, processes) + 2 * size * links.copy_seconds
+def mean_of_all(value: Tensor) -> Tensor:
+    """The mean over all processes."""
+    total = value.detach().clone()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
 
 
-def _sharded_seconds(links: Links, size: int, processes: int) -> float:
-    """Seconds of a piece: gathered forward and backward, gradients added up and scattered; beyond the messages of a tiny one."""
-    kinds = "all_gather", "reduce_scatter"
-    gather, scatter = (links.seconds(kind, size, processes) - links.seconds(kind, 0, processes) for kind in kinds)
-    return 2 * gather + scatter + 3 * size * links.copy_seconds
+def replica_results(name: str, step: TrainingStep, batch: int) -> dict[str, Tensor]:
+    """The loss, gradients and new values of one step from the module's state, by the names that they have where steps are compared. Every
+    process has to ask; gradients are whole, and the loss is the batch's."""
+    replica = ReplicaStep(name, step, batch)
+    loss = mean_of_all(replica.run())
+    module = replica.module.module if isinstance(replica.module, DistributedDataParallel) else replica.module
+    gradients = {n: _whole(p.grad) for n, p in module.named_parameters() if p.grad is not None}
+    return named_results(loss, gradients, {n: _whole(v) for n, v in [*module.named_parameters(), *module.named_buffers()]})
 
 
-def _added(name: str, optimizer: OptimizerSpec, device: torch.device) -> float:
-    """Seconds that a step of a tiny net takes longer with `name` than without; for `fsdp2`, per piece."""
-    processes = dist.get_world_size()
-    tiny = TrainingStep("tiny", _Tiny(), (torch.rand(processes, _WIDTH, device=device),), optimizer)
-    tiny.module.to(device)
-    replica = ReplicaStep(name, tiny, processes)
-    made = optimizer.make(list(tiny.module.parameters()))
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """The way to predict a step by real ones. `as_profiled`: as placed ops are, without what others on the machine take meanwhile: by the
+    clock, less their share of it, and by the processor's time at least; otherwise by the clock. A step that takes far longer than
+    `enough_seconds` is not looked at for long."""
 
-    def bare() -> None:
-        made.zero_grad(set_to_none=True)
-        tiny.module(*replica.inputs).backward()
-        made.step()
+    as_profiled: bool = False
+    enough_seconds: float = math.inf
 
-    seconds = median_seconds(replica.run, device) - median_seconds(bare, device)
-    return max(seconds, 0.0) / (_PIECES if name == FSDP2 else 1)
+    def forecast(self, replica: ReplicaStep, alone_seconds: float, device: torch.device, others: Callable[[], LoadOfOthers]) -> Forecast:
+        """The forecast of a step: how much of its sums of gradients goes on beside backward, and what they take from it where processes are
+        cores, is in what its real steps take. The update, the passes without sums (`alone_seconds`), and the rest are told apart. Every
+        process has to ask; each gets the same answer."""
+        rows: list[Tensor] = []
+        load = others()
+        with torch.random.fork_rng(devices=()):
+            while len(rows) < _FIRST_STEPS + _MOST_STEPS:
+                rows.append(_timed(replica, device))
+                wall, busy, _ = rows[-1].tolist()
+                later = len(rows) - _FIRST_STEPS
+                hopeless = (busy if self.as_profiled else wall) > _HOPELESS * self.enough_seconds
+                if later >= 0 and (hopeless or (later >= _LEAST_STEPS and later * wall > _SECONDS)):
+                    break
+        wall, busy, update = torch.stack(rows[_FIRST_STEPS:] or rows[-1:]).T
+        step = wall.median().item()
+        if self.as_profiled:
+            step = min(step, max(busy.median().item(), step * (1 - agreed(load.share() or 0.0, device))))
+        updated = min(update.median().item(), step)
+        calls = min(alone_seconds, step - updated)
+        return Forecast(1e6 * calls, 0.0, 1e6 * (step - updated - calls), 1e6 * updated)
 
 
-class _Tiny(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(_PIECES)))
+def _timed(replica: ReplicaStep, device: torch.device) -> Tensor:
+    """Seconds of one step by the clock and of the processor, and of its update, each the slowest process's. Where messages have cores of
+    their own, a process takes longer than the clock."""
+    dist.barrier()
+    times, busy = [time.perf_counter()], time.process_time()
+    for action in (replica.passes, replica.optimizer.step):
+        action()
+        finish(device)
+        times.append(time.perf_counter())
+    taken = [times[2] - times[0], time.process_time() - busy, times[2] - times[1]]
+    found = torch.tensor(taken, dtype=torch.float64, device=device)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return found.cpu()
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x).mean()
+
+def part_seconds(step: TrainingStep, batch: int, device: torch.device) -> float:
+    """Seconds of a forward and backward pass over this process's part of the batch, by itself; the slowest process's."""
+    inputs = tuple(_part(value, batch, dist.get_rank(), dist.get_world_size()) for value in step.inputs)
+    with as_it_was(step):
+        return agreed(min(step_seconds(step.module, inputs, device) for _ in range(_FIRST_STEPS)), device)
 
 
-def _piece_bytes(name: str, module: nn.Module) -> list[int]:
-    """Bytes of what goes in a message: buckets of gradients, or pieces of the module."""
-    own = {n: p for n, p in module.named_parameters() if p.requires_grad}
-    if name == DDP:
-        sizes = {n: (p.nbytes, p.dtype) for n, p in reversed(own.items())}
-        return [sum(sizes[n][0] for n in names) for names, _ in buckets(sizes, dict.fromkeys(sizes, (0,)))]
+def largest_piece_bytes(module: nn.Module) -> int:
+    """Bytes of the largest piece that FSDP2 gathers at once."""
     blocks = [sum(p.nbytes for p in block.parameters()) for block in _blocks(module)]
-    rest = sum(p.nbytes for p in own.values()) - sum(blocks)
-    return [*blocks, rest] if rest > 0 else blocks
+    return max([*blocks, sum(p.nbytes for p in module.parameters()) - sum(blocks)])
 
 
 def _part(value: Tensor, batch: int, rank: int, size: int) -> Tensor:

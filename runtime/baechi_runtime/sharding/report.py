@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -62,16 +63,18 @@ class StrategyRun:
 
 @dataclass(frozen=True)
 class ShardReport(Report):
-    """Everything `baechi train --sharding` found out. `executable` is the cost of keeping to what can be run; `single` the step that
-    every process runs whole. `load_of_others` and `oversubscribed` are as for Noise. `in_turn`: the steps took turns, to be
+    """Everything `baechi train --sharding` found out, or `auto` that runs an engine of torch's own. `machine` are the processes as a
+    search saw them, None where there was none, and `executable` the cost of keeping to what can be run; `single` is the step that every
+    process runs whole. `load_of_others` and `oversubscribed` are as for Noise. `in_turn`: the steps took turns, to be
     compared; in a training they do not."""
 
     model: str
     mesh: tuple[int, ...]
-    machine: Machine
-    executable: str
     single: StrategyRun
     runs: tuple[StrategyRun, ...]
+    machine: Machine | None = None
+    executable: str = ""
+    notes: tuple[str, ...] = ()
     load_of_others: float | None = None
     oversubscribed: bool = False
     in_turn: bool = True
@@ -89,9 +92,11 @@ class ShardReport(Report):
             "kind": SHARDING_REPORT,
             "model": self.model,
             "executor": "sharded",
-            "num_devices": machine.devices,
+            "num_devices": prod(self.mesh),
             "mesh": list(self.mesh),
-            "machine": {
+            "machine": None
+            if machine is None
+            else {
                 "tera_flops": machine.tera_flops,
                 "gigabytes_per_second": machine.gigabytes_per_second,
                 "latency_us": machine.latency_us,
@@ -103,6 +108,7 @@ class ShardReport(Report):
             "kendall_tau": self.tau,
             "load_of_others": self.load_of_others,
             "doubts": self.doubts(),
+            "notes": list(self.notes),
             "command": list(self.command),
             "versions": dict(self.versions),
         }
@@ -123,16 +129,19 @@ class ShardReport(Report):
             times = f"{as_time(run.predicted_us):>10}  {as_time(run.samples.median):>10}  {as_range(run.samples.us):>24}"
             yield f"{run.name:<{width}}  {times}  {sent:>10}  {run.traffic.calls.total():>8}  {parity:<9}  {run.note}".rstrip()
         yield ""
-        machine = self.machine
-        link = f"{machine.gigabytes_per_second:.3g} GB/s and {as_time(machine.latency_us)} a message"
-        mesh = " x ".join(map(str, self.mesh))
-        yield labelled("processes", f"{machine.devices}, mesh {mesh}, each {machine.tera_flops:.3g} TFLOP/s, {link} (measured)")
+        machine, processes = self.machine, f"{prod(self.mesh)}, mesh {' x '.join(map(str, self.mesh))}"
+        if machine is not None:
+            link = f"{machine.gigabytes_per_second:.3g} GB/s and {as_time(machine.latency_us)} a message"
+            processes += f", each {machine.tera_flops:.3g} TFLOP/s, {link} (measured)"
+        yield labelled("processes", processes)
         yield labelled("one process", f"{as_time(self.single.samples.median)} a step that is not split")
-        yield labelled("executable", self.executable)
+        if self.executable:
+            yield labelled("executable", self.executable)
         if self.tau is not None:
             yield labelled("ranking", f"Kendall's tau of predicted and measured: {self.tau:+.2f}")
         if self.load_of_others is not None:
             yield labelled("others' load", load_text(self.load_of_others))
+        yield from (labelled("note", note) for note in self.notes)
         if doubts := self.doubts():
             yield inconclusive(doubts, ", or with more --num_steps" if self.in_turn else "")
         for run in self.runs:

@@ -1,7 +1,7 @@
 """`baechi train --sharding`: in each of a group of worker processes the model's step, split by some strategies, checked and timed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch.distributed as dist
@@ -19,7 +19,8 @@ from baechi_runtime.measure.parity_result import Parity, require_parity
 from baechi_runtime.measure.samples import Samples
 from baechi_runtime.measure.timing import WARMUP
 from baechi_runtime.report.progress import progress, rounds
-from baechi_runtime.sharding.backend import UNSAVED, Captured, Loaded, ShardBackend, on_processes
+from baechi_runtime.sharding.backend import UNSAVED, Captured, Loaded, ShardBackend, Whole, on_processes
+from baechi_runtime.sharding.forecast import Forecast
 from baechi_runtime.sharding.replicas import REPLICAS
 from baechi_runtime.sharding.report import WHOLE, ShardReport, StrategyRun
 from baechi_runtime.sharding.strategies import NAMES, PASE, Predicted, Searched, predicted, search_measured, search_runnable
@@ -63,7 +64,7 @@ def _check(request: TrainRequest) -> None:
 
 
 @dataclass
-class _Strategy:
+class Strategy:
     """A strategy that is ready to run, and the file of its shard plan."""
 
     chosen: Predicted
@@ -74,7 +75,7 @@ class _Strategy:
 
 def _report(backend: ShardBackend) -> ShardReport:
     request, captured = backend.request, backend.capture()
-    machine, names = captured.machine, ", ".join(request.sharding)
+    machine = captured.machine
     with progress(f"sharding {request.model} over {machine.devices} processes"):
         searched = search_runnable(captured.graph, machine, backend.shape)
         own = [name for name in request.sharding if name not in REPLICAS]
@@ -82,14 +83,21 @@ def _report(backend: ShardBackend) -> ShardReport:
             searched = search_measured(searched, captured.forecaster)
         chosen = {name: predicted(searched, captured.forecaster, name) for name in own}
     plans = _save(backend, captured, searched, chosen)
-    chosen |= {name: backend.replicated(captured, name) for name in request.sharding if name in REPLICAS}
+    chosen |= backend.replicated(captured, [name for name in request.sharding if name in REPLICAS])
     strategies = {name: _loaded(backend, captured, chosen[name], plans.get(name)) for name in request.sharding}
-    whole = _Strategy(Predicted(WHOLE, [], captured.whole), backend.unsplit(captured))
+    return replace(reported(backend, captured, captured.whole, strategies), machine=machine, executable=searched.line())
+
+
+def reported(backend: ShardBackend, captured: Whole, forecast: Forecast, strategies: Mapping[str, Strategy]) -> ShardReport:
+    """Steps of each strategy, timed in turn with those that are not split, or trained. `forecast` is of the latter. Every process has to
+    call it."""
+    request = backend.request
+    whole = Strategy(Predicted(WHOLE, [], forecast), backend.unsplit(captured))
     loaded = {name: strategy.loaded for name, strategy in strategies.items()}
     losses: Mapping[str, Sequence[float]] = {}
     samples: Mapping[str, Samples]
     if request.run is None:
-        with progress(f"measuring {request.num_steps} steps of {names}") as show:
+        with progress(f"measuring {request.num_steps} steps of {', '.join(strategies)}") as show:
             measurement = backend.measure(captured, loaded, request.num_steps, rounds(show, WARMUP + request.num_steps))
         samples, share = measurement.samples, measurement.load_of_others
     else:
@@ -100,8 +108,6 @@ def _report(backend: ShardBackend) -> ShardReport:
     return ShardReport(
         model=request.model,
         mesh=backend.shape,
-        machine=machine,
-        executable=searched.line(),
         single=_run_of(backend, whole, measurement.samples[UNPLACED]),
         runs=tuple(_run_of(backend, strategy, samples[name], losses.get(name, ())) for name, strategy in strategies.items()),
         load_of_others=share,
@@ -112,16 +118,16 @@ def _report(backend: ShardBackend) -> ShardReport:
     )
 
 
-def _loaded(backend: ShardBackend, captured: Captured, chosen: Predicted, plan: str | None) -> _Strategy:
+def _loaded(backend: ShardBackend, captured: Captured, chosen: Predicted, plan: str | None) -> Strategy:
     with progress(f"checking parity of {chosen.name} with the step that is not split"):
         parity = backend.check(captured, chosen)
     if parity is not None:
         require_parity(parity)
-    return _Strategy(chosen, backend.load(captured, chosen), parity, plan)
+    return Strategy(chosen, backend.load(captured, chosen), parity, plan)
 
 
 def _trained(
-    backend: ShardBackend, captured: Captured, loaded: Mapping[str, Loaded], run: RunOptions
+    backend: ShardBackend, captured: Whole, loaded: Mapping[str, Loaded], run: RunOptions
 ) -> tuple[dict[str, Samples], dict[str, tuple[float, ...]]]:
     """The times and the losses of each strategy's training."""
     samples, losses = {}, {}
@@ -132,7 +138,7 @@ def _trained(
     return samples, losses
 
 
-def _run_of(backend: ShardBackend, strategy: _Strategy, samples: Samples, losses: Sequence[float] = ()) -> StrategyRun:
+def _run_of(backend: ShardBackend, strategy: Strategy, samples: Samples, losses: Sequence[float] = ()) -> StrategyRun:
     traffic, held = backend.traffic(strategy.loaded), backend.held(strategy.loaded)
     chosen = strategy.chosen
     return StrategyRun(chosen.name, chosen.note, chosen.forecast, samples, traffic, held, strategy.parity, tuple(losses), strategy.plan)

@@ -35,7 +35,7 @@ from baechi_runtime.torch.lowering.split_gpu import split_gpu
 from baechi_runtime.torch.measure import measure
 from baechi_runtime.torch.parity import check_parity
 from baechi_runtime.torch.processes.environment import worker_place
-from baechi_runtime.torch.processes.executor import ProcessExecutor, RankCapture, follow
+from baechi_runtime.torch.processes.executor import Further, ProcessExecutor, RankCapture, follow
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 from baechi_runtime.torch.profiler import FULL, ProfileOptions, profile_step
 from baechi_runtime.torch.threads.accounting import how_measured, measured_peak_bytes
@@ -68,7 +68,11 @@ class Captured(backend.Captured):
         return len(self.binding.seeded_ops)
 
 
-def on_devices(request: TrainRequest, drive: Callable[["TorchBackend"], T]) -> T | None:
+FurtherOf = Callable[[TrainRequest, Sequence[TorchDevice], int, TrainingStep], Further]
+"""The further commands that a worker of this rank obeys with its step."""
+
+
+def on_devices(request: TrainRequest, drive: Callable[["TorchBackend"], T], further: FurtherOf | None = None) -> T | None:
     """The value of `drive` for the devices of the request. In a worker group rank 0 drives; the others do as they are told and
     return None. Raises MissingBackendError where there are too few CUDA devices, ExecutionError where another number of workers runs."""
     if request.workers == "thread":
@@ -87,7 +91,8 @@ def on_devices(request: TrainRequest, drive: Callable[["TorchBackend"], T]) -> T
                 return drive(TorchBackend(request, executor))
         step, graph, binding = capture(request)
         in_parts = cache(partial(capture_sizes, request, step))
-        follow(group, devices[rank], RankCapture(graph, binding, partial(build_step, request), in_parts))
+        obeyed = {} if further is None else further(request, devices, rank, step)
+        follow(group, devices[rank], RankCapture(graph, binding, partial(build_step, request), in_parts), obeyed)
     return None
 
 
@@ -121,6 +126,11 @@ def capture_sizes(request: TrainRequest, step: TrainingStep, sizes: Sequence[int
 def parts_of(request: TrainRequest, step: TrainingStep, sizes: Sequence[int]) -> Parts:
     """The parts of a step's batch as the request allows them. Raises CaptureError where no input has a batch's length."""
     return Parts.of(step.inputs, sizes, batch_norm_per_part=request.batch_norm_per_part)
+
+
+def normalises(captured: Captured, parts: Parts) -> bool:
+    """True if a layer normalises over the batch that is split. Raises CaptureError where the user has not allowed parts."""
+    return require_parts_may_differ([bound.node for bound in captured.binding.ops if bound.node is not None], parts)
 
 
 def sizes_of_parts(step: TrainingStep, parts: int | Sequence[int]) -> tuple[int, ...]:
@@ -209,8 +219,7 @@ class TorchBackend(TrainingBackend[Captured, LoadedStep]):
     def in_parts(self, captured: Captured, parts: int | Sequence[int]) -> Captured:
         """See PlacingBackend."""
         sizes = sizes_of_parts(captured.step, parts)
-        nodes = [bound.node for bound in captured.binding.ops if bound.node is not None]
-        require_parts_may_differ(nodes, parts_of(self.request, captured.step, sizes))  # before they are captured, which takes a while
+        normalises(captured, parts_of(self.request, captured.step, sizes))  # before they are captured, which takes a while
         graph, binding = capture_sizes(self.request, captured.step, sizes)
         found = costed(self.request, self.executor, graph, binding, captured.step)
         return replace(captured, graph=found.graph, alone=found.alone, profile=found.profile, binding=binding)

@@ -33,32 +33,33 @@ def check_parity(executor: Executor, timeline: Timeline, binding: Binding, step:
     """
     with as_it_was(step) as saved:
         per_part = binding.parts if binding.parts is not None and binding.parts.batch_norm_per_part else None
-        expected = executor.call(0, lambda: _eager_results(step, executor.devices[0].torch_device, per_part))
+        expected = executor.call(0, lambda: unplaced_results(step, executor.devices[0].torch_device, per_part))
         step.restore(saved)
         placed = executor.load(timeline, binding, step, keep_gradients=True)
         if isinstance(placed, PlacedStep):
             placed.rehearse()
         torch.manual_seed(step.seed)
         loss, _ = placed.run()
-        actual = _results(loss, *placed.gather())
+        actual = named_results(loss, *placed.gather())
     kind = executor.devices[0].torch_device.type
     if binding.parts is None or per_part is not None:
         return compare(expected, actual, TOLERANCE[kind])
     return compare(expected, actual, TOLERANCE_OF_PARTS[kind], share=SHARE_OF_PARTS)
 
 
-def _eager_results(step: TrainingStep, device: torch.device, parts: Parts | None) -> dict[str, Tensor]:
-    """The unplaced step's; with `parts`, part after part, as the user allows it to be normalised."""
+def unplaced_results(step: TrainingStep, device: torch.device, parts: Parts | None) -> dict[str, Tensor]:
+    """The unplaced step's loss, gradients and new values, by name; with `parts`, part after part, as the user lets it be normalised."""
     eager = EagerStep(step, device)
     torch.manual_seed(step.seed)
     loss = eager.run() if parts is None else part_after_part(eager, parts)
     gradients = {n: p.grad for n, p in eager.step.module.named_parameters() if p.grad is not None}
-    results = _results(loss, gradients, eager.step.state())
+    results = named_results(loss, gradients, eager.step.state())
     eager.optimizer.zero_grad(set_to_none=True)
     return results
 
 
-def _results(loss: Tensor, gradients: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def named_results(loss: Tensor, gradients: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of a step's loss, gradients and new values on the host, by the names that they have where steps are compared."""
     named = {"loss": loss}
     named |= {f"gradient of {name}": g for name, g in gradients.items()}
     named |= {f"new value of {name}": value for name, value in state.items()}

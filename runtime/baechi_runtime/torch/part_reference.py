@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from baechi_ext.capture.parts import Parts
 from baechi_ext.capture.torch_private import dispatched
 from baechi_ext.errors import ParityError
-from baechi_runtime.models.training_step import EagerStep
+from baechi_runtime.models.training_step import EagerStep, TrainingStep
 
 _ROUNDING = 1e-3
 _BERNOULLI = torch.ops.aten.bernoulli_.float
+_LABELLED = (torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss2d_forward.default)
 
 
 def part_after_part(eager: EagerStep, parts: Parts) -> Tensor:
@@ -44,31 +45,66 @@ def part_after_part(eager: EagerStep, parts: Parts) -> Tensor:
     return total
 
 
+def is_mean_of_parts(step: TrainingStep, parts: Parts) -> bool:
+    """True if the loss of the batch is the mean of those of its parts: not where these have different numbers of labels that count. Random
+    numbers are drawn for each."""
+    labels = _Labels()
+    whole, total = _losses(step.module, step.inputs, parts, labels)
+    return _alike(whole, total) and all(counts == labels.counts[1] for counts in labels.counts[1:])
+
+
 def _require_mean(module: torch.nn.Module, inputs: Sequence[Tensor], parts: Parts, masks: "_Masks") -> None:
-    norms = [m for m in module.modules() if isinstance(m, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)) and m.training]
-    for norm in norms:
-        norm.eval()
-    try:
-        losses = []
-        for values, share in [(inputs, 0.0), *((parts.inputs_of(inputs, k), sum(parts.weights[:k])) for k in range(len(parts.sizes)))]:
-            masks.begin(share)
-            with dispatched(masks.handed_out), torch.no_grad():
-                losses.append(float(module(*values)))
-    finally:
-        for norm in norms:
-            norm.train()
-    whole, total = losses[0], sum(weight * loss for weight, loss in zip(parts.weights, losses[1:], strict=True))
-    if math.isfinite(whole) and not math.isclose(whole, total, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
+    whole, total = _losses(module, inputs, parts, masks)
+    if not _alike(whole, total):
         raise ParityError(
             f"the loss of the whole batch is {whole:.6g}, that of its parts {total:.6g}: it is no mean over the examples, so "
             "the batch can't be split; give --microbatches=1"
         )
 
 
+def _alike(whole: float, total: float) -> bool:
+    return not math.isfinite(whole) or math.isclose(whole, total, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+
+
+def _losses(module: torch.nn.Module, inputs: Sequence[Tensor], parts: Parts, calls: "_Masks | _Labels") -> tuple[float, float]:
+    """The loss of the whole batch, and the mean of those of its parts, normalised by running values."""
+    norms = [m for m in module.modules() if isinstance(m, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)) and m.training]
+    for norm in norms:
+        norm.eval()
+    try:
+        losses = []
+        for values, share in [(inputs, 0.0), *((parts.inputs_of(inputs, k), sum(parts.weights[:k])) for k in range(len(parts.sizes)))]:
+            calls.begin(share)
+            with dispatched(calls.handed_out), torch.no_grad():
+                losses.append(float(module(*values)))
+    finally:
+        for norm in norms:
+            norm.train()
+    return losses[0], sum(weight * loss for weight, loss in zip(parts.weights, losses[1:], strict=True))
+
+
 def _set(module: torch.nn.Module, buffers: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, value in module.named_buffers():
             value.copy_(buffers[name])
+
+
+class _Labels:
+    """The weight of the labels that each loss of the whole batch, and then of each part, is a mean over."""
+
+    def __init__(self) -> None:
+        self.counts: list[list[float]] = []
+
+    def begin(self, share: float) -> None:
+        """Begins the whole batch, or the next part."""
+        self.counts.append([])
+
+    def handed_out(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Calls an op, and notes what it counts."""
+        result = func(*args, **kwargs)
+        if func in _LABELLED:
+            self.counts[-1].append(float(result[1]))
+        return result
 
 
 class _Masks:

@@ -13,7 +13,7 @@ def report(*, in_turn: bool, load_of_others: float) -> ShardReport:
     held = (StepBytes(0, 0, 0, 0),) * 2
     single = StrategyRun(WHOLE, "", Forecast(20.0), Samples((20.0, 22.0)), Traffic(), held)
     split = StrategyRun("pase", "", Forecast(10.0), Samples((10.0, 11.0)), Traffic(), held)
-    return ShardReport("rnnlm", (2,), Machine(devices=2), "", single, (split,), load_of_others, in_turn=in_turn)
+    return ShardReport("rnnlm", (2,), single, (split,), Machine(devices=2), load_of_others=load_of_others, in_turn=in_turn)
 
 
 def test_steps_in_turn_are_compared_and_too_few_are_a_doubt() -> None:

@@ -48,19 +48,23 @@ def train(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace, request: "TrainRequest", asked: "ScriptRequest | None") -> int:
+    from baechi_runtime.drivers.ranking import is_ranked
     from baechi_runtime.drivers.training import train as train_on
 
     if _wants_workers(request):
         return _run_workers(request)
+    ranks = asked is None and is_ranked(request)
     with progress(f"loading {request.framework}"):
-        stage = _stage(request.framework, "sharding.training" if request.sharding else "backend" if asked is None else "script")
+        of_model = "sharding.training" if request.sharding else "sharding.ranked" if ranks else "backend"
+        stage = _stage(request.framework, "script" if asked is not None else of_model)
         splits = _stage("torch", "sharding.ops").sharding_of_captured if asked is None and _shares_layers(request) else None
     _keep_config(args, request)
     if asked is not None:
         return _code_of(args, stage.run_script(asked))
     try:
         outcome: Report | Profile | None
-        outcome = stage.train(request) if request.sharding else train_on(request, stage.on_devices, splits)
+        engines = stage.TorchEngines if ranks else None
+        outcome = stage.train(request) if request.sharding else train_on(request, stage.on_devices, splits, engines)
     except InfeasibleError as e:
         if args.json:
             print_json(args, e.to_json())

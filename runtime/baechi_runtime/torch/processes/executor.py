@@ -6,11 +6,12 @@ Rank 0 drives: it captures, profiles, places, measures, and is device 0. The oth
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -140,8 +141,7 @@ class ProcessStep:
 
     def _together(self, own: Callable[[], T], **command: Any) -> tuple[T, list[dict[str, Any]]]:
         """Do something with the step on all ranks: what it gives here, and the others' answers."""
-        self._executor.group.command({**command, "step": self.number})
-        return self._executor.call(0, own), self._executor.group.answers()
+        return self._executor.together(partial(self._executor.call, 0, own), **command, step=self.number)
 
 
 class ProcessExecutor:
@@ -172,6 +172,16 @@ class ProcessExecutor:
         if device != 0:
             raise ExecutionError(f"device {device} is another process; only device 0 runs functions of this one")
         return self._local.call(0, function)
+
+    def together(self, own: Callable[[], T], **command: Any) -> tuple[T, list[dict[str, Any]]]:
+        """Do something in this thread while the others obey a command: what it gives here, and their answers. Raises ExecutionError, the
+        first one's where several fail."""
+        self.group.command(command)
+        try:
+            found = own()
+        except RuntimeError as e:  # of torch.distributed, whose peer is gone
+            raise self.group.first_failure() or ExecutionError((str(e).splitlines() or [""])[0]) from e
+        return found, self.group.answers()
 
     def memory_bytes(self) -> list[int]:
         """Bytes that each device may hold, as each worker finds them on its own machine."""
@@ -253,7 +263,11 @@ class RankCapture:
         return replace(self, graph=graph, binding=binding)
 
 
-def follow(group: WorkerGroup, device: TorchDevice, captured: RankCapture | None = None) -> None:
+Further = Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]
+"""Commands beyond those of placed steps, and what obeys them and gives the answer."""
+
+
+def follow(group: WorkerGroup, device: TorchDevice, captured: RankCapture | None = None, further: Further = MappingProxyType({})) -> None:
     """Ranks other than 0: obey until told to stop; links can be probed without a captured step. An error is answered, then raised: a group
     with a failed rank is over."""
     keep_freed_memory()
@@ -270,6 +284,8 @@ def follow(group: WorkerGroup, device: TorchDevice, captured: RankCapture | None
                 if group.rank == command["rank"]:
                     tell_clock()
                 answer = {}
+            elif command["do"] in further:
+                answer = further[command["do"]](command)
             elif captured is None:
                 raise ExecutionError(f"told to {command['do']}, and there is no step; are all workers of one version?")
             elif command["do"] == "keep_busy":

@@ -1,0 +1,28 @@
+"""`baechi` on worker processes whose `auto` takes an engine of torch's that is predicted to be slower, too: so tests choose one, whatever
+the machine is like.
+
+    ENGINE[+unasked] ARGUMENTS
+
++unasked: it is not asked whether that computes the same step.
+"""
+
+from collections.abc import Callable
+
+from baechi_runtime.cli.main import main
+from baechi_runtime.drivers import ranking
+from baechi_runtime.sharding import ranked
+
+
+def prepared(_: int, engine: str, *command_line: str) -> Callable[[], int]:
+    """The command in each worker."""
+    name, _, unasked = engine.partition("+")
+
+    def work() -> int:
+        ranking.LEAST_GAIN = -1e9
+        ranking.is_near_least = lambda placement, cluster: False
+        ranked.TITLES = {name: ranked.TITLES[name]}
+        if unasked:
+            ranked.TorchEngines.refusal = lambda self, whole, engine: ""
+        return main(command_line)
+
+    return work

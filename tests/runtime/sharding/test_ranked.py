@@ -1,0 +1,150 @@
+"""torch's own engines beside the plans of `auto`: their predicted steps, which of them run, and that these compute the same step."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from baechi_ext.capture.parts import Parts
+from baechi_ext.ir import Cluster, Link
+from baechi_runtime.drivers.pipeline import PlanRequest
+from baechi_runtime.drivers.ranking import is_ranked
+from baechi_runtime.drivers.train_request import RunOptions, TrainRequest
+from baechi_runtime.models.registry import ModelOptions, make_step
+from baechi_runtime.models.training_step import EagerStep, TrainingStep, optimizer_spec
+from baechi_runtime.torch.part_reference import is_mean_of_parts
+from tests.runtime.forked_workers import ForkedWorkers
+from tests.runtime.workers import only_error
+
+SIZES = {"batch_size": 4, "vocab_size": 60, "max_seq_length": 6, "num_layers": 2, "d_model": 32, "num_heads": 4}
+GPT2 = ["--model_name=gpt2", "--dropout=0", *(f"--{name}={size}" for name, size in SIZES.items())]
+NASNET = ["--model_name=nasnet", "--batch_size=4", "--image_size=16", "--nasnet_cells=1", "--nasnet_filters=8"]
+TRAIN = ["train", "--workers=process", "--num_devices=2", "--time_limit=0.5", "--num_steps=2", "--json"]
+
+
+def notes_of(report: dict[str, object], *parts: str) -> list[str]:
+    return [note for note in report["notes"] if all(part in note for part in parts)]
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_a_chosen_engine_runs_the_step_that_is_not_placed(engine: str, workers: ForkedWorkers) -> None:
+    """Its losses are those of the whole batch in plain PyTorch."""
+    flags = ["--train_steps=4", "--learning_rate=0.1"]
+    report = json.loads(workers.run("ranked_on_processes", 2, engine, *TRAIN, *GPT2, *flags))
+    (strategy,) = report["strategies"]
+    assert (report["kind"], strategy["name"], report["machine"]) == ("baechi sharding report", engine, None)
+    assert strategy["parity"]["passed"]
+    assert strategy["parity"]["compared"] > 10
+    assert strategy["parity"]["tolerance"] == 1e-4
+    title = {"ddp": "DistributedDataParallel", "fsdp2": "FSDP2"}[engine]
+    assert notes_of(report, f"{title} runs the step: it is predicted to take", "the best plan of auto")
+    eager = EagerStep(make_step("gpt2", ModelOptions(**SIZES, dropout=0.0), optimizer_spec("sgd", 0.1)), torch.device("cpu"))
+    assert strategy["losses"] == pytest.approx([eager.run().item() for _ in range(4)], rel=1e-5)
+
+
+def test_steps_of_a_chosen_engine_are_timed_beside_those_that_are_not_split(
+    tmp_path_factory: pytest.TempPathFactory, workers: ForkedWorkers
+) -> None:
+    out = tmp_path_factory.mktemp("run")
+    report = json.loads(workers.run("ranked_on_processes", 2, "ddp", *TRAIN, *GPT2, f"--out={out}"))
+    (strategy,) = report["strategies"]
+    assert len(strategy["measured_step_us"]["samples"]) == len(report["single_step_us"]["samples"]) == 2
+    assert sum(strategy["predicted_parts_us"].values()) == pytest.approx(strategy["predicted_step_us"])
+    assert strategy["sent_bytes"] > 0
+    assert json.loads((out / "report.json").read_text()) == report
+    assert not (out / "plan.json").exists()
+
+
+def test_batch_norm_keeps_an_engine_out_unless_parts_may_be_normalised(workers: ForkedWorkers) -> None:
+    kept = json.loads(workers.run("ranked_on_processes", 2, "ddp", *TRAIN, *NASNET))
+    assert "strategies" not in kept
+    assert notes_of(kept, "DistributedDataParallel is predicted to take", "--batch_norm=per_part allows that", "--sharding=ddp runs it")
+    chosen = json.loads(workers.run("ranked_on_processes", 2, "ddp", *TRAIN, *NASNET, "--batch_norm=per_part"))
+    assert chosen["strategies"][0]["parity"]["passed"]
+
+
+def test_dropout_keeps_an_engine_out(workers: ForkedWorkers) -> None:
+    report = json.loads(workers.run("ranked_on_processes", 2, "ddp", *TRAIN, *GPT2, "--dropout=0.1"))
+    assert "strategies" not in report
+    assert notes_of(report, "DistributedDataParallel is predicted to take", "other random numbers", "--dropout=0")
+
+
+def test_what_computes_another_step_is_a_parity_error(workers: ForkedWorkers) -> None:
+    """Not even the reasons against it being asked for lets it go on."""
+    codes, out, err = workers.finish("ranked_on_processes", 2, "ddp+unasked", *TRAIN, *GPT2, "--dropout=0.1")
+    assert (codes[0], out) == (1, "")
+    assert "differs" in only_error(err)
+
+
+def test_a_batch_that_does_not_divide_is_not_tried(workers: ForkedWorkers) -> None:
+    report = json.loads(workers.run("ranked_on_processes", 2, "ddp", *TRAIN, *GPT2, "--batch_size=5"))
+    assert notes_of(report, "DistributedDataParallel was not tried", "2 processes", "5 examples")
+
+
+def test_a_model_too_large_for_each_device_is_not_tried(workers: ForkedWorkers) -> None:
+    """Half of it fits on each."""
+    report = json.loads(workers.run("ranked_on_processes", 2, "ddp", *TRAIN, *GPT2, "--optimizer=adam", "--device_memory=450KiB"))
+    assert notes_of(report, "DistributedDataParallel was not tried: it would hold", "which has 450 KiB")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"plan": PlanRequest("m_etf")},
+        {"plan": PlanRequest(cost_factor=2)},
+        {"microbatches": 1},
+        {"microbatches": 2},
+        {"workers": "thread"},
+        {"framework": "tensorflow"},
+        {"cost_path": "costs.json"},
+        {"link": Link(0, 0)},
+        {"cluster": Cluster.uniform(2)},
+        {"comm_cost_factor": 2},
+        {"run": RunOptions(9, checkpoint="folder")},
+        {"log_device_placement": True},
+        {"costgen": True},
+        {"cuda": True},
+    ],
+)
+def test_who_asks_for_something_gets_it(asked: dict[str, Any]) -> None:
+    request = TrainRequest("gpt2", PlanRequest(), workers="process", microbatches=None)
+    assert is_ranked(request)
+    assert is_ranked(replace(request, run=RunOptions(9), device_memory=1 << 20, batch_norm_per_part=True))
+    assert not is_ranked(replace(request, **asked))
+
+
+def test_both_are_predicted_beside_the_plan_that_runs(workers: ForkedWorkers) -> None:
+    """Messages take far longer than this small step."""
+    report = json.loads(workers.run("baechi_on_processes", 2, *TRAIN, *GPT2))
+    assert "strategies" not in report
+    assert notes_of(report, "DistributedDataParallel is predicted to take")
+    assert notes_of(report, "FSDP2 is predicted to take")
+
+
+class Labelled(nn.Module):
+    """A mean over the labels that are not 0, or their sum."""
+
+    def __init__(self, reduction: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.reduction = reduction
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.layer(x).flatten(0, 1), labels.flatten(), ignore_index=0, reduction=self.reduction)
+
+
+@pytest.mark.parametrize(
+    ("padding", "reduction", "is_mean"),
+    [((0, 0, 0, 0), "mean", True), ((0, 2, 2, 0), "mean", True), ((0, 0, 0, 1), "mean", False), ((0, 0, 0, 0), "sum", False)],
+)
+def test_a_loss_is_a_mean_over_parts_that_count_alike(padding: Sequence[int], reduction: str, is_mean: bool) -> None:
+    torch.manual_seed(1)
+    labels = torch.randint(1, 3, (4, 5))
+    for row, length in enumerate(padding):
+        labels[row, :length] = 0
+    step = TrainingStep("labelled", Labelled(reduction), (torch.randn(4, 5, 4), labels), optimizer_spec("sgd", 0.1), batch=4)
+    assert is_mean_of_parts(step, Parts.of(step.inputs, (2, 2))) == is_mean
