@@ -1,4 +1,4 @@
-"""Channels: how the tensors of a placed step get from one worker process to another; the classes differ in what carries them."""
+"""Channels: the ways of a placed step's tensors from one worker process to another; the classes differ in what carries them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,7 +35,7 @@ class Channels(ABC):
     pre_hooks: Mapping[int, tuple[Callable[[Any], None], ...]] = {}
     """Op -> the receives to post before it."""
     extra_bytes = 0
-    """What is kept for received tensors beyond the time for which the plan has them in memory."""
+    """Bytes that are kept for received tensors beyond the time for which the plan has them in memory."""
 
     def __init__(self, timeline: Timeline, binding: Binding, group: WorkerGroup, phase: Phase | None = None) -> None:
         self._rank = group.rank
