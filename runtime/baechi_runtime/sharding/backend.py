@@ -1,5 +1,6 @@
 """A group of worker processes, each of which runs its part of a step that is split by a strategy. All of them drive, in step."""
 
+import gc
 import logging
 import os
 import time
@@ -125,6 +126,8 @@ class ShardBackend:
             replica = ReplicaStep(name, whole.step, whole.batch)
             forecast = rehearsal.forecast(replica, alone, self._device, partial(load_of_others, self))
             found[name] = Predicted(name, [], forecast, "torch's own")
+            del replica
+            gc.collect()  # its copy of the model is in cycles
         return found
 
     def replica(self, whole: Whole, name: str) -> Loaded:

@@ -3,7 +3,6 @@
 Rank 0 drives; the others obey it, as they do for a plan (baechi_runtime.torch.processes.executor).
 """
 
-import gc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -49,7 +48,7 @@ def _obeyed(request: TrainRequest, devices: Sequence[TorchDevice], rank: int, st
     worker = _Worker(request, devices, rank, step)
 
     def rehearse(command: dict[str, Any]) -> dict[str, Any]:
-        worker.rehearsed(command["engine"], command["enough_us"])
+        worker.rehearsed(command["engines"], command["enough_us"])
         return {}
 
     def check(command: dict[str, Any]) -> dict[str, Any]:
@@ -74,11 +73,9 @@ class _Worker:
     def processes(self) -> ShardBackend:
         return ShardBackend(self._request, (len(self._devices),), self._devices, self._rank)
 
-    def rehearsed(self, name: str, enough_us: float) -> Predicted:
-        """The engine's predicted step."""
-        found = self.processes.replicated(self.whole, (name,), Rehearsal(True, enough_us / 1e6))[name]
-        gc.collect()  # its copy of the model, which is in cycles
-        return found
+    def rehearsed(self, names: Sequence[str], enough_us: float) -> dict[str, Predicted]:
+        """The engines' predicted steps."""
+        return self.processes.replicated(self.whole, names, Rehearsal(True, enough_us / 1e6))
 
     def results(self, name: str) -> dict[str, Any]:
         """Loss, gradients and new values of one step of the engine."""
@@ -112,16 +109,15 @@ class TorchEngines:
         group, own_us = self._executor.group, placement.result.predicted_step_us
         if group.local_size < group.size:
             return []
-        found = []
-        for name, title in TITLES.items():
-            if why_not := self._why_not(name, whole.step, placement, cluster):
-                found.append(Engine(name, title, None, why_not))
-                continue
-            rehearse = partial(self._of(whole).rehearsed, name, own_us)
-            with progress(f"predicting a step by {title}"):
-                self._found[name] = self._executor.together(rehearse, do=_REHEARSE, engine=name, enough_us=own_us)[0]
-            found.append(Engine(name, title, self._found[name].forecast.step_us))
-        return found
+        reasons = {name: self._why_not(name, whole.step, placement, cluster) for name in TITLES}
+        if names := [name for name, why_not in reasons.items() if not why_not]:
+            rehearse = partial(self._of(whole).rehearsed, names, own_us)
+            with progress(f"predicting a step by {' and by '.join(TITLES[name] for name in names)}"):
+                self._found = self._executor.together(rehearse, do=_REHEARSE, engines=names, enough_us=own_us)[0]
+        return [
+            Engine(name, title, self._found[name].forecast.step_us if name in self._found else None, reasons[name])
+            for name, title in TITLES.items()
+        ]
 
     def _why_not(self, name: str, step: TrainingStep, placement: Placement, cluster: Cluster) -> str:
         size = len(self._executor.devices)

@@ -23,8 +23,10 @@ from baechi_runtime.torch.parity import named_results
 
 DDP, FSDP2 = "ddp", "fsdp2"
 REPLICAS = (DDP, FSDP2)
-_FIRST_STEPS, _LEAST_STEPS, _MOST_STEPS, _SECONDS = 2, 3, 20, 1.5
+_FIRST_STEPS, _LEAST_STEPS, _MOST_STEPS, _SECONDS = 2, 2, 100, 1.5
 """The first steps make what later ones have: buckets, the optimizer's state. Of later ones there are some, more where they are short."""
+_TELLING_SECONDS = 0.5
+"""The system counts the time of others in hundredths of a second, so their share of less time is not known."""
 _HOPELESS = 1.5
 
 
@@ -96,19 +98,20 @@ class Rehearsal:
         cores, is in what its real steps take. The update, the passes without sums (`alone_seconds`), and the rest are told apart. Every
         process has to ask; each gets the same answer."""
         rows: list[Tensor] = []
-        load = others()
         with torch.random.fork_rng(devices=()):
-            while len(rows) < _FIRST_STEPS + _MOST_STEPS:
+            for _ in range(_FIRST_STEPS):
+                _timed(replica, device)
+            load, hopeless, spent = others(), False, 0.0
+            while not hopeless and len(rows) < _MOST_STEPS and (len(rows) < _LEAST_STEPS or spent < _SECONDS):
                 rows.append(_timed(replica, device))
                 wall, busy, _ = rows[-1].tolist()
-                later = len(rows) - _FIRST_STEPS
                 hopeless = (busy if self.as_profiled else wall) > _HOPELESS * self.enough_seconds
-                if later >= 0 and (hopeless or (later >= _LEAST_STEPS and later * wall > _SECONDS)):
-                    break
-        wall, busy, update = torch.stack(rows[_FIRST_STEPS:] or rows[-1:]).T
+                spent += wall
+        wall, busy, update = torch.stack(rows).T
         step = wall.median().item()
         if self.as_profiled:
-            step = min(step, max(busy.median().item(), step * (1 - agreed(load.share() or 0.0, device))))
+            share = agreed(load.share() or 0.0, device) if spent > _TELLING_SECONDS else 0.0
+            step = min(step, max(busy.median().item(), step * (1 - share)))
         updated = min(update.median().item(), step)
         calls = min(alone_seconds, step - updated)
         return Forecast(1e6 * calls, 0.0, 1e6 * (step - updated - calls), 1e6 * updated)

@@ -118,8 +118,7 @@ def test_who_asks_for_something_gets_it(asked: dict[str, Any]) -> None:
 
 
 def test_both_are_predicted_beside_the_plan_that_runs(workers: ForkedWorkers) -> None:
-    """Messages take far longer than this small step."""
-    report = json.loads(workers.run("baechi_on_processes", 2, *TRAIN, *GPT2))
+    report = json.loads(workers.run("ranked_on_processes", 2, "none", *TRAIN, *GPT2))
     assert "strategies" not in report
     assert notes_of(report, "DistributedDataParallel is predicted to take")
     assert notes_of(report, "FSDP2 is predicted to take")
