@@ -68,11 +68,15 @@ def test_steps_of_tensorflow(model: str) -> None:
     assert table("Step times", TENSORFLOW_PAGE)[model] == expected
 
 
-@pytest.mark.parametrize("model", table("What it brings", PARTS_PAGE))
-def test_steps_over_parts(model: str) -> None:
-    rows = variants(f"step_time_parts_{model}_2_threads.json")
+WORKERS = {"What it brings": "threads", "In worker processes": "processes"}
+"""Heading of a table of steps over parts -> the workers of its results."""
+
+
+@pytest.mark.parametrize(("heading", "model"), [(heading, model) for heading in WORKERS for model in table(heading, PARTS_PAGE)])
+def test_steps_over_parts(heading: str, model: str) -> None:
+    rows = variants(f"step_time_parts_{model}_2_{WORKERS[heading]}.json")
     whole, parts = rows["auto"], rows["auto, 2 parts"]
-    assert table("What it brings", PARTS_PAGE)[model] == [
+    assert table(heading, PARTS_PAGE)[model] == [
         as_time(whole["predicted_us"]),
         times(whole),
         as_time(parts["predicted_us"]),
@@ -81,9 +85,9 @@ def test_steps_over_parts(model: str) -> None:
     ]
 
 
-def test_the_table_of_steps_over_parts_has_all_results() -> None:
-    found = {path.name.removeprefix("step_time_parts_").removesuffix("_2_threads.json") for path in RESULTS.glob("step_time_parts_*.json")}
-    assert set(table("What it brings", PARTS_PAGE)) == found
+def test_the_tables_of_steps_over_parts_have_all_results() -> None:
+    shown = {f"step_time_parts_{model}_2_{kind}.json" for heading, kind in WORKERS.items() for model in table(heading, PARTS_PAGE)}
+    assert shown == {path.name for path in RESULTS.glob("step_time_parts_*.json")}
 
 
 def briefly(row: dict[str, Any] | None) -> str:

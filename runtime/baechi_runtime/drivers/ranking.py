@@ -13,6 +13,8 @@ from baechi_runtime.report.report import Report
 from baechi_runtime.report.tables import as_time
 
 C = TypeVar("C", contravariant=True)
+_IN_REACH = 1.5
+"""An engine that takes so many times what the plan is predicted to take is not compared with it; predictions are not so far off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,12 @@ class Engine:
 class Engines(Protocol[C]):
     """The engines that one run's devices have."""
 
-    def predicted(self, whole: C, placement: Placement, cluster: Cluster) -> Sequence[Engine]:
-        """All of them, with what a step of each is predicted to take. Raises ExecutionError."""
+    def predicted(self, whole: C, placement: Placement, cluster: Cluster, enough_us: float) -> Sequence[Engine]:
+        """All of them, with what a step of each is predicted to take, by real steps of it; roughly, if that is more than `enough_us`.
+        Raises ExecutionError."""
+
+    def rehearsed_us(self, captured: C, placement: Placement) -> float:
+        """Microseconds of the plan's step, predicted in the same way. Raises ExecutionError."""
 
     def refusal(self, whole: C, engine: Engine) -> str:
         """Why the engine does not compute the same step, and which flag allows that; empty where it does."""
@@ -50,31 +56,31 @@ def is_ranked(request: TrainRequest) -> bool:
     return free and kind and asked == (None,) * 4 and factors == (1, 1) and not (request.costgen or request.log_device_placement)
 
 
-def ranked(whole: C, placement: Placement, cluster: Cluster, engines: Engines[C]) -> tuple[Engine | None, Placement]:
+def ranked(whole: C, captured: C, placement: Placement, cluster: Cluster, engines: Engines[C]) -> tuple[Engine | None, Placement]:
     """The engine that is to run the step, None where that is the plan; and the plan, noting what each of the others is predicted to take.
 
-    An engine has to be ahead by more than predictions are off, and to compute the same step. A plan that leaves nothing to look for is kept
-    without any other being tried. Raises ExecutionError.
+    An engine has to compute the same step as `whole`. One that could be ahead is compared with the plan of `captured` by real steps of
+    both, since a plan's prediction can be further off than the two are apart. A plan that leaves nothing to look for is kept without any
+    other being tried. Raises ExecutionError.
     """
     if is_near_least(placement, cluster):
         return None, placement
-    own_us = placement.result.predicted_step_us
-    chosen, notes = None, []
-    for engine in sorted(engines.predicted(whole, placement, cluster), key=lambda e: e.predicted_us or 0.0):
+    method, own_us = placement.result.plan.method, placement.result.predicted_step_us
+    own, rehearsed, chosen = f"the plan of {method} {as_time(own_us)}", False, None
+    for engine in sorted(engines.predicted(whole, placement, cluster, own_us * _IN_REACH), key=lambda e: e.predicted_us or 0.0):
         if engine.predicted_us is None:
-            notes.append(f"{engine.title} was not tried: {engine.why_not}")
+            placement = placement.noting(f"{engine.title} was not tried: {engine.why_not}")
             continue
-        takes = f"{engine.title} is predicted to take {as_time(engine.predicted_us)}"
-        if chosen is None and engine.predicted_us < (1 - LEAST_GAIN) * own_us:
-            why_not = engines.refusal(whole, engine)
-            if not why_not:
-                chosen, own = engine, f"the best plan of {placement.result.plan.method} {as_time(own_us)}"
-                notes.append(f"{engine.title} runs the step: it is predicted to take {as_time(engine.predicted_us)}, {own}")
-                continue
+        takes, why_not = f"{engine.title} is predicted to take {as_time(engine.predicted_us)}", ""
+        in_reach = not rehearsed and engine.predicted_us < own_us * _IN_REACH
+        if in_reach and (why_not := engines.refusal(whole, engine)):
             takes += f", and is not chosen: {why_not}; --sharding={engine.name} runs it all the same"
-        elif engine.predicted_us < own_us and chosen is None:
-            takes += f", and is not chosen: that is not {LEAST_GAIN:.0%} ahead of {as_time(own_us)}, and predictions are off by as much"
-        notes.append(takes)
-    for note in notes:
-        placement = placement.noting(note)
+        elif in_reach:
+            own_us, rehearsed = engines.rehearsed_us(captured, placement), True
+            own += f", of which a few steps took {as_time(own_us)}"
+            if engine.predicted_us < (1 - LEAST_GAIN) * own_us:
+                chosen, takes = engine, f"{engine.title} runs the step: it is predicted to take {as_time(engine.predicted_us)}, {own}"
+            else:
+                takes += f", {own}; it is not chosen, not being {LEAST_GAIN:.0%} ahead"
+        placement = placement.noting(takes)
     return chosen, placement

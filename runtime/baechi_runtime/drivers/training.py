@@ -88,7 +88,7 @@ def _drive(backend: TrainingBackend[C, L], sharding_of: SplitsOf | None, engines
     captured, placement = place_in_parts(backend, whole, found, sharding)
     if engines_of is not None and not placement.result.interrupted:
         engines = engines_of(backend)
-        engine, placement = ranked(whole, placement, found[0], engines)
+        engine, placement = ranked(whole, captured, placement, found[0], engines)
         if engine is not None:
             if request.out is not None:
                 begin_run(Path(request.out))

@@ -30,6 +30,7 @@ from baechi_runtime.torch import backend
 from baechi_runtime.torch.backend import Captured, TorchBackend, normalises, parts_of, sizes_of_parts
 from baechi_runtime.torch.lowering.devices import TorchDevice
 from baechi_runtime.torch.lowering.random_state import as_it_was
+from baechi_runtime.torch.measure import load_of_others
 from baechi_runtime.torch.parity import SHARE_OF_PARTS, TOLERANCE_OF_PARTS, unplaced_results
 from baechi_runtime.torch.part_reference import is_mean_of_parts
 from baechi_runtime.torch.processes.executor import Further, ProcessExecutor
@@ -104,16 +105,16 @@ class TorchEngines:
             self._worker = _Worker(self._request, self._executor.devices, 0, whole.step)
         return self._worker
 
-    def predicted(self, whole: Captured, placement: Placement, cluster: Cluster) -> list[Engine]:
+    def predicted(self, whole: Captured, placement: Placement, cluster: Cluster, enough_us: float) -> list[Engine]:
         """See Engines; none where the workers are on several machines."""
-        group, own_us = self._executor.group, placement.result.predicted_step_us
+        group = self._executor.group
         if group.local_size < group.size:
             return []
         reasons = {name: self._why_not(name, whole.step, placement, cluster) for name in TITLES}
         if names := [name for name, why_not in reasons.items() if not why_not]:
-            rehearse = partial(self._of(whole).rehearsed, names, own_us)
+            rehearse = partial(self._of(whole).rehearsed, names, enough_us)
             with progress(f"predicting a step by {' and by '.join(TITLES[name] for name in names)}"):
-                self._found = self._executor.together(rehearse, do=_REHEARSE, engines=names, enough_us=own_us)[0]
+                self._found = self._executor.together(rehearse, do=_REHEARSE, engines=names, enough_us=enough_us)[0]
         return [
             Engine(name, title, self._found[name].forecast.step_us if name in self._found else None, reasons[name])
             for name, title in TITLES.items()
@@ -126,6 +127,13 @@ class TorchEngines:
         limit = min((device.memory_bytes for device in cluster.devices if device.memory_bytes is not None), default=math.inf)
         needed = _needed_bytes(name, step, placement, size)
         return f"it would hold {as_size(needed)} on each device, which has {as_size(limit)}" if needed > limit else ""
+
+    def rehearsed_us(self, captured: Captured, placement: Placement) -> float:
+        """See Engines."""
+        executor, timeline = self._executor, placement.result.timeline
+        with progress("predicting a step by the plan"), as_it_was(captured.step):
+            loaded = executor.load(timeline, captured.binding, captured.step)
+            return Rehearsal(as_profiled=True).placed_us(loaded, partial(load_of_others, executor))
 
     def refusal(self, whole: Captured, engine: Engine) -> str:
         """See Engines."""

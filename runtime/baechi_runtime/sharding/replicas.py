@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -18,16 +19,16 @@ from baechi_runtime.measure.samples import LoadOfOthers
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.sharding.calibration import agreed, finish, step_seconds
 from baechi_runtime.sharding.forecast import Forecast
+from baechi_runtime.torch.lowering.executor import LoadedStep
 from baechi_runtime.torch.lowering.random_state import as_it_was
 from baechi_runtime.torch.parity import named_results
 
 DDP, FSDP2 = "ddp", "fsdp2"
 REPLICAS = (DDP, FSDP2)
-_FIRST_STEPS, _LEAST_STEPS, _MOST_STEPS, _SECONDS = 2, 2, 100, 1.5
+_FIRST_STEPS, _LEAST_STEPS, _MOST_STEPS, _SECONDS = 2, 3, 100, 1.5
 """The first steps make what later ones have: buckets, the optimizer's state. Of later ones there are some, more where they are short."""
 _TELLING_SECONDS = 0.5
 """The system counts the time of others in hundredths of a second, so their share of less time is not known."""
-_HOPELESS = 1.5
 
 
 class ReplicaStep:
@@ -87,7 +88,7 @@ def replica_results(name: str, step: TrainingStep, batch: int) -> dict[str, Tens
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
     """The way to predict a step by real ones. `as_profiled`: as placed ops are, without what others on the machine take meanwhile: by the
-    clock, less their share of it, and by the processor's time at least; otherwise by the clock. A step that takes far longer than
+    clock, less their share of it, and by the processor's time at least; otherwise by the clock. A step that takes more than
     `enough_seconds` is not looked at for long."""
 
     as_profiled: bool = False
@@ -97,24 +98,38 @@ class Rehearsal:
         """The forecast of a step: how much of its sums of gradients goes on beside backward, and what they take from it where processes are
         cores, is in what its real steps take. The update, the passes without sums (`alone_seconds`), and the rest are told apart. Every
         process has to ask; each gets the same answer."""
-        rows: list[Tensor] = []
         with torch.random.fork_rng(devices=()):
-            for _ in range(_FIRST_STEPS):
-                _timed(replica, device)
-            load, hopeless, spent = others(), False, 0.0
-            while not hopeless and len(rows) < _MOST_STEPS and (len(rows) < _LEAST_STEPS or spent < _SECONDS):
-                rows.append(_timed(replica, device))
-                wall, busy, _ = rows[-1].tolist()
-                hopeless = (busy if self.as_profiled else wall) > _HOPELESS * self.enough_seconds
-                spent += wall
-        wall, busy, update = torch.stack(rows).T
-        step = wall.median().item()
-        if self.as_profiled:
-            share = agreed(load.share() or 0.0, device) if spent > _TELLING_SECONDS else 0.0
-            step = min(step, max(busy.median().item(), step * (1 - share)))
-        updated = min(update.median().item(), step)
+            rows, share = self._steps(partial(_timed, replica, device), others)
+        step = self._typical(rows, agreed(share, device))
+        updated = min(rows[:, 2].median().item(), step)
         calls = min(alone_seconds, step - updated)
         return Forecast(1e6 * calls, 0.0, 1e6 * (step - updated - calls), 1e6 * updated)
+
+    def placed_us(self, loaded: LoadedStep, others: Callable[[], LoadOfOthers]) -> float:
+        """Microseconds of the step of a plan, predicted in the same way, so that the two can be compared. Its values go on with it."""
+
+        def timed() -> Tensor:
+            times = loaded.run()[1]
+            return torch.tensor([times.wall_us, max(times.busy_us)], dtype=torch.float64) / 1e6
+
+        return 1e6 * self._typical(*self._steps(timed, others))
+
+    def _steps(self, timed: Callable[[], Tensor], others: Callable[[], LoadOfOthers]) -> tuple[Tensor, float]:
+        """A row of each step, seconds by the clock and of the processor in front, and the share of the cores that others took meanwhile."""
+        for _ in range(_FIRST_STEPS):
+            timed()
+        load, hopeless, spent = others(), False, 0.0
+        rows: list[Tensor] = []
+        while not hopeless and len(rows) < _MOST_STEPS and (len(rows) < _LEAST_STEPS or spent < _SECONDS):
+            rows.append(timed())
+            wall, busy = rows[-1][:2].tolist()
+            hopeless = (busy if self.as_profiled else wall) > self.enough_seconds
+            spent += wall
+        return torch.stack(rows), (load.share() or 0.0) if spent > _TELLING_SECONDS else 0.0
+
+    def _typical(self, rows: Tensor, share: float) -> float:
+        wall, busy = rows[:, :2].median(dim=0).values.tolist()
+        return min(wall, max(busy, wall * (1 - share))) if self.as_profiled else float(wall)
 
 
 def _timed(replica: ReplicaStep, device: torch.device) -> Tensor:

@@ -1,0 +1,94 @@
+"""The choice between a plan and engines of a framework's own, by the steps that they are said to take: here by hand."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from baechi_ext.ir import Cluster
+from baechi_ext.simulate.one_device import one_device_timeline
+from baechi_runtime.drivers.pipeline import PlanRequest, plan
+from baechi_runtime.drivers.placement import Placement
+from baechi_runtime.drivers.ranking import Engine, ranked
+from baechi_runtime.report.report import Report
+from tests.build import cluster_of, graph_of
+
+CHAIN = graph_of({"a": 100, "b": 100, "c": 100}, ("a", "b", 0), ("b", "c", 0))
+"""On two devices it takes 300 us, as on one."""
+
+
+@dataclass
+class Told:
+    """Engines whose steps, and the plan's, take what a test says."""
+
+    steps_us: dict[str, float | None]
+    plan_us: float
+    refused: tuple[str, ...] = ()
+    asked: list[str] = field(default_factory=list)
+
+    def predicted(self, whole: str, placement: Placement, cluster: Cluster, enough_us: float) -> Sequence[Engine]:
+        self.asked.append(f"engines up to {enough_us:g} us")
+        return [Engine(name, name.upper(), us, "" if us else "too large") for name, us in self.steps_us.items()]
+
+    def rehearsed_us(self, captured: str, placement: Placement) -> float:
+        self.asked.append(captured)
+        return self.plan_us
+
+    def refusal(self, whole: str, engine: Engine) -> str:
+        return "it draws other numbers" if engine.name in self.refused else ""
+
+    def run(self, whole: str, engine: Engine, placement: Placement) -> Report:
+        raise AssertionError("nothing is run here")
+
+
+def choice(told: Told, graph: Any = CHAIN) -> tuple[str | None, tuple[str, ...]]:
+    cluster = cluster_of(2)
+    placement = Placement(graph, None, plan(graph, cluster, PlanRequest("m_etf")), one_device_timeline(graph))
+    engine, noted = ranked("whole", "in parts", placement, cluster, told)
+    return None if engine is None else engine.name, noted.result.notes[len(placement.result.notes) :]
+
+
+@pytest.mark.parametrize(
+    ("steps_us", "plan_us", "chosen"),
+    [
+        ({"ddp": 280, "fsdp2": 290}, 300, "ddp"),
+        ({"ddp": 290, "fsdp2": 280}, 300, "fsdp2"),
+        ({"ddp": 290, "fsdp2": 290}, 300, None),  # not 5% ahead
+        ({"ddp": 350, "fsdp2": 900}, 400, "ddp"),  # the plan takes longer than predicted
+        ({"ddp": 280, "fsdp2": 900}, 250, None),  # and here less
+        ({"ddp": None, "fsdp2": 280}, 300, "fsdp2"),
+    ],
+)
+def test_real_steps_of_both_decide(steps_us: dict[str, float | None], plan_us: float, chosen: str | None) -> None:
+    told = Told(steps_us, plan_us)
+    found, notes = choice(told)
+    assert found == chosen
+    assert told.asked == ["engines up to 450 us", "in parts"]
+    assert sum(f"of which a few steps took {plan_us}" in note for note in notes) == 1
+    assert sum("runs the step" in note for note in notes) == (chosen is not None)
+    assert len(notes) == 2
+
+
+def test_a_plan_that_no_engine_comes_near_is_not_rehearsed() -> None:
+    told = Told({"ddp": 451, "fsdp2": 1000}, 9999)
+    assert choice(told) == (None, ("DDP is predicted to take 451 us", "FSDP2 is predicted to take 1 ms"))
+    assert told.asked == ["engines up to 450 us"]
+
+
+def test_the_next_engine_has_its_turn_where_the_fastest_computes_another_step() -> None:
+    found, notes = choice(Told({"ddp": 200, "fsdp2": 250}, 300, refused=("ddp",)))
+    assert found == "fsdp2"
+    assert "is not chosen: it draws other numbers; --sharding=ddp runs it all the same" in notes[0]
+
+
+def test_where_all_compute_another_step_the_plan_is_not_rehearsed() -> None:
+    told = Told({"ddp": 200}, 300, refused=("ddp",))
+    assert choice(told)[0] is None
+    assert told.asked == ["engines up to 450 us"]
+
+
+def test_a_plan_that_keeps_all_devices_at_work_is_kept_untried() -> None:
+    told = Told({"ddp": 1}, 9999)
+    assert choice(told, graph_of({"a": 100, "b": 100})) == (None, ())
+    assert told.asked == []
