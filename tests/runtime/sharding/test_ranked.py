@@ -22,7 +22,7 @@ from tests.runtime.workers import only_error
 
 SIZES = {"batch_size": 4, "vocab_size": 60, "max_seq_length": 6, "num_layers": 2, "d_model": 32, "num_heads": 4}
 GPT2 = ["--model_name=gpt2", "--dropout=0", *(f"--{name}={size}" for name, size in SIZES.items())]
-NASNET = ["--model_name=nasnet", "--batch_size=4", "--image_size=16", "--nasnet_cells=1", "--nasnet_filters=8"]
+TOWERS = ["--model_name=wide_towers", "--batch_size=4", "--image_size=16"]
 TRAIN = ["train", "--workers=process", "--num_devices=2", "--time_limit=0.5", "--num_steps=2", "--json"]
 
 
@@ -60,10 +60,10 @@ def test_steps_of_a_chosen_engine_are_timed_beside_those_that_are_not_split(
 
 
 def test_batch_norm_keeps_an_engine_out_unless_parts_may_be_normalised(workers: ForkedWorkers) -> None:
-    kept = json.loads(workers.run("ranked_on_processes", 2, "ddp", *TRAIN, *NASNET))
+    kept = json.loads(workers.run("ranked_on_processes", 2, "ddp", *TRAIN, *TOWERS))
     assert "strategies" not in kept
     assert notes_of(kept, "DistributedDataParallel is predicted to take", "--batch_norm=per_part allows that", "--sharding=ddp runs it")
-    chosen = json.loads(workers.run("ranked_on_processes", 2, "ddp", *TRAIN, *NASNET, "--batch_norm=per_part"))
+    chosen = json.loads(workers.run("ranked_on_processes", 2, "ddp", *TRAIN, *TOWERS, "--batch_norm=per_part"))
     assert chosen["strategies"][0]["parity"]["passed"]
 
 
