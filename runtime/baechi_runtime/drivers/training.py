@@ -86,17 +86,17 @@ def _drive(backend: TrainingBackend[C, L], sharding_of: SplitsOf | None, engines
             sharding = sharding_of(captured)
     whole = captured
     captured, placement = place_in_parts(backend, whole, found, sharding)
-    if engines_of is not None and not placement.result.interrupted:
-        engines = engines_of(backend)
-        engine, placement = ranked(whole, captured, placement, found[0], engines)
-        if engine is not None:
-            if request.out is not None:
-                begin_run(Path(request.out))
-            return _kept(request, engines.run(whole, engine, placement))
     if request.out is not None:
         placement.save(Path(request.out), request.made_by)
     if placement.result.interrupted:
         raise KeyboardInterrupt(best_until_then(request.out))
+    if engines_of is not None:
+        engines = engines_of(backend)
+        engine, placement = ranked(whole, captured, placement, found[0], engines)
+        if engine is not None:
+            if request.out is not None:
+                begin_run(Path(request.out))  # no plan is run
+            return _kept(request, engines.run(whole, engine, placement))
     if request.log_device_placement:
         log_device_placement(placement)
     _require_single_devices(placement.result)

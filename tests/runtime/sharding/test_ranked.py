@@ -30,6 +30,12 @@ def notes_of(report: dict[str, object], *parts: str) -> list[str]:
     return [note for note in report["notes"] if all(part in note for part in parts)]
 
 
+def eager_losses(steps: int) -> list[float]:
+    """The losses of GPT2's steps in plain PyTorch, by a learning rate of 0.1."""
+    eager = EagerStep(make_step("gpt2", ModelOptions(**SIZES, dropout=0.0), optimizer_spec("sgd", 0.1)), torch.device("cpu"))
+    return [eager.run().item() for _ in range(steps)]
+
+
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
 def test_a_chosen_engine_runs_the_step_that_is_not_placed(engine: str, workers: ForkedWorkers) -> None:
     """Its losses are those of the whole batch in plain PyTorch."""
@@ -42,8 +48,7 @@ def test_a_chosen_engine_runs_the_step_that_is_not_placed(engine: str, workers: 
     assert strategy["parity"]["tolerance"] == 1e-4
     title = {"ddp": "DistributedDataParallel", "fsdp2": "FSDP2"}[engine]
     assert notes_of(report, f"{title} runs the step: it is predicted to take", "the plan of auto", "of which a few steps took")
-    eager = EagerStep(make_step("gpt2", ModelOptions(**SIZES, dropout=0.0), optimizer_spec("sgd", 0.1)), torch.device("cpu"))
-    assert strategy["losses"] == pytest.approx([eager.run().item() for _ in range(4)], rel=1e-5)
+    assert strategy["losses"] == pytest.approx(eager_losses(4), rel=1e-5)
 
 
 def test_steps_of_a_chosen_engine_are_timed_beside_those_that_are_not_split(
@@ -118,10 +123,13 @@ def test_who_asks_for_something_gets_it(asked: dict[str, Any]) -> None:
 
 
 def test_both_are_predicted_beside_the_plan_that_runs(workers: ForkedWorkers) -> None:
-    report = json.loads(workers.run("ranked_on_processes", 2, "none", *TRAIN, *GPT2))
+    """The plan's own rehearsal leaves no trace in what it trains."""
+    report = json.loads(workers.run("ranked_on_processes", 2, "none", *TRAIN, *GPT2, "--train_steps=4", "--learning_rate=0.1"))
     assert "strategies" not in report
     assert notes_of(report, "DistributedDataParallel is predicted to take")
     assert notes_of(report, "FSDP2 is predicted to take")
+    assert notes_of(report, "the plan of auto", "of which a few steps took")
+    assert report["losses"] == pytest.approx(eager_losses(4), rel=1e-5)
 
 
 class Labelled(nn.Module):
