@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 
 from baechi_runtime.cli.main import make_parser, with_underscores
+from tests.docs import flags_page
 from tests.docs.pages import PAGES, ROOT, Page
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -113,6 +114,15 @@ def test_links_lead_somewhere(page: Page) -> None:
         target = (page.path.parent / file).resolve() if file else page.path
         assert target.exists(), f"{page.name}: {link}"
         assert not anchor or anchor in anchors[target], f"{page.name}: {link}"
+
+
+def test_the_page_of_flags_is_the_parsers() -> None:
+    written = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8")
+    assert written == flags_page.rendered(), "python -m tests.docs.flags_page > docs/flags.md"
+
+
+def test_the_readme_can_be_read_at_one_go() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1300
 
 
 def test_every_page_is_in_the_index() -> None:
