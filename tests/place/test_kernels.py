@@ -26,7 +26,7 @@ class Forbidding(event.Listener):
         pass
 
 event.register("numba:compile", Forbidding())
-from baechi_ext.errors import InfeasibleError, OptionError
+from baechi_ext.errors import InfeasibleError, MissingBackendError, OptionError
 from baechi_ext.ir import Cluster, Link
 from baechi_ext.place.common import PlaceOptions
 from baechi_ext.place.registry import place
@@ -36,7 +36,7 @@ for blocks, memory_bytes, methods in ((1, None, sys.argv[1:]), (4, None, sys.arg
     graph = branchy_blocks(blocks, 2, 0, parameter_bytes=20_000)
     for method in methods:
         options = PlaceOptions(seed=1, time_limit_seconds=1)
-        with contextlib.suppress(InfeasibleError, OptionError):
+        with contextlib.suppress(InfeasibleError, MissingBackendError, OptionError):  # scotch is a program of its own
             place(method, graph, Cluster.uniform(2, link=Link(1e-4, 5), memory_bytes=memory_bytes), options)
 """
 
