@@ -3,33 +3,38 @@
     python -m benchmarks.order_rules --steps=FILE            measures what FILE has not yet, fits, says
     python -m benchmarks.order_rules --steps=FILE --ship     and writes the rules to where the package has them, beside those of others
 
-For each method, its step under each order on each case of benchmarks.order_cases is divided by the least of them, and logarithms
+Half of the graphs are of the families of baechi_ext.datasets, by their split; half are generated, of the shapes that methods are tuned on
+and, to check the rules, of the three that are held out. Each stands on clusters drawn from its name.
+
+For each method, its step under each order on each case is divided by the least of them, and logarithms
 are taken: what a rule costs is their mean under the orders that it chooses. Rules are fitted to
 train cases alone. How many questions a tree may ask is decided by cross-validation (10 folds, no graph in two of them): the fewest whose
 cost is within one standard error of the least (Breiman et al., Classification and Regression Trees, 1984). `alpha` is measured, but not
 recommended.
 """
 
-import argparse
 import json
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
-from baechi_ext.datasets import SPLITS
+from baechi_ext import datasets
 from baechi_ext.errors import InfeasibleError
+from baechi_ext.ir import Cluster, Link, OpGraph
 from baechi_ext.ir.files import read_json, write_bytes, write_json
 from baechi_ext.place.common import PlaceOptions
 from baechi_ext.place.graph_features import GraphFeatures
 from baechi_ext.place.order_choice import RULES, Rule, decide
 from baechi_ext.place.registry import place
 from baechi_ext.place.traversal import TRAVERSALS
-from benchmarks.order_cases import OrderCase, order_cases
+from benchmarks.families import link_of_ratio, tightened
+from benchmarks.runner import parsed
+from benchmarks.shapes import FAMILIES
 
 METHODS = ("contiguous", "m_topo", "m_topo_nonuniform", "round_robin")
 NOT_FITTED: dict[str, Rule] = {
@@ -49,6 +54,58 @@ THRESHOLDS = 12
 ROUNDING = 1e-9
 FEATURES = tuple(field.name for field in fields(GraphFeatures))
 DIGITS = 6
+
+
+SHAPES = {"train": ("layered", "fork_join", "series_parallel", "random", "training"), "test": ("wavefront", "recurrent", "transformer")}
+GENERATED = 48
+"""Graphs of each split."""
+FEWEST_OPS, MOST_OPS = 20, 400
+BAECHIS_LINK = Link(us_per_byte=0.0001754, latency_us=134.0)
+
+
+@dataclass(frozen=True)
+class OrderCase:
+    """A graph on a cluster, to fit rules to or to check them on."""
+
+    split: str
+    name: str
+    """The graph's name; its cases share it."""
+    number: int
+    """The cluster's number."""
+    graph: OpGraph
+    cluster: Cluster
+
+
+def order_cases(clusters: int) -> Iterator[OrderCase]:
+    """Each graph of both splits on so many clusters; all kinds mixed, so that the first cases are a sample of all."""
+    graphs = [(split, name, graph) for split in SHAPES for name, graph in (*_captured(split), *_generated(split))]
+    for number in range(clusters):
+        for split, name, graph in sorted(graphs, key=lambda entry: zlib.crc32(entry[1].encode())):
+            yield OrderCase(split, name, number, graph, _cluster(graph, np.random.default_rng(zlib.crc32(f"{name} {number}".encode()))))
+
+
+def _captured(split: str) -> Iterator[tuple[str, OpGraph]]:
+    for family in datasets.FAMILIES:
+        for graph in datasets.load(family, split):
+            yield graph.name, graph
+
+
+def _generated(split: str) -> Iterator[tuple[str, OpGraph]]:
+    """Sizes are log-uniform."""
+    shapes = SHAPES[split]
+    for i in range(GENERATED):
+        shape = shapes[i % len(shapes)]
+        rng = np.random.default_rng(zlib.crc32(f"order {split} {i}".encode()))
+        ops = round(np.exp(rng.uniform(np.log(FEWEST_OPS), np.log(MOST_OPS))))
+        yield f"{split}_{shape}_{i}", FAMILIES[shape](ops, rng)
+
+
+def _cluster(graph: OpGraph, rng: np.random.Generator) -> Cluster:
+    """2 to 8 equal devices; in a quarter of the cases the link that `baechi place` takes where none is given, else transfers that take
+    0.1 to 10 times as long as ops; in half of them memory that is tight."""
+    count, own, ratio, tight = int(rng.choice([2, 3, 4, 8])), rng.random() < 0.25, 10 ** rng.uniform(-1, 1), rng.random() < 0.5
+    cluster = Cluster.uniform(count, link=BAECHIS_LINK if own else link_of_ratio(graph, ratio))
+    return tightened(graph, cluster) if tight else cluster
 
 
 @dataclass(frozen=True)
@@ -198,22 +255,25 @@ def in_words(rule: Rule) -> str:
     return f"{rule['feature'].replace('_', ' ')} <= {rule['at_most']:g}: {then}; else {in_words(rule['else'])}"
 
 
+FLAGS = {
+    "--steps": {"type": Path, "required": True},
+    "--methods": {"default": ",".join(METHODS), "help": "default %(default)s; placeto is slow"},
+    "--clusters": {"type": int, "default": 1, "help": "that each graph is placed on"},
+    "--cases": {"type": int, "help": "the first so many, which are a sample of all (default all)"},
+    "--out": {"type": Path, "help": "write the table to this file, too"},
+    "--ship": {"action": "store_true"},
+}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=Path, required=True)
-    parser.add_argument("--methods", default=",".join(METHODS), help=f"default {','.join(METHODS)}; placeto is slow")
-    parser.add_argument("--clusters", type=int, default=1, help="that each graph is placed on")
-    parser.add_argument("--cases", type=int, help="the first so many, which are a sample of all (default all)")
-    parser.add_argument("--out", type=Path, help="write the table to this file, too")
-    parser.add_argument("--ship", action="store_true")
-    args = parser.parse_args(argv)
+    args = parsed(__doc__, FLAGS, argv)
     methods = args.methods.split(",")
     measure(args.steps, methods, islice(order_cases(args.clusters), args.cases))
     records = recorded(args.steps)
-    samples = {method: [Sample.of(records, method, split) for split in SPLITS] for method in methods}
+    samples = {method: [Sample.of(records, method, split) for split in datasets.SPLITS] for method in methods}
     rules = {method: fitted(train) for method, (train, _) in samples.items()}
     lines = [*HEAD, *(report(method, rules[method], *samples[method]) for method in rules)]
-    Console(width=400, highlight=False, markup=False).print("\n".join(lines))
+    print("\n".join(lines))
     if args.out is not None:
         write_bytes(args.out, ("\n".join(lines) + "\n").encode())
     if args.ship:

@@ -2,8 +2,7 @@
 
     python -m benchmarks.placers [--tasks=simulate,m_etf,m_sct] [--most_ops=20000] [--repeats=5] [--out=FILE.json]
 
-All tasks take turns, so that what else the machine does falls on all alike; ratios are of pairs of neighbours. What is compiled at
-first use is compiled before.
+All tasks take turns, so that what else the machine does falls on all alike. What is compiled at first use is compiled before.
 """
 
 import argparse
@@ -11,7 +10,7 @@ import gc
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ import numpy as np
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.simulate import Simulator
 from baechi_runtime.drivers import pipeline
-from baechi_runtime.measure.samples import LoadOfOthers, Ratio, Samples
+from baechi_runtime.measure.samples import LoadOfOthers
 from baechi_runtime.report.tables import as_time
 from benchmarks.families import cluster_for
 from benchmarks.runner import Benchmark, Row, in_turn, load_text, some_of, table, timed
@@ -92,21 +91,14 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
             sample()
     load = LoadOfOthers(time.process_time, os.sched_getaffinity(0))
     samples = in_turn(tasks, args.repeats)
-    yield {"load_of_others": load.share(), "rows": rows(samples)}
+    yield {"load_of_others": load.share(), "rows": [row_of(task, took) for task, took in samples.items()]}
 
 
-def rows(samples: Mapping[Task, Sequence[Row]]) -> list[Row]:
-    """One per task: every sample, and its ratio to the first task of the same graph and kind."""
-    first: dict[tuple[bool, int], Task] = {}
-    found = []
-    for task, took in samples.items():
-        graph, cluster = instance(task.ops)
-        base = first.setdefault((task.name == "simulate", task.ops), task)
-        slow, fast = (Samples(tuple(1e6 * row["seconds"] for row in samples[side])) for side in (base, task))
-        ratio = None if base is task else {"as": base.name, **Ratio.of(slow, fast).to_json()}
-        about = {"task": task.name, "ops": len(graph), "edges": sum(map(len, graph.inputs)), "devices": len(cluster)}
-        found.append({**about, **took[-1], "seconds": [row["seconds"] for row in took], "times_as_fast": ratio})
-    return found
+def row_of(task: Task, took: Sequence[Row]) -> Row:
+    """Every sample of a task."""
+    graph, cluster = instance(task.ops)
+    about = {"task": task.name, "ops": len(graph), "edges": sum(map(len, graph.inputs)), "devices": len(cluster)}
+    return {**about, **took[-1], "seconds": [row["seconds"] for row in took]}
 
 
 COLUMNS = {
@@ -116,9 +108,6 @@ COLUMNS = {
         for title, of in {"least": min, "median": statistics.median, "most": max}.items()
     },
     "a second": lambda row: f"{1 / statistics.median(row['seconds']):.4g}",
-    "times as fast": lambda row: (
-        "{median:.3g} ({low:.3g} to {high:.3g}) as {as}".format_map(row["times_as_fast"]) if row["times_as_fast"] else "-"
-    ),
     "predicted step": lambda row: as_time(row["predicted_us"]) if "predicted_us" in row else "-",
     "over bound": lambda row: f"{row['predicted_us'] / row['lower_bound_us']:.3f}" if row.get("lower_bound_us") else "-",
 }

@@ -20,7 +20,7 @@ from baechi_ext.place.placeto.environment import Rules
 from baechi_ext.place.placeto.policy import Policy, PolicyConfig
 from baechi_ext.place.placeto.train import Trainer, TrainingConfig, single_threaded_torch
 from baechi_ext.place.placeto.training_task import TrainingTask
-from benchmarks.order_cases import BAECHIS_LINK
+from benchmarks.order_rules import BAECHIS_LINK
 from benchmarks.runner import Benchmark, Row
 
 NODES = 200

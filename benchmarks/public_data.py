@@ -36,7 +36,7 @@ def letters(path: Path, *, characters: int, seed: int = 0, begin: str = "") -> N
     path.write_text(begin + "".join(found), encoding="utf-8")
 
 
-def pictures(path: Path, *, number: int, height: int, width: int, seed: int = 0, masks: bool = False, name: str = "{:03d}.png") -> None:
+def pictures(path: Path, *, number: int, height: int, width: int, seed: int = 0, masks: bool = False) -> None:
     """Pictures of coloured rectangles in a folder; with `masks` which pixels are in one, as a picture of two values."""
     generator = np.random.default_rng(seed)
     path.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def pictures(path: Path, *, number: int, height: int, width: int, seed: int = 0,
             tall, wide = (int(generator.integers(side // 8, side // 4)) for side in (height, width))
             colour = generator.integers(60, 256, 3)
             pixels[y : y + tall, x : x + wide] = 255 if masks else colour
-        Image.fromarray(pixels).save(path / name.format(index))
+        Image.fromarray(pixels).save(path / f"{index:03d}.png")
 
 
 def cora(path: Path, *, cites: str, features: int = 1433, seed: int = 0) -> None:
@@ -62,33 +62,10 @@ def cora(path: Path, *, cites: str, features: int = 1433, seed: int = 0) -> None
     path.write_text("\n".join(rows) + "\n", encoding="ascii")
 
 
-def citations(path: Path, *, papers: int, edges: int, seed: int = 0) -> None:
-    """Pairs of papers, one citing the other, as in the data set Cora."""
-    generator = np.random.default_rng(seed)
-    others = generator.integers(1, papers, papers)
-    pairs = {(index, int(index + other) % papers) for index, other in enumerate(others)}
-    pairs |= {(int(a), int(b)) for a, b in generator.integers(0, papers, (edges - papers, 2)) if a != b}
-    path.write_text("".join(f"{a}\t{b}\n" for a, b in sorted(pairs)), encoding="ascii")
-
-
 def array(path: Path, *, shape: list[int], seed: int = 0) -> None:
     """An array of numbers from 0 to 1, for numpy.load."""
     np.save(path, np.random.default_rng(seed).random(shape))
 
 
-def views(path: Path, *, number: int, side: int, seed: int = 0) -> None:
-    """Pictures of a ball from several places, coloured by where it is seen from, with the cameras' places and their focal length."""
-    generator = np.random.default_rng(seed)
-    y, x = np.mgrid[0:side, 0:side] / side - 0.5
-    images, poses = [], []
-    for angle in generator.uniform(0, 2 * np.pi, number):
-        ball = np.exp(-((x / 0.2) ** 2) - (y / 0.3) ** 2)
-        images.append(np.stack([ball, ball * (1 + np.sin(angle)) / 2, ball * (1 + np.cos(angle)) / 2], axis=-1))
-        sine, cosine = np.sin(angle), np.cos(angle)
-        poses.append([[cosine, 0, sine, 4 * sine], [0, 1, 0, 0], [-sine, 0, cosine, 4 * cosine], [0, 0, 0, 1]])
-    focal = np.array(1.2 * side, np.float32)
-    np.savez(path, images=np.array(images, np.float32), poses=np.array(poses, np.float32), focal=focal)
-
-
-WRITERS: dict[str, Callable[..., None]] = {w.__name__: w for w in (words, letters, pictures, cora, citations, array, views)}
+WRITERS: dict[str, Callable[..., None]] = {w.__name__: w for w in (words, letters, pictures, cora, array)}
 """Writers by the `kind` in the data of `benchmarks/public_scripts.json`."""

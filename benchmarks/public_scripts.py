@@ -12,32 +12,27 @@ of the whole process. Beside it stands what others took of the cores meanwhile.
 """
 
 import argparse
+import math
 import os
 import re
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from baechi_ext.errors import BaechiError
-from baechi_ext.ir.files import read_json, write_json
-from baechi_runtime.measure.samples import busy_seconds
-from benchmarks.machine import machine
+from baechi_ext.ir.files import read_json
+from baechi_runtime.measure.samples import LoadOfOthers
 from benchmarks.public_case import STUBS, Case, load_cases, missing, prepare
-from benchmarks.public_digits import compare
+from benchmarks.runner import ROOT, Benchmark, Row, cpu_seconds_of_children, progress, table
 
-ROOT = Path(__file__).parent.parent
 PLAIN = "{python} {script} {arguments}"
 PLACED = "{baechi} train --num_devices={devices} {script} -- {arguments}"
 MOST_LINES = 30
@@ -45,64 +40,119 @@ MOST_LINES = 30
 MOST_LETTERS = 120
 """Letters of the last kept line that are in the table."""
 
+# Numbers that are printed
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_UNIT = r"(?:ms|us|sec(?:ond)?s?|mins?|hours?|s|it/s|s/it|ms/it|batch(?:es)?/s|img/s|samples?/s|tokens?/s|h)\b"
+_DURATION = re.compile(
+    rf"\d+:\d\d(?::\d\d)?(?:[.,]\d+)?"  # a clock's
+    rf"|\d{{4}}-\d\d-\d\d(?:\D\d\d-\d\d-\d\d)?"  # a day
+    rf"|[A-Z][a-z][a-z]\d\d_\d\d-\d\d-\d\d"  # a day in a folder's name
+    rf"|{_NUMBER}\s*(?:{_UNIT}|\?it/s)"
+    rf"|(?:time|elapsed|took|eta|ms/batch|s/batch|dt|speed|mfu)(?:\s*per\s*\w+)?\W{{0,3}}\s*{_NUMBER}",
+    re.IGNORECASE,
+)
+_NUMBERS = re.compile(rf"(?<![\w.]){_NUMBER}|\b(?:nan|inf)\b", re.IGNORECASE)
+
+
+def numbers(text: str) -> list[str]:
+    """All numbers of a text in their order, without clocks' times, days, and what has a unit of time, or a word for time before it."""
+    return _NUMBERS.findall(_DURATION.sub(" ", text))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`different` of `compared` numbers, the largest relative difference among them, and the first of them in words."""
+
+    different: int
+    compared: int
+    largest: float = 0.0
+    first: str | None = None
+
+
+def compare(texts: Sequence[str], other: str) -> Comparison:
+    """The numbers of `other` beside those of `texts`, what runs printed that should be equal.
+
+    A number in which these differ from each other is not compared. Where there are not equally many, all are different.
+    """
+    rows = [numbers(text) for text in texts]
+    found, first = numbers(other), rows[0]
+    if len({len(row) for row in [found, *rows]}) > 1:
+        return Comparison(len(first), len(first), math.inf, f"{len(found)} numbers, not {len(first)}")
+    alike = [i for i, value in enumerate(first) if all(row[i] == value for row in rows[1:])]
+    wrong = [i for i in alike if found[i] != first[i]]
+    if not wrong:
+        return Comparison(0, len(alike))
+    words = f"number {wrong[0]}: {found[wrong[0]]}, not {first[wrong[0]]}"
+    return Comparison(len(wrong), len(alike), max(_relative(float(found[i]), float(first[i])) for i in wrong), words)
+
+
+def _relative(x: float, y: float) -> float:
+    largest = max(abs(x), abs(y))
+    return abs(x - y) / largest if math.isfinite(largest) and largest else (0.0 if x == y else math.inf)
+
+
+# Runs
+
 
 @dataclass(frozen=True)
 class Ran:
-    """One run: its exit code, None where it took too long; seconds; what it printed; what the command said on stderr; its errors' end."""
+    """One run: its row of the result, what it printed, and the end of its errors."""
 
-    code: int | None
-    seconds: float
-    cpu_seconds: float
-    load_of_others: float | None
+    row: Row
     printed: str
-    said: tuple[str, ...]
     errors: str
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything but what was printed."""
-        seconds = {"seconds": round(self.seconds, 3), "cpu_seconds": round(self.cpu_seconds, 3), "load_of_others": self.load_of_others}
-        return {"exit_code": self.code, **seconds, "said": list(self.said)}
 
-
+@dataclass(frozen=True)
 class Runner:
-    """Runs a case's commands in `work`."""
+    """Runs a case's commands in `work`, with caches in `cache`."""
 
-    def __init__(self, args: argparse.Namespace, case: Case, work: Path, cache: Path) -> None:
-        self.args, self.case, self.work, self.cache = args, case, work, cache
-        packages = [] if args.packages is None else [args.packages.resolve()]
-        search = [work / path for path in case.paths] + [STUBS, ROOT, ROOT / "runtime", *packages]
-        self.environment = {
+    args: argparse.Namespace
+    case: Case
+    work: Path
+    cache: Path
+
+    def environment(self, kind: str) -> dict[str, str]:
+        """The variables of a plain or a placed run."""
+        packages = [] if self.args.packages is None else [self.args.packages.resolve()]
+        search = [self.work / path for path in self.case.paths] + [STUBS, ROOT, ROOT / "runtime", *packages]
+        threads = () if self.args.threads is None else ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+        return {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(map(str, search)),
             "PYTHONHASHSEED": "0",
             "MPLBACKEND": "Agg",
             "HF_HUB_OFFLINE": "1",
-            **case.environment,
+            **self.case.environment,
+            **dict.fromkeys(threads, str(self.args.threads)),
+            "XDG_CACHE_HOME": str(self.cache / kind),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.cache / kind / "torchinductor"),
         }
-        if args.threads is not None:
-            self.environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(args.threads))
 
-    def run(self, command: str, variables: Mapping[str, str]) -> Ran:
-        """One run of the filled-in `command`, in the case's folder made anew."""
-        prepare(self.case, self.args.sources, self.work, self.environment)
-        cache = self.cache / ("placed" if command == self.args.command else "plain")
-        caches = {"XDG_CACHE_HOME": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "torchinductor")}
-        environment = {**self.environment, **caches, **variables}
+    def run(self, kind: str, command: str) -> Ran:
+        """One plain or placed run of the filled-in `command`, in the case's folder made anew."""
+        environment = self.environment(kind)
+        prepare(self.case, self.args.sources, self.work, environment)
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            begin = _clocks()
+            begin, used = time.perf_counter(), cpu_seconds_of_children()
+            load = LoadOfOthers(lambda: time.process_time() + cpu_seconds_of_children(), os.sched_getaffinity(0))
             process = subprocess.Popen(
                 self.fill(command), cwd=self.case.where(self.work), env=environment, stdout=out, stderr=err, start_new_session=True
             )
             code = _wait(process, self.args.timeout)
-            wall, cpu, load = _since(begin)
+            wall, cpu, others = time.perf_counter() - begin, cpu_seconds_of_children() - used, load.share()
             out.seek(0), err.seek(0)
             printed, errors = (stream.read().decode(errors="replace") for stream in (out, err))
         if self.args.keep is not None:
             self._keep(printed, errors)
-        said = tuple(line for line in errors.splitlines() if line.startswith(("baechi:", "error:")))
-        said, errors = tuple(map(self._without_paths, said[:MOST_LINES])), self._without_paths(errors[-2000:])
-        printed += self._outputs() + ("".join(_progress(errors)) if self.case.stderr else "")
-        return Ran(code, wall, cpu, load, printed, said, errors)
+        errors = self._without_paths(errors)
+        said = [line for line in errors.splitlines() if line.startswith(("baechi:", "error:"))][:MOST_LINES]
+        printed += self._outputs()
+        if self.case.stderr:  # lines of progress bars: what else stands there is not the script's alone
+            printed += "".join(f"{line}\n" for line in re.split(r"[\r\n]+", errors[-2000:]) if "it/s" in line or "s/it" in line)
+        row = {"exit_code": code, "seconds": round(wall, 3), "cpu_seconds": round(cpu, 3), "load_of_others": others, "said": said}
+        return Ran(row, printed, errors[-2000:])
 
     def fill(self, command: str) -> list[str]:
         """The words of a command."""
@@ -122,31 +172,15 @@ class Runner:
                 text = text.replace(str(written), name) if written else text
         return text
 
-    def _outputs(self) -> str:
-        found = sorted(path for pattern in self.case.outputs for path in self.case.where(self.work).glob(pattern))
-        return "".join(path.read_text(encoding="utf-8", errors="replace") for path in found)
-
     def _keep(self, printed: str, errors: str) -> None:
         self.args.keep.mkdir(parents=True, exist_ok=True)
         number = len(list(self.args.keep.glob(f"{self.case.name}.*.out")))
         for name, text in (("out", printed), ("err", errors)):
             (self.args.keep / f"{self.case.name}.{number}.{name}").write_text(text, encoding="utf-8")
 
-
-def _progress(errors: str) -> Iterator[str]:
-    """Lines of progress bars: what else stands on stderr is not the script's alone."""
-    yield from (f"{line}\n" for line in re.split(r"[\r\n]+", errors) if "it/s" in line or "s/it" in line)
-
-
-def _clocks() -> tuple[float, float, float]:
-    used = os.times()
-    return busy_seconds(Path("/proc/stat").read_text(encoding="ascii"), os.sched_getaffinity(0)), sum(used[:4]), time.perf_counter()
-
-
-def _since(begin: tuple[float, float, float]) -> tuple[float, float, float]:
-    """Seconds on the clock, of the cores that the process used, and the share of the cores that others took."""
-    busy, own, wall = (b - a for a, b in zip(begin, _clocks(), strict=True))
-    return wall, own, round(max(0.0, busy - own) / (wall * len(os.sched_getaffinity(0))), 3)
+    def _outputs(self) -> str:
+        found = sorted(path for pattern in self.case.outputs for path in self.case.where(self.work).glob(pattern))
+        return "".join(path.read_text(encoding="utf-8", errors="replace") for path in found)
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
@@ -161,70 +195,48 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
             process.wait()
 
 
-def row_of(case: Case, args: argparse.Namespace, work: Path) -> dict[str, Any]:
+def row_of(case: Case, args: argparse.Namespace, work: Path) -> Row:
     """Everything found out about one case."""
-    row: dict[str, Any] = {"name": case.name, "kind": case.kind, "repository": case.repository, "commit": case.commit}
+    row: Row = {"name": case.name, "kind": case.kind, "repository": case.repository, "commit": case.commit}
     row |= {"script": case.script or case.entry, "arguments": list(case.arguments), "environment": dict(case.environment)}
     row |= {"numbers": [dict(change) for change in case.numbers], "data": [dict(data) for data in case.data]}
     if (reason := missing(case, args.sources, args.packages)) is not None:
         return {**row, "not_run": reason}
-    cache = work / "cache" / case.name
-    rmtree(cache, ignore_errors=True)
-    runner = Runner(args, case, work / case.name, cache)
-    runs: dict[str, list[Ran]] = {"plain": [], "placed": []}
+    runner = Runner(args, case, work / case.name, work / "cache" / case.name)
+    rmtree(runner.cache, ignore_errors=True)
+    plain, placed = [], []
     try:
         for _ in range(args.runs):
-            runs["plain"].append(runner.run(args.plain, {}))
+            plain.append(runner.run("plain", PLAIN))
             if args.command:
-                runs["placed"].append(runner.run(args.command, args.env))
+                placed.append(runner.run("placed", args.command))
     except BaechiError as e:
         return {**row, "not_run": str(e)}
-    return {**row, **judge(runs["plain"], runs["placed"])}
+    return {**row, **judge(plain, placed)}
 
 
-def judge(plain: Sequence[Ran], placed: Sequence[Ran]) -> dict[str, Any]:
+def judge(plain: Sequence[Ran], placed: Sequence[Ran]) -> Row:
     """Judges the runs: exit codes, numbers, and ratios of each placed run to the plain run before it."""
     texts = [run.printed for run in plain]
-    twice = compare(texts[:1], texts[-1])
-    found: dict[str, Any] = {"plain": [run.to_json() for run in plain], "plain_numbers": twice.compared, "plain_unequal": twice.different}
+    twice, code = compare(texts[:1], texts[-1]), plain[0].row["exit_code"]
+    found: Row = {"plain": [run.row for run in plain], "plain_numbers": twice.compared, "plain_unequal": twice.different}
     if twice.different:
         found["plain_first"] = twice.first
-    if plain[0].code != 0:
+    if code != 0:
         found["plain_errors"] = plain[0].errors
     rows = []
     for one, other in zip(plain, placed, strict=False):
         beside = compare(texts, other.printed)
-        row = {**other.to_json(), "ratio": round(other.seconds / one.seconds, 4)}
-        row |= {"cpu_ratio": round(other.cpu_seconds / max(one.cpu_seconds, 0.01), 4)}
+        row = {**other.row, "ratio": round(other.row["seconds"] / one.row["seconds"], 4)}
+        row |= {"cpu_ratio": round(other.row["cpu_seconds"] / max(one.row["cpu_seconds"], 0.01), 4)}
         row |= {"compared": beside.compared, "different": beside.different}
         if beside.different:
             row |= {"largest_difference": min(beside.largest, sys.float_info.max), "first_difference": beside.first}
-        rows.append(row | ({"errors": other.errors} if other.code != one.code else {}))
-    found["placed"] = rows
-    found["same"] = all(row["different"] == 0 and row["exit_code"] == plain[0].code for row in rows)
-    return found
+        rows.append(row | ({"errors": other.errors} if other.row["exit_code"] != code else {}))
+    return {**found, "placed": rows, "same": all(row["different"] == 0 and row["exit_code"] == code for row in rows)}
 
 
-def show(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Prints a Markdown table."""
-    table = Table("script", "kind", "plain", "first", "later", "numbers", "exit", "others", "said last", box=box.MARKDOWN)
-    for row in rows:
-        if "not_run" in row:
-            table.add_row(row["name"], row["kind"], *["-"] * 6, row["not_run"])
-            continue
-        plain, placed = row["plain"], row["placed"]
-        ratios = [f"{run['ratio']:.3f}" for run in placed]
-        loads = [run["load_of_others"] for run in [*plain, *placed]]
-        said = next((run["said"][-1] for run in placed if run["said"]), "")[:MOST_LETTERS]
-        table.add_row(
-            *(row["name"], row["kind"], f"{sum(run['seconds'] for run in plain) / len(plain):.1f} s"),
-            *(ratios[0] if ratios else "-", ratios[-1] if len(ratios) > 1 else "-", _numbers(row)),
-            *(" ".join(sorted({str(run["exit_code"]) for run in [*plain, *placed]})), f"{max(loads):.0%}", said),
-        )
-    console.print(table)
-
-
-def _numbers(row: Mapping[str, Any]) -> str:
+def _numbers(row: Row) -> str:
     if not row["placed"]:
         return f"{row['plain_unequal'] or 'none'} of {row['plain_numbers']} differ plainly"
     worst = max(row["placed"], key=lambda run: run["different"])
@@ -233,47 +245,50 @@ def _numbers(row: Mapping[str, Any]) -> str:
     return f"{worst['different']} of {worst['compared']} differ, by {worst['largest_difference']:.0e}"
 
 
-def measure(args: argparse.Namespace, keep: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
-    """A row per case; `keep` gets all so far after each."""
-    rows: list[dict[str, Any]] = []
+COLUMNS = {
+    "plain": lambda row: f"{statistics.mean(run['seconds'] for run in row['plain']):.1f} s",
+    "first": lambda row: f"{row['placed'][0]['ratio']:.3f}" if row["placed"] else "-",
+    "later": lambda row: f"{row['placed'][-1]['ratio']:.3f}" if len(row["placed"]) > 1 else "-",
+    "numbers": _numbers,
+    "exit": lambda row: " ".join(sorted({str(run["exit_code"]) for run in [*row["plain"], *row["placed"]]})),
+    "others": lambda row: f"{max(run['load_of_others'] or 0.0 for run in [*row['plain'], *row['placed']]):.0%}",
+    "said last": lambda row: next((run["said"][-1] for run in row["placed"] if run["said"]), "")[:MOST_LETTERS],
+}
+
+
+def report(found: Row) -> str:
+    """A row per script that ran, and why others did not."""
+    ran = [row for row in found["rows"] if "not_run" not in row]
+    others = [f"{row['name']}: {row['not_run']}" for row in found["rows"] if "not_run" in row]
+    return "\n".join((table({"script": "{name}", "kind": "{kind}", **COLUMNS}, ran), *others))
+
+
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    """Yields a row per case, beside those of cases that do not run now."""
+    before = [] if args.out is None or not args.out.exists() else read_json(args.out, "result")["rows"]
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary) if args.work is None else args.work.resolve()
         for case in load_cases(args.only):
             rows.append(row_of(case, args, work))
-            show(rows[-1:], Console(width=240, highlight=False))
-            keep(rows)
-    return rows
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sources", type=Path, required=True, help="folder of checkouts, OWNER+NAME each")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="names of scripts")
-    parser.add_argument("--runs", type=int, default=2, help="plain and placed runs, each")
-    parser.add_argument("--devices", type=int, default=2)
-    parser.add_argument("--command", default=PLACED, help='the placed command; "" for plain runs only (default: %(default)s)')
-    parser.add_argument("--plain", default=PLAIN, help="the plain command (default: %(default)s)")
-    parser.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="a variable for placed runs")
-    parser.add_argument("--packages", type=Path, help="a folder of further packages: pip install --target")
-    parser.add_argument("--work", type=Path, help="the folder that scripts run in, and caches are kept in (a temporary one)")
-    parser.add_argument("--keep", type=Path, help="a folder for what each run printed")
-    parser.add_argument("--threads", type=int, help="torch's threads in every run; by default torch decides")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds a run has")
-    parser.add_argument("--out", type=Path, help="a JSON file; rows of scripts that do not run now are kept in it")
-    args = parser.parse_args(argv)
-    args.env = dict(pair.split("=", 1) for pair in args.env)
-    args.sources = args.sources.resolve()
-    before = [] if args.out is None or not args.out.exists() else read_json(args.out, "result")["rows"]
-    words = [re.sub(r"^(--(?:sources|packages|work|keep|out))=.*/", r"\1=", word) for word in (sys.argv[1:] if argv is None else argv)]
-    command = "python -m benchmarks.public_scripts " + shlex.join(words)
-
-    def keep(rows: list[dict[str, Any]]) -> None:
-        if args.out is not None:
+            progress(report({"rows": rows[-1:]}).splitlines()[-1])
             now = {row["name"] for row in rows}
-            write_json(args.out, {"command": command, **machine(), "rows": [row for row in before if row["name"] not in now] + rows})
+            yield {"rows": [row for row in before if row["name"] not in now] + rows}
 
-    show(measure(args, keep), Console(width=240, highlight=False))
 
+FLAGS = {
+    "--sources": {"type": lambda text: Path(text).resolve(), "required": True, "help": "folder of checkouts, OWNER+NAME each"},
+    "--only": (),
+    "--runs": {"type": int, "default": 2, "help": "plain and placed runs, each"},
+    "--devices": 2,
+    "--command": {"default": PLACED, "help": 'the placed command; "" for plain runs only (default: %(default)s)'},
+    "--packages": {"type": Path, "help": "a folder of further packages: pip install --target"},
+    "--work": {"type": Path, "help": "the folder that scripts run in, and caches are kept in (a temporary one)"},
+    "--keep": {"type": Path, "help": "a folder for what each run printed"},
+    "--threads": {"type": int, "help": "torch's threads in every run; by default torch decides"},
+    "--timeout": {"type": float, "default": 600.0, "help": "seconds a run has"},
+}
+main = Benchmark("public_scripts", __doc__, FLAGS, measure, report).main
 
 if __name__ == "__main__":
     main()

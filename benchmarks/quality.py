@@ -14,7 +14,6 @@ import argparse
 import itertools
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -33,12 +32,10 @@ from baechi_ext.simulate import lower_bound_us, simulate
 from benchmarks.anneal import annealed
 from benchmarks.captured import CapturedCase, captured_cases
 from benchmarks.families import SETS, Case
-from benchmarks.machine import commit
 from benchmarks.quality_table import ANNEALING
 from benchmarks.quality_table import report as tables
-from benchmarks.runner import Benchmark, Row, in_fresh_process, progress, some_of
+from benchmarks.runner import ROOT, Benchmark, Row, commit, cpu_seconds_of_children, in_fresh_process, progress, some_of
 
-ROOT = Path(__file__).parent.parent
 Cell = Row
 """status and cpu_seconds; where there is a plan makespan_us and placement_seconds; else error."""
 AnyCase = Case | CapturedCase
@@ -117,7 +114,7 @@ def fill(redo: Sequence[str], cases: Row, case: AnyCase, columns: dict[str, Call
             cell = columns[name](files)
             cell["cpu_seconds"] = cpu_seconds_of_children() - begun_seconds
             row["lower_bound_us"] = max(row["lower_bound_us"], cell.pop("lower_bound_us", 0.0))
-            row["cells"][name] = {**cell, "commit": commit()}
+            row["cells"][name] = {**cell, "commit": commit(ROOT)}
             progress(f"{case.name}  {name}  {cell['status']}  {cell.get('makespan_us', cell.get('error'))}")
             yield cell
 
@@ -154,12 +151,6 @@ def simulated(graph: OpGraph, cluster: Cluster, placement: Sequence[int], priori
     timeline = simulate(graph, cluster, placement, priority)
     wrong = placement_violations(graph, cluster, placement) + memory_violations(cluster, timeline.peak_memory_bytes)
     return timeline.makespan_us, wrong
-
-
-def cpu_seconds_of_children() -> float:
-    """CPU seconds of all processes that were started here and have ended; beside the wall time they tell what others took."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
 
 
 def call(module: Sequence[str], limit_seconds: float) -> tuple[int | None, str, str, float]:

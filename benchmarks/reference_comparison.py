@@ -6,7 +6,7 @@
         [--most_ops=3000] [--part=1/2] [--out=FILE.json]
 
 Cases are those of benchmarks.quality. A release runs in a process of its own, which is ended after --cpu_limit seconds of CPU time;
-release_baechi.py and release_baechi_torch.py say what is fed to it, and what stands in for the libraries it needs. Baechi's runs as
+benchmarks/release.py says what is fed to it, and what stands in for the libraries it needs. Baechi's runs as
 its default placer and as its README's fusing one. The placement is simulated here twice, with the order in which ops were committed
 as priorities and without priorities; the better one that keeps the memory limits counts. A plan that breaks them is `over memory`.
 The releases know one speed, one link for all, and Baechi's only transfers that queue: cases with others are left out. BaechiPyTorch
@@ -17,7 +17,6 @@ import argparse
 import json
 import signal
 import statistics
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from benchmarks.quality import ALL_SETS, CHOICE, AnyCase, Cell, call, chosen_cas
 from benchmarks.quality_table import SAME, geometric_mean
 from benchmarks.quality_table import report as tables
 from benchmarks.release import RELEASES, require_checkout
-from benchmarks.runner import Benchmark, Row, markdown, some_of
+from benchmarks.runner import Benchmark, Row, commit, markdown, some_of
 
 FUSED = ("--placer_type=fusion", "--grouper=coplace")
 OURS = {"m_etf": ("m_etf",), "m_etf fused": ("m_etf", *FUSED), "m_sct": ("m_sct",), "m_sct fused": ("m_sct", *FUSED)}
@@ -54,7 +53,7 @@ PAIRS = tuple(
 )
 """Pairs to compare, ours with theirs; where a side has two, the better one counts."""
 FLAGS = {
-    **{f"--{name}": {"type": Path, "metavar": "FOLDER", "help": f"a checkout of {r.REPOSITORY}"} for name, r in RELEASES.items()},
+    **{f"--{name}": {"type": Path, "metavar": "FOLDER", "help": f"a checkout of {r.repository}"} for name, r in RELEASES.items()},
     **{f"--{name}_version": {"metavar": "TEXT", "help": "what the result says of it (default: its commit)"} for name in RELEASES},
     "--set": some_of(ALL_SETS, ["tuning", "held_out"]),
     "--most_ops": {"type": int, "default": 3000, "help": "no larger graphs (default %(default)s)"},
@@ -84,7 +83,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     for name, folder in given.items():
         require_checkout(name, folder)
     options = {key: getattr(args, key) for key in ("time_limit", "cpu_limit", "hard_limit", "seed")}
-    releases = {name: getattr(args, f"{name}_version") or checked_out(folder) for name, folder in given.items()}
+    releases = {name: getattr(args, f"{name}_version") or commit(folder) or "unknown" for name, folder in given.items()}
     there = kept(args.out, options, releases)
     found = {"options": options, "releases": there["releases"] | releases, "left_out": {}, "cases": there["cases"]}
     for case in chosen_cases(args):
@@ -121,13 +120,6 @@ def worth(graph: OpGraph, cluster: Cluster, placement: Sequence[int], priority: 
     if wrong:
         return {"status": "over memory", "error": "; ".join(wrong), "without_limits_us": us}
     return {"status": "feasible", "makespan_us": us, "priorities": ordered}
-
-
-def checked_out(folder: Path) -> str:
-    """The commit of the checkout, or that it is unknown."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else "unknown"
 
 
 def pairs(cases: Mapping[str, Row]) -> Iterator[dict[str, str]]:

@@ -6,18 +6,28 @@ command, commit, machine and versions at its head, and is written again whenever
 
 import argparse
 import multiprocessing
+import os
+import platform
+import resource
+import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
+import baechi_ext
 from baechi_ext.ir.files import require_writable, write_bytes, write_json
-from benchmarks.machine import machine
+from baechi_runtime.host.processor import processor
 
 K, T = TypeVar("K", bound=Hashable), TypeVar("T")
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("torch", "numpy", "numba", "highspy", "ortools", "pymetis")
 Row = dict[str, Any]
 Columns = Mapping[str, str | Callable[[Row], str]]
 """Titles, and what a cell says of a row: a format string over the row's keys, or a function."""
@@ -43,7 +53,7 @@ class Benchmark:
         if args.out is not None:
             require_writable(args.out)
         args.words = list(sys.argv[1:] if argv is None else argv)
-        head = {"command": " ".join([f"python -m benchmarks.{self.name}", *args.words]), **machine()}
+        head = {"command": f"python -m benchmarks.{self.name} {shlex.join(args.words)}".strip(), **machine()}
         found: Row = {}
         for more in self.measure(args):
             found = {**head, **more}
@@ -53,6 +63,29 @@ class Benchmark:
                 write_bytes(args.out.with_suffix(".md"), f"{self.report(found)}\n".encode())
         if found:
             print(self.report(found), flush=True)
+
+
+def machine() -> Row:
+    """Date, commit, hardware and versions, for the head of a result file."""
+    versions = {"baechi": baechi_ext.__version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(ROOT),
+        "hardware": {"processor": processor(), "cores": os.cpu_count()},
+        "versions": versions,
+    }
+
+
+def commit(checkout: Path) -> str | None:
+    """The commit of a checkout, "-dirty" where files differ from it; None outside of one."""
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def parsed(doc: str, flags: Mapping[str, Any], argv: Sequence[str] | None) -> argparse.Namespace:
@@ -106,6 +139,12 @@ def timed(call: Callable[[], T]) -> tuple[T, dict[str, float]]:
     begin, used = time.perf_counter(), time.process_time()
     value = call()
     return value, {"seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - used}
+
+
+def cpu_seconds_of_children() -> float:
+    """CPU seconds of all processes that were started here and have ended; beside the wall time they tell what others took."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def in_fresh_process(function: Callable[..., T], *args: Any) -> T:

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from baechi_ext.errors import BaechiError
+from baechi_ext.ir import Cluster
 from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.cli.flags import compare as compare_flags
@@ -25,16 +26,16 @@ from baechi_runtime.drivers.backend import Backend
 from baechi_runtime.drivers.comparing import checked_contenders, loaded_contenders
 from baechi_runtime.drivers.comparison import SINGLE, CompareRequest
 from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.measure.parity_result import require_parity
 from baechi_runtime.measure.samples import Measurement
 from baechi_runtime.models.registry import FRAMEWORKS, ModelOptions, find_model
 from baechi_runtime.models.training_step import TrainingStep
-from baechi_runtime.torch.backend import TorchBackend
-from baechi_runtime.torch.lowering.executor import Executor
+from baechi_runtime.torch.backend import Captured, TorchBackend
+from baechi_runtime.torch.lowering.executor import Executor, LoadedStep
 from baechi_runtime.torch.processes.environment import is_worker
 from baechi_runtime.torch.processes.launch import run_workers
 from benchmarks.baselines import DDP, PIPELINE, Baseline, reason_against
 from benchmarks.runner import Benchmark, Row, some_of
-from benchmarks.step_time_parts import loaded_parts
 from benchmarks.step_time_table import report as step_times
 
 SIZES = {
@@ -82,12 +83,9 @@ def run(args: argparse.Namespace, requests: Mapping[str, pipeline.PlanRequest], 
             for count in args.parts:
                 name = f"auto, {count} parts"
                 try:
-                    parted = loaded_parts(backend, captured, cluster, count, requests["auto"])
+                    plans[name], variants[name], parity[name], peaks[name] = _in_parts(backend, captured, cluster, count, requests["auto"])
                 except BaechiError as e:
                     refused[name] = str(e)
-                    continue
-                plans[name], variants[name], parity[name] = parted.result, parted.loaded, parted.parity.to_json()
-                peaks[name] = parted.peak_bytes
             baselines, left_out = _baselines(args.baselines, backend.request, captured.step, backend.executor, stack)
             peaks |= {name: tuple(baseline.peak_bytes()) for name, baseline in baselines.items()}
             variants |= baselines
@@ -142,6 +140,18 @@ def request_of(args: argparse.Namespace) -> CompareRequest:
     options = replace(sizes, **dict(args.set))
     # Parts are normalised as DistributedDataParallel does it.
     return replace(request, train=replace(request.train, batch_norm_per_part=True, model_options=options, command=()))
+
+
+def _in_parts(
+    backend: TorchBackend, captured: Captured, cluster: Cluster, count: int, request: pipeline.PlanRequest
+) -> tuple[PlanResult, LoadedStep, Row, tuple[int, ...]]:
+    """The step over `count` parts of its batch, where BatchNorm may normalise each part by itself, as it does beside it in
+    DistributedDataParallel: its plan, the loaded step, how it was checked, and its peaks. Raises what all these raise."""
+    parted = backend.in_parts(captured, count)
+    result = pipeline.plan(parted.graph, cluster, request)
+    parity = backend.check(parted, result.timeline)
+    require_parity(parity)
+    return result, backend.load(parted, result.timeline), parity.to_json(), backend.peak_bytes(parted, result.timeline)
 
 
 def _verdict(result: PlanResult) -> str:

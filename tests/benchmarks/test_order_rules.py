@@ -8,8 +8,7 @@ import pytest
 
 from baechi_ext.place.order_choice import RULES
 from benchmarks import order_rules
-from benchmarks.order_cases import order_cases
-from benchmarks.order_rules import FEATURES, HEAD, ORDERS, Sample, fitted, in_words, measure, recorded, report
+from benchmarks.order_rules import FEATURES, HEAD, ORDERS, Sample, fitted, in_words, measure, order_cases, recorded, report
 
 DEPTH, DEVICES = FEATURES.index("depth"), FEATURES.index("devices")
 

@@ -8,10 +8,10 @@ import pytest
 
 from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
 from baechi_ext.simulate import lower_bound_us, simulate
-from benchmarks import reference_comparison, release_baechi, release_baechi_torch
+from benchmarks import reference_comparison, release
 from benchmarks.families import TUNING
 from benchmarks.quality import call
-from benchmarks.release_support import UNITS, completed, priorities, solve_lp
+from benchmarks.release import UNITS, completed, priorities, solve_lp
 
 LIBRARY = """
 import json
@@ -225,17 +225,17 @@ def test_ops_that_the_release_dropped() -> None:
 def test_the_graph_for_the_torch_release() -> None:
     ops = [OPS[0], Op("b", compute_us=20), Op("c", compute_us=30)]
     plain = OpGraph.from_edges(ops, [("a", "b", 4, "x"), ("a", "c", 4, "x"), ("a", "c", 3, "y")])
-    graph = release_baechi_torch.converted(plain, CLUSTER)
+    graph = release.module_graph(plain, CLUSTER)
     assert graph.nodes[0]["weight"] == 10
     memory = {key: graph.nodes[0][key] for key in ("parameter_mem", "permanent_mem", "temporary_mem", "peak_mem")}
     assert memory == {"parameter_mem": 5, "permanent_mem": 12, "temporary_mem": 4, "peak_mem": 16}
     assert graph.edges[0, 2]["tensor"] == {"name": "1", "transfer_time": 2 * 4.0 + 7 * 0.5, "bytes": 7}
-    devices = release_baechi_torch.devices(CLUSTER)
+    devices = release.device_graph(CLUSTER)
     assert [devices.nodes[i]["memory_limit"] for i in devices] == [1000, 1000]
 
 
 def test_flags_keep_their_defaults() -> None:
-    flags = release_baechi.Flags()
+    flags = release.Flags()
     flags.DEFINE_boolean("fast", False, "help")
     flags.DEFINE_enum("grouper", "tf", ["tf", "coplace"], "help")
     assert vars(flags.FLAGS) == {"fast": False, "grouper": "tf"}

@@ -5,17 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from baechi_ext.ir.files import read_json
 from baechi_ext.ir.plan import memory_violations, placement_violations
 from baechi_ext.simulate import simulate
-from benchmarks import planted, tight
+from benchmarks import tight
 
 
-@pytest.mark.parametrize("case", [case for cases in planted.SETS.values() for case in cases if case.ops <= 500], ids=lambda case: case.name)
-def test_the_planted_plan_is_valid_and_leaves_nothing_over(case: planted.Planted) -> None:
-    plan = read_json(planted.PLANS, "planted plans")["plans"][case.name]
+@pytest.mark.parametrize("case", [case for cases in tight.SETS.values() for case in cases if case.ops <= 500], ids=lambda case: case.name)
+def test_the_planted_plan_is_valid_and_leaves_nothing_over(case: tight.Planted) -> None:
+    plan = tight.planted_plans()[case.name]
     cluster = case.limited_to(plan, 1.0)
-    placement, priority = planted.decoded(plan)
+    placement, priority = tight.decoded(plan)
     peaks = simulate(case.graph, cluster, placement, priority).peak_memory_bytes
     assert placement_violations(case.graph, cluster, placement) + memory_violations(cluster, peaks) == []
     limits = [d.memory_bytes for d in cluster.devices]
@@ -24,16 +23,10 @@ def test_the_planted_plan_is_valid_and_leaves_nothing_over(case: planted.Planted
 
 
 def test_every_case_has_a_plan_and_the_sets_share_no_graph() -> None:
-    plans = read_json(planted.PLANS, "planted plans")["plans"]
-    cases = [case for cases in planted.SETS.values() for case in cases]
+    plans = tight.planted_plans()
+    cases = [case for cases in tight.SETS.values() for case in cases]
     assert sorted(plans) == sorted(case.name for case in cases)
     assert len({case.seed for case in cases}) == len(cases)
-
-
-def test_pressing_leaves_less_than_the_plan_it_begins_with() -> None:
-    case = planted.TUNING[0]
-    begin = planted.known_plan(case.graph, case.unlimited)[2]
-    assert max(planted.pressed(case).timeline.peak_memory_bytes) < max(begin)
 
 
 def test_a_table_of_who_finds_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,4 +9,3 @@ import public_seed  # noqa: F401 - it seeds
 from torchvision import datasets, models, transforms, utils
 
 __all__ = ["datasets", "models", "transforms", "utils"]
-__version__ = "0.0"

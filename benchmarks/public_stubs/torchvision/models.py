@@ -1,19 +1,10 @@
-"""Residual networks (He et al. 2016) and VGG (Simonyan and Zisserman 2015), with fresh weights whatever is asked for."""
+"""Residual networks (He et al. 2016), with fresh weights whatever is asked for."""
 
-from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-
-__all__ = ["VGG16_Weights", "resnet18", "resnet34", "resnet50", "vgg16"]
-
-
-class VGG16_Weights(Enum):
-    """Names only."""
-
-    IMAGENET1K_V1 = "none"
-    DEFAULT = "none"
 
 
 class _Block(nn.Module):
@@ -46,7 +37,7 @@ class _Block(nn.Module):
 class ResNet(nn.Module):
     """The network, its parts under torchvision's names."""
 
-    def __init__(self, depths: tuple[int, ...], expansion: int, num_classes: int = 1000) -> None:
+    def __init__(self, depths: tuple[int, ...], expansion: int, num_classes: int = 1000, **_: Any) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
@@ -69,42 +60,5 @@ class ResNet(nn.Module):
         return self.fc(torch.flatten(self.avgpool(x), 1))
 
 
-def resnet18(pretrained: bool = False, weights: Any = None, num_classes: int = 1000) -> ResNet:
-    """11.7 million parameters."""
-    return ResNet((2, 2, 2, 2), 1, num_classes)
-
-
-def resnet34(pretrained: bool = False, weights: Any = None, num_classes: int = 1000) -> ResNet:
-    """21.8 million parameters."""
-    return ResNet((3, 4, 6, 3), 1, num_classes)
-
-
-def resnet50(pretrained: bool = False, weights: Any = None, num_classes: int = 1000) -> ResNet:
-    """25.6 million parameters."""
-    return ResNet((3, 4, 6, 3), 4, num_classes)
-
-
-class VGG(nn.Module):
-    """Its convolutions in `features`."""
-
-    def __init__(self, widths: tuple[int, ...], num_classes: int) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        before = 3
-        for width in widths:
-            layers += [nn.Conv2d(before, width, 3, 1, 1), nn.ReLU(inplace=True)] if width else [nn.MaxPool2d(2, 2)]
-            before = width or before
-        self.features = nn.Sequential(*layers)
-        self.avgpool = nn.AdaptiveAvgPool2d((7, 7))
-        self.classifier = nn.Sequential(
-            *(nn.Linear(512 * 49, 4096), nn.ReLU(True), nn.Dropout()),
-            *(nn.Linear(4096, 4096), nn.ReLU(True), nn.Dropout(), nn.Linear(4096, num_classes)),
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
-
-
-def vgg16(pretrained: bool = False, weights: Any = None, num_classes: int = 1000) -> VGG:
-    """138 million parameters."""
-    return VGG((64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0), num_classes)
+resnet18 = partial(ResNet, (2, 2, 2, 2), 1)
+resnet50 = partial(ResNet, (3, 4, 6, 3), 4)

@@ -1,1 +1,0 @@
-"""Where torchtext has its tokenizers."""

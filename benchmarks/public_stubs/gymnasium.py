@@ -14,13 +14,11 @@ class CartPole:
     """Ends where the pole leans by more than 12 degrees, the cart is 2.4 from the middle, or after 500 steps."""
 
     def __init__(self) -> None:
-        self.spec = SimpleNamespace(reward_threshold=475.0, id="CartPole-v1")
-        self.observation_space = SimpleNamespace(shape=(4,))
-        self.action_space = SimpleNamespace(n=2, shape=(), sample=lambda: int(self._generator.integers(2)), seed=lambda seed: None)
+        self.spec = SimpleNamespace(reward_threshold=475.0)
         self._generator = np.random.default_rng(0)
         self._state, self._steps = np.zeros(4), 0
 
-    def reset(self, seed: int | None = None, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, seed: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         """The state at the beginning."""
         if seed is not None:
             self._generator = np.random.default_rng(seed)
@@ -39,12 +37,6 @@ class CartPole:
         self._steps += 1
         ended = abs(self._state[0]) > 2.4 or abs(self._state[2]) > math.radians(12)
         return self._state.astype(np.float32), 1.0, bool(ended), self._steps >= STEPS, {}
-
-    def render(self) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
 
 
 def make(name: str, **_: Any) -> CartPole:

@@ -1,3 +1,0 @@
-"""Where the sentences are elsewhere."""
-
-URL: dict[str, str] = {}
