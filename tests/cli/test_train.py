@@ -207,7 +207,7 @@ def test_the_flags_list_the_runtimes_optimizers() -> None:
 
 
 def test_ctrl_c_ends_a_run_at_once() -> None:
-    process = start("train", *SMALL[:3], "--num_steps=100000")
+    process = start("train", *SMALL[:3], "--time_limit=0.5", "--num_steps=100000")
     try:
         for line in process.stderr:
             if line.startswith("measuring"):

@@ -4,6 +4,7 @@ import json
 import re
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from baechi_ext.cost import Profile
 from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.ir.made_by import MadeBy
+from baechi_runtime.tensorflow import cluster
 from tests.cli.test_train import KEYS
 from tests.runtime import forked
 
@@ -27,7 +29,9 @@ README = _FLAGS.split()
 """The flags of Baechi's README, with smaller sizes, on CPU workers."""
 
 
-def test_a_run_reports_and_keeps_its_files(run: Run, tmp_path: Path) -> None:
+def test_a_run_reports_and_keeps_its_files(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link is probed by messages of two sizes."""
+    monkeypatch.setattr(cluster, "probe_link", partial(cluster.probe_link, sizes=(4, 65536)))
     code, out, err = run(*TRAIN, *SMALL, "--placement_method=round_robin", "--json", f"--out={tmp_path / 'run'}")
     assert code == 0, err
     report = json.loads(out)
@@ -68,7 +72,7 @@ def test_baechis_readme(run: Run, tmp_path: Path) -> None:
     code, out, err = run(*TRAIN, "--costgen", f"--cost_path={costs}", *README)
     assert code == 0, err
     assert out == f"costs of {len(json.loads(costs.read_text())['ops'])} ops written to {costs}\n"
-    code, out, err = run("probe-links", "--framework=tensorflow", "--num_gpus=4", "--num_devices=2", "--max_exponent=6", f"--out={cluster}")
+    code, out, err = run("probe-links", "--framework=tensorflow", "--num_gpus=4", "--num_devices=2", "--max_exponent=3", f"--out={cluster}")
     assert code == 0, err
     assert out.count("Communication cost function: ") == 2
     assert len(Cluster.load(cluster)) == 2

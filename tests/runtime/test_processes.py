@@ -56,7 +56,7 @@ def test_dropout_draws_the_same_numbers_wherever_it_runs(tmp_path: Path, workers
 
 def test_torchrun_starts_the_same_workers() -> None:
     """In new interpreters."""
-    code, out, err = finish(anew.torchrun(*SMALL, "--json"))
+    code, out, err = finish(anew.torchrun(*SMALL, "--time_limit=0.5", "--json"))
     assert code == 0, err
     report = json.loads(out)
     assert report["parity"]["max_abs_diff"] == 0.0

@@ -66,7 +66,7 @@ def model_of(servers: Servers) -> Callable[[str], Model]:
 def _model(servers: Servers, name: str) -> Model:
     asked = TrainRequest(name, pipeline.PlanRequest(), SMALL[name], optimizer="momentum", framework="tensorflow")
     step, function = capture(asked)
-    costs = profile(function, step, servers, ProfileOptions(warmup=1, repeats=3))
+    costs = profile(function, step, servers, ProfileOptions(warmup=1, repeats=1))
     first = {v.shared_name: v.variable.numpy() for v in function.variables}
     together, alone = (attach_costs(function.graph, costs, contended=contended) for contended in (True, False))
     return Model(Captured(together, alone, costs, step, function, first))
