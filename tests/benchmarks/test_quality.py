@@ -11,8 +11,9 @@ from baechi_ext.ir import Plan
 from baechi_ext.place.registry import place
 from baechi_ext.simulate import lower_bound_us, simulate
 from benchmarks import quality, quality_table
-from benchmarks.families import TUNING, Case
+from benchmarks.families import HELD_OUT, TUNING, Case
 from benchmarks.quality_table import geometric_mean, report, summaries
+from benchmarks.runner import ROOT
 
 CASES = {case.name: case for case in TUNING}
 TIGHT: Case = CASES["training-20-1-2-tight"]
@@ -104,3 +105,13 @@ def test_the_summary_by_hand() -> None:
     assert "| x    | 1   | 2       | 10       | a      | 2.000     | 1.000   | 4.000 |" in text
     assert "timeout" in text
     assert math.isnan(geometric_mean([]))
+
+
+def test_no_recorded_plan_is_faster_than_the_bound_of_now() -> None:
+    files = [ROOT / "benchmarks" / "results" / f"quality_{part}.json" for part in (1, 2)]
+    recorded = {name: row for file in files for name, row in json.loads(file.read_text(encoding="utf-8"))["cases"].items()}
+    cases = [case for case in HELD_OUT if case.ops <= 1000 and case.name in recorded]
+    assert len(cases) > 10
+    for case in cases:
+        step_us = recorded[case.name]["cells"]["auto"]["makespan_us"]
+        assert lower_bound_us(case.graph, case.cluster) <= step_us * (1 + 1e-9), case.name
