@@ -54,8 +54,6 @@ THRESHOLDS = 12
 ROUNDING = 1e-9
 FEATURES = tuple(field.name for field in fields(GraphFeatures))
 DIGITS = 6
-
-
 SHAPES = {"train": ("layered", "fork_join", "series_parallel", "random", "training"), "test": ("wavefront", "recurrent", "transformer")}
 GENERATED = 48
 """Graphs of each split."""
