@@ -8,8 +8,7 @@ in a coarse-grained graph, where no op takes less time than what it exchanges wi
 import heapq
 from collections.abc import Iterator
 
-from baechi_ext.group.colocation import Labels, Load, Loads
-from baechi_ext.group.coplacement import DEFAULT_MAX_SHARE
+from baechi_ext.group.colocation import DEFAULT_MAX_SHARE, Labels, Load, Loads
 from baechi_ext.ir.cluster import Link
 from baechi_ext.ir.op_graph import OpGraph
 

@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from baechi_ext.errors import OptionError
-from baechi_ext.group.colocation import Labels, Loads, with_colocation
+from baechi_ext.group.colocation import DEFAULT_MAX_SHARE, Labels, Loads, with_colocation
 from baechi_ext.group.contraction import contract, first_members
-from baechi_ext.group.coplacement import DEFAULT_MAX_SHARE
-from baechi_ext.group.folding import Folding
+from baechi_ext.group.fusion import Folding
 from baechi_ext.group.grouping import Grouping
 from baechi_ext.ir.op_graph import OpGraph
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from baechi_ext.place import fit_kernel
 from baechi_ext.place.blocks import Block, block_levels
-from baechi_ext.place.refine_kernel import make_search
+from baechi_ext.place.refine_kernel import Search, make_search
 from baechi_ext.place.trial import Trial
 from baechi_ext.simulate import Simulator
-from baechi_ext.simulate.arrays import Problem, make_problem, make_state
+from baechi_ext.simulate.arrays import Problem, State, make_problem, make_state
 
 _ORDER_SHARES = (0.0, 0.6, 0.3)
 """For each chain, how many of its moves change the order. The first one begins each round at its own best plan, in the draining order."""
@@ -63,30 +63,22 @@ def fit(start: Trial, seed: int, effort: Effort, watch: Watch | None = None) -> 
     chains[0].prepare(start, 0, seed)
     chains[0].run()  # compiles it, where no thread waits for it
     until = time.perf_counter() + effort.seconds
-    with ThreadPoolExecutor(len(chains)) as pool:
-        while not best.valid and left > 0 and time.perf_counter() < until:
-            for i, chain in enumerate(chains):
-                begin = bests[i] if chain.order_share == 0 else best
-                chain.prepare(begin, int(min(steps, left)), seed + 1_000_003 * (len(chains) * rounds + i))
-            running = [pool.submit(chain.run) for chain in chains]
-            try:
-                while wait(running, _LOOK_SECONDS).not_done:
-                    if time.perf_counter() >= until:
-                        _stop(chains)
-                    if watch is not None:
-                        watch(best, done)
-            finally:
-                _stop(chains)
-            done += sum(chain.evaluations for chain in chains)
-            bests = [min(old, chain.trial(old), key=lambda trial: trial.key) for old, chain in zip(bests, chains, strict=True)]
-            best = min(bests, key=lambda trial: trial.key)
-            left, steps, rounds = left - steps, 2 * steps, rounds + 1
+
+    def look() -> bool:
+        if watch is not None:
+            watch(best, done)
+        return time.perf_counter() >= until
+
+    while not best.valid and left > 0 and time.perf_counter() < until:
+        for i, chain in enumerate(chains):
+            begin = bests[i] if chain.order_share == 0 else best
+            chain.prepare(begin, int(min(steps, left)), seed + 1_000_003 * (len(chains) * rounds + i))
+        run_together(chains, look)
+        done += sum(chain.evaluations for chain in chains)
+        bests = [min(old, chain.trial(old), key=lambda trial: trial.key) for old, chain in zip(bests, chains, strict=True)]
+        best = min(bests, key=lambda trial: trial.key)
+        left, steps, rounds = left - steps, 2 * steps, rounds + 1
     return best
-
-
-def _stop(chains: list["_Chain"]) -> None:
-    for chain in chains:
-        chain.settings["stop"] = True
 
 
 def _plans(simulator: Simulator) -> float:
@@ -96,9 +88,10 @@ def _plans(simulator: Simulator) -> float:
 
 
 class Chain:
-    """One chain of simulated annealing, and its part of the state."""
+    """One chain of simulated annealing by a kernel, and its part of the state."""
 
-    def __init__(self, problem: Problem, levels: Sequence[Sequence[Block]]) -> None:
+    def __init__(self, kernel: Callable[[Problem, State, Search], None], problem: Problem, levels: Sequence[Sequence[Block]]) -> None:
+        self.kernel = kernel
         self.problem = problem
         self.state = make_state(problem)
         self.search = make_search(problem, levels)
@@ -116,6 +109,10 @@ class Chain:
             self.state.priority[:] = start.priority
         self.settings["best_excess_bytes"] = self.settings["best_makespan_us"] = np.inf
 
+    def run(self) -> None:
+        """Takes the steps that the settings ask for, or fewer once they say `stop`."""
+        self.kernel(self.problem, self.state, self.search)
+
     def trial(self, default: Trial) -> Trial:
         """The chain's best plan; `default` where it has none."""
         if not np.isfinite(self.settings["best_makespan_us"]):
@@ -123,9 +120,22 @@ class Chain:
         return Trial(tuple(self.search.placement.tolist()), tuple(self.search.priority.tolist()), default.simulator)
 
 
+def run_together(chains: Sequence[Chain], look: Callable[[], bool]) -> None:
+    """Runs chains, each on a thread, until all are done or `look`, asked several times a second, returns True. None still runs after it,
+    even where the user interrupts it."""
+    with ThreadPoolExecutor(len(chains)) as pool:
+        running = [pool.submit(chain.run) for chain in chains]
+        try:
+            while wait(running, _LOOK_SECONDS).not_done and not look():
+                pass
+        finally:
+            for chain in chains:
+                chain.settings["stop"] = True
+
+
 class _Chain(Chain):
     def __init__(self, problem: Problem, levels: Sequence[Sequence[Block]], order_share: float, hot: float) -> None:
-        super().__init__(problem, levels)
+        super().__init__(fit_kernel.fit, problem, levels)
         self.order_share = self.settings["order_share"] = order_share
         limits = problem.devices["memory_bytes"]
         limit = float(np.mean(limits[np.isfinite(limits)]))
@@ -138,9 +148,6 @@ class _Chain(Chain):
             self.state.totals["has_priority"] = True
             self.state.priority[:] = self.problem.ops["tail_us"][:-1]
         self.settings["steps"], self.settings["done"], self.settings["stop"], self.settings["random"] = steps, 0, False, scrambled(seed)
-
-    def run(self) -> None:
-        fit_kernel.fit(self.problem, self.state, self.search)
 
 
 def scrambled(seed: int) -> int:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from baechi_ext.errors import InfeasibleError, MissingBackendError, SolverError
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import verify_placement
-from baechi_ext.place.clock import clock_seconds
-from baechi_ext.place.common import PlaceOptions, PlanResult, SearchProgress, Task, finish
+from baechi_ext.place.common import PlaceOptions, PlanResult, SearchProgress, Task, clock_seconds, finish
 from baechi_ext.place.parted import ends_of_parts
 from baechi_ext.place.repair import trials_by_bytes
 from baechi_ext.place.trial import Trial, try_orders

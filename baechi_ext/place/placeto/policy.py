@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from baechi_ext.errors import OptionError
-from baechi_ext.place.placeto.embedding import EMBEDDINGS, GraphTensors, Size
+from baechi_ext.place.placeto.embedding import EMBEDDINGS, GraphTensors, Parameters, Shapes, Size, draw, linear
 from baechi_ext.place.placeto.environment_kernel import FEATURES
-from baechi_ext.place.placeto.layers import Parameters, Shapes, draw, linear
 from baechi_ext.place.placeto.view import DYNAMIC_FEATURES, OP_FEATURES, RELATIONS
 
 if TYPE_CHECKING:

@@ -14,11 +14,58 @@ from baechi_ext.place.placeto.checkpoint import SHIPPED, load_policy, parameters
 from baechi_ext.simulate import lower_bound_us
 from baechi_runtime.placeto.contenders import CONTENDERS, WITH_POLICY, Contest, Entry, entry
 from baechi_runtime.placeto.graphs import Source
-from baechi_runtime.placeto.needs import Needs, needs, table
 from baechi_runtime.placeto.plots import save_distributions
 from baechi_runtime.report.figure import require_matplotlib
 from baechi_runtime.report.progress import progress
 from baechi_runtime.report.report import Report
+
+NEAR = 0.01
+"""A step that is longer by this part is near another."""
+GOALS = {"own": "its own end", "rnn": "the RNN placer's end", "m_etf": "`m_etf`"}
+"""Goals that searches are to come near to."""
+
+Needs = dict[str, int | None]
+"""By goal; None where the search does not come near it, and no key where nobody knows it."""
+
+
+def needs(entries: Mapping[str, Entry | str]) -> dict[str, Needs]:
+    """By method that searches plan by plan, how many plans it simulated until its best one was NEAR each goal.
+
+    Ends are those of curves: before an order is chosen.
+    """
+    found = {name: e for name, e in entries.items() if isinstance(e, Entry)}
+    ends = {name: e.curve[-1][1] if e.curve else e.step_us for name, e in found.items()}
+    return {
+        name: {goal: _plans_until(e, (1 + NEAR) * ends[of]) for goal in GOALS if (of := name if goal == "own" else goal) in ends}
+        for name, e in found.items()
+        if e.curve
+    }
+
+
+def _plans_until(e: Entry, step_us: float) -> int | None:
+    return next((plans for plans, us in e.curve if us <= step_us), None)
+
+
+def table(rows: list[dict[str, Needs]]) -> list[str]:
+    """A table in Markdown: medians of the graphs on which a method comes near a goal, and on how many that is; nothing without searches."""
+    methods = list(dict.fromkeys(name for row in rows for name in row))
+    if not methods:
+        return []
+    title = f"Plans simulated until within {NEAR:.0%} of ... (median, and on how many of the graphs; before an order is chosen):"
+    found = [title, "", f"| method | {' | '.join(GOALS.values())} |", "|---" * (len(GOALS) + 1) + "|"]
+    for method in methods:
+        found.append(f"| {method} | {' | '.join(_needed([row[method] for row in rows if method in row], goal) for goal in GOALS)} |")
+    return found
+
+
+def _needed(rows: list[Needs], goal: str) -> str:
+    known = [row[goal] for row in rows if goal in row]
+    reached = [plans for plans in known if plans is not None]
+    counts = f"{len(reached)} of {len(known)}"
+    if not known:
+        return "-"
+    return f"{median(reached):.0f} ({counts})" if reached else f"- ({counts})"
+
 
 LEVEL = 1e-3
 """A step that is longer than the best by less than this part of it is as good."""

@@ -33,9 +33,8 @@ from baechi_ext.place.traversal import traversal
 from baechi_runtime.host.parallel import each
 from baechi_runtime.host.processor import processor
 from baechi_runtime.placeto.graphs import Source
-from baechi_runtime.placeto.study_plots import write_plots
-from baechi_runtime.placeto.study_runs import CONTROLS, LOCAL_SEARCH, RUNS, UNTRAINED, Point, Run, append, read_runs
-from baechi_runtime.placeto.study_table import StudyTable
+from baechi_runtime.placeto.plots import write_plots
+from baechi_runtime.placeto.study_table import CONTROLS, LOCAL_SEARCH, RUNS, UNTRAINED, Point, Run, StudyTable, append, read_runs
 from baechi_runtime.report.figure import require_matplotlib
 from baechi_runtime.report.progress import progress
 

@@ -11,8 +11,8 @@ from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.place.placeto.decisions import Decisions
 from baechi_ext.place.placeto.embedding import EMBEDDINGS, GraphTensors
 from baechi_ext.place.placeto.environment import Environment, Rules
+from baechi_ext.place.placeto.learning import observed, run_episodes
 from baechi_ext.place.placeto.policy import Policy, PolicyConfig
-from baechi_ext.place.placeto.rollout import observed, run_episodes
 from baechi_ext.place.placeto.view import OP_FEATURES, View
 from baechi_ext.place.traversal import traversal
 from tests.build import cluster_of, graph_of

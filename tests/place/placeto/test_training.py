@@ -16,10 +16,18 @@ from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.place.placeto.checkpoint import read_pair, write_pair
 from baechi_ext.place.placeto.environment import Environment, Rules
 from baechi_ext.place.placeto.learning import LossWeights, advantages, loss, ppo, reinforce
-from baechi_ext.place.placeto.logs import csv_log, tensorboard_log
 from baechi_ext.place.placeto.policy import Policy, PolicyConfig
-from baechi_ext.place.placeto.resume import KIND, resume_training, save_training
-from baechi_ext.place.placeto.train import Trainer, TrainingConfig, TrainingProgress, examined
+from baechi_ext.place.placeto.train import (
+    KIND,
+    Trainer,
+    TrainingConfig,
+    TrainingProgress,
+    csv_log,
+    examined,
+    resume_training,
+    save_training,
+    tensorboard_log,
+)
 from baechi_ext.place.placeto.training_task import TrainingTask
 from tests.build import cluster_of, graph_of
 from tests.place.placeto.graphs import distinct, towers
