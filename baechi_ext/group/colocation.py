@@ -1,6 +1,5 @@
 """Colocation groups as labels on the ops, how they merge, and the `tf` grouper, which takes them as they are."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from baechi_ext.errors import OptionError
@@ -65,37 +64,32 @@ class Labels:
         return with_colocation(self.graph, [labels.get(self.find(v)) for v in range(len(self.graph))])
 
 
-class Load:
-    """Each group's sum of one cost; tells whether two groups together would exceed a share of the total."""
+class Loads(Labels):
+    """Groups whose compute time and persistent bytes stay below a share of the graph's. Raises OptionError for one of 0."""
 
-    def __init__(self, labels: Labels, costs: Sequence[float], max_share: float) -> None:
-        self.limit = sum(costs) * max_share if max_share < 1 else float("inf")
-        self.of = [0.0] * len(costs)
-        for v, cost in enumerate(costs):
-            self.of[labels.find(v)] += cost
-
-    def may_join(self, a: int, b: int) -> bool:
-        return not self.of[a] or not self.of[b] or self.of[a] + self.of[b] <= self.limit
-
-
-class Loads:
-    """The compute time and the persistent bytes of groups, which stay below a share of the graph's. Raises OptionError for one of 0."""
-
-    def __init__(self, labels: Labels, max_share: float) -> None:
+    def __init__(self, graph: OpGraph, max_share: float) -> None:
         if not max_share > 0:
             raise OptionError(f"max_share is {max_share!r}; expected a positive share, e.g. 0.03")
-        self.labels = labels
-        self.compute = Load(labels, [op.compute_us for op in labels.graph.ops], max_share)
-        self.memory = Load(labels, [op.persistent_bytes for op in labels.graph.ops], max_share)
+        self.compute_us = [op.compute_us for op in graph.ops]
+        """Of a group, at what stands for it."""
+        self._costs: tuple[list[float], ...] = (self.compute_us, [op.persistent_bytes for op in graph.ops])
+        self._limits = [sum(costs) * max_share if max_share < 1 else float("inf") for costs in self._costs]
+        super().__init__(graph)
 
-    def may_join(self, a: int, b: int) -> bool:
-        return self.compute.may_join(a, b) and self.memory.may_join(a, b)
+    def may_join(self, a: int, b: int, small: float = 0.0) -> bool:
+        """True unless both have a cost that would come to more than its limit; one of at most `small` limits may be that much beyond it."""
+        for limit, costs in zip(self._limits, self._costs, strict=True):
+            less, more = sorted((costs[a], costs[b]))
+            if less and less + more > limit and not (less <= limit * small and less + more <= limit * (1 + small)):
+                return False
+        return True
 
-    def join(self, a: int, b: int) -> int:
-        """Makes one group of two; returns what stands for it."""
-        root = self.labels.join(a, b)
-        for load in (self.compute, self.memory):
-            load.of[root] = load.of[a] + load.of[b]
+    def join(self, v: int, w: int) -> int:
+        a, b = self.find(v), self.find(w)
+        root = super().join(a, b)
+        if a != b:
+            for costs in self._costs:
+                costs[root] = costs[a] + costs[b]
         return root
 
 
@@ -128,13 +122,12 @@ def coplace(graph: OpGraph, max_share: float = DEFAULT_MAX_SHARE, link: Link = L
 
     Raises OptionError where `max_share` is not positive.
     """
-    labels = Labels(graph)
-    loads = Loads(labels, max_share)
+    groups = Loads(graph, max_share)
     for v, w in _single_successors(graph):
-        a, b = labels.find(v), labels.find(w)
-        if a != b and loads.may_join(a, b):
-            loads.join(a, b)
-    return labels.relabelled()
+        a, b = groups.find(v), groups.find(w)
+        if a != b and groups.may_join(a, b):
+            groups.join(a, b)
+    return groups.relabelled()
 
 
 def _single_successors(graph: OpGraph) -> list[tuple[int, int]]:

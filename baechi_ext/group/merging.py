@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from baechi_ext.errors import OptionError
-from baechi_ext.group.colocation import DEFAULT_MAX_SHARE, Labels, Loads, with_colocation
+from baechi_ext.group.colocation import DEFAULT_MAX_SHARE, Loads, with_colocation
 from baechi_ext.group.contraction import contract, first_members
 from baechi_ext.group.fusion import Folding
 from baechi_ext.group.grouping import Grouping
@@ -30,7 +30,7 @@ def merge(graph: OpGraph, max_ops: int, max_share: float = DEFAULT_MAX_SHARE) ->
     merging = _Merging(graph, max_share)
     merging.run(max_ops)
     find = merging.folding.find
-    found = contract(merging.labels.relabelled(), first_members(graph, [find(v) for v in range(len(graph))]))
+    found = contract(merging.groups.relabelled(), first_members(graph, [find(v) for v in range(len(graph))]))
     # A string that only one op carries binds nothing.
     count = Counter(op.colocation for op in found.coarse.ops)
     labels = [op.colocation if count[op.colocation] > 1 else None for op in found.coarse.ops]
@@ -42,12 +42,11 @@ class _Merging:
 
     def __init__(self, graph: OpGraph, max_share: float) -> None:
         self.folding = Folding(graph)
-        self.labels = Labels(graph)
+        self.groups = Loads(graph, max_share)
         self.parts = dict.fromkeys(graph.order)
         """The ops that stand for parts, in no certain order."""
         self.compute_us = [op.compute_us for op in graph.ops]
         """One entry per part, at the op that stands for it."""
-        self.loads = Loads(self.labels, max_share)
         self.tensors = [(t.producer, reader, t.bytes) for t in graph.tensors for reader in t.readers]
 
     def run(self, max_ops: int) -> None:
@@ -81,20 +80,18 @@ class _Merging:
         smaller end's."""
         longer_us = max(0.0, levels.path_through_us(u, v) - levels.longest_us)
         smaller_us = min(self.compute_us[u], self.compute_us[v])
-        a, b = self.labels.find(u), self.labels.find(v)
+        a, b = self.groups.find(u), self.groups.find(v)
         if a == b:
             return False, longer_us, longer_us, smaller_us
-        of = self.loads.compute.of
-        return not self.loads.may_join(a, b), longer_us + min(of[a], of[b]), longer_us, smaller_us
+        less_us = min(self.groups.compute_us[a], self.groups.compute_us[b])
+        return not self.groups.may_join(a, b), longer_us + less_us, longer_us, smaller_us
 
     def _contract(self, u: int, v: int) -> None:
         time_us = self.compute_us[u] + self.compute_us[v]
         part = self.folding.fold(u, v)[0]
         self.compute_us[part] = time_us
         del self.parts[v if part == u else u]
-        a, b = self.labels.find(u), self.labels.find(v)
-        if a != b:
-            self.loads.join(a, b)
+        self.groups.join(u, v)
 
 
 class _Levels:

@@ -29,7 +29,7 @@ _DEFAULTS = {"op": "", "phase": "forward", "persistent_bytes": 0, "output_bytes"
 """Defaults of the optional fields of a graph file."""
 _RARE = {"forward_op": None, "module": None, "pin": None, "resident": False, "part": None}
 """Fields that a graph file has only where they have another value than this one."""
-_OF_EDGES = ("index", "order", "predecessors", "successors", "size")
+_OF_EDGES = ("index", "order", "predecessors", "successors", "depths", "size")
 """Attributes that are derived from ids and edges alone."""
 
 
@@ -188,6 +188,14 @@ class OpGraph:
     def successors(self) -> tuple[tuple[int, ...], ...]:
         """For each op, the distinct ops that read from it."""
         return tuple(tuple(dict.fromkeys(w for t in o for w in self.tensors[t].readers)) for o in self.outputs)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """For each op, the number of edges on the longest path to it."""
+        depths = [0] * len(self.ops)
+        for v in self.order:
+            depths[v] = max((depths[p] + 1 for p in self.predecessors[v]), default=0)
+        return tuple(depths)
 
     @cached_property
     def groups(self) -> dict[str, tuple[int, ...]]:

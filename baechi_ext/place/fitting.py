@@ -123,6 +123,8 @@ class Chain:
 def run_together(chains: Sequence[Chain], look: Callable[[], bool]) -> None:
     """Runs chains, each on a thread, until all are done or `look`, asked several times a second, returns True. None still runs after it,
     even where the user interrupts it."""
+    for chain in chains:
+        chain.settings["stop"] = False
     with ThreadPoolExecutor(len(chains)) as pool:
         running = [pool.submit(chain.run) for chain in chains]
         try:
@@ -147,7 +149,7 @@ class _Chain(Chain):
         if self.order_share == 0:
             self.state.totals["has_priority"] = True
             self.state.priority[:] = self.problem.ops["tail_us"][:-1]
-        self.settings["steps"], self.settings["done"], self.settings["stop"], self.settings["random"] = steps, 0, False, scrambled(seed)
+        self.settings["steps"], self.settings["done"], self.settings["random"] = steps, 0, scrambled(seed)
 
 
 def scrambled(seed: int) -> int:

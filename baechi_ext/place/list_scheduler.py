@@ -19,9 +19,8 @@ one that stays on the fastest device: where transfers are dear no greedy start p
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,10 +31,6 @@ from baechi_ext.place.chunks import ranks
 from baechi_ext.place.list_kernel import run, tails_us
 from baechi_ext.place.list_state_kernel import GROUPED_OP, Groups, make_state
 from baechi_ext.simulate.arrays import Problem, make_problem
-
-if TYPE_CHECKING:
-    from baechi_ext.place.list_state_kernel import Groups
-    from baechi_ext.simulate.arrays import Problem
 
 RELUCTANCES = (0.0, 1.0, 4.0)
 FEW_OPS = 300_000
@@ -106,17 +101,15 @@ Runner = Callable[[float, bool, Sequence[float] | None], Schedule]
 
 
 def runner(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild | None) -> Runner:
-    """The scheduler for a graph; calling it loads compiled code."""
-    from baechi_ext.place.list_scheduler import arrays, run_compiled, turned_arrays
-
+    """The scheduler for a graph."""
     there = arrays(graph, cluster, favourite_child)
     back: list[tuple[Problem, Groups]] = []
 
     def run(reluctance: float, turn: bool, lowered_bytes: Sequence[float] | None) -> Schedule:
         if turn and not back:
             back.append(turned_arrays(graph, *there))
-        placement, started, long = run_compiled(*(back[0] if turn else there), reluctance, lowered_bytes)
-        return Schedule(placement, started[::-1] if turn else started, long)
+        schedule = run_compiled(*(back[0] if turn else there), reluctance, lowered_bytes)
+        return replace(schedule, started=schedule.started[::-1]) if turn else schedule
 
     return run
 
@@ -129,13 +122,8 @@ _FIRST_SHARE, _BEHIND = 0.25, 4
 """After this share of the looks a run is given up that by then has started not even a fourth of its share of the ops."""
 
 
-def run_compiled(
-    problem: Problem, groups: Groups, reluctance: float, lowered_bytes: Sequence[float] | None
-) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
-    """The device of each op, the ops in the order of their starts, and whether that took long; not all ops where it takes too many looks.
-
-    Limits are lower by `lowered_bytes`.
-    """
+def run_compiled(problem: Problem, groups: Groups, reluctance: float, lowered_bytes: Sequence[float] | None) -> Schedule:
+    """The schedule with limits lower by `lowered_bytes`; not of all ops where it takes too many looks."""
     n = len(groups.ops)
     usual_looks = _LOOKS_EACH * (n + len(problem.lists))
     most_looks = _MOST_LOOKS + usual_looks
@@ -148,8 +136,8 @@ def run_compiled(
     state.totals["enough"] = _FIRST_SHARE * n / _BEHIND
     run(problem, groups, state)
     started = int(state.totals["started"][0])
-    long = max(_FEWEST_LONG_LOOKS, usual_looks) < state.totals["looks"][0]
-    return tuple(state.ops["device"].tolist()), tuple(state.ops["started"][:started].tolist()), bool(long)
+    long = bool(max(_FEWEST_LONG_LOOKS, usual_looks) < state.totals["looks"][0])
+    return Schedule(tuple(state.ops["device"].tolist()), tuple(state.ops["started"][:started].tolist()), long)
 
 
 def arrays(graph: OpGraph, cluster: Cluster, favourite_child: Sequence[int | None] | None) -> tuple[Problem, Groups]:

@@ -4,7 +4,7 @@ The trees were fitted; where questions did not help on graphs that had no part i
 beside the command that fitted them.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -48,10 +48,11 @@ class GraphFeatures:
         n = len(graph)
         around = [{*graph.predecessors[v], *graph.successors[v]} for v in range(n)]
         degrees = [len(others) for others in around]
-        levels = _level_sizes(graph)
-        depth, width = len(levels), max(levels, default=0)
+        levels = Counter(graph.depths)
+        depth, width = len(levels), max(levels.values(), default=0)
         limits = [device.memory_bytes for device in cluster.devices if device.memory_bytes is not None]
         room = 0.0 if len(limits) < len(cluster) else float(sum(limits))
+        transfer_us = cluster.mean_link().transfer_us(sum(t.bytes for t in graph.tensors) / len(graph.tensors)) if graph.tensors else 0.0
         held = sum(op.persistent_bytes + op.output_bytes for op in graph.ops)
         return cls(
             ops=n,
@@ -62,21 +63,11 @@ class GraphFeatures:
             max_degree=max(degrees, default=0),
             diameter=_diameter(around),
             parallelism=graph.total_compute_us() / max((*graph.tails_us, 1e-9)),
-            transfer_over_op=_mean_transfer_us(graph, cluster) / max(graph.total_compute_us() / max(1, n), 1e-9),
+            transfer_over_op=transfer_us / max(graph.total_compute_us() / max(1, n), 1e-9),
             grouped=sum(len(members) for members in graph.groups.values() if len(members) > 1) / max(1, n),
             devices=len(cluster),
             filled=held / room if room else 0.0,
         )
-
-
-def _level_sizes(graph: OpGraph) -> list[int]:
-    level = [0] * len(graph)
-    sizes: list[int] = []
-    for v in graph.order:
-        level[v] = max((level[a] + 1 for a in graph.predecessors[v]), default=0)
-        sizes += [0] * (level[v] + 1 - len(sizes))
-        sizes[level[v]] += 1
-    return sizes
 
 
 def _diameter(around: Sequence[set[int]]) -> int:
@@ -103,15 +94,6 @@ def _farthest(around: Sequence[set[int]], start: int, seen: set[int]) -> tuple[i
             seen.add(w)
             queue.append((distance + 1, w))
     return last, far
-
-
-def _mean_transfer_us(graph: OpGraph, cluster: Cluster) -> float:
-    k = len(cluster)
-    links = [cluster.link(i, j) for i in range(k) for j in range(k) if i != j]
-    if not links or not graph.tensors:
-        return 0.0
-    bytes_ = sum(tensor.bytes for tensor in graph.tensors) / len(graph.tensors)
-    return sum(link.latency_us + link.us_per_byte * bytes_ for link in links) / len(links)
 
 
 AUTO = "auto"

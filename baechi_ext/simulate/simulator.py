@@ -96,3 +96,10 @@ def simulate(graph: OpGraph, cluster: Cluster, placement: Sequence[int], priorit
 
 def _as_tuple(values: "np.ndarray[Any, Any]") -> tuple[Any, ...]:
     return tuple(values.tolist())
+
+
+def lower_bound_us(graph: OpGraph, cluster: Cluster, *, thorough: bool = False) -> float:
+    """See `relaxation.lower_bound_us`."""
+    from baechi_ext.simulate import relaxation
+
+    return relaxation.lower_bound_us(graph, cluster, thorough=thorough)

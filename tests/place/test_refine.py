@@ -208,6 +208,7 @@ def test_no_chain_runs_after_an_interrupt() -> None:
     graph, cluster = random_graph(50, 5), cluster_of(3, 15.0)
     problem = make_problem(graph, cluster)
     chain = _Chain(problem, block_levels(graph, cluster), seed=0)
+    chain.run()  # compiles it
     chain.settings["steps"] = 2**50
     chain.settings["from_temperature"] = chain.settings["to_temperature"] = 1.0
     chain.settings["best_excess_bytes"] = chain.settings["best_makespan_us"] = float("inf")

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from baechi_ext.place.placeto.embedding import GraphTensors
 from baechi_ext.place.placeto.environment import Environment
 from baechi_ext.place.placeto.policy import Policy, States
+from baechi_ext.place.placeto.view import View
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Rollout:
     """A batch of whole episodes on one graph; rows are steps, and within a step episodes."""
 
-    graph: GraphTensors
+    view: View
     states: States
     actions: "Tensor"
     log_probabilities: "Tensor"
@@ -27,7 +27,7 @@ class Rollout:
 
 
 def run_episodes(
-    policy: Policy, graph: GraphTensors, environment: Environment, generator: "Generator | None", likeliest: int = 0
+    policy: Policy, view: View, environment: Environment, generator: "Generator | None", likeliest: int = 0
 ) -> Rollout:
     """Episodes from where the environment was reset to; actions are drawn, or without a generator the likeliest are taken.
 
@@ -37,10 +37,10 @@ def run_episodes(
 
     seen, actions, log_probabilities, rewards = [], [], [], []
     with torch.no_grad():
-        embedded = None if policy.config.every_step else policy.embedded(graph)
+        embedded = None if policy.config.every_step else policy.embedded(view)
         while not environment.done:
-            state = observed(policy, graph, environment)
-            chances = policy.logits(graph, state, embedded).log_softmax(dim=-1)
+            state = observed(policy, environment)
+            chances = policy.logits(view, state, embedded).log_softmax(dim=-1)
             if generator is None:
                 action = chances.argmax(dim=-1)
             else:
@@ -57,11 +57,11 @@ def run_episodes(
         torch.cat([s.dynamic for s in seen if s.dynamic is not None]) if policy.config.every_step else None,
     )
     return Rollout(
-        graph, states, torch.cat(actions), torch.cat(log_probabilities), torch.from_numpy(np.stack(rewards).astype(np.float32))
+        view, states, torch.cat(actions), torch.cat(log_probabilities), torch.from_numpy(np.stack(rewards).astype(np.float32))
     )
 
 
-def observed(policy: Policy, graph: GraphTensors, environment: Environment) -> States:
+def observed(policy: Policy, environment: Environment) -> States:
     """The environment's states as the policy sees them, a row for each episode."""
     import torch
 
@@ -135,16 +135,16 @@ def loss(algorithm: str, policy: Policy, training: tuple[Rollout, "Tensor"], wei
 
     rollout, advantage = training
     rows = torch.randperm(len(rollout.actions), generator=generator)[: _most_rows(policy, rollout)]
-    embedded = None if policy.config.every_step else policy.embedded(rollout.graph)
-    chances = policy.logits(rollout.graph, rollout.states.rows(rows), embedded).log_softmax(dim=-1)
+    embedded = None if policy.config.every_step else policy.embedded(rollout.view)
+    chances = policy.logits(rollout.view, rollout.states.rows(rows), embedded).log_softmax(dim=-1)
     new = chances.gather(-1, rollout.actions[rows].unsqueeze(-1)).squeeze(-1)
     entropy = -(chances.exp() * chances).sum(dim=-1).mean()
     return ALGORITHMS[algorithm](new, rollout.log_probabilities[rows], advantage.flatten()[rows], weights.clip) - weights.entropy * entropy
 
 
 def _most_rows(policy: Policy, rollout: Rollout) -> int:
-    decisions = rollout.graph.view.decisions
+    decisions = rollout.view.decisions
     a_row = len(decisions) * rollout.states.features.shape[1]
     if policy.config.every_step:
-        a_row = max(a_row, policy.config.width * max(len(decisions.graph), len(rollout.graph.edges[0])))
+        a_row = max(a_row, policy.config.width * max(len(decisions.graph), len(rollout.view.edges[0])))
     return max(1, _MOST_NUMBERS // a_row)

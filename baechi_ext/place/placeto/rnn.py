@@ -47,7 +47,7 @@ class RnnPlacer:
 
         self.training = training
         self.config = config
-        self.groups = torch.from_numpy(group_features(training.tensors.view))
+        self.groups = torch.from_numpy(group_features(training.view))
         self.generator = torch.Generator().manual_seed(config.seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)

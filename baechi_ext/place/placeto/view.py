@@ -70,12 +70,12 @@ class View:
         return found
 
     @cached_property
-    def levels(self) -> list[NDArray[np.int64]]:
-        """The ops by the number of edges on the longest path to them, the sources first."""
-        depth = np.zeros(len(self.graph), np.int64)
-        for v in self.graph.order:
-            depth[v] = max((depth[a] + 1 for a in self.graph.predecessors[v]), default=0)
-        return [np.flatnonzero(depth == d) for d in range(int(depth.max(initial=-1)) + 1)]
+    def levels(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
+        """By the number of edges on the longest path to them, the sources first: ops, the edges into them, and those out of them."""
+        source, target, _ = self.edges
+        depth = np.array(self.graph.depths, np.int64)
+        numbers = range(int(depth.max(initial=-1)) + 1)
+        return [(np.flatnonzero(depth == d), np.flatnonzero(depth[target] == d), np.flatnonzero(depth[source] == d)) for d in numbers]
 
     @cached_property
     def anchors(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
