@@ -4,8 +4,7 @@ from collections import deque
 
 from baechi_ext.errors import GraphError
 from baechi_ext.group.colocation import Labels
-from baechi_ext.group.contraction import contract, crossing_tensors
-from baechi_ext.group.grouping import Grouping
+from baechi_ext.group.grouping import Grouping, contract, crossing_tensors
 from baechi_ext.ir.op_graph import OpGraph
 
 

@@ -2,8 +2,7 @@
 
 from collections import deque
 
-from baechi_ext.group.contraction import contract, crossing_tensors_without_cycles, first_members
-from baechi_ext.group.grouping import Grouping, GroupOptions
+from baechi_ext.group.grouping import Grouping, GroupOptions, contract, crossing_tensors_without_cycles, first_members
 from baechi_ext.ir.op_graph import OpGraph
 
 

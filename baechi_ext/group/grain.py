@@ -12,8 +12,7 @@ from baechi_ext.group.colocation import DEFAULT_MAX_SHARE, Loads
 from baechi_ext.ir.cluster import Link
 from baechi_ext.ir.op_graph import OpGraph
 
-_SMALL = 1 / 8
-"""A group may outgrow its share by this part of it, to take in what is no larger than that."""
+_SMALL = 1 / 8  # a group may outgrow its share by this part of it, to take in what is no larger than that
 
 
 def grain(graph: OpGraph, max_share: float = DEFAULT_MAX_SHARE, link: Link = Link()) -> OpGraph:  # noqa: B008 - frozen

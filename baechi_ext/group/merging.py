@@ -5,9 +5,8 @@ from collections.abc import Iterable, Sequence
 
 from baechi_ext.errors import OptionError
 from baechi_ext.group.colocation import DEFAULT_MAX_SHARE, Loads, with_colocation
-from baechi_ext.group.contraction import contract, first_members
 from baechi_ext.group.fusion import Folding
-from baechi_ext.group.grouping import Grouping
+from baechi_ext.group.grouping import Grouping, contract, first_members
 from baechi_ext.ir.op_graph import OpGraph
 
 SHARE_OF_A_ROUND = 0.25

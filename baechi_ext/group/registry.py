@@ -1,7 +1,7 @@
 """All groupers and placer types by name; the order is the order of menus. Modules are loaded when one is asked for."""
 
 from collections.abc import Mapping
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 from baechi_ext.errors import OptionError
@@ -54,5 +54,4 @@ def group(
 def _load(table: Mapping[str, tuple[str, str]], name: str, what: str) -> Any:
     if name not in table:
         raise OptionError(f"unknown {what} {name!r}; choose one of {', '.join(table)}")
-    module, function = table[name][0].split(":")
-    return getattr(import_module(module), function)
+    return resolve_name(table[name][0])

@@ -16,13 +16,11 @@ from baechi_ext.errors import FileError, GraphError, OptionError
 from baechi_ext.ir.files import read_json
 from baechi_ext.ir.op_graph import Op, OpGraph
 
-_OFFLOADED = ("cpu", "disk", "meta")
-"""Where accelerate keeps parameters that are not on the device that uses them."""
+_OFFLOADED = ("cpu", "disk", "meta")  # where accelerate keeps parameters that are not on the device that uses them
 _SHOWN = 5
 MOST_OF_A_PATTERN = 1000
 """Characters; what fnmatch makes of a pattern takes the square of its length."""
-_DIGITS = 10
-"""An index has fewer."""
+_DIGITS = 10  # an index has fewer
 
 
 @dataclass(frozen=True, slots=True)

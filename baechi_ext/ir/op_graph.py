@@ -29,8 +29,7 @@ _DEFAULTS = {"op": "", "phase": "forward", "persistent_bytes": 0, "output_bytes"
 """Defaults of the optional fields of a graph file."""
 _RARE = {"forward_op": None, "module": None, "pin": None, "resident": False, "part": None}
 """Fields that a graph file has only where they have another value than this one."""
-_OF_EDGES = ("index", "order", "predecessors", "successors", "depths", "size")
-"""Attributes that are derived from ids and edges alone."""
+_OF_EDGES = ("index", "order", "predecessors", "successors", "depths", "size")  # attributes that are derived from ids and edges alone
 
 
 @dataclass(frozen=True, slots=True)

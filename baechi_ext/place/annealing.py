@@ -23,8 +23,7 @@ from baechi_ext.place.fitting import Chain, run_together, scrambled
 from baechi_ext.place.trial import Trial
 from baechi_ext.simulate.arrays import Problem, make_problem
 
-_PATH_SHARES = (0.05, 0.3)
-"""For each chain, how many of its moves are at the critical path."""
+_PATH_SHARES = (0.05, 0.3)  # for each chain, how many of its moves are at the critical path
 _HOTTER = (1.0, 3.0)
 _ORDER_SHARE = 0.2
 _TEMPERATURE, _COLDEST, _HOTTEST = 0.1, 1e-5, 3e-2
@@ -32,22 +31,17 @@ _TEMPERATURE, _COLDEST, _HOTTEST = 0.1, 1e-5, 3e-2
 _COOLER, _WARMER = (2.0, 1.2), 2.0
 """Factors: a chain begins its next round that much cooler after one that ended worse than it began, that much warmer after one without
 any change."""
-_LONGER = 2
-"""From round to round: how many times as long."""
+_LONGER = 2  # from round to round: how many times as long
 _COOLING = 100.0
 _RESTARTING, _STEPS_OF_RESTART, _COOLING_OF_RESTART = 1, 300, 1000.0
 """The chain that forgets the best plan in each round with this many steps for a block: it begins at the highest temperature."""
-_FIRST_WORK, _FEWEST_STEPS = 3_000_000, 200
-"""The first round's work (steps times what there is to simulate in each), and its least steps."""
+_FIRST_WORK, _FEWEST_STEPS = 3_000_000, 200  # the first round's work (steps times what there is to simulate in each), and its least steps
 _STEPS_PER_BLOCK = 50
 _PATIENCE = 5000
 """Steps of a chain without success for every pair of ops, after which a search ends by itself: seconds for 20 ops, minutes for 100."""
-_ABSORBED = 0.05
-"""At first a makespan counts as much as an excess of this part of a device's memory."""
-_HEAVIER = 20.0
-"""The most that an excess may come to count. Beyond it no temperature would move a plan from one excess to another."""
-_SAFETY = 0.9
-"""The part of the time left that the last round is made for."""
+_ABSORBED = 0.05  # at first a makespan counts as much as an excess of this part of a device's memory
+_HEAVIER = 20.0  # the most that an excess may come to count. Beyond it no temperature would move a plan from one excess to another.
+_SAFETY = 0.9  # the part of the time left that the last round is made for
 _ROUNDING = 1e-9
 
 

@@ -15,8 +15,7 @@ from baechi_ext.place.earliest_start import earliest_starts
 from baechi_ext.place.list_scheduler import FavouriteChild, Schedule, schedules
 from baechi_ext.place.trial import Trial
 
-_MOST_FINISHED_OPS = 5000
-"""Up to here an earliest-finish schedule takes no longer than the others."""
+_MOST_FINISHED_OPS = 5000  # up to here an earliest-finish schedule takes no longer than the others
 
 
 def m_etf(task: Task) -> PlanResult:

@@ -24,16 +24,14 @@ _ORDER_SHARES = (0.0, 0.6, 0.3)
 _HOT, _COLD = (0.02, 0.02, 0.3), 2e-5
 """For each chain the first temperature of a round, and the last one of all, in parts of the mean limit. A hot chain packs large units
 anew, a cool one improves on the order."""
-_FIRST_WORK, _FEWEST_STEPS = 1_000_000, 50
-"""The first round's work (steps times ops), and its least steps."""
+_FIRST_WORK, _FEWEST_STEPS = 1_000_000, 50  # the first round's work (steps times ops), and its least steps
 _LOOK_SECONDS = 0.1
 
 Watch = Callable[[Trial, int], None]
 """Gets the best plan so far, and how many were simulated."""
 
 
-_FEW_OPS, _TRIES_PER_PLAN = 8, 100
-"""Few ops have few plans: a search at random that could have tried each of them so often has tried all."""
+_FEW_OPS, _TRIES_PER_PLAN = 8, 100  # few ops have few plans: a search at random that could have tried each of them so often has tried all
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,8 +116,7 @@ def runner(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild | N
 
 _MOST_LOOKS, _LOOKS_EACH = 40_000_000, 32
 """The most ops and inputs that a run may look at: so many, and so many more for each op and list entry. The first take seconds."""
-_FEWEST_LONG_LOOKS = 4_000_000
-"""With fewer no run takes long."""
+_FEWEST_LONG_LOOKS = 4_000_000  # with fewer no run takes long
 _FIRST_SHARE, _BEHIND = 0.25, 4
 """After this share of the looks a run is given up that by then has started not even a fourth of its share of the ops."""
 

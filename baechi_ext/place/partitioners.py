@@ -22,8 +22,7 @@ from baechi_ext.place.chunks import Unit, held_bytes, spread, sums
 from baechi_ext.place.common import PlanResult, Proposal, Task, arrange, conclude
 from baechi_ext.place.sct_lp import pair_costs_us
 
-_TOTAL = 100_000_000
-"""All weights of one kind add up to about this much, which 32 bits hold."""
+_TOTAL = 100_000_000  # all weights of one kind add up to about this much, which 32 bits hold
 
 
 @dataclass(frozen=True)
@@ -156,8 +155,7 @@ def _largest_first(weights: Sequence[int], shares: Sequence[float]) -> list[int]
 
 PROGRAMS = ("scotch_gmap", "gmap")
 """Debian's name first: there, `gmap` is another program, for genomes."""
-_SHARES = 10_000
-"""A device's share in the target file is a whole number of up to this."""
+_SHARES = 10_000  # a device's share in the target file is a whole number of up to this
 
 
 def scotch(task: Task) -> PlanResult:

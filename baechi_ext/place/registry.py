@@ -5,7 +5,7 @@ Modules are loaded when a method is asked for.
 
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import NamedTuple
 
 from baechi_ext.errors import OptionError
@@ -79,8 +79,7 @@ def place(method: str, graph: OpGraph, cluster: Cluster, options: PlaceOptions =
     if method not in METHODS:
         raise OptionError(f"unknown placement method {method!r}; choose one of {', '.join(METHODS)}")
     require_taken(method, options)
-    module, function = METHODS[method].function.split(":")
-    placer: Placer = getattr(import_module(module), function)
+    placer: Placer = resolve_name(METHODS[method].function)
     if options.traversal_order != AUTO:
         return placer(begin(method, graph, cluster, options))
     choice = choose_order(method, graph, cluster)

@@ -21,16 +21,12 @@ if TYPE_CHECKING:
     from baechi_ext.place.moves import Move, Moves
 
 REPAIRED_OPS, BRIEFLY_REPAIRED_OPS = 2_000_000, 50_000
-_FITTED_OPS = 20_000_000
-"""The most ops that a repair, and a search for a plan that fits, may simulate."""
+_FITTED_OPS = 20_000_000  # the most ops that a repair, and a search for a plan that fits, may simulate
 _FEWEST_STEPS, _MOST_STEPS = 16, 10_000
-_STEPS_PER_MOVE = 50
-"""The most steps for each unit and device that it could move to: few units leave little to try."""
+_STEPS_PER_MOVE = 50  # the most steps for each unit and device that it could move to: few units leave little to try
 _SINGLE_MOVES = 12
-_TOLERANCE = 0.02
-"""Random steps may at first raise the bytes over the limits by this share of the mean limit."""
-_NEW_ORDER = 0.02
-"""The share of random steps that try another order of the ops."""
+_TOLERANCE = 0.02  # random steps may at first raise the bytes over the limits by this share of the mean limit
+_NEW_ORDER = 0.02  # the share of random steps that try another order of the ops
 
 
 def repair(simulator: Simulator, start: Trial, seed: int, simulated_ops: int = REPAIRED_OPS) -> Trial:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from baechi_ext.place.placeto.view import View
+from baechi_ext.place.placeto.decisions import View
 
 if TYPE_CHECKING:
     import torch
@@ -79,8 +79,7 @@ class Embedding(NamedTuple):
     apply: Callable[[Parameters, View, "torch.Tensor", Size], "torch.Tensor"]
 
 
-_WAYS = ("down", "up")
-"""Along the edges, and against them."""
+_WAYS = ("down", "up")  # along the edges, and against them
 
 
 def _message_passing_shapes(size: Size) -> Shapes:

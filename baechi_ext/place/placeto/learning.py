@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from baechi_ext.place.placeto.decisions import View
 from baechi_ext.place.placeto.environment import Environment
 from baechi_ext.place.placeto.policy import Policy, States
-from baechi_ext.place.placeto.view import View
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -85,8 +85,7 @@ def _dynamic(environment: Environment) -> np.ndarray:
     return np.stack([visited, current, with_current, start], axis=-1).astype(np.float32)
 
 
-_MOST_NUMBERS = 2**24
-"""In the largest tensor of one update; of longer rollouts a random part of the steps is taken."""
+_MOST_NUMBERS = 2**24  # in the largest tensor of one update; of longer rollouts a random part of the steps is taken
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from baechi_ext.errors import OptionError
+from baechi_ext.place.placeto.decisions import DYNAMIC_FEATURES, OP_FEATURES, RELATIONS, View
 from baechi_ext.place.placeto.embedding import EMBEDDINGS, Parameters, Shapes, Size, draw, linear, tensors
 from baechi_ext.place.placeto.environment_kernel import FEATURES
-from baechi_ext.place.placeto.view import DYNAMIC_FEATURES, OP_FEATURES, RELATIONS, View
 
 if TYPE_CHECKING:
     import torch

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baechi_ext.errors import OptionError
+from baechi_ext.place.placeto.decisions import View
 from baechi_ext.place.placeto.training_task import TrainingTask
-from baechi_ext.place.placeto.view import View
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from baechi_ext.errors import FileError, MissingBackendError, OptionError, PolicyError
+from baechi_ext.errors import MissingBackendError, OptionError, PolicyError
+from baechi_ext.ir.files import append_csv
 from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.ir.numbers import as_number
 from baechi_ext.place.placeto.checkpoint import read_pair, write_pair
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 _DRAWS_OF_AN_UPDATE = 1_000_003
-_NUMBERS = ("updates", "exam", "best_exam", "exams_without_success")
-"""The numbers of a training's state."""
+_NUMBERS = ("updates", "exam", "best_exam", "exams_without_success")  # the numbers of a training's state
 _COUNTS = ("updates", "exams_without_success")
 MAX_NORM = 1.25
 """The largest norm of an update's gradient, as published."""
@@ -295,17 +295,8 @@ Watch = Callable[[TrainingProgress], None]
 def csv_log(path: str | Path) -> Watch:
     """Appends a line for each update to a CSV file, after a header where the file is new; what is not known is empty. Raises FileError."""
     names = [field.name for field in fields(TrainingProgress)]
-
-    def write(*values: object) -> None:
-        try:
-            with Path(path).open("a", encoding="utf-8") as file:
-                file.write(",".join(map(str, values)) + "\n")
-        except OSError as e:
-            raise FileError(f"cannot write {str(path)!r}: {e.strerror}; choose a file in a folder that exists and is writable") from e
-
-    if not Path(path).exists():
-        write(*names)
-    return lambda progress: write(*("" if value == math.inf else value for value in asdict(progress).values()))
+    append_csv(path, names, [])
+    return lambda progress: append_csv(path, names, [["" if value == math.inf else value for value in asdict(progress).values()]])
 
 
 def tensorboard_log(folder: str | Path) -> Watch:

@@ -9,11 +9,10 @@ import numpy as np
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.common import Proposal
-from baechi_ext.place.placeto.decisions import Decisions
+from baechi_ext.place.placeto.decisions import Decisions, View
 from baechi_ext.place.placeto.environment import Environment, Plans, Rules
 from baechi_ext.place.placeto.learning import Rollout, run_episodes
 from baechi_ext.place.placeto.policy import Policy
-from baechi_ext.place.placeto.view import View
 from baechi_ext.place.trial import longest_placed_path_order
 from baechi_ext.simulate import lower_bound_us
 from baechi_ext.simulate.arrays import Floats

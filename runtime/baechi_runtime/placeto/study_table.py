@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baechi_ext.errors import FileError
-from baechi_ext.ir.files import read_text
+from baechi_ext.ir.files import append_csv, read_text
 from baechi_runtime.report.report import Report
 
 RUNS = "runs.csv"
@@ -60,17 +60,8 @@ NAMES = (*(field.name for field in fields(Run)), *(field.name for field in field
 
 
 def append(path: Path, run: Run, points: Iterable[Point]) -> None:
-    """Adds a whole run to the file, whose head it writes where there is none. Raises FileError where that is not possible."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    if not path.exists():
-        rows.writerow(NAMES)
-    rows.writerows([*astuple(run), *(f"{x:.7g}" if isinstance(x, float) else x for x in astuple(point))] for point in points)
-    try:
-        with path.open("a", encoding="utf-8") as out:
-            out.write(text.getvalue())
-    except OSError as e:
-        raise FileError(f"cannot write {str(path)!r}: {e.strerror}; the study goes on where the file can be written") from e
+    """Adds a whole run to the file. Raises FileError where that is not possible."""
+    append_csv(path, NAMES, [[*astuple(run), *(f"{x:.7g}" if isinstance(x, float) else x for x in astuple(point))] for point in points])
 
 
 def read_runs(path: Path, episodes: int) -> dict[Run, Sequence[Point]]:

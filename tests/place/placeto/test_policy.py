@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from baechi_ext.ir import Cluster, OpGraph
-from baechi_ext.place.placeto.decisions import Decisions
+from baechi_ext.place.placeto.decisions import OP_FEATURES, Decisions, View
 from baechi_ext.place.placeto.embedding import EMBEDDINGS
 from baechi_ext.place.placeto.embedding import tensors as as_tensors
 from baechi_ext.place.placeto.environment import Environment, Rules
 from baechi_ext.place.placeto.learning import observed, run_episodes
 from baechi_ext.place.placeto.policy import Policy, PolicyConfig
-from baechi_ext.place.placeto.view import OP_FEATURES, View
 from baechi_ext.place.traversal import traversal
 from tests.build import cluster_of, graph_of
 from tests.place.placeto.graphs import distinct, shuffled, towers
