@@ -1,4 +1,5 @@
-"""Colocation groups as labels on the ops, how they merge, and the `tf` grouper, which takes them as they are."""
+"""Colocation groups as labels on the ops, and how they merge. The `tf` grouper takes them as they are; for `coplace` an op whose result
+goes to one op only runs where that one runs (Baechi, SoCC 2020)."""
 
 from dataclasses import replace
 

@@ -1,4 +1,5 @@
-"""`--only_forward` (Baechi): only forward ops are placed; every backward and update op goes where its forward op goes."""
+"""Ops that are not placed by themselves. `--only_forward` (Baechi): every backward and update op goes where its forward op goes.
+`--only_important_ops` (Baechi): ops that hardly count follow a neighbour."""
 
 from collections import deque
 

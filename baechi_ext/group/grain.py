@@ -56,7 +56,7 @@ class _Grains:
             now = self._entry(a, b)
             if now[0] > entry[0]:  # it has become less worth while
                 heapq.heappush(queue, now)
-            elif self._is_too_dear(a, b) and self._may_join(a, b):
+            elif self._should_join(a, b):
                 for changed in self._join(a, b):
                     heapq.heappush(queue, changed)
         return self.groups
@@ -76,14 +76,11 @@ class _Grains:
         between_us = self.between_us[min(a, b), max(a, b)]
         return -between_us / quicker_us if quicker_us else -float("inf"), a, b
 
-    def _is_too_dear(self, a: int, b: int) -> bool:
+    def _should_join(self, a: int, b: int) -> bool:
         between_us = self.between_us[a, b]
-        return between_us > 0 and between_us >= min(self.groups.compute_us[a], self.groups.compute_us[b])
-
-    def _may_join(self, a: int, b: int) -> bool:
-        if self.pin.get(a, self.pin.get(b)) != self.pin.get(b, self.pin.get(a)):
-            return False
-        return self.groups.may_join(a, b, _SMALL)
+        is_too_dear = between_us > 0 and between_us >= min(self.groups.compute_us[a], self.groups.compute_us[b])
+        one_pin = self.pin.get(a, self.pin.get(b)) == self.pin.get(b, self.pin.get(a))
+        return is_too_dear and one_pin and self.groups.may_join(a, b, _SMALL)
 
     def _join(self, a: int, b: int) -> Iterator[tuple[float, int, int]]:
         """Makes one group of two. Yields the entries of those neighbours that it has more to do with than either had."""

@@ -1,4 +1,7 @@
-"""Grouping: a coarse graph and the way back. A grouper returns one; a placer places the coarse graph; `expand` undoes it."""
+"""Grouping: a coarse graph and the way back. A grouper returns one; a placer places the coarse graph; `expand` undoes it.
+
+`contract` makes the coarse graph of a partition of the ops, with its costs and tensors: all groupings are built by it.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

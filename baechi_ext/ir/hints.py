@@ -280,7 +280,7 @@ class DeviceMap:
                     hints[w] = index[name]
         left = [name for name, v in parameters.items() if hints[v] is None]
         if left:
-            raise FileError(f"{self.source}: no device for parameter {_listed(left)}; name its module, or give all else a device with \"\"")
+            raise FileError(f'{self.source}: no device for parameter {_listed(left)}; name its module, or give all else a device with ""')
         return hints
 
     def apply(self, graph: OpGraph, devices: Sequence[str]) -> OpGraph:

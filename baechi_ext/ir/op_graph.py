@@ -278,9 +278,7 @@ class OpGraph:
         """The same graph with other costs or colocation on the same op ids."""
         if [op.id for op in ops] != [op.id for op in self.ops]:
             raise GraphError("replace_ops needs the same op ids in the same order")
-        same = all(
-            (a.colocation, a.op, a.phase) == (b.colocation, b.op, b.phase) for a, b in zip(ops, self.ops, strict=True)
-        )
+        same = all((a.colocation, a.op, a.phase) == (b.colocation, b.op, b.phase) for a, b in zip(ops, self.ops, strict=True))
         graph = replace(self, ops=tuple(ops), given_fingerprint=self.given_fingerprint if same else None)
         graph.__dict__.update((name, self.__dict__[name]) for name in _OF_EDGES if name in self.__dict__)
         return graph

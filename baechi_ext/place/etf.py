@@ -1,5 +1,5 @@
 """m-ETF and m-SCT (Baechi, SoCC 2020, sections 3.2 and 3.3): earliest task first under memory limits; and with devices that stay awake
-for favourite children, found by a linear program.
+for favourite children, found by a linear program. And HEFT (`earliest_finish`).
 
 Where Baechi's `_reserve` variants place a colocation group, they keep free for it, until all its ops have finished, what the neediest
 of them may need: the largest temporary bytes and the largest output, beside the persistent bytes of all.

@@ -46,18 +46,14 @@ METHODS: dict[str, Method] = {
     "metis": Method(
         "baechi_ext.place.partitioners:metis", "balanced parts with the least transfer time between them (METIS; needs pymetis)", cheap=True
     ),
-    "m_sct": Method(
-        "baechi_ext.place.etf:m_sct", "small communication times: m_etf guided by a favourite-child LP (Baechi)", cheap=True
-    ),
+    "m_sct": Method("baechi_ext.place.etf:m_sct", "small communication times: m_etf guided by a favourite-child LP (Baechi)", cheap=True),
     "scotch": Method("baechi_ext.place.partitioners:scotch", "the same by Scotch's mapping (needs its program: apt-get install scotch)"),
     "m_etf_reserve": Method(
         "baechi_ext.place.etf:m_etf_reserve", "m_etf, with working memory reserved for a group until its last op ends (Baechi)"
     ),
     "m_sct_reserve": Method("baechi_ext.place.etf:m_sct_reserve", "m_sct with the same reserve (Baechi)"),
     "m_topo_nonuniform": Method(
-        "baechi_ext.place.baselines:m_topo_nonuniform",
-        "topological chunks as large as each device's memory (Baechi)",
-        ordered=True,
+        "baechi_ext.place.baselines:m_topo_nonuniform", "topological chunks as large as each device's memory (Baechi)", ordered=True
     ),
     "placeto": Method(
         "baechi_ext.place.placeto.placer:placeto",

@@ -32,9 +32,7 @@ class Simulator:
         timeline = self.run(placement, priority)
         return timeline.makespan_us, timeline.peak_memory_bytes
 
-    def run(
-        self, placement: Sequence[int], priority: Sequence[float] | None = None, free: Collection[tuple[int, int]] = ()
-    ) -> Timeline:
+    def run(self, placement: Sequence[int], priority: Sequence[float] | None = None, free: Collection[tuple[int, int]] = ()) -> Timeline:
         """The timeline of one step of this placement; `priority` (one number per op) orders ready ops, smaller first.
 
         `free`: transfers, by tensor and target, that take no time of links and devices, to ask what they cost.

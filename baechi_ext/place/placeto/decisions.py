@@ -1,6 +1,8 @@
 """The decisions of an episode: colocation groups, and ops without one, in the order in which they are visited.
 
-Of a graph with more of them than an episode can visit, clusters of them are decided (`blocks.block_levels`).
+Of a graph with more of them than an episode can visit, clusters of them are decided (`blocks.block_levels`). A view of them is what
+networks see: features of ops and tensors relative to the graph's own scale, and who is connected with whom. All is numbers without units,
+so that one policy serves all graphs and clusters. Loading this loads no framework.
 """
 
 from collections.abc import Sequence

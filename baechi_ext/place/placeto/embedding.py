@@ -5,7 +5,8 @@
     graphsage   GraphSAGE (Hamilton, Ying and Leskovec, NeurIPS 2017), means over what an op reads from and what reads from it
     pgnn        P-GNN (You, Ying and Leskovec, ICML 2019), messages from the nearest anchors of random sets
 
-Each takes features (.. x op x feature) and returns (.. x op x width).
+Each takes features (.. x op x feature) and returns (.. x op x width). Layers are functions of named parameters: a network is a dict of
+tensors, as its file is. Torch is imported where tensors are made.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Learning from episodes: advantages over its own mean at each step, and the losses of REINFORCE and PPO."""
+"""Episodes of a policy, and learning from them: advantages over their mean at each step, and the losses of REINFORCE and PPO."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from baechi_ext.place.placeto.policy import Policy, States
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
+
 @dataclass(frozen=True)
 class Rollout:
     """A batch of whole episodes on one graph; rows are steps, and within a step episodes."""
@@ -26,9 +27,7 @@ class Rollout:
     """Step x episode."""
 
 
-def run_episodes(
-    policy: Policy, view: View, environment: Environment, generator: "Generator | None", likeliest: int = 0
-) -> Rollout:
+def run_episodes(policy: Policy, view: View, environment: Environment, generator: "Generator | None", likeliest: int = 0) -> Rollout:
     """Episodes from where the environment was reset to; actions are drawn, or without a generator the likeliest are taken.
 
     The first `likeliest` episodes take the likeliest in any case.
@@ -56,9 +55,7 @@ def run_episodes(
         torch.cat([s.devices for s in seen]),
         torch.cat([s.dynamic for s in seen if s.dynamic is not None]) if policy.config.every_step else None,
     )
-    return Rollout(
-        view, states, torch.cat(actions), torch.cat(log_probabilities), torch.from_numpy(np.stack(rewards).astype(np.float32))
-    )
+    return Rollout(view, states, torch.cat(actions), torch.cat(log_probabilities), torch.from_numpy(np.stack(rewards).astype(np.float32)))
 
 
 def observed(policy: Policy, environment: Environment) -> States:

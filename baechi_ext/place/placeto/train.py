@@ -1,7 +1,7 @@
 """Training: rounds of episodes on a few graphs each, an update after each, and exams that say which policy to keep.
 
 Everything drawn follows from the seed and the number of the update alone; so a training that was interrupted and goes on from its
-checkpoint ends with the same policy.
+checkpoint ends with the same policy. Its state is a pair of files like a policy's; its progress is a CSV file, and scalars for TensorBoard.
 """
 
 import math

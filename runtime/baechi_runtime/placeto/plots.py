@@ -1,4 +1,5 @@
-"""Plots of a study: box plots of its steps, its learning curves, and what it improves over where runs begin."""
+"""Plots of a study: box plots of its steps, its learning curves, and what it improves over where runs begin; and of a comparison of
+placers its distributions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

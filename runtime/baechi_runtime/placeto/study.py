@@ -129,10 +129,7 @@ def _make_missing(settings: StudySettings, graphs: Graphs, request: StudyRequest
     if not tasks:
         return
     begun_seconds = time.perf_counter()
-    with (
-        progress(f"{in_words(settings)}; {len(tasks)} are to be made") as show,
-        closing(each(search, tasks, request.workers)) as found,
-    ):
+    with progress(f"{in_words(settings)}; {len(tasks)} are to be made") as show, closing(each(search, tasks, request.workers)) as found:
         for i, (task, points) in enumerate(found, 1):
             append(path, task.run, points)
             left_seconds = (time.perf_counter() - begun_seconds) / i * (len(tasks) - i)

@@ -1,4 +1,5 @@
-"""Results of a study: steps under each order with intervals, and whether the order makes a difference. Everything drawn is seeded.
+"""Results of a study: its runs as a CSV file, a row for each point of their learning curves, those of one run written at once; steps under
+each order with intervals, and whether the order makes a difference. Everything drawn is seeded.
 
 A graph counts once: the mean of its repeats, of the logarithm of the step over the step where a run begins. Intervals are of bootstrapped
 graphs. Tests permute within graphs: all orders, for whether the order makes any difference; the signs of the differences to one order,

@@ -103,9 +103,7 @@ def train(request: TrainingRequest) -> TrainingReport:
         with contextlib.ExitStack() as stack:
             stack.callback(_save, request, trainer)
             trainer.run(watch, math.inf if request.time_limit_seconds is None else request.time_limit_seconds)
-    return TrainingReport(
-        str(request.out / "policy.json"), trainer.updates, trainer.done, trainer.best_exam, len(trainings), len(exams)
-    )
+    return TrainingReport(str(request.out / "policy.json"), trainer.updates, trainer.done, trainer.best_exam, len(trainings), len(exams))
 
 
 def news(now: TrainingProgress) -> str:
