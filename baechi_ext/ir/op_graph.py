@@ -149,7 +149,9 @@ class OpGraph:
             given_fingerprint=given_fingerprint,
         )
         if len(graph.order) != len(graph.ops):
-            cycle = graph._find_cycle()
+            import networkx as nx
+
+            cycle = [v for v, _ in nx.find_cycle(nx.DiGraph((t.producer, w) for t in graph.tensors for w in t.readers))]
             shown = " -> ".join([repr(graph.ops[v].id) for v in (*cycle, cycle[0])][:9]) + (" -> ..." if len(cycle) > 8 else "")
             raise GraphError(f"the graph has a cycle of {len(cycle)} ops: {shown}; remove one of its edges")
         return graph
@@ -282,18 +284,6 @@ class OpGraph:
         graph = replace(self, ops=tuple(ops), given_fingerprint=self.given_fingerprint if same else None)
         graph.__dict__.update((name, self.__dict__[name]) for name in _OF_EDGES if name in self.__dict__)
         return graph
-
-    def _find_cycle(self) -> list[int]:
-        """The ops of one cycle in edge direction; every op left over by Kahn's algorithm has a leftover predecessor."""
-        done = set(self.order)
-        v = next(v for v in range(len(self.ops)) if v not in done)
-        seen: dict[int, int] = {}
-        path: list[int] = []
-        while v not in seen:
-            seen[v] = len(path)
-            path.append(v)
-            v = next(p for p in self.predecessors[v] if p not in done)
-        return path[seen[v] :][::-1]
 
     def to_json(self) -> dict[str, Any]:
         """networkx node-link JSON (DESIGN.md, "Graph file")."""

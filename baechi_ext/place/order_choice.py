@@ -1,7 +1,7 @@
 """The traversal order `auto`: for each method a decision tree over features of the graph, two questions deep at most.
 
-Features are numbers without units: deep or wide, sparse or dense, bound by transfers or by ops. The trees were fitted; where questions did not
-help on graphs that had no part in it, a tree is one order. They are in order_rules.json, beside the command that fitted them.
+Features are numbers without units: deep or wide, sparse or dense, bound by transfers or by ops. The trees were fitted; where questions did
+not help on graphs that had no part in it, a tree is one order. They are in order_rules.json, beside the command that fitted them.
 """
 
 from collections import Counter, deque
