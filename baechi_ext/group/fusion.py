@@ -72,47 +72,49 @@ def fusion(graph: OpGraph, options: GroupOptions = GroupOptions()) -> Grouping: 
     state = _Fusion(graph)
     if options.allow_cycle:
         state.fold_all()
-        heads = first_members(graph, [state.folding.find(v) for v in range(len(graph))])
-        return contract(graph, heads, crossing_tensors_without_cycles(graph, heads))
-    dirty = deque(graph.order)
-    while dirty:
-        v = dirty.popleft()
-        if state.folding.part[v] == v:
-            dirty.extend(state.fold_around(v))
-        if not dirty and options.check_disjoint_paths:
-            dirty.extend(state.fold_where_no_second_path())
-    return contract(graph, first_members(graph, [state.folding.find(v) for v in range(len(graph))]))
+    else:
+        state.fold_where_that_closes_no_cycle(options.check_disjoint_paths)
+    heads = first_members(graph, [state.find(v) for v in range(len(graph))])
+    return contract(graph, heads, crossing_tensors_without_cycles(graph, heads) if options.allow_cycle else None)
 
 
-class _Fusion:
+class _Fusion(Folding):
     """A graph being contracted inside its colocation groups."""
 
     def __init__(self, graph: OpGraph) -> None:
+        super().__init__(graph)
         self.graph = graph
         self.label = [op.colocation for op in graph.ops]
-        self.folding = Folding(graph)
+
+    def fold_where_that_closes_no_cycle(self, check_disjoint_paths: bool) -> None:
+        dirty = deque(self.graph.order)
+        while dirty:
+            v = dirty.popleft()
+            if self.part[v] == v:
+                dirty.extend(self.fold_around(v))
+            if not dirty and check_disjoint_paths:
+                dirty.extend(self.fold_where_no_second_path())
 
     def fold_around(self, v: int) -> list[int]:
         """Contracts the edge to the only successor or from the only predecessor of `v`, if the group allows it.
 
         Returns the parts that may be contracted further for that: the new one and those that lost a neighbour.
         """
-        for neighbours in (self.folding.after[v], self.folding.before[v]):
+        for neighbours in (self.after[v], self.before[v]):
             if len(neighbours) == 1:
                 w = next(iter(neighbours))
                 if self.label[v] is not None and self.label[v] == self.label[w]:
-                    return self.folding.fold(v, w)
+                    return self.fold(v, w)
         return []
 
     def fold_where_no_second_path(self) -> list[int]:
         """One pass: contracts the edges inside groups whose ends no other path connects; returns the parts to look at again."""
         dirty: list[int] = []
-        part, after = self.folding.part, self.folding.after
         for u in self.graph.order:
-            for v in list(after[u]):
+            for v in list(self.after[u]):
                 same = self.label[u] is not None and self.label[u] == self.label[v]
-                if same and part[u] == u and v in after[u] and not self.folding.second_path(u, v):
-                    dirty += self.folding.fold(u, v)
+                if same and self.part[u] == u and v in self.after[u] and not self.second_path(u, v):
+                    dirty += self.fold(u, v)
         return dirty
 
     def fold_all(self) -> None:
@@ -120,6 +122,6 @@ class _Fusion:
         for v, after in enumerate(self.graph.successors):
             for w in after:
                 if self.label[v] is not None and self.label[v] == self.label[w]:
-                    a, b = self.folding.find(v), self.folding.find(w)
+                    a, b = self.find(v), self.find(w)
                     if a != b:
-                        self.folding.part[b] = a
+                        self.part[b] = a

@@ -28,19 +28,18 @@ def merge(graph: OpGraph, max_ops: int, max_share: float = DEFAULT_MAX_SHARE) ->
         raise OptionError(f"max_ops is {max_ops}; expected at least 1")
     merging = _Merging(graph, max_share)
     merging.run(max_ops)
-    find = merging.folding.find
-    found = contract(merging.groups.relabelled(), first_members(graph, [find(v) for v in range(len(graph))]))
+    found = contract(merging.groups.relabelled(), first_members(graph, [merging.find(v) for v in range(len(graph))]))
     # A string that only one op carries binds nothing.
     count = Counter(op.colocation for op in found.coarse.ops)
     labels = [op.colocation if count[op.colocation] > 1 else None for op in found.coarse.ops]
     return Grouping(graph, with_colocation(found.coarse, labels), found.members)
 
 
-class _Merging:
+class _Merging(Folding):
     """A graph whose edges are contracted in rounds: all are ranked by what contracting them costs, and the cheapest are contracted."""
 
     def __init__(self, graph: OpGraph, max_share: float) -> None:
-        self.folding = Folding(graph)
+        super().__init__(graph)
         self.groups = Loads(graph, max_share)
         self.parts = dict.fromkeys(graph.order)
         """The ops that stand for parts, in no certain order."""
@@ -57,7 +56,7 @@ class _Merging:
                 # The later ones wait for the next round, in which they cost something else; but some edge is contracted in each.
                 if touched and rank >= excess * SHARE_OF_A_ROUND or len(touched) >= 2 * excess:
                     break
-                if u not in touched and v not in touched and not self.folding.second_path(u, v):
+                if u not in touched and v not in touched and not self.second_path(u, v):
                     touched |= {u, v}
                     self._contract(u, v)
             if not touched:
@@ -66,12 +65,11 @@ class _Merging:
     def _ranked(self) -> list[tuple[int, int]]:
         """The edges between parts, cheapest first."""
         largest: dict[tuple[int, int], int | float] = {}
-        find = self.folding.find
         for source, target, size in self.tensors:
-            u, v = find(source), find(target)
+            u, v = self.find(source), self.find(target)
             if u != v:
                 largest[u, v] = max(size, largest.get((u, v), 0))
-        levels = _Levels(self.folding, self.parts, self.compute_us)
+        levels = _Levels(self, self.parts, self.compute_us)
         return sorted(largest, key=lambda edge: (*self._cost(edge[0], edge[1], levels), -largest[edge], edge))
 
     def _cost(self, u: int, v: int, levels: "_Levels") -> tuple[bool, float, float, float]:
@@ -87,7 +85,7 @@ class _Merging:
 
     def _contract(self, u: int, v: int) -> None:
         time_us = self.compute_us[u] + self.compute_us[v]
-        part = self.folding.fold(u, v)[0]
+        part = self.fold(u, v)[0]
         self.compute_us[part] = time_us
         del self.parts[v if part == u else u]
         self.groups.join(u, v)
