@@ -72,7 +72,7 @@ class Loads(Labels):
         if not max_share > 0:
             raise OptionError(f"max_share is {max_share!r}; expected a positive share, e.g. 0.03")
         self.compute_us = [op.compute_us for op in graph.ops]
-        """Of a group, at what stands for it."""
+        """Each group's, at the op that stands for it."""
         self._costs: tuple[list[float], ...] = (self.compute_us, [op.persistent_bytes for op in graph.ops])
         self._limits = [sum(costs) * max_share if max_share < 1 else float("inf") for costs in self._costs]
         super().__init__(graph)
