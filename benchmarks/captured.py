@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from baechi_ext.group.contraction import bundled
+from baechi_ext.group.grouping import bundled
 from baechi_ext.group.merging import merge
 from baechi_ext.ir import Cluster, OpGraph
 from benchmarks.families import cluster_for

@@ -28,8 +28,7 @@ from baechi_ext.errors import InfeasibleError
 from baechi_ext.ir import Cluster, Link, OpGraph
 from baechi_ext.ir.files import read_json, write_bytes, write_json
 from baechi_ext.place.common import PlaceOptions
-from baechi_ext.place.graph_features import GraphFeatures
-from baechi_ext.place.order_choice import RULES, Rule, decide
+from baechi_ext.place.order_choice import RULES, GraphFeatures, Rule, decide
 from baechi_ext.place.registry import place
 from baechi_ext.place.traversal import TRAVERSALS
 from benchmarks.families import link_of_ratio, tightened

@@ -22,10 +22,8 @@ from baechi_ext.place.placeto.decisions import Decisions
 from baechi_ext.place.placeto.embedding import EMBEDDINGS
 from baechi_ext.place.placeto.environment import Rules
 from baechi_ext.place.placeto.learning import ALGORITHMS
-from baechi_ext.place.placeto.logs import csv_log
 from baechi_ext.place.placeto.policy import Policy, PolicyConfig
-from baechi_ext.place.placeto.resume import resume_training, save_training
-from baechi_ext.place.placeto.train import Trainer, TrainingConfig, TrainingProgress
+from baechi_ext.place.placeto.train import Trainer, TrainingConfig, TrainingProgress, csv_log, resume_training, save_training
 from baechi_ext.place.placeto.training_task import TrainingTask
 from benchmarks.families import link_of_ratio, tightened
 from benchmarks.runner import parsed

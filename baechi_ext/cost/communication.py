@@ -65,8 +65,7 @@ def bend_bytes(samples: Sequence[tuple[float, float]]) -> float | None:
     return found if one > _STRAIGHT * len(ordered) else None
 
 
-_STRAIGHT = 0.05**2
-"""A line that is off by less than this (squared, relative) a sample has no bend worth naming."""
+_STRAIGHT = 0.05**2  # a line that is off by less than this (squared, relative) a sample has no bend worth naming
 
 
 def _relative_error(samples: Sequence[tuple[float, float]]) -> float:

@@ -11,7 +11,7 @@ from baechi_ext.errors import ProfileError
 from baechi_ext.ir.files import SCHEMA_VERSION
 from baechi_ext.ir.made_by import Saved, load_as
 from baechi_ext.ir.numbers import as_bytes, as_number, require_finite
-from baechi_ext.ir.op_graph import Op, OpGraph
+from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import require_same_graph
 
 _SIZES = ("output_bytes", "temporary_bytes", "persistent_bytes")
@@ -177,8 +177,5 @@ def attach_costs(graph: OpGraph, profile: Profile, *, contended: bool = False) -
     if missing is not None:
         raise ProfileError(f"the profile has no op {missing!r}; profile this graph again")
     times = profile.contended_us() if contended else profile.compute_us()
-    return graph.replace_ops([_with_costs(op, profile.ops[op.id], times[op.id]) for op in graph.ops])
-
-
-def _with_costs(op: Op, costs: OpProfile, compute_us: float) -> Op:
-    return replace(op, compute_us=compute_us, **{name: getattr(costs, name) for name in _SIZES})
+    sizes = {id_: {name: getattr(costs, name) for name in _SIZES} for id_, costs in profile.ops.items()}
+    return graph.replace_ops([replace(op, compute_us=times[op.id], **sizes[op.id]) for op in graph.ops])

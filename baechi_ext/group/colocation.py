@@ -1,6 +1,6 @@
-"""Colocation groups as labels on the ops, how they merge, and the `tf` grouper, which takes them as they are."""
+"""Colocation groups as labels on the ops, and how they merge. The `tf` grouper takes them as they are; for `coplace` an op whose result
+goes to one op only runs where that one runs (Baechi, SoCC 2020)."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from baechi_ext.errors import OptionError
@@ -65,37 +65,32 @@ class Labels:
         return with_colocation(self.graph, [labels.get(self.find(v)) for v in range(len(self.graph))])
 
 
-class Load:
-    """Each group's sum of one cost; tells whether two groups together would exceed a share of the total."""
+class Loads(Labels):
+    """Groups whose compute time and persistent bytes stay below a share of the graph's. Raises OptionError for one of 0."""
 
-    def __init__(self, labels: Labels, costs: Sequence[float], max_share: float) -> None:
-        self.limit = sum(costs) * max_share if max_share < 1 else float("inf")
-        self.of = [0.0] * len(costs)
-        for v, cost in enumerate(costs):
-            self.of[labels.find(v)] += cost
-
-    def may_join(self, a: int, b: int) -> bool:
-        return not self.of[a] or not self.of[b] or self.of[a] + self.of[b] <= self.limit
-
-
-class Loads:
-    """The compute time and the persistent bytes of groups, which stay below a share of the graph's. Raises OptionError for one of 0."""
-
-    def __init__(self, labels: Labels, max_share: float) -> None:
+    def __init__(self, graph: OpGraph, max_share: float) -> None:
         if not max_share > 0:
             raise OptionError(f"max_share is {max_share!r}; expected a positive share, e.g. 0.03")
-        self.labels = labels
-        self.compute = Load(labels, [op.compute_us for op in labels.graph.ops], max_share)
-        self.memory = Load(labels, [op.persistent_bytes for op in labels.graph.ops], max_share)
+        self.compute_us = [op.compute_us for op in graph.ops]
+        """Each group's, at the op that stands for it."""
+        self._costs: tuple[list[float], ...] = (self.compute_us, [op.persistent_bytes for op in graph.ops])
+        self._limits = [sum(costs) * max_share if max_share < 1 else float("inf") for costs in self._costs]
+        super().__init__(graph)
 
-    def may_join(self, a: int, b: int) -> bool:
-        return self.compute.may_join(a, b) and self.memory.may_join(a, b)
+    def may_join(self, a: int, b: int, small: float = 0.0) -> bool:
+        """True unless both have a cost that would come to more than its limit; one of at most `small` limits may be that much beyond it."""
+        for limit, costs in zip(self._limits, self._costs, strict=True):
+            less, more = sorted((costs[a], costs[b]))
+            if less and less + more > limit and not (less <= limit * small and less + more <= limit * (1 + small)):
+                return False
+        return True
 
-    def join(self, a: int, b: int) -> int:
-        """Makes one group of two; returns what stands for it."""
-        root = self.labels.join(a, b)
-        for load in (self.compute, self.memory):
-            load.of[root] = load.of[a] + load.of[b]
+    def join(self, v: int, w: int) -> int:
+        a, b = self.find(v), self.find(w)
+        root = super().join(a, b)
+        if a != b:
+            for costs in self._costs:
+                costs[root] = costs[a] + costs[b]
         return root
 
 
@@ -111,3 +106,32 @@ def tf(graph: OpGraph, max_share: float = 1.0, link: Link = Link()) -> OpGraph: 
 
 def _shortest_first(name: str) -> tuple[int, str]:
     return len(name), name
+
+
+DEFAULT_MAX_SHARE = 1 / 32
+"""A quarter of a device's fair share on 8 devices. List scheduling loads no device by more than one group beyond its fair
+share, so groups of a quarter of that share still leave a placement within 25% of perfect balance."""
+
+
+def coplace(graph: OpGraph, max_share: float = DEFAULT_MAX_SHARE, link: Link = Link()) -> OpGraph:  # noqa: B008 - frozen
+    """`graph` relabelled: each op with exactly one distinct successor joins its successor's colocation group.
+
+    Baechi's rule merges whatever it finds, and a graph with long chains ends up in groups that no placement can balance. Here
+    two groups stay apart where both take time and together more than `max_share` of the graph's compute time, and likewise
+    for persistent bytes. The largest tensors are joined first, so the ones left for a link to carry are small, whatever links cost.
+    `max_share` = 1 is Baechi's rule. One pass is stable: groups only grow, so what was refused once would be refused again.
+
+    Raises OptionError where `max_share` is not positive.
+    """
+    groups = Loads(graph, max_share)
+    for v, w in _single_successors(graph):
+        a, b = groups.find(v), groups.find(w)
+        if a != b and groups.may_join(a, b):
+            groups.join(a, b)
+    return groups.relabelled()
+
+
+def _single_successors(graph: OpGraph) -> list[tuple[int, int]]:
+    """(op, its only successor) of the ops that have only one, the most bytes first, then in topological order."""
+    pairs = [(v, graph.successors[v][0]) for v in graph.order if len(graph.successors[v]) == 1]
+    return sorted(pairs, key=lambda pair: -sum(graph.tensors[t].bytes for t in graph.outputs[pair[0]]))

@@ -2,10 +2,59 @@
 
 from collections import deque
 
-from baechi_ext.group.contraction import contract, crossing_tensors_without_cycles, first_members
-from baechi_ext.group.folding import Folding
-from baechi_ext.group.grouping import Grouping, GroupOptions
+from baechi_ext.group.grouping import Grouping, GroupOptions, contract, crossing_tensors_without_cycles, first_members
 from baechi_ext.ir.op_graph import OpGraph
+
+
+class Folding:
+    """`part[v]` is v itself where v still stands for a part, else a step on the way to that op; `after` and `before` are the
+    neighbours of a part."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self.part = list(range(len(graph)))
+        self.after = [dict.fromkeys(s) for s in graph.successors]
+        self.before = [dict.fromkeys(p) for p in graph.predecessors]
+
+    def find(self, v: int) -> int:
+        while self.part[v] != v:
+            self.part[v] = self.part[self.part[v]]
+            v = self.part[v]
+        return v
+
+    def second_path(self, u: int, v: int) -> bool:
+        """True if a path of more than one edge leads from u to v, so that contracting the edge would close a cycle; looked for from
+        both ends, where fewer parts were reached last."""
+        reached, reaching = set(self.after[u]) - {v}, set(self.before[v]) - {u}
+        ahead, behind = reached.copy(), reaching.copy()
+        while ahead and behind and reached.isdisjoint(behind) and reaching.isdisjoint(ahead):
+            if len(ahead) <= len(behind):
+                ahead = {x for w in ahead for x in self.after[w]} - reached
+                reached |= ahead
+            else:
+                behind = {x for w in behind for x in self.before[w]} - reaching
+                reaching |= behind
+        return bool(ahead and behind)
+
+    def fold(self, v: int, w: int) -> list[int]:
+        """Makes one part of v and w; returns it first, and then the parts that lost a neighbour.
+
+        The end with fewer neighbours is folded into the other, so the work is near-linear in the number of edges.
+        """
+        if len(self.after[v]) + len(self.before[v]) < len(self.after[w]) + len(self.before[w]):
+            v, w = w, v
+        self.part[w] = v
+        changed = [v]
+        for ahead, back in ((self.after, self.before), (self.before, self.after)):
+            for x in ahead[w]:
+                if x != v:
+                    if x in ahead[v]:
+                        changed.append(x)
+                    ahead[v][x] = None
+                    back[x][v] = None
+                    del back[x][w]
+            ahead[v].pop(w, None)
+        self.after[w], self.before[w] = {}, {}
+        return changed
 
 
 def fusion(graph: OpGraph, options: GroupOptions = GroupOptions()) -> Grouping:  # noqa: B008 - frozen
@@ -23,47 +72,49 @@ def fusion(graph: OpGraph, options: GroupOptions = GroupOptions()) -> Grouping: 
     state = _Fusion(graph)
     if options.allow_cycle:
         state.fold_all()
-        heads = first_members(graph, [state.folding.find(v) for v in range(len(graph))])
-        return contract(graph, heads, crossing_tensors_without_cycles(graph, heads))
-    dirty = deque(graph.order)
-    while dirty:
-        v = dirty.popleft()
-        if state.folding.part[v] == v:
-            dirty.extend(state.fold_around(v))
-        if not dirty and options.check_disjoint_paths:
-            dirty.extend(state.fold_where_no_second_path())
-    return contract(graph, first_members(graph, [state.folding.find(v) for v in range(len(graph))]))
+    else:
+        state.fold_where_that_closes_no_cycle(options.check_disjoint_paths)
+    heads = first_members(graph, [state.find(v) for v in range(len(graph))])
+    return contract(graph, heads, crossing_tensors_without_cycles(graph, heads) if options.allow_cycle else None)
 
 
-class _Fusion:
+class _Fusion(Folding):
     """A graph being contracted inside its colocation groups."""
 
     def __init__(self, graph: OpGraph) -> None:
+        super().__init__(graph)
         self.graph = graph
         self.label = [op.colocation for op in graph.ops]
-        self.folding = Folding(graph)
+
+    def fold_where_that_closes_no_cycle(self, check_disjoint_paths: bool) -> None:
+        dirty = deque(self.graph.order)
+        while dirty:
+            v = dirty.popleft()
+            if self.part[v] == v:
+                dirty.extend(self.fold_around(v))
+            if not dirty and check_disjoint_paths:
+                dirty.extend(self.fold_where_no_second_path())
 
     def fold_around(self, v: int) -> list[int]:
         """Contracts the edge to the only successor or from the only predecessor of `v`, if the group allows it.
 
         Returns the parts that may be contracted further for that: the new one and those that lost a neighbour.
         """
-        for neighbours in (self.folding.after[v], self.folding.before[v]):
+        for neighbours in (self.after[v], self.before[v]):
             if len(neighbours) == 1:
                 w = next(iter(neighbours))
                 if self.label[v] is not None and self.label[v] == self.label[w]:
-                    return self.folding.fold(v, w)
+                    return self.fold(v, w)
         return []
 
     def fold_where_no_second_path(self) -> list[int]:
         """One pass: contracts the edges inside groups whose ends no other path connects; returns the parts to look at again."""
         dirty: list[int] = []
-        part, after = self.folding.part, self.folding.after
         for u in self.graph.order:
-            for v in list(after[u]):
+            for v in list(self.after[u]):
                 same = self.label[u] is not None and self.label[u] == self.label[v]
-                if same and part[u] == u and v in after[u] and not self.folding.second_path(u, v):
-                    dirty += self.folding.fold(u, v)
+                if same and self.part[u] == u and v in self.after[u] and not self.second_path(u, v):
+                    dirty += self.fold(u, v)
         return dirty
 
     def fold_all(self) -> None:
@@ -71,6 +122,6 @@ class _Fusion:
         for v, after in enumerate(self.graph.successors):
             for w in after:
                 if self.label[v] is not None and self.label[v] == self.label[w]:
-                    a, b = self.folding.find(v), self.folding.find(w)
+                    a, b = self.find(v), self.find(w)
                     if a != b:
-                        self.folding.part[b] = a
+                        self.part[b] = a

@@ -8,13 +8,11 @@ in a coarse-grained graph, where no op takes less time than what it exchanges wi
 import heapq
 from collections.abc import Iterator
 
-from baechi_ext.group.colocation import Labels, Load, Loads
-from baechi_ext.group.coplacement import DEFAULT_MAX_SHARE
+from baechi_ext.group.colocation import DEFAULT_MAX_SHARE, Loads
 from baechi_ext.ir.cluster import Link
 from baechi_ext.ir.op_graph import OpGraph
 
-_SMALL = 1 / 8
-"""A group may outgrow its share by this part of it, to take in what is no larger than that."""
+_SMALL = 1 / 8  # a group may outgrow its share by this part of it, to take in what is no larger than that
 
 
 def grain(graph: OpGraph, max_share: float = DEFAULT_MAX_SHARE, link: Link = Link()) -> OpGraph:  # noqa: B008 - frozen
@@ -35,35 +33,33 @@ class _Grains:
     """Groups, by the op that stands for each, and the tensors that go between them."""
 
     def __init__(self, graph: OpGraph, max_share: float, link: Link) -> None:
-        self.labels = Labels(graph)
-        self.loads = Loads(self.labels, max_share)
-        self.compute = self.loads.compute
+        self.groups = Loads(graph, max_share)
         self.cost_us = [link.transfer_us(t.bytes) + link.sending_us(t.bytes) + link.receiving_us(t.bytes) for t in graph.tensors]
-        self.pin = {self.labels.find(v): device for v, device in graph.pins.items()}
+        self.pin = {self.groups.find(v): device for v, device in graph.pins.items()}
         self.between: dict[int, dict[int, set[int]]] = {}
         """Group -> neighbour -> the tensors that go from either to the other."""
         self.between_us: dict[tuple[int, int], float] = {}
-        find = self.labels.find
+        find = self.groups.find
         for t, tensor in enumerate(graph.tensors):
             a = find(tensor.producer)
             for b in {find(w) for w in tensor.readers} - {a}:
                 self._add(a, b, {t})
 
-    def joined(self) -> Labels:
+    def joined(self) -> Loads:
         queue = [self._entry(a, b) for a, b in sorted(self.between_us)]
         heapq.heapify(queue)
         while queue:
             entry = heapq.heappop(queue)
-            a, b = sorted(map(self.labels.find, entry[1:]))
+            a, b = sorted(map(self.groups.find, entry[1:]))
             if a == b or (a, b) not in self.between_us:
                 continue
             now = self._entry(a, b)
             if now[0] > entry[0]:  # it has become less worth while
                 heapq.heappush(queue, now)
-            elif self._is_too_dear(a, b) and self._may_join(a, b):
+            elif self._should_join(a, b):
                 for changed in self._join(a, b):
                     heapq.heappush(queue, changed)
-        return self.labels
+        return self.groups
 
     def _add(self, a: int, b: int, tensors: set[int]) -> None:
         for x, y in ((a, b), (b, a)):
@@ -76,22 +72,19 @@ class _Grains:
 
     def _entry(self, a: int, b: int) -> tuple[float, int, int]:
         """Those that come first are joined first."""
-        quicker_us = min(self.compute.of[a], self.compute.of[b])
+        quicker_us = min(self.groups.compute_us[a], self.groups.compute_us[b])
         between_us = self.between_us[min(a, b), max(a, b)]
         return -between_us / quicker_us if quicker_us else -float("inf"), a, b
 
-    def _is_too_dear(self, a: int, b: int) -> bool:
+    def _should_join(self, a: int, b: int) -> bool:
         between_us = self.between_us[a, b]
-        return between_us > 0 and between_us >= min(self.compute.of[a], self.compute.of[b])
-
-    def _may_join(self, a: int, b: int) -> bool:
-        if self.pin.get(a, self.pin.get(b)) != self.pin.get(b, self.pin.get(a)):
-            return False
-        return all(load.may_join(a, b) or _takes_in(load, a, b) for load in (self.compute, self.loads.memory))
+        is_too_dear = between_us > 0 and between_us >= min(self.groups.compute_us[a], self.groups.compute_us[b])
+        one_pin = self.pin.get(a, self.pin.get(b)) == self.pin.get(b, self.pin.get(a))
+        return is_too_dear and one_pin and self.groups.may_join(a, b, _SMALL)
 
     def _join(self, a: int, b: int) -> Iterator[tuple[float, int, int]]:
         """Makes one group of two. Yields the entries of those neighbours that it has more to do with than either had."""
-        root = self.loads.join(a, b)
+        root = self.groups.join(a, b)
         gone = b if root == a else a
         if gone in self.pin:
             self.pin[root] = self.pin[gone]
@@ -104,9 +97,3 @@ class _Grains:
             self._add(root, other, tensors)
             if both:
                 yield self._entry(*sorted((root, other)))
-
-
-def _takes_in(load: Load, a: int, b: int) -> bool:
-    """True if one of two groups is so small that the other may take it in and become a little larger than groups get otherwise."""
-    smaller, larger = sorted((load.of[a], load.of[b]))
-    return smaller <= load.limit * _SMALL and smaller + larger <= load.limit * (1 + _SMALL)

@@ -2,9 +2,8 @@
 
 import heapq
 
-from baechi_ext.group.contraction import contract, crossing_tensors_without_cycles, first_members
 from baechi_ext.group.fusion import fusion
-from baechi_ext.group.grouping import Grouping, GroupOptions, compose, identity
+from baechi_ext.group.grouping import Grouping, GroupOptions, compose, contract, crossing_tensors_without_cycles, first_members, identity
 from baechi_ext.ir.op_graph import PHASES, OpGraph
 
 

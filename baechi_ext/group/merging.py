@@ -4,11 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from baechi_ext.errors import OptionError
-from baechi_ext.group.colocation import Labels, Loads, with_colocation
-from baechi_ext.group.contraction import contract, first_members
-from baechi_ext.group.coplacement import DEFAULT_MAX_SHARE
-from baechi_ext.group.folding import Folding
-from baechi_ext.group.grouping import Grouping
+from baechi_ext.group.colocation import DEFAULT_MAX_SHARE, Loads, with_colocation
+from baechi_ext.group.fusion import Folding
+from baechi_ext.group.grouping import Grouping, contract, first_members
 from baechi_ext.ir.op_graph import OpGraph
 
 SHARE_OF_A_ROUND = 0.25
@@ -30,25 +28,23 @@ def merge(graph: OpGraph, max_ops: int, max_share: float = DEFAULT_MAX_SHARE) ->
         raise OptionError(f"max_ops is {max_ops}; expected at least 1")
     merging = _Merging(graph, max_share)
     merging.run(max_ops)
-    find = merging.folding.find
-    found = contract(merging.labels.relabelled(), first_members(graph, [find(v) for v in range(len(graph))]))
+    found = contract(merging.groups.relabelled(), first_members(graph, [merging.find(v) for v in range(len(graph))]))
     # A string that only one op carries binds nothing.
     count = Counter(op.colocation for op in found.coarse.ops)
     labels = [op.colocation if count[op.colocation] > 1 else None for op in found.coarse.ops]
     return Grouping(graph, with_colocation(found.coarse, labels), found.members)
 
 
-class _Merging:
+class _Merging(Folding):
     """A graph whose edges are contracted in rounds: all are ranked by what contracting them costs, and the cheapest are contracted."""
 
     def __init__(self, graph: OpGraph, max_share: float) -> None:
-        self.folding = Folding(graph)
-        self.labels = Labels(graph)
+        super().__init__(graph)
+        self.groups = Loads(graph, max_share)
         self.parts = dict.fromkeys(graph.order)
         """The ops that stand for parts, in no certain order."""
         self.compute_us = [op.compute_us for op in graph.ops]
         """One entry per part, at the op that stands for it."""
-        self.loads = Loads(self.labels, max_share)
         self.tensors = [(t.producer, reader, t.bytes) for t in graph.tensors for reader in t.readers]
 
     def run(self, max_ops: int) -> None:
@@ -60,7 +56,7 @@ class _Merging:
                 # The later ones wait for the next round, in which they cost something else; but some edge is contracted in each.
                 if touched and rank >= excess * SHARE_OF_A_ROUND or len(touched) >= 2 * excess:
                     break
-                if u not in touched and v not in touched and not self.folding.second_path(u, v):
+                if u not in touched and v not in touched and not self.second_path(u, v):
                     touched |= {u, v}
                     self._contract(u, v)
             if not touched:
@@ -69,12 +65,11 @@ class _Merging:
     def _ranked(self) -> list[tuple[int, int]]:
         """The edges between parts, cheapest first."""
         largest: dict[tuple[int, int], int | float] = {}
-        find = self.folding.find
         for source, target, size in self.tensors:
-            u, v = find(source), find(target)
+            u, v = self.find(source), self.find(target)
             if u != v:
                 largest[u, v] = max(size, largest.get((u, v), 0))
-        levels = _Levels(self.folding, self.parts, self.compute_us)
+        levels = _Levels(self, self.parts, self.compute_us)
         return sorted(largest, key=lambda edge: (*self._cost(edge[0], edge[1], levels), -largest[edge], edge))
 
     def _cost(self, u: int, v: int, levels: "_Levels") -> tuple[bool, float, float, float]:
@@ -82,20 +77,18 @@ class _Merging:
         smaller end's."""
         longer_us = max(0.0, levels.path_through_us(u, v) - levels.longest_us)
         smaller_us = min(self.compute_us[u], self.compute_us[v])
-        a, b = self.labels.find(u), self.labels.find(v)
+        a, b = self.groups.find(u), self.groups.find(v)
         if a == b:
             return False, longer_us, longer_us, smaller_us
-        of = self.loads.compute.of
-        return not self.loads.may_join(a, b), longer_us + min(of[a], of[b]), longer_us, smaller_us
+        less_us = min(self.groups.compute_us[a], self.groups.compute_us[b])
+        return not self.groups.may_join(a, b), longer_us + less_us, longer_us, smaller_us
 
     def _contract(self, u: int, v: int) -> None:
         time_us = self.compute_us[u] + self.compute_us[v]
-        part = self.folding.fold(u, v)[0]
+        part = self.fold(u, v)[0]
         self.compute_us[part] = time_us
         del self.parts[v if part == u else u]
-        a, b = self.labels.find(u), self.labels.find(v)
-        if a != b:
-            self.loads.join(a, b)
+        self.groups.join(u, v)
 
 
 class _Levels:

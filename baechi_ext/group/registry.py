@@ -1,19 +1,18 @@
 """All groupers and placer types by name; the order is the order of menus. Modules are loaded when one is asked for."""
 
 from collections.abc import Mapping
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 from baechi_ext.errors import OptionError
-from baechi_ext.group.forward import forward_nodes
+from baechi_ext.group.forward import fold_unimportant, forward_nodes
 from baechi_ext.group.grouping import Grouping, GroupOptions, compose, identity
-from baechi_ext.group.important import fold_unimportant
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 
 GROUPERS: dict[str, tuple[str, str]] = {
     "tf": ("baechi_ext.group.colocation:tf", "the graph's own colocation groups"),
-    "coplace": ("baechi_ext.group.coplacement:coplace", "an op with one successor joins its group (Baechi), within balance"),
+    "coplace": ("baechi_ext.group.colocation:coplace", "an op with one successor joins its group (Baechi), within balance"),
     "grain": ("baechi_ext.group.grain:grain", "ops join that cost more to part than that could gain, within balance"),
 }
 """Name -> (function, help). `grouper(graph, max_share, link)` returns the graph relabelled; no merge passes that share of its costs."""
@@ -55,5 +54,4 @@ def group(
 def _load(table: Mapping[str, tuple[str, str]], name: str, what: str) -> Any:
     if name not in table:
         raise OptionError(f"unknown {what} {name!r}; choose one of {', '.join(table)}")
-    module, function = table[name][0].split(":")
-    return getattr(import_module(module), function)
+    return resolve_name(table[name][0])

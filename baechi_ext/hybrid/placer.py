@@ -23,8 +23,7 @@ from baechi_ext.hybrid.splits import OpSplit, op_splits, sharded_graph
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import Plan
-from baechi_ext.place.clock import clock_seconds
-from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, begin, conclude
+from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, begin, clock_seconds, conclude
 from baechi_ext.shard.graph import ShardGraph
 from baechi_ext.shard.machine import Costs
 from baechi_ext.shard.search import SearchOptions, search_tables, tied

@@ -84,9 +84,7 @@ class Cluster(Saved):
         for pair in self.pairs:
             for end in pair:
                 if end not in names:
-                    raise ClusterError(
-                        f"link {pair[0]!r} -> {pair[1]!r}: {end!r} is not a device; the devices are {', '.join(names)}"
-                    )
+                    raise ClusterError(f"link {pair[0]!r} -> {pair[1]!r}: {end!r} is not a device; the devices are {', '.join(names)}")
 
     def __len__(self) -> int:
         return len(self.devices)

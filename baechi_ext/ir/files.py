@@ -3,6 +3,7 @@
 All that is read goes through `read_bytes`, which bounds it: in bytes, counted after decompression, and in time, where a pipe is waited for.
 """
 
+import csv
 import errno
 import gzip
 import io
@@ -13,7 +14,7 @@ import stat
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,7 @@ from typing import Any
 from baechi_ext.errors import FileError
 
 SCHEMA_VERSION = 1
-_GZIP = b"\x1f\x8b"
-"""The first bytes of a compressed file; JSON never begins with them."""
+_GZIP = b"\x1f\x8b"  # the first bytes of a compressed file; JSON never begins with them
 MOST_BYTES = 1 << 30
 """A file may hold so many bytes, decompressed, unless `$BAECHI_READ_LIMIT` says another number."""
 READ_LIMIT = "BAECHI_READ_LIMIT"
@@ -32,8 +32,7 @@ READ_SECONDS = "BAECHI_READ_SECONDS"
 MOST_LEVELS = 64
 """Lists and objects in each other; no file of ours has more than ten."""
 _CHUNK = 1 << 20
-_DEFLATE_RATIO = 1032
-"""A byte of a compressed file becomes so many at most."""
+_DEFLATE_RATIO = 1032  # a byte of a compressed file becomes so many at most
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -230,6 +229,17 @@ def write_bytes(path: str | Path, content: bytes) -> None:
         if isinstance(e, OSError):
             raise _cannot_write(path, e.strerror or str(e)) from e
         raise
+
+
+def append_csv(path: str | Path, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Appends rows to a CSV file, at once, after a line of names where the file is new. Raises FileError."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows if os.path.exists(path) else [names, *rows])
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(text.getvalue())
+    except OSError as e:
+        raise _cannot_write(path, e.strerror or str(e)) from e
 
 
 def require_writable(path: str | Path) -> None:

@@ -16,13 +16,11 @@ from baechi_ext.errors import FileError, GraphError, OptionError
 from baechi_ext.ir.files import read_json
 from baechi_ext.ir.op_graph import Op, OpGraph
 
-_OFFLOADED = ("cpu", "disk", "meta")
-"""Where accelerate keeps parameters that are not on the device that uses them."""
+_OFFLOADED = ("cpu", "disk", "meta")  # where accelerate keeps parameters that are not on the device that uses them
 _SHOWN = 5
 MOST_OF_A_PATTERN = 1000
 """Characters; what fnmatch makes of a pattern takes the square of its length."""
-_DIGITS = 10
-"""An index has fewer."""
+_DIGITS = 10  # an index has fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +280,7 @@ class DeviceMap:
                     hints[w] = index[name]
         left = [name for name, v in parameters.items() if hints[v] is None]
         if left:
-            raise FileError(f"{self.source}: no device for parameter {_listed(left)}; name its module, or give all else a device with \"\"")
+            raise FileError(f'{self.source}: no device for parameter {_listed(left)}; name its module, or give all else a device with ""')
         return hints
 
     def apply(self, graph: OpGraph, devices: Sequence[str]) -> OpGraph:

@@ -29,8 +29,7 @@ _DEFAULTS = {"op": "", "phase": "forward", "persistent_bytes": 0, "output_bytes"
 """Defaults of the optional fields of a graph file."""
 _RARE = {"forward_op": None, "module": None, "pin": None, "resident": False, "part": None}
 """Fields that a graph file has only where they have another value than this one."""
-_OF_EDGES = ("index", "order", "predecessors", "successors", "size")
-"""Attributes that are derived from ids and edges alone."""
+_OF_EDGES = ("index", "order", "predecessors", "successors", "depths", "size")  # attributes that are derived from ids and edges alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +149,9 @@ class OpGraph:
             given_fingerprint=given_fingerprint,
         )
         if len(graph.order) != len(graph.ops):
-            cycle = graph._find_cycle()
+            import networkx as nx
+
+            cycle = [v for v, _ in nx.find_cycle(nx.DiGraph((t.producer, w) for t in graph.tensors for w in t.readers))]
             shown = " -> ".join([repr(graph.ops[v].id) for v in (*cycle, cycle[0])][:9]) + (" -> ..." if len(cycle) > 8 else "")
             raise GraphError(f"the graph has a cycle of {len(cycle)} ops: {shown}; remove one of its edges")
         return graph
@@ -188,6 +189,14 @@ class OpGraph:
     def successors(self) -> tuple[tuple[int, ...], ...]:
         """For each op, the distinct ops that read from it."""
         return tuple(tuple(dict.fromkeys(w for t in o for w in self.tensors[t].readers)) for o in self.outputs)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """For each op, the number of edges on the longest path to it."""
+        depths = [0] * len(self.ops)
+        for v in self.order:
+            depths[v] = max((depths[p] + 1 for p in self.predecessors[v]), default=0)
+        return tuple(depths)
 
     @cached_property
     def groups(self) -> dict[str, tuple[int, ...]]:
@@ -271,24 +280,10 @@ class OpGraph:
         """The same graph with other costs or colocation on the same op ids."""
         if [op.id for op in ops] != [op.id for op in self.ops]:
             raise GraphError("replace_ops needs the same op ids in the same order")
-        same = all(
-            (a.colocation, a.op, a.phase) == (b.colocation, b.op, b.phase) for a, b in zip(ops, self.ops, strict=True)
-        )
+        same = all((a.colocation, a.op, a.phase) == (b.colocation, b.op, b.phase) for a, b in zip(ops, self.ops, strict=True))
         graph = replace(self, ops=tuple(ops), given_fingerprint=self.given_fingerprint if same else None)
         graph.__dict__.update((name, self.__dict__[name]) for name in _OF_EDGES if name in self.__dict__)
         return graph
-
-    def _find_cycle(self) -> list[int]:
-        """The ops of one cycle in edge direction; every op left over by Kahn's algorithm has a leftover predecessor."""
-        done = set(self.order)
-        v = next(v for v in range(len(self.ops)) if v not in done)
-        seen: dict[int, int] = {}
-        path: list[int] = []
-        while v not in seen:
-            seen[v] = len(path)
-            path.append(v)
-            v = next(p for p in self.predecessors[v] if p not in done)
-        return path[seen[v] :][::-1]
 
     def to_json(self) -> dict[str, Any]:
         """networkx node-link JSON (DESIGN.md, "Graph file")."""

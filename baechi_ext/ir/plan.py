@@ -104,7 +104,8 @@ class Plan(Saved):
             placement_seconds=as_number(value.get("placement_seconds", 0.0), "placement_seconds", PlanError),
             options=_object_of(value, "options"),
             seed=int(as_number(value.get("seed", 0), "seed", PlanError)),
-            made_by=_made_by_of(value),
+            # Another program's plan may have a field "command" that means something else.
+            made_by=MadeBy.from_json(value if isinstance(value.get("command"), list) else {**value, "command": None}, PlanError),
         )
 
     def on(self, cluster: Cluster) -> "Plan":
@@ -170,11 +171,6 @@ def _object_of(value: Mapping[str, Any], key: str) -> dict[str, Any]:
         raise PlanError(f'the plan\'s "{key}" is {found!r}; expected an object')
     require_finite(found, f'the plan\'s "{key}"', PlanError)
     return found or {}
-
-
-def _made_by_of(value: Mapping[str, Any]) -> MadeBy:
-    """Another program's plan may have a field of that name that means something else."""
-    return MadeBy.from_json(value if isinstance(value.get("command"), list) else {**value, "command": None}, PlanError)
 
 
 def _priority_of(op_id: str, priority: Mapping[str, Any]) -> float:

@@ -78,5 +78,4 @@ def _weights(graph: OpGraph, method: str) -> list[float]:
     return [op.compute_us if "time" in method else 1.0 for op in graph.ops]
 
 
-_BY_ONE_OP = ("memory", "time")
-"""The weight of a device is that of the heaviest op there, not the sum."""
+_BY_ONE_OP = ("memory", "time")  # the weight of a device is that of the heaviest op there, not the sum

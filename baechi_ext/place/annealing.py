@@ -11,7 +11,6 @@ near the best plan would find.
 """
 
 import math
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,14 +18,12 @@ import numpy as np
 
 from baechi_ext.place import refine_kernel
 from baechi_ext.place.blocks import Block
-from baechi_ext.place.clock import clock_seconds
-from baechi_ext.place.common import SearchProgress, Worth
-from baechi_ext.place.fitting import Chain, scrambled
+from baechi_ext.place.common import SearchProgress, Worth, clock_seconds
+from baechi_ext.place.fitting import Chain, run_together, scrambled
 from baechi_ext.place.trial import Trial
 from baechi_ext.simulate.arrays import Problem, make_problem
 
-_PATH_SHARES = (0.05, 0.3)
-"""For each chain, how many of its moves are at the critical path."""
+_PATH_SHARES = (0.05, 0.3)  # for each chain, how many of its moves are at the critical path
 _HOTTER = (1.0, 3.0)
 _ORDER_SHARE = 0.2
 _TEMPERATURE, _COLDEST, _HOTTEST = 0.1, 1e-5, 3e-2
@@ -34,24 +31,17 @@ _TEMPERATURE, _COLDEST, _HOTTEST = 0.1, 1e-5, 3e-2
 _COOLER, _WARMER = (2.0, 1.2), 2.0
 """Factors: a chain begins its next round that much cooler after one that ended worse than it began, that much warmer after one without
 any change."""
-_LONGER = 2
-"""From round to round: how many times as long."""
+_LONGER = 2  # from round to round: how many times as long
 _COOLING = 100.0
 _RESTARTING, _STEPS_OF_RESTART, _COOLING_OF_RESTART = 1, 300, 1000.0
 """The chain that forgets the best plan in each round with this many steps for a block: it begins at the highest temperature."""
-_FIRST_WORK, _FEWEST_STEPS = 3_000_000, 200
-"""The first round's work (steps times what there is to simulate in each), and its least steps."""
+_FIRST_WORK, _FEWEST_STEPS = 3_000_000, 200  # the first round's work (steps times what there is to simulate in each), and its least steps
 _STEPS_PER_BLOCK = 50
 _PATIENCE = 5000
 """Steps of a chain without success for every pair of ops, after which a search ends by itself: seconds for 20 ops, minutes for 100."""
-_ABSORBED = 0.05
-"""At first a makespan counts as much as an excess of this part of a device's memory."""
-_HEAVIER = 20.0
-"""The most that an excess may come to count. Beyond it no temperature would move a plan from one excess to another."""
-_SAFETY = 0.9
-"""The part of the time left that the last round is made for."""
-_LOOK_SECONDS = 0.1
-_LEAVE_SECONDS = 2.0
+_ABSORBED = 0.05  # at first a makespan counts as much as an excess of this part of a device's memory
+_HEAVIER = 20.0  # the most that an excess may come to count. Beyond it no temperature would move a plan from one excess to another.
+_SAFETY = 0.9  # the part of the time left that the last round is made for
 _ROUNDING = 1e-9
 
 
@@ -112,7 +102,7 @@ class _Annealing:
         try:
             for chain in self.chains:
                 chain.prepare(self, steps=0)
-                chain.anneal()  # compiles it, where no thread waits for it
+                chain.run()  # compiles it, where no thread waits for it
             while idle < patience and not self._is_over():
                 steps = self.steps = int(min(self.steps, self._evaluations_left()))
                 for chain in self.chains:
@@ -122,7 +112,6 @@ class _Annealing:
                     chain.adapt(self.best.key)
                 idle = 0 if self._collect() else idle + steps
         except KeyboardInterrupt:
-            self._stop()
             self._collect()
             return self.best, True
         return self.best, False
@@ -151,14 +140,7 @@ class _Annealing:
     def _run_round(self) -> None:
         """Runs the chains; the next round is longer, or as long as the time left where the one after it would not fit."""
         begun_seconds = clock_seconds()
-        for chain in self.chains:
-            chain.start()
-        while any(chain.is_running() for chain in self.chains):
-            for chain in self.chains:
-                chain.wait(_LOOK_SECONDS / len(self.chains))
-            self._tell()
-            if self._left_seconds() <= 0:
-                self._stop()
+        run_together(self.chains, self._look)
         self._tell()
         now_seconds = clock_seconds()
         rate = self.steps / (now_seconds - begun_seconds)
@@ -166,11 +148,9 @@ class _Annealing:
         last = possible < (_LONGER + _LONGER**2) * self.steps
         self.steps = max(1, possible) if last else _LONGER * self.steps
 
-    def _stop(self) -> None:
-        for chain in self.chains:
-            chain.settings["stop"] = True
-        for chain in self.chains:
-            chain.wait(_LEAVE_SECONDS)
+    def _look(self) -> bool:
+        self._tell()
+        return self._left_seconds() <= 0
 
     def _collect(self) -> bool:
         """Takes over the best plan of the chains; whether it is better than the one known."""
@@ -187,19 +167,16 @@ class _Annealing:
 
 
 class _Chain(Chain):
-    """One chain, its thread while it runs, and its part of the state."""
+    """One chain and its temperature."""
 
     def __init__(self, problem: Problem, levels: Sequence[Sequence[Block]], seed: int) -> None:
-        super().__init__(problem, levels)
+        super().__init__(refine_kernel.anneal, problem, levels)
         self.number = seed % len(_PATH_SHARES)
         self.blocks = len(levels[0])
         first = _TEMPERATURE * len(problem.devices) * _HOTTER[self.number] / (self.blocks + 1)
         self.temperature = min(_HOTTEST, max(_COLDEST, first))
         """In parts of the first plan's makespan: what the next round begins with."""
         self.settings["random"] = scrambled(seed)
-        self._ended = threading.Event()
-        """Not whether a thread is alive: after a KeyboardInterrupt in Thread.join Python 3.11 takes one that runs for one that ended."""
-        self._ended.set()
 
     def prepare(self, annealing: _Annealing, steps: int) -> None:
         """Sets the chain to the best plan, and to its part of a round."""
@@ -222,26 +199,3 @@ class _Chain(Chain):
             self.temperature = max(_COLDEST, self.temperature / _COOLER[self.number])
         elif worse_bytes == 0 and worse_us >= -_ROUNDING * begun_us:
             self.temperature = min(_HOTTEST, self.temperature * _WARMER)
-
-    def start(self) -> None:
-        self._ended.clear()
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self.anneal()
-        finally:
-            self._ended.set()
-
-    def anneal(self) -> None:
-        refine_kernel.anneal(self.problem, self.state, self.search)
-
-    def is_running(self) -> bool:
-        return not self._ended.is_set()
-
-    def wait(self, seconds: float) -> None:
-        self._ended.wait(seconds)
-
-    def trial(self, default: Trial) -> Trial:
-        """The chain's best plan; `default` where it has none, or may still write it."""
-        return default if self.is_running() else super().trial(default)

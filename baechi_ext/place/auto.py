@@ -4,16 +4,13 @@ there is time. `refine`: from any plan, over placements and orders."""
 from dataclasses import replace
 from typing import NamedTuple
 
-from baechi_ext.place.clock import clock_seconds
-from baechi_ext.place.common import PlanResult, Task, finish
+from baechi_ext.place.common import PlanResult, Task, clock_seconds, finish
 from baechi_ext.place.feasibility import refuse_after_all_tried
 from baechi_ext.place.searching import cheap_start, initial_of, refined, start_of
 from baechi_ext.place.trial import Trial
 
-_STEPS = 1_000_000
-"""About a second's worth. What takes longer to exhaust is left to annealing, and its proof to `exact`."""
-_SHARE = 0.2
-"""The part of the time limit that a slow machine may take for them."""
+_STEPS = 1_000_000  # about a second's worth. What takes longer to exhaust is left to annealing, and its proof to `exact`.
+_SHARE = 0.2  # the part of the time limit that a slow machine may take for them
 
 
 def auto(task: Task) -> PlanResult:

@@ -1,17 +1,19 @@
-"""The plans that every method has to beat: one device, topological chunks of equal time, ops dealt in turn or by lot; and the one that a
-person chose by expert hints, in the model or a file."""
+"""The plans that every method has to beat: one device, topological chunks of equal time or bytes, ops dealt in turn or by lot; and the one
+that a person chose by expert hints, in the model or a file.
 
+Chunks of bytes are m-TOPO (Baechi, SoCC 2020, section 3.1), whatever that costs in time.
+"""
+
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 
 from baechi_ext.errors import InfeasibleError
-from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.hints import require_hints, with_experts
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.place.arrange import arrange
 from baechi_ext.place.chunks import Unit, best_split, chunks, depth_first_order, held_bytes, ranks, spread, sums
-from baechi_ext.place.common import PlanResult, Proposal, Task, conclude
+from baechi_ext.place.common import PlanResult, Proposal, Task, arrange, conclude
 
 Split = Callable[[Sequence[float], Sequence[float], Sequence[float], Sequence[float]], tuple[int, ...]]
 """Weights, devices' shares, sizes and rooms -> a device per unit: `best_split` or `chunks`."""
@@ -109,23 +111,63 @@ def contiguous(task: Task) -> PlanResult:
     limits = tuple(cluster.rooms)
     proposals = []
     for order in (task.order,) if task.options.traversal_order else (graph.order, depth_first_order(graph)):
-        cut = _Cut(graph, cluster, graph.units(order))
         for rooms in dict.fromkeys((unlimited, limits)):
-            proposals += [arrange(task, partial(cut.placement, split, rooms), ranks(order)) for split in (best_split, chunks)]
+            cuts = (partial(_cut, task, graph.units(order), split, rooms) for split in (best_split, chunks))
+            proposals += [arrange(task, cut, ranks(order)) for cut in cuts]
     return conclude(task, proposals)
 
 
-class _Cut:
-    """A sequence of units, to be cut into one chunk per device."""
+def _cut(task: Task, ordered: Sequence[Unit], split: Split, rooms: Sequence[float], sequence: Sequence[int]) -> tuple[int, ...]:
+    """The chunks that `split` makes of the units, the first for the first device of the sequence; a device holds at most its room."""
+    graph, speeds = task.graph, [task.cluster.devices[d].speed for d in sequence]
+    times, sizes = sums([op.compute_us for op in graph.ops], ordered), held_bytes(graph, ordered)
+    return spread(graph, ordered, [sequence[i] for i in split(times, speeds, sizes, [rooms[d] for d in sequence])])
 
-    def __init__(self, graph: OpGraph, cluster: Cluster, ordered: Sequence[Unit]) -> None:
-        self.graph = graph
-        self.ordered = ordered
-        self.speeds = [d.speed for d in cluster.devices]
-        self.times = sums([op.compute_us for op in graph.ops], ordered)
-        self.sizes = held_bytes(graph, ordered)
 
-    def placement(self, split: Split, rooms: Sequence[float], sequence: Sequence[int]) -> tuple[int, ...]:
-        """The chunks that `split` makes, the first for the first device of the sequence; a device holds at most its room."""
-        speeds, room_of = [self.speeds[d] for d in sequence], [rooms[d] for d in sequence]
-        return spread(self.graph, self.ordered, [sequence[i] for i in split(self.times, speeds, self.sizes, room_of)])
+def m_topo(task: Task) -> PlanResult:
+    """Fills one device after the other, in topological order, each up to the cap; never goes back.
+
+    The cap of all devices is total bytes / number of devices + the bytes of the largest op, as in Baechi; unlike there no device
+    is filled beyond its own limit by choice, and what is left over goes to the device with the most room.
+    """
+    cap = memory_cap_bytes(task.graph, len(task.cluster))
+    return _filled(task, [min(cap, room) for room in task.cluster.rooms])
+
+
+def m_topo_nonuniform(task: Task) -> PlanResult:
+    """Fills one device after the other, in topological order, each up to its own memory limit; never goes back.
+
+    As few devices as possible are used: a device without a limit takes all that is left. What is left over at the end goes to
+    the device with the most room.
+    """
+    return _filled(task, task.cluster.rooms)
+
+
+def _filled(task: Task, caps: Sequence[float]) -> PlanResult:
+    return conclude(task, [arrange(task, partial(fill, task.graph, task.order, caps), ranks(task.order))])
+
+
+def fill(graph: OpGraph, order: Sequence[int], caps: Sequence[float], sequence: Sequence[int] | None = None) -> tuple[int, ...]:
+    """The placement that fills one device after the other up to its cap (bytes), in `sequence`, and never goes back.
+
+    `order` are the op positions as they are visited.
+    The first op of a colocation group takes all members along. What is left over goes to the device with the most room.
+    """
+    sequence = range(len(caps)) if sequence is None else sequence
+    used = [0.0] * len(caps)
+    current = 0
+    ordered = graph.units(order)
+    devices = []
+    for size in sums(graph.columns.all_bytes().tolist(), ordered):
+        while current < len(caps) and used[sequence[current]] + size > caps[sequence[current]]:
+            current += 1
+        d = sequence[current] if current < len(caps) else max(range(len(caps)), key=lambda d: (caps[d] - used[d], -d))
+        used[d] += size
+        devices.append(d)
+    return spread(graph, ordered, devices)
+
+
+def memory_cap_bytes(graph: OpGraph, num_devices: int) -> float:
+    """The bytes of ops that one device takes before the next one's turn comes: an equal share and the largest op."""
+    sizes: list[float] = graph.columns.all_bytes().tolist()
+    return math.floor(sum(sizes) / num_devices) + max(sizes, default=0)

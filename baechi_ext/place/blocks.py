@@ -13,8 +13,7 @@ from baechi_ext.ir.op_graph import OpGraph
 Block = tuple[int, ...]
 _FEWEST_PER_DEVICE = 4
 _LEAST_SHRINKING = 0.9
-_MOST_READERS = 50
-"""A tensor with more readers binds nobody in particular."""
+_MOST_READERS = 50  # a tensor with more readers binds nobody in particular
 
 
 def block_levels(graph: OpGraph, cluster: Cluster) -> list[list[Block]]:

@@ -9,8 +9,7 @@ from baechi_ext.ir.op_graph import OpGraph
 
 Unit = tuple[int, ...]
 
-_HALVINGS = 60
-"""A double has 53 bits."""
+_HALVINGS = 60  # a double has 53 bits
 
 
 def held_bytes(graph: OpGraph, ordered: Sequence[Unit]) -> list[float]:

@@ -37,77 +37,28 @@ def upward_ranks_us(graph: OpGraph, cluster: Cluster) -> list[float]:
 
 
 class Slots:
-    """The times at which a device or channel is busy: disjoint intervals, those that touch joined; in blocks, so that few are looked at."""
+    """The times at which a device or channel is busy: disjoint intervals, those that touch joined."""
 
-    def __init__(self, block_size: int = 64) -> None:
-        self.block_size = block_size
-        self.starts: list[list[float]] = []
-        self.ends: list[list[float]] = []
-        self.lasts: list[float] = []
-        """The last end of each block."""
-        self.too_long: list[float] = []
-        """For each block, the shortest duration known to fit into no gap before one of its intervals. Such gaps only shrink, but for new
-        ones at the very end."""
+    def __init__(self) -> None:
+        self.starts: list[float] = []
+        self.ends: list[float] = []
 
     def earliest(self, ready_us: float, duration_us: float) -> float:
         """The first time from `ready_us` on at which it is free for so long."""
-        at, first = ready_us, bisect_right(self.lasts, ready_us)
-        for b in range(first, len(self.lasts)):
-            if duration_us >= self.too_long[b]:
-                at = self.lasts[b]
-                continue
-            starts, ends = self.starts[b], self.ends[b]
-            for i in range(bisect_right(ends, at), len(ends)):
-                if at + duration_us <= starts[i]:
-                    return at
-                at = ends[i]
-            if b > first:
-                self.too_long[b] = duration_us
+        at = ready_us
+        for i in range(bisect_right(self.ends, at), len(self.ends)):
+            if at + duration_us <= self.starts[i]:
+                break
+            at = self.ends[i]
         return at
 
     def take(self, start_us: float, duration_us: float) -> None:
         """Makes it busy for a time that `earliest` found to be free."""
-        if not duration_us:
-            return
-        end_us = start_us + duration_us
-        if not self.lasts or start_us > self.lasts[-1]:
-            self._append(start_us, end_us)
-            return
-        b = bisect_left(self.lasts, start_us)
-        starts, ends = self.starts[b], self.ends[b]
-        i = bisect_left(ends, start_us)
-        if ends[i] == start_us:
-            ends[i] = end_us
-        else:
-            starts.insert(i, start_us)
-            ends.insert(i, end_us)
-        after, j = (b, i + 1) if i + 1 < len(ends) else (b + 1, 0)
-        if after < len(self.starts) and self.starts[after][j] <= end_us:
-            self.starts[after].pop(j)
-            ends[i] = max(end_us, self.ends[after].pop(j))
-            if not self.starts[after]:
-                for of_blocks in (self.starts, self.ends, self.lasts, self.too_long):
-                    of_blocks.pop(after)
-        self.lasts[b] = ends[-1]
-        if len(ends) > self.block_size:
-            self._halve(b)
-
-    def _append(self, start_us: float, end_us: float) -> None:
-        if not self.ends or len(self.ends[-1]) >= self.block_size:
-            self.starts.append([])
-            self.ends.append([])
-            self.lasts.append(end_us)
-            self.too_long.append(float("inf"))
-        self.starts[-1].append(start_us)
-        self.ends[-1].append(end_us)
-        self.lasts[-1], self.too_long[-1] = end_us, float("inf")
-
-    def _halve(self, b: int) -> None:
-        half = len(self.ends[b]) // 2
-        for lists in (self.starts, self.ends):
-            lists[b : b + 1] = [lists[b][:half], lists[b][half:]]
-        self.lasts.insert(b, self.ends[b][-1])
-        self.too_long.insert(b, self.too_long[b])
+        if duration_us:
+            end_us = start_us + duration_us
+            touched = slice(bisect_left(self.ends, start_us), bisect_right(self.starts, end_us))
+            self.starts[touched] = [min([start_us, *self.starts[touched]])]
+            self.ends[touched] = [max([end_us, *self.ends[touched]])]
 
 
 class _Run:

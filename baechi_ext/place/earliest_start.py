@@ -14,12 +14,10 @@ from baechi_ext.place.list_scheduler import FavouriteChild, Schedule
 
 _MOST_LOOKS = 240_000
 """The most inputs and ops that the schedule may look at to say when ops could start on a device; takes about half a second."""
-_BEHIND = 4
-"""A run is given up where it would need this many times as many looks, judged by what has started after a part of them."""
+_BEHIND = 4  # a run is given up where it would need this many times as many looks, judged by what has started after a part of them
 _JUDGED_AFTER = 1 / 8
 
-_Start = tuple[float, int, int, int]
-"""When, rank of the op in topological order, device, op."""
+_Start = tuple[float, int, int, int]  # when, rank of the op in topological order, device, op
 
 
 def earliest_starts(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild | None = None) -> list[Schedule]:

@@ -1,5 +1,5 @@
 """m-ETF and m-SCT (Baechi, SoCC 2020, sections 3.2 and 3.3): earliest task first under memory limits; and with devices that stay awake
-for favourite children, found by a linear program.
+for favourite children, found by a linear program. And HEFT (`earliest_finish`).
 
 Where Baechi's `_reserve` variants place a colocation group, they keep free for it, until all its ops have finished, what the neediest
 of them may need: the largest temporary bytes and the largest output, beside the persistent bytes of all.
@@ -15,8 +15,7 @@ from baechi_ext.place.earliest_start import earliest_starts
 from baechi_ext.place.list_scheduler import FavouriteChild, Schedule, schedules
 from baechi_ext.place.trial import Trial
 
-_MOST_FINISHED_OPS = 5000
-"""Up to here an earliest-finish schedule takes no longer than the others."""
+_MOST_FINISHED_OPS = 5000  # up to here an earliest-finish schedule takes no longer than the others
 
 
 def m_etf(task: Task) -> PlanResult:
@@ -116,3 +115,8 @@ def _new_name(graph: OpGraph, producer: int) -> str:
     while name in taken:
         name += "'"
     return name
+
+
+def heft(task: Task) -> PlanResult:
+    """The schedule of HEFT (`earliest_finish`), judged by the simulator like every other; the better one where there are two."""
+    return conclude(task, [Proposal(s.placement, (s.priority,)) for s in earliest_finishes(task.graph, task.cluster)])

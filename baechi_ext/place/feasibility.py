@@ -16,14 +16,12 @@ from baechi_ext.ir.cluster import Cluster, Link
 from baechi_ext.ir.op_graph import OpGraph
 
 NEXT_STEPS = "use more devices, devices with more memory (--device_memory), or a smaller batch"
-_SHOWN = 8
-"""Names in a message."""
+_SHOWN = 8  # names in a message
 LONGEST_STEP_US = 1e14
 """Three years. Beyond it, sums of costs lose the small ones, and solvers their footing."""
 _STEPS_OF_A_PACKING, _STEPS = 20_000, 300_000
 """Placements tried for one question, and for all. Steps and no clock: the same input gives the same answer."""
-_ROUNDING = 1e-12
-"""Sums of sizes that are not whole may be off by so much."""
+_ROUNDING = 1e-12  # sums of sizes that are not whole may be off by so much
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,26 +14,24 @@ import numpy as np
 
 from baechi_ext.place import fit_kernel
 from baechi_ext.place.blocks import Block, block_levels
-from baechi_ext.place.refine_kernel import make_search
+from baechi_ext.place.refine_kernel import Search, make_search
 from baechi_ext.place.trial import Trial
 from baechi_ext.simulate import Simulator
-from baechi_ext.simulate.arrays import Problem, make_problem, make_state
+from baechi_ext.simulate.arrays import Problem, State, make_problem, make_state
 
 _ORDER_SHARES = (0.0, 0.6, 0.3)
 """For each chain, how many of its moves change the order. The first one begins each round at its own best plan, in the draining order."""
 _HOT, _COLD = (0.02, 0.02, 0.3), 2e-5
 """For each chain the first temperature of a round, and the last one of all, in parts of the mean limit. A hot chain packs large units
 anew, a cool one improves on the order."""
-_FIRST_WORK, _FEWEST_STEPS = 1_000_000, 50
-"""The first round's work (steps times ops), and its least steps."""
+_FIRST_WORK, _FEWEST_STEPS = 1_000_000, 50  # the first round's work (steps times ops), and its least steps
 _LOOK_SECONDS = 0.1
 
 Watch = Callable[[Trial, int], None]
 """Gets the best plan so far, and how many were simulated."""
 
 
-_FEW_OPS, _TRIES_PER_PLAN = 8, 100
-"""Few ops have few plans: a search at random that could have tried each of them so often has tried all."""
+_FEW_OPS, _TRIES_PER_PLAN = 8, 100  # few ops have few plans: a search at random that could have tried each of them so often has tried all
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,30 +61,22 @@ def fit(start: Trial, seed: int, effort: Effort, watch: Watch | None = None) -> 
     chains[0].prepare(start, 0, seed)
     chains[0].run()  # compiles it, where no thread waits for it
     until = time.perf_counter() + effort.seconds
-    with ThreadPoolExecutor(len(chains)) as pool:
-        while not best.valid and left > 0 and time.perf_counter() < until:
-            for i, chain in enumerate(chains):
-                begin = bests[i] if chain.order_share == 0 else best
-                chain.prepare(begin, int(min(steps, left)), seed + 1_000_003 * (len(chains) * rounds + i))
-            running = [pool.submit(chain.run) for chain in chains]
-            try:
-                while wait(running, _LOOK_SECONDS).not_done:
-                    if time.perf_counter() >= until:
-                        _stop(chains)
-                    if watch is not None:
-                        watch(best, done)
-            finally:
-                _stop(chains)
-            done += sum(chain.evaluations for chain in chains)
-            bests = [min(old, chain.trial(old), key=lambda trial: trial.key) for old, chain in zip(bests, chains, strict=True)]
-            best = min(bests, key=lambda trial: trial.key)
-            left, steps, rounds = left - steps, 2 * steps, rounds + 1
+
+    def look() -> bool:
+        if watch is not None:
+            watch(best, done)
+        return time.perf_counter() >= until
+
+    while not best.valid and left > 0 and time.perf_counter() < until:
+        for i, chain in enumerate(chains):
+            begin = bests[i] if chain.order_share == 0 else best
+            chain.prepare(begin, int(min(steps, left)), seed + 1_000_003 * (len(chains) * rounds + i))
+        run_together(chains, look)
+        done += sum(chain.evaluations for chain in chains)
+        bests = [min(old, chain.trial(old), key=lambda trial: trial.key) for old, chain in zip(bests, chains, strict=True)]
+        best = min(bests, key=lambda trial: trial.key)
+        left, steps, rounds = left - steps, 2 * steps, rounds + 1
     return best
-
-
-def _stop(chains: list["_Chain"]) -> None:
-    for chain in chains:
-        chain.settings["stop"] = True
 
 
 def _plans(simulator: Simulator) -> float:
@@ -96,9 +86,10 @@ def _plans(simulator: Simulator) -> float:
 
 
 class Chain:
-    """One chain of simulated annealing, and its part of the state."""
+    """One chain of simulated annealing by a kernel, and its part of the state."""
 
-    def __init__(self, problem: Problem, levels: Sequence[Sequence[Block]]) -> None:
+    def __init__(self, kernel: Callable[[Problem, State, Search], None], problem: Problem, levels: Sequence[Sequence[Block]]) -> None:
+        self.kernel = kernel
         self.problem = problem
         self.state = make_state(problem)
         self.search = make_search(problem, levels)
@@ -116,6 +107,10 @@ class Chain:
             self.state.priority[:] = start.priority
         self.settings["best_excess_bytes"] = self.settings["best_makespan_us"] = np.inf
 
+    def run(self) -> None:
+        """Takes the steps that the settings ask for, or fewer once they say `stop`."""
+        self.kernel(self.problem, self.state, self.search)
+
     def trial(self, default: Trial) -> Trial:
         """The chain's best plan; `default` where it has none."""
         if not np.isfinite(self.settings["best_makespan_us"]):
@@ -123,9 +118,24 @@ class Chain:
         return Trial(tuple(self.search.placement.tolist()), tuple(self.search.priority.tolist()), default.simulator)
 
 
+def run_together(chains: Sequence[Chain], look: Callable[[], bool]) -> None:
+    """Runs chains, each on a thread, until all are done or `look`, asked several times a second, returns True. None still runs after it,
+    even where the user interrupts it."""
+    for chain in chains:
+        chain.settings["stop"] = False
+    with ThreadPoolExecutor(len(chains)) as pool:
+        running = [pool.submit(chain.run) for chain in chains]
+        try:
+            while wait(running, _LOOK_SECONDS).not_done and not look():
+                pass
+        finally:
+            for chain in chains:
+                chain.settings["stop"] = True
+
+
 class _Chain(Chain):
     def __init__(self, problem: Problem, levels: Sequence[Sequence[Block]], order_share: float, hot: float) -> None:
-        super().__init__(problem, levels)
+        super().__init__(fit_kernel.fit, problem, levels)
         self.order_share = self.settings["order_share"] = order_share
         limits = problem.devices["memory_bytes"]
         limit = float(np.mean(limits[np.isfinite(limits)]))
@@ -137,10 +147,7 @@ class _Chain(Chain):
         if self.order_share == 0:
             self.state.totals["has_priority"] = True
             self.state.priority[:] = self.problem.ops["tail_us"][:-1]
-        self.settings["steps"], self.settings["done"], self.settings["stop"], self.settings["random"] = steps, 0, False, scrambled(seed)
-
-    def run(self) -> None:
-        fit_kernel.fit(self.problem, self.state, self.search)
+        self.settings["steps"], self.settings["done"], self.settings["random"] = steps, 0, scrambled(seed)
 
 
 def scrambled(seed: int) -> int:

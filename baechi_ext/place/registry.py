@@ -5,7 +5,7 @@ Modules are loaded when a method is asked for.
 
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import NamedTuple
 
 from baechi_ext.errors import OptionError
@@ -40,24 +40,20 @@ METHODS: dict[str, Method] = {
     ),
     "single": Method("baechi_ext.place.baselines:single", "everything on the fastest device that holds it", cheap=True),
     "m_etf": Method("baechi_ext.place.etf:m_etf", "earliest task first under memory limits (Baechi)", cheap=True),
-    "heft": Method("baechi_ext.place.heft:heft", "heterogeneous earliest finish time, into gaps too (Topcuoglu et al.)", cheap=True),
+    "heft": Method("baechi_ext.place.etf:heft", "heterogeneous earliest finish time, into gaps too (Topcuoglu et al.)", cheap=True),
     "contiguous": Method("baechi_ext.place.baselines:contiguous", "topological chunks of equal time", cheap=True, ordered=True),
-    "m_topo": Method("baechi_ext.place.m_topo:m_topo", "topological chunks of equal memory (Baechi)", cheap=True, ordered=True),
+    "m_topo": Method("baechi_ext.place.baselines:m_topo", "topological chunks of equal memory (Baechi)", cheap=True, ordered=True),
     "metis": Method(
-        "baechi_ext.place.metis:metis", "balanced parts with the least transfer time between them (METIS; needs pymetis)", cheap=True
+        "baechi_ext.place.partitioners:metis", "balanced parts with the least transfer time between them (METIS; needs pymetis)", cheap=True
     ),
-    "m_sct": Method(
-        "baechi_ext.place.etf:m_sct", "small communication times: m_etf guided by a favourite-child LP (Baechi)", cheap=True
-    ),
-    "scotch": Method("baechi_ext.place.scotch:scotch", "the same by Scotch's mapping (needs its program: apt-get install scotch)"),
+    "m_sct": Method("baechi_ext.place.etf:m_sct", "small communication times: m_etf guided by a favourite-child LP (Baechi)", cheap=True),
+    "scotch": Method("baechi_ext.place.partitioners:scotch", "the same by Scotch's mapping (needs its program: apt-get install scotch)"),
     "m_etf_reserve": Method(
         "baechi_ext.place.etf:m_etf_reserve", "m_etf, with working memory reserved for a group until its last op ends (Baechi)"
     ),
     "m_sct_reserve": Method("baechi_ext.place.etf:m_sct_reserve", "m_sct with the same reserve (Baechi)"),
     "m_topo_nonuniform": Method(
-        "baechi_ext.place.m_topo:m_topo_nonuniform",
-        "topological chunks as large as each device's memory (Baechi)",
-        ordered=True,
+        "baechi_ext.place.baselines:m_topo_nonuniform", "topological chunks as large as each device's memory (Baechi)", ordered=True
     ),
     "placeto": Method(
         "baechi_ext.place.placeto.placer:placeto",
@@ -79,8 +75,7 @@ def place(method: str, graph: OpGraph, cluster: Cluster, options: PlaceOptions =
     if method not in METHODS:
         raise OptionError(f"unknown placement method {method!r}; choose one of {', '.join(METHODS)}")
     require_taken(method, options)
-    module, function = METHODS[method].function.split(":")
-    placer: Placer = getattr(import_module(module), function)
+    placer: Placer = resolve_name(METHODS[method].function)
     if options.traversal_order != AUTO:
         return placer(begin(method, graph, cluster, options))
     choice = choose_order(method, graph, cluster)

@@ -18,19 +18,15 @@ from baechi_ext.place.trial import Priority, Trial, draining_order, try_orders
 from baechi_ext.simulate import Simulator, Timeline
 
 if TYPE_CHECKING:
-    from baechi_ext.place.moves import Move, Moves
+    from baechi_ext.place.moves import Moves
 
 REPAIRED_OPS, BRIEFLY_REPAIRED_OPS = 2_000_000, 50_000
-_FITTED_OPS = 20_000_000
-"""The most ops that a repair, and a search for a plan that fits, may simulate."""
+_FITTED_OPS = 20_000_000  # the most ops that a repair, and a search for a plan that fits, may simulate
 _FEWEST_STEPS, _MOST_STEPS = 16, 10_000
-_STEPS_PER_MOVE = 50
-"""The most steps for each unit and device that it could move to: few units leave little to try."""
+_STEPS_PER_MOVE = 50  # the most steps for each unit and device that it could move to: few units leave little to try
 _SINGLE_MOVES = 12
-_TOLERANCE = 0.02
-"""Random steps may at first raise the bytes over the limits by this share of the mean limit."""
-_NEW_ORDER = 0.02
-"""The share of random steps that try another order of the ops."""
+_TOLERANCE = 0.02  # random steps may at first raise the bytes over the limits by this share of the mean limit
+_NEW_ORDER = 0.02  # the share of random steps that try another order of the ops
 
 
 def repair(simulator: Simulator, start: Trial, seed: int, simulated_ops: int = REPAIRED_OPS) -> Trial:
@@ -113,8 +109,9 @@ class _Repair:
         """Frees the device that exceeds most: by many units at once, else by one of the best few; False where none helps."""
         excess = self.best.excess_bytes
         source = max(range(len(excess)), key=lambda d: (excess[d], -d))
-        room = self._room()
-        moves = self._ranked_moves(source, room)
+        room = [room - peak for room, peak in zip(self.simulator.cluster.rooms, self.best.peak_memory_bytes, strict=True)]
+        held = held_at_peak(self.best.timeline, source)
+        moves = self._moves.ranked(self.best.timeline, source, held, (excess[source], room))
         batch: dict[int, int] = {}
         freed = 0.0
         for _, u, d, size in moves:
@@ -126,18 +123,11 @@ class _Repair:
             return True
         return any(self.steps > 0 and self._try([(u, d)]) for _, u, d, _ in moves[:_SINGLE_MOVES])
 
-    def _ranked_moves(self, source: int, room: Sequence[float]) -> "list[Move]":
-        held = held_at_peak(self.best.timeline, source)
-        return self._moves.ranked(self.best.timeline, source, held, (self.best.excess_bytes[source], room))
-
     @cached_property
     def _moves(self) -> "Moves":
         from baechi_ext.place.moves import Moves
 
         return Moves(self.graph, self.simulator.cluster, self.units)
-
-    def _room(self) -> list[float]:
-        return [room - peak for room, peak in zip(self.simulator.cluster.rooms, self.best.peak_memory_bytes, strict=True)]
 
     def _randomly_moved(self, trial: Trial) -> tuple[int, ...]:
         """A unit of an overfull device moves; in every other step a unit of the target comes back for it."""

@@ -43,12 +43,9 @@ WHOLE_OPS, SLICE_OPS = 2000, 500
 """The most ops of a graph with one linear program, and of the slices of a larger one: simplex takes a twentieth of a second for these."""
 _PAIRS_A_SECOND = 5000
 """A slice of more pairs than this many for each second left is not begun: it would be modelled for nothing, 10^6 pairs for a minute."""
-_SECOND_PART = 1e-3
-"""epsilon is chosen so that the second part of the objective is at most this share of the mean op's time."""
-_WHOLE_LIMIT = 0.9
-"""A solver that stops before this share of its time limit stops for another reason."""
-_TOLERANCE = 1e-6
-"""A solver's 0 may be this far off."""
+_SECOND_PART = 1e-3  # epsilon is chosen so that the second part of the objective is at most this share of the mean op's time
+_WHOLE_LIMIT = 0.9  # a solver that stops before this share of its time limit stops for another reason
+_TOLERANCE = 1e-6  # a solver's 0 may be this far off
 
 
 @dataclass(frozen=True)

@@ -10,22 +10,16 @@ from dataclasses import dataclass, replace
 from baechi_ext.errors import InfeasibleError, MissingBackendError, SolverError
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import verify_placement
-from baechi_ext.place.clock import clock_seconds
-from baechi_ext.place.common import PlaceOptions, PlanResult, SearchProgress, Task, finish
+from baechi_ext.place.common import PlaceOptions, PlanResult, SearchProgress, Task, clock_seconds, finish
 from baechi_ext.place.parted import ends_of_parts
 from baechi_ext.place.repair import trials_by_bytes
 from baechi_ext.place.trial import Trial, try_orders
 
-_SHARE = 0.1
-"""The part of the time that is left that one method may take, and the part of the limit past which no further one begins."""
-_ALWAYS_TRIED = 2
-"""So many methods are tried whatever time they take: single, and one that splits."""
-_FITTING_SHARE = 0.9
-"""The part of the time limit after which a search for any plan that fits gives way to refining."""
-_FINISHING_SECONDS = 1e-5
-"""For each op, what a plan takes once its search has ended: the timeline, its peaks."""
-_STARTING_SECONDS = 3e-5
-"""For each op of the graph's size, what annealing takes to begin: blocks, arrays, a first simulation of each chain."""
+_SHARE = 0.1  # the part of the time that is left that one method may take, and the part of the limit past which no further one begins
+_ALWAYS_TRIED = 2  # so many methods are tried whatever time they take: single, and one that splits
+_FITTING_SHARE = 0.9  # the part of the time limit after which a search for any plan that fits gives way to refining
+_FINISHING_SECONDS = 1e-5  # for each op, what a plan takes once its search has ended: the timeline, its peaks
+_STARTING_SECONDS = 3e-5  # for each op of the graph's size, what annealing takes to begin: blocks, arrays, a first simulation of each chain
 
 
 @dataclass(frozen=True)

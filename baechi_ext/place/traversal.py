@@ -4,14 +4,15 @@ They are those of the traversal-order study (Wang, Payberah, Hagos and Vlassov, 
 and its reverse go by name where they have a choice, so that they are the same whatever the order of the graph file. Names are ids.
 """
 
-from collections import deque
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
 from random import Random
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from baechi_ext.errors import OptionError
 from baechi_ext.ir.op_graph import OpGraph
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 class Traversal(NamedTuple):
@@ -33,18 +34,9 @@ def traversal(graph: OpGraph, name: str, seed: int = 0) -> tuple[int, ...]:
 
 def _lexico_topo(graph: OpGraph, seed: int) -> tuple[int, ...]:
     """The topological order in which, of the ops whose inputs have all been visited, the first by name is next."""
-    missing = [len(p) for p in graph.predecessors]
-    ready = [(graph.ops[v].id, v) for v, count in enumerate(missing) if count == 0]
-    heapify(ready)
-    order = []
-    while ready:
-        _, v = heappop(ready)
-        order.append(v)
-        for w in graph.successors[v]:
-            missing[w] -= 1
-            if missing[w] == 0:
-                heappush(ready, (graph.ops[w].id, w))
-    return tuple(order)
+    import networkx as nx
+
+    return tuple(nx.lexicographical_topological_sort(_by_name(graph), key=lambda v: graph.ops[v].id))
 
 
 def _alpha(graph: OpGraph, seed: int) -> tuple[int, ...]:
@@ -53,19 +45,15 @@ def _alpha(graph: OpGraph, seed: int) -> tuple[int, ...]:
 
 def _bfs(graph: OpGraph, seed: int) -> tuple[int, ...]:
     """A source, then what reads from it, then what reads from that; then the next source, without what has been visited."""
-    successors = _successors_by_name(graph)
-    seen = [False] * len(graph)
-    order: list[int] = []
-    for source in _sources_by_name(graph):
-        seen[source] = True
-        queue = deque([source])
-        while queue:
-            v = queue.popleft()
-            order.append(v)
-            for w in successors[v]:
-                if not seen[w]:
-                    seen[w] = True
-                    queue.append(w)
+    digraph = _by_name(graph)
+    order: dict[int, None] = {}
+    for source in digraph:
+        queue = [] if source in order else [source]
+        order.setdefault(source)
+        for v in queue:
+            fresh = [w for w in digraph[v] if w not in order]
+            order.update(dict.fromkeys(fresh))
+            queue += fresh
     return tuple(order)
 
 
@@ -77,33 +65,21 @@ def _random(graph: OpGraph, seed: int) -> tuple[int, ...]:
 
 def _depth_first(graph: OpGraph, entered: bool) -> tuple[int, ...]:
     """The ops of a depth-first search from the sources in the order in which they are entered, or else left."""
-    successors = _successors_by_name(graph)
-    seen = [False] * len(graph)
-    order: dict[bool, list[int]] = {True: [], False: []}
-    for source in _sources_by_name(graph):
-        seen[source] = True
-        order[True].append(source)
-        stack = [(source, iter(successors[source]))]
-        while stack:
-            v, left = stack[-1]
-            w = next((w for w in left if not seen[w]), None)
-            if w is None:
-                stack.pop()
-                order[False].append(v)
-            else:
-                seen[w] = True
-                order[True].append(w)
-                stack.append((w, iter(successors[w])))
-    return tuple(order[entered])
+    import networkx as nx
+
+    return tuple((nx.dfs_preorder_nodes if entered else nx.dfs_postorder_nodes)(_by_name(graph)))
 
 
-def _sources_by_name(graph: OpGraph) -> list[int]:
-    """The ops without inputs; every op can be reached from one of them."""
-    return sorted((v for v, inputs in enumerate(graph.inputs) if not inputs), key=lambda v: graph.ops[v].id)
+def _by_name(graph: OpGraph) -> "nx.DiGraph[int]":
+    """The ops and what reads from them, by name; those without inputs, from which every op can be reached, come first."""
+    import networkx as nx
 
-
-def _successors_by_name(graph: OpGraph) -> list[list[int]]:
-    return [sorted(after, key=lambda w: graph.ops[w].id) for after in graph.successors]
+    digraph: nx.DiGraph[int] = nx.DiGraph()
+    ordered = sorted(range(len(graph)), key=lambda v: (bool(graph.inputs[v]), graph.ops[v].id))
+    digraph.add_nodes_from(ordered)
+    for v, after in enumerate(graph.successors):
+        digraph.add_edges_from((v, w) for w in sorted(after, key=lambda w: graph.ops[w].id))
+    return digraph
 
 
 TRAVERSALS: dict[str, Traversal] = {

@@ -41,9 +41,7 @@ _QUEUE = record("request_us turn", "first last")
 _CHANNEL = record("", flags="busy", indices="opened")
 _COPY = record("", "unread", "taken_in free")
 _DEVICE_STATE = record(
-    "busy_us left_us held_bytes held_since_us peak_bytes peak_us",
-    "ready_from ready waiting target readers urgency",
-    "running",
+    "busy_us left_us held_bytes held_since_us peak_bytes peak_us", "ready_from ready waiting target readers urgency", "running"
 )
 _TOTALS = record("until_us", "events opened started transfers sent concerned_from concerned_to", "has_priority hopeless")
 

@@ -94,9 +94,7 @@ def _cells(graph: OpGraph, *, one: bool) -> np.ndarray:
     if not graph.groups and not graph.pins:
         return np.arange(len(graph))
     number: dict[object, int] = {}
-    keys = [
-        ("pin", op.pin) if op.pin is not None else v if op.colocation is None else op.colocation for v, op in enumerate(graph.ops)
-    ]
+    keys = [("pin", op.pin) if op.pin is not None else v if op.colocation is None else op.colocation for v, op in enumerate(graph.ops)]
     return np.array([number.setdefault(key, len(number)) for key in keys])
 
 
@@ -114,9 +112,7 @@ def _kinds(cluster: Cluster) -> tuple[np.ndarray, np.ndarray]:
     return np.array([speed for speed, _ in best]), np.array([memory for _, memory in best])
 
 
-def _crossing_us(
-    cluster: Cluster, before_us: np.ndarray, after_us: np.ndarray, size: np.ndarray, *, received: bool = True
-) -> np.ndarray:
+def _crossing_us(cluster: Cluster, before_us: np.ndarray, after_us: np.ndarray, size: np.ndarray, *, received: bool = True) -> np.ndarray:
     """For each edge, the least time from its source's start to its target's end over all pairs of different devices.
 
     Unless `received`, without what receiving takes from the target's device.

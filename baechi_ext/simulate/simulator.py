@@ -32,9 +32,7 @@ class Simulator:
         timeline = self.run(placement, priority)
         return timeline.makespan_us, timeline.peak_memory_bytes
 
-    def run(
-        self, placement: Sequence[int], priority: Sequence[float] | None = None, free: Collection[tuple[int, int]] = ()
-    ) -> Timeline:
+    def run(self, placement: Sequence[int], priority: Sequence[float] | None = None, free: Collection[tuple[int, int]] = ()) -> Timeline:
         """The timeline of one step of this placement; `priority` (one number per op) orders ready ops, smaller first.
 
         `free`: transfers, by tensor and target, that take no time of links and devices, to ask what they cost.
@@ -96,3 +94,10 @@ def simulate(graph: OpGraph, cluster: Cluster, placement: Sequence[int], priorit
 
 def _as_tuple(values: "np.ndarray[Any, Any]") -> tuple[Any, ...]:
     return tuple(values.tolist())
+
+
+def lower_bound_us(graph: OpGraph, cluster: Cluster, *, thorough: bool = False) -> float:
+    """See `relaxation.lower_bound_us`."""
+    from baechi_ext.simulate import relaxation
+
+    return relaxation.lower_bound_us(graph, cluster, thorough=thorough)

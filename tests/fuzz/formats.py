@@ -26,7 +26,7 @@ from baechi_ext.shard.plan import LayerSplit, OtherSplit, ShardPlan
 from baechi_runtime.cli.main import parsed
 from baechi_runtime.files.checkpoint_folder import CheckpointFolder, sealed, written_shard
 from baechi_runtime.files.run_folder import RunFolder, is_sharded_run
-from baechi_runtime.placeto.study_runs import Point, Run, append, read_runs
+from baechi_runtime.placeto.study_table import Point, Run, append, read_runs
 from baechi_runtime.report.run_summary import Compared, summary_of
 from baechi_runtime.report.sharded_summary import ShardedRun
 from tests.fuzz.mutations import JSON_KINDS, TEXT_KINDS

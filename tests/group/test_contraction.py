@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baechi_ext.errors import GraphError
-from baechi_ext.group.contraction import bundled, contract, crossing_tensors, first_members
-from baechi_ext.group.grouping import Grouping, compose, identity
+from baechi_ext.group.grouping import Grouping, bundled, compose, contract, crossing_tensors, first_members, identity
 from baechi_ext.ir.op_graph import Op, OpGraph
 from tests.group.training_graphs import PROPERTY, any_graphs, small, training_graphs
 

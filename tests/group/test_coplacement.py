@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baechi_ext.errors import OptionError
-from baechi_ext.group.colocation import Labels, tf
-from baechi_ext.group.coplacement import coplace
+from baechi_ext.group.colocation import Labels, coplace, tf
 from tests.group.training_graphs import PROPERTY, any_graphs, names, small, training_graphs
 
 GRAPHS = st.one_of(training_graphs(), any_graphs())

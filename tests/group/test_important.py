@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baechi_ext.group.forward import NEGLIGIBLE_SHARE, fold_unimportant, important_ops
 from baechi_ext.group.grouping import GroupOptions
-from baechi_ext.group.important import NEGLIGIBLE_SHARE, fold_unimportant, important_ops
 from baechi_ext.group.registry import group
 from tests.group.training_graphs import PROPERTY, any_graphs, names, small, training_graphs
 

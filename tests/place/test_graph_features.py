@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from baechi_ext.ir import OpGraph
-from baechi_ext.place.graph_features import GraphFeatures
+from baechi_ext.place.order_choice import GraphFeatures
 from tests.build import cluster_of, graph_of
 from tests.simulate.strategies import graphs
 

@@ -7,9 +7,8 @@ from hypothesis import given
 from numba import typeof
 
 from baechi_ext.ir import Cluster, Device, Link, OpGraph
-from baechi_ext.place import list_arrays, list_scheduler
-from baechi_ext.place.list_arrays import arrays, turned_arrays
-from baechi_ext.place.list_scheduler import Schedule, runner, schedules
+from baechi_ext.place import list_scheduler
+from baechi_ext.place.list_scheduler import Schedule, arrays, runner, schedules, turned_arrays
 from tests import oracle
 from tests.build import cluster_of, graph_of
 from tests.place.instances import random_instance
@@ -189,10 +188,10 @@ def test_runs_that_would_look_at_too_much_are_left_out(monkeypatch: pytest.Monke
     """Whatever the limit, what is left are whole schedules as they would be without it; the one on the fastest device always is."""
     graph, cluster = branchy_blocks(3, 3, 0), cluster_of(2)
     expected = schedules(graph, cluster)
-    monkeypatch.setattr(list_arrays, "_LOOKS_EACH", 0)
+    monkeypatch.setattr(list_scheduler, "_LOOKS_EACH", 0)
     found = []
     for limit in range(0, 2000, 100):
-        monkeypatch.setattr(list_arrays, "_MOST_LOOKS", limit)
+        monkeypatch.setattr(list_scheduler, "_MOST_LOOKS", limit)
         found.append(schedules(graph, cluster))
         assert all(schedule in expected for schedule in found[-1])
     assert found[0] == expected[-1:]
@@ -202,8 +201,8 @@ def test_runs_that_would_look_at_too_much_are_left_out(monkeypatch: pytest.Monke
 def test_after_a_schedule_that_takes_long_only_the_largest_reluctance_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, cluster = branchy_blocks(2, 4, 0), cluster_of(2)
     assert len(schedules(graph, cluster)) == 2 * len(list_scheduler.RELUCTANCES) + 1
-    monkeypatch.setattr(list_arrays, "_FEWEST_LONG_LOOKS", 0)
-    monkeypatch.setattr(list_arrays, "_LOOKS_EACH", 0)
+    monkeypatch.setattr(list_scheduler, "_FEWEST_LONG_LOOKS", 0)
+    monkeypatch.setattr(list_scheduler, "_LOOKS_EACH", 0)
     first, last, turned, _ = schedules(graph, cluster)
     run = runner(graph, cluster, None)
     assert (first, last, turned) == (run(0.0, False, None), run(4.0, False, None), run(4.0, True, None))

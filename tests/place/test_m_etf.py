@@ -3,7 +3,7 @@
 import pytest
 
 from baechi_ext.ir import Cluster, Link
-from baechi_ext.place import list_arrays
+from baechi_ext.place import list_scheduler
 from baechi_ext.place.list_state_kernel import Groups, State
 from baechi_ext.place.registry import place
 from baechi_ext.simulate.arrays import Problem
@@ -68,14 +68,14 @@ def test_half_the_memory_costs_no_more_than_the_time_of_one_device() -> None:
 def test_work_grows_in_proportion_to_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted, not timed: at how many ops and inputs the scheduler looks for when they are on a device."""
     looks = 0
-    original = list_arrays.run
+    original = list_scheduler.run
 
     def counting(problem: Problem, groups: Groups, state: State) -> None:
         nonlocal looks
         original(problem, groups, state)
         looks += int(state.totals["looks"][0])
 
-    monkeypatch.setattr(list_arrays, "run", counting)
+    monkeypatch.setattr(list_scheduler, "run", counting)
     per_op = []
     for blocks in (10, 80):
         graph = branchy_blocks(blocks, 4, 0)

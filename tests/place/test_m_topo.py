@@ -1,7 +1,7 @@
 """m_topo and m_topo_nonuniform: memory filled in topological order, to an equal cap or to each device's limit."""
 
 from baechi_ext.ir import Cluster, Device, Link
-from baechi_ext.place.m_topo import fill, memory_cap_bytes
+from baechi_ext.place.baselines import fill, memory_cap_bytes
 from baechi_ext.place.registry import place
 from tests.build import cluster_of, graph_of
 

@@ -8,8 +8,7 @@ import pytest
 
 from baechi_ext import datasets
 from baechi_ext.place.common import PlaceOptions
-from baechi_ext.place.graph_features import GraphFeatures
-from baechi_ext.place.order_choice import RULES, Rule, choose_order, decide
+from baechi_ext.place.order_choice import RULES, GraphFeatures, Rule, choose_order, decide
 from baechi_ext.place.registry import METHODS, place
 from baechi_ext.place.traversal import TRAVERSALS
 from tests.build import cluster_of, graph_of

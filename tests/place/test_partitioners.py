@@ -9,9 +9,9 @@ import pytest
 
 from baechi_ext.errors import MissingBackendError, SolverError
 from baechi_ext.ir import Cluster, Device, Link
-from baechi_ext.place import scotch
+from baechi_ext.place import partitioners
 from baechi_ext.place.common import PlaceOptions, begin
-from baechi_ext.place.network import Network, networks
+from baechi_ext.place.partitioners import Network, networks
 from baechi_ext.place.registry import place
 from tests.build import cluster_of, graph_of
 from tests.place.training import branchy_blocks
@@ -101,18 +101,18 @@ SMALL = Network(({1: 7}, {0: 7, 2: 5}, {1: 5}), (4, 2, 1), (0.75, 0.25), 0, 60.0
 
 
 def test_the_source_graph_file() -> None:
-    assert scotch.source_text(SMALL) == "0\n3 4\n0 011\n4 1 7 1\n2 2 7 0 5 2\n1 1 5 1\n"
+    assert partitioners.source_text(SMALL) == "0\n3 4\n0 011\n4 1 7 1\n2 2 7 0 5 2\n1 1 5 1\n"
 
 
 def test_the_target_file() -> None:
-    assert scotch.target_text(SMALL) == "cmpltw\n2\n10000 3333\n"
+    assert partitioners.target_text(SMALL) == "cmpltw\n2\n10000 3333\n"
 
 
 def test_the_mapping_file() -> None:
-    assert scotch.parse_mapping("3\n0\t1\n2\t0\n1\t1\n", 3) == [1, 1, 0]
+    assert partitioners.parse_mapping("3\n0\t1\n2\t0\n1\t1\n", 3) == [1, 1, 0]
     for text in ("", "3\n0\t1\n", "3\n0 1 2\n", "3\na b\n"):
         with pytest.raises(SolverError, match="an invalid mapping"):
-            scotch.parse_mapping(text, 3)
+            partitioners.parse_mapping(text, 3)
 
 
 def program(folder: Path, script: str, name: str = "scotch_gmap") -> Path:
@@ -134,7 +134,7 @@ def program(folder: Path, script: str, name: str = "scotch_gmap") -> Path:
 def test_a_program_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, message: str) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(SolverError, match=message):
-        scotch.partition(str(program(tmp_path, f"exec {script}" if script.startswith("sleep") else script)),
+        partitioners.partition(str(program(tmp_path, f"exec {script}" if script.startswith("sleep") else script)),
                          Network(SMALL.edges, SMALL.weights, SMALL.shares, 0, 0.2 if "sleep" in script else 30.0))  # fmt: skip
     assert [path.name for path in tmp_path.iterdir()] == ["scotch_gmap"]
 
@@ -149,6 +149,6 @@ def test_a_gmap_for_genomes_is_not_taken(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", str(tmp_path))
     program(tmp_path, "echo 'GMAP: genomic mapping and alignment'", "gmap")
     with pytest.raises(MissingBackendError, match="scotch_gmap or gmap"):
-        scotch.find_program()
+        partitioners.find_program()
     found = program(tmp_path, "echo 'gmap/gpart, version 7.0.3' >&2", "gmap")
-    assert scotch.find_program() == str(found)
+    assert partitioners.find_program() == str(found)

@@ -14,10 +14,9 @@ from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.place.placeto.checkpoint import load_policy, save_policy
 from baechi_ext.place.placeto.policy import Policy, PolicyConfig
 from baechi_ext.place.placeto.train import TrainingConfig
-from baechi_runtime.placeto.comparison import Comparison, ComparisonRequest, Row, compare
+from baechi_runtime.placeto.comparison import Comparison, ComparisonRequest, Row, compare, needs
 from baechi_runtime.placeto.contenders import CONTENDERS, Contest, Entry, entry
 from baechi_runtime.placeto.graphs import Source
-from baechi_runtime.placeto.needs import needs
 from baechi_runtime.placeto.training import TrainingRequest, train
 from tests.place.placeto.graphs import distinct, towers, write_family
 

@@ -17,8 +17,7 @@ from baechi_runtime.cli import main as cli
 from baechi_runtime.host.parallel import each
 from baechi_runtime.placeto import study as placeto_study
 from baechi_runtime.placeto.study import BATCH, StudySettings, Task, affordable, runs_of, search
-from baechi_runtime.placeto.study_runs import CONTROLS, Point, Run, append, read_runs
-from baechi_runtime.placeto.study_table import StudyTable
+from baechi_runtime.placeto.study_table import CONTROLS, Point, Run, StudyTable, append, read_runs
 from tests.build import cluster_of, graph_of
 from tests.runtime.workers import finish, only_error, shared_memory, start
 

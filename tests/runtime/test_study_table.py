@@ -7,8 +7,20 @@ import numpy as np
 import pytest
 
 from baechi_ext.errors import FileError
-from baechi_runtime.placeto.study_runs import CONTROLS, NAMES, Point, Run, append, read_runs
-from baechi_runtime.placeto.study_table import StudyTable, bootstrapped, holm, near, permutation_test, sign_flip_test
+from baechi_runtime.placeto.study_table import (
+    CONTROLS,
+    NAMES,
+    Point,
+    Run,
+    StudyTable,
+    append,
+    bootstrapped,
+    holm,
+    near,
+    permutation_test,
+    read_runs,
+    sign_flip_test,
+)
 
 SETTINGS = {"orders": ["topo", "bfs", "alpha"], "split": "train", "repeats": 2, "episodes": 10, "cluster": {"devices": [{}, {}, {}]}}
 

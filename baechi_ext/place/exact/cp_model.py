@@ -31,10 +31,8 @@ from typing import Any
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 
-_TICKS = 2**40
-"""About so many ticks make up the horizon, where times are not whole numbers anyway."""
-_MOST_TRANSFERS = 20_000
-"""Beyond it the channels are left out."""
+_TICKS = 2**40  # about so many ticks make up the horizon, where times are not whole numbers anyway
+_MOST_TRANSFERS = 20_000  # beyond it the channels are left out
 
 
 @dataclass

@@ -13,6 +13,7 @@ from baechi_ext.place.exact import records_kernel as records
 from baechi_ext.place.exact import search_kernel
 from baechi_ext.place.trial import Trial
 from baechi_ext.simulate import Simulator
+from baechi_ext.simulate.arrays import make_problem
 
 STEPS_AT_A_TIME = 20_000
 
@@ -81,7 +82,7 @@ def make_instance(simulator: Simulator) -> np.ndarray:
         "charges": any(getattr(link, cost) for row in links for link in row for cost in charged),
         "order": graph.order,
         "producer": [t.producer for t in tensors],
-        "name_rank": _name_ranks(graph),
+        "name_rank": make_problem(graph, cluster).tensors["name_rank"][:-1],
         "duration_us": duration,
         "least_us": duration.min(axis=1),
         "load_us": compute / speeds.sum(),
@@ -158,11 +159,3 @@ def _alike(cluster: Cluster, d: int, e: int) -> bool:
     pairs = [(i, j) for i in range(len(cluster)) for j in range(len(cluster)) if i != j and {i, j} & {d, e}]
     same_links = all(cluster.link(i, j) == cluster.link(swap.get(i, i), swap.get(j, j)) for i, j in pairs)
     return (a.speed, a.memory_bytes) == (b.speed, b.memory_bytes) and same_links
-
-
-def _name_ranks(graph: OpGraph) -> list[int]:
-    rank = [0] * len(graph.tensors)
-    for outputs in graph.outputs:
-        for i, t in enumerate(sorted(outputs, key=lambda t: graph.tensors[t].name)):
-            rank[t] = i
-    return rank

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from baechi_ext.errors import FileError, MissingBackendError, PolicyError
 from baechi_ext.ir.files import SCHEMA_VERSION, read_bytes, read_json, write_bytes, write_json
 from baechi_ext.ir.made_by import MadeBy, signed
+from baechi_ext.place.placeto.decisions import OP_FEATURES
 from baechi_ext.place.placeto.embedding import EMBEDDINGS
 from baechi_ext.place.placeto.environment_kernel import FEATURES
 from baechi_ext.place.placeto.policy import Policy, PolicyConfig
-from baechi_ext.place.placeto.view import OP_FEATURES
 
 if TYPE_CHECKING:
     from torch import Tensor

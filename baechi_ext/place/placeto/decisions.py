@@ -1,11 +1,14 @@
 """The decisions of an episode: colocation groups, and ops without one, in the order in which they are visited.
 
-Of a graph with more of them than an episode can visit, clusters of them are decided (`blocks.block_levels`).
+Of a graph with more of them than an episode can visit, clusters of them are decided (`blocks.block_levels`). A view of them is what
+networks see: features of ops and tensors relative to the graph's own scale, and who is connected with whom. All is numbers without units,
+so that one policy serves all graphs and clusters. Loading this loads no framework.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,3 +76,119 @@ class Decisions:
     def placement(self, devices: Sequence[int]) -> tuple[int, ...]:
         """A device per decision -> a device per op."""
         return spread(self.graph, self.units, [int(d) for d in devices])
+
+
+OP_FEATURES = ("run", "output", "memory", "from_start", "to_end")
+"""Features of an op: its time, what sending its outputs takes, what it holds, and the longest paths from the start and to the end."""
+DYNAMIC_FEATURES = ("visited", "current", "with_current", "start")
+"""Features of an op in a state, for policies that embed at every step: whether its decision was visited, is the current one, or shares the
+current one's device, and its simulated start after the current one's in parts of the step."""
+RELATIONS = ("above", "below", "parallel")
+_ANCHOR_SETS = 4  # for each power of two of their sizes
+_ANCHOR_SEED = 1906
+
+
+@dataclass(frozen=True)
+class View:
+    """The view of a graph before any op is placed."""
+
+    decisions: Decisions
+
+    @property
+    def graph(self) -> OpGraph:
+        return self.decisions.graph
+
+    @cached_property
+    def op_features(self) -> NDArray[np.float32]:
+        """The OP_FEATURES of each op."""
+        graph = self.graph
+        run = np.array([op.compute_us for op in graph.ops])
+        sent = np.array([sum(self._transfer_us[t] for t in out) for out in graph.outputs])
+        held = graph.columns.held_bytes()
+        before, after = _longest_paths(graph)
+        longest_us = max(float((before + run + after).max(initial=0.0)), 1e-9)
+        columns = (
+            np.log1p(run / self._mean_us),
+            np.log1p(sent / self._mean_us),
+            np.log1p(held / max(held.mean(), 1e-9)),
+            before / longest_us,
+            after / longest_us,
+        )
+        return np.stack(columns, axis=1).astype(np.float32)
+
+    @cached_property
+    def edges(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+        """Source and target op of each (tensor, reader), and one feature: what the transfer takes."""
+        pairs = [(tensor.producer, w, self._transfer_us[t]) for t, tensor in enumerate(self.graph.tensors) for w in tensor.readers]
+        source, target, transfer_us = (np.array([pair[i] for pair in pairs]) for i in range(3))
+        feature = np.log1p(transfer_us.astype(float) / self._mean_us).astype(np.float32).reshape(-1, 1)
+        return source.astype(np.int64), target.astype(np.int64), feature
+
+    @cached_property
+    def relations(self) -> NDArray[np.float32]:
+        """For each of RELATIONS, by decision, the weights of the other decisions: equal, with a sum of 1 where there are any."""
+        above = self.decisions.above
+        found = np.stack([above, above.T, self.decisions.parallel]).astype(np.float32)
+        found /= np.maximum(1.0, found.sum(axis=2, keepdims=True))
+        return found
+
+    @cached_property
+    def levels(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
+        """By the number of edges on the longest path to them, the sources first: ops, the edges into them, and those out of them."""
+        source, target, _ = self.edges
+        depth = np.array(self.graph.depths, np.int64)
+        numbers = range(int(depth.max(initial=-1)) + 1)
+        return [(np.flatnonzero(depth == d), np.flatnonzero(depth[target] == d), np.flatnonzero(depth[source] == d)) for d in numbers]
+
+    @cached_property
+    def anchors(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """By op and anchor set (P-GNN: You, Ying and Leskovec, ICML 2019): the nearest anchor, and 1 / (edges to it + 1).
+
+        Where no anchor can be reached it is the op itself, and 0. The sets are drawn by name: they are the same in any file order.
+        """
+        graph = self.graph
+        by_name = sorted(range(len(graph)), key=lambda v: graph.ops[v].id)
+        draw = Random(_ANCHOR_SEED)
+        sizes = [2**i for i in range(max(1, len(graph)).bit_length())]
+        sets = [sorted(draw.sample(range(len(by_name)), min(size, len(by_name)))) for size in sizes for _ in range(_ANCHOR_SETS)]
+        found = [_nearest(graph, [by_name[i] for i in chosen]) for chosen in sets]
+        return np.stack([nearest for nearest, _ in found], axis=1), np.stack([near for _, near in found], axis=1)
+
+    @cached_property
+    def _mean_us(self) -> float:
+        """The mean time of an op on the mean device."""
+        speeds = [d.speed for d in self.decisions.cluster.devices]
+        return max(self.graph.total_compute_us() / max(1, len(self.graph)) / (sum(speeds) / len(speeds)), 1e-9)
+
+    @cached_property
+    def _transfer_us(self) -> list[float]:
+        """The time of each tensor's transfer on the mean link."""
+        link = self.decisions.cluster.mean_link()
+        return [link.transfer_us(tensor.bytes) for tensor in self.graph.tensors]
+
+
+def _longest_paths(graph: OpGraph) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """By op, the longest compute-only paths from the start to it and from it to the end, the op left out."""
+    before = np.zeros(len(graph))
+    for v in graph.order:
+        before[v] = max((before[a] + graph.ops[a].compute_us for a in graph.predecessors[v]), default=0.0)
+    return before, np.array([max((graph.tails_us[w] for w in after), default=0.0) for after in graph.successors])
+
+
+def _nearest(graph: OpGraph, anchors: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """For each op the nearest anchor along edges of either direction, of equally near ones the first of `anchors`, and its nearness."""
+    rank = {v: i for i, v in enumerate(anchors)}
+    label = np.full(len(graph), -1)
+    near = np.zeros(len(graph), np.float32)
+    level, distance = rank, 0
+    while level:
+        following: dict[int, int] = {}
+        for v, i in level.items():
+            label[v], near[v] = i, 1 / (distance + 1)
+        for v, i in level.items():
+            for w in (*graph.predecessors[v], *graph.successors[v]):
+                if label[w] < 0:
+                    following[w] = min(i, following.get(w, i))
+        level, distance = following, distance + 1
+    nearest = np.array([anchors[i] if i >= 0 else v for v, i in enumerate(label)], np.int64)
+    return nearest, near

@@ -5,75 +5,64 @@
     graphsage   GraphSAGE (Hamilton, Ying and Leskovec, NeurIPS 2017), means over what an op reads from and what reads from it
     pgnn        P-GNN (You, Ying and Leskovec, ICML 2019), messages from the nearest anchors of random sets
 
-Each takes features (.. x op x feature) and returns (.. x op x width).
+Each takes features (.. x op x feature) and returns (.. x op x width). Layers are functions of named parameters: a network is a dict of
+tensors, as its file is. Torch is imported where tensors are made.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+import math
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from baechi_ext.place.placeto.layers import Parameters, Shapes, dense, gathered, linear
-from baechi_ext.place.placeto.view import View
+from baechi_ext.place.placeto.decisions import View
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-
-@dataclass(frozen=True)
-class GraphTensors:
-    """A view as tensors."""
-
-    view: View
-
-    @cached_property
-    def features(self) -> "Tensor":
-        return _tensor(self.view.op_features)
-
-    @cached_property
-    def edges(self) -> tuple["Tensor", "Tensor", "Tensor"]:
-        source, target, feature = self.view.edges
-        return _tensor(source), _tensor(target), _tensor(feature)
-
-    @cached_property
-    def relations(self) -> "Tensor":
-        return _tensor(self.view.relations)
-
-    @cached_property
-    def unit_of(self) -> "Tensor":
-        return _tensor(self.view.decisions.unit_of).long()
-
-    @cached_property
-    def levels(self) -> list[tuple["Tensor", "Tensor", "Tensor"]]:
-        """For each level, its ops, the edges into it, and those out of it."""
-        source, target, _ = self.view.edges
-        depth = {v: d for d, level in enumerate(self.view.levels) for v in level.tolist()}
-        into: list[list[int]] = [[] for _ in self.view.levels]
-        out: list[list[int]] = [[] for _ in self.view.levels]
-        for i, (a, b) in enumerate(zip(source.tolist(), target.tolist(), strict=True)):
-            into[depth[b]].append(i)
-            out[depth[a]].append(i)
-        return [(_tensor(v), _indices(i), _indices(o)) for v, i, o in zip(self.view.levels, into, out, strict=True)]
-
-    @cached_property
-    def anchors(self) -> tuple["Tensor", "Tensor"]:
-        nearest, near = self.view.anchors
-        return _tensor(nearest), _tensor(near)
+Shapes = dict[str, tuple[int, int]]
+"""Layer -> its inputs and outputs."""
+Parameters = dict[str, "torch.Tensor"]
+"""`LAYER.weight` and `LAYER.bias`."""
 
 
-def _tensor(values: NDArray[Any]) -> "Tensor":
+def draw(shapes: Shapes, seed: int) -> Parameters:
+    """Fresh parameters, uniform as by He et al. (ICCV 2015); the same for the same seed."""
     import torch
 
-    return torch.from_numpy(values)
+    generator = torch.Generator().manual_seed(seed)
+    found: Parameters = {}
+    for name, (inputs, outputs) in sorted(shapes.items()):
+        bound = math.sqrt(3.0 / inputs)
+        found[f"{name}.weight"] = (torch.rand(inputs, outputs, generator=generator) * 2 - 1) * bound
+        found[f"{name}.bias"] = torch.zeros(outputs)
+    return found
 
 
-def _indices(values: list[int]) -> "Tensor":
+def tensors(arrays: Iterable[NDArray[Any]]) -> "list[Tensor]":
+    """The same memory as tensors."""
     import torch
 
-    return torch.tensor(values, dtype=torch.long)
+    return [torch.from_numpy(array) for array in arrays]
+
+
+def linear(parameters: Parameters, name: str, x: "Tensor") -> "Tensor":
+    return x @ parameters[f"{name}.weight"] + parameters[f"{name}.bias"]
+
+
+def dense(parameters: Parameters, name: str, x: "Tensor") -> "Tensor":
+    """A linear layer and its rectified outputs."""
+    return linear(parameters, name, x).relu()
+
+
+def gathered(h: "Tensor", source: "Tensor", target: "Tensor", edge: "Tensor | None" = None) -> "Tensor":
+    """The mean of h (.. x op x feature) over the source of each edge, by target; `edge` is added for each edge, and rectified."""
+    messages = h.index_select(-2, source)
+    if edge is not None:
+        messages = (messages + edge).relu()
+    count = h.new_zeros(h.shape[-2]).index_add_(0, target, h.new_ones(len(target))).clamp(min=1).unsqueeze(-1)
+    return h.new_zeros(h.shape[:-1] + messages.shape[-1:]).index_add_(-2, target, messages) / count
 
 
 class Size(NamedTuple):
@@ -88,11 +77,10 @@ class Embedding(NamedTuple):
     """The layers of an embedding, and what it does with their parameters."""
 
     shapes: Callable[[Size], Shapes]
-    apply: Callable[[Parameters, GraphTensors, "torch.Tensor", Size], "torch.Tensor"]
+    apply: Callable[[Parameters, View, "torch.Tensor", Size], "torch.Tensor"]
 
 
-_WAYS = ("down", "up")
-"""Along the edges, and against them."""
+_WAYS = ("down", "up")  # along the edges, and against them
 
 
 def _message_passing_shapes(size: Size) -> Shapes:
@@ -104,8 +92,8 @@ def _message_passing_shapes(size: Size) -> Shapes:
     return found
 
 
-def _rounds(parameters: Parameters, graph: GraphTensors, x: "Tensor", size: Size) -> "Tensor":
-    source, target, feature = graph.edges
+def _rounds(parameters: Parameters, view: View, x: "Tensor", size: Size) -> "Tensor":
+    source, target, feature = tensors(view.edges)
     both = []
     for way, (a, b) in zip(_WAYS, ((source, target), (target, source)), strict=True):
         h = own = dense(parameters, f"embed.{way}.own", x)
@@ -117,13 +105,13 @@ def _rounds(parameters: Parameters, graph: GraphTensors, x: "Tensor", size: Size
     return _joined(parameters, *both)
 
 
-def _sweep(parameters: Parameters, graph: GraphTensors, x: "Tensor", size: Size) -> "Tensor":
-    source, target, feature = graph.edges
+def _sweep(parameters: Parameters, view: View, x: "Tensor", size: Size) -> "Tensor":
+    source, target, feature = tensors(view.edges)
     both = []
     for way, (a, b) in zip(_WAYS, ((source, target), (target, source)), strict=True):
         h = dense(parameters, f"embed.{way}.own", x)
         edge = linear(parameters, f"embed.{way}.edge", feature)
-        for ops, into, out in graph.levels if way == "down" else reversed(graph.levels):
+        for ops, into, out in map(tensors, view.levels if way == "down" else reversed(view.levels)):
             chosen = into if way == "down" else out
             if len(chosen):
                 each = linear(parameters, f"embed.{way}.each", h)
@@ -145,8 +133,8 @@ def _graphsage_shapes(size: Size) -> Shapes:
     return found
 
 
-def _graphsage(parameters: Parameters, graph: GraphTensors, x: "Tensor", size: Size) -> "Tensor":
-    source, target, _ = graph.edges
+def _graphsage(parameters: Parameters, view: View, x: "Tensor", size: Size) -> "Tensor":
+    source, target, _ = tensors(view.edges)
     h = x
     for i in range(size.rounds):
         around = linear(parameters, f"embed.{i}.down", gathered(h, source, target))
@@ -163,8 +151,8 @@ def _pgnn_shapes(size: Size) -> Shapes:
     return found
 
 
-def _pgnn(parameters: Parameters, graph: GraphTensors, x: "Tensor", size: Size) -> "Tensor":
-    nearest, near = graph.anchors
+def _pgnn(parameters: Parameters, view: View, x: "Tensor", size: Size) -> "Tensor":
+    nearest, near = tensors(view.anchors)
     h = dense(parameters, "embed.first", x)
     for i in range(size.rounds):
         there = linear(parameters, f"embed.{i}.anchor", h).index_select(-2, nearest.flatten())

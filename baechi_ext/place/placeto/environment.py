@@ -22,18 +22,18 @@ Plans = Sequence[int] | Sequence[Sequence[int]] | NDArray[np.integer]
 """A device per decision: one plan for all episodes, or one for each."""
 
 
+MEMORY_PENALTY = 5.0
+"""The cost of exceeding memory limits by as much as one of them; the step costs 1 on the fastest device."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """The rules of an episode."""
 
     visits: int = 1
     """The visits of each decision."""
-    terminal_reward: bool = False
-    """Only the last action is rewarded, with the whole improvement."""
     longest_path_first: bool = True
     """Plans are simulated with the longest path to the end first, transfers included; else ops run as they become ready, as published."""
-    memory_penalty: float = 5.0
-    """The cost of exceeding memory limits by as much as one of them; the step costs 1 on the fastest device."""
 
 
 class Environment:
@@ -46,11 +46,14 @@ class Environment:
         self._state = make_state(self.problem)
         self._state.totals["has_priority"] = rules.longest_path_first
         self._world = _make_world(decisions)
-        self._episodes = _make_episodes(decisions, batch)
+        e = self._episodes = _make_episodes(decisions, batch)
+        self.devices, self.visited = e.device, e.visited
+        """The plans as they stand, by episode and decision; and the decisions that had their turn."""
+        self.start_us, self.makespans_us = e.start_us, e.makespan_us
+        """The starts of ops in the simulated plans, by episode and op; and the steps, by episode."""
         self.time = 0
         speeds = [d.speed for d in decisions.cluster.devices]
         self.scale_us = max(decisions.graph.total_compute_us() / max(speeds), 1e-9)
-        self._first_costs = np.zeros(batch)
         self.improvements: list[tuple[int, float]] = []
         """For each valid plan that was shorter than all before it, how many had been simulated when it was seen, and its step."""
 
@@ -78,27 +81,9 @@ class Environment:
         return self.time == self.horizon
 
     @property
-    def devices(self) -> NDArray[np.int32]:
-        """The plans as they stand, by episode and decision."""
-        return self._episodes.device
-
-    @property
-    def start_us(self) -> Floats:
-        """The starts of ops in the simulated plans, by episode and op."""
-        return self._episodes.start_us
-
-    @property
-    def makespans_us(self) -> Floats:
-        return self._episodes.makespan_us
-
-    @property
-    def visited(self) -> NDArray[np.bool_]:
-        return self._episodes.visited
-
-    @property
     def costs(self) -> Floats:
         """The costs of the plans as they stand, by episode."""
-        return self._episodes.makespan_us / self.scale_us + self.rules.memory_penalty * self._episodes.excess
+        return self.makespans_us / self.scale_us + MEMORY_PENALTY * self._episodes.excess
 
     @property
     def simulated(self) -> int:
@@ -110,7 +95,6 @@ class Environment:
         self._episodes.device[:] = plans
         self.time = 0
         kernel.begin(self.problem, self._state, self._world, self._episodes)
-        self._first_costs = self.costs.copy()
         self._note_improvement()
 
     def observe(self) -> NDArray[np.float32]:
@@ -124,8 +108,6 @@ class Environment:
         kernel.act(self.problem, self._state, self._world, self._episodes, self.current, actions)
         self.time += 1
         self._note_improvement()
-        if self.rules.terminal_reward:
-            return self._first_costs - self.costs if self.done else np.zeros(self.batch)
         return before - self.costs
 
     def _note_improvement(self) -> None:

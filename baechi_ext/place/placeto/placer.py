@@ -16,11 +16,9 @@ if TYPE_CHECKING:
     from baechi_ext.place.placeto.train import TrainingProgress
     from baechi_ext.place.placeto.training_task import TrainingTask
 
-_EPISODES, _BATCHES = 8, 4
-"""At once, and how often."""
+_EPISODES, _BATCHES = 8, 4  # at once, and how often
 _FEWEST_DECISIONS = 64
-_SIMULATED_OPS = 20_000_000
-"""The most that all batches may simulate: on large graphs they have fewer episodes, and those fewer decisions."""
+_SIMULATED_OPS = 20_000_000  # the most that all batches may simulate: on large graphs they have fewer episodes, and those fewer decisions
 
 
 def placeto(task: Task) -> PlanResult:

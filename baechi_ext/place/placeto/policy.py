@@ -8,11 +8,12 @@ decisions that are on this device, from what the environment observes of it, and
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from baechi_ext.errors import OptionError
-from baechi_ext.place.placeto.embedding import EMBEDDINGS, GraphTensors, Size
+from baechi_ext.place.placeto.decisions import DYNAMIC_FEATURES, OP_FEATURES, RELATIONS, View
+from baechi_ext.place.placeto.embedding import EMBEDDINGS, Parameters, Shapes, Size, draw, linear, tensors
 from baechi_ext.place.placeto.environment_kernel import FEATURES
-from baechi_ext.place.placeto.layers import Parameters, Shapes, draw, linear
-from baechi_ext.place.placeto.view import DYNAMIC_FEATURES, OP_FEATURES, RELATIONS
 
 if TYPE_CHECKING:
     import torch
@@ -89,28 +90,28 @@ class Policy:
         parameters["head.score.weight"] *= 0.1
         return cls(config, parameters)
 
-    def embedded(self, graph: GraphTensors, dynamic: "Tensor | None" = None) -> "Tensor":
+    def embedded(self, view: View, dynamic: "Tensor | None" = None) -> "Tensor":
         """By decision, the mean of its ops' embeddings: decision x width, or row x decision x width where the state counts."""
-        x = graph.features
+        x, unit_of = tensors((view.op_features, view.decisions.unit_of.astype(np.int64)))
         if dynamic is not None:
             fixed = x.expand(len(dynamic), *x.shape)
             x = dynamic.new_zeros(*dynamic.shape[:2], x.shape[1] + dynamic.shape[2])
             x[..., : fixed.shape[-1]], x[..., fixed.shape[-1] :] = fixed, dynamic
-        h = EMBEDDINGS[self.config.embedding].apply(self.parameters, graph, x, self.config.size)
-        unit_of, m = graph.unit_of, len(graph.view.decisions)
+        h = EMBEDDINGS[self.config.embedding].apply(self.parameters, view, x, self.config.size)
+        m = len(view.decisions)
         count = h.new_zeros(m).index_add_(0, unit_of, h.new_ones(len(unit_of))).unsqueeze(-1)
         return h.new_zeros(*h.shape[:-2], m, h.shape[-1]).index_add_(-2, unit_of, h) / count
 
-    def logits(self, graph: GraphTensors, states: States, embedded: "Tensor | None" = None) -> "Tensor":
+    def logits(self, view: View, states: States, embedded: "Tensor | None" = None) -> "Tensor":
         """A score for every device, row x device. `embedded` is known where it does not depend on the state."""
-        h = embedded if embedded is not None else self.embedded(graph, states.dynamic)
+        h = embedded if embedded is not None else self.embedded(view, states.dynamic)
         k = states.features.shape[1]
         own = h[states.current] if h.dim() == 2 else h[range(len(h)), states.current]
         hidden = linear(self.parameters, "head.device", states.features) + linear(self.parameters, "head.own", own).unsqueeze(1)
         ids = states.devices.new_tensor(range(k)).view(1, k, 1)
         there = (states.devices.unsqueeze(1) == ids).to(h.dtype)
-        for i, relation in enumerate(RELATIONS):
-            pooled = (there * graph.relations[i][states.current].unsqueeze(1)) @ h
+        for relation, weights in zip(RELATIONS, tensors(view.relations), strict=True):
+            pooled = (there * weights[states.current].unsqueeze(1)) @ h
             hidden = hidden + linear(self.parameters, f"head.{relation}", pooled)
         hidden = hidden.relu()
         hidden = linear(self.parameters, "head.each", hidden) + linear(self.parameters, "head.all", hidden.mean(dim=1, keepdim=True))

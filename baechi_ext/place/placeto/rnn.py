@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baechi_ext.errors import OptionError
+from baechi_ext.place.placeto.decisions import View
 from baechi_ext.place.placeto.training_task import TrainingTask
-from baechi_ext.place.placeto.view import View
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -47,7 +47,7 @@ class RnnPlacer:
 
         self.training = training
         self.config = config
-        self.groups = torch.from_numpy(group_features(training.tensors.view))
+        self.groups = torch.from_numpy(group_features(training.view))
         self.generator = torch.Generator().manual_seed(config.seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)

@@ -1,7 +1,7 @@
 """Training: rounds of episodes on a few graphs each, an update after each, and exams that say which policy to keep.
 
 Everything drawn follows from the seed and the number of the update alone; so a training that was interrupted and goes on from its
-checkpoint ends with the same policy.
+checkpoint ends with the same policy. Its state is a pair of files like a policy's; its progress is a CSV file, and scalars for TensorBoard.
 """
 
 import math
@@ -9,22 +9,24 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from baechi_ext.errors import OptionError, PolicyError
+from baechi_ext.errors import MissingBackendError, OptionError, PolicyError
+from baechi_ext.ir.files import append_csv
+from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.ir.numbers import as_number
-from baechi_ext.place.placeto.learning import ALGORITHMS, LossWeights, advantages, loss
+from baechi_ext.place.placeto.checkpoint import read_pair, write_pair
+from baechi_ext.place.placeto.learning import ALGORITHMS, LossWeights, Rollout, advantages, loss
 from baechi_ext.place.placeto.policy import Policy
-from baechi_ext.place.placeto.rollout import Rollout
 from baechi_ext.place.placeto.training_task import STARTS, TrainingTask
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 _DRAWS_OF_AN_UPDATE = 1_000_003
-_NUMBERS = ("updates", "exam", "best_exam", "exams_without_success")
-"""The numbers of a training's state."""
+_NUMBERS = ("updates", "exam", "best_exam", "exams_without_success")  # the numbers of a training's state
 _COUNTS = ("updates", "exams_without_success")
 MAX_NORM = 1.25
 """The largest norm of an update's gradient, as published."""
@@ -250,3 +252,65 @@ def single_threaded_torch() -> Iterator[None]:
 
 def _between(ends: tuple[float, float], share: float) -> float:
     return ends[0] + (ends[1] - ends[0]) * min(1.0, share)
+
+
+KIND = "placeto training"
+
+
+def save_training(path: str | Path, trainer: Trainer, made_by: MadeBy | None = None) -> None:
+    """Writes NAME.json, signed by `made_by`, and NAME.safetensors; `path` is either, or NAME. Raises FileError where it can't."""
+    numbers, tensors = trainer.state()
+    value = {"kind": KIND, **_settings(trainer), "state": numbers}
+    write_pair(path, signed(value, made_by), tensors)
+
+
+def resume_training(path: str | Path, trainer: Trainer) -> None:
+    """Sets a trainer to where the files' one was; it then ends as that one would have.
+
+    Raises FileError where there is no such file, PolicyError where it is damaged or of another training.
+    """
+    value, tensors = read_pair(path, KIND)
+    for what, own in _settings(trainer).items():
+        given = value.get(what)
+        if given != own:
+            raise PolicyError(f"{path}: the training is another one: its {what} is {given}, expected {own}; start anew")
+    try:
+        trainer.restore(value["state"], tensors)
+    except (KeyError, TypeError, RuntimeError, PolicyError) as e:
+        raise PolicyError(f"{path}: the training can't be resumed ({e!r}); start anew") from e
+
+
+def _settings(trainer: Trainer) -> dict[str, dict[str, object]]:
+    """The settings as JSON has them, lists and no tuples, without the number of threads, which changes no result."""
+    configs = {"policy": trainer.policy.config.to_json(), "config": trainer.config.to_json()}
+    return {
+        what: {name: list(value) if isinstance(value, tuple) else value for name, value in config.items() if name != "workers"}
+        for what, config in configs.items()
+    }
+
+
+Watch = Callable[[TrainingProgress], None]
+
+
+def csv_log(path: str | Path) -> Watch:
+    """Appends a line for each update to a CSV file, after a header where the file is new; what is not known is empty. Raises FileError."""
+    names = [field.name for field in fields(TrainingProgress)]
+    append_csv(path, names, [])
+    return lambda progress: append_csv(path, names, [["" if value == math.inf else value for value in asdict(progress).values()]])
+
+
+def tensorboard_log(folder: str | Path) -> Watch:
+    """Writes each update's numbers as scalars for TensorBoard. Raises MissingBackendError where it is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as e:
+        raise MissingBackendError("TensorBoard scalars need tensorboard; pip install 'baechi-ext[plots]', or keep to the CSV file") from e
+    writer = SummaryWriter(str(folder))
+
+    def write(progress: TrainingProgress) -> None:
+        for name, value in asdict(progress).items():
+            if name != "updates":
+                writer.add_scalar(f"placeto/{name}", value, progress.updates)
+        writer.flush()
+
+    return write

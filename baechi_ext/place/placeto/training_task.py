@@ -9,12 +9,10 @@ import numpy as np
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.common import Proposal
-from baechi_ext.place.placeto.decisions import Decisions
-from baechi_ext.place.placeto.embedding import GraphTensors
+from baechi_ext.place.placeto.decisions import Decisions, View
 from baechi_ext.place.placeto.environment import Environment, Plans, Rules
+from baechi_ext.place.placeto.learning import Rollout, run_episodes
 from baechi_ext.place.placeto.policy import Policy
-from baechi_ext.place.placeto.rollout import Rollout, run_episodes
-from baechi_ext.place.placeto.view import View
 from baechi_ext.place.trial import longest_placed_path_order
 from baechi_ext.simulate import lower_bound_us
 from baechi_ext.simulate.arrays import Floats
@@ -35,7 +33,7 @@ class TrainingTask:
     def __init__(self, decisions: Decisions, batch: int, rules: Rules) -> None:
         self.decisions = decisions
         self.environment = Environment(decisions, batch, rules)
-        self.tensors = GraphTensors(View(decisions))
+        self.view = View(decisions)
         self.episodes = 0
         self.best: dict[Devices, tuple[float, float]] = {}
         """A device per decision -> what it exceeds memory limits by, and its step in microseconds; the best first."""
@@ -54,7 +52,7 @@ class TrainingTask:
             environment.reset(next(iter(self.best)))
         else:
             environment.reset(self.single())
-        rollout = run_episodes(policy, self.tensors, environment, generator, likeliest)
+        rollout = run_episodes(policy, self.view, environment, generator, likeliest)
         self.episodes += environment.batch
         self._keep_best()
         return rollout

@@ -15,7 +15,7 @@ from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
 from baechi_ext.cost import attach_costs
 from baechi_ext.datasets.families import INDEX
 from baechi_ext.errors import FileError
-from baechi_ext.group.contraction import bundled
+from baechi_ext.group.grouping import bundled
 from baechi_ext.group.merging import merge
 from baechi_ext.ir import OpGraph
 from baechi_ext.ir.files import make_folder, read_json, write_json

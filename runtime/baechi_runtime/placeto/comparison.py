@@ -1,6 +1,9 @@
-"""Placeto beside other methods on graphs it was not trained on, with equal numbers of simulated plans: `baechi placeto evaluate`."""
+"""Placeto beside other methods on graphs it was not trained on, with equal numbers of simulated plans: `baechi placeto evaluate`.
 
-from collections.abc import Mapping, Sequence
+It says, too, how many plans searches simulate until they are nearly as good as others, or as they ever get.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -14,11 +17,48 @@ from baechi_ext.place.placeto.checkpoint import SHIPPED, load_policy, parameters
 from baechi_ext.simulate import lower_bound_us
 from baechi_runtime.placeto.contenders import CONTENDERS, WITH_POLICY, Contest, Entry, entry
 from baechi_runtime.placeto.graphs import Source
-from baechi_runtime.placeto.needs import Needs, needs, table
 from baechi_runtime.placeto.plots import save_distributions
 from baechi_runtime.report.figure import require_matplotlib
 from baechi_runtime.report.progress import progress
 from baechi_runtime.report.report import Report
+
+NEAR = 0.01
+"""A step that is longer by this part is near another."""
+GOALS = {"own": "its own end", "rnn": "the RNN placer's end", "m_etf": "`m_etf`"}
+"""Goals that searches are to come near to."""
+
+Needs = dict[str, int | None]
+"""By goal; None where the search does not come near it, and no key where nobody knows it."""
+
+
+def needs(entries: Mapping[str, Entry | str]) -> dict[str, Needs]:
+    """By method that searches plan by plan, how many plans it simulated until its best one was NEAR each goal.
+
+    Ends are those of curves: before an order is chosen.
+    """
+    found = {name: e for name, e in entries.items() if isinstance(e, Entry)}
+    ends = {name: e.curve[-1][1] if e.curve else e.step_us for name, e in found.items()}
+    needed: dict[str, Needs] = {name: {} for name, e in found.items() if e.curve}
+    for name, of in needed.items():
+        for goal in GOALS:
+            if (end_us := ends.get(name if goal == "own" else goal)) is not None:
+                of[goal] = next((plans for plans, us in found[name].curve if us <= (1 + NEAR) * end_us), None)
+    return needed
+
+
+def _needed(needs: Sequence[Needs], goal: str) -> str:
+    """The median of the graphs on which a method comes near a goal, and on how many that is."""
+    known = [of[goal] for of in needs if goal in of]
+    reached = [plans for plans in known if plans is not None]
+    shown = f"{median(reached):.0f}" if reached else "-"
+    return f"{shown} ({len(reached)} of {len(known)})" if known else "-"
+
+
+def _markdown(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table with a line above; nothing without rows."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (columns, *rows)]
+    return [title, "", lines[0], "|---" * len(columns) + "|", *lines[1:], ""] if len(lines) > 1 else []
+
 
 LEVEL = 1e-3
 """A step that is longer than the best by less than this part of it is as good."""
@@ -138,27 +178,29 @@ class Comparison(Report):
         }
 
     def lines(self) -> list[str]:
-        """A table in Markdown."""
-        request = self.request
-        title = f"{self.title}: {len(self.rows)} graphs, {len(request.cluster)} devices, {request.evaluations} plans for each search"
-        columns = ("method", "graphs", "step / bound", "worst", "wins", "plans simulated", "seconds")
-        found = [title, "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-        for method, facts in self.summary().items():
-            mean, worst, plans, seconds = (facts[k] for k in ("mean_ratio", "worst_ratio", "mean_evaluations", "median_seconds"))
-            cells = (method, str(facts["graphs"]), _cell(mean, ".3f"), _cell(worst, ".3f"), str(facts["wins"]))
-            found.append(f"| {' | '.join((*cells, _cell(plans, '.0f'), _cell(seconds, '.2f')))} |")
-        needed = table([row.needs for row in self.rows])
-        return [*found, *([""] if needed else []), *needed, "", *self._lines_by_graph()]
-
-    def _lines_by_graph(self) -> list[str]:
-        """A table of what was found for each graph."""
-        names = list(self.summary())
-        found = ["Step over lower bound, graph by graph:", "", f"| graph | ops | lower bound, ms | {' | '.join(names)} |"]
-        found.append("|---" * (len(names) + 3) + "|")
-        for row in self.rows:
-            ratios = [_cell(row.ratios.get(name), ".3f") for name in names]
-            found.append(f"| {' | '.join((row.file.partition('.')[0], str(row.ops), f'{row.lower_bound_us / 1000:.3g}', *ratios))} |")
-        return found
+        """Tables in Markdown: by method, of the plans that searches need, and graph by graph."""
+        request, summary, needs = self.request, self.summary(), [row.needs for row in self.rows]
+        forms = {"graphs": "d", "mean_ratio": ".3f", "worst_ratio": ".3f", "wins": "d", "mean_evaluations": ".0f", "median_seconds": ".2f"}
+        searches = dict.fromkeys(method for of in needs for method in of)
+        sizes = [(row.file.partition(".")[0], str(row.ops), f"{row.lower_bound_us / 1000:.3g}") for row in self.rows]
+        ratios = [[_cell(row.ratios.get(method), ".3f") for method in summary] for row in self.rows]
+        return [
+            *_markdown(
+                f"{self.title}: {len(self.rows)} graphs, {len(request.cluster)} devices, {request.evaluations} plans for each search",
+                ("method", "graphs", "step / bound", "worst", "wins", "plans simulated", "seconds"),
+                ((method, *(_cell(facts[name], form) for name, form in forms.items())) for method, facts in summary.items()),
+            ),
+            *_markdown(
+                f"Plans simulated until within {NEAR:.0%} of ... (median, and on how many of the graphs; before an order is chosen):",
+                ("method", *GOALS.values()),
+                ((m, *(_needed([of[m] for of in needs if m in of], goal) for goal in GOALS)) for m in searches),
+            ),
+            *_markdown(
+                "Step over lower bound, graph by graph:",
+                ("graph", "ops", "lower bound, ms", *summary),
+                ((*size, *found) for size, found in zip(sizes, ratios, strict=True)),
+            ),
+        ][:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +213,7 @@ class ComparisonReport(Report):
         return {"comparisons": [comparison.to_json() for comparison in self.comparisons]}
 
     def lines(self) -> list[str]:
-        tables = [[*comparison.lines(), ""] for comparison in self.comparisons]
-        return [line for table in tables for line in table][:-1]
+        return [line for comparison in self.comparisons for line in (*comparison.lines(), "")][:-1]
 
 
 def compare(request: ComparisonRequest) -> ComparisonReport:

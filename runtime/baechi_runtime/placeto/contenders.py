@@ -16,8 +16,7 @@ from baechi_ext.errors import InfeasibleError, MissingBackendError, OptionError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.hints import require_hints
 from baechi_ext.place.annealing import Limits, anneal
-from baechi_ext.place.clock import clock_seconds
-from baechi_ext.place.common import PlaceOptions, Proposal, SearchProgress, Task, begin, conclude
+from baechi_ext.place.common import PlaceOptions, Proposal, SearchProgress, Task, begin, clock_seconds, conclude
 from baechi_ext.place.placeto.environment import Rules
 from baechi_ext.place.placeto.policy import Policy
 from baechi_ext.place.placeto.rnn import RnnConfig, RnnPlacer
@@ -26,12 +25,9 @@ from baechi_ext.place.placeto.training_task import TrainingTask
 from baechi_ext.place.registry import place
 from baechi_ext.place.trial import Trial
 
-_EPISODES = 4
-"""A policy's episodes at once: few, so that it learns often."""
-_PLANS = 16
-"""Plans at once, of the RNN placer and of random placement."""
-_MOST_BATCHES = 100
-"""Ends the search of a policy that leaves most decisions as they are, which takes no simulation."""
+_EPISODES = 4  # a policy's episodes at once: few, so that it learns often
+_PLANS = 16  # plans at once, of the RNN placer and of random placement
+_MOST_BATCHES = 100  # ends the search of a policy that leaves most decisions as they are, which takes no simulation
 CURVE_STEP = 0.002
 """The least relative gain from one point of a curve to the next: there are many, and they are kept."""
 _LONG_SECONDS = 1e6

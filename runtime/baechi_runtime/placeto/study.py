@@ -33,9 +33,8 @@ from baechi_ext.place.traversal import traversal
 from baechi_runtime.host.parallel import each
 from baechi_runtime.host.processor import processor
 from baechi_runtime.placeto.graphs import Source
-from baechi_runtime.placeto.study_plots import write_plots
-from baechi_runtime.placeto.study_runs import CONTROLS, LOCAL_SEARCH, RUNS, UNTRAINED, Point, Run, append, read_runs
-from baechi_runtime.placeto.study_table import StudyTable
+from baechi_runtime.placeto.plots import write_plots
+from baechi_runtime.placeto.study_table import CONTROLS, LOCAL_SEARCH, RUNS, UNTRAINED, Point, Run, StudyTable, append, read_runs
 from baechi_runtime.report.figure import require_matplotlib
 from baechi_runtime.report.progress import progress
 
@@ -130,10 +129,7 @@ def _make_missing(settings: StudySettings, graphs: Graphs, request: StudyRequest
     if not tasks:
         return
     begun_seconds = time.perf_counter()
-    with (
-        progress(f"{in_words(settings)}; {len(tasks)} are to be made") as show,
-        closing(each(search, tasks, request.workers)) as found,
-    ):
+    with progress(f"{in_words(settings)}; {len(tasks)} are to be made") as show, closing(each(search, tasks, request.workers)) as found:
         for i, (task, points) in enumerate(found, 1):
             append(path, task.run, points)
             left_seconds = (time.perf_counter() - begun_seconds) / i * (len(tasks) - i)

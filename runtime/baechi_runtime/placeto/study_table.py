@@ -1,21 +1,89 @@
-"""Results of a study: steps under each order with intervals, and whether the order makes a difference. Everything drawn is seeded.
+"""Results of a study: its runs as a CSV file, a row for each point of their learning curves, those of one run written at once; steps under
+each order with intervals, and whether the order makes a difference. Everything drawn is seeded.
 
 A graph counts once: the mean of its repeats, of the logarithm of the step over the step where a run begins. Intervals are of bootstrapped
 graphs. Tests permute within graphs: all orders, for whether the order makes any difference; the signs of the differences to one order,
 for which ones differ from it, with p-values corrected for their number (Holm, Scandinavian Journal of Statistics 6, 1979).
 """
 
+import csv
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from baechi_runtime.placeto.study_runs import CONTROLS, Point, Run
+from baechi_ext.errors import FileError
+from baechi_ext.ir.files import append_csv, read_text
 from baechi_runtime.report.report import Report
+
+RUNS = "runs.csv"
+"""The file in a study's folder."""
+UNTRAINED, LOCAL_SEARCH = "untrained", "local_search"
+CONTROLS = {
+    UNTRAINED: "the same episodes in the order topo by a policy that learns nothing",
+    LOCAL_SEARCH: "a random decision to a random device, kept where that is no worse; as many plans as the episodes have steps",
+}
+"""Controls that stand beside the orders in a study."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Run:
+    """One search on one graph: in an order, or a control. Repeats differ in what they draw."""
+
+    source: str
+    graph: str
+    order: str
+    repeat: int
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The state of a run after this many episodes; after none: where it begins, all on the fastest device."""
+
+    episodes: int
+    best_us: float
+    """The least step until then."""
+    mean_us: float
+    """Mean step at the end of the last episodes."""
+    simulated: int
+    """Plans simulated until then."""
+    seconds: float
+    """Processor time."""
+
+
+NAMES = (*(field.name for field in fields(Run)), *(field.name for field in fields(Point)))
+
+
+def append(path: Path, run: Run, points: Iterable[Point]) -> None:
+    """Adds a whole run to the file. Raises FileError where that is not possible."""
+    append_csv(path, NAMES, [[*astuple(run), *(f"{x:.7g}" if isinstance(x, float) else x for x in astuple(point))] for point in points])
+
+
+def read_runs(path: Path, episodes: int) -> dict[Run, Sequence[Point]]:
+    """The runs that have come to this many episodes; an empty dict where there is no file. Raises FileError for another file."""
+    if not path.exists():
+        return {}
+    found: dict[Run, list[Point]] = {}
+    try:
+        for row in csv.DictReader(io.StringIO(read_text(path, "runs"), newline="")):
+            run = Run(row["source"], row["graph"], row["order"], int(row["repeat"]))
+            steps = float(row["best_us"]), float(row["mean_us"])
+            point = Point(int(row["episodes"]), *steps, int(row["simulated"]), float(row["seconds"]))
+            if not all(map(math.isfinite, (*steps, point.seconds))):
+                raise ValueError("a number that is not finite")
+            if point.episodes == 0:
+                found[run] = []  # of a run that was cut off while it was written, and made again, the second counts
+            found[run].append(point)
+    except (KeyError, TypeError, ValueError, csv.Error) as e:
+        raise FileError(f"{str(path)!r} is not a file of runs ({e!r}); choose another --out, or delete the line") from e
+    return {run: points for run, points in found.items() if points[-1].episodes >= episodes}
+
 
 REFERENCE = "topo"
 """The order that others are compared with: the one that Placeto was published with."""

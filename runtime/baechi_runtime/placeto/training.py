@@ -14,10 +14,17 @@ from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.place.placeto.checkpoint import load_policy, save_policy
 from baechi_ext.place.placeto.decisions import Decisions
 from baechi_ext.place.placeto.environment import Rules
-from baechi_ext.place.placeto.logs import Watch, csv_log, tensorboard_log
 from baechi_ext.place.placeto.policy import Policy, PolicyConfig
-from baechi_ext.place.placeto.resume import resume_training, save_training
-from baechi_ext.place.placeto.train import Trainer, TrainingConfig, TrainingProgress
+from baechi_ext.place.placeto.train import (
+    Trainer,
+    TrainingConfig,
+    TrainingProgress,
+    Watch,
+    csv_log,
+    resume_training,
+    save_training,
+    tensorboard_log,
+)
 from baechi_ext.place.placeto.training_task import TrainingTask
 from baechi_runtime.placeto.graphs import Source
 from baechi_runtime.report.progress import progress
@@ -96,9 +103,7 @@ def train(request: TrainingRequest) -> TrainingReport:
         with contextlib.ExitStack() as stack:
             stack.callback(_save, request, trainer)
             trainer.run(watch, math.inf if request.time_limit_seconds is None else request.time_limit_seconds)
-    return TrainingReport(
-        str(request.out / "policy.json"), trainer.updates, trainer.done, trainer.best_exam, len(trainings), len(exams)
-    )
+    return TrainingReport(str(request.out / "policy.json"), trainer.updates, trainer.done, trainer.best_exam, len(trainings), len(exams))
 
 
 def news(now: TrainingProgress) -> str:

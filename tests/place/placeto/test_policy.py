@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from baechi_ext.ir import Cluster, OpGraph
-from baechi_ext.place.placeto.decisions import Decisions
-from baechi_ext.place.placeto.embedding import EMBEDDINGS, GraphTensors
+from baechi_ext.place.placeto.decisions import OP_FEATURES, Decisions, View
+from baechi_ext.place.placeto.embedding import EMBEDDINGS
+from baechi_ext.place.placeto.embedding import tensors as as_tensors
 from baechi_ext.place.placeto.environment import Environment, Rules
+from baechi_ext.place.placeto.learning import observed, run_episodes
 from baechi_ext.place.placeto.policy import Policy, PolicyConfig
-from baechi_ext.place.placeto.rollout import observed, run_episodes
-from baechi_ext.place.placeto.view import OP_FEATURES, View
 from baechi_ext.place.traversal import traversal
 from tests.build import cluster_of, graph_of
 from tests.place.placeto.graphs import distinct, shuffled, towers
@@ -29,9 +29,9 @@ def by_name(graph: OpGraph, cluster: Cluster) -> Decisions:
 
 def embedding_of(config: PolicyConfig, graph: OpGraph) -> torch.Tensor:
     """By op."""
-    tensors = GraphTensors(View(by_name(graph, cluster_of(3))))
+    view = View(by_name(graph, cluster_of(3)))
     policy = Policy.fresh(config, seed=5)
-    return EMBEDDINGS[config.embedding].apply(policy.parameters, tensors, tensors.features, config.size)
+    return EMBEDDINGS[config.embedding].apply(policy.parameters, view, *as_tensors([view.op_features]), config.size)
 
 
 # What is seen of a graph
@@ -100,13 +100,14 @@ def test_embeddings_look_so_far(name: str, reach: int) -> None:
     """In a chain of ten, what changes with one feature of the first op: so many ops after it, at the most."""
     names = [f"n{i}" for i in range(10)]
     chain = graph_of(dict.fromkeys(names, 1), *((a, b, 1) for a, b in zip(names, names[1:], strict=False)))
-    tensors = GraphTensors(View(Decisions.of(chain, cluster_of(2))))
-    changed = tensors.features.clone()
+    view = View(Decisions.of(chain, cluster_of(2)))
+    (features,) = as_tensors([view.op_features])
+    changed = features.clone()
     changed[0] += 3
     seen = torch.zeros(10)
     for seed in range(5):
         policy = Policy.fresh(CONFIGS[name], seed)
-        before, after = (EMBEDDINGS[name].apply(policy.parameters, tensors, x, policy.config.size) for x in (tensors.features, changed))
+        before, after = (EMBEDDINGS[name].apply(policy.parameters, view, x, policy.config.size) for x in (features, changed))
         seen += (before - after).abs().amax(dim=1)
     assert torch.nonzero(seen > 1e-7).flatten().tolist() == list(range(reach + 1))
 
@@ -115,8 +116,8 @@ def test_decisions_are_means_of_their_ops() -> None:
     graph = distinct()
     decisions = by_name(graph, cluster_of(3))
     config = CONFIGS["rounds"]
-    policy, tensors = Policy.fresh(config, seed=5), GraphTensors(View(decisions))
-    ops, embedded = embedding_of(config, graph), policy.embedded(tensors)
+    policy, view = Policy.fresh(config, seed=5), View(decisions)
+    ops, embedded = embedding_of(config, graph), policy.embedded(view)
     for u, unit in enumerate(decisions.units):
         torch.testing.assert_close(embedded[u], ops[list(unit)].mean(dim=0))
 
@@ -128,13 +129,13 @@ def test_decisions_are_means_of_their_ops() -> None:
 @pytest.mark.parametrize("k", [1, 2, 4, 8])
 def test_one_policy_serves_any_number_of_devices(config: PolicyConfig, k: int) -> None:
     decisions = by_name(distinct(), cluster_of(k))
-    policy, tensors, environment = Policy.fresh(config, 0), GraphTensors(View(decisions)), Environment(decisions, 3, Rules(visits=2))
+    policy, view, environment = Policy.fresh(config, 0), View(decisions), Environment(decisions, 3, Rules(visits=2))
     environment.reset([0] * len(decisions))
-    rollout = run_episodes(policy, tensors, environment, torch.Generator().manual_seed(0))
+    rollout = run_episodes(policy, view, environment, torch.Generator().manual_seed(0))
     steps = 2 * len(decisions)
     assert rollout.states.features.shape[:2] == (3 * steps, k)
     assert rollout.rewards.shape == (steps, 3)
-    logits = policy.logits(tensors, rollout.states, None if config.every_step else policy.embedded(tensors))
+    logits = policy.logits(view, rollout.states, None if config.every_step else policy.embedded(view))
     chosen = logits.log_softmax(dim=-1).gather(-1, rollout.actions.unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(chosen, rollout.log_probabilities, rtol=1e-4, atol=1e-5)
     assert (rollout.actions < k).all()
@@ -149,7 +150,7 @@ def test_episodes_do_not_depend_on_the_numbering(config: PolicyConfig) -> None:
         policy, environment = Policy.fresh(config, 3), Environment(decisions, 4)
         policy.parameters["head.score.weight"] *= 50
         environment.reset([0] * len(decisions))
-        run_episodes(policy, GraphTensors(View(decisions)), environment, torch.Generator().manual_seed(1))
+        run_episodes(policy, View(decisions), environment, torch.Generator().manual_seed(1))
         placements = [decisions.placement(devices) for devices in environment.devices]
         plans.append([{op.id: p[v] for v, op in enumerate(g.ops)} for p in placements])
     assert plans[0] == plans[1]
@@ -159,19 +160,19 @@ def test_episodes_do_not_depend_on_the_numbering(config: PolicyConfig) -> None:
 def test_equal_devices_are_scored_alike() -> None:
     """Four equal devices, of which three hold nothing: these get the same score, the one that holds all another one."""
     decisions = by_name(towers(), cluster_of(4))
-    policy, tensors, environment = Policy.fresh(CONFIGS["rounds"], 0), GraphTensors(View(decisions)), Environment(decisions, 1)
+    policy, view, environment = Policy.fresh(CONFIGS["rounds"], 0), View(decisions), Environment(decisions, 1)
     environment.reset([2] * len(decisions))
-    logits = policy.logits(tensors, observed(policy, tensors, environment), policy.embedded(tensors))[0]
+    logits = policy.logits(view, observed(policy, environment), policy.embedded(view))[0]
     assert logits[0] == logits[1] == logits[3] != logits[2]
 
 
 def test_without_lots_the_likeliest_actions_are_taken() -> None:
     decisions = by_name(distinct(), cluster_of(3))
-    policy, tensors, environment = Policy.fresh(CONFIGS["rounds"], 0), GraphTensors(View(decisions)), Environment(decisions, 3)
+    policy, view, environment = Policy.fresh(CONFIGS["rounds"], 0), View(decisions), Environment(decisions, 3)
     taken = []
     for generator, likeliest in ((None, 0), (torch.Generator().manual_seed(4), 2)):
         environment.reset([0] * len(decisions))
-        taken.append(run_episodes(policy, tensors, environment, generator, likeliest).actions.reshape(-1, 3))
+        taken.append(run_episodes(policy, view, environment, generator, likeliest).actions.reshape(-1, 3))
     assert (taken[0] == taken[0][:, :1]).all()
     assert (taken[1][:, :2] == taken[0][:, :2]).all()
     assert (taken[1][:, 2] != taken[0][:, 2]).any()

@@ -24,7 +24,7 @@ def training(graph: OpGraph, cluster: Cluster, batch: int = 16) -> TrainingTask:
 def test_features_of_groups_by_hand() -> None:
     """Ops of 10 us; sending one of 5 bytes takes 5 us, half the mean op's time, one of 20 bytes two of them; a and b are one group."""
     graph = graph_of({"a": 10.0, "b": 10.0, "c": 10.0}, ("a", "c", 5), ("b", "c", 20), colocation={"a": "g", "b": "g"})
-    view = training(graph, cluster_of(2)).tensors.view
+    view = training(graph, cluster_of(2)).view
     found = group_features(view)
     assert found.shape == (2, 5 + 1 + 2 * 2)
     np.testing.assert_allclose(found[:, 5], np.log1p([2, 1]))
