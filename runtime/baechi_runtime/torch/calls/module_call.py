@@ -9,15 +9,14 @@ from torch import nn
 from baechi_ext.capture.torch_dynamo import has_global_module_hooks, sees_single_ops, trace_marks, traced, traced_elsewhere
 from baechi_ext.capture.torch_private import inside_backward, is_traced
 from baechi_ext.errors import CaptureError
-from baechi_runtime.torch.calls.session import Session
-from baechi_runtime.torch.calls.settings import Settings
+from baechi_runtime.torch.calls.fragments import Settings
+from baechi_runtime.torch.calls.session import SINGLE_OPS, Session
 from baechi_runtime.torch.calls.tracing import inside_one, traced_for_us, watch_compiles
 from baechi_runtime.torch.calls.verify import put_back
 
 COMPILED = "the script compiles it itself (torch.compile)"
 HOOKED = "hooks for the calls of all modules are registered, which a placed call would not run"
 EVAL = "it was in eval mode, or no gradients were recorded: a forward pass alone is not placed"
-SINGLE_OPS = "a mode or hooks that see single ops were active"
 ELSEWHERE = "another thread was tracing"
 LAZY = "its parameters had no shapes yet"
 UNTRACED = "TorchDynamo found no graph in it, or had traced it too often and runs it as it is"
