@@ -85,7 +85,7 @@ class ComparedCall:
         sources: dict[str, Tensor] = {}
         for k, (fragment, part) in enumerate(zip(self.call.fragments, self.call.captured.fragments, strict=True)):
             own = ((i, self._args[k][i]) for i in part.reached_by if i not in fragment.links and self._args[k][i].requires_grad)
-            sources |= {_title(k, part.state.get(i, f"argument {i}")): value for i, value in own}
+            sources |= {self._name(k, i): value for i, value in own}
         roots = [(outputs[key], t) for key, t in self._tangents.items()]
         values = torch.autograd.grad([r for r, _ in roots], list(sources.values()), [t for _, t in roots], allow_unused=True)
         gradients = {f"gradient of {n}": g for n, g in zip(sources, values, strict=True) if g is not None}
@@ -101,8 +101,8 @@ class ComparedCall:
         `relaxed`, raises ParityError where these or the random state differ."""
         self.rewind()
         found = self.placed(loaded)
-        written = {f"new value of {self._name(key)}": value for key, value in self._new_values.items()}
-        now = {f"new value of {self._name(key)}": self._args[key[0]][key[1]] for key in self._written}
+        written = {f"new value of {self._name(*key)}": value for key, value in self._new_values.items()}
+        now = {f"new value of {self._name(*key)}": self._args[key[0]][key[1]] for key in self._written}
         parity = compare(self._expected | written, found | now, self._tolerance)
         if not relaxed:
             require_parity(parity)
@@ -110,12 +110,9 @@ class ComparedCall:
                 raise ParityError("the placed call drew other random numbers than the unplaced one")
         return parity
 
-    def _name(self, key: tuple[int, int]) -> str:
-        return self.call.captured.fragments[key[0]].state.get(key[1], f"argument {key[1]} of fragment {key[0]}")
-
-
-def _title(fragment: int, name: str) -> str:
-    return f"{name} in fragment {fragment}" if fragment else name
+    def _name(self, fragment: int, argument: int) -> str:
+        name = self.call.captured.fragments[fragment].state.get(argument, f"argument {argument}")
+        return f"{name} in fragment {fragment}" if fragment else name
 
 
 def _tangents(outputs: Mapping[tuple[int, int], Tensor]) -> dict[tuple[int, int], Tensor]:

@@ -110,13 +110,10 @@ class Session:
     def module(self) -> nn.Module | None:
         return None if self._module is None else self._module()
 
-    def may_place(self) -> bool:
-        """True if a training call that begins now may run placed."""
-        return not self.refusal and not self.paused and os.getpid() == self._process  # threads do not live on in a fork
-
     def why_plain(self) -> str:
-        """Why nothing runs placed now."""
-        return self.refusal or self.paused or "this process was forked"
+        """Why nothing runs placed now; empty where it may."""
+        # Threads do not live on in a fork.
+        return self.refusal or self.paused or ("" if os.getpid() == self._process else "this process was forked")
 
     def count_plain(self, why: str) -> None:
         """Count a call, or a fragment of one, that runs as it is."""
@@ -176,15 +173,14 @@ class Session:
             finally:
                 self._lock.release()
         group, loaded = fragment.group, fragment.loaded
-        if group is None or loaded is None or not self.may_place():
-            why = SEARCHED_FOR if self.may_place() else self.why_plain()
-            return self.run_plain(fragment, args, fragment.why_not or why)
+        if group is None or loaded is None or self.why_plain():
+            return self.run_plain(fragment, args, fragment.why_not or self.why_plain() or SEARCHED_FOR)
         return self._run_loaded(fragment, group, loaded, args)
 
     def _why_plain_now(self, fragment: LiveFragment, args: Sequence[Any]) -> str:
         """Why a fragment runs as it is; empty where it may be placed, or is to be noted."""
-        if not self.may_place():
-            return self.why_plain()
+        if why := self.why_plain():
+            return why
         if sees_single_ops() or inside_backward():
             return SINGLE_OPS
         if fragment.why_not or fragment.loaded is not None:
@@ -337,7 +333,7 @@ class Session:
             self._begin_step(group)
         group.ran.add(id(fragment))
         if group.mode == PLAIN:
-            return self.run_plain(fragment, args, self.why_plain() if self.paused else "it was the plain one's turn")
+            return self.run_plain(fragment, args, self.why_plain() or "it was the plain one's turn")
         fragment.count += 1
         self.ran_placed += 1
         if fragment.verification.is_due(fragment.count):
@@ -383,7 +379,10 @@ class Session:
         mode = self._agree(turns, turns.begin())
         if turns.decided:
             _in_turns.clear()
-            self._decided(turns)
+        if turns.decided == PLACED:
+            self.conclude()
+        elif turns.decided:
+            self._pause(f"plain steps are faster: {_ms(turns.plain_us)} against {_ms(turns.placed_us)} placed; --keep_placed stays placed")
         return mode
 
     def _several(self) -> bool:
@@ -399,12 +398,6 @@ class Session:
         mode = PLACED if placed else PLAIN
         turns.decided = mode if decided else ""
         return mode
-
-    def _decided(self, turns: Turns) -> None:
-        if turns.decided == PLACED:
-            self.conclude()
-        else:
-            self._pause(f"plain steps are faster: {_ms(turns.plain_us)} against {_ms(turns.placed_us)} placed; --keep_placed stays placed")
 
     def _pause(self, why: str) -> None:
         self.paused = why

@@ -163,9 +163,8 @@ def verified_run(
     after = RandomState()
     before.restore()
     spent = time.monotonic() - begun
-    outputs = {r.output: v for r, v in zip(part.returned, expected, strict=True) if r.output is not None and r.view is None}
     try:
-        values = loaded.run(args, Comparison(loaded, verification, shadows, outputs, go_on))
+        values = loaded.run(args, Comparison(loaded, verification, shadows, part.outputs_among(expected), go_on))
         begun = time.monotonic()
         written = {i: f"new value of {part.state.get(i, f'argument {i}')}" for i in part.written}
         verification.require(
