@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.capture.torch_dynamo import tracing_alone
-from baechi_ext.capture.torch_joint import Binding, BoundOp, CaptureOptions, Owner, _Builder, _bytes, _is_view, _Nodes
+from baechi_ext.capture.torch_joint import Binding, BoundOp, CaptureOptions, Owner, _behind, _Builder, _bytes, _is_view, _Nodes
 from baechi_ext.capture.torch_private import distributions_unchecked, joint_graph, with_node_notes
 from baechi_ext.capture.torch_recurrent import recurrent_layers_kept
-from baechi_ext.capture.why_not import not_capturable
+from baechi_ext.capture.why_not import tracing
 from baechi_ext.errors import CaptureError
 from baechi_ext.ir.op_graph import Op, OpGraph
 
@@ -87,6 +87,10 @@ class CapturedFragment:
     def trains(self) -> bool:
         return any(self.differentiable)
 
+    def outputs_among(self, values: "Sequence[torch.Tensor]") -> "dict[int, torch.Tensor]":
+        """Output -> its value, of what the fragment returns; those that are only seen through views are left out."""
+        return {r.output: v for r, v in zip(self.returned, values, strict=True) if r.output is not None and r.view is None}
+
 
 @dataclass(frozen=True)
 class CapturedCall:
@@ -125,16 +129,15 @@ class _Traced:
 
         flat = _flat_module(fragment.module)
         examples = [a.detach().requires_grad_(a.requires_grad) if a.requires_grad else a for a in fragment.args]
-        rng = torch.get_rng_state()
-        try:
-            with tracing_alone(), with_node_notes(), recurrent_layers_kept(), distributions_unchecked(), torch.enable_grad():
-                joint = joint_graph(flat, examples)
-        except CaptureError:
-            raise
-        except Exception as e:  # noqa: BLE001 - whatever an op of the user's raises while traced
-            raise not_capturable(f"a call of {name or 'the module'}", e) from e
-        finally:
-            torch.set_rng_state(rng)
+        with (
+            tracing(f"a call of {name or 'the module'}"),
+            tracing_alone(),
+            with_node_notes(),
+            recurrent_layers_kept(),
+            distributions_unchecked(),
+            torch.enable_grad(),
+        ):
+            joint = joint_graph(flat, examples)
         state = {i: n for i, n in enumerate(fragment.names) if n is not None}
         return cls(_Nodes.of(joint, state), tuple(flat.returned))
 
@@ -322,11 +325,6 @@ class _FragmentsBuilder(_Builder):
                 self._order_after(gradient, v)
         return v
 
-    def _order_after(self, first: int, v: int) -> None:
-        """Op `v` waits for `first`, even where it reads nothing of it."""
-        if first != v and not self.ancestors[v] >> first & 1:
-            self._order(first, v)
-
     def _add_gradient(self, k: int, parameter: str) -> None:
         """The gradient and what the optimizer keeps stay with the parameter from step to step."""
         nodes = self.traced[k].nodes
@@ -390,10 +388,7 @@ class _FragmentsBuilder(_Builder):
 def _forward_nodes(nodes: _Nodes) -> "set[fx.Node]":
     """The nodes of a forward pass: the outputs, the buffers' new values, what is kept for the backward pass, and what all these come
     from."""
-    behind: set[fx.Node] = set(nodes.tangents.values())
-    for node in nodes.calls:
-        if not behind.isdisjoint(node.all_input_nodes):
-            behind.add(node)
+    behind = _behind(nodes.calls, nodes.tangents.values())
     kept = [n for n in nodes.calls if n.meta.get("partitioner_tag") == "is_forward" and n not in behind]
     return _ancestors([*nodes.outputs, *nodes.buffer_values.values(), *kept])
 

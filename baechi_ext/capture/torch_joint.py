@@ -6,7 +6,7 @@ not tensors either: their readers, gradient and update share one colocation grou
 """
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
@@ -15,8 +15,8 @@ from baechi_ext.capture.groups import Groups
 from baechi_ext.capture.module_names import known_model, module_of, noting_modules
 from baechi_ext.capture.parts import Parts
 from baechi_ext.capture.torch_private import descriptors, joint_graph
-from baechi_ext.capture.why_not import not_capturable
-from baechi_ext.errors import CaptureError, MissingBackendError
+from baechi_ext.capture.why_not import tracing
+from baechi_ext.errors import CaptureError
 from baechi_ext.ir.hints import with_experts
 from baechi_ext.ir.op_graph import Op, OpGraph
 
@@ -108,27 +108,15 @@ def capture_joint(
     Where the module has a method `expert_device(parameter name) -> device index or None`, the ops get expert hints from it.
 
     The module is left as it is: no parameter, buffer or random state changes. Raises CaptureError with the framework's reason,
-    MissingBackendError without torch.
+    MissingBackendError with a release of torch that lacks what capturing uses.
     """
     return _Builder(Owner.of(module), _Nodes.of(export(module, inputs)), options).build(name)
 
 
 def export(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> "fx.GraphModule":
     """AOTAutograd's joint graph of `module(*inputs)` and its backward pass; raises as `capture_joint` does."""
-    try:
-        import torch
-    except ImportError as e:
-        raise MissingBackendError(f"capturing a PyTorch step needs torch ({e}); install baechi[torch]") from e
-    rng = torch.get_rng_state()
-    try:
-        with noting_modules(known_model(module)[0]):
-            return joint_graph(module, inputs)
-    except (CaptureError, MissingBackendError):
-        raise
-    except Exception as e:  # noqa: BLE001 - whatever the user's forward raises while traced
-        raise not_capturable(f"the training step of {type(module).__name__}", e) from e
-    finally:
-        torch.set_rng_state(rng)
+    with tracing(f"the training step of {type(module).__name__}"), noting_modules(known_model(module)[0]):
+        return joint_graph(module, inputs)
 
 
 def _is_view(node: "fx.Node") -> bool:
@@ -365,9 +353,8 @@ class _Builder:
 
     def _order_readers(self, parameter: str, update: int) -> None:
         """The update overwrites the parameter in place, so whoever reads the old value goes first."""
-        for reader in dict.fromkeys(self.state_readers.get(parameter, [])):
-            if not self.ancestors[update] >> reader & 1:
-                self._order(reader, update)
+        for reader in self.state_readers.get(parameter, []):
+            self._order_after(reader, update)
 
     def _add_where_it_lives(self, parameter: str, op: Op, nodes: _Nodes, taken_in: Collection[int] = ()) -> int:
         """Adds an op that takes in a parameter's gradients, beside the parameter and the ops that make them, but for those `taken_in`."""
@@ -395,6 +382,11 @@ class _Builder:
     def _order(self, first: int, second: int) -> None:
         """An edge that moves nothing. Where its ends share a colocation group, it never crosses devices."""
         self._edge(first, second, 0, ORDER)
+
+    def _order_after(self, first: int, v: int) -> None:
+        """Op `v` waits for `first`, even where it reads nothing of it."""
+        if first != v and not self.ancestors[v] >> first & 1:
+            self._order(first, v)
 
     def _edge(self, source: int, target: int, size: int, tensor: str) -> None:
         self.edges.append((self.ops[source].id, self.ops[target].id, size, tensor))
@@ -482,6 +474,15 @@ def argument(node: "fx.Node", name: str) -> Any:
         return None
     defaults = {argument.name: argument.default_value for argument in target._schema.arguments}
     return (defaults | dict(zip(defaults, node.args, strict=False)) | node.kwargs).get(name)
+
+
+def _behind(nodes: "Iterable[fx.Node]", first: "Iterable[fx.Node]") -> "set[fx.Node]":
+    """`first`, and all of the nodes, which come in order, that are made of these."""
+    found = set(first)
+    for node in nodes:
+        if not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def _bytes(value: Any) -> int:

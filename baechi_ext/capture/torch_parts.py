@@ -24,6 +24,7 @@ from baechi_ext.capture.torch_joint import (
     BoundOp,
     CaptureOptions,
     Owner,
+    _behind,
     _Builder,
     _bytes,
     _Nodes,
@@ -313,14 +314,8 @@ def _mean_over_labels(output: Any) -> Any:
 
 def _behind_the_loss(module: "fx.GraphModule") -> "set[fx.Node]":
     """The tangent of the loss, and all nodes that read it, or what was made of it."""
-    from torch import fx
-
-    d, found = descriptors(), set[fx.Node]()
-    for node in module.graph.nodes:
-        tangent = node.op == "placeholder" and isinstance(node.meta["desc"], d.TangentAOTInput)
-        if tangent or (node.op != "output" and not found.isdisjoint(node.all_input_nodes)):
-            found.add(node)
-    return found
+    d, nodes = descriptors(), [n for n in module.graph.nodes if n.op != "output"]
+    return _behind(nodes, [n for n in nodes if n.op == "placeholder" and isinstance(n.meta["desc"], d.TangentAOTInput)])
 
 
 def _like(value: Any, dtype: "torch.dtype") -> "torch.Tensor":

@@ -1,8 +1,7 @@
 """A flat list of the tensors that a module takes or returns, and the shape of the rest: tuples, dicts, dataclasses, objects of tensors."""
 
-import dataclasses
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,71 +16,42 @@ _DEPTH = 8
 
 
 @dataclass(frozen=True)
-class TensorLeaf:
-    """The tensor of this number."""
+class Tree:
+    """A value without its tensors."""
 
-    index: int
+    spec: Any
+    leaves: tuple[Any, ...]
+    """_TENSOR for a tensor, an _Object, or the value itself."""
 
+    def fill(self, tensors: "Sequence[torch.Tensor]") -> Any:
+        """The value, with these tensors."""
+        return self._filled(iter(tensors))
 
-@dataclass(frozen=True)
-class InputLeaf:
-    """A tensor that a module returns as it was given it, by its number."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class ValueLeaf:
-    """A number, a string, None or the like. The type tells 1 from True."""
-
-    type: type
-    value: Any
+    def _filled(self, tensors: "Iterator[torch.Tensor]") -> Any:
+        return tree_unflatten([_filled(leaf, tensors) for leaf in self.leaves], self.spec)
 
 
 @dataclass(frozen=True)
-class ObjectLeaf:
+class _Object:
     """A dataclass or another object whose attributes are trees."""
 
     type: type
     names: tuple[str, ...]
-    attributes: "Tree"
-
-    def fill(self, tensors: "Sequence[torch.Tensor]", inputs: "Sequence[torch.Tensor]") -> Any:
-        made: Any = object.__new__(self.type)
-        for name, value in zip(self.names, self.attributes.fill(tensors, inputs), strict=True):
-            object.__setattr__(made, name, value)
-        return made
+    attributes: Tree
 
 
-Leaf = TensorLeaf | InputLeaf | ValueLeaf | ObjectLeaf
+_TENSOR = object()
 
 
-@dataclass(frozen=True)
-class Tree:
-    """A value without its tensors; equal trees of equal tensors are equal values."""
-
-    spec: Any
-    leaves: tuple[Leaf, ...]
-
-    def fill(self, tensors: "Sequence[torch.Tensor]", inputs: "Sequence[torch.Tensor]" = ()) -> Any:
-        """The value, with these tensors."""
-        return tree_unflatten([_filled(leaf, tensors, inputs) for leaf in self.leaves], self.spec)
-
-    def map(self, function: Callable[[Leaf], Leaf]) -> "Tree":
-        """The same tree with other leaves, those of its objects' attributes included."""
-        leaves = [
-            dataclasses.replace(leaf, attributes=leaf.attributes.map(function)) if isinstance(leaf, ObjectLeaf) else function(leaf)
-            for leaf in self.leaves
-        ]
-        return Tree(self.spec, tuple(leaves))
-
-
-def _filled(leaf: Leaf, tensors: "Sequence[torch.Tensor]", inputs: "Sequence[torch.Tensor]") -> Any:
-    if isinstance(leaf, TensorLeaf):
-        return tensors[leaf.index]
-    if isinstance(leaf, InputLeaf):
-        return inputs[leaf.index]
-    return leaf.value if isinstance(leaf, ValueLeaf) else leaf.fill(tensors, inputs)
+def _filled(leaf: Any, tensors: "Iterator[torch.Tensor]") -> Any:
+    if leaf is _TENSOR:
+        return next(tensors)
+    if not isinstance(leaf, _Object):
+        return leaf
+    made: Any = object.__new__(leaf.type)
+    for name, value in zip(leaf.names, leaf.attributes._filled(tensors), strict=True):
+        object.__setattr__(made, name, value)
+    return made
 
 
 def flatten(value: Any, what: str) -> "tuple[list[torch.Tensor], Tree]":
@@ -89,29 +59,27 @@ def flatten(value: Any, what: str) -> "tuple[list[torch.Tensor], Tree]":
 
     Raises CaptureError for what holds tensors in a way that can't be seen.
     """
-    tensors: list[torch.Tensor] = []
-    return tensors, _tree(value, tensors, what, 0)
-
-
-def _tree(value: Any, tensors: "list[torch.Tensor]", what: str, depth: int) -> Tree:
-    leaves, spec = tree_flatten(value)
-    return Tree(spec, tuple(_leaf(leaf, tensors, what, depth) for leaf in leaves))
-
-
-def _leaf(value: Any, tensors: "list[torch.Tensor]", what: str, depth: int) -> Leaf:
     import torch
 
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return TensorLeaf(len(tensors) - 1)
+    tensors: list[torch.Tensor] = []
     plain = (bool, int, float, complex, str, bytes, type(None), type, range, torch.Size, torch.dtype, torch.device, torch.layout)
-    if isinstance(value, (*plain, types.FunctionType, types.BuiltinFunctionType)):
-        return ValueLeaf(type(value), value)
-    attributes = getattr(value, "__dict__", None)
-    if attributes is None or isinstance(value, (torch.nn.Module, set, frozenset)) or depth > _DEPTH:
-        raise CaptureError(
-            f"{what} has a part of type {type(value).__module__}.{type(value).__qualname__}, in which no tensors can be told apart; "
-            "use tensors, numbers, tuples, lists, dicts and dataclasses"
-        )
-    names = tuple(attributes)
-    return ObjectLeaf(type(value), names, _tree([attributes[name] for name in names], tensors, what, depth + 1))
+
+    def leaf_of(value: Any, depth: int) -> Any:
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+            return _TENSOR
+        if isinstance(value, (*plain, types.FunctionType, types.BuiltinFunctionType)):
+            return value
+        attributes = getattr(value, "__dict__", None)
+        if attributes is None or isinstance(value, (torch.nn.Module, set, frozenset)) or depth > _DEPTH:
+            raise CaptureError(
+                f"{what} has a part of type {type(value).__module__}.{type(value).__qualname__}, in which no tensors can be told apart; "
+                "use tensors, numbers, tuples, lists, dicts and dataclasses"
+            )
+        return _Object(type(value), tuple(attributes), tree_of(list(attributes.values()), depth + 1))
+
+    def tree_of(value: Any, depth: int) -> Tree:
+        leaves, spec = tree_flatten(value)
+        return Tree(spec, tuple(leaf_of(leaf, depth) for leaf in leaves))
+
+    return tensors, tree_of(value, 0)

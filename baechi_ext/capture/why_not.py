@@ -3,11 +3,12 @@
 import linecache
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from traceback import walk_tb
 
-from baechi_ext.errors import CaptureError
+from baechi_ext.errors import CaptureError, MissingBackendError
 
 _ADVICE = (
     (("numpy",), "a NumPy array is outside of what can be captured: compute with torch functions, or move this out of forward"),
@@ -30,36 +31,39 @@ def not_capturable(what: str, error: BaseException) -> CaptureError:
     """The error for `what`, whose forward raised `error` while it was traced: the reason, the line, and what to change."""
     reason = (str(error).strip().splitlines() or [""])[0]
     text = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
-    return CaptureError(f"{what} cannot be captured as one graph: {text}{_place_of(error)}; {_advice_for(text)}")
+    frames = ((f.f_code.co_filename, line, f.f_code.co_name) for f, line in walk_tb(error.__traceback__))
+    advice = next((advice for words, advice in _ADVICE if any(word in text for word in words)), _OTHERWISE)
+    return CaptureError(f"{what} cannot be captured as one graph: {text}{place_of(frames)}; {advice}")
 
 
-def users_line(error: BaseException) -> tuple[str, int, str] | None:
-    """(file, line, function) of the innermost code that is neither a framework's, Python's nor this package's; None where there is none."""
-    found = [frame for frame in _frames(error.__traceback__) if not is_foreign(frame[0])]
-    return found[-1] if found else None
+@contextmanager
+def tracing(what: str) -> Iterator[None]:
+    """While it is entered, a user's code is traced: torch's generator is put back, and what the code raises is a CaptureError about `what`
+    that names the line."""
+    import torch
+
+    try:
+        with torch.random.fork_rng(devices=()):
+            yield
+    except (CaptureError, MissingBackendError):
+        raise
+    except Exception as e:  # noqa: BLE001 - whatever the user's code raises
+        raise not_capturable(what, e) from e
 
 
-def _place_of(error: BaseException) -> str:
-    line = users_line(error)
-    return "" if line is None else said_place(line)
+def place_of(frames: Iterable[tuple[str, int, str]]) -> str:
+    """The innermost of these (file, line, function) that is the user's own, as part of a message; empty where none is."""
+    own = [frame for frame in frames if not is_foreign(frame[0])]
+    return said_place(own[-1]) if own else ""
 
 
 def said_place(line: tuple[str, int, str]) -> str:
     """(file, line, function) as part of a message, with the source."""
     file, number, function = line
     source = linecache.getline(file, number).strip()
-    return f", at {_short(file)}:{number} in {function}" + (f": `{source}`" if source else "")
-
-
-def _advice_for(text: str) -> str:
-    return next((advice for words, advice in _ADVICE if any(word in text for word in words)), _OTHERWISE)
-
-
-def _frames(traceback: TracebackType | None) -> Iterator[tuple[str, int, str]]:
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        yield code.co_filename, traceback.tb_lineno, code.co_name
-        traceback = traceback.tb_next
+    path = Path(file)
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f", at {shown}:{number} in {function}" + (f": `{source}`" if source else "")
 
 
 def is_foreign(file: str) -> bool:
@@ -70,8 +74,3 @@ def is_foreign(file: str) -> bool:
         return True
     installed = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
     return path.is_relative_to(sysconfig.get_path("stdlib")) and not any(path.is_relative_to(folder) for folder in installed)
-
-
-def _short(file: str) -> str:
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

@@ -12,7 +12,7 @@ from baechi_ext.capture.torch_dynamo import traced
 from baechi_ext.capture.torch_fragments import OUTPUTS, TANGENTS, CapturedCall, Fragment, capture_fragments
 from baechi_ext.capture.torch_joint import CaptureOptions
 from baechi_ext.errors import CaptureError
-from baechi_runtime.torch.calls.dynamo_graph import argument_names
+from baechi_runtime.torch.calls.capturing import argument_names
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 """TorchDynamo reads it of what one fragment hands to the next one."""

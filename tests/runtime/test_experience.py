@@ -11,8 +11,8 @@ from torch import nn
 import baechi_ext
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.torch.calls.capturing import MANY_OPS, SMALL_US, TINY_OP_US, backward_ops, why_too_small
 from baechi_runtime.torch.calls.experience import Experience, Verdict
-from baechi_runtime.torch.calls.too_small import MANY_OPS, SMALL_US, TINY_OP_US, backward_ops, why_too_small
 from baechi_runtime.torch.lowering.devices import cpu_devices
 
 SAVES_A_SECOND = Verdict(True, "", plain_us=3000.0, placed_us=2000.0, setup_seconds=0.0, steps=1000)

@@ -64,7 +64,7 @@ def test_training_goes_on_until_the_plan_is_there() -> None:
     same = copy.deepcopy(model)
     baechi_ext.parallelize(model, devices=2, time_limit=1.0)
     losses = train(model, 2)
-    assert call_of(model).session._aside.is_running()
+    assert call_of(model).session.is_searching()
     while is_searched_for(model):
         losses += train(model, 1)
     report = baechi_ext.report(model)
@@ -72,7 +72,7 @@ def test_training_goes_on_until_the_plan_is_there() -> None:
     assert report.unplaced_calls[SEARCHED_FOR] >= 1
     assert "" not in report.unplaced_calls
     assert ASIDE in report.notes
-    assert not call_of(model).session._aside.is_running()
+    assert not call_of(model).session.is_searching()
     assert losses[:2] == train(same, 2)
     assert losses[2:] == [train(same, 1)[0] for _ in losses[2:]]
 
@@ -81,7 +81,7 @@ def test_where_the_search_fails_the_plan_is_searched_for_here() -> None:
     model = Towers()
     baechi_ext.parallelize(model, devices=2, time_limit=1.0)
     train(model, 2)
-    call_of(model).session._aside._search._process.send_signal(signal.SIGKILL)
+    call_of(model).session._aside.search._process.send_signal(signal.SIGKILL)
     while is_searched_for(model):
         train(model, 1)
     report = baechi_ext.report(model)
@@ -93,7 +93,7 @@ def test_a_module_that_is_unplaced_stops_its_search() -> None:
     model = Towers()
     baechi_ext.parallelize(model, devices=2)
     train(model, 2)
-    process = call_of(model).session._aside._search._process
+    process = call_of(model).session._aside.search._process
     baechi_ext.unplace(model)
     assert process.returncode == -signal.SIGKILL
 
@@ -116,7 +116,7 @@ torch.set_num_threads(1)
 model = Towers()
 baechi_ext.parallelize(model, devices=2, time_limit=600.0)
 train(model, 2)
-print(call_of(model).session._aside._search._process.pid, flush=True)
+print(call_of(model).session._aside.search._process.pid, flush=True)
 os._exit(0)
 """
     command = [sys.executable, "-c", script, str(ROOT)]

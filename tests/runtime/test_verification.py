@@ -193,7 +193,7 @@ def test_a_wrong_program_is_found_and_the_training_goes_on_as_the_plain_one(
     assert "differs from the unplaced one" in report.refusal or "random numbers" in report.refusal
     said = capsys.readouterr().err
     assert said.count("baechi: Net runs as it is: ") == 1
-    assert not session_of(placed).may_place()
+    assert session_of(placed).why_plain()
     lines = [line for line in said.splitlines() if "runs as it is" in line]
     assert re.search(named, lines[0])
 

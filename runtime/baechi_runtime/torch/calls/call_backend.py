@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
+from torch import Tensor
+
 from baechi_ext.errors import BaechiError, CaptureError, ParityError
 from baechi_ext.ir import Cluster
 from baechi_ext.ir.measured import MeasuredStep
@@ -14,18 +17,19 @@ from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers.backend import Captured, PlacingBackend
 from baechi_runtime.drivers.comparison import UNPLACED
 from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.measure.comparator import compare
 from baechi_runtime.measure.link_probe import LinkProbe
-from baechi_runtime.measure.parity_result import Parity
+from baechi_runtime.measure.parity_result import Parity, require_parity
 from baechi_runtime.measure.recording import RUNS
 from baechi_runtime.measure.samples import Measurement
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.torch.backend import costed, devices_of, kind_of_executor
-from baechi_runtime.torch.calls.compared_call import ComparedCall
+from baechi_runtime.torch.calls.capturing import TrainingCall, tolerance_of
 from baechi_runtime.torch.calls.parallelize import executor_of
-from baechi_runtime.torch.calls.phases import PhasedFragment
 from baechi_runtime.torch.calls.placed_function import LoadedFragment
 from baechi_runtime.torch.calls.recording import WARM_UP, CallRecorder
-from baechi_runtime.torch.calls.workers import Workers
+from baechi_runtime.torch.calls.verify import RandomState, restore
+from baechi_runtime.torch.calls.workers import Workers, loaded_phases
 from baechi_runtime.torch.cluster import find_cluster
 from baechi_runtime.torch.lowering.devices import on_core_of
 from baechi_runtime.torch.lowering.executor import Executor
@@ -40,6 +44,87 @@ HANDED_OUT = (
     "and single run in worker 0 alone and hand out nothing"
 )
 T = TypeVar("T")
+Results = dict[str, Tensor]
+"""Outputs and gradients, by name."""
+Run = Callable[..., Sequence[Tensor]]
+
+
+class ComparedCall:
+    """The script's call and its backward pass, as it is and placed, from gradients of its outputs that are the same for all. The gradients
+    that come out are handed over, not added to those of the parameters.
+    """
+
+    def __init__(self, call: TrainingCall) -> None:
+        self.call = call
+        self._args = [tuple(a.detach().requires_grad_(a.requires_grad) for a in f.args) for f in call.fragments]
+        self._written = {(k, i): self._args[k][i].detach().clone() for k, p in enumerate(call.captured.fragments) for i in p.written}
+        self._random = RandomState()
+        self._tolerance = tolerance_of(frozenset().union(*(part.dtypes for part in call.captured.fragments)), call.step.live)
+        self._tangents: dict[tuple[int, int], Tensor] = {}
+        outputs = self._forward([f.module for f in call.fragments])
+        self._tangents = _tangents({key: v for key, v in outputs.items() if v.requires_grad and v.dtype.is_floating_point})
+        self._expected = self._with_gradients(outputs)
+        self._after = RandomState()
+        self._new_values = {key: self._args[key[0]][key[1]].detach().clone() for key in self._written}
+
+    def plain(self) -> Results:
+        """Run the call as it is."""
+        return self._with_gradients(self._forward([f.module for f in self.call.fragments]))
+
+    def placed(self, loaded: Sequence[LoadedFragment]) -> Results:
+        return self._with_gradients(self._forward([lambda *args, one=one: one.run(args) for one in loaded]))
+
+    def _forward(self, runs: Sequence[Run]) -> dict[tuple[int, int], Tensor]:
+        made: dict[tuple[int, int], Tensor] = {}
+        for k, (fragment, run) in enumerate(zip(self.call.fragments, runs, strict=True)):
+            args = [made.get(fragment.links[i], a) if i in fragment.links else a for i, a in enumerate(self._args[k])]
+            made |= {(k, i): v for i, v in enumerate(run(*args))}
+        return made
+
+    def _with_gradients(self, outputs: dict[tuple[int, int], Tensor]) -> Results:
+        sources: dict[str, Tensor] = {}
+        for k, (fragment, part) in enumerate(zip(self.call.fragments, self.call.captured.fragments, strict=True)):
+            own = ((i, self._args[k][i]) for i in part.reached_by if i not in fragment.links and self._args[k][i].requires_grad)
+            sources |= {self._name(k, i): value for i, value in own}
+        roots = [(outputs[key], t) for key, t in self._tangents.items()]
+        values = torch.autograd.grad([r for r, _ in roots], list(sources.values()), [t for _, t in roots], allow_unused=True)
+        gradients = {f"gradient of {n}": g for n, g in zip(sources, values, strict=True) if g is not None}
+        return {f"output {i} of fragment {k}": v.detach() for (k, i), v in outputs.items()} | gradients
+
+    def rewind(self) -> None:
+        """Put buffers and random state back to what they were before the call."""
+        for k, args in enumerate(self._args):
+            restore(args, {i: v for (f, i), v in self._written.items() if f == k}, self._random)
+
+    def parity(self, loaded: Sequence[LoadedFragment], *, relaxed: bool) -> Parity:
+        """The parity of outputs, gradients and buffers with those of the call as it is, from the same state; unless random numbers are
+        `relaxed`, raises ParityError where these or the random state differ."""
+        self.rewind()
+        found = self.placed(loaded)
+        written = {f"new value of {self._name(*key)}": value for key, value in self._new_values.items()}
+        now = {f"new value of {self._name(*key)}": self._args[key[0]][key[1]] for key in self._written}
+        parity = compare(self._expected | written, found | now, self._tolerance)
+        if not relaxed:
+            require_parity(parity)
+            if not self._after.is_now():
+                raise ParityError("the placed call drew other random numbers than the unplaced one")
+        return parity
+
+    def _name(self, fragment: int, argument: int) -> str:
+        name = self.call.captured.fragments[fragment].state.get(argument, f"argument {argument}")
+        return f"{name} in fragment {fragment}" if fragment else name
+
+
+def _tangents(outputs: Mapping[tuple[int, int], Tensor]) -> dict[tuple[int, int], Tensor]:
+    """Gradients to begin with: 1 for a scalar, such as a loss; random numbers for other outputs, as ones give many ops a gradient of 0."""
+    generator = torch.Generator().manual_seed(0)
+
+    def tangent(output: Tensor) -> Tensor:
+        if output.dim() == 0:
+            return torch.ones_like(output)
+        return torch.randn(output.shape, generator=generator, dtype=output.dtype).to(output.device)
+
+    return {key: tangent(value.detach()) for key, value in outputs.items()}
 
 
 @dataclass(frozen=True)
@@ -83,7 +168,6 @@ class CallBackend(PlacingBackend[Captured, Loaded]):
         self._compared, self._call, self._executor = compared, compared.call, executor
 
     def capture(self) -> Captured:
-        """See Backend."""
         return self._costed(self._executor)
 
     def _costed(self, executor: Executor) -> Captured:
@@ -91,28 +175,22 @@ class CallBackend(PlacingBackend[Captured, Loaded]):
         return costed(self.request, executor, captured.graph, captured.binding, self._call.step)
 
     def cluster(self) -> tuple[Cluster, LinkProbe | None]:
-        """See Backend."""
         return find_cluster(self.request, self._executor)
 
     def in_parts(self, captured: Captured, parts: int | Sequence[int]) -> Captured:
-        """See PlacingBackend."""
         raise CaptureError("a script's calls run with their whole batch; drop --microbatches, or give a built-in model")
 
     def load(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> Loaded:
-        """See Backend."""
         return _loaded(self._compared, timeline, self._executor)
 
     def check(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> Parity:
-        """See Backend."""
         loaded = _loaded(self._compared, timeline, self._executor)
         return self._compared.parity(loaded.fragments, relaxed=self.request.relaxed_random)
 
     def peak_bytes(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> tuple[int, ...]:
-        """See Backend."""
         return measured_peak_bytes(self._executor, timeline, self._call.captured.binding, self._call.step)  # type: ignore[arg-type]
 
     def measure(self, captured: Captured, loaded: Mapping[str, Loaded], num_steps: int, on_step: Callable[[int], None]) -> Measurement:
-        """See Backend."""
 
         def eager() -> StepTimes:
             with on_core_of(self._executor.devices[0]):
@@ -122,7 +200,7 @@ class CallBackend(PlacingBackend[Captured, Loaded]):
         return measure_on(self._executor, {UNPLACED: eager, **variants}, num_steps=num_steps, on_step=on_step)
 
     def record(self, captured: Captured, loaded: Loaded) -> MeasuredStep:
-        """See Backend. Of a call of several fragments each is a step of its own: raises CaptureError."""
+        """Raises CaptureError for a call of several fragments, each of which is a step of its own."""
         if len(loaded.fragments) > 1:
             raise CaptureError("the call is of several fragments, with Python between them")
         recorded = _recorded(self._compared, loaded).measured(loaded.timeline.graph, self.kind)
@@ -131,7 +209,6 @@ class CallBackend(PlacingBackend[Captured, Loaded]):
         return recorded
 
     def notes(self, loaded: Loaded) -> Sequence[str]:
-        """See Backend."""
         return ()
 
 
@@ -146,18 +223,15 @@ class WorkersBackend(CallBackend):
         self._failure: BaechiError | None = None
 
     def capture(self) -> Captured:
-        """See Backend."""
         with ProcessExecutor(self._workers.group, self._workers.devices) as executor:
             captured = self._costed(executor)
             self._cluster = find_cluster(self.request, executor)
         return captured
 
     def cluster(self) -> tuple[Cluster, LinkProbe | None]:
-        """See Backend."""
         return self._cluster
 
     def load(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> Loaded:
-        """See Backend."""
         if alone:
             return super().load(captured, timeline, alone=True)
         self._tell({"do": "load", "timeline": timeline_to_json(timeline)})
@@ -169,7 +243,6 @@ class WorkersBackend(CallBackend):
         return loaded
 
     def check(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> Parity:
-        """See Backend."""
         if alone:
             return super().check(captured, timeline, alone=True)
         self._tell({"do": "check", "timeline": timeline_to_json(timeline)})
@@ -183,11 +256,10 @@ class WorkersBackend(CallBackend):
             raise
 
     def peak_bytes(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> tuple[int, ...]:
-        """See Backend. Each worker would have to count its own."""
+        """Nothing: each worker would have to count its own."""
         return ()
 
     def measure(self, captured: Captured, loaded: Mapping[str, Loaded], num_steps: int, on_step: Callable[[int], None]) -> Measurement:
-        """See Backend."""
         self._tell({"do": "measure", "numbers": {name: one.number for name, one in loaded.items()}, "num_steps": num_steps})
         runs = {name: partial(self._compared.placed, one.fragments) for name, one in loaded.items()}
         return self._in_turn({UNPLACED: self._compared.plain, **runs}, num_steps, on_step)
@@ -204,13 +276,11 @@ class WorkersBackend(CallBackend):
         return measure_on(self._workers, {name: partial(together, name) for name in runs}, num_steps=num_steps, on_step=on_step)
 
     def record(self, captured: Captured, loaded: Loaded) -> MeasuredStep:
-        """See Backend."""
         if loaded.number is not None and len(loaded.fragments) == 1:
             self._tell({"do": "record", "number": loaded.number})
         return super().record(captured, loaded)
 
     def notes(self, loaded: Loaded) -> Sequence[str]:
-        """See Backend."""
         return (HANDED_OUT,)
 
     def _tell(self, command: Mapping[str, Any]) -> None:
@@ -244,8 +314,7 @@ class WorkersBackend(CallBackend):
 
 def _loaded(compared: ComparedCall, timeline: Timeline, executor: ThreadExecutor | Workers) -> Loaded:
     call = compared.call
-    load = executor.load if isinstance(executor, Workers) else partial(PhasedFragment, executor)
-    phases = [load(timeline, call.captured, k, call.step) for k in range(len(call.fragments))]
+    phases = [loaded_phases(executor, timeline, call.captured, k, call.step) for k in range(len(call.fragments))]
     parts = zip(call.captured.fragments, phases, call.fragments, strict=True)
     return Loaded(executor, timeline, [LoadedFragment(part, one, fragment.module) for part, one, fragment in parts])
 

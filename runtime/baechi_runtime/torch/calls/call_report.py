@@ -13,8 +13,9 @@ from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.report.call_report import INTERRUPTED, CallReport, Verified
 from baechi_runtime.report.step_report import StepReport
 from baechi_runtime.torch.backend import kind_of_executor
+from baechi_runtime.torch.calls.fragments import PlacedGroup
 from baechi_runtime.torch.calls.recording import WARM_UP
-from baechi_runtime.torch.calls.session import PlacedGroup, Session
+from baechi_runtime.torch.calls.session import Session
 from baechi_runtime.torch.calls.workers import Workers
 
 UNPLACED = "as it is, with the script's own threads"

@@ -2,27 +2,45 @@
 every method places it, and its forward and backward passes are measured in turn, as it is and placed; then the script ends.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, fx, nn
 
 from baechi_ext.capture.torch_dynamo import traced
-from baechi_ext.errors import BaechiError
+from baechi_ext.errors import BaechiError, CaptureError
 from baechi_ext.ir.files import make_folder
 from baechi_runtime.drivers.comparing import ScriptComparison, compared
 from baechi_runtime.drivers.comparison import CompareRequest, Comparison
+from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.host.as_main import EndedError, run_as_main
-from baechi_runtime.torch.calls.call_backend import with_call
-from baechi_runtime.torch.calls.compared_call import ComparedCall, NotedFragment, capture_noted
+from baechi_runtime.torch.calls.call_backend import ComparedCall, with_call
+from baechi_runtime.torch.calls.capturing import Given, TrainingCall, captured_call, leaf_of
 from baechi_runtime.torch.calls.module_calls import LARGE_ENOUGH, Call, never_trained, outermost_calls, trained_size
 from baechi_runtime.torch.calls.script import as_one_of, workers_of
 from baechi_runtime.torch.calls.tracing import TraceLog, traced_for_us, watch_compiles
 from baechi_runtime.torch.calls.verify import put_back
 from baechi_runtime.torch.calls.workers import Workers
 from baechi_runtime.torch.lowering.devices import one_thread
+
+
+@dataclass
+class NotedFragment:
+    """A fragment that runs as it is, and what it was given and returned when it ran last."""
+
+    graph: fx.GraphModule
+    log: "list[NotedFragment]"
+    args: tuple[Tensor, ...] = ()
+    values: tuple[Tensor, ...] = ()
+
+    def __call__(self, *args: Tensor) -> Sequence[Tensor]:
+        values: Sequence[Tensor] = self.graph(*args)
+        self.log.append(NotedFragment(self.graph, self.log, args, tuple(values)))
+        return values
 
 
 def compare_script(request: CompareRequest, path: str, arguments: tuple[str, ...]) -> Comparison | None:
@@ -73,7 +91,7 @@ def _compared(
     with put_back(module), one_thread():
         with put_back(module):
             log = _noted(module, args, kwargs)
-        call = ComparedCall(capture_noted(log, module, request.train))
+        call = ComparedCall(_captured(log, module, request.train))
         notes += [call.call.note] * bool(call.call.note)
         return with_call(request.train, call, workers, lambda backend: compared(request, backend, backend.capture(), model, notes))
 
@@ -89,3 +107,17 @@ def _noted(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         with traced_for_us(TraceLog()):
             compiled(*args, **kwargs)
     return list(log)
+
+
+def _captured(log: Sequence[NotedFragment], module: nn.Module, request: TrainRequest) -> TrainingCall:
+    """The call in which these fragments ran. Raises CaptureError if none of them trains, or one can't be captured."""
+    trained = [n for n in log if any(isinstance(v, Tensor) and v.requires_grad for v in n.values)]
+    if not trained:
+        raise CaptureError(f"a call of {type(module).__name__} can't be traced: TorchDynamo found no graph of ops in it")
+    made: dict[int, tuple[int, int]] = {}
+    given: list[Given] = []
+    for number, noted in enumerate(trained):
+        links = {i: made[id(a)] for i, a in enumerate(noted.args) if id(a) in made}
+        given.append((noted.graph, tuple(leaf_of(a) if i not in links else a for i, a in enumerate(noted.args)), links))
+        made |= {id(v): (number, i) for i, v in enumerate(noted.values)}
+    return captured_call(request, given, type(module).__name__, module)

@@ -60,7 +60,7 @@ class Experience:
 
     def __init__(self, request: TrainRequest, devices: Sequence[TorchDevice], module: nn.Module, arguments: tuple[Any, Any]) -> None:
         self._folder = request.cache
-        self._key = verdict_key(request.choices(), devices, _parts(module, arguments)) if self._folder is not None else ""
+        self._key = "" if request.cache is None else verdict_key(request.choices(), devices, _parts(module, arguments))
 
     def why_not(self) -> str:
         """Why placing would not pay, by an earlier run; empty where that is not known."""

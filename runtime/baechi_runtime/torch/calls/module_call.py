@@ -9,17 +9,13 @@ from torch import nn
 from baechi_ext.capture.torch_dynamo import has_global_module_hooks, sees_single_ops, trace_marks, traced, traced_elsewhere
 from baechi_ext.capture.torch_private import inside_backward, is_traced
 from baechi_ext.errors import CaptureError
-from baechi_runtime.torch.calls.session import Session
-from baechi_runtime.torch.calls.settings import Settings
+from baechi_runtime.torch.calls.fragments import Settings
+from baechi_runtime.torch.calls.session import SINGLE_OPS, Session
 from baechi_runtime.torch.calls.tracing import inside_one, traced_for_us, watch_compiles
 from baechi_runtime.torch.calls.verify import put_back
 
 COMPILED = "the script compiles it itself (torch.compile)"
-HOOKED = "hooks for the calls of all modules are registered, which a placed call would not run"
-EVAL = "it was in eval mode, or no gradients were recorded: a forward pass alone is not placed"
-SINGLE_OPS = "a mode or hooks that see single ops were active"
 ELSEWHERE = "another thread was tracing"
-LAZY = "its parameters had no shapes yet"
 UNTRACED = "TorchDynamo found no graph in it, or had traced it too often and runs it as it is"
 
 
@@ -64,21 +60,21 @@ class ModuleCall:
         """Why a call that begins now runs as it is; empty where it may run placed."""
         session = self.session
         if not self._module.training or not torch.is_grad_enabled():
-            return EVAL
+            return "it was in eval mode, or no gradients were recorded: a forward pass alone is not placed"
         if self._lazy:
             self._lazy = any(isinstance(p, nn.UninitializedParameter) for p in self._module.parameters())
             if self._lazy:
-                return LAZY
+                return "its parameters had no shapes yet"
         if session.paused:
             session.plain_step()
-        if not session.may_place():
-            return session.why_plain()
+        if why := session.why_plain():
+            return why
         if not inside_one() and traced_elsewhere():
             return ELSEWHERE
         if is_traced() or inside_one() or inside_backward():
             return "it was a part of another call"
         if has_global_module_hooks():
-            return HOOKED
+            return "hooks for the calls of all modules are registered, which a placed call would not run"
         return SINGLE_OPS if sees_single_ops() else ""
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -99,10 +95,6 @@ class ModuleCall:
 
     def is_of(self, module: nn.Module) -> bool:
         return self._module is module
-
-    def drop(self) -> None:
-        """Run all calls as they are from now on."""
-        self.session.drop()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """Make a copy of the module one that is not placed."""
@@ -131,5 +123,5 @@ def take_out(module: nn.Module) -> None:
     """Have the module's calls run as they did before `place_in`."""
     found = call_of(module)
     if found is not None:
-        found.drop()
+        found.session.drop()
         module._compiled_call_impl = None

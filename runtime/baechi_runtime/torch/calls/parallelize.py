@@ -20,8 +20,8 @@ from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.host.cache_folder import cache_folder
 from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.torch.calls.call_report import report_of
+from baechi_runtime.torch.calls.fragments import Settings
 from baechi_runtime.torch.calls.module_call import ModuleCall, call_of, place_in, take_out
-from baechi_runtime.torch.calls.settings import Settings
 from baechi_runtime.torch.calls.workers import join_workers, several_workers
 from baechi_runtime.torch.lowering.devices import CudaDevice, TorchDevice, cpu_devices, cuda_devices
 from baechi_runtime.torch.threads.executor import ThreadExecutor

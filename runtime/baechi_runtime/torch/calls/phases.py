@@ -5,10 +5,10 @@ import copy
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -16,57 +16,46 @@ from torch import Tensor
 from baechi_ext.capture.torch_fragments import CapturedCall
 from baechi_ext.capture.torch_private import no_view
 from baechi_ext.simulate import Timeline
+from baechi_runtime.measure.recording import NotedTimes
 from baechi_runtime.measure.timing import StepTimes
-from baechi_runtime.torch.calls.watching import Watch
+from baechi_runtime.torch.calls.capturing import CallStep
+from baechi_runtime.torch.lowering.devices import TorchDevice
 from baechi_runtime.torch.lowering.mailbox import Mailboxes
-from baechi_runtime.torch.lowering.ops import LoweredProgram, Lowering, Slots, StepContext
+from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram, Lowering, Slots, StepContext
 from baechi_runtime.torch.lowering.program import in_phases
 from baechi_runtime.torch.threads.executor import ThreadExecutor, busy_us
+from baechi_runtime.torch.threads.step_recorder import DeviceLog
 
 
-@dataclass
-class CallStep:
-    """The tensors that ops read and hand over while a call or a fragment of it runs: a TrainingStep without a loss or an optimizer."""
+class Watch:
+    """Takes the times of phases, and what the logs note that are made for each of the devices; without a `make` there are none."""
 
-    name: str
-    live: Mapping[str, Tensor]
-    """Parameters and buffers of the call that was captured, by their first name."""
-    written: tuple[str, ...]
-    """Buffers that the step changes."""
-    inputs: Sequence[Tensor] | Mapping[int, Tensor]
-    """By their numbers among the arguments of all fragments."""
-    tangents: Sequence[Tensor | None] | None = None
-    """The gradients that come in; None: ones, as when the step is profiled."""
-    outputs: list[Tensor] = field(default_factory=list)
-    gradients: dict[str | int, Tensor] = field(default_factory=dict)
-    """Parameter's name or input's number -> gradient."""
+    def __init__(self, make: Callable[[TorchDevice], DeviceLog] | None = None, devices: Sequence[TorchDevice] = ()) -> None:
+        self._logs = None if make is None else [[make(device) for device in devices] for _ in range(2)]
 
-    def state(self) -> Mapping[str, Tensor]:
-        return self.live
+    def exchange(self, exchange: Exchange, phase: int, device: int = 0) -> Exchange:
+        """The exchange through which a device's program of a phase sends and receives."""
+        return exchange if self._logs is None else self._logs[phase][device].exchange(exchange)
 
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """No optimizers: the optimizer is in the caller's code."""
-        return {}
+    def program(self, program: LoweredProgram, phase: int, device: int = 0) -> LoweredProgram:
+        """The program to run on a device, given the lowered one."""
+        return program if self._logs is None else self._logs[phase][device].noting(program)
 
-    def snapshot(self) -> dict[str, Tensor]:
-        """Copies of what the step changes, on the host."""
-        return {name: self.live[name].detach().to("cpu", copy=True) for name in self.written}
+    def slots(self, size: int) -> Slots:
+        """Empty slots for one device."""
+        return [None] * size if self._logs is None else self._logs[0][0].slots(size)
 
-    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
-        """Put a snapshot back, and let go of what the step handed over."""
-        for name, value in snapshot.items():
-            self.live[name].data.copy_(value)
-        self.forget()
+    def begin(self, phase: int, call: Callable[[int, Callable[[], None]], Any]) -> None:
+        """Before a phase; `call` runs a function on a device."""
+        for device, log in enumerate(() if self._logs is None else self._logs[phase]):
+            call(device, log.begin)
 
-    def forget(self) -> None:
-        """Let go of all tensors of a call but its inputs."""
-        self.tangents, self.outputs, self.gradients = None, [], {}
-
-    def replica(self, device: torch.device | str) -> "CallStep":
-        """The same step with tensors of its own on `device`."""
-        live = {name: value.detach().to(device, copy=True) for name, value in self.live.items()}
-        given = [self.inputs[number] for number in range(len(self.inputs))]
-        return CallStep(self.name, live, self.written, tuple(i.detach().to(device, copy=True) for i in given))
+    def times(self, phase: int, begin_ns: int, busy_us: tuple[float, ...]) -> StepTimes:
+        """The times of a phase that has just ended."""
+        wall_us = (time.monotonic_ns() - begin_ns) / 1000
+        if self._logs is None:
+            return StepTimes(wall_us, busy_us)
+        return NotedTimes(wall_us, busy_us, begin_ns, tuple(log.notes() for log in self._logs[phase]))
 
 
 class Phases(ABC):
@@ -86,6 +75,8 @@ class Phases(ABC):
         self._plain = tuple((i, part.first_input + i) for i in range(part.num_args) if i not in part.state)
         self._argument_of: dict[str | int, int] = {**argument, **{number: i for i, number in self._plain}}
         """A gradient's key in the step -> the argument."""
+        self._programs: list[tuple[TorchDevice, list[LoweredProgram], list[tuple[int, int]]]] = []
+        """The devices of this process: each with its programs of both phases, and the (slot, argument) of what these read."""
 
     def watched_by(self, watch: Watch) -> Self:
         """The same fragment with programs of its own, which share the slots' layout with these. Only one of the two runs at a time."""
@@ -94,20 +85,74 @@ class Phases(ABC):
         other._load()
         return other
 
-    @abstractmethod
-    def _load(self) -> None:
-        """Lower the programs."""
-
-    @abstractmethod
     def forward(self, args: Sequence[Tensor]) -> tuple[list[Tensor], list[Slots], StepTimes]:
         """The graph's outputs, what the devices keep for the backward phase, and the phase's times.
 
         Raises ExecutionError where an op fails or a device does not answer in time.
         """
+        with self._lock:
+            self._step.inputs = {number: args[i] for i, number in self._plain}
+            try:
+                kept = [self._filled(*own, args) for own in self._programs]
+                begin_ns = self._begin(0)
+                busy_us = self._run(0, kept, args)
+                outputs = self._outputs()
+                return outputs, kept, self._watch.times(0, begin_ns, busy_us)
+            finally:
+                self._step.inputs = {}
+                self._step.forget()
+
+    def backward(self, tangents: Sequence[Tensor | None], kept: list[Slots]) -> tuple[dict[int, Tensor], StepTimes]:
+        """The gradients by argument, from those of the differentiable outputs; uses up `kept`. Raises as `forward` does."""
+        with self._lock:
+            self._step.tangents = tangents
+            try:
+                begin_ns = self._begin(1)
+                busy_us = self._run(1, kept, ())
+                gradients = {self._argument_of[name]: value for name, value in self._gradients().items()}
+                return gradients, self._watch.times(1, begin_ns, busy_us)
+            finally:
+                for slots in kept:
+                    slots.clear()
+                self._step.forget()
 
     @abstractmethod
-    def backward(self, tangents: Sequence[Tensor | None], kept: list[Slots]) -> tuple[dict[int, Tensor], StepTimes]:
-        """The gradients by argument, from those of the differentiable outputs; uses up `kept`."""
+    def _load(self) -> None:
+        """Lower the programs."""
+
+    @abstractmethod
+    def _begin(self, phase: int) -> int:
+        """Begin a phase; returns the time in nanoseconds."""
+
+    @abstractmethod
+    def _run(self, phase: int, kept: list[Slots], args: Sequence[Tensor]) -> tuple[float, ...]:
+        """Run the programs of a phase, and bring buffers up to date; for how long each device was busy."""
+
+    @abstractmethod
+    def _outputs(self) -> list[Tensor]:
+        """The outputs, as the caller's own tensors."""
+
+    @abstractmethod
+    def _gradients(self) -> dict[str | int, Tensor]:
+        """The gradients by their keys in the step, as the caller's own tensors."""
+
+    def _lower(
+        self,
+        context: StepContext,
+        exchanges: Sequence[Exchange],
+        devices: Sequence[tuple[int, TorchDevice]],
+        marked: Callable[[LoweredProgram], LoweredProgram] = lambda program: program,
+    ) -> None:
+        """Lower the programs of both phases, whose tensors go through `exchanges`, for these devices by their numbers in the plan."""
+        phases = in_phases(self._timeline, self._call.phases)[2 * self._fragment : 2 * self._fragment + 2]
+        self._programs = []
+        for log, (number, device) in enumerate(devices):
+            lowering = Lowering(context, device, number)
+            programs = []
+            for phase, exchange in enumerate(exchanges):
+                lowering.context = replace(context, mailboxes=self._watch.exchange(exchange, phase, log))
+                programs.append(self._watch.program(marked(lowering.lower(phases[phase][number])), phase, log))
+            self._programs.append((device, programs, self._slots_of(lowering)))
 
     def _slots_of(self, lowering: Lowering) -> list[tuple[int, int]]:
         """(slot, argument) of the parameters and buffers that programs of the fragment read."""
@@ -116,111 +161,70 @@ class Phases(ABC):
         graphs = {id(n.graph) for n in nodes}  # that the fragment's ops are nodes of; there is only one
         return [(lowering.slot_of[n], i) for n, i in self._read.items() if n in lowering.slot_of and id(n.graph) in graphs]
 
-    def _inputs(self, args: Sequence[Tensor]) -> dict[int, Tensor]:
-        return {number: args[i] for i, number in self._plain}
+    def _filled(
+        self, device: TorchDevice, programs: Sequence[LoweredProgram], places: Sequence[tuple[int, int]], args: Sequence[Tensor]
+    ) -> Slots:
+        slots, on_host = self._watch.slots(max(p.num_slots for p in programs)), device.torch_device.type == "cpu"
+        for slot, argument in places:
+            slots[slot] = args[argument] if on_host else args[argument].detach().to(device.torch_device)
+        return slots
 
 
 class PhasedFragment(Phases):
     """A fragment on device threads."""
 
-    def __init__(
-        self, executor: ThreadExecutor, timeline: Timeline, call: CapturedCall, fragment: int, step: CallStep
-    ) -> None:
+    def __init__(self, executor: ThreadExecutor, timeline: Timeline, call: CapturedCall, fragment: int, step: CallStep) -> None:
         super().__init__(timeline, call, fragment, step)
         self._executor = executor
-        self._devices = executor.devices[: len(timeline.cluster)]
-        self._on_host = all(d.torch_device.type == "cpu" for d in self._devices)
         self._load()
 
     def _load(self) -> None:
         mailboxes = Mailboxes(self._executor.timeout_seconds)
-        binding = self._call.binding
-        context = StepContext(self._timeline.graph, binding, self._step, mailboxes, {}, state_in_slots=True)  # type: ignore[arg-type]
         self._abort = mailboxes.abort
-        self._programs: list[list[LoweredProgram]] = []
-        self._state_slots: list[list[tuple[int, int]]] = []
-        phases = in_phases(self._timeline, self._call.phases)[2 * self._fragment : 2 * self._fragment + 2]
-        for device in range(len(self._devices)):
-            lowering = Lowering(context, self._devices[device], device)
-            programs = []
-            for phase in range(2):
-                lowering.context = replace(context, mailboxes=self._watch.exchange(mailboxes, phase, device))
-                programs.append(self._watch.program(lowering.lower(phases[phase][device]), phase, device))
-            self._programs.append(programs)
-            self._state_slots.append(self._slots_of(lowering))
+        context = StepContext(self._timeline.graph, self._call.binding, self._step, mailboxes, {}, state_in_slots=True)  # type: ignore[arg-type]
+        devices = self._executor.devices[: len(self._timeline.cluster)]
+        self._lower(context, [mailboxes, mailboxes], list(enumerate(devices)))
 
-    def forward(self, args: Sequence[Tensor]) -> tuple[list[Tensor], list[Slots], StepTimes]:
-        """See Phases."""
-        with self._lock:
-            self._step.inputs = self._inputs(args)
-            try:
-                kept = [self._filled(device, args) for device in range(len(self._devices))]
-                times = self._run(0, kept)
-                for programs, slots in zip(self._programs, kept, strict=True):
-                    for write in programs[0].writes:
-                        write(slots)
-                if not self._on_host:
-                    self._bring_back(args, kept)
-                return self._handed_over(self._step.outputs), kept, times
-            finally:
-                self._step.inputs = {}
-                self._step.forget()
+    def _begin(self, phase: int) -> int:
+        """Wait for all earlier work on CUDA devices, too."""
+        self._watch.begin(phase, self._executor.call)
+        for device, _, _ in self._programs:
+            if device.torch_device.type == "cuda":
+                torch.cuda.current_stream(device.torch_device).synchronize()
+        return time.monotonic_ns()
 
-    def _filled(self, device: int, args: Sequence[Tensor]) -> Slots:
-        slots = self._watch.slots(max(p.num_slots for p in self._programs[device]))
-        if self._on_host:
-            for slot, argument in self._state_slots[device]:
-                slots[slot] = args[argument]
-        else:
-            place = self._devices[device].torch_device
-            for slot, argument in self._state_slots[device]:
-                slots[slot] = args[argument].detach().to(place)
-        return slots
-
-    def _bring_back(self, args: Sequence[Tensor], kept: Sequence[Slots]) -> None:
-        """Copy buffers that were changed on another device back to their own."""
-        for slots, places in zip(kept, self._state_slots, strict=True):
-            for slot, argument in places:
-                if argument in self._part.written and slots[slot].device != args[argument].device:
-                    args[argument].data.copy_(slots[slot])
-
-    def backward(self, tangents: Sequence[Tensor | None], kept: list[Slots]) -> tuple[dict[int, Tensor], StepTimes]:
-        """See Phases."""
-        with self._lock:
-            self._step.tangents = tangents
-            try:
-                times = self._run(1, kept)
-                gradients = self._step.gradients
-                arguments = [self._argument_of[name] for name in gradients]
-                return dict(zip(arguments, self._handed_over(list(gradients.values())), strict=True)), times
-            finally:
-                for slots in kept:
-                    slots.clear()
-                self._step.forget()
-
-    def _run(self, phase: int, kept: list[Slots]) -> StepTimes:
-        begin_ns = self._begin(phase)
-        devices, graph = zip(self._programs, self._devices, kept, strict=True), self._timeline.graph
-        tasks = [partial(busy_us, device, graph, partial(programs[phase].run, slots)) for programs, device, slots in devices]
+    def _run(self, phase: int, kept: list[Slots], args: Sequence[Tensor]) -> tuple[float, ...]:
+        own, graph = zip(self._programs, kept, strict=True), self._timeline.graph
+        tasks = [partial(busy_us, device, graph, partial(programs[phase].run, slots)) for (device, programs, _), slots in own]
         try:
             busy = self._executor.run_all(tasks, on_failure=self._abort)
         except BaseException:
             self._load()  # the boxes of an aborted step are useless
             raise
-        return self._watch.times(phase, begin_ns, tuple(busy))
+        if phase == 0:
+            for (device, programs, places), slots in zip(self._programs, kept, strict=True):
+                for write in programs[0].writes:
+                    write(slots)
+                if device.torch_device.type != "cpu":
+                    self._bring_back(args, slots, places)
+        return tuple(busy)
 
-    def _begin(self, phase: int) -> int:
-        """Wait for all earlier work on CUDA devices; returns the time, in nanoseconds, at which the phase begins."""
-        self._watch.begin(phase, self._executor.call)
-        for device in self._devices:
-            if device.torch_device.type == "cuda":
-                torch.cuda.current_stream(device.torch_device).synchronize()
-        return time.monotonic_ns()
+    def _bring_back(self, args: Sequence[Tensor], slots: Slots, places: Sequence[tuple[int, int]]) -> None:
+        """Copy buffers that were changed on another device back to their own."""
+        for slot, argument in places:
+            if argument in self._part.written and slots[slot].device != args[argument].device:
+                args[argument].data.copy_(slots[slot])
 
-    def _handed_over(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors as the caller's own: no views, to autograd, of what the devices keep; in use by the caller's stream."""
-        own = [no_view(t) for t in tensors]
-        for value in own:
-            if value.is_cuda:
-                value.record_stream(torch.cuda.current_stream(value.device))
-        return own
+    def _outputs(self) -> list[Tensor]:
+        return [_own(value) for value in self._step.outputs]
+
+    def _gradients(self) -> dict[str | int, Tensor]:
+        return {name: _own(value) for name, value in self._step.gradients.items()}
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """The tensor as the caller's own: no view, to autograd, of what the devices keep; in use by the caller's stream."""
+    value = no_view(tensor)
+    if value.is_cuda:
+        value.record_stream(torch.cuda.current_stream(value.device))
+    return value

@@ -105,8 +105,7 @@ class _Call:
         with torch.random.fork_rng(devices=(), enabled=self.random is not None), torch.enable_grad(), torch.autocast("cpu", *self.autocast):
             if self.random is not None:
                 torch.set_rng_state(self.random)
-            values = self.loaded.graph(*args)
-        outputs = {r.output: v for r, v in zip(self.loaded.part.returned, values, strict=True) if r.output is not None and r.view is None}
+            outputs = self.loaded.part.outputs_among(self.loaded.graph(*args))
         used = [(i, t) for i, t in enumerate(tangents) if t is not None]
         if any(i not in outputs for i, _ in used):
             raise RuntimeError("gradients of gradients through views that a placed call returned can't be had; return copies (.clone())")

@@ -2,8 +2,11 @@
 Where an earlier run kept the costs and the plan of the same call, they are taken from there."""
 
 import math
+import os
 import time
 from dataclasses import replace
+
+import torch
 
 from baechi_ext.capture.torch_fragments import CapturedCall
 from baechi_ext.cost import attach_costs, scale_links
@@ -16,16 +19,19 @@ from baechi_runtime.drivers import pipeline
 from baechi_runtime.drivers.placement import Placement, place
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.torch.backend import costed
+from baechi_runtime.torch.calls.capturing import CallStep
 from baechi_runtime.torch.calls.keys import plan_key
-from baechi_runtime.torch.calls.phases import CallStep
 from baechi_runtime.torch.calls.plan_cache import KeptPlan, PlanCache
-from baechi_runtime.torch.calls.search_process import Entry, Search
+from baechi_runtime.torch.calls.search_process import Search, is_serializable, plan_to_json
 from baechi_runtime.torch.cluster import find_cluster
 from baechi_runtime.torch.lowering.executor import Executor
+from baechi_runtime.torch.lowering.random_state import as_it_was
 from baechi_runtime.torch.profiler import QUICK
 
 KEPT = "plan and costs are from an earlier run"
 ANEW = "--no_cache, or cache=False, measures and searches again"
+FEWEST_OPS = 200
+"""A search for fewer is over before another process has started."""
 _ROUNDING = 1e-9
 
 
@@ -35,20 +41,20 @@ def place_call(request: TrainRequest, executor: Executor, captured: CapturedCall
 
     Raises what the stages raise: ProfileError, MismatchError, InfeasibleError, ExecutionError.
     """
-    prepared = pipeline.prepared(captured.graph, request.plan, [d.name for d in executor.devices])  # what it lacks is told early
-    if request.cache is None or request.reads_files:
-        return _place(request, executor, captured, step)
-    cache, key = PlanCache(request.cache), plan_key(request.choices(), executor.devices, captured.graph, captured.binding)
-    kept = cache.find(key, prepared)
-    if kept is not None:
-        placement = _placed_as_kept(request, executor, captured.graph, kept)
+    prepared = _prepared(request, executor, captured.graph)  # what it lacks is told early
+    cache, key = None, ""
+    if request.cache is not None and not request.reads_files:
+        cache, key = PlanCache(request.cache), _key(request, executor, captured)
+        kept = cache.find(key, prepared)
+        placement = None if kept is None else _placed_as_kept(request, executor, captured.graph, kept)
         if placement is not None:
             cache.used(key)
             return placement.noting(f"{KEPT}, kept in {request.cache}; {ANEW}")
     begun = time.perf_counter()
-    placement = _place(request, executor, captured, step)
+    costs = costed(request, executor, captured.graph, captured.binding, step, QUICK)
+    placement = place(request, costs, find_cluster(request, executor))
     result, profile = placement.result, placement.profile
-    if result.interrupted or profile is None:
+    if cache is None or result.interrupted or profile is None:
         return placement
     reason = cache.keep(key, KeptPlan(profile, result.plan, result.notes, result.untried, time.perf_counter() - begun), request.made_by)
     return placement.noting(f"plan and costs can't be kept in {request.cache}: {reason}") if reason else placement
@@ -56,23 +62,36 @@ def place_call(request: TrainRequest, executor: Executor, captured: CapturedCall
 
 def begin_search(request: TrainRequest, executor: Executor, captured: CapturedCall, step: CallStep) -> Search | None:
     """A search for the call's plan in another process, with costs measured here; it ends with the plan in the request's `cache`, where
-    `place_call` finds it. None where that has one already, or there is no cache. Raises what measuring costs raises."""
-    if request.cache is None:
+    `place_call` finds it. None where that is over as soon here, no core is left for it, the process can't be told what is asked, or the
+    plan is there already. Raises what measuring costs raises."""
+    if len(captured.graph) < FEWEST_OPS or request.cache is None or request.reads_files or not is_serializable(request.plan):
         return None
-    prepared = pipeline.prepared(captured.graph, request.plan, [d.name for d in executor.devices])
-    cache, key = PlanCache(request.cache), plan_key(request.choices(), executor.devices, captured.graph, captured.binding)
-    if cache.find(key, prepared) is not None:
+    if not request.cuda and torch.get_num_threads() >= len(os.sched_getaffinity(0)):
         return None
-    costs = costed(request, executor, captured.graph, captured.binding, step, QUICK)
-    cluster, _ = find_cluster(request, executor)
-    entry = Entry(request.cache, key, request.made_by)
-    return Search(request.plan, prepared, costs.profile, scale_links(cluster, request.comm_cost_factor), entry)
+    prepared, key = _prepared(request, executor, captured.graph), _key(request, executor, captured)
+    if PlanCache(request.cache).find(key, prepared) is not None:
+        return None
+    with as_it_was(step):
+        costs = costed(request, executor, captured.graph, captured.binding, step, QUICK)
+        cluster = scale_links(find_cluster(request, executor)[0], request.comm_cost_factor)
+    asked = {
+        "plan": plan_to_json(request.plan),
+        "graph": prepared.to_json(),
+        "profile": costs.profile.to_json(),
+        "cluster": cluster.to_json(),
+        "cache": str(request.cache),
+        "key": key,
+        "command": list(request.made_by.command),
+    }
+    return Search(asked)
 
 
-def _place(request: TrainRequest, executor: Executor, captured: CapturedCall, step: CallStep) -> Placement:
-    """Measured, and searched for."""
-    costs = costed(request, executor, captured.graph, captured.binding, step, QUICK)
-    return place(request, costs, find_cluster(request, executor))
+def _prepared(request: TrainRequest, executor: Executor, graph: OpGraph) -> OpGraph:
+    return pipeline.prepared(graph, request.plan, [d.name for d in executor.devices])
+
+
+def _key(request: TrainRequest, executor: Executor, captured: CapturedCall) -> str:
+    return plan_key(request.choices(), executor.devices, captured.graph, captured.binding)
 
 
 def _placed_as_kept(request: TrainRequest, executor: Executor, captured: OpGraph, kept: KeptPlan) -> Placement | None:
@@ -86,7 +105,7 @@ def _placed_as_kept(request: TrainRequest, executor: Executor, captured: OpGraph
     single = one_device_timeline(attach_costs(captured, kept.profile))
     splits = len(set(kept.plan.placement)) > 1
     graph = attach_costs(captured, kept.profile, contended=len(executor.devices) > 1) if splits else single.graph
-    planned = pipeline.prepared(graph, request.plan, [d.name for d in executor.devices])
+    planned = _prepared(request, executor, graph)
     if placement_violations(planned, cluster, kept.plan.placement):
         return None
     plan = replace(kept.plan, graph=planned)

@@ -9,7 +9,7 @@ the others noted is in the group's store, so that recording adds no message to a
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -24,10 +24,12 @@ from baechi_runtime.measure.recording import RUNS, DeviceMemory, DeviceNotes, No
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.report.tables import as_time
 from baechi_runtime.torch.calls.optimizers import resident_bytes
-from baechi_runtime.torch.calls.phases import Phases
-from baechi_runtime.torch.calls.watching import CountingLog, Watch
+from baechi_runtime.torch.calls.phases import Phases, Watch
 from baechi_runtime.torch.calls.workers import Workers
+from baechi_runtime.torch.lowering.devices import TorchDevice
+from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram, Slots
 from baechi_runtime.torch.processes.clocks import clock_ahead, clocks_ahead, tell_clock
+from baechi_runtime.torch.threads.accounting import CountedSlots, counting
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 from baechi_runtime.torch.threads.step_recorder import NO_CUDA_TRANSFERS, DeviceLog, HostClock, clock_of
 
@@ -43,6 +45,32 @@ _numbers = itertools.count()
 """Numbers for the recorders of a process, which all workers make in the same order."""
 Noted = tuple[NotedTimes, NotedTimes]
 """The forward and the backward phase of a call."""
+
+
+class CountingLog(DeviceLog):
+    """Counts what one device holds, and looks at no clock."""
+
+    def __init__(self, device: TorchDevice, timeline: Timeline, live: Iterable[Tensor]) -> None:
+        super().__init__(device)
+        self._timeline = timeline
+        self._left_out = {value.untyped_storage().data_ptr() for value in live}
+        self._found: list[tuple[int, int, int]] = []
+
+    def begin(self) -> None:
+        self._found.clear()
+
+    def noting(self, program: LoweredProgram) -> LoweredProgram:
+        """The program, whose slots are counted after each of its ops."""
+        return counting(program, self._timeline, self._found)
+
+    def exchange(self, exchange: Exchange) -> Exchange:
+        return exchange
+
+    def slots(self, size: int) -> Slots:
+        return CountedSlots(size, self._left_out)
+
+    def notes(self) -> DeviceNotes:
+        return DeviceNotes(held=list(self._found))
 
 
 class CallRecorder:
@@ -83,7 +111,7 @@ class CallRecorder:
 
     def _watch(self, noting: bool) -> Watch:
         if not noting:
-            return Watch(lambda _: CountingLog(self._timeline, self._live.values()), self._devices)
+            return Watch(lambda device: CountingLog(device, self._timeline, self._live.values()), self._devices)
         if self._workers is not None:
             self._compare_clocks(self._workers)
         return Watch(DeviceLog, self._devices)

@@ -27,11 +27,11 @@ from baechi_runtime.measure.samples import Noise
 from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.torch.backend import devices_of
 from baechi_runtime.torch.calls.call_report import kept_step, report_of
+from baechi_runtime.torch.calls.fragments import Settings
 from baechi_runtime.torch.calls.module_call import COMPILED, ModuleCall
 from baechi_runtime.torch.calls.module_calls import LARGE_ENOUGH, Call, outermost_calls, trained_size
 from baechi_runtime.torch.calls.parallelize import executor_of
 from baechi_runtime.torch.calls.session import Session
-from baechi_runtime.torch.calls.settings import Settings
 from baechi_runtime.torch.calls.tracing import watch_compiles
 from baechi_runtime.torch.calls.workers import Workers, join_workers
 from baechi_runtime.torch.measure import load_of_others, oversubscribed

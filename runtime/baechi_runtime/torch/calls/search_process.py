@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,28 +30,10 @@ _NICENESS = 5
 """Training goes first where cores are short."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """The place of a plan in a cache: the cache's folder, the plan's key there, and who signs it."""
-
-    folder: Path
-    key: str
-    made_by: MadeBy
-
-
 class Search:
-    """A search under way, whose plan is to be kept as `entry`."""
+    """A search under way, for what `asked` says: see `search`."""
 
-    def __init__(self, request: PlanRequest, graph: OpGraph, profile: Profile, cluster: Cluster, entry: Entry) -> None:
-        asked = {
-            "plan": plan_to_json(request),
-            "graph": graph.to_json(),
-            "profile": profile.to_json(),
-            "cluster": cluster.to_json(),
-            "cache": str(entry.folder),
-            "key": entry.key,
-            "command": list(entry.made_by.command),
-        }
+    def __init__(self, asked: dict[str, Any]) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,

@@ -11,12 +11,13 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import networkx as nx
 import torch
 from torch import Tensor, fx, nn
 
@@ -24,63 +25,40 @@ from baechi_ext.capture.torch_dynamo import module_classes, sees_single_ops
 from baechi_ext.capture.torch_fragments import CapturedCall
 from baechi_ext.capture.torch_guards import guard_the_unguarded
 from baechi_ext.capture.torch_private import inside_backward
-from baechi_ext.errors import BaechiError, CaptureError, ExecutionError, ParityError
+from baechi_ext.errors import BaechiError, CaptureError, ParityError
 from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.host.generators import python_generators_kept
-from baechi_runtime.torch.calls.call_step import leaf_of, tolerance_of, version_of
-from baechi_runtime.torch.calls.dynamo_graph import recomputes
+from baechi_runtime.report.progress import progress
+from baechi_runtime.torch.calls.capturing import (
+    CallStep,
+    Given,
+    captured_call,
+    leaf_of,
+    require_kept_activations,
+    tolerance_of,
+    why_too_small,
+)
 from baechi_runtime.torch.calls.experience import Experience, Verdict
-from baechi_runtime.torch.calls.phases import CallStep, PhasedFragment
+from baechi_runtime.torch.calls.fragments import LiveFragment, PlacedGroup, Prepared, Settings
 from baechi_runtime.torch.calls.placed_function import LoadedFragment
-from baechi_runtime.torch.calls.placing import KEPT, place_alike, place_call
-from baechi_runtime.torch.calls.prepared import SearchAside, prepare
+from baechi_runtime.torch.calls.placing import KEPT, begin_search, place_alike, place_call
 from baechi_runtime.torch.calls.recording import CallRecorder
-from baechi_runtime.torch.calls.settings import Settings
-from baechi_runtime.torch.calls.too_small import why_too_small
 from baechi_runtime.torch.calls.tracing import TraceLog
 from baechi_runtime.torch.calls.turns import PLACED, PLAIN, Turns
 from baechi_runtime.torch.calls.verify import Verification, verified_run
-from baechi_runtime.torch.calls.workers import DriftError, Workers
+from baechi_runtime.torch.calls.workers import DriftError, Workers, loaded_phases
 from baechi_runtime.torch.lowering.random_state import as_it_was
 from baechi_runtime.torch.processes.channels import LostPeerError
 
 _FIRST = "the first call of its kind"
 SEARCHED_FOR = "its plan was being searched for"
 ASIDE = "its plan was searched for while training went on unplaced"
-_SINGLE_OPS = "a mode or hooks that see single ops were active"
+SINGLE_OPS = "a mode or hooks that see single ops were active"
 _TURN_SECONDS = 30.0
 """A session that has taken no turn for so long leaves them to others."""
 _in_turns: "list[Session]" = []
 """The session whose steps are timed: one at a time in a process, as each would be part of the other's steps."""
-
-
-@dataclass
-class PlacedGroup:
-    """Fragments that are planned together."""
-
-    members: "list[LiveFragment]"
-    captured: CapturedCall
-    placement: Placement
-    live: Mapping[str, Tensor]
-    """Parameters and buffers, as long as the user's module lives."""
-    setup_seconds: float
-    planning_seconds: float = 0.0
-    """Seconds of these that profiling and searching took."""
-    turns: Turns = field(default_factory=Turns)
-    mode: str = PLACED
-    note: str = ""
-    ran: "set[int]" = field(default_factory=set)
-    """The ids of the fragments that ran in the step under way."""
-
-    @property
-    def lead(self) -> "LiveFragment":
-        return self.members[0]
-
-    @property
-    def calls(self) -> int:
-        """Placed calls so far."""
-        return max(f.count for f in self.members)
 
 
 class Session:
@@ -114,31 +92,28 @@ class Session:
         self.last_turn = 0.0
         """When it last took a turn, or asked for one."""
         self._experience: Experience | None = None
-        self._aside = SearchAside()
+        self._aside: Prepared | None = None
+        """The call whose plan is searched for in another process; there is one search in a session."""
         self._made: dict[int, tuple[Any, int, int]] = {}
         """id of a tensor -> (weak reference to it, the waiting fragment that returned it, which output)."""
 
     def backend(self, graph: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
         """Return what TorchDynamo is to run in place of a fragment's graph. Raises CaptureError if the graph recomputes activations."""
         module = self.module()
-        if why := recomputes(graph):
-            raise CaptureError(why)
+        require_kept_activations(graph)
         modules = [] if module is None else list(module.modules())
         guard_the_unguarded(module_classes(graph) | {type(m) for m in modules}, modules)
-        live = LiveFragment(self, graph)
+        live = LiveFragment(self.run, graph)
         self.fragments.append(live)
         return live
 
     def module(self) -> nn.Module | None:
         return None if self._module is None else self._module()
 
-    def may_place(self) -> bool:
-        """True if a training call that begins now may run placed."""
-        return not self.refusal and not self.paused and os.getpid() == self._process  # threads do not live on in a fork
-
     def why_plain(self) -> str:
-        """Why nothing runs placed now."""
-        return self.refusal or self.paused or "this process was forked"
+        """Why nothing runs placed now; empty where it may."""
+        # Threads do not live on in a fork.
+        return self.refusal or self.paused or ("" if os.getpid() == self._process else "this process was forked")
 
     def count_plain(self, why: str) -> None:
         """Count a call, or a fragment of one, that runs as it is."""
@@ -156,9 +131,8 @@ class Session:
     def conclude(self, *, ended: bool = False) -> None:
         """Note for later runs what this one has come to, as far as it is known; when the script has ended, that nothing could be placed."""
         if ended:
-            self._aside.stop()
-        if ended and self in _in_turns:
-            _in_turns.clear()
+            self._stop_search()
+            self._leave_turns()
         if self._experience is None:
             return
         turns = self.groups[0].turns if self.groups else Turns()
@@ -179,54 +153,61 @@ class Session:
         if self._made:
             self._made.clear()
 
-    def run_plain(self, fragment: "LiveFragment", args: Sequence[Any], why: str) -> Any:
+    def run_plain(self, fragment: LiveFragment, args: Sequence[Any], why: str) -> Any:
         self.count_plain(why)
         return fragment.graph(*args)
 
-    def run_waiting(self, fragment: "LiveFragment", args: Sequence[Any]) -> Any:
-        """Run a fragment that is not placed; when it comes the second time, plan it first."""
-        if not self.may_place() or sees_single_ops() or inside_backward():
-            return self.run_plain(fragment, args, _SINGLE_OPS if self.may_place() else self.why_plain())
-        if fragment.why_not:
-            return self.run_plain(fragment, args, fragment.why_not)
-        if not fragment.trains(args):
-            return self.run_plain(fragment, args, "no gradients are recorded: a forward pass alone is not placed")
-        if fragment.example is not None and self._aside.is_running():
-            return self.run_plain(fragment, args, SEARCHED_FOR)
-        if not self._lock.acquire(blocking=False):  # another thread is planning
-            return self.run_plain(fragment, args, "another thread was placing the call")
-        try:
-            if fragment.example is None:
-                return self._first_run(fragment, args)
-            if fragment.loaded is None:
-                self._place_waiting(fragment, args)
-        finally:
-            self._lock.release()
+    def run(self, fragment: LiveFragment, args: Sequence[Any]) -> Any:
+        """Run a fragment: placed if it is; when it comes the second time, plan it first."""
+        self.ran += 1
+        if why := self._why_plain_now(fragment, args):
+            return self.run_plain(fragment, args, why)
         if fragment.loaded is None:
-            return self.run_plain(fragment, args, fragment.why_not or SEARCHED_FOR)
-        return self.run_placed(fragment, args)
+            if not self._lock.acquire(blocking=False):
+                return self.run_plain(fragment, args, "another thread was placing the call")
+            try:
+                if fragment.example is None:
+                    return self._first_run(fragment, args)
+                if fragment.loaded is None:
+                    self._place_waiting(fragment, args)
+            finally:
+                self._lock.release()
+        group, loaded = fragment.group, fragment.loaded
+        if group is None or loaded is None or self.why_plain():
+            return self.run_plain(fragment, args, fragment.why_not or self.why_plain() or SEARCHED_FOR)
+        return self._run_loaded(fragment, group, loaded, args)
 
-    def _first_run(self, fragment: "LiveFragment", args: Sequence[Tensor]) -> Any:
+    def _why_plain_now(self, fragment: LiveFragment, args: Sequence[Any]) -> str:
+        """Why a fragment runs as it is; empty where it may be placed, or is to be noted."""
+        if why := self.why_plain():
+            return why
+        if sees_single_ops() or inside_backward():
+            return SINGLE_OPS
+        if fragment.why_not or fragment.loaded is not None:
+            return fragment.why_not
+        if not torch.is_grad_enabled() or not any(isinstance(a, Tensor) and a.requires_grad for a in args):
+            return "no gradients are recorded: a forward pass alone is not placed"
+        return SEARCHED_FOR if fragment.example is not None and self.is_searching() else ""
+
+    def _first_run(self, fragment: LiveFragment, args: Sequence[Tensor]) -> Any:
         """Run it as it is, and note what came in and out, so that fragments of one call can be planned together."""
         fragment.example = tuple(leaf_of(a) for a in args)
         fragment.order = len([f for f in self.fragments if f.example is not None])
         fragment.call = self._calls
-        fragment.links = {i: (*self._made[id(a)][1:],) for i, a in enumerate(args) if self._is_known(a)}
+        made = ((i, a, self._made.get(id(a))) for i, a in enumerate(args))
+        fragment.links = {i: found[1:] for i, a, found in made if found is not None and found[0]() is a}
         begun = time.perf_counter()
-        versions = [version_of(a) for a in args]
+        versions = [a._version if isinstance(a, Tensor) else 0 for a in args]
         values = fragment.graph(*args)
         if not torch.is_grad_enabled():
             fragment.why_not = "it leaves gradients switched off"
         fragment.too_small = why_too_small((time.perf_counter() - begun) * 1e6, values)
-        fragment.counted = tuple(i for i, (a, v) in enumerate(zip(args, versions, strict=True)) if version_of(a) != v)
+        fragment.counted = tuple(i for i, a in enumerate(args) if isinstance(a, Tensor) and a._version != versions[i])
         self._made |= {id(v): (weakref.ref(v), id(fragment), i) for i, v in enumerate(values) if isinstance(v, Tensor)}
         self.count_plain(_FIRST)
         return values
 
-    def _is_known(self, value: Any) -> bool:
-        return id(value) in self._made and self._made[id(value)][0]() is value
-
-    def _place_waiting(self, fragment: "LiveFragment", args: Sequence[Tensor]) -> None:
+    def _place_waiting(self, fragment: LiveFragment, args: Sequence[Tensor]) -> None:
         """Plan the fragment together with the waiting ones that the first call tied to it."""
         group = self._tied_to(fragment)
         try:
@@ -243,7 +224,7 @@ class Session:
             self.give_up(CaptureError(f"a call of {self.name} can't be placed: {type(e).__name__}: {reason}"), group)
         finally:
             for f in group:
-                if not self._aside.holds(f):
+                if self._aside is None or f not in self._aside.members:
                     f.forget()
             self._made.clear()
             self._disturbed()
@@ -254,31 +235,27 @@ class Session:
             for group in session.groups[:1]:
                 group.turns.disturbed()
 
-    def _tied_to(self, fragment: "LiveFragment") -> "list[LiveFragment]":
-        waiting = [f for f in self.fragments if f.example is not None and f.loaded is None and not f.why_not and f.call == fragment.call]
-        by_id = {id(f): f for f in waiting}
-        tied = {id(fragment)}
-        while True:
-            more = {id(f) for f in waiting if id(f) not in tied and any(s in tied for s, _ in f.links.values())}
-            more |= {s for f in waiting if id(f) in tied for s, _ in f.links.values() if s in by_id} - tied
-            if not more:
-                return sorted((by_id[i] for i in tied), key=lambda f: f.order)
-            tied |= more
+    def _tied_to(self, fragment: LiveFragment) -> list[LiveFragment]:
+        waiting = {id(f): f for f in self.fragments if f.example is not None and f.loaded is None and not f.why_not}
+        waiting = {key: f for key, f in waiting.items() if f.call == fragment.call}
+        links = nx.Graph([(key, source) for key, f in waiting.items() for source, _ in f.links.values() if source in waiting])
+        links.add_node(id(fragment))
+        return sorted((waiting[key] for key in nx.node_connected_component(links, id(fragment))), key=lambda f: f.order)
 
-    def _place(self, members: "list[LiveFragment]", current: "LiveFragment", args: Sequence[Tensor]) -> None:
+    def _place(self, members: list[LiveFragment], current: LiveFragment, args: Sequence[Tensor]) -> None:
         begun, settings = time.monotonic(), self.settings
-        prepared = self._aside.take(current)
-        aside = prepared is not None
-        if prepared is None:
-            given = [args if f is current else f.example or () for f in members]
-            prepared = prepare(settings.request, members, given, self.name, self.module())
-            if not self.groups and self._aside.begin(prepared, settings):
+        found = self._aside if self._aside is not None and current in self._aside.members and not self.is_searching() else None
+        if found is None:
+            prepared = self._captured(members, [args if f is current else f.example or () for f in members])
+            if self._search_aside(prepared):
                 return
+        else:
+            prepared, self._aside = found, None
         members, captured, step = prepared.members, prepared.call.captured, prepared.call.step
         planning = time.monotonic()
         with as_it_was(step):  # profiling draws random numbers, different ones on each of several workers
             placement, timeline = self._planned(captured, step)
-        if aside:
+        if found is not None:
             notes = tuple(ASIDE if note.startswith(KEPT) else note for note in placement.result.notes)
             placement = replace(placement, result=replace(placement.result, notes=notes))
         planning = time.monotonic() - planning
@@ -286,11 +263,44 @@ class Session:
         group = PlacedGroup(members, captured, placement, step.live, 0.0, planning, note=prepared.call.note)
         for k, f in enumerate(members):
             self._load(f, group, timeline, k, step)
-        group.setup_seconds = time.monotonic() - begun + (prepared.seconds if aside else 0.0)
+        group.setup_seconds = time.monotonic() - begun + (0.0 if found is None else prepared.seconds)
         self.groups.append(group)
         self.interrupted = None
         if not settings.keep_placed and not placement.result.splits and len(settings.executor.devices) > 1:
             self._pause(placement.result.why_whole or "its plan leaves everything on one device")
+
+    def _captured(self, members: list[LiveFragment], arguments: Sequence[Sequence[Any]]) -> Prepared:
+        """Capture fragments of a call, each with its arguments. Raises CaptureError."""
+        begun = time.monotonic()
+        number = {id(f): k for k, f in enumerate(members)}
+        given: list[Given] = []
+        for f, args in zip(members, arguments, strict=True):
+            given.append((f.graph, args, {i: (number[s], o) for i, (s, o) in f.links.items() if s in number}))
+        with progress(f"capturing a training call of {self.name}"):
+            call = captured_call(self.settings.request, given, self.name, self.module())
+        if not any(part.trains for part in call.captured.fragments):
+            raise CaptureError("no output has a gradient, so there is nothing to train")
+        return Prepared(members, call, time.monotonic() - begun)
+
+    def _search_aside(self, prepared: Prepared) -> bool:
+        """Begin to search for the session's first plan in another process, unless placing is insisted on."""
+        settings, call, begun = self.settings, prepared.call, time.monotonic()
+        executor = settings.executor
+        if self.groups or self._aside is not None or settings.keep_placed or settings.strict or isinstance(executor, Workers):
+            return False
+        search = begin_search(replace(settings.request, model=call.step.name), executor, call.captured, call.step)
+        if search is not None:
+            self._aside = replace(prepared, search=search, seconds=prepared.seconds + time.monotonic() - begun)
+        return search is not None
+
+    def is_searching(self) -> bool:
+        """True while training goes on unplaced because a plan is searched for."""
+        return self._aside is not None and self._aside.search is not None and self._aside.search.is_running()
+
+    def _stop_search(self) -> None:
+        if self._aside is not None and self._aside.search is not None:
+            self._aside.search.stop()
+        self._aside = None
 
     def _planned(self, captured: CapturedCall, step: CallStep) -> tuple[Placement, Timeline]:
         for earlier in self.groups:
@@ -305,38 +315,30 @@ class Session:
             raise KeyboardInterrupt
         return placement, placement.result.timeline
 
-    def _load(self, f: "LiveFragment", group: PlacedGroup, timeline: Timeline, k: int, step: CallStep) -> None:
-        executor, captured = self.settings.executor, group.captured
-        load = executor.load if isinstance(executor, Workers) else partial(PhasedFragment, executor)
-        phases = load(timeline, captured, k, step)
-        part = captured.fragments[k]
+    def _load(self, f: LiveFragment, group: PlacedGroup, timeline: Timeline, k: int, step: CallStep) -> None:
+        executor, captured, part = self.settings.executor, group.captured, group.captured.fragments[k]
+        phases = loaded_phases(executor, timeline, captured, k, step)
         records = self.settings.record and not self.groups and len(group.members) == 1
         recorder = CallRecorder(executor, phases, timeline, captured, group.live) if records else None
         relaxed = self.settings.request.relaxed_random and part.seeded
-        f.tolerance = tolerance_of(part.dtypes, group.live)
-        f.verification = Verification(0 if relaxed else self.settings.verify_steps, timed=not self._several())
+        always = 0 if relaxed else self.settings.verify_steps
+        f.verification = Verification(always, timed=not self._several(), tolerance=tolerance_of(part.dtypes, group.live))
         f.group = group
         failed = None if self._several() else partial(self.give_up, members=group.members)
         f.loaded = LoadedFragment(part, phases, f.graph, recorder=recorder, failed=failed, counted=f.counted)
 
-    def run_placed(self, fragment: "LiveFragment", args: Sequence[Tensor]) -> Any:
-        group, loaded = fragment.group, fragment.loaded
-        if not self.may_place() or sees_single_ops() or inside_backward():
-            return self.run_plain(fragment, args, _SINGLE_OPS if self.may_place() else self.why_plain())
-        if group is None or loaded is None:
-            raise ExecutionError(f"a fragment of {self.name} was to run placed before it was loaded")
+    def _run_loaded(self, fragment: LiveFragment, group: PlacedGroup, loaded: LoadedFragment, args: Sequence[Tensor]) -> Any:
         if not group.ran or id(fragment) in group.ran:
             group.ran.clear()
             self._begin_step(group)
         group.ran.add(id(fragment))
         if group.mode == PLAIN:
-            return self.run_plain(fragment, args, self.why_plain() if self.paused else "it was the plain one's turn")
+            return self.run_plain(fragment, args, self.why_plain() or "it was the plain one's turn")
         fragment.count += 1
         self.ran_placed += 1
         if fragment.verification.is_due(fragment.count):
             self._disturbed()
-            differs = partial(self._differs, members=group.members)
-            return verified_run(loaded, args, fragment.count, fragment.verification, fragment.tolerance, differs)
+            return verified_run(loaded, args, fragment.count, fragment.verification, partial(self._differs, members=group.members))
         if loaded.recorder is not None and loaded.recorder.is_next():
             self._disturbed()
         try:
@@ -377,7 +379,10 @@ class Session:
         mode = self._agree(turns, turns.begin())
         if turns.decided:
             _in_turns.clear()
-            self._decided(turns)
+        if turns.decided == PLACED:
+            self.conclude()
+        elif turns.decided:
+            self._pause(f"plain steps are faster: {_ms(turns.plain_us)} against {_ms(turns.placed_us)} placed; --keep_placed stays placed")
         return mode
 
     def _several(self) -> bool:
@@ -394,12 +399,6 @@ class Session:
         turns.decided = mode if decided else ""
         return mode
 
-    def _decided(self, turns: Turns) -> None:
-        if turns.decided == PLACED:
-            self.conclude()
-        else:
-            self._pause(f"plain steps are faster: {_ms(turns.plain_us)} against {_ms(turns.placed_us)} placed; --keep_placed stays placed")
-
     def _pause(self, why: str) -> None:
         self.paused = why
         self.conclude()
@@ -413,10 +412,9 @@ class Session:
             if turns.changed():
                 self.groups[0].turns, self.paused = turns.again(), ""
 
-    def give_up(self, error: BaechiError, members: "Sequence[LiveFragment]") -> None:
+    def give_up(self, error: BaechiError, members: Sequence[LiveFragment]) -> None:
         """Run these fragments as they are from now on, and say so once. Raises the error if `strict`, or if workers drifted or got lost."""
-        if self in _in_turns:
-            _in_turns.clear()
+        self._leave_turns()
         for f in members:
             f.why_not, f.loaded = str(error), None
         if all(f.why_not for f in self.fragments):
@@ -425,7 +423,11 @@ class Session:
             raise error
         self.say_once(f"{self.name} runs as it is: {error}")
 
-    def _differs(self, error: BaechiError, members: "Sequence[LiveFragment]") -> None:
+    def _leave_turns(self) -> None:
+        if self in _in_turns:
+            _in_turns.clear()
+
+    def _differs(self, error: BaechiError, members: Sequence[LiveFragment]) -> None:
         """Give up on a verified call that differs. If it failed on one of several workers, raise the error, as the others wait for it."""
         if self._several() and not isinstance(error, ParityError):
             raise error
@@ -433,7 +435,7 @@ class Session:
 
     def drop(self) -> None:
         """Run all calls as they are from now on."""
-        self._aside.stop()
+        self._stop_search()
         self.refusal = self.refusal or "it was unplaced"
 
     def say_once(self, text: str) -> None:
@@ -443,44 +445,6 @@ class Session:
             with suppress(OSError, ValueError):
                 sys.stderr.write(f"baechi: {text}\n")
                 sys.stderr.flush()
-
-
-class LiveFragment:
-    """The callable that TorchDynamo's code runs in place of a fragment."""
-
-    def __init__(self, session: Session, graph: fx.GraphModule) -> None:
-        self.session = session
-        self.graph = graph
-        self.loaded: LoadedFragment | None = None
-        self.group: PlacedGroup | None = None
-        self.verification = Verification(0)
-        self.tolerance = 0.0
-        self.count = 0
-        """Calls that ran placed."""
-        self.why_not = ""
-        """Why it runs as it is; empty where that is not so, or not known yet."""
-        self.example: tuple[Any, ...] | None = None
-        """The arguments of its first call, until it is planned."""
-        self.links: dict[int, tuple[int, int]] = {}
-        self.order = 0
-        self.call = 0
-        """The call of the module in which it first ran."""
-        self.too_small = ""
-        """The reason that it can't gain; empty where it may."""
-        self.counted: tuple[int, ...] = ()
-        """Arguments whose changes autograd counts."""
-
-    def __call__(self, *args: Any) -> Any:
-        self.session.ran += 1
-        if self.loaded is None:
-            return self.session.run_waiting(self, args)
-        return self.session.run_placed(self, args)
-
-    def trains(self, args: Sequence[Any]) -> bool:
-        return torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)
-
-    def forget(self) -> None:
-        self.example, self.links = None if self.loaded is None and not self.why_not else (), {}
 
 
 def _ms(us: Sequence[float]) -> str:

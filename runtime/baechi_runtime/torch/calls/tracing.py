@@ -20,7 +20,7 @@ from baechi_ext.capture.torch_dynamo import (
     recompiles,
     run_beside_traces,
 )
-from baechi_ext.capture.why_not import is_foreign, said_place
+from baechi_ext.capture.why_not import place_of
 
 _MOST = 20
 """The most breaks, and the most recompiles, that are kept."""
@@ -43,8 +43,7 @@ class TraceLog:
     def take(self, since: tuple[int, list[Any]]) -> None:
         """Keep what has come up since: after so many breaks, and these compilations."""
         for reason, frames in graph_breaks()[since[0] :]:
-            own = [f for f in frames if not is_foreign(f[0])]
-            _add(self.breaks, reason + (said_place(own[-1]) if own else ""))
+            _add(self.breaks, reason + place_of(frames))
         again, failed = recompiles(since[1])
         for reason in failed:
             _add(self.breaks, reason)

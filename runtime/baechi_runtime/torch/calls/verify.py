@@ -65,6 +65,8 @@ class Verification:
     """Number of first calls that are all compared; 0: none is ever compared."""
     timed: bool = True
     """Keep later calls within SHARE of the time. False with several workers: all must verify the same calls, whatever their clocks say."""
+    tolerance: float = 0.0
+    """The allowed relative difference."""
     max_rel_diff: float = 0.0
     compared: int = 0
     steps: int = 0
@@ -99,9 +101,9 @@ class Verification:
     def to_json(self) -> dict[str, Any]:
         return {"steps": self.steps, "compared": self.compared, "max_rel_diff": in_json(self.max_rel_diff), "last": self.last}
 
-    def require(self, expected: Mapping[str, Tensor | None], actual: Mapping[str, Tensor | None], tolerance: float) -> None:
+    def require(self, expected: Mapping[str, Tensor | None], actual: Mapping[str, Tensor | None]) -> None:
         """Raise ParityError, naming the tensors that differ by more than the tolerance."""
-        found = compare(expected, actual, tolerance)
+        found = compare(expected, actual, self.tolerance)
         self.max_rel_diff = max(self.max_rel_diff, found.max_rel_diff)
         self.compared += found.compared
         require_parity(found)
@@ -117,7 +119,6 @@ class Comparison:
     """Arguments of the unplaced call."""
     outputs: Mapping[int, Tensor]
     """Outputs of the unplaced call, by their number in the graph."""
-    tolerance: float
     go_on: Callable[[BaechiError], None]
     """Told why the unplaced call's gradients are used; raises where going on unplaced is not wanted."""
 
@@ -129,14 +130,12 @@ class Comparison:
             return gradients
         roots, given = zip(*used, strict=True)
         with one_thread():
-            values = torch.autograd.grad(
-                roots, [self.args[i] for i in wanted], given, allow_unused=True, retain_graph=backward_again()
-            )
+            values = torch.autograd.grad(roots, [self.args[i] for i in wanted], given, allow_unused=True, retain_graph=backward_again())
         expected = {i: v for i, v in zip(wanted, values, strict=True) if v is not None}
         self.verification.seconds += time.monotonic() - begun
         names = {i: f"gradient of {self.loaded.part.state.get(i, f'argument {i}')}" for i in wanted}
         try:
-            self.verification.require(_named(names, expected), _named(names, gradients), self.tolerance)
+            self.verification.require(_named(names, expected), _named(names, gradients))
         except ParityError as e:
             self.go_on(e)
             return expected
@@ -148,7 +147,6 @@ def verified_run(
     args: Sequence[Tensor],
     number: int,
     verification: Verification,
-    tolerance: float,
     go_on: Callable[[BaechiError], None],
 ) -> Sequence[Tensor]:
     """Run the fragment as it is and placed, and compare; returns its results. `verification` are the comparisons so far.
@@ -165,15 +163,13 @@ def verified_run(
     after = RandomState()
     before.restore()
     spent = time.monotonic() - begun
-    outputs = {r.output: v for r, v in zip(part.returned, expected, strict=True) if r.output is not None and r.view is None}
     try:
-        values = loaded.run(args, Comparison(loaded, verification, shadows, outputs, tolerance, go_on))
+        values = loaded.run(args, Comparison(loaded, verification, shadows, part.outputs_among(expected), go_on))
         begun = time.monotonic()
         written = {i: f"new value of {part.state.get(i, f'argument {i}')}" for i in part.written}
         verification.require(
             {f"output {i}": v for i, v in enumerate(expected)} | _named(written, dict(enumerate(shadows))),
             {f"output {i}": v for i, v in enumerate(values)} | _named(written, dict(enumerate(args))),
-            tolerance,
         )
         if not after.is_now():
             raise ParityError("the placed call drew other random numbers than the unplaced one")

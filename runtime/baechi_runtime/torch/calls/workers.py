@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from baechi_ext.capture.torch_fragments import OUTPUTS, CapturedCall
-from baechi_ext.capture.torch_joint import BoundOp
 from baechi_ext.capture.torch_private import no_view
 from baechi_ext.errors import BaechiError, ExecutionError, OptionError, ParityError
 from baechi_ext.ir.plan import Plan
@@ -30,14 +29,13 @@ from baechi_ext.simulate import Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.train_request import TrainRequest
-from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.report.call_report import INTERRUPTED
-from baechi_runtime.torch.calls.phases import CallStep, Phases
+from baechi_runtime.torch.calls.capturing import CallStep
+from baechi_runtime.torch.calls.phases import PhasedFragment, Phases
 from baechi_runtime.torch.calls.placing import place_call
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_workers
 from baechi_runtime.torch.lowering.op_error import OpError
-from baechi_runtime.torch.lowering.ops import Exchange, Lowering, Slots, StepContext
-from baechi_runtime.torch.lowering.program import in_phases
+from baechi_runtime.torch.lowering.ops import Slots, StepContext
 from baechi_runtime.torch.processes.channels import LostPeerError, Phase
 from baechi_runtime.torch.processes.environment import is_worker, worker_place
 from baechi_runtime.torch.processes.executor import ProcessExecutor, RankCapture, follow
@@ -45,6 +43,7 @@ from baechi_runtime.torch.processes.rank_part import logged
 from baechi_runtime.torch.processes.sent_timeline import timeline_from_json, timeline_to_json
 from baechi_runtime.torch.processes.transport import channels_of
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
+from baechi_runtime.torch.threads.executor import ThreadExecutor
 
 _LEAVING_SECONDS = 10.0
 _PARAMETERS_EVERY = 50
@@ -114,10 +113,6 @@ class Workers:
         used = torch.tensor([sum(os.times()[:2])], dtype=torch.float64)
         self._together(lambda: dist.all_reduce(used))
         return used.item()
-
-    def load(self, timeline: Timeline, captured: CapturedCall, fragment: int, step: CallStep) -> "WorkerFragment":
-        """This worker's share of a fragment of a placed call."""
-        return WorkerFragment(self, timeline, captured, fragment, step)
 
     def agree(self, what: str, found: Iterable[str | int]) -> None:
         """Raises DriftError where another worker found something else, ExecutionError where one does not come in time."""
@@ -235,142 +230,96 @@ class _Handed:
 
 
 class WorkerFragment(Phases):
-    """This worker's share of a fragment of a module's call; all workers use theirs at the same time."""
+    """This worker's share of a fragment of a module's call; all workers use theirs at the same time.
+
+    Raises DriftError where the workers' inputs, incoming gradients, or every so many calls their parameters, differ.
+    """
 
     def __init__(self, workers: Workers, timeline: Timeline, call: CapturedCall, fragment: int, step: CallStep) -> None:
         super().__init__(timeline, call, fragment, step)
         self._workers = workers
-        self._outputs_at, self._outputs = self._where_outputs_are()
-        self._gradients = self._where_gradients_are()
-        self._buffers = self._where_buffers_are()
-        part = self._part
+        part, binding, place = self._part, call.binding, timeline.placement
         self._within = part.forward_ops | part.backward_ops
-        self._seeded = {int(v not in part.forward_ops): timeline.placement[v] for v in call.binding.seeded_ops if v in self._within}
+        self._seeded = {int(v not in part.forward_ops): place[v] for v in binding.seeded_ops if v in self._within}
         """Phase -> where its random numbers are drawn."""
+        self._ends = next(v for v in part.forward_ops if call.graph.ops[v].op == OUTPUTS)
+        gradients: dict[int, dict[str | int, Tensor]] = {}
+        for v in sorted(part.backward_ops):
+            bound = binding.ops[v]
+            name = binding.state_names[bound.parameters[0]] if bound.parameters else bound.input_gradient
+            if name is not None:
+                gradients.setdefault(place[v], {})[name] = bound.gradients[0].meta["val"]
+        self._gradients_at = [_Handed(source, tuple(likes), tuple(likes.values())) for source, likes in sorted(gradients.items())]
+        buffers: dict[int, list[str]] = {}
+        for v in sorted(binding.buffer_writes.keys() & part.forward_ops):
+            buffers.setdefault(place[v], []).extend(name for name, _ in binding.buffer_writes[v])
+        self._buffers_at = [_Handed(source, tuple(names), ()) for source, names in sorted(buffers.items())]
         self._load()
 
     def _load(self) -> None:
         """All workers load a fragment at the same time."""
         self._calls = 0
-        workers, timeline, call, fragment, part = self._workers, self._timeline, self._call, self._fragment, self._part
-        binding, rank, device = call.binding, workers.group.rank, workers.device
+        group, device, timeline, binding, part = self._workers.group, self._workers.device, self._timeline, self._call.binding, self._part
         phases = [Phase(part.forward_ops, self._within), Phase(part.backward_ops, self._within)]
-        self._channels = [channels_of(timeline, binding, workers.group, device, phase) for phase in phases]
-        exchange = _Exchange(timeline, part.forward_ops, [self._watch.exchange(ends, p) for p, ends in enumerate(self._channels)])
-        pre_hooks = {**self._channels[0].pre_hooks, **self._channels[1].pre_hooks}
-        context = StepContext(timeline.graph, binding, self._step, exchange, {}, None, pre_hooks, state_in_slots=True)  # type: ignore[arg-type]
-        lowering = Lowering(context, device, rank)
-        here = in_phases(timeline, call.phases)[2 * fragment : 2 * fragment + 2]
-        programs = [lowering.lower(programs[rank]) for programs in here]
-        marked = [logged(program, timeline, workers.group.crash_log, rank) for program in programs]
-        self._programs = [self._watch.program(program, phase) for phase, program in enumerate(marked)]
-        self._state_slots = self._slots_of(lowering)
-
-    def forward(self, args: Sequence[Tensor]) -> tuple[list[Tensor], list[Slots], StepTimes]:
-        """See Phases. Raises DriftError where the workers' inputs, or every so many calls their parameters, differ."""
-        with self._lock:
-            begin_ns = self._begin(0)
-            inputs = self._inputs(args)
-            self._workers.agree("the arguments of a placed call", _checksums(inputs.values()))
-            if self._calls % _PARAMETERS_EVERY == 0:
-                self._workers.agree("the parameters and buffers of a placed module", _checksums(args[i] for i in self._part.state))
-            self._calls += 1
-            self._step.inputs = inputs
-            try:
-                slots = self._watch.slots(max(program.num_slots for program in self._programs))
-                for slot, argument in self._state_slots:
-                    slots[slot] = args[argument]
-                busy_us = self._run(0, slots, args)
-                outputs = self._workers.share(self._step.outputs, self._outputs, self._outputs_at)
-                return [no_view(t) for t in outputs], [slots], self._watch.times(0, begin_ns, (busy_us,))
-            finally:
-                self._step.inputs = {}
-                self._step.forget()
-
-    def backward(self, tangents: Sequence[Tensor | None], kept: list[Slots]) -> tuple[dict[int, Tensor], StepTimes]:
-        """See Phases. Raises DriftError where the gradients that come in differ."""
-        with self._lock:
-            begin_ns = self._begin(1)
-            self._workers.agree("the gradients of what a placed call returned", _checksums(t for t in tangents if t is not None))
-            self._step.tangents = tangents
-            try:
-                busy_us = self._run(1, kept[0], ())
-                gradients: dict[int, Tensor] = {}
-                for handed in self._gradients:
-                    own = [self._step.gradients[n] for n in handed.names] if handed.source == self._workers.group.rank else []
-                    arguments = [self._argument_of[n] for n in handed.names]
-                    gradients |= zip(arguments, self._workers.share(own, handed.likes, handed.source), strict=True)
-                return {n: no_view(g) for n, g in gradients.items()}, self._watch.times(1, begin_ns, (busy_us,))
-            finally:
-                kept[0].clear()
-                self._step.forget()
-
-    def _run(self, phase: int, slots: Slots, args: Sequence[Tensor]) -> float:
-        """Run this worker's program of a phase, and bring buffers and random state up to date; for how long the device was busy."""
-        start = time.process_time_ns()
-        try:
-            for post in self._channels[phase].at_start:
-                post(slots)
-            self._programs[phase].run(slots)
-            self._channels[phase].finish()
-        except OpError as e:
-            raise ExecutionError(e.explain(self._workers.device.name, self._timeline.graph)) from e.cause
-        for write in self._programs[phase].writes:
-            write(slots)
-        busy_us = (time.process_time_ns() - start) / 1000
-        for handed in self._buffers if phase == 0 else ():
-            live = [args[self._argument_of[n]] for n in handed.names]
-            for buffer, value in zip(live, self._workers.share(live, live, handed.source), strict=True):
-                if value is not buffer:
-                    buffer.data.copy_(value)
-        if phase in self._seeded:
-            (state,) = self._workers.share([torch.get_rng_state()], [torch.get_rng_state()], self._seeded[phase])
-            torch.set_rng_state(state)
-        return busy_us
+        forward, backward = self._channels = [channels_of(timeline, binding, group, device, phase) for phase in phases]
+        hooks = {**forward.pre_hooks, **backward.pre_hooks}
+        context = StepContext(timeline.graph, binding, self._step, forward, {}, None, hooks, state_in_slots=True)  # type: ignore[arg-type]
+        marked = partial(logged, timeline=timeline, log=group.crash_log, rank=group.rank)
+        self._lower(context, self._channels, [(group.rank, device)], marked)
 
     def _begin(self, phase: int) -> int:
         self._watch.begin(phase, lambda _, begin: begin())
         return time.monotonic_ns()
 
-    def _where_outputs_are(self) -> tuple[int, list[Tensor]]:
-        ops, forward = self._call.binding.ops, self._part.forward_ops
-        (v, bound), *_ = ((v, ops[v]) for v in forward if self._call.graph.ops[v].op == OUTPUTS)
-        return self._timeline.placement[v], [node.meta["val"] for node in bound.outputs]
+    def _run(self, phase: int, kept: list[Slots], args: Sequence[Tensor]) -> tuple[float, ...]:
+        """Bring the random state up to date, too."""
+        workers, (slots,), (_, programs, _) = self._workers, kept, self._programs[0]
+        self._agree(phase, args)
+        start = time.process_time_ns()
+        try:
+            for post in self._channels[phase].at_start:
+                post(slots)
+            programs[phase].run(slots)
+            self._channels[phase].finish()
+        except OpError as e:
+            raise ExecutionError(e.explain(workers.device.name, self._timeline.graph)) from e.cause
+        for write in programs[phase].writes:
+            write(slots)
+        busy_us = (time.process_time_ns() - start) / 1000
+        for handed in self._buffers_at if phase == 0 else ():
+            live = [args[self._argument_of[n]] for n in handed.names]
+            for buffer, value in zip(live, workers.share(live, live, handed.source), strict=True):
+                if value is not buffer:
+                    buffer.data.copy_(value)
+        if phase in self._seeded:
+            (state,) = workers.share([torch.get_rng_state()], [torch.get_rng_state()], self._seeded[phase])
+            torch.set_rng_state(state)
+        return (busy_us,)
 
-    def _where_gradients_are(self) -> list[_Handed]:
-        found: dict[int, dict[str | int, Tensor]] = {}
-        for v in sorted(self._part.backward_ops):
-            bound = self._call.binding.ops[v]
-            name = self._gradient_of(bound)
-            if name is not None:
-                found.setdefault(self._timeline.placement[v], {})[name] = bound.gradients[0].meta["val"]
-        return [_Handed(source, tuple(likes), tuple(likes.values())) for source, likes in sorted(found.items())]
+    def _agree(self, phase: int, args: Sequence[Tensor]) -> None:
+        if phase == 1:
+            tangents = self._step.tangents or ()
+            self._workers.agree("the gradients of what a placed call returned", _checksums(t for t in tangents if t is not None))
+            return
+        self._workers.agree("the arguments of a placed call", _checksums(args[i] for i, _ in self._plain))
+        if self._calls % _PARAMETERS_EVERY == 0:
+            self._workers.agree("the parameters and buffers of a placed module", _checksums(args[i] for i in self._part.state))
+        self._calls += 1
 
-    def _gradient_of(self, bound: BoundOp) -> str | int | None:
-        return self._call.binding.state_names[bound.parameters[0]] if bound.parameters else bound.input_gradient
+    def _outputs(self) -> list[Tensor]:
+        likes = [node.meta["val"] for node in self._call.binding.ops[self._ends].outputs]
+        return [no_view(t) for t in self._workers.share(self._step.outputs, likes, self._timeline.placement[self._ends])]
 
-    def _where_buffers_are(self) -> list[_Handed]:
-        binding = self._call.binding
-        found: dict[int, list[str]] = {}
-        for v in sorted(binding.buffer_writes):
-            if v in self._part.forward_ops:
-                found.setdefault(self._timeline.placement[v], []).extend(name for name, _ in binding.buffer_writes[v])
-        return [_Handed(source, tuple(names), ()) for source, names in sorted(found.items())]
+    def _gradients(self) -> dict[str | int, Tensor]:
+        found: dict[str | int, Tensor] = {}
+        for handed in self._gradients_at:
+            own = [self._step.gradients[n] for n in handed.names] if handed.source == self._workers.group.rank else []
+            found |= zip(handed.names, map(no_view, self._workers.share(own, handed.likes, handed.source)), strict=True)
+        return found
 
 
-class _Exchange:
-    """The channels of both phases: each tensor is sent and received in the phase that computes it."""
-
-    def __init__(self, timeline: Timeline, forward: Collection[int], channels: Sequence[Exchange]) -> None:
-        self._tensors, self._forward, self._channels = timeline.graph.tensors, forward, channels
-
-    def _of(self, tensor: int) -> Exchange:
-        return self._channels[self._tensors[tensor].producer not in self._forward]
-
-    def giver(self, tensor: int, target: int, gone: Callable[[], None] | None = None) -> Callable[[Any], None]:
-        """See `Exchange`."""
-        return self._of(tensor).giver(tensor, target, gone)
-
-    def taker(self, tensor: int, target: int) -> Callable[[], Tensor]:
-        """See `Exchange`."""
-        return self._of(tensor).taker(tensor, target)
+def loaded_phases(executor: ThreadExecutor | Workers, timeline: Timeline, call: CapturedCall, fragment: int, step: CallStep) -> Phases:
+    """A fragment of a placed call, or this worker's share of it, ready to run."""
+    if isinstance(executor, Workers):
+        return WorkerFragment(executor, timeline, call, fragment, step)
+    return PhasedFragment(executor, timeline, call, fragment, step)

@@ -1,0 +1,178 @@
+"""From the fragments of a call to one captured graph, and to the step that it is profiled and run as."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from baechi_ext.capture.module_names import name_in_frame
+from baechi_ext.capture.torch_dynamo import source_of
+from baechi_ext.capture.torch_fragments import CapturedCall, Fragment, capture_fragments
+from baechi_ext.capture.torch_joint import CaptureOptions
+from baechi_ext.errors import CaptureError
+from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.torch.calls.optimizers import optimizer_slots
+from baechi_runtime.torch.parity import TOLERANCE
+
+LOW_PRECISION = 2e-2
+"""Allowed relative difference where ops compute in 16 bits."""
+FULL_PRECISION = 1e-5
+SMALL_US = 200.0
+"""A forward pass below this gains nothing: handing it to devices takes as long."""
+MANY_OPS = 1000
+"""Capturing takes milliseconds an op, so a fragment of more is looked at before."""
+TINY_OP_US = 50.0
+"""Ops that are so short on a CPU gain nothing from other devices: starting one there takes as long."""
+Given = tuple[fx.GraphModule, Sequence[Any], dict[int, tuple[int, int]]]
+"""A fragment's graph, its arguments, and those of them that other fragments of the call make: (which one, which of its outputs)."""
+
+
+@dataclass
+class CallStep:
+    """The tensors that ops read and hand over while a call or a fragment of it runs: a TrainingStep without a loss or an optimizer."""
+
+    name: str
+    live: Mapping[str, Tensor]
+    """Parameters and buffers of the call that was captured, by their first name."""
+    written: tuple[str, ...]
+    """Buffers that the step changes."""
+    inputs: Sequence[Tensor] | Mapping[int, Tensor]
+    """By their numbers among the arguments of all fragments."""
+    tangents: Sequence[Tensor | None] | None = None
+    """The gradients that come in; None: ones, as when the step is profiled."""
+    outputs: list[Tensor] = field(default_factory=list)
+    gradients: dict[str | int, Tensor] = field(default_factory=dict)
+    """Parameter's name or input's number -> gradient."""
+
+    def state(self) -> Mapping[str, Tensor]:
+        return self.live
+
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """No optimizers: the optimizer is in the caller's code."""
+        return {}
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Copies of what the step changes, on the host."""
+        return {name: self.live[name].detach().to("cpu", copy=True) for name in self.written}
+
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+        """Put a snapshot back, and let go of what the step handed over."""
+        for name, value in snapshot.items():
+            self.live[name].data.copy_(value)
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of all tensors of a call but its inputs."""
+        self.tangents, self.outputs, self.gradients = None, [], {}
+
+    def replica(self, device: torch.device | str) -> "CallStep":
+        """The same step with tensors of its own on `device`."""
+        live = {name: value.detach().to(device, copy=True) for name, value in self.live.items()}
+        given = [self.inputs[number] for number in range(len(self.inputs))]
+        return CallStep(self.name, live, self.written, tuple(i.detach().to(device, copy=True) for i in given))
+
+
+@dataclass(frozen=True)
+class TrainingCall:
+    """A captured call, and the step it is run and profiled as."""
+
+    fragments: tuple[Fragment, ...]
+    captured: CapturedCall
+    step: CallStep
+    note: str
+    """A note on the optimizer's memory, or empty."""
+
+
+def captured_call(request: TrainRequest, given: Sequence[Given], name: str, module: nn.Module | None) -> TrainingCall:
+    """A call of that name, captured from its fragments; of a module, if there is one. Raises CaptureError."""
+    for _, args, _ in given:
+        _require_plain_tensors(args)
+    fragments = tuple(Fragment(graph, tuple(args), argument_names(graph, args, module), links) for graph, args, links in given)
+    slots, note = optimizer_slots([a for f in fragments for a, n in zip(f.args, f.names, strict=True) if n is not None])
+    options = CaptureOptions("in the caller's code", slots, request.colocate_grads_with_ops, request.relaxed_random)
+    captured = capture_fragments(fragments, options, name)
+    parts = list(zip(captured.fragments, fragments, strict=True))
+    step = CallStep(
+        name,
+        live={part.state[i]: f.args[i] for part, f in parts for i in part.state},
+        written=tuple(part.state[i] for part, _ in parts for i in part.written),
+        inputs=tuple(a.detach() for f in fragments for a in f.args),
+    )
+    return TrainingCall(fragments, captured, step, note)
+
+
+def _require_plain_tensors(args: Sequence[Any]) -> None:
+    """Raise CaptureError for arguments that a graph of ops can't be run with."""
+    for a in args:
+        if not isinstance(a, Tensor):
+            raise CaptureError(f"a fragment takes a {type(a).__name__} beside tensors")
+        if type(a) not in (Tensor, nn.Parameter) or a.layout != torch.strided:
+            raise CaptureError(f"a fragment takes a tensor of a special kind ({type(a).__name__}, {a.layout}); pass plain dense tensors")
+
+
+def argument_names(graph: fx.GraphModule, args: Sequence[Tensor], module: nn.Module | None) -> tuple[str | None, ...]:
+    """For each argument, the name of its parameter or buffer, as in `module` if it belongs to that; None for other tensors."""
+    known = {} if module is None else {id(v): n for n, v in (*module.named_buffers(), *module.named_parameters())}
+    names: list[str | None] = []
+    taken: dict[str, int] = {}
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for number, (node, value) in enumerate(zip(placeholders, args, strict=True)):
+        source, is_state = source_of(node)
+        name = known.get(id(value))
+        if name is None and (is_state or isinstance(value, nn.Parameter)):
+            name = name_in_frame(source) or node.name
+        if name is not None and taken.setdefault(name, id(value)) != id(value):
+            name = f"{name}.{number}"
+        names.append(name)
+    return tuple(names)
+
+
+def require_kept_activations(graph: fx.GraphModule) -> None:
+    """Raise CaptureError for a graph that recomputes activations."""
+    if any("checkpoint" in str(node.target) for node in graph.graph.nodes if node.op == "call_function"):
+        raise CaptureError(
+            "it computes activations once more in its backward pass (torch.utils.checkpoint): a plan would keep them, and a graph would "
+            "draw other random numbers"
+        )
+
+
+def why_too_small(plain_us: float, values: Iterable[Any]) -> str:
+    """The reason not to place a fragment whose first forward pass took `plain_us` and returned `values`; empty where there is none."""
+    if plain_us < SMALL_US:
+        return f"it is too small to gain: its forward pass takes {plain_us:.0f} us"
+    tensors = [v for v in values if isinstance(v, Tensor) and v.grad_fn is not None]
+    if any(t.device.type != "cpu" for t in tensors):  # the host does not wait for the ops
+        return ""
+    ops = backward_ops(tensors)
+    if ops < MANY_OPS or plain_us / ops >= TINY_OP_US:
+        return ""
+    return f"its ops are too small to gain: {ops} with a gradient, {plain_us / ops:.0f} us each in the forward pass"
+
+
+def backward_ops(tensors: Iterable[Tensor]) -> int:
+    """The number of ops that autograd noted for the tensors; leaves are not counted."""
+    waiting, seen = [t.grad_fn for t in tensors], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen or node.name() == "torch::autograd::AccumulateGrad":
+            continue
+        seen.add(node)
+        waiting += [before for before, _ in node.next_functions]
+    return len(seen)
+
+
+def tolerance_of(dtypes: Collection[torch.dtype], live: Mapping[str, Tensor]) -> float:
+    """The allowed relative difference of what is computed in these types where the parameters live."""
+    if any(d in (torch.float16, torch.bfloat16) for d in dtypes):
+        return LOW_PRECISION
+    device = next(iter(live.values()), torch.empty(0)).device
+    return max(FULL_PRECISION, TOLERANCE.get(device.type, FULL_PRECISION))
+
+
+def leaf_of(value: Any) -> Any:
+    """Make an argument a leaf for autograd, so that what made it can be freed."""
+    if not isinstance(value, Tensor) or value.is_leaf:
+        return value
+    return value.detach().requires_grad_(value.requires_grad)

@@ -1,0 +1,105 @@
+"""The fragments of a module's calls, from the first time that one runs until it is placed, and how a session is to place them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, fx
+
+from baechi_ext.capture.torch_fragments import CapturedCall
+from baechi_runtime.drivers.placement import Placement
+from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.torch.calls.capturing import TrainingCall
+from baechi_runtime.torch.calls.placed_function import LoadedFragment
+from baechi_runtime.torch.calls.search_process import Search
+from baechi_runtime.torch.calls.turns import PLACED, Turns
+from baechi_runtime.torch.calls.verify import Verification
+from baechi_runtime.torch.calls.workers import Workers
+from baechi_runtime.torch.threads.executor import ThreadExecutor
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings for placing a module's calls."""
+
+    request: TrainRequest
+    executor: ThreadExecutor | Workers
+    verify_steps: int = 2
+    strict: bool = False
+    """Raise an error for what cannot be placed; otherwise it runs as it is, and that is said once."""
+    keep_placed: bool = False
+    """Stay placed without asking whether that is faster."""
+    record: bool = False
+    """Record some calls; see baechi_runtime.torch.calls.recording."""
+
+
+@dataclass(eq=False)
+class LiveFragment:
+    """The callable that TorchDynamo's code runs in place of a fragment: `run` with it and the arguments."""
+
+    run: Callable[["LiveFragment", Sequence[Any]], Any]
+    graph: fx.GraphModule
+    loaded: LoadedFragment | None = None
+    group: "PlacedGroup | None" = None
+    verification: Verification = field(default_factory=lambda: Verification(0))
+    count: int = 0
+    """Calls that ran placed."""
+    why_not: str = ""
+    """Why it runs as it is; empty where that is not so, or not known yet."""
+    example: tuple[Any, ...] | None = None
+    """The arguments of its first call, until it is planned."""
+    links: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Argument -> the id of the fragment that made it, and which of its outputs it is."""
+    order: int = 0
+    call: int = 0
+    """The call of the module in which it first ran."""
+    too_small: str = ""
+    """The reason that it can't gain; empty where it may."""
+    counted: tuple[int, ...] = ()
+    """Arguments whose changes autograd counts."""
+
+    def __call__(self, *args: Any) -> Any:
+        return self.run(self, args)
+
+    def forget(self) -> None:
+        self.example, self.links = None if self.loaded is None and not self.why_not else (), {}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Fragments that are planned together, captured."""
+
+    members: list[LiveFragment]
+    call: TrainingCall
+    seconds: float
+    """Spent on capturing, and on measuring costs for a search in another process."""
+    search: Search | None = None
+    """The search in another process, while training goes on unplaced."""
+
+
+@dataclass
+class PlacedGroup:
+    """Fragments that are planned together."""
+
+    members: list[LiveFragment]
+    captured: CapturedCall
+    placement: Placement
+    live: Mapping[str, Tensor]
+    """Parameters and buffers, as long as the user's module lives."""
+    setup_seconds: float
+    planning_seconds: float = 0.0
+    """Seconds of these that profiling and searching took."""
+    turns: Turns = field(default_factory=Turns)
+    mode: str = PLACED
+    note: str = ""
+    ran: set[int] = field(default_factory=set)
+    """The ids of the fragments that ran in the step under way."""
+
+    @property
+    def lead(self) -> LiveFragment:
+        return self.members[0]
+
+    @property
+    def calls(self) -> int:
+        """Placed calls so far."""
+        return max(f.count for f in self.members)
