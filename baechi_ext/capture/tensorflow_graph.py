@@ -54,6 +54,15 @@ class CapturedFunction:
     notes: tuple[str, ...] = ()
     """Sentences on what is not as fine as it could be."""
 
+    def values(self) -> dict[str, Any]:
+        """The variables' values as they are now, arrays by shared name."""
+        return {v.shared_name: v.variable.numpy() for v in self.variables}
+
+    def assign(self, values: Mapping[str, Any]) -> None:
+        """Gives all variables these values."""
+        for v in self.variables:
+            v.variable.assign(values[v.shared_name])
+
 
 def capture_function(
     function: Callable[..., Any],

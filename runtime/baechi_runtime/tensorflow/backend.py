@@ -25,20 +25,18 @@ from baechi_runtime.measure.link_probe import LinkProbe
 from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.measure.samples import Measurement
 from baechi_runtime.measure.timing import StepTimes, measure_in_turn
+from baechi_runtime.report.link_report import ProbeRequest
 from baechi_runtime.report.progress import progress
-from baechi_runtime.tensorflow.cluster import find_cluster, short_names
-from baechi_runtime.tensorflow.lowering.placed_graph import placed_graph
-from baechi_runtime.tensorflow.measure import load_of_others, oversubscribed, peak_bytes, timed_step
-from baechi_runtime.tensorflow.parity import check_parity
-from baechi_runtime.tensorflow.profiler import CLOCK, profile
-from baechi_runtime.tensorflow.servers.accounting import accounted_peak_bytes
-from baechi_runtime.tensorflow.servers.devices import Devices, Logical, Servers, listens
-from baechi_runtime.tensorflow.servers.gpus import Gpus
+from baechi_runtime.tensorflow.cluster import find_cluster
+from baechi_runtime.tensorflow.measure import load_of_others, oversubscribed, timed_step
+from baechi_runtime.tensorflow.parity import check_parity, draws_anew
+from baechi_runtime.tensorflow.profiler import profile
+from baechi_runtime.tensorflow.servers.devices import Devices, Gpus, Logical, Servers, listens
 from baechi_runtime.tensorflow.servers.session import PlacedSession
-from baechi_runtime.tensorflow.servers.step_recorder import SEVERAL_HOSTS, record_step
+from baechi_runtime.tensorflow.servers.step_recorder import record_step
+from baechi_runtime.tensorflow.servers.traces import CLOCK, accounted_peak_bytes, peak_bytes
 from baechi_runtime.tensorflow.step import Captured, TensorFlowStep, build_step
 from baechi_runtime.tensorflow.trained_step import TrainedSession
-from baechi_runtime.tensorflow.verify import draws_anew
 
 T = TypeVar("T")
 SLACK_BYTES = 64 * 1024 * 1024
@@ -50,11 +48,14 @@ _MISSES = 3
 
 @dataclass(frozen=True)
 class Loaded:
-    """A placed step in a session, and where it runs."""
+    """A placed step in a session, and its plan."""
 
     session: PlacedSession
     timeline: Timeline
-    devices: Devices
+
+    @property
+    def devices(self) -> Devices:
+        return self.session.devices
 
 
 def on_devices(request: TrainRequest, drive: "Callable[[TensorFlowBackend], T]") -> T | None:
@@ -112,27 +113,30 @@ def memory_limits(request: TrainRequest) -> list[int | None]:
 
 def open_devices(request: TrainRequest, stack: ExitStack) -> tuple[Devices, Devices]:
     """Where the step is profiled and runs on one device; and where it runs placed: the same, unless memory is limited."""
-    seconds, count = request.timeout_seconds, request.num_devices
-    if request.cuda:
-        if request.split_gpu and request.device_memory is None:
+    seconds, count, limits = request.timeout_seconds, request.num_devices, memory_limits(request)
+    if request.cuda and request.split_gpu:
+        if request.device_memory is None:
             raise OptionError("--split_gpu needs to know what each part may hold; give --device_memory=SIZE")
-        gpus = stack.enter_context(Gpus(count, part_bytes=request.device_memory if request.split_gpu else None, timeout_seconds=seconds))
-        return gpus, gpus
-    if request.workers == "thread":
-        logical = stack.enter_context(Logical(count, timeout_seconds=seconds))
-        return logical, logical
-    limits, hosts = memory_limits(request), request.cluster_hosts
-    with progress(f"starting {count} servers"):
-        if hosts is not None:
-            servers = stack.enter_context(Servers(count, limits, hosts=hosts, timeout_seconds=seconds))
-            servers.await_hosts()
-            return servers, servers
-        if not any(limits):
-            servers = stack.enter_context(Servers(count, timeout_seconds=seconds))
-            return servers, servers
-        # With a limit that none reaches: other kernels are chosen where there is one.
-        free = stack.enter_context(Servers(count, [usable_bytes()] * count, timeout_seconds=seconds))
-        return free, stack.enter_context(Servers(count, limits, timeout_seconds=seconds))
+        free: Devices = stack.enter_context(Gpus(count, part_bytes=request.device_memory, timeout_seconds=seconds))
+        return free, free
+    servers = not request.cuda and request.workers == "process"
+    with progress(f"starting {count} servers") if servers else contextlib.nullcontext():
+        if servers and request.cluster_hosts is not None:
+            free = stack.enter_context(Servers(count, limits, hosts=request.cluster_hosts, timeout_seconds=seconds))
+            free.await_hosts()
+        elif servers and any(limits):
+            # With a limit that none reaches: other kernels are chosen where there is one.
+            free = stack.enter_context(Servers(count, [usable_bytes()] * count, timeout_seconds=seconds))
+            return free, stack.enter_context(Servers(count, limits, timeout_seconds=seconds))
+        else:
+            free = stack.enter_context(devices_of(request))
+    return free, free
+
+
+def devices_of(request: TrainRequest | ProbeRequest) -> Devices:
+    """Devices with all their memory, on this machine; not started yet. Raises MissingBackendError where there are too few GPUs."""
+    make = Gpus if request.cuda else Logical if request.workers == "thread" else Servers
+    return make(request.num_devices, timeout_seconds=request.timeout_seconds)
 
 
 def capture(request: TrainRequest) -> tuple[TensorFlowStep, CapturedFunction]:
@@ -159,12 +163,12 @@ def with_gradients_beside(graph: OpGraph) -> OpGraph:
 
 
 def costed(request: TrainRequest, captured: CapturedFunction, step: TensorFlowStep, devices: Devices) -> Captured:
-    """A captured step with its costs, read from `cost_path` or measured on the first device; without first values of its variables. Raises
-    MismatchError, ExecutionError; and first what hints and pins raise."""
+    """A captured step with its costs, read from `cost_path` or measured on the first device, and the values that its variables have now.
+    Raises MismatchError, ExecutionError; and first what hints and pins raise."""
     if request.colocate_grads_with_ops:
         captured = replace(captured, graph=with_gradients_beside(captured.graph))
-    found = costing.costed(request, captured.graph, short_names(devices), CLOCK, lambda: profile(captured, step, devices))
-    return Captured(found.graph, found.alone, found.profile, step, captured, {})
+    found = costing.costed(request, captured.graph, devices.short_names, CLOCK, lambda: profile(captured, step.inputs, devices))
+    return Captured(found.graph, found.alone, found.profile, step, captured, captured.values())
 
 
 def kind_of_executor(request: TrainRequest) -> str:
@@ -178,13 +182,9 @@ def kind_of_executor(request: TrainRequest) -> str:
 
 def load(captured: Captured, timeline: Timeline, devices: Devices) -> PlacedSession:
     """The step, placed as the timeline says, with its first values and inputs. Devices keep to its order."""
-    graph = timeline.graph
-    where = {op.id: d for op, d in zip(graph.ops, timeline.placement, strict=True)}
-    order = [graph.ops[v].id for v in timeline.started]
-    session = PlacedSession(placed_graph(captured.function, where, devices.names, order=order), devices)
+    session = PlacedSession.of(captured.function, timeline, devices)
     session.initialise(captured.first)
     session.feed(captured.step.inputs)
-    devices.planned_bytes = timeline.peak_memory_bytes
     return session
 
 
@@ -216,8 +216,7 @@ class TensorFlowBackend(TrainingBackend[Captured, Loaded]):
     def capture(self) -> Captured:
         """See Backend."""
         step, function = capture(self.request)
-        found = costed(self.request, function, step, self._free)
-        return replace(found, first={v.shared_name: v.variable.numpy() for v in function.variables})
+        return costed(self.request, function, step, self._free)
 
     def cluster(self) -> tuple[Cluster, LinkProbe | None]:
         """See Backend."""
@@ -229,12 +228,13 @@ class TensorFlowBackend(TrainingBackend[Captured, Loaded]):
 
     def load(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> Loaded:
         """See Backend."""
+        devices = self._free if alone else self.devices
         kept, self._kept = self._kept, None
-        if kept is not None and kept.timeline is timeline and kept.devices is self._where(alone):
+        if kept is not None and kept.timeline is timeline and kept.devices is devices:
             return kept
         if kept is not None:
             kept.session.close()
-        return self._load(captured, timeline, self._where(alone))
+        return Loaded(load(captured, timeline, devices), timeline)
 
     def check(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> Parity | None:
         """See Backend."""
@@ -246,23 +246,20 @@ class TensorFlowBackend(TrainingBackend[Captured, Loaded]):
         self._kept = loaded = self.load(captured, timeline, alone=alone)
         if loaded.devices.shared_memory:
             return accounted_peak_bytes(loaded.session, timeline)
-        return peak_bytes(loaded.session, loaded.devices)
+        return peak_bytes(loaded.session)
 
     def measure(self, captured: Captured, loaded: Mapping[str, Loaded], num_steps: int, on_step: Callable[[int], None]) -> Measurement:
         """See Backend. A server's busy time is what its process spends on its core, transfers included."""
-        groups = list({id(step.devices): step.devices for step in loaded.values()}.values())
-        one_machine = all(len(d.servers) == len(d.names) for d in groups if isinstance(d, Servers))
-        unplaced = unplaced_step(captured.step)
-        variants: dict[str, Callable[[], StepTimes]] = {"eager": lambda: timed_step(unplaced, None)}
-        variants |= {name: partial(timed_step, step.session.run, step.devices) for name, step in loaded.items()}
+        groups, one_machine = list(dict.fromkeys(step.devices for step in loaded.values())), self.request.cluster_hosts is None
+        variants: dict[str, Callable[[], StepTimes]] = {"eager": partial(timed_step, unplaced_step(captured.step))}
+        for name, step in loaded.items():
+            variants[name] = partial(timed_step, step.session.run, step.devices.servers if one_machine else ())
         load = partial(load_of_others, lambda: groups, one_machine=one_machine)
         return measure_in_turn(variants, load, num_steps=num_steps, on_step=on_step, oversubscribed=oversubscribed(groups))
 
     def record(self, captured: Captured, loaded: Loaded) -> MeasuredStep:
         """See Backend."""
-        notes = () if self.request.cluster_hosts is None else (SEVERAL_HOSTS,)
-        shared = loaded.devices.shared_memory
-        return record_step(loaded.session, loaded.timeline, self.kind, shared_memory=shared, notes=notes)
+        return record_step(loaded.session, loaded.timeline, self.kind)
 
     def trained(self, loaded: Loaded) -> Trained:
         """See Backend."""
@@ -276,9 +273,3 @@ class TensorFlowBackend(TrainingBackend[Captured, Loaded]):
     def arithmetic(self) -> str:
         """See Backend."""
         return "gpu" if self.request.cuda else "cpu without oneDNN" if any(memory_limits(self.request)) else "cpu"
-
-    def _where(self, alone: bool) -> Devices:
-        return self._free if alone else self.devices
-
-    def _load(self, captured: Captured, timeline: Timeline, devices: Devices) -> Loaded:
-        return Loaded(load(captured, timeline, devices), timeline, devices)

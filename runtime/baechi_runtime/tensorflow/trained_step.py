@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,13 +36,12 @@ class TrainedSession:
 
     def save(self, folder: Path) -> list[Shard]:
         """This process writes for all devices, one after the other."""
-        return [self._save(folder, device) for device in range(len(self._session.placed.devices))]
-
-    def _save(self, folder: Path, device: int) -> Shard:
-        names = [v.name for v in self._session.placed.variables if v.device == device]
-        values = self._session.variables(names) if names else {}
-        tensors = {name: np.asarray(values[name], order="C") for name in sorted(names)}
-        return written_shard(folder, device, lambda path: save_file(tensors, path))
+        shards = []
+        for device in range(len(self._session.placed.devices)):
+            values = self._session.variables([v.name for v in self._session.placed.variables if v.device == device])
+            tensors = {name: np.asarray(value, order="C") for name, value in sorted(values.items())}
+            shards.append(written_shard(folder, device, partial(save_file, tensors)))
+        return shards
 
     def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:
         for shard in shards:

@@ -19,8 +19,7 @@ from baechi_runtime.drivers.train_request import TrainRequest, WorkerKind
 from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.tensorflow.calls.call_report import report_of
 from baechi_runtime.tensorflow.calls.keras_fit import place_fit
-from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction
-from baechi_runtime.tensorflow.calls.placing import settings_of
+from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction, Settings
 from baechi_runtime.tensorflow.coarse import COARSE, begins_coarse
 
 
@@ -73,9 +72,8 @@ class ParallelizeOptions:
             framework="tensorflow",
         )
 
-    def placed(self, name: str, python: Callable[..., Any], ordinary: Callable[..., Any]) -> PlacedFunction:
-        settings = settings_of(self.request(name), verify_steps=self.verify_steps, fallback=self.fallback)
-        return PlacedFunction(name, python, ordinary, settings)
+    def settings(self, name: str) -> Settings:
+        return Settings(self.request(name), self.verify_steps, self.fallback)
 
 
 class PlacedTrainStep:
@@ -92,7 +90,7 @@ class PlacedTrainStep:
         self._options = options
         self._bound: weakref.WeakKeyDictionary[Any, PlacedTrainStep] = weakref.WeakKeyDictionary()
         name = name or getattr(self, "__name__", type(target).__name__)
-        self._placed = options.placed(name, getattr(target, "python_function", target), target)
+        self._placed = PlacedFunction(name, getattr(target, "python_function", target), target, options.settings(name))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._placed(*args, **kwargs)
@@ -133,8 +131,7 @@ def parallelize(target: Any, options: Mapping[str, Any]) -> Any:
     if isinstance(target, (PlacedTrainStep, PlacedFunction)):
         raise OptionError("the training step is placed already; call its unplace() first")
     if isinstance(target, keras.Model):
-        settings = settings_of(chosen.request(target.name), verify_steps=chosen.verify_steps, fallback=chosen.fallback)
-        place_fit(target, settings)
+        place_fit(target, chosen.settings(target.name))
         return target
     if callable(target) and not isinstance(target, type):
         return PlacedTrainStep(target, chosen)

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from baechi_ext.capture.tensorflow_graph import CapturedFunction
 from baechi_ext.errors import ExecutionError
+from baechi_ext.simulate import Timeline
 from baechi_runtime.tensorflow.lowering.live_variables import LiveVariables
-from baechi_runtime.tensorflow.lowering.placed_graph import placed_graph
 from baechi_runtime.tensorflow.servers.devices import Devices
 from baechi_runtime.tensorflow.servers.session import PlacedSession
 
@@ -22,12 +22,11 @@ _TIMES = 200
 class PlacedStep:
     """Trains the user's variables on the devices. They live there between steps, and are brought home when somebody looks at them."""
 
-    def __init__(self, captured: CapturedFunction, placement: Mapping[str, int], order: Sequence[str], devices: Devices) -> None:
-        """`order`, of all ops, is kept."""
+    def __init__(self, captured: CapturedFunction, timeline: Timeline, devices: Devices) -> None:
+        """`timeline` has the placement, and the order that devices keep to."""
         self.captured = captured
-        self.session = PlacedSession(placed_graph(captured, placement, devices.names, order=order), devices)
-        self.variables = {v.shared_name: v.variable for v in captured.variables}
-        self.live = LiveVariables(self.variables, self._fetch)
+        self.session = PlacedSession.of(captured, timeline, devices)
+        self.live = LiveVariables({v.shared_name: v.variable for v in captured.variables}, self._fetch)
         self.times_us: deque[float] = deque(maxlen=_TIMES)
         """Times of the last steps, including what had to be sent first."""
         devices.at_end(self.close)
