@@ -6,20 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from baechi_ext.capture.groups import Groups
 from baechi_ext.capture.tensorflow_graph import CapturedFunction, capture_function
-from baechi_ext.errors import CaptureError, ExecutionError, OptionError
+from baechi_ext.errors import CaptureError, CheckpointError, ExecutionError, OptionError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers import costing
 from baechi_runtime.drivers.backend import Trained, TrainingBackend
 from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.files.checkpoint_folder import Shard, another, verify_shard, written_shard
 from baechi_runtime.host.host_memory import usable_bytes
 from baechi_runtime.measure.link_probe import LinkProbe
 from baechi_runtime.measure.parity_result import Parity
@@ -28,6 +32,7 @@ from baechi_runtime.measure.timing import StepTimes, measure_in_turn
 from baechi_runtime.report.link_report import ProbeRequest
 from baechi_runtime.report.progress import progress
 from baechi_runtime.tensorflow.cluster import find_cluster
+from baechi_runtime.tensorflow.lowering.placed_graph import PlacedVariable
 from baechi_runtime.tensorflow.measure import load_of_others, oversubscribed, timed_step
 from baechi_runtime.tensorflow.parity import check_parity, draws_anew
 from baechi_runtime.tensorflow.profiler import profile
@@ -36,7 +41,6 @@ from baechi_runtime.tensorflow.servers.session import PlacedSession
 from baechi_runtime.tensorflow.servers.step_recorder import record_step
 from baechi_runtime.tensorflow.servers.traces import CLOCK, accounted_peak_bytes, peak_bytes
 from baechi_runtime.tensorflow.step import Captured, TensorFlowStep, build_step
-from baechi_runtime.tensorflow.trained_step import TrainedSession
 
 T = TypeVar("T")
 SLACK_BYTES = 64 * 1024 * 1024
@@ -200,8 +204,64 @@ def unplaced_name() -> str:
     return f"tf.function, {'one thread' if count == 1 else f'{count} threads' if count else 'a thread a core'}"
 
 
+class TrainedSession:
+    """See baechi_runtime.drivers.backend.Trained. Variables go by their shared names, those of the optimizer included."""
+
+    random_state = ""
+    """Seeds are variables, too: those of Keras's layers."""
+
+    def __init__(self, session: PlacedSession) -> None:
+        """`session` is initialised and fed, and returns the loss first."""
+        self._session = session
+
+    def begin(self) -> None:
+        """Nothing is drawn that is not in a variable."""
+
+    def run(self) -> tuple[float, float]:
+        begin = time.perf_counter_ns()
+        loss = self._session.run()[0]
+        return float(loss), (time.perf_counter_ns() - begin) / 1000
+
+    def save(self, folder: Path) -> list[Shard]:
+        """This process writes for all devices, one after the other."""
+        shards = []
+        for device in range(len(self._session.placed.devices)):
+            values = self._session.variables([v.name for v in self._session.placed.variables if v.device == device])
+            tensors = {name: np.asarray(value, order="C") for name, value in sorted(values.items())}
+            shards.append(written_shard(folder, device, partial(save_file, tensors)))
+        return shards
+
+    def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:
+        for shard in shards:
+            verify_shard(checkpoint, shard)
+        missing = {v.name: v for v in self._session.placed.variables}
+        for shard in shards:
+            self._session.initialise(_taken(checkpoint / shard.file, missing))
+        if missing:
+            raise CheckpointError(f"{checkpoint} has no tensor {min(missing)!r}; it is of another model: choose another --checkpoint")
+
+
+def _taken(path: Path, missing: dict[str, PlacedVariable]) -> dict[str, np.ndarray]:
+    """The file's tensors that are missing, and no longer are."""
+    try:
+        with safe_open(path, framework="np") as file:
+            values = {name: file.get_tensor(name) for name in file.keys() if name in missing}  # noqa: SIM118 - no dict
+    except (OSError, SafetensorError) as e:
+        raise CheckpointError(f"{path} can't be read: {e}; {another(path.parent)}") from e
+    for name, value in values.items():
+        variable = missing.pop(name)
+        dtype = tf.dtypes.as_dtype(variable.dtype).as_numpy_dtype
+        if value.shape != variable.shape or value.dtype != dtype:
+            raise CheckpointError(
+                f"{path}: {name!r} is {value.dtype} of shape {value.shape}, this model's is {np.dtype(dtype)} of shape "
+                f"{variable.shape}; give the flags that the training was begun with"
+            )
+    return values
+
+
 class TensorFlowBackend(TrainingBackend[Captured, Loaded]):
-    """Devices that placed steps run on; `free` are those for a step on one device: the same, unless memory is limited."""
+    """See TrainingBackend. `bound` are the devices that placed steps run on, `free` those for a step on one device: the same, unless memory
+    is limited."""
 
     def __init__(self, request: TrainRequest, free: Devices, bound: Devices) -> None:
         self.request = request
@@ -214,20 +274,16 @@ class TensorFlowBackend(TrainingBackend[Captured, Loaded]):
         """The plan that was checked last: it is loaded already."""
 
     def capture(self) -> Captured:
-        """See Backend."""
         step, function = capture(self.request)
         return costed(self.request, function, step, self._free)
 
     def cluster(self) -> tuple[Cluster, LinkProbe | None]:
-        """See Backend."""
         return find_cluster(self.request, self._free)
 
     def in_parts(self, captured: Captured, parts: int | Sequence[int]) -> Captured:
-        """See PlacingBackend."""
         raise CaptureError("TensorFlow's steps run with their whole batch; drop --microbatches, or give --framework=torch")
 
     def load(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> Loaded:
-        """See Backend."""
         devices = self._free if alone else self.devices
         kept, self._kept = self._kept, None
         if kept is not None and kept.timeline is timeline and kept.devices is devices:
@@ -237,7 +293,6 @@ class TensorFlowBackend(TrainingBackend[Captured, Loaded]):
         return Loaded(load(captured, timeline, devices), timeline)
 
     def check(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> Parity | None:
-        """See Backend."""
         self._kept = loaded = self.load(captured, timeline, alone=alone)
         return None if draws_anew(captured.function) else check_parity(captured, loaded.session)
 
@@ -258,18 +313,14 @@ class TensorFlowBackend(TrainingBackend[Captured, Loaded]):
         return measure_in_turn(variants, load, num_steps=num_steps, on_step=on_step, oversubscribed=oversubscribed(groups))
 
     def record(self, captured: Captured, loaded: Loaded) -> MeasuredStep:
-        """See Backend."""
         return record_step(loaded.session, loaded.timeline, self.kind)
 
     def trained(self, loaded: Loaded) -> Trained:
-        """See Backend."""
         return TrainedSession(loaded.session)
 
     def notes(self, loaded: Loaded) -> Sequence[str]:
-        """See Backend."""
         limited = "memory is limited, so oneDNN is off on the devices: it ends a process that runs out of memory"
         return [limited] if any(memory_limits(self.request)) else []
 
     def arithmetic(self) -> str:
-        """See Backend."""
         return "gpu" if self.request.cuda else "cpu without oneDNN" if any(memory_limits(self.request)) else "cpu"

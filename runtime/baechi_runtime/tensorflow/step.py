@@ -96,7 +96,6 @@ class Captured(backend.Captured):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """See backend.Captured."""
         return tuple(self.function.notes)
 
     @cached_property
