@@ -149,9 +149,7 @@ def capture(request: TrainRequest) -> tuple[TensorFlowStep, CapturedFunction]:
         step = build_step(request.model, request.model_options, request.optimizer, request.learning_rate)
     with progress(f"capturing the training step of {request.model}"):
         kind = "GPU" if request.cuda else "CPU"
-        function = capture_function(
-            step.function, step.signature(), optimizer=step.optimizer, expert=step.expert, name=request.model, device_type=kind
-        )
+        function = capture_function(step.function, step.signature(), expert=step.expert, name=request.model, device_type=kind)
     return step, function
 
 

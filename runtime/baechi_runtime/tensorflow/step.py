@@ -33,7 +33,6 @@ class TensorFlowStep:
     function: Callable[..., tf.Tensor]
     """Not traced; its variables and its optimizer's exist already."""
     inputs: tuple[np.ndarray, ...]
-    optimizer: keras.optimizers.Optimizer | None = None
     expert: Callable[[str], int | None] | None = None
     """Where an expert would put a variable or an op, by its name; None for what has no place of its own. The device is taken modulo their
     number."""
@@ -68,7 +67,7 @@ def build_step(name: str, options: ModelOptions, optimizer: str = "sgd", learnin
     updates.build(network.trainable_variables)
     loss_of = network if model.has_loss else partial(cross_entropy, network)
     function = partial(train_step, loss_of, network.trainable_variables, updates)
-    return TensorFlowStep(function, inputs, updates, getattr(network, "expert_device", None))
+    return TensorFlowStep(function, inputs, getattr(network, "expert_device", None))
 
 
 def train_step(

@@ -25,17 +25,21 @@ SMALL = {
 TINY = {"batch_size": 2, "vocab_size": 11, "max_seq_length": 6, "rnn_units": 4}
 
 
+def optimizer_of(step: TensorFlowStep) -> keras.optimizers.Optimizer:
+    return step.function.args[2]
+
+
 def variables_of(step: TensorFlowStep) -> list[tf.Variable]:
     """The model's, trainable or not, and the optimizer's, each once."""
     loss_of = step.function.args[0]
     network = loss_of.args[0] if isinstance(loss_of, partial) else loss_of
-    plain = [v.value if isinstance(v, keras.Variable) else v for v in (*network.variables, *step.optimizer.variables)]
+    plain = [v.value if isinstance(v, keras.Variable) else v for v in (*network.variables, *optimizer_of(step).variables)]
     return list({id(v): v for v in plain}.values())
 
 
 def parameters(step: TensorFlowStep) -> int:
     """Number of the model's parameters, trained or not."""
-    own = {id(v.value) for v in step.optimizer.variables}
+    own = {id(v.value) for v in optimizer_of(step).variables}
     return sum(math.prod(v.shape) for v in variables_of(step) if id(v) not in own)
 
 
@@ -52,7 +56,7 @@ def test_a_step_trains_and_makes_no_variable(name: str) -> None:
     assert np.isfinite(curve).all()
     assert min(curve[1:]) < curve[0]
     changed = [v.name for v, old in zip(variables_of(step), before, strict=True) if not np.array_equal(v.numpy(), old)]
-    assert len(changed) >= len(step.optimizer._trainable_variables)
+    assert len(changed) >= len(optimizer_of(step)._trainable_variables)
     for variable, value in zip(variables_of(step), before, strict=True):
         variable.assign(value)
     assert losses(step, 1) == curve[:1]
@@ -80,8 +84,8 @@ def test_every_optimizer_is_built_before_the_step(optimizer: str) -> None:
     captured = {id(handle) for handle, _ in traced.graph.captures if handle.dtype == tf.resource}
     assert captured <= {id(v.handle) for v in variables_of(step)}
     slots = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "adadelta": 2, "adam": 2, "adamw": 2}
-    trained = len(step.optimizer._trainable_variables)
-    assert len(step.optimizer.variables) == 2 + slots[optimizer] * trained
+    trained = len(optimizer_of(step)._trainable_variables)
+    assert len(optimizer_of(step).variables) == 2 + slots[optimizer] * trained
     first, second = float(traced(*map(tf.constant, step.inputs))), float(traced(*map(tf.constant, step.inputs)))
     assert first != second
 
@@ -194,7 +198,7 @@ def test_attention_is_the_mean_of_the_memory_by_a_softmax_of_scores() -> None:
 def devices_of(options: ModelOptions) -> dict[str, int | None]:
     """Where an expert puts each variable of a gnmt_v2 that is trained, by the first two parts of its name."""
     step = build_step("gnmt_v2", options)
-    return {"/".join(v.name.split("/")[:2]): step.expert(v.name) for v in step.optimizer._trainable_variables}
+    return {"/".join(v.name.split("/")[:2]): step.expert(v.name) for v in optimizer_of(step)._trainable_variables}
 
 
 def test_experts_put_layer_i_on_device_i() -> None:

@@ -17,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 
 from baechi_ext.capture.tensorflow_graph import CapturedFunction, capture_function
-from baechi_ext.capture.tensorflow_refusals import require_unchanged, state_outside
 from baechi_ext.errors import BaechiError, CaptureError, ExecutionError, ParityError
 from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers.placement import Placement
@@ -102,12 +101,9 @@ def call_of(name: str, python: Callable[..., Any], given: Arguments) -> Callable
 
 def captured_call(name: str, python: Callable[..., Any], given: Arguments) -> CapturedFunction:
     """The call, captured. Raises CaptureError where it can't be, or changes what is outside of it meanwhile."""
-    before = state_outside(python)
     with progress(f"capturing {name}"):
         shapes = [tf.TensorSpec(i.shape, i.dtype) for i in given.inputs]
-        captured = capture_function(call_of(name, python, given), shapes, name=name)
-    require_unchanged(f"the training step {name}", before, state_outside(python))
-    return captured
+        return capture_function(call_of(name, python, given), shapes, wrapped=python, name=name)
 
 
 @dataclass(frozen=True)
