@@ -60,7 +60,6 @@ def profile(
             said = f"profiling beside {len(others)} other device{'s' * (len(others) > 1)} at work"
             with progress(said), ExitStack() as stack, _busy([stack.enter_context(open_on(device)) for device in others]):
                 beside = _steps(session, captured, options)
-    temporary = {op: max(t.temporary_bytes.get(op, 0) for t in alone) for op in captured.nodes}
     made = {op: max(t.output_bytes.get(op, 0) for t in alone) for op in captured.nodes}
     graph = captured.graph
     return Profile(
@@ -72,7 +71,7 @@ def profile(
             op.id: OpProfile(
                 samples_us=tuple(t.op_us[op.id] for t in alone),
                 output_bytes=op.output_bytes or (made[op.id] if op.op != "ReadVariableOp" else 0),
-                temporary_bytes=temporary[op.id],
+                temporary_bytes=max(t.temporary_bytes.get(op.id, 0) for t in alone),
                 persistent_bytes=op.persistent_bytes,
                 contended_us=tuple(t.op_us[op.id] for t in beside),
             )

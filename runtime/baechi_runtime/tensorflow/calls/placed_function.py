@@ -225,11 +225,12 @@ class PlacedFunction:
                 self._go_on_unplaced(e)
                 return self._as_it_is(args, kwargs)
 
-    def unplace(self, reason: str = "it was unplaced") -> None:
-        """Runs all calls as they are from now on. The variables are here, and the devices are free of them."""
+    def unplace(self, reason: str = "it was unplaced") -> Callable[..., Any]:
+        """The ordinary step; this one runs as it from now on. The variables are back, and the devices are free of them."""
         self.refusal = self.refusal or reason
         for shape in self.shapes.values():
             shape.step.close()
+        return self._ordinary
 
     def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.unplaced[self.refusal or OTHER_SHAPES] += 1
