@@ -1,7 +1,7 @@
 """The baseline of `benchmarks.step_time --framework=tensorflow`: devices written into the model by hand."""
 
 from baechi_ext.place.common import PlanResult
-from baechi_runtime.tensorflow.backend import Loaded, TensorFlowBackend
+from baechi_runtime.tensorflow.backend import TensorFlowBackend
 from baechi_runtime.tensorflow.lowering.placed_graph import placed_graph
 from baechi_runtime.tensorflow.parity import check_parity
 from baechi_runtime.tensorflow.servers.devices import Devices
@@ -19,8 +19,7 @@ def add_by_hand(backend: TensorFlowBackend, captured: Captured, plans: dict[str,
     variants, peaks, parity = found
     with parted_by_hand(captured, plans["expert"], backend.devices) as session:
         parity[BY_HAND], peaks[BY_HAND] = check_parity(captured, session).to_json(), peak_bytes(session)
-    session = parted_by_hand(captured, plans["expert"], backend.devices)
-    variants[BY_HAND] = Loaded(session, plans["expert"].timeline)
+    variants[BY_HAND] = parted_by_hand(captured, plans["expert"], backend.devices)
 
 
 def parted_by_hand(captured: Captured, expert: PlanResult, devices: Devices) -> PlacedSession:

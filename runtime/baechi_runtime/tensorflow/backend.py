@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -48,18 +48,6 @@ SLACK_BYTES = 64 * 1024 * 1024
 _POLL_SECONDS = 1.0
 _MISSES = 3
 """Looks in a row in which the first host is not there, until it is taken to be done."""
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A placed step in a session, and its plan."""
-
-    session: PlacedSession
-    timeline: Timeline
-
-    @property
-    def devices(self) -> Devices:
-        return self.session.devices
 
 
 def on_devices(request: TrainRequest, drive: "Callable[[TensorFlowBackend], T]") -> T | None:
@@ -257,7 +245,7 @@ def _taken(path: Path, missing: dict[str, PlacedVariable]) -> dict[str, np.ndarr
     return values
 
 
-class TensorFlowBackend(TrainingBackend[Captured, Loaded]):
+class TensorFlowBackend(TrainingBackend[Captured, PlacedSession]):
     """See TrainingBackend. `bound` are the devices that placed steps run on, `free` those for a step on one device: the same, unless memory
     is limited."""
 
@@ -268,7 +256,7 @@ class TensorFlowBackend(TrainingBackend[Captured, Loaded]):
         self.kind = kind_of_executor(request)
         self.unplaced = unplaced_name()
         self.peaks_measured_by = "accounting" if bound.shared_memory else "allocator"
-        self._kept: Loaded | None = None
+        self._kept: PlacedSession | None = None
         """The plan that was checked last: it is loaded already."""
 
     def capture(self) -> Captured:
@@ -281,42 +269,42 @@ class TensorFlowBackend(TrainingBackend[Captured, Loaded]):
     def in_parts(self, captured: Captured, parts: int | Sequence[int]) -> Captured:
         raise CaptureError("TensorFlow's steps run with their whole batch; drop --microbatches, or give --framework=torch")
 
-    def load(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> Loaded:
+    def load(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> PlacedSession:
         devices = self._free if alone else self.devices
         kept, self._kept = self._kept, None
         if kept is not None and kept.timeline is timeline and kept.devices is devices:
             return kept
         if kept is not None:
-            kept.session.close()
-        return Loaded(load(captured, timeline, devices), timeline)
+            kept.close()
+        return load(captured, timeline, devices)
 
     def check(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> Parity | None:
         self._kept = loaded = self.load(captured, timeline, alone=alone)
-        return None if draws_anew(captured.function) else check_parity(captured, loaded.session)
+        return None if draws_anew(captured.function) else check_parity(captured, loaded)
 
     def peak_bytes(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> tuple[int, ...]:
         """See Backend. Other plans that are loaded hold constants, which count."""
         self._kept = loaded = self.load(captured, timeline, alone=alone)
-        if loaded.devices.shared_memory:
-            return accounted_peak_bytes(loaded.session, timeline)
-        return peak_bytes(loaded.session)
+        return accounted_peak_bytes(loaded, timeline) if loaded.devices.shared_memory else peak_bytes(loaded)
 
-    def measure(self, captured: Captured, loaded: Mapping[str, Loaded], num_steps: int, on_step: Callable[[int], None]) -> Measurement:
+    def measure(
+        self, captured: Captured, loaded: Mapping[str, PlacedSession], num_steps: int, on_step: Callable[[int], None]
+    ) -> Measurement:
         """See Backend. A server's busy time is what its process spends on its core, transfers included."""
-        groups, one_machine = list(dict.fromkeys(step.devices for step in loaded.values())), self.request.cluster_hosts is None
+        groups, one_machine = list(dict.fromkeys(session.devices for session in loaded.values())), self.request.cluster_hosts is None
         variants: dict[str, Callable[[], StepTimes]] = {"eager": partial(timed_step, unplaced_step(captured.step))}
-        for name, step in loaded.items():
-            variants[name] = partial(timed_step, step.session.run, step.devices.servers if one_machine else ())
+        for name, session in loaded.items():
+            variants[name] = partial(timed_step, session.run, session.devices.servers if one_machine else ())
         load = partial(load_of_others, lambda: groups, one_machine=one_machine)
         return measure_in_turn(variants, load, num_steps=num_steps, on_step=on_step, oversubscribed=oversubscribed(groups))
 
-    def record(self, captured: Captured, loaded: Loaded) -> MeasuredStep:
-        return record_step(loaded.session, loaded.timeline, self.kind)
+    def record(self, captured: Captured, loaded: PlacedSession) -> MeasuredStep:
+        return record_step(loaded, loaded.timeline, self.kind)
 
-    def trained(self, loaded: Loaded) -> Trained:
-        return TrainedSession(loaded.session)
+    def trained(self, loaded: PlacedSession) -> Trained:
+        return TrainedSession(loaded)
 
-    def notes(self, loaded: Loaded) -> Sequence[str]:
+    def notes(self, loaded: PlacedSession) -> Sequence[str]:
         limited = "memory is limited, so oneDNN is off on the devices: it ends a process that runs out of memory"
         return [limited] if any(memory_limits(self.request)) else []
 

@@ -14,14 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from baechi_ext.capture.tensorflow_cleanup import is_wait, producer
+from baechi_ext.capture.tensorflow_graph import CapturedFunction
 from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.errors import PlanError
-
-if TYPE_CHECKING:
-    from baechi_ext.capture.tensorflow_graph import CapturedFunction
 
 SCOPE = "baechi_placed"
 """No layer is called so."""
@@ -66,7 +64,7 @@ class PlacedGraph:
 
 
 def placed_graph(
-    captured: "CapturedFunction", placement: Mapping[str, int], devices: Sequence[str], *, order: Sequence[str] | None = None
+    captured: CapturedFunction, placement: Mapping[str, int], devices: Sequence[str], *, order: Sequence[str] | None = None
 ) -> PlacedGraph:
     """The captured step with op o on `devices[placement[o]]`.
 
@@ -77,7 +75,7 @@ def placed_graph(
 
 
 class _Builder:
-    def __init__(self, captured: "CapturedFunction", placement: Mapping[str, int], devices: tuple[str, ...]) -> None:
+    def __init__(self, captured: CapturedFunction, placement: Mapping[str, int], devices: tuple[str, ...]) -> None:
         self.tf = tensorflow()
         self.captured = captured
         self.devices = devices

@@ -5,19 +5,17 @@ import ctypes
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from baechi_ext.capture.tensorflow_graph import CapturedFunction
 from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.errors import ExecutionError
 from baechi_ext.simulate import Timeline
 from baechi_runtime.tensorflow.lowering.placed_graph import PlacedGraph, PlacedVariable, placed_graph
 from baechi_runtime.tensorflow.servers.blocking_calls import Calls
 from baechi_runtime.tensorflow.servers.devices import Devices
-
-if TYPE_CHECKING:
-    from baechi_ext.capture.tensorflow_graph import CapturedFunction
 
 T = TypeVar("T")
 
@@ -31,6 +29,9 @@ class PlacedSession:
     """Runs one placed graph. Every call ends in time: it raises ExecutionError where a device died or did not answer, where memory ran
     out (naming device and op), or where an op failed.
     """
+
+    timeline: Timeline
+    """The plan that it runs; set by `of` alone."""
 
     def __init__(self, placed: PlacedGraph, devices: Devices) -> None:
         tf = tensorflow()
@@ -48,12 +49,14 @@ class PlacedSession:
         self._step = self._call(lambda: self._session.make_callable(fetches, accept_options=True))
 
     @classmethod
-    def of(cls, captured: "CapturedFunction", timeline: Timeline, devices: Devices) -> "PlacedSession":
+    def of(cls, captured: CapturedFunction, timeline: Timeline, devices: Devices) -> "PlacedSession":
         """The step, placed as the timeline says; devices keep to its order."""
         ops = [str(op.id) for op in timeline.graph.ops]
         where = dict(zip(ops, timeline.placement, strict=True))
         devices.planned_bytes = timeline.peak_memory_bytes
-        return cls(placed_graph(captured, where, devices.names, order=[ops[v] for v in timeline.started]), devices)
+        session = cls(placed_graph(captured, where, devices.names, order=[ops[v] for v in timeline.started]), devices)
+        session.timeline = timeline
+        return session
 
     def initialise(self, values: Mapping[str, np.ndarray]) -> None:
         """Gives variables their values, by shared name; others keep theirs."""
