@@ -10,7 +10,7 @@ from baechi_runtime.tensorflow.servers.devices import Devices
 from baechi_runtime.tensorflow.servers.links import probe_link
 
 
-def as_placed_on(devices: Devices) -> tuple[Device, ...]:
+def placer_devices(devices: Devices) -> tuple[Device, ...]:
     """The devices as the placer sees them, with all their memory; that of GPUs is not known."""
     held = None if devices.kind == "gpu" else usable_bytes() // len(devices.names)
     return tuple(Device(name, held) for name in devices.short_names)
@@ -29,4 +29,4 @@ def measured_cluster(devices: Devices, given: Link | None) -> tuple[Cluster, Lin
         with progress(f"probing the link {names[0]} -> {names[1]}"):
             probe = probe_link(devices, 0, 1)
         link = probe.to_link()
-    return Cluster(as_placed_on(devices), link, parallel_transfers=devices.shared_memory), probe
+    return Cluster(placer_devices(devices), link, parallel_transfers=devices.shared_memory), probe

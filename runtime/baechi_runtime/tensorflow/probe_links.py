@@ -6,7 +6,7 @@ from baechi_ext.errors import OptionError
 from baechi_runtime.report.link_report import LinkReport, ProbeRequest, reported, sizes_bytes
 from baechi_runtime.report.progress import progress
 from baechi_runtime.tensorflow.backend import devices_of
-from baechi_runtime.tensorflow.cluster import as_placed_on
+from baechi_runtime.tensorflow.cluster import placer_devices
 from baechi_runtime.tensorflow.servers.links import probe_link
 
 _LARGEST_EXPONENT = 26
@@ -29,4 +29,4 @@ def probe_links(request: ProbeRequest) -> LinkReport:
         for source, target in permutations(range(len(names)), 2):
             with progress(f"probing {names[source]} -> {names[target]}"):
                 probes[source, target] = probe_link(devices, source, target, sizes)
-        return reported(request, as_placed_on(devices), probes, parallel=devices.shared_memory)
+        return reported(request, placer_devices(devices), probes, parallel=devices.shared_memory)

@@ -65,7 +65,9 @@ def _read(metadata: Any, session: PlacedSession, timeline: Timeline, executor: s
         courses = memory_courses(traced_timeline(metadata, placed.op_of, timeline))
     else:
         held = held_ns(metadata, placed.devices)
-        courses = None if held is None else [[(recording.us(at), size) for at, size in device] for device in held]
+        counted = any(size for device in held for _, (_, size) in device)
+        each = [sorted((at for node in device for at in node), key=lambda item: item[0]) for device in held]
+        courses = [[(recording.us(at), size) for at, size in device] for device in each] if counted else None
     memory = None if courses is None else tuple(tuple(ResidentBytes(*held) for held in course) for course in courses)
     return replace(recording.measured(graph, executor), memory=memory)
 

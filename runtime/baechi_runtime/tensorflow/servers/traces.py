@@ -30,28 +30,26 @@ def kernel_of(stats: Any) -> str:
     return found.partition(" = ")[2].partition("(")[0] if f"{stats.node_name} = " in found else ""
 
 
-def held_ns(metadata: Any, devices: Sequence[str]) -> list[list[tuple[int, int]]] | None:
-    """For each device (nanosecond, bytes that its allocator holds) while a node runs and after it, in the order of time; None where
-    allocators do not count. While a node ran there was what was held at its end, and what it had given back by then."""
-    found: list[list[tuple[int, int]]] = [[] for _ in devices]
-    counts = False
+def held_ns(metadata: Any, devices: Sequence[str]) -> list[list[tuple[tuple[int, int], tuple[int, int]]]]:
+    """For each device and node (nanosecond, bytes that the device's allocator holds) while the node runs, and after it; 0 after all nodes
+    where allocators do not count. While a node ran there was what was held at its end, and what it had given back by then."""
+    found: list[list[tuple[tuple[int, int], tuple[int, int]]]] = [[] for _ in devices]
     for device, stats in node_stats(metadata, devices):
         start, end = (stats.all_start_nanos + ns for ns in (stats.op_start_rel_nanos, stats.op_end_rel_nanos))
         for memory in stats.memory:
             held = memory.allocator_bytes_in_use
-            counts = counts or held > 0
-            found[device] += [(start, held + max(0, memory.peak_bytes - memory.live_bytes)), (end, held)]
-    return [sorted(device, key=lambda item: item[0]) for device in found] if counts else None
+            found[device].append(((start, held + max(0, memory.peak_bytes - memory.live_bytes)), (end, held)))
+    return found
 
 
 def peak_bytes(session: PlacedSession) -> tuple[int, ...]:
     """Peak bytes of each device's allocator in one real step: variables, inputs, live tensors, received copies, and temporaries; with all
-    that is loaded there besides. Empty where allocators do not count, or devices share one."""
+    that is loaded there besides. Empty where devices share an allocator."""
     if session.devices.shared_memory:
         return ()
     session.run()
     held = held_ns(session.traced()[1], session.placed.devices)
-    return () if held is None else tuple(max((size for _, size in device), default=0) for device in held)
+    return tuple(max((size for (_, size), _ in device), default=0) for device in held)
 
 
 def accounted_peak_bytes(session: PlacedSession, timeline: Timeline) -> tuple[int, ...]:
