@@ -1,12 +1,12 @@
 """The baseline of `benchmarks.step_time --framework=tensorflow`: devices written into the model by hand."""
 
 from baechi_ext.place.common import PlanResult
-from baechi_runtime.tensorflow.backend import Loaded, TensorFlowBackend
+from baechi_runtime.tensorflow.backend import TensorFlowBackend
 from baechi_runtime.tensorflow.lowering.placed_graph import placed_graph
-from baechi_runtime.tensorflow.measure import peak_bytes
 from baechi_runtime.tensorflow.parity import check_parity
 from baechi_runtime.tensorflow.servers.devices import Devices
 from baechi_runtime.tensorflow.servers.session import PlacedSession
+from baechi_runtime.tensorflow.servers.traces import peak_bytes
 from baechi_runtime.tensorflow.step import Captured
 
 BY_HAND = "tf.device"
@@ -18,9 +18,8 @@ def add_by_hand(backend: TensorFlowBackend, captured: Captured, plans: dict[str,
         return
     variants, peaks, parity = found
     with parted_by_hand(captured, plans["expert"], backend.devices) as session:
-        parity[BY_HAND], peaks[BY_HAND] = check_parity(captured, session).to_json(), peak_bytes(session, backend.devices)
-    session = parted_by_hand(captured, plans["expert"], backend.devices)
-    variants[BY_HAND] = Loaded(session, plans["expert"].timeline, backend.devices)
+        parity[BY_HAND], peaks[BY_HAND] = check_parity(captured, session).to_json(), peak_bytes(session)
+    variants[BY_HAND] = parted_by_hand(captured, plans["expert"], backend.devices)
 
 
 def parted_by_hand(captured: Captured, expert: PlanResult, devices: Devices) -> PlacedSession:

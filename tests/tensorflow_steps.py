@@ -21,7 +21,7 @@ class Step:
     optimizer: keras.optimizers.Optimizer
 
     def capture(self, **options: Any) -> CapturedFunction:
-        return capture_function(self.function, self.inputs, optimizer=self.optimizer, **options)
+        return capture_function(self.function, self.inputs, **options)
 
 
 def step_of(model: keras.Model, optimizer: keras.optimizers.Optimizer, inputs: Sequence[np.ndarray]) -> Step:

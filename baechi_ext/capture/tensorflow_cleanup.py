@@ -65,12 +65,8 @@ def is_wait(reference: str) -> bool:
 def clean(nodes: Nodes, graph: "tf.Graph") -> Nodes:
     """The nodes without what only tracing needs, and without those that no output and no target needs. `graph` has ops of the same
     names, and knows their shapes."""
-    nodes = _in_order(_needed(_without_exit(nodes)))
-    nodes = _redirected(nodes, _passed_on)
-    nodes = _with_known_values(nodes, graph)
-    nodes = _redirected(nodes, _First(graph))
-    nodes = _needed(_without_idle_waits(nodes, graph))
-    return _in_order(_with_constants_beside_readers(nodes))
+    nodes = _Redirected(_in_order(_needed(_without_exit(nodes))), graph).nodes()
+    return _with_constants_beside_readers(_in_order(_needed(_without_idle_waits(nodes, graph))))
 
 
 def _without_exit(nodes: Nodes) -> Nodes:
@@ -110,32 +106,70 @@ def _in_order(nodes: Nodes) -> Nodes:
     return replace(nodes, by_name=ordered)
 
 
-def _redirected(nodes: Nodes, find: "Callable[[NodeDef, Sequence[str]], Mapping[str, str]]") -> Nodes:
-    """Goes through the nodes in order. `find` says, of a node with its inputs as they have become, which other tensor stands for each
-    of its own; a node of which it says so goes."""
-    instead: dict[str, str] = {}
-    gone: dict[str, str] = {}
-    kept = {}
+class _Redirected:
+    """The nodes without those for which another tensor stands: what is handed on, is known beforehand, or was made before.
 
-    def read(reference: str) -> str:
+    That is, for a read of a variable, by one that sees the same value, else by a node with equal inputs, if it is small. Writes wait for
+    the reads before them and are waited for by those behind them, so what a read waits for says what it sees. A node that shares an input
+    with another depends on nothing new when that one's result is sent to it.
+    """
+
+    def __init__(self, nodes: Nodes, graph: "tf.Graph") -> None:
+        """`nodes` are in order."""
+        self.given = nodes
+        self.graph = graph
+        self.fetched = set(map(producer, nodes.outputs))
+        self.kept: dict[str, NodeDef] = {}
+        self.instead: dict[str, str] = {}
+        """Tensor -> the one that stands for it."""
+        self.gone: dict[str, str] = {}
+        """Node -> the one to wait for instead."""
+        self.first: dict[tuple[object, ...], str] = {}
+
+    def nodes(self) -> Nodes:
+        for name, node in self.given.by_name.items():
+            inputs = _without_repeated_waits(map(self._read, node.input))
+            if found := self._found(node, inputs):
+                self.instead |= found
+                self.gone[name] = producer(next(iter(found.values())))
+            else:
+                self.kept[name] = _with_inputs(node, inputs)
+        return Nodes(
+            by_name=self.kept,
+            outputs=tuple(self.instead.get(o, o) for o in self.given.outputs),
+            targets=tuple(dict.fromkeys(self.gone.get(t, t) for t in self.given.targets)),
+            kept=self.given.kept,
+        )
+
+    def _read(self, reference: str) -> str:
         if is_wait(reference):
-            return f"^{gone.get(reference[1:], reference[1:])}"
-        return instead.get(tensor_name(reference), reference)
+            return f"^{self.gone.get(reference[1:], reference[1:])}"
+        return self.instead.get(tensor_name(reference), reference)
 
-    for name, node in nodes.by_name.items():
-        inputs = _without_repeated_waits(map(read, node.input))
-        found = find(node, inputs)
-        if found:
-            instead |= found
-            gone[name] = producer(next(iter(found.values())))
-        else:
-            kept[name] = _with_inputs(node, inputs)
-    return Nodes(
-        by_name=kept,
-        outputs=tuple(instead.get(o, o) for o in nodes.outputs),
-        targets=tuple(dict.fromkeys(gone.get(t, t) for t in nodes.targets)),
-        kept=nodes.kept,
-    )
+    def _found(self, node: "NodeDef", inputs: Sequence[str]) -> Mapping[str, str]:
+        """The tensors that stand for a node's own; none for one that stays. `inputs` are what it reads by now."""
+        if node.op in _PASSING_ON and not any(map(is_wait, inputs)):
+            return {f"{node.name}:{i}": tensor_name(source) for i, source in enumerate(inputs)}
+        if node.op == "Const":
+            return {}
+        operation = self.graph.get_operation_by_name(node.name)
+        if values := [] if node.name in self.fetched else _known_values(operation):
+            return {f"{node.name}:{i}": self._constant(node.name, i, value) for i, value in enumerate(values)}
+        if node.op != "ReadVariableOp" and not _is_small_value(operation):
+            return {}
+        data = tuple(self._value(i) for i in inputs if not is_wait(i))
+        first = self.first.setdefault((node.op, _attributes(node), data, frozenset(filter(is_wait, inputs))), node.name)
+        return {} if first == node.name else {f"{node.name}:{i}": f"{first}:{i}" for i in range(len(operation.outputs))}
+
+    def _constant(self, name: str, output: int, value: Any) -> str:
+        constant = constant_node(name if output == 0 else new_name(f"{name}_{output}", self.given.by_name, self.kept), value)
+        self.kept[constant.name] = constant
+        return f"{constant.name}:0"
+
+    def _value(self, reference: str) -> str | bytes:
+        """The value of an input that is a constant, else its name."""
+        node = self.kept[producer(reference)]
+        return _attributes(node) if node.op == "Const" else tensor_name(reference)
 
 
 def _without_repeated_waits(inputs: Iterable[str]) -> list[str]:
@@ -144,27 +178,6 @@ def _without_repeated_waits(inputs: Iterable[str]) -> list[str]:
     data = [i for i in inputs if not is_wait(i)]
     read = set(map(producer, data))
     return data + [i for i in dict.fromkeys(inputs) if is_wait(i) and i[1:] not in read]
-
-
-def _passed_on(node: "NodeDef", inputs: Sequence[str]) -> Mapping[str, str]:
-    if node.op not in _PASSING_ON or any(map(is_wait, inputs)):
-        return {}
-    return {f"{node.name}:{i}": tensor_name(source) for i, source in enumerate(inputs)}
-
-
-def _with_known_values(nodes: Nodes, graph: "tf.Graph") -> Nodes:
-    """Small values that need no step to be known are constants."""
-    known: dict[str, NodeDef] = {}
-    kept: dict[str, NodeDef] = {}
-    fetched = set(map(producer, nodes.outputs))
-    for name, node in nodes.by_name.items():
-        inputs = [known[t].name if (t := tensor_name(i)) in known and not is_wait(i) else i for i in node.input]
-        for i, value in enumerate([] if name in fetched else _known_values(graph.get_operation_by_name(name))):
-            constant = constant_node(name if i == 0 else new_name(f"{name}_{i}", nodes.by_name, kept), value)
-            known[f"{name}:{i}"] = kept[constant.name] = constant
-        if f"{name}:0" not in known:
-            kept[name] = _with_inputs(node, inputs)
-    return replace(nodes, by_name=kept)
 
 
 def _known_values(operation: "tf.Operation") -> list[Any]:
@@ -188,32 +201,6 @@ def constant_node(name: str, value: Any) -> "NodeDef":
     node.attr["dtype"].type = proto.dtype
     node.attr["value"].tensor.CopyFrom(proto)
     return node
-
-
-class _First:
-    """Finds, for a node, the first one that makes the same: for a read of a variable one that sees the same value, else one with equal
-    inputs, if it is small.
-
-    Writes wait for the reads before them and are waited for by those behind them, so what a read waits for says what it sees. A node
-    that shares an input with another depends on nothing new when that one's result is sent to it.
-    """
-
-    def __init__(self, graph: "tf.Graph") -> None:
-        self.graph = graph
-        self.first: dict[tuple[object, ...], str] = {}
-        self.constants: dict[str, bytes] = {}
-
-    def __call__(self, node: "NodeDef", inputs: Sequence[str]) -> Mapping[str, str]:
-        if node.op == "Const":
-            self.constants[node.name] = _attributes(node)
-            return {}
-        operation = self.graph.get_operation_by_name(node.name)
-        if node.op != "ReadVariableOp" and not _is_small_value(operation):
-            return {}
-        data = tuple(self.constants.get(producer(i), tensor_name(i)) for i in inputs if not is_wait(i))
-        key = (node.op, _attributes(node), data, frozenset(filter(is_wait, inputs)))
-        first = self.first.setdefault(key, node.name)
-        return {} if first == node.name else {f"{node.name}:{i}": f"{first}:{i}" for i in range(len(operation.outputs))}
 
 
 def _attributes(node: "NodeDef") -> bytes:
@@ -252,29 +239,24 @@ def _without_idle_waits(nodes: Nodes, graph: "tf.Graph") -> Nodes:
 def stands_beside_readers(nodes: Nodes) -> frozenset[str]:
     """The small constants, each of which stands beside one reader in a clean graph."""
     fetched = {producer(o) for o in nodes.outputs}
-    return frozenset(name for name, node in nodes.by_name.items() if _is_small_constant(node) and name not in fetched)
-
-
-def _is_small_constant(node: "NodeDef") -> bool:
-    return node.op == "Const" and not node.input and node.attr["value"].tensor.ByteSize() <= _COPIED_BYTES
+    constants = {name: node for name, node in nodes.by_name.items() if node.op == "Const" and not node.input and name not in fetched}
+    return frozenset(name for name, node in constants.items() if node.attr["value"].tensor.ByteSize() <= _COPIED_BYTES)
 
 
 def _with_constants_beside_readers(nodes: Nodes) -> Nodes:
     shared = stands_beside_readers(nodes)
-    taken: set[str] = set()
-    kept = {name: node for name, node in nodes.by_name.items() if name not in shared}
-    for name, node in list(kept.items()):
+    kept: dict[str, NodeDef] = {}
+    for name, node in nodes.by_name.items():
         own: dict[str, str] = {}
         for constant in dict.fromkeys(i for i in map(tensor_name, node.input) if producer(i) in shared):
             original = nodes.by_name[producer(constant)]
             copy = type(original)()
             copy.CopyFrom(original)
-            if original.name in taken:
+            if original.name in kept:
                 copy.name = new_name(f"{name}/{original.name.rpartition('/')[2]}", nodes.by_name, kept)
-            taken.add(original.name)
             own[constant] = copy.name
             kept[copy.name] = copy
-        if own:
+        if name not in shared:
             kept[name] = _with_inputs(node, [own.get(tensor_name(i), i) for i in node.input])
     return replace(nodes, by_name=kept)
 

@@ -29,8 +29,6 @@ _SENT_BYTES = 16
 """Variables up to this size are sent to their readers; others have their readers come to them."""
 _LOOPS = ("While", "StatelessWhile")
 
-__all__ = ["CapturedFunction", "CapturedVariable", "capture_function"]
-
 
 @dataclass(frozen=True)
 class CapturedFunction:
@@ -54,12 +52,21 @@ class CapturedFunction:
     notes: tuple[str, ...] = ()
     """Sentences on what is not as fine as it could be."""
 
+    def values(self) -> dict[str, Any]:
+        """The variables' values as they are now, arrays by shared name."""
+        return {v.shared_name: v.variable.numpy() for v in self.variables}
+
+    def assign(self, values: Mapping[str, Any]) -> None:
+        """Gives all variables these values."""
+        for v in self.variables:
+            v.variable.assign(values[v.shared_name])
+
 
 def capture_function(
     function: Callable[..., Any],
     inputs: Sequence[Any],
     *,
-    optimizer: Any = None,
+    wrapped: Callable[..., Any] | None = None,
     expert: Callable[[str], int | None] | None = None,
     name: str = "",
     device_type: str = "CPU",
@@ -67,19 +74,18 @@ def capture_function(
     """The costless op graph of `function(*inputs)`, a whole training step, and what it takes to run it.
 
     `inputs` are tf.TensorSpecs or arrays, or nests of these, of fixed shapes; a tf.function is traced again. The step's variables keep
-    their values. An `optimizer`, where given, has to have its variables. With `expert` (variable's name -> device or None) ops get
-    hints. Every op must have a kernel for `device_type`.
+    their values; an optimizer has to have its own before. With `expert` (variable's name -> device or None) ops get hints. Every op must
+    have a kernel for `device_type`. Tracing must leave the Python state around the function as it is, or around the one `wrapped` in it.
 
     Raises CaptureError with the line of the user's code and what to change, MissingBackendError without TensorFlow.
     """
     tf = tensorflow()
-    if optimizer is not None and not getattr(optimizer, "built", True):
-        advice = "call optimizer.build(model.trainable_variables) before the step is captured"
-        raise CaptureError(f"the optimizer has no variables yet; {advice}")
     python = getattr(function, "python_function", function)
     what = f"the training step {getattr(python, '__name__', type(python).__name__)}"
     specs = [tf.nest.map_structure(lambda x: _fixed(x, what), argument) for argument in inputs]
+    before = state_outside(wrapped or python)
     concrete = _traced(python, specs, what)
+    require_unchanged(what, before, state_outside(wrapped or python))
     if not concrete.outputs:
         raise CaptureError(f"{what} returns no tensor, so there is no loss to compare; let it return the loss")
     require_placeable(concrete.graph.get_operations(), concrete.graph, device_type)
@@ -118,16 +124,12 @@ def _fixed(value: Any, what: str) -> "tf.TensorSpec":
 
 def _traced(python: Callable[..., Any], specs: Sequence[Any], what: str) -> Any:
     """The concrete function."""
-    tf = tensorflow()
-    before = state_outside(python)
     try:
-        concrete = tf.function(python).get_concrete_function(*specs)
+        return tensorflow().function(python).get_concrete_function(*specs)
     except CaptureError:
         raise
     except Exception as e:  # noqa: BLE001 - whatever the user's step raises while traced
         raise not_traceable(what, e) from e
-    require_unchanged(what, before, state_outside(python))
-    return concrete
 
 
 class _Builder:
@@ -144,8 +146,10 @@ class _Builder:
                 own = dict.fromkeys(p for p in map(producer, node.input) if p in constants)
                 self.members[name] = (*own, name)
         self.index = {name: v for v, name in enumerate(self.members)}
-        self.touched = [self._touched(name) for name in self.members]
-        self.before = [self._before(name) for name in self.members]
+        sources = [dict.fromkeys(map(producer, nodes.by_name[name].input)) for name in self.members]
+        self.touched = [[self.variables[p] for p in found if p in self.variables] for found in sources]
+        """The variables whose resources each op takes."""
+        self.before = [[self.index[p] for p in found if p in self.index] for found in sources]
         self.groups = Groups()
         self.edges: list[tuple[str, str, int, str]] = []
         self.unknown: dict[str, None] = {}
@@ -156,7 +160,13 @@ class _Builder:
         for v, variables in enumerate(self.touched):
             for variable in variables:
                 self.groups.join(v, variable.shared_name)
-        found = self._phases()
+        found = phases(
+            names=list(self.members),
+            types=[self.nodes.by_name[name].op for name in self.members],
+            before=self.before,
+            states=[[v.shared_name for v in variables] for variables in self.touched],
+            outputs=[self.index[p] for p in map(producer, self.nodes.outputs) if p in self.index],
+        )
         self._join_slots(found)
         ops = self.groups.labelled(self._ops(found))
         graph = OpGraph.from_edges(ops, self.edges, name=name, framework="tensorflow")
@@ -165,15 +175,6 @@ class _Builder:
             hints = [next((h for v in found if (h := expert(v.shared_name)) is not None), None) for found in self.touched]
             graph = with_experts(graph, hints)
         return graph, self.members, self._notes()
-
-    def _touched(self, name: str) -> tuple[CapturedVariable, ...]:
-        """The variables whose resources an op takes."""
-        taken = dict.fromkeys(p for p in map(producer, self.nodes.by_name[name].input) if p in self.variables)
-        return tuple(self.variables[p] for p in taken)
-
-    def _before(self, name: str) -> list[int]:
-        sources = dict.fromkeys(map(producer, self.nodes.by_name[name].input))
-        return [self.index[p] for p in sources if p in self.index]
 
     def _connect(self, name: str) -> None:
         """The edges into an op. What reads a variable of some size joins its group, and nothing moves."""
@@ -205,15 +206,6 @@ class _Builder:
         if size is None and value.dtype.size:
             self.unknown[node] = None
         return size or 0
-
-    def _phases(self) -> list[str]:
-        return phases(
-            names=list(self.members),
-            types=[self.nodes.by_name[name].op for name in self.members],
-            before=self.before,
-            states=[[v.shared_name for v in found] for found in self.touched],
-            outputs=[self.index[p] for p in map(producer, self.nodes.outputs) if p in self.index],
-        )
 
     def _join_slots(self, found: Sequence[str]) -> None:
         """Joins a variable with what an optimizer keeps for it: the variables that an update of it goes back to."""

@@ -74,11 +74,8 @@ def _with_the_rest(found: list[str | None], before: Sequence[Sequence[int]], sta
             phase = found[y] if isinstance(y, int) else None
             if phase is not None and (isinstance(x, str) or found[x] is None):
                 beside.setdefault(groups.find(x), set()).add(phase)
-    return [phase or _of(beside.get(groups.find(v), set())) for v, phase in enumerate(found)]
-
-
-def _of(beside: set[str]) -> str:
-    return FORWARD if FORWARD in beside and UPDATE not in beside else UPDATE
+    around = [beside.get(groups.find(v), set()) for v in range(len(found))]
+    return [phase or (FORWARD if FORWARD in a and UPDATE not in a else UPDATE) for phase, a in zip(found, around, strict=True)]
 
 
 class ForwardOps:

@@ -1,7 +1,8 @@
 """Says what of a TensorFlow step can't be placed, with the line of the user's code and what to change there."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.capture.tensorflow_private import has_kernel, tensorflow
@@ -26,9 +27,9 @@ _ADVICE = (
     ),
 )
 _OTHERWISE = "take what is no computation on tensors out of the step"
-_SUMMARIES = re.compile(r"Summary")
 _PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
-_ASSERTS = ("Assert",)
+_WITH_TEXT = ("Const", "Assert", "If", "StatelessIf")
+"""Kinds of ops that may work on text: that of an error."""
 
 
 def not_traceable(what: str, error: BaseException) -> CaptureError:
@@ -39,18 +40,15 @@ def not_traceable(what: str, error: BaseException) -> CaptureError:
     kind = type(error).__name__
     reason = reason if reason.startswith(kind) or re.match(r"\w+Error: ", reason) else f"{kind}: {reason}"
     advice = next((a for words, a in _ADVICE if any(word in text for word in words)), _OTHERWISE)
-    return CaptureError(f"{what} cannot be captured as one graph: {_short(reason)}{_place_in(text)}; {advice}")
+    first_sentence = re.split(r"(?<=[^.])\. [A-Z]", reason, maxsplit=1)[0].removesuffix(".")
+    # AutoGraph writes the lines of the user's code into its errors.
+    frames = [(file, int(line), name) for file, line, name in re.findall(r'File "([^"]+)", line (\d+), in ([^\s,]+)', text)]
+    return CaptureError(f"{what} cannot be captured as one graph: {first_sentence}{_innermost(frames)}; {advice}")
 
 
-def _short(reason: str) -> str:
-    """The first sentence."""
-    return re.split(r"(?<=[^.])\. [A-Z]", reason, maxsplit=1)[0].removesuffix(".")
-
-
-def _place_in(text: str) -> str:
-    """AutoGraph writes the lines of the user's code into its errors; the innermost counts."""
-    frames = re.findall(r'File "([^"]+)", line (\d+), in ([^\s,]+)', text)
-    own = [(file, int(line), name) for file, line, name in frames if not is_foreign(file)]
+def _innermost(frames: Sequence[tuple[str, int, str]]) -> str:
+    """The last place (file, line, function) in the user's code: ", at file:line in function: `source`"; empty where there is none."""
+    own = [frame for frame in frames if not is_foreign(frame[0])]
     return said_place(own[-1]) if own else ""
 
 
@@ -63,29 +61,22 @@ def require_placeable(operations: "Iterable[tf.Operation]", traced: "tf.Graph", 
             problem = f"{operation.type} has no kernel for a {device_type}", "use another op, or devices that can run this one"
         if problem is not None:
             what, advice = problem
-            raise CaptureError(f"op {operation.name!r} can't be placed: {what}{_place_of(operation.name, traced)}; {advice}")
+            frames = []
+            with suppress(KeyError):
+                frames = [(f.filename, f.lineno, f.name) for f in traced.get_operation_by_name(operation.name).traceback]
+            raise CaptureError(f"op {operation.name!r} can't be placed: {what}{_innermost(frames)}; {advice}")
 
 
 def _problem(operation: "tf.Operation") -> tuple[str, str] | None:
     tf = tensorflow()
     if operation.type in _PYTHON:
         return "it runs Python code (tf.py_function, tf.numpy_function)", "use TensorFlow functions instead, or do this outside of the step"
-    if _SUMMARIES.search(operation.type):
+    if "Summary" in operation.type:
         return "it writes a summary", "return the value from the step, and write the summary of what was returned"
     texts = any(t.dtype == tf.string for t in (*operation.inputs, *operation.outputs))
-    if texts and operation.type not in ("Const", *_ASSERTS, "If", "StatelessIf"):
+    if texts and operation.type not in _WITH_TEXT:
         return f"it works on text ({operation.type})", "take tf.print and other text out of the step, and print what it returns"
     return None
-
-
-def _place_of(name: str, traced: "tf.Graph") -> str:
-    """The place in the user's code that made an op: ", at file:line in function: `source`"; nothing where that is not known."""
-    try:
-        frames = [(f.filename, f.lineno, f.name) for f in traced.get_operation_by_name(name).traceback]
-    except KeyError:
-        return ""
-    own = [frame for frame in frames if not is_foreign(frame[0])]
-    return said_place(own[-1]) if own else ""
 
 
 def state_outside(function: Callable[..., Any]) -> Mapping[str, Any]:
@@ -100,13 +91,8 @@ def state_outside(function: Callable[..., Any]) -> Mapping[str, Any]:
             named[name] = cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-    return {name: _mark(value) for name, value in named.items() if _mark(value) is not None}
-
-
-def _mark(value: Any) -> Any:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return value
-    return f"{len(value)} entries" if isinstance(value, list) else None
+    numbers = {name: value for name, value in named.items() if isinstance(value, (int, float)) and not isinstance(value, bool)}
+    return numbers | {name: f"{len(value)} entries" for name, value in named.items() if isinstance(value, list)}
 
 
 def require_unchanged(what: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:

@@ -357,11 +357,6 @@ def test_unknown_shapes_are_refused_with_advice() -> None:
         capture_function(lambda x: x, [tf.TensorSpec((None, 4))])
 
 
-def test_an_optimizer_without_variables_is_refused() -> None:
-    with pytest.raises(CaptureError, match=r"optimizer.build\(model.trainable_variables\)"):
-        capture_function(lambda x: x, [tf.TensorSpec((2,))], optimizer=keras.optimizers.Adam())
-
-
 def test_shapes_that_depend_on_values_are_said() -> None:
     found = capture_function(lambda x: tf.reduce_sum(tf.boolean_mask(x, x > 0)), [tf.TensorSpec((4,))])
     assert any("known only when the step runs" in note for note in found.notes)

@@ -39,16 +39,6 @@ class Placement:
     """None where the link was not probed: one that was given, or that an earlier run probed."""
     notes: tuple[str, ...] = ()
 
-    @property
-    def where(self) -> dict[str, int]:
-        """Op -> device."""
-        return dict(zip(self.graph.index, self.result.plan.placement, strict=True))
-
-    @property
-    def order(self) -> list[str]:
-        """All ops as they start."""
-        return [str(self.graph.ops[v].id) for v in self.result.timeline.started]
-
     def noting(self, note: str) -> "Placement":
         """The same with a further note on its plan."""
         return replace(self, result=replace(self.result, notes=(*self.result.notes, note)))

@@ -6,15 +6,14 @@ from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.host.host_memory import usable_bytes
 from baechi_runtime.measure.link_probe import LinkProbe
 from baechi_runtime.report.progress import progress
-from baechi_runtime.tensorflow.servers.devices import Devices, Logical
-from baechi_runtime.tensorflow.servers.gpus import Gpus
+from baechi_runtime.tensorflow.servers.devices import Devices
 from baechi_runtime.tensorflow.servers.links import probe_link
 
 
-def short_names(devices: Devices) -> list[str]:
-    """As reports and pins call them: cpu:0, cpu:1, ..."""
-    kind = "gpu" if isinstance(devices, Gpus) else "cpu"
-    return [f"{kind}:{i}" for i in range(len(devices.names))]
+def placer_devices(devices: Devices) -> tuple[Device, ...]:
+    """The devices as the placer sees them, with all their memory; that of GPUs is not known."""
+    held = None if devices.kind == "gpu" else usable_bytes() // len(devices.names)
+    return tuple(Device(name, held) for name in devices.short_names)
 
 
 def find_cluster(request: TrainRequest, devices: Devices) -> tuple[Cluster, LinkProbe | None]:
@@ -25,10 +24,9 @@ def find_cluster(request: TrainRequest, devices: Devices) -> tuple[Cluster, Link
 
 def measured_cluster(devices: Devices, given: Link | None) -> tuple[Cluster, LinkProbe | None]:
     """A cluster of the devices with all their memory, and the link probe where one was needed: without a `given` link."""
-    names, probe, link = short_names(devices), None, given or Link()
+    names, probe, link = devices.short_names, None, given or Link()
     if given is None and len(names) > 1:
         with progress(f"probing the link {names[0]} -> {names[1]}"):
             probe = probe_link(devices, 0, 1)
         link = probe.to_link()
-    held = None if isinstance(devices, Gpus) else usable_bytes() // len(names)
-    return Cluster(tuple(Device(name, held) for name in names), link, parallel_transfers=isinstance(devices, Logical)), probe
+    return Cluster(placer_devices(devices), link, parallel_transfers=devices.shared_memory), probe

@@ -5,31 +5,29 @@ Tracing makes ops slower, short ones by several times, and leaves out what the e
 its time is distributed; how much that is in all, a step says that was timed just before it and not traced.
 """
 
-import contextlib
 import platform
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from baechi_ext.capture.tensorflow_graph import CapturedFunction
 from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.cost.profile import Contention, OpProfile, Profile
-from baechi_runtime.host.host_memory import available_bytes
+from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.report.progress import progress
-from baechi_runtime.tensorflow.lowering.placed_graph import kernel_of, placed_graph
-from baechi_runtime.tensorflow.servers.clocks import cpu_ns
-from baechi_runtime.tensorflow.servers.devices import Devices, Servers
+from baechi_runtime.tensorflow.lowering.placed_graph import placed_graph
+from baechi_runtime.tensorflow.measure import timed_step
+from baechi_runtime.tensorflow.servers.devices import Devices
 from baechi_runtime.tensorflow.servers.session import PlacedSession
+from baechi_runtime.tensorflow.servers.traces import CLOCK, kernel_of, node_stats
 
-if TYPE_CHECKING:
-    from baechi_runtime.tensorflow.step import TensorFlowStep
-
-CLOCK = "run_metadata"
 FEWEST_REPEATS = 3
 
 
@@ -43,29 +41,25 @@ class ProfileOptions:
 
 def profile(
     captured: CapturedFunction,
-    step: "TensorFlowStep",
+    inputs: Sequence[np.ndarray],
     devices: Devices,
     options: ProfileOptions = ProfileOptions(),  # noqa: B008 - frozen
-    *,
-    memory_bytes: int = 0,
 ) -> Profile:
     """The profile of every op on the first of `devices`: alone, and where there are more, while those run the step, too, each its own.
 
-    The devices keep the settings (threads, cores, kernels) that the placed step will have. `memory_bytes` is what a step holds, where
-    known: so many devices are kept at work as there is memory for. The step's own variables keep their values. Raises ExecutionError
-    where a device fails or dies.
+    The devices keep the settings (threads, cores, kernels) that the placed step will have. The step's own variables keep their values.
+    Raises ExecutionError where a device fails or dies.
     """
-    values = {v.shared_name: v.variable.numpy() for v in captured.variables}
-    with _session(captured, devices, 0, values, step.inputs) as session:
+    open_on = partial(_session, captured, devices, inputs)
+    with open_on(0) as session:
         with progress(f"profiling {len(captured.graph)} ops, {options.warmup + options.repeats} steps"):
-            alone = _steps(session, captured, devices, options)
-        companions = _companions(devices, memory_bytes)
+            alone = _steps(session, captured, options)
+        others = range(1, len(devices.names) if devices.servers else 1)  # logical devices share threads
         beside: list[Traced] = []
-        if companions:
-            said = f"profiling beside {companions} other device{'s' * (companions > 1)} at work"
-            with progress(said), _busy(captured, devices, companions, values, step.inputs):
-                beside = _steps(session, captured, devices, options)
-    temporary = {op: max(t.temporary_bytes.get(op, 0) for t in alone) for op in captured.nodes}
+        if others:
+            said = f"profiling beside {len(others)} other device{'s' * (len(others) > 1)} at work"
+            with progress(said), ExitStack() as stack, _busy([stack.enter_context(open_on(device)) for device in others]):
+                beside = _steps(session, captured, options)
     made = {op: max(t.output_bytes.get(op, 0) for t in alone) for op in captured.nodes}
     graph = captured.graph
     return Profile(
@@ -77,33 +71,27 @@ def profile(
             op.id: OpProfile(
                 samples_us=tuple(t.op_us[op.id] for t in alone),
                 output_bytes=op.output_bytes or (made[op.id] if op.op != "ReadVariableOp" else 0),
-                temporary_bytes=temporary[op.id],
+                temporary_bytes=max(t.temporary_bytes.get(op.id, 0) for t in alone),
                 persistent_bytes=op.persistent_bytes,
                 contended_us=tuple(t.op_us[op.id] for t in beside),
             )
             for op in graph.ops
         },
-        metadata=_metadata(devices),
-        contention=Contention(companions + 1, tuple(t.step_us for t in beside)) if beside else None,
+        metadata={
+            "device": devices.names[0],
+            "processor": platform.processor() or platform.machine(),
+            "tensorflow": tensorflow().__version__,
+            "python": platform.python_version(),
+        },
+        contention=Contention(len(others) + 1, tuple(t.step_us for t in beside)) if beside else None,
     )
 
 
-def _metadata(devices: Devices) -> dict[str, str]:
-    return {
-        "device": devices.names[0],
-        "processor": platform.processor() or platform.machine(),
-        "tensorflow": tensorflow().__version__,
-        "python": platform.python_version(),
-    }
-
-
-def _session(
-    captured: CapturedFunction, devices: Devices, device: int, values: Mapping[str, np.ndarray], inputs: Sequence[np.ndarray]
-) -> PlacedSession:
+def _session(captured: CapturedFunction, devices: Devices, inputs: Sequence[np.ndarray], device: int) -> PlacedSession:
     """The whole step on one device, ready to run."""
     session = PlacedSession(placed_graph(captured, dict.fromkeys(captured.nodes, device), devices.names), devices)
     try:
-        session.initialise(values)
+        session.initialise(captured.values())
         session.run(inputs)
     except BaseException:
         session.close()
@@ -121,33 +109,21 @@ class Traced:
     output_bytes: Mapping[str, int]
 
 
-def _steps(session: PlacedSession, captured: CapturedFunction, devices: Devices, options: ProfileOptions) -> list[Traced]:
-    timed: list[tuple[float, float]] = []
-    traces: list[Any] = []
+def _steps(session: PlacedSession, captured: CapturedFunction, options: ProfileOptions) -> list[Traced]:
+    taken: list[tuple[StepTimes, Any]] = []
     started = time.perf_counter()
-    for repeat in range(options.warmup + options.repeats):
-        if len(timed) >= FEWEST_REPEATS and time.perf_counter() - started > options.enough_seconds:
+    for _ in range(options.warmup + options.repeats):
+        if len(taken) >= options.warmup + FEWEST_REPEATS and time.perf_counter() - started > options.enough_seconds:
             break
-        step, trace = _timed(session, devices), session.trace()
-        if repeat >= options.warmup:
-            timed.append(step)
-            traces.append(trace)
-    return [read_trace(t, captured, devices.names[0], us) for t, us in zip(traces, without_waits(timed), strict=True)]
+        times = timed_step(session.run, session.devices.servers[:1])
+        taken.append((times, session.traced()[1]))
+    return [read_trace(trace, captured, session.placed.devices[0], without_waits(times)) for times, trace in taken[options.warmup :]]
 
 
-def _timed(session: PlacedSession, devices: Devices) -> tuple[float, float]:
-    """A step's wall time, and what the first device's process spent on its core; 0 where that is not known. Microseconds."""
-    pid = devices.servers[0].process.pid if isinstance(devices, Servers) and devices.servers else None
-    spent, begin = cpu_ns(pid) if pid else 0, time.perf_counter_ns()
-    session.run()
-    wall_ns = time.perf_counter_ns() - begin
-    return wall_ns / 1000, (cpu_ns(pid) - spent) / 1000 if pid else 0.0
-
-
-def without_waits(timed: Sequence[tuple[float, float]]) -> list[float]:
-    """The device's own time for each step, from (wall time, time on the core): its time on the core, so that neither waiting for a core
-    that another program has, nor the call from another process and its answer count; the wall time where there is no such clock."""
-    return [min(wall_us, cpu_us) if cpu_us else wall_us for wall_us, cpu_us in timed]
+def without_waits(times: StepTimes) -> float:
+    """The device's own microseconds of a step: its time on the core, so that neither waiting for a core that another program has, nor the
+    call from another process and its answer count; the wall time where there is no such clock."""
+    return min([times.wall_us, *filter(None, times.busy_us)])
 
 
 def read_trace(metadata: Any, captured: CapturedFunction, device: str, step_us: float) -> Traced:
@@ -157,9 +133,9 @@ def read_trace(metadata: Any, captured: CapturedFunction, device: str, step_us: 
     temporary: dict[str, int] = {}
     made: dict[str, int] = {}
     kernels: dict[str, str] = {}
-    for stats in _stats(metadata, device):
-        op = op_of.get(stats.node_name)
-        if op is None:
+    for _, stats in node_stats(metadata, [device]):
+        op, kernel = op_of.get(stats.node_name), kernel_of(stats)
+        if op is None or not kernel:
             continue
         us[op] += stats.all_end_rel_nanos / 1000
         outputs = sum(output.tensor_description.allocation_description.requested_bytes for output in stats.output)
@@ -167,16 +143,9 @@ def read_trace(metadata: Any, captured: CapturedFunction, device: str, step_us: 
         temporary[op] = max(temporary.get(op, 0), peak - outputs)
         if stats.node_name == op:
             made[op] = outputs
-            kernels[op] = kernel_of(stats.timeline_label)
+            kernels[op] = kernel
     _give_back_fused(us, kernels, captured)
     return Traced(step_us, as_untraced(us, step_us), temporary, made)
-
-
-def _stats(metadata: Any, device: str) -> Iterable[Any]:
-    """Statistics of a device's nodes; transfers are in an entry of the same name, and have no node's label."""
-    for entry in metadata.step_stats.dev_stats:
-        if entry.device == device:
-            yield from (stats for stats in entry.node_stats if f"{stats.node_name} = " in stats.timeline_label)
 
 
 def _give_back_fused(us: dict[str, float], kernels: Mapping[str, str], captured: CapturedFunction) -> None:
@@ -204,27 +173,16 @@ def as_untraced(us: Mapping[str, float], step_us: float) -> dict[str, float]:
     return {op: each + between for op, each in us.items()}
 
 
-def _companions(devices: Devices, memory_bytes: int) -> int:
-    """Number of other devices to keep at work; none where all are logical devices of one process, which share its threads."""
-    others = len(devices.names) - 1 if isinstance(devices, Servers) else 0
-    available = available_bytes()
-    return others if available is None or not memory_bytes else max(0, min(others, int(available / memory_bytes) - 1))
-
-
-@contextlib.contextmanager
-def _busy(
-    captured: CapturedFunction, devices: Devices, count: int, values: Mapping[str, np.ndarray], inputs: Sequence[np.ndarray]
-) -> Iterator[None]:
-    """While it is entered, devices 1 to `count` run the step over and over."""
+@contextmanager
+def _busy(sessions: Sequence[PlacedSession]) -> Iterator[None]:
+    """While it is entered, each session runs its step over and over."""
     over = threading.Event()
 
     def work(session: PlacedSession) -> None:
         while not over.is_set():
             session.run()
 
-    with contextlib.ExitStack() as stack:
-        sessions = [stack.enter_context(_session(captured, devices, device, values, inputs)) for device in range(1, count + 1)]
-        workers = stack.enter_context(ThreadPoolExecutor(count))
+    with ThreadPoolExecutor(len(sessions)) as workers:
         working = [workers.submit(work, session) for session in sessions]
         try:
             yield

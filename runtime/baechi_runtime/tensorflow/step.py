@@ -30,13 +30,9 @@ OPTIMIZERS: dict[str, Callable[..., keras.optimizers.Optimizer]] = {
 class TensorFlowStep:
     """`function(*inputs)` trains one step and returns the scalar loss."""
 
-    name: str
     function: Callable[..., tf.Tensor]
     """Not traced; its variables and its optimizer's exist already."""
     inputs: tuple[np.ndarray, ...]
-    variables: tuple[tf.Variable, ...]
-    """The model's, trainable or not, and the optimizer's, each once."""
-    optimizer: keras.optimizers.Optimizer
     expert: Callable[[str], int | None] | None = None
     """Where an expert would put a variable or an op, by its name; None for what has no place of its own. The device is taken modulo their
     number."""
@@ -44,14 +40,6 @@ class TensorFlowStep:
     def signature(self) -> tuple[tf.TensorSpec, ...]:
         """Shapes and types of the inputs."""
         return tuple(tf.TensorSpec(i.shape, i.dtype) for i in self.inputs)
-
-    def snapshot(self) -> list[np.ndarray]:
-        """Copies of all variables, in their order."""
-        return [v.numpy() for v in self.variables]
-
-    def restore(self, snapshot: Sequence[np.ndarray]) -> None:
-        for variable, value in zip(self.variables, snapshot, strict=True):
-            variable.assign(value)
 
 
 def make_optimizer(name: str, learning_rate: float) -> keras.optimizers.Optimizer:
@@ -79,8 +67,7 @@ def build_step(name: str, options: ModelOptions, optimizer: str = "sgd", learnin
     updates.build(network.trainable_variables)
     loss_of = network if model.has_loss else partial(cross_entropy, network)
     function = partial(train_step, loss_of, network.trainable_variables, updates)
-    variables = tuple({id(v): v for v in map(plain, (*network.variables, *updates.variables))}.values())
-    return TensorFlowStep(name, function, inputs, variables, updates, getattr(network, "expert_device", None))
+    return TensorFlowStep(function, inputs, getattr(network, "expert_device", None))
 
 
 def train_step(
@@ -97,11 +84,6 @@ def cross_entropy(model: Callable[..., tf.Tensor], images: tf.Tensor, labels: tf
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model(images, training=True)))
 
 
-def plain(variable: Any) -> tf.Variable:
-    """The tf.Variable that a Keras variable holds; a tf.Variable itself is returned as it is."""
-    return variable.value if isinstance(variable, keras.Variable) else variable
-
-
 @dataclass(frozen=True)
 class Captured(backend.Captured):
     """See backend.Captured."""
@@ -113,7 +95,6 @@ class Captured(backend.Captured):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """See backend.Captured."""
         return tuple(self.function.notes)
 
     @cached_property

@@ -49,8 +49,8 @@ class Step:
         return session
 
 
-def step_of(function: Callable[..., Any], inputs: Sequence[np.ndarray], optimizer: Any = None) -> Step:
-    captured = capture_function(function, [tf.TensorSpec(i.shape, i.dtype) for i in inputs], optimizer=optimizer)
+def step_of(function: Callable[..., Any], inputs: Sequence[np.ndarray]) -> Step:
+    captured = capture_function(function, [tf.TensorSpec(i.shape, i.dtype) for i in inputs])
     return Step(captured, function, tuple(inputs), {v.shared_name: v.variable.numpy() for v in captured.variables})
 
 
@@ -70,7 +70,7 @@ def branches(width: int = 24, count: int = 3, optimizer: str = "adam") -> Step:
         updates.apply_gradients(zip(tape.gradient(loss, flat), flat, strict=True))
         return loss
 
-    return step_of(step, [draw.normal(size=(4, width)).astype(np.float32) for _ in range(2)], updates)
+    return step_of(step, [draw.normal(size=(4, width)).astype(np.float32) for _ in range(2)])
 
 
 def endless() -> Step:

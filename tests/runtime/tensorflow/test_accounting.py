@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from baechi_ext.ir import Cluster, Link, OpGraph
 from baechi_ext.simulate import Timeline, simulate
-from baechi_runtime.tensorflow.servers.accounting import accounted_peak_bytes, traced_timeline
 from baechi_runtime.tensorflow.servers.devices import Logical
+from baechi_runtime.tensorflow.servers.traces import accounted_peak_bytes, traced_timeline
 from tests.runtime.tensorflow.steps import Step, branches
 
 

@@ -16,11 +16,10 @@ from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.models.registry import TENSORFLOW_MODELS, ModelOptions
 from baechi_runtime.tensorflow.backend import capture, load
 from baechi_runtime.tensorflow.coarse import COARSE, begins_coarse
-from baechi_runtime.tensorflow.parity import check_parity
+from baechi_runtime.tensorflow.parity import TOLERANCE, check_parity
 from baechi_runtime.tensorflow.profiler import ProfileOptions, profile
 from baechi_runtime.tensorflow.servers.devices import Servers
 from baechi_runtime.tensorflow.step import Captured
-from baechi_runtime.tensorflow.verify import TOLERANCE
 
 SMALL = {
     "inception_v3": ModelOptions(batch_size=1, image_size=75),
@@ -66,10 +65,9 @@ def model_of(servers: Servers) -> Callable[[str], Model]:
 def _model(servers: Servers, name: str) -> Model:
     asked = TrainRequest(name, pipeline.PlanRequest(), SMALL[name], optimizer="momentum", framework="tensorflow")
     step, function = capture(asked)
-    costs = profile(function, step, servers, ProfileOptions(warmup=1, repeats=1))
-    first = {v.shared_name: v.variable.numpy() for v in function.variables}
+    costs = profile(function, step.inputs, servers, ProfileOptions(warmup=1, repeats=1))
     together, alone = (attach_costs(function.graph, costs, contended=contended) for contended in (True, False))
-    return Model(Captured(together, alone, costs, step, function, first))
+    return Model(Captured(together, alone, costs, step, function, function.values()))
 
 
 @pytest.mark.parametrize(("name", "method"), CASES)

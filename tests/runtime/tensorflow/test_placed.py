@@ -15,7 +15,7 @@ from baechi_ext.place.common import PlaceOptions
 from baechi_ext.place.registry import METHODS
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.tensorflow.lowering.placed_graph import SCOPE, placed_graph
-from baechi_runtime.tensorflow.servers.devices import Logical, Servers, session_config
+from baechi_runtime.tensorflow.servers.devices import Logical, Servers
 from tests.runtime.tensorflow.steps import Step, branches, step_of
 
 TOLERANCE = 1e-5
@@ -103,7 +103,7 @@ def _sums(values: list[np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np
         raw = tf.Graph()
         with raw.as_default():
             tf.import_graph_def(captured.captured.graph_def, name="")
-        with tf.compat.v1.Session(graph=raw, config=session_config(60.0)) as session:
+        with tf.compat.v1.Session(graph=raw, config=Logical(1).config()) as session:
             fed = dict(zip(captured.captured.inputs, captured.inputs, strict=True))
             plain = session.run(list(captured.captured.outputs), fed)
         with Logical(1) as devices:
@@ -118,7 +118,7 @@ def test_logical_devices_in_a_given_order_do_one_op_at_a_time(step: Step) -> Non
         session = step.session(devices, by_groups(step, 2), list(step.captured.graph.index))
         require_same(step, float(session.run()[0]), session.variables())
         spans = defaultdict(list)
-        for device in session.trace().step_stats.dev_stats:
+        for device in session.traced()[1].step_stats.dev_stats:
             for node in device.node_stats:
                 if not node.node_name.startswith((SCOPE, "_")) and not re.search("Const|VarHandle", node.timeline_label):
                     start = node.all_start_nanos + node.op_start_rel_nanos

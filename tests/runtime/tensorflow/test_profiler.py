@@ -1,7 +1,6 @@
 """Profiles of TensorFlow steps: what RunMetadata says is read right, and a real step's profile fits its graph."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import tensorflow as tf
 
 from baechi_ext.capture.tensorflow_graph import CapturedFunction, capture_function
 from baechi_ext.cost import Profile, attach_costs
+from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.tensorflow.profiler import FEWEST_REPEATS, ProfileOptions, as_untraced, profile, read_trace, without_waits
 from baechi_runtime.tensorflow.servers.devices import Logical, Servers
 from tests.tensorflow_steps import image_step
@@ -21,13 +21,6 @@ QUICK = ProfileOptions(warmup=2, repeats=3)
 def servers() -> Iterator[Servers]:
     with Servers(2) as servers:
         yield servers
-
-
-@dataclass
-class Plain:
-    """A step as the profiler takes it."""
-
-    inputs: tuple[np.ndarray, ...]
 
 
 def convolution(x: tf.Tensor) -> tf.Tensor:
@@ -96,15 +89,15 @@ def test_traced_times_become_those_of_an_untraced_step() -> None:
 
 
 def test_waits_for_a_core_do_not_count() -> None:
-    assert without_waits([(110.0, 100.0), (400.0, 101.0), (98.0, 99.0)]) == [100.0, 101.0, 98.0]
-    assert without_waits([(110.0, 0.0), (130.0, 0.0)]) == [110.0, 130.0], "no clock of the process: its wall time"
+    assert [without_waits(StepTimes(wall, (cpu,))) for wall, cpu in ((110, 100), (400, 101), (98, 99))] == [100, 101, 98]
+    assert [without_waits(StepTimes(110, busy)) for busy in ((0.0,), ())] == [110, 110], "no clock of the process: its wall time"
 
 
 def test_the_profile_of_a_real_step(servers: Servers) -> None:
     step = image_step()
     captured = step.capture()
     before = [v.variable.numpy() for v in captured.variables]
-    found = profile(captured, step, servers, QUICK)
+    found = profile(captured, step.inputs, servers, QUICK)
     for value, variable in zip(before, captured.variables, strict=True):
         np.testing.assert_array_equal(value, variable.variable.numpy())
     assert {len(p.samples_us) for p in found.ops.values()} == {FEWEST_REPEATS}
@@ -130,7 +123,7 @@ def test_what_takes_longest_is_seen_to(servers: Servers) -> None:
 
     x = np.random.default_rng(0).uniform(0.5, 1.0, (600, 600)).astype(np.float32)
     captured = capture_function(uneven, [x])
-    found = profile(captured, Plain((x,)), servers, QUICK)
+    found = profile(captured, [x], servers, QUICK)
     graph = attach_costs(captured.graph, found)
     large = next(op for op in graph.ops if op.op == "MatMul" and op.output_bytes == 600 * 600 * 4)
     assert large.compute_us > 0.5 * graph.total_compute_us()
@@ -142,6 +135,6 @@ def test_logical_devices_are_profiled_in_one_order() -> None:
     step = image_step()
     captured = step.capture()
     with Logical(2) as devices:
-        found = profile(captured, step, devices, QUICK)
+        found = profile(captured, step.inputs, devices, QUICK)
     assert found.contention is None
     assert sum(min(p.samples_us) for p in found.ops.values()) > 0

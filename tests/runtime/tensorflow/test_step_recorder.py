@@ -12,7 +12,7 @@ from baechi_ext.ir import Cluster
 from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.simulate import Timeline, simulate
 from baechi_runtime.tensorflow.servers.devices import Devices, Logical, Servers
-from baechi_runtime.tensorflow.servers.step_recorder import BY_REFERENCE, record_step
+from baechi_runtime.tensorflow.servers.step_recorder import BY_REFERENCE, SEVERAL_HOSTS, record_step
 from tests.build import cluster_of, graph_of
 from tests.runtime.tensorflow.steps import Step, branches
 
@@ -46,14 +46,15 @@ def test_a_trace_by_hand() -> None:
     graph = graph_of({"a": 1, "b": 1, "c": 1, "constant": 0}, ("a", "b", 4), ("a", "c", 4))
     timeline = simulate(graph, cluster_of(2), (0, 0, 1, 0))
     op_of = {"a": "a", "a/part": "a", "b": "b", "c": "c", "constant": "constant"}
-    session: Any = SimpleNamespace(trace=by_hand, placed=SimpleNamespace(op_of=op_of, devices=NAMES))
-    step = record_step(session, timeline, "servers", shared_memory=False, notes=("far apart",))
+    devices = SimpleNamespace(shared_memory=False, several_hosts=True)
+    session: Any = SimpleNamespace(devices=devices, placed=SimpleNamespace(op_of=op_of, devices=NAMES))
+    step = record_step(session, timeline, "servers", [by_hand()])
     spans = {op.id: (op.device, op.start_us, op.end_us) for op in step.ops}
     assert spans == {"a": (0, 0.0, 4.5), "b": (0, 4.5, 6.0), "c": (1, 8.0, 9.0), "constant": (0, 4.5, 4.5)}
     (transfer,) = step.transfers
     assert (transfer.op, transfer.source, transfer.target, transfer.start_us, transfer.end_us) == ("a", 0, 1, 4.5, 7.0)
     assert [(held.at_us, held.bytes) for held in step.memory[1]] == [(8.0, 13), (9.0, 11)]
-    assert (step.wall_us, step.executor, step.notes) == (9.0, "servers", ("far apart",))
+    assert (step.wall_us, step.executor, step.notes) == (9.0, "servers", (SEVERAL_HOSTS,))
     assert MeasuredStep.from_json(json.loads(json.dumps(step.to_json())), graph) == step
 
 
@@ -80,7 +81,7 @@ def test_real_steps(step: Step, devices: Devices) -> None:
     graph = timeline.graph
     with step.session(devices, timeline.placement, [graph.ops[v].id for v in timeline.started]) as session:
         session.run()
-        measured = record_step(session, timeline, "", shared_memory=devices.shared_memory)
+        measured = record_step(session, timeline, "")
     ops = measured.by_id()
     assert {op.id: op.device for op in measured.ops} == {op.id: d for op, d in zip(graph.ops, timeline.placement, strict=True)}
     assert all(ops[graph.ops[u].id].end_us <= ops[op.id].start_us for v, op in enumerate(graph.ops) for u in graph.predecessors[v])

@@ -20,8 +20,8 @@ from baechi_runtime.cli.main import main
 from baechi_runtime.drivers.train_request import RunOptions
 from baechi_runtime.drivers.training import Progressed, train_on
 from baechi_runtime.files.checkpoint_folder import written_shard
+from baechi_runtime.tensorflow.backend import TrainedSession
 from baechi_runtime.tensorflow.servers.devices import Devices, Logical, Servers
-from baechi_runtime.tensorflow.trained_step import TrainedSession
 from tests.runtime.forked import Forked, start
 from tests.runtime.tensorflow.steps import Step, branches
 from tests.runtime.workers import command_line, finish, only_error

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from baechi_ext.errors import ParityError
-from baechi_runtime.tensorflow.verify import TOLERANCE, Verification, results_of
+from baechi_runtime.tensorflow.parity import TOLERANCE, Verification, results_of
 
 ONE = np.ones(3, np.float32)
 

@@ -1,8 +1,17 @@
-"""The report of a training step's calls, from the function that places them."""
+"""The report of a training step's calls, and the record that is kept of a script's step."""
 
-from baechi_runtime.measure.samples import samples_by_name
+from baechi_runtime.files.run_folder import MEASURED
+from baechi_runtime.files.script_folder import KeptStep
+from baechi_runtime.measure.samples import Noise, samples_by_name
 from baechi_runtime.report.call_report import INTERRUPTED, CallReport, Verified
+from baechi_runtime.report.step_report import StepReport
+from baechi_runtime.tensorflow.backend import kind_of_executor
 from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction
+from baechi_runtime.tensorflow.calls.placing import shared_devices
+from baechi_runtime.tensorflow.servers.step_recorder import WARM_UP, record_step
+
+UNPLACED = "tf.function as it is"
+"""The name, in reports, of verified steps that run as they are."""
 
 
 def report_of(placed: PlacedFunction) -> CallReport:
@@ -14,7 +23,7 @@ def report_of(placed: PlacedFunction) -> CallReport:
     return CallReport(
         kind="step",
         name=placed.name,
-        method=placed.settings.method,
+        method=placed.settings.request.plan.method,
         result=None if placement is None else placement.result,
         single=None if placement is None else placement.single,
         samples=samples_by_name(eager=unplaced, placed=times),
@@ -32,3 +41,34 @@ def report_of(placed: PlacedFunction) -> CallReport:
         notes=() if placement is None else (*placement.result.notes, *placement.notes),
         fragments=len(shapes[:1]),
     )
+
+
+def kept_step(function: PlacedFunction, script: str, noise: Noise) -> KeptStep | None:
+    """The step to keep: its first placed shape, or what an interrupted search had found of it; None where there is no plan. `script` is the
+    script's name."""
+    placement, report = function.placement or function.interrupted, report_of(function)
+    if placement is None:
+        return None
+    shape, executor = next(iter(function.shapes.values()), None), kind_of_executor(function.settings.request)
+    measured = None
+    if shape is not None and shape.traces:
+        measured = record_step(shape.step.session, placement.result.timeline, executor, shape.traces)
+    why = INTERRUPTED if function.interrupted else f"no step ran after the {WARM_UP} that follow the verified ones"
+    missing = [] if measured is not None else [f"no {MEASURED}: {why}"]
+    refused = [f"it runs unplaced: {function.refusal}"] if function.refusal else []
+    peaks = () if measured is None or measured.memory is None else measured.memory
+    step = StepReport(
+        model=f"{function.name} of {script}",
+        executor=executor,
+        result=placement.result,
+        single=placement.single,
+        measurement=report.measurement(noise),
+        unplaced=UNPLACED,
+        peak_bytes=tuple(int(max((held.bytes for held in device), default=0)) for device in peaks),
+        parity=None if shape is None or not shape.verification.steps else {**shape.verification.to_json(), "passed": not function.refusal},
+        probe=placement.probe,
+        notes=(*report.notes, *refused, *missing),
+        peaks_measured_by="accounting" if shared_devices(function.settings.request)[1].shared_memory else "allocator",
+    )
+    interrupted = function.interrupted is not None
+    return KeptStep(placement.graph, placement.profile, placement.result.plan, measured, step.to_json(), interrupted)

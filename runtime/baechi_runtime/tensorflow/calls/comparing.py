@@ -4,7 +4,6 @@ captured and profiled once, placed by every method, and measured in turn, as it 
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,11 @@ from baechi_runtime.drivers.comparing import ScriptComparison, compared
 from baechi_runtime.drivers.comparison import CompareRequest, Comparison
 from baechi_runtime.host.as_main import EndedError, run_as_main
 from baechi_runtime.tensorflow.backend import TensorFlowBackend, costed, one_thread, open_devices, require_taken, serve
-from baechi_runtime.tensorflow.calls.arguments import Arguments
 from baechi_runtime.tensorflow.calls.keras_fit import LARGE_ENOUGH, PlacedModels
-from baechi_runtime.tensorflow.calls.placed_function import call_of, captured_call, running
+from baechi_runtime.tensorflow.calls.placed_function import Arguments, call_of, captured_call, running
 from baechi_runtime.tensorflow.calls.script import PlacedFunctions
+from baechi_runtime.tensorflow.parity import draws_anew
 from baechi_runtime.tensorflow.step import TensorFlowStep
-from baechi_runtime.tensorflow.verify import draws_anew
 
 
 def compare_script(request: CompareRequest, path: str, arguments: tuple[str, ...]) -> Comparison | None:
@@ -64,18 +62,15 @@ def _never_trained(path: str, code: Any, refused: str) -> CaptureError:
 
 def _compared(request: CompareRequest, name: str, python: Callable[..., Any], given: Arguments, script: str) -> Comparison:
     captured = captured_call(name, python, given)
-    variables = {v.shared_name: v.variable for v in captured.variables}
-    first = {n: v.numpy() for n, v in variables.items()}
-    step = TensorFlowStep(name, call_of(name, python, given), given.inputs, tuple(variables.values()), None)
+    first, step = captured.values(), TensorFlowStep(call_of(name, python, given), given.inputs)
     model = f"{name} of {script}"
     notes = [f"measured is the first training step of {model} that is worth a plan, update included; there the script was ended"]
     if draws_anew(captured):
         notes.append("the step draws random numbers that no second run draws again, so no results were compared with the unplaced ones")
     with running(), ExitStack() as stack:
         devices = open_devices(request.train, stack)
-        call = replace(costed(request.train, captured, step, devices[0]), first=first)
         try:
+            call = costed(request.train, captured, step, devices[0])
             return compared(request, TensorFlowBackend(request.train, *devices), call, model, notes)
         finally:
-            for n, variable in variables.items():
-                variable.assign(first[n])
+            captured.assign(first)

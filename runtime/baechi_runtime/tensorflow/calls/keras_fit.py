@@ -10,6 +10,8 @@ each batch as one in the mean of an output's own loss, if there are several outp
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import keras
@@ -38,14 +40,7 @@ class PlacedModels:
     def installed(self) -> Iterator[None]:
         """Within, every model's fit is placed."""
         ordinary = keras.Model.make_train_function
-
-        def make_train_function(model: keras.Model, force: bool = False) -> Any:
-            if model.train_function is None or force:
-                ordinary(model, force)
-                self._place(model)
-            return model.train_function
-
-        keras.Model.make_train_function = make_train_function
+        keras.Model.make_train_function = _placing(ordinary, self._place)
         try:
             yield
         finally:
@@ -73,19 +68,25 @@ def place_fit(model: keras.Model, settings: Settings) -> None:
     """Places the model's fit from now on. Raises OptionError where the model is told to run eagerly, or on several replicas."""
     if is_left_alone(model):
         raise OptionError(f"model {model.name} runs eagerly, or on several replicas; compile it without run_eagerly and tf.distribute")
-    ordinary = type(model).make_train_function
 
-    def place(name: str, python: Callable[..., Any], step: Callable[..., Any]) -> PlacedFunction:
-        return PlacedFunction(name, python, step, settings)
+    def place(model: keras.Model) -> None:
+        step = partial(PlacedFunction, settings=settings)
+        model.train_function = train_function(model, lambda: placed_train_step(model, step))
 
-    def make_train_function(force: bool = False) -> Any:
+    model.make_train_function = MethodType(_placing(type(model).make_train_function, place), model)
+    model.train_function = None
+
+
+def _placing(ordinary: Callable[..., Any], place: Callable[[keras.Model], None]) -> Callable[..., Any]:
+    """Keras's `make_train_function`, behind which `place` may change what it made."""
+
+    def make_train_function(model: keras.Model, force: bool = False) -> Any:
         if model.train_function is None or force:
             ordinary(model, force)
-            model.train_function = train_function(model, lambda: placed_train_step(model, place))
+            place(model)
         return model.train_function
 
-    model.make_train_function = make_train_function
-    model.train_function = None
+    return make_train_function
 
 
 def is_left_alone(model: keras.Model) -> bool:

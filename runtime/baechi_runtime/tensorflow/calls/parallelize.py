@@ -19,8 +19,7 @@ from baechi_runtime.drivers.train_request import TrainRequest, WorkerKind
 from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.tensorflow.calls.call_report import report_of
 from baechi_runtime.tensorflow.calls.keras_fit import place_fit
-from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction
-from baechi_runtime.tensorflow.calls.placing import settings_of
+from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction, Settings
 from baechi_runtime.tensorflow.coarse import COARSE, begins_coarse
 
 
@@ -73,12 +72,11 @@ class ParallelizeOptions:
             framework="tensorflow",
         )
 
-    def placed(self, name: str, python: Callable[..., Any], ordinary: Callable[..., Any]) -> PlacedFunction:
-        settings = settings_of(self.request(name), verify_steps=self.verify_steps, fallback=self.fallback)
-        return PlacedFunction(name, python, ordinary, settings)
+    def settings(self, name: str) -> Settings:
+        return Settings(self.request(name), self.verify_steps, self.fallback)
 
 
-class PlacedTrainStep:
+class PlacedTrainStep(PlacedFunction):
     """A training step whose calls run placed: a function, or a method of the objects it is looked up in.
 
     The variables that it trains are the caller's; they live on the devices and come back, up to date, when they are looked at.
@@ -87,38 +85,29 @@ class PlacedTrainStep:
     __name__: str
 
     def __init__(self, target: Callable[..., Any], options: ParallelizeOptions, name: str = "") -> None:
-        functools.update_wrapper(self, getattr(target, "python_function", target), updated=())
-        self._target = target
+        python = getattr(target, "python_function", target)
+        name = name or getattr(python, "__name__", type(target).__name__)
+        super().__init__(name, python, target, options.settings(name))
+        functools.update_wrapper(self, python, updated=())
         self._options = options
         self._bound: weakref.WeakKeyDictionary[Any, PlacedTrainStep] = weakref.WeakKeyDictionary()
-        name = name or getattr(self, "__name__", type(target).__name__)
-        self._placed = options.placed(name, getattr(target, "python_function", target), target)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._placed(*args, **kwargs)
 
     def __get__(self, owner: Any, kind: type | None = None) -> "PlacedTrainStep":
         if owner is None:
             return self
         if owner not in self._bound:
-            bound = PlacedTrainStep(self._target.__get__(owner, kind), self._options, f"{type(owner).__name__}.{self.__name__}")
+            bound = PlacedTrainStep(self._ordinary.__get__(owner, kind), self._options, f"{type(owner).__name__}.{self.__name__}")
             self._bound[owner] = bound
         return self._bound[owner]
 
     @property
     def plan(self) -> Plan | None:
         """The plan of the first call; None before it."""
-        placement = self._placed.placement
-        return None if placement is None else placement.result.plan
+        return None if self.placement is None else self.placement.result.plan
 
     def report(self) -> CallReport:
         """Reports what was placed and how long it takes, predicted and measured so far."""
-        return report_of(self._placed)
-
-    def unplace(self) -> Callable[..., Any]:
-        """The ordinary step; this one runs as it from now on, and all variables are back."""
-        self._placed.unplace()
-        return self._target
+        return report_of(self)
 
 
 def parallelize(target: Any, options: Mapping[str, Any]) -> Any:
@@ -130,11 +119,10 @@ def parallelize(target: Any, options: Mapping[str, Any]) -> Any:
     chosen.request("")  # what is wrong with the options, told early
     if target is None:
         return lambda target: parallelize(target, options)
-    if isinstance(target, (PlacedTrainStep, PlacedFunction)):
+    if isinstance(target, PlacedFunction):
         raise OptionError("the training step is placed already; call its unplace() first")
     if isinstance(target, keras.Model):
-        settings = settings_of(chosen.request(target.name), verify_steps=chosen.verify_steps, fallback=chosen.fallback)
-        place_fit(target, settings)
+        place_fit(target, chosen.settings(target.name))
         return target
     if callable(target) and not isinstance(target, type):
         return PlacedTrainStep(target, chosen)

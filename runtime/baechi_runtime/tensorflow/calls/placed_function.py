@@ -7,30 +7,32 @@ captured too, and placed as the first ones were if they have the same ops. So a 
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from baechi_ext.capture.tensorflow_graph import CapturedFunction, capture_function
-from baechi_ext.capture.tensorflow_refusals import require_unchanged, state_outside
-from baechi_ext.errors import BaechiError, CaptureError, ParityError
+from baechi_ext.errors import BaechiError, CaptureError, ExecutionError, ParityError
+from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers.placement import Placement
+from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.report.call_report import OTHER_SHAPES
 from baechi_runtime.report.progress import progress
-from baechi_runtime.tensorflow.calls.arguments import Arguments
+from baechi_runtime.tensorflow.calls.placing import place_step, shared_devices
+from baechi_runtime.tensorflow.lowering.live_variables import LiveVariables
+from baechi_runtime.tensorflow.parity import Verification, draws_anew, perturbed, results_of
 from baechi_runtime.tensorflow.servers.devices import Devices
-from baechi_runtime.tensorflow.servers.placed_step import PlacedStep
-from baechi_runtime.tensorflow.servers.step_recorder import TracedCalls
-from baechi_runtime.tensorflow.verify import Verification, draws_anew, off_by_the_last_place, results_of
+from baechi_runtime.tensorflow.servers.session import PlacedSession
+from baechi_runtime.tensorflow.servers.step_recorder import RUNS, WARM_UP
 
 MOST_SHAPES = 8
 """Shapes of the arguments that are captured; further ones run as they are."""
+_TIMES = 200
 _running = threading.local()
 
 
@@ -49,6 +51,43 @@ def running() -> Iterator[None]:
         _running.now = outside
 
 
+@dataclass(frozen=True)
+class Arguments:
+    """Arrays, and what stands around them."""
+
+    inputs: tuple[np.ndarray, ...]
+    key: tuple[Any, ...]
+    """Equal for calls that one graph computes."""
+    fill: Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+    """Positional and keyword arguments with other values in place of the arrays."""
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Arguments":
+        """Raises CaptureError for what is no dense tensor."""
+        leaves = tf.nest.flatten((args, kwargs))
+        for leaf in leaves:
+            if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)):
+                advice = "pass dense ones (ragged.to_tensor(), tf.sparse.to_dense)"
+                raise CaptureError(f"an argument of the training step is a {type(leaf).__name__}, which can't be placed; {advice}")
+        where = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, (tf.Tensor, np.ndarray, np.generic)))
+        inputs = tuple(np.asarray(leaves[i]) for i in where)
+        fixed = tuple(_fixed(leaf) for i, leaf in enumerate(leaves) if i not in where)
+        structure = str(tf.nest.map_structure(lambda _: 0, (args, kwargs)))
+
+        def fill(values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            filled = list(leaves)
+            for i, value in zip(where, values, strict=True):
+                filled[i] = value
+            return tf.nest.pack_sequence_as((args, kwargs), filled)
+
+        return cls(inputs, (structure, where, fixed, tuple((i.shape, i.dtype.str) for i in inputs)), fill)
+
+
+def _fixed(value: Any) -> Any:
+    """The key of an argument that is no array: numbers and text by type and value, other objects by identity."""
+    return (type(value), value) if isinstance(value, (int, float, str, type(None))) else id(value)
+
+
 def call_of(name: str, python: Callable[..., Any], given: Arguments) -> Callable[..., Any]:
     """A call of a training step, as a function of its arrays alone."""
 
@@ -62,27 +101,68 @@ def call_of(name: str, python: Callable[..., Any], given: Arguments) -> Callable
 
 def captured_call(name: str, python: Callable[..., Any], given: Arguments) -> CapturedFunction:
     """The call, captured. Raises CaptureError where it can't be, or changes what is outside of it meanwhile."""
-    before = state_outside(python)
     with progress(f"capturing {name}"):
         shapes = [tf.TensorSpec(i.shape, i.dtype) for i in given.inputs]
-        captured = capture_function(call_of(name, python, given), shapes, name=name)
-    require_unchanged(f"the training step {name}", before, state_outside(python))
-    return captured
+        return capture_function(call_of(name, python, given), shapes, wrapped=python, name=name)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings for placing steps."""
+    """Settings for placing steps; devices are started at the first call."""
 
-    method: str
-    devices: Callable[[], Devices]
-    """Started at the first call."""
-    place: Callable[[CapturedFunction, tuple[np.ndarray, ...]], Placement]
-    """Profiles and plans a captured step."""
+    request: TrainRequest
+    """Where it keeps a folder, some steps of the first shape are traced."""
     verify_steps: int = 2
     fallback: bool = False
-    record: bool = False
-    """True if some steps of the first shape are traced; see TracedCalls."""
+
+
+class PlacedStep:
+    """Trains the user's variables on the devices. They live there between steps, and are brought home when somebody looks at them."""
+
+    def __init__(self, captured: CapturedFunction, timeline: Timeline, devices: Devices) -> None:
+        """`timeline` has the placement, and the order that devices keep to."""
+        self.captured = captured
+        self.session = PlacedSession.of(captured, timeline, devices)
+        self.live = LiveVariables({v.shared_name: v.variable for v in captured.variables}, self._fetch)
+        self.times_us: deque[float] = deque(maxlen=_TIMES)
+        """Times of the last steps, including what had to be sent first."""
+        devices.at_end(self.close)
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """One step: its results, flat."""
+        began = time.perf_counter()
+        self._begin()
+        results = self.session.run(inputs)
+        self.times_us.append((time.perf_counter() - began) * 1e6)
+        return results
+
+    def traced(self, inputs: Sequence[np.ndarray]) -> tuple[list[np.ndarray], Any]:
+        """The same, traced op by op: its results, and its RunMetadata. It is not timed."""
+        self._begin()
+        return self.session.traced(inputs)
+
+    def _begin(self) -> None:
+        """The devices have the variables' values."""
+        if changed := self.live.changes():
+            self.session.initialise(changed)
+        self.live.leave()
+
+    def returned(self, results: Sequence[Any]) -> Any:
+        """The user's step's return value, made from flat results."""
+        left = iter(results)
+        return tf.nest.map_structure(lambda x: None if x is None else tf.convert_to_tensor(next(left)), self.captured.structured_outputs)
+
+    def close(self) -> None:
+        """The variables come home, if the devices still have them, and the devices are free of them."""
+        with suppress(ExecutionError):
+            self.live.bring_all()
+        self.session.close()
+
+    def _fetch(self, names: Sequence[str]) -> Mapping[str, np.ndarray]:
+        try:
+            return self.session.variables(names)
+        except ExecutionError as e:
+            raise ExecutionError(f"{e}. What was trained since the variables were last looked at is lost; go on from a checkpoint") from e
 
 
 @dataclass
@@ -94,7 +174,17 @@ class PlacedShape:
     count: int = 0
     draws: bool = False
     """True if nothing can be compared: see `draws_anew`."""
-    traced: TracedCalls | None = None
+    traces: list[Any] | None = None
+    """RunMetadata of steps; None where none is traced."""
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """One step that is not verified. Those behind a warm-up that are traced compute what all others do."""
+        self.count += 1
+        if self.traces is None or not WARM_UP < self.count - self.verification.steps <= WARM_UP + RUNS:
+            return self.step.run(inputs)
+        results, trace = self.step.traced(inputs)
+        self.traces.append(trace)
+        return results
 
 
 class PlacedFunction:
@@ -135,11 +225,12 @@ class PlacedFunction:
                 self._go_on_unplaced(e)
                 return self._as_it_is(args, kwargs)
 
-    def unplace(self, reason: str = "it was unplaced") -> None:
-        """Runs all calls as they are from now on. The variables are here, and the devices are free of them."""
+    def unplace(self, reason: str = "it was unplaced") -> Callable[..., Any]:
+        """The ordinary step; this one runs as it from now on. The variables are back, and the devices are free of them."""
         self.refusal = self.refusal or reason
         for shape in self.shapes.values():
             shape.step.close()
+        return self._ordinary
 
     def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.unplaced[self.refusal or OTHER_SHAPES] += 1
@@ -157,55 +248,50 @@ class PlacedFunction:
             return self._as_it_is(args, kwargs)
         if shape.count < self.settings.verify_steps and not shape.draws:
             return self._verified(shape, given, args, kwargs)
-        shape.count += 1
-        run = shape.step.run if shape.traced is None else partial(shape.traced.run, shape.step)
-        return shape.step.returned(run(given.inputs))
+        return shape.step.returned(shape.run(given.inputs))
 
     def _placed(self, given: Arguments) -> PlacedShape | None:
         """Captures these arguments, and places the step; None where it is better left as it is."""
         captured, placement = captured_call(self.name, self._python, given), self.placement
         if placement is None or captured.graph.index != placement.graph.index:
-            placement = self.settings.place(captured, given.inputs)
+            placement = place_step(self.settings.request, captured, given.inputs)
         if placement.result.interrupted:
             self.interrupted = None if self.placement else placement
             raise KeyboardInterrupt
         self.placement, self.interrupted = self.placement or placement, None
-        if self.settings.method == "auto" and not placement.result.splits:
+        if self.settings.request.plan.method == "auto" and not placement.result.splits:
             self._declined.add(given.key)
             self.refusal = "" if self.shapes else placement.result.why_whole
             return None
-        step = PlacedStep(captured, placement.where, placement.order, self.settings.devices())
-        traced = TracedCalls() if self.settings.record and not (self.shapes or self._declined) else None
-        self.shapes[given.key] = PlacedShape(step, draws=draws_anew(captured), traced=traced)
+        step = PlacedStep(captured, placement.result.timeline, shared_devices(self.settings.request)[1])
+        traces: list[Any] | None = [] if self.settings.request.out is not None and not (self.shapes or self._declined) else None
+        self.shapes[given.key] = PlacedShape(step, draws=draws_anew(captured), traces=traces)
         return self.shapes[given.key]
 
     def _verified(self, shape: PlacedShape, given: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call, placed, and as it is from the same state."""
-        variables, verification = shape.step.variables, shape.verification
-        before = {n: v.numpy() for n, v in variables.items()}
+        captured, verification = shape.step.captured, shape.verification
+        before = captured.values()
         began = time.perf_counter()
         returned = self._ordinary(*args, **kwargs)
         expected = results_of(returned)
         verification.unplaced_us.append((time.perf_counter() - began) * 1e6)
-        expected |= {n: v.numpy() for n, v in variables.items()}
+        expected |= captured.values()
 
-        def perturbed(seed: int | None) -> dict[str, np.ndarray]:
-            def change(value: np.ndarray) -> np.ndarray:
-                return value if seed is None else off_by_the_last_place(value, seed)
-
+        def again(seed: int | None) -> dict[str, np.ndarray]:
             shape.step.live.forget()
-            _assign(variables, {n: change(x) for n, x in before.items()})
-            args, kwargs = given.fill([tf.constant(change(x)) for x in given.inputs])
-            return results_of(self._ordinary(*args, **kwargs)) | {n: v.numpy() for n, v in variables.items()}
+            captured.assign({n: perturbed(x, seed) for n, x in before.items()})
+            args, kwargs = given.fill([tf.constant(perturbed(x, seed)) for x in given.inputs])
+            return results_of(self._ordinary(*args, **kwargs)) | captured.values()
 
-        _assign(variables, before)
+        captured.assign(before)
         try:
             found = shape.step.run(given.inputs)
             actual = shape.step.session.variables()
-            verification.compare(expected, actual | results_of(found), perturbed)
+            verification.compare(expected, actual | results_of(found), again)
         except BaechiError as e:
             shape.step.live.forget()
-            _assign(variables, expected)
+            captured.assign(expected)
             if not self.settings.fallback or not isinstance(e, ParityError):
                 raise
             self._go_on_unplaced(e)
@@ -219,7 +305,3 @@ class PlacedFunction:
         self.refusal = str(error)
         sys.stderr.write(f"baechi: {self.name} goes on unplaced: {error}\n")
 
-
-def _assign(variables: Mapping[str, tf.Variable], values: Mapping[str, np.ndarray]) -> None:
-    for name, variable in variables.items():
-        variable.assign(values[name])

@@ -18,26 +18,19 @@ import tensorflow as tf
 from baechi_ext.capture.tensorflow_source import Source
 from baechi_ext.errors import CaptureError
 from baechi_ext.ir.files import make_folder
-from baechi_ext.ir.measured import MeasuredStep
-from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.script_run import ScriptRun
-from baechi_runtime.drivers.train_request import ScriptRequest, TrainRequest
-from baechi_runtime.files.run_folder import MEASURED
+from baechi_runtime.drivers.train_request import ScriptRequest
 from baechi_runtime.files.script_folder import KeptStep, said_of_interrupt
 from baechi_runtime.host.as_main import run_as_main
 from baechi_runtime.measure.samples import Noise
-from baechi_runtime.report.call_report import INTERRUPTED, CallReport
-from baechi_runtime.report.step_report import StepReport
-from baechi_runtime.tensorflow.backend import kind_of_executor, serve
-from baechi_runtime.tensorflow.calls.call_report import report_of
+from baechi_runtime.report.call_report import CallReport
+from baechi_runtime.tensorflow.backend import serve
+from baechi_runtime.tensorflow.calls.call_report import kept_step, report_of
 from baechi_runtime.tensorflow.calls.keras_fit import LARGE_ENOUGH, Place, PlacedModels
-from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction, PlacedShape, is_running
-from baechi_runtime.tensorflow.calls.placing import devices_of, opened, settings_of
+from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction, Settings, is_running
+from baechi_runtime.tensorflow.calls.placing import opened
 from baechi_runtime.tensorflow.measure import load_of_others, oversubscribed
-from baechi_runtime.tensorflow.servers.step_recorder import SEVERAL_HOSTS, WARM_UP, of_traces
 
-UNPLACED = "tf.function as it is"
-"""The name, in reports, of verified steps that run as they are."""
 _UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
 """Prefixes of the kinds of ops that change a variable."""
 
@@ -49,11 +42,9 @@ class StepsRun(ScriptRun[PlacedFunction]):
     kind = "steps"
     refused: str = ""
     """Why a tf.function was left as it is, where one had what no placed step can."""
-    request: TrainRequest | None = None
 
     def found(self, placed: PlacedFunction) -> tuple[CallReport, KeptStep | None]:
-        noise = Noise(self.share_of_others, oversubscribed(opened()))
-        return report_of(placed), None if self.request is None else kept_step(placed, self.name, self.request, noise)
+        return report_of(placed), kept_step(placed, self.name, Noise(self.share_of_others, oversubscribed(opened())))
 
     def why_nothing(self) -> str:
         if self.refused:
@@ -75,13 +66,12 @@ def run_script(asked: ScriptRequest) -> StepsRun:
     folder = None if asked.request.out is None else Path(asked.request.out)
     if folder is not None:
         make_folder(folder)
-    run = StepsRun(name=path.name, command=asked.request.command, request=asked.request)
+    run = StepsRun(name=path.name, command=asked.request.command)
 
     def place(name: str, python: Callable[..., Any], ordinary: Callable[..., Any]) -> PlacedFunction:
-        request = replace(asked.request, model=name, out=None)
         if run.load is None:
-            run.load = load_of_others(opened, one_machine=request.cluster_hosts is None)
-        settings = settings_of(request, verify_steps=asked.verify_steps, fallback=not asked.strict, record=folder is not None)
+            run.load = load_of_others(opened, one_machine=asked.request.cluster_hosts is None)
+        settings = Settings(replace(asked.request, model=name), asked.verify_steps, not asked.strict)
         return PlacedFunction(name, python, ordinary, settings)
 
     models, functions = PlacedModels(place), PlacedFunctions(place)
@@ -103,48 +93,6 @@ def run_script(asked: ScriptRequest) -> StepsRun:
             said = "" if folder is None else said_of_interrupt(folder, run.kept_steps)
             raise KeyboardInterrupt(said or str(interrupt)) from interrupt
     return run
-
-
-def kept_step(function: PlacedFunction, script: str, request: TrainRequest, noise: Noise) -> KeptStep | None:
-    """The step to keep: its first placed shape, or what an interrupted search had found of it; None where there is no plan. `script` is the
-    script's name."""
-    placement, report = function.placement or function.interrupted, report_of(function)
-    if placement is None:
-        return None
-    shape = next(iter(function.shapes.values()), None)
-    measured = None if shape is None else _measured(shape, placement, request)
-    why = INTERRUPTED if function.interrupted else f"no step ran after the {WARM_UP} that follow the verified ones"
-    missing = [] if measured is not None else [f"no {MEASURED}: {why}"]
-    refused = [f"it runs unplaced: {function.refusal}"] if function.refusal else []
-    peaks = () if measured is None or measured.memory is None else measured.memory
-    step = StepReport(
-        model=f"{function.name} of {script}",
-        executor=kind_of_executor(request),
-        result=placement.result,
-        single=placement.single,
-        measurement=report.measurement(noise),
-        unplaced=UNPLACED,
-        peak_bytes=tuple(int(max((held.bytes for held in device), default=0)) for device in peaks),
-        parity=None if shape is None or not shape.verification.steps else {**shape.verification.to_json(), "passed": not function.refusal},
-        probe=placement.probe,
-        notes=(*report.notes, *refused, *missing),
-        peaks_measured_by="accounting" if _share_memory(request) else "allocator",
-    )
-    interrupted = function.interrupted is not None
-    return KeptStep(placement.graph, placement.profile, placement.result.plan, measured, step.to_json(), interrupted)
-
-
-def _measured(shape: PlacedShape, placement: Placement, request: TrainRequest) -> MeasuredStep | None:
-    if shape.traced is None or not shape.traced.traces:
-        return None
-    placed, kind = shape.step.session.placed, kind_of_executor(request)
-    notes = () if request.cluster_hosts is None else (SEVERAL_HOSTS,)
-    traces, timeline = shape.traced.traces, placement.result.timeline
-    return of_traces(traces, placed, timeline, kind, shared_memory=_share_memory(request), notes=notes)
-
-
-def _share_memory(request: TrainRequest) -> bool:
-    return devices_of(request)[1].shared_memory
 
 
 class PlacedFunctions:

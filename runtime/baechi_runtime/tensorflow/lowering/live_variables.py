@@ -41,7 +41,7 @@ class LiveVariables:
             elsewhere = [v for n, v in self._variables.items() if self._owner(v) not in (None, self)]
         bring_home(elsewhere)
         values = {n: v.numpy() for n, v in self._variables.items() if self._owner(v) is None}
-        return {n: x for n, x in values.items() if n not in self._known or not _same(self._known[n], x)}
+        return {n: x for n, x in values.items() if n not in self._known or self._known[n].tobytes() != x.tobytes()}
 
     def leave(self) -> None:
         """Leaves the values to the devices from now on; what is here is old."""
@@ -133,8 +133,3 @@ def _watch_functions() -> None:
 
     captured_inputs.brings_home = True  # type: ignore[attr-defined]
     kind.captured_inputs = property(captured_inputs, doc=given.__doc__)
-
-
-def _same(a: np.ndarray, b: np.ndarray) -> bool:
-    """Bit by bit."""
-    return a.shape == b.shape and a.tobytes() == b.tobytes()

@@ -10,16 +10,16 @@ plan would round differently from step to step.
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from baechi_ext.capture.tensorflow_cleanup import is_wait, producer
+from baechi_ext.capture.tensorflow_graph import CapturedFunction
 from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.errors import PlanError
-
-if TYPE_CHECKING:
-    from baechi_ext.capture.tensorflow_graph import CapturedFunction
 
 SCOPE = "baechi_placed"
 """No layer is called so."""
@@ -45,10 +45,7 @@ class PlacedVariable:
 
     @property
     def bytes(self) -> int:
-        count = 1
-        for side in self.shape:
-            count *= side
-        return count * tensorflow().dtypes.as_dtype(self.dtype).size
+        return prod(self.shape) * int(tensorflow().dtypes.as_dtype(self.dtype).size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,40 +64,37 @@ class PlacedGraph:
 
 
 def placed_graph(
-    captured: "CapturedFunction", placement: Mapping[str, int], devices: Sequence[str], *, order: Sequence[str] | None = None
+    captured: CapturedFunction, placement: Mapping[str, int], devices: Sequence[str], *, order: Sequence[str] | None = None
 ) -> PlacedGraph:
     """The captured step with op o on `devices[placement[o]]`.
 
     The ops of each device run one after the other, held by control edges to `order`: all ops in a topological order, by default as they
     were captured. Raises PlanError where an op has no device, or a variable's ops have several.
     """
-    device_of: dict[str, int] = {}
-    op_of: dict[str, str] = {}
-    for op, names in captured.nodes.items():
-        device = placement.get(op)
-        if device is None or not 0 <= device < len(devices):
-            raise PlanError(f"op {op!r} is on device {device!r}; expected one of the {len(devices)} devices")
-        device_of |= dict.fromkeys(names, device)
-        op_of |= dict.fromkeys(names, op)
-    return _Builder(captured, tuple(devices), device_of, op_of).build(captured.nodes if order is None else order)
+    return _Builder(captured, placement, tuple(devices)).build(captured.nodes if order is None else order)
 
 
 class _Builder:
-    def __init__(
-        self, captured: "CapturedFunction", devices: tuple[str, ...], device_of: dict[str, int], op_of: dict[str, str]
-    ) -> None:
+    def __init__(self, captured: CapturedFunction, placement: Mapping[str, int], devices: tuple[str, ...]) -> None:
         self.tf = tensorflow()
         self.captured = captured
         self.devices = devices
-        self.device_of = device_of
-        self.op_of = op_of
+        self.device_of: dict[str, int] = {}
+        self.op_of: dict[str, str] = {}
+        for op, names in captured.nodes.items():
+            device = placement.get(op)
+            if device is None or not 0 <= device < len(devices):
+                raise PlanError(f"op {op!r} is on device {device!r}; expected one of the {len(devices)} devices")
+            self.device_of |= dict.fromkeys(names, device)
+            self.op_of |= dict.fromkeys(names, op)
         self.graph_def = self.tf.compat.v1.GraphDef()
         self.graph_def.CopyFrom(captured.graph_def)
         self.nodes = {node.name: node for node in self.graph_def.node}
         self.members = {op: list(names) for op, names in captured.nodes.items()}
-        self.readers: dict[str, list[str]] = {v.placeholder.partition(":")[0]: [] for v in captured.variables}
+        """Each op's nodes, each after those that it reads."""
+        self.readers: dict[str, list[str]] = {v.placeholder: [] for v in captured.variables}
         for node in self.graph_def.node:
-            for source in map(_source, node.input):
+            for source in map(producer, node.input):
                 if source in self.readers:
                     self.readers[source].append(node.name)
         self.container = f"{SCOPE}-{os.getpid()}-{next(_graphs)}"
@@ -124,7 +118,7 @@ class _Builder:
 
     def _variable(self, index: int, variable: Any) -> PlacedVariable:
         """Its placeholder becomes its VarHandleOp, where its readers and writers are."""
-        name = variable.placeholder.partition(":")[0]
+        name = variable.placeholder
         at = sorted({self.device_of[reader] for reader in self.readers[name]})
         if len(at) > 1:
             raise PlanError(f"the ops of variable {variable.shared_name!r} are on devices {at}; put them on one")
@@ -136,7 +130,7 @@ class _Builder:
 
     def _input(self, index: int, tensor: str) -> PlacedVariable:
         """Its placeholder becomes the reading of a variable, so that it need not come from the client in every step."""
-        name = tensor.partition(":")[0]
+        name = producer(tensor)
         node, device = self.nodes[name], self.device_of[name]
         dtype = self.tf.dtypes.as_dtype(node.attr["dtype"].type)
         shape = self.tf.TensorShape(node.attr["shape"].shape)
@@ -150,14 +144,14 @@ class _Builder:
 
     def _add_in_pairs(self, node: Any) -> None:
         """Turns an AddN into binary sums, which are the same whichever side is written over. The last one keeps its name."""
-        terms, waits = [i for i in node.input if not i.startswith("^")], [i for i in node.input if i.startswith("^")]
+        terms, waits = [i for i in node.input if not is_wait(i)], [i for i in node.input if is_wait(i)]
         op, device = self.op_of[node.name], self.device_of[node.name]
         so_far = terms[0]
         for i, term in enumerate(terms[1:-1]):
             partial = self._add("AddV2", f"{SCOPE}/sum/{node.name}/{i}", device, so_far, term)
             partial.attr["T"].CopyFrom(node.attr["T"])
             self.nodes[partial.name] = partial
-            self.members[op].insert(0, partial.name)
+            self.members[op].insert(-1, partial.name)
             self.op_of[partial.name], self.device_of[partial.name] = op, device
             so_far = partial.name
         node.op = "AddV2"
@@ -170,17 +164,15 @@ class _Builder:
         tf = self.tf
         dtype, shape = tf.dtypes.as_dtype(kind[0]), tf.TensorShape(kind[1])
         handle.op, handle.device = "VarHandleOp", self.devices[device]
-        handle.attr["dtype"].type = dtype.as_datatype_enum
         handle.attr["shape"].shape.CopyFrom(shape.as_proto())
         handle.attr["container"].s = self.container.encode()
         handle.attr["shared_name"].s = f"{scope}/{name}".encode()
         value = self._add("Placeholder", f"{scope}/value", device)
-        value.attr["dtype"].type = dtype.as_datatype_enum
         value.attr["shape"].shape.CopyFrom(shape.as_proto())
         assign = self._add("AssignVariableOp", f"{scope}/assign", device, handle.name, value.name)
-        assign.attr["dtype"].type = dtype.as_datatype_enum
         read = self._add("ReadVariableOp", f"{scope}/read", device, handle.name)
-        read.attr["dtype"].type = dtype.as_datatype_enum
+        for node in (handle, value, assign, read):
+            node.attr["dtype"].type = dtype.as_datatype_enum
         destroy = self._add("DestroyResourceOp", f"{scope}/destroy", device, handle.name)
         return PlacedVariable(
             name, dtype.as_datatype_enum, tuple(shape.as_list()), device, f"{value.name}:0", assign.name, f"{read.name}:0", destroy.name
@@ -192,29 +184,10 @@ class _Builder:
     def _chain(self, order: Iterable[str]) -> None:
         last: dict[int, str] = {}
         for op in order:
-            for name in self._topological(self.members[op]):
+            for name in self.members[op]:
                 node, device = self.nodes[name], self.device_of[name]
                 if node.op in UNORDERED:
                     continue
                 if device in last:
                     node.input.append(f"^{last[device]}")
                 last[device] = name
-
-    def _topological(self, names: Sequence[str]) -> Iterator[str]:
-        """The nodes of one op, each after those it reads."""
-        left, done = dict.fromkeys(names), set()
-        while left:
-            free = [n for n in left if not any(_source(i) in left for i in self.nodes[n].input)]
-            for name in free:
-                del left[name]
-                done.add(name)
-                yield name
-
-
-def _source(name: str) -> str:
-    return name.removeprefix("^").partition(":")[0]
-
-
-def kernel_of(label: str) -> str:
-    """The kernel of the timeline label "name = Kernel(inputs)", before which the memory that was taken may stand in brackets."""
-    return label.partition(" = ")[2].partition("(")[0]

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from baechi_ext.errors import ExecutionError
@@ -24,52 +25,38 @@ class Calls:
     def __init__(self, gone: Callable[[], str | None], timeout_seconds: float) -> None:
         self._gone = gone
         self._timeout_seconds = timeout_seconds
-        self._asked: queue.SimpleQueue[tuple[Callable[[], Any], _Answer] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self.stuck = False
+        self._asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._stuck = False
         """True while a call has not come back; no other one is made then."""
+        threading.Thread(target=self._serve, name="calls into TensorFlow", daemon=True).start()
 
     def __call__(self, function: Callable[[], T], timeout_seconds: float | None = None) -> T:
         """Returns what `function` returns, or raises what it raises; ExecutionError where a device goes away meanwhile, or time is up."""
-        if self.stuck:
+        if self._stuck:
             raise ExecutionError("a device did not answer, so nothing more is asked of it; start anew")
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="calls into TensorFlow", daemon=True)
-            self._thread.start()
-        answer = _Answer()
+        answer: Future[T] = Future()
         self._asked.put((function, answer))
         allowed = self._timeout_seconds + _BEYOND_SECONDS if timeout_seconds is None else timeout_seconds
         deadline = time.monotonic() + allowed
-        self.stuck = True  # until it is known to be otherwise: an interrupt leaves the call where it is
-        while not answer.there.wait(_POLL_SECONDS):
+        self._stuck = True  # until it is known to be otherwise: an interrupt leaves the call where it is
+        while not wait([answer], _POLL_SECONDS).done:
             gone = self._gone()
-            if gone is not None and not answer.there.wait(_POLL_SECONDS):
+            if gone is not None and not wait([answer], _POLL_SECONDS).done:
                 raise ExecutionError(f"{gone}; check whether the machine ran out of memory")
             if time.monotonic() > deadline:
                 raise ExecutionError(f"the devices did not answer within {allowed:g} s; check whether they still run, or raise --timeout")
-        self.stuck = False
-        if answer.error is not None:
-            raise answer.error
-        return answer.value
+        self._stuck = False
+        return answer.result()
 
     def end(self) -> None:
         """Ends the thread, if it is not stuck."""
         self._asked.put(None)
-        self._thread = None
 
     def _serve(self) -> None:
         while (asked := self._asked.get()) is not None:
             function, answer = asked
             try:
-                answer.value = function()
+                answer.set_result(function())
             except BaseException as e:  # noqa: BLE001 - raised where the call was asked for
-                answer.error = e
-            answer.there.set()
+                answer.set_exception(e)
             del asked, function, answer
-
-
-class _Answer:
-    def __init__(self) -> None:
-        self.there = threading.Event()
-        self.value: Any = None
-        self.error: BaseException | None = None

@@ -18,8 +18,7 @@ from baechi_ext.cost import LinkFit, fit_link
 from baechi_ext.errors import ExecutionError, OptionError
 from baechi_runtime.measure.link_probe import PROBE_BYTES, LinkProbe
 from baechi_runtime.tensorflow.servers.blocking_calls import Calls
-from baechi_runtime.tensorflow.servers.clocks import cpu_ns
-from baechi_runtime.tensorflow.servers.devices import Devices
+from baechi_runtime.tensorflow.servers.devices import Devices, Server
 
 T = TypeVar("T")
 
@@ -51,7 +50,8 @@ def probe_link(servers: Devices, source: int, target: int, sizes: Sequence[int] 
     one_way = {size: tuple(pair.one_way_us(size)) for size in sizes}
     # Other programs only ever add to a sample, so the least is nearest to what a quiet machine takes.
     fit = fit_link([(size, min(samples)) for size, samples in one_way.items()])
-    if not pair.has_clocks():
+    ends = pair.ends()
+    if not all(end.cpu_ns() for end in ends) or len(ends) < 2:
         return LinkProbe(one_way, fit)
     unit_us = pair.unit_us()
     charged = [size for size in sizes if size <= PROBE_BYTES[-1]] or [min(sizes)]
@@ -96,7 +96,7 @@ class _Pair:
 
     def unit_us(self) -> float:
         """A unit of work on the source."""
-        with self._session(lambda: tuple(self._working(self.servers.names[self.source], n, [])[-1] for n in (33, 1))) as (many, one):
+        with self._session(lambda: tuple(_working(self.servers.names[self.source], n)[-1] for n in (33, 1))) as (many, one):
             return max(1.0, (min(_repeated(lambda: _wall_us(many))) - min(_repeated(lambda: _wall_us(one)))) / 32)
 
     def charges_us(self, size: int, one_way_us: float, unit_us: float) -> tuple[float, float]:
@@ -113,47 +113,30 @@ class _Pair:
         def program(reader: str) -> Any:
             with tf.device(near):
                 tensor = tf.ones((size // 4,)) * 1.0
-            work = self._working(near, units * transfers, [tensor.op])[units - 1 :: units]
+            work = _working(near, units * transfers, [tensor.op])[units - 1 :: units]
             read = []
             for done in work:
                 with tf.control_dependencies([done]), tf.device(near):
                     sent = tf.raw_ops.Reshape(tensor=tensor, shape=(size // 4,))
                 with tf.device(reader):
                     read.append(tf.identity(sent).op)
-            other = self._working(far, (units + 1) * transfers, [], read if reader == far else [])
+            other = _working(far, (units + 1) * transfers, waits=read if reader == far else [])
             return tf.group(*read, other[-1])
 
         with self._session(lambda: (program(far), program(near))) as (apart, together):
             pairs = list(_repeated(lambda: (self._spent_us(apart), self._spent_us(together))))
-        differences = [[(a[end] - b[end]) / transfers for a, b in pairs] for end in (0, 1)]
-        return statistics.median(differences[0]), statistics.median(differences[1])
+        sender, receiver = (statistics.median((a[end] - b[end]) / transfers for a, b in pairs) for end in (0, 1))
+        return sender, receiver
 
-    def _working(self, device: str, count: int, first: Sequence[Any], waits: Sequence[Any] = ()) -> list[Any]:
-        """Units of work in a row; evenly spread, one of them waits for each of `waits`."""
-        tf = tensorflow()
-        found = []
-        with tf.device(device), tf.control_dependencies(list(first)):
-            value = matrix = tf.ones((_SIDE, _SIDE)) * 1.0
-        every = count // len(waits) if waits else count + 1
-        for i in range(count):
-            waited = [waits[i // every]] if i % every == every - 1 and i // every < len(waits) else []
-            with tf.device(device), tf.control_dependencies(waited):
-                value = tf.raw_ops.MatMul(a=matrix, b=value)
-            found.append(value.op)
-        return found
+    def ends(self) -> list[Server]:
+        """The two servers, as far as this process started them."""
+        return [server for end in (self.source, self.target) for server in self.servers.servers if server.task == end]
 
-    def has_clocks(self) -> bool:
-        return all(self._pid(i) is not None and cpu_ns(self._pid(i) or 0) for i in (self.source, self.target))
-
-    def _pid(self, device: int) -> int | None:
-        return next((s.process.pid for s in self.servers.servers if s.task == device), None)
-
-    def _spent_us(self, run: Callable[[], None]) -> tuple[float, float]:
-        pids = [self._pid(self.source) or 0, self._pid(self.target) or 0]
-        before = [cpu_ns(pid) for pid in pids]
+    def _spent_us(self, run: Callable[[], None]) -> list[float]:
+        ends = self.ends()
+        before = [end.cpu_ns() for end in ends]
         run()
-        near, far = ((cpu_ns(pid) - ns) / 1000 for pid, ns in zip(pids, before, strict=True))
-        return near, far
+        return [(end.cpu_ns() - ns) / 1000 for end, ns in zip(ends, before, strict=True)]
 
     @contextmanager
     def _session(self, build: Callable[[], Sequence[Any]]) -> Iterator[list[Callable[[], None]]]:
@@ -162,16 +145,30 @@ class _Pair:
         calls = Calls(self.servers.gone, self.servers.timeout_seconds)
         with tf.Graph().as_default() as graph:
             ops = list(build())
-        errors = tf.errors
         try:
             session = calls(lambda: tf.compat.v1.Session(self.servers.target, graph=graph, config=self.servers.config()))
             runs = [calls(partial(session.make_callable, op)) for op in ops]
             yield [partial(calls, run) for run in runs]
             calls(session.close)
-        except errors.OpError as e:
+        except tf.errors.OpError as e:
             raise ExecutionError(self.servers.gone(1.0) or f"probing the link failed: {str(e).splitlines()[0]}") from e
         finally:
             calls.end()
+
+
+def _working(device: str, count: int, first: Sequence[Any] = (), waits: Sequence[Any] = ()) -> list[Any]:
+    """Units of work in a row; evenly spread, one of them waits for each of `waits`."""
+    tf = tensorflow()
+    found = []
+    with tf.device(device), tf.control_dependencies(list(first)):
+        value = matrix = tf.ones((_SIDE, _SIDE)) * 1.0
+    every = count // len(waits) if waits else count + 1
+    for i in range(count):
+        waited = [waits[i // every]] if i % every == every - 1 and i // every < len(waits) else []
+        with tf.device(device), tf.control_dependencies(waited):
+            value = tf.raw_ops.MatMul(a=matrix, b=value)
+        found.append(value.op)
+    return found
 
 
 def _repeated(function: Callable[[], T]) -> Iterator[T]:

@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from baechi_ext.capture.tensorflow_graph import CapturedFunction
 from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.errors import ExecutionError
-from baechi_runtime.tensorflow.lowering.placed_graph import PlacedGraph, PlacedVariable
+from baechi_ext.simulate import Timeline
+from baechi_runtime.tensorflow.lowering.placed_graph import PlacedGraph, PlacedVariable, placed_graph
 from baechi_runtime.tensorflow.servers.blocking_calls import Calls
 from baechi_runtime.tensorflow.servers.devices import Devices
 
@@ -28,10 +30,13 @@ class PlacedSession:
     out (naming device and op), or where an op failed.
     """
 
+    timeline: Timeline
+    """The plan that it runs; set by `of` alone."""
+
     def __init__(self, placed: PlacedGraph, devices: Devices) -> None:
         tf = tensorflow()
         self.placed = placed
-        self._devices = devices
+        self.devices = devices
         self._calls = Calls(devices.gone, devices.timeout_seconds)
         self._broken = False
         self._session: Any = None
@@ -42,6 +47,16 @@ class PlacedSession:
         fetches = [*placed.fetches, *(graph.get_operation_by_name(name) for name in placed.targets)]
         self._session = self._call(lambda: tf.compat.v1.Session(devices.target, graph=graph, config=devices.config()))
         self._step = self._call(lambda: self._session.make_callable(fetches, accept_options=True))
+
+    @classmethod
+    def of(cls, captured: CapturedFunction, timeline: Timeline, devices: Devices) -> "PlacedSession":
+        """The step, placed as the timeline says; devices keep to its order."""
+        ops = [str(op.id) for op in timeline.graph.ops]
+        where = dict(zip(ops, timeline.placement, strict=True))
+        devices.planned_bytes = timeline.peak_memory_bytes
+        session = cls(placed_graph(captured, where, devices.names, order=[ops[v] for v in timeline.started]), devices)
+        session.timeline = timeline
+        return session
 
     def initialise(self, values: Mapping[str, np.ndarray]) -> None:
         """Gives variables their values, by shared name; others keep theirs."""
@@ -61,12 +76,8 @@ class PlacedSession:
             self.feed(inputs)
         return self._call(lambda: self._step())[: len(self.placed.fetches)]
 
-    def trace(self, inputs: Sequence[np.ndarray] | None = None) -> Any:
-        """One step, traced op by op: its RunMetadata."""
-        return self.traced(inputs)[1]
-
     def traced(self, inputs: Sequence[np.ndarray] | None = None) -> tuple[list[np.ndarray], Any]:
-        """The same with its results, flat."""
+        """The same, traced op by op, with its RunMetadata."""
         if inputs is not None:
             self.feed(inputs)
         v1 = tensorflow().compat.v1
@@ -105,51 +116,33 @@ class PlacedSession:
 
     def _call(self, function: Callable[[], T], timeout_seconds: float | None = None) -> T:
         errors = tensorflow().errors
+        lost = errors.UnavailableError, errors.DeadlineExceededError, errors.AbortedError, errors.CancelledError
         try:
             return self._calls(function, timeout_seconds)
         except ExecutionError:
             self._broken = True
             raise
-        except errors.ResourceExhaustedError as e:
-            raise ExecutionError(self._out_of_memory(e)) from e
         except errors.OpError as e:
-            gone = self._devices.gone(_SEEN_DEAD_SECONDS) if isinstance(e, _lost(errors)) else None
-            self._broken = isinstance(e, _lost(errors))
+            self._broken = isinstance(e, lost)
+            gone = self.devices.gone(_SEEN_DEAD_SECONDS) if self._broken else None
             raise ExecutionError(gone or self._failure(e)) from e
 
-    def _out_of_memory(self, error: Any) -> str:
-        """TensorFlow's message has the tensor and the device, and may name the op in brackets."""
-        message = str(error)
-        device = self._device_in(message)
-        op = self._op_in(error)
+    def _failure(self, error: Any) -> str:
+        """A message for TensorFlow's error, which names the device and, with its node or in brackets, the op."""
+        errors, message = tensorflow().errors, str(error)
+        if isinstance(error, errors.DeadlineExceededError):
+            return f"a device did not answer within {self.devices.timeout_seconds:g} s; check whether it still runs, or raise --timeout"
+        named = re.search(r"\{\{node ([^}]+)\}\}", message)
+        node = (error.node_def.name if error.node_def is not None else "") or (named[1] if named else "")
+        op = self.placed.op_of.get(node, node or "unknown")
+        if not isinstance(error, errors.ResourceExhaustedError):
+            first = next((line.strip() for line in message.splitlines() if line.strip(" =")), type(error).__name__)
+            return f"op {op!r} failed: {first}"
+        device = next((f"device {i}" for i, name in enumerate(self.placed.devices) if name in message), "a device")
         wanted = re.search(r"allocating tensor with shape\[([\d,]*)\] and type (\w+)", message)
         what = f" for a {wanted[2]} tensor of {wanted[1] or 'no'} sides" if wanted else ""
-        where = f"device {device}" if device is not None else "a device"
-        return (
-            f"out of memory on {where} in op {op!r}{what}; raise --device_memory, use more devices or a smaller batch, or plan with a "
-            "smaller --memory_fraction"
-        )
-
-    def _failure(self, error: Any) -> str:
-        first = next((line.strip() for line in str(error).splitlines() if line.strip(" =")), type(error).__name__)
-        if isinstance(error, tensorflow().errors.DeadlineExceededError):
-            return f"a device did not answer within {self._devices.timeout_seconds:g} s; check whether it still runs, or raise --timeout"
-        return f"op {self._op_in(error)!r} failed: {first}"
-
-    def _device_in(self, message: str) -> int | None:
-        return next((i for i, name in enumerate(self.placed.devices) if name in message), None)
-
-    def _op_in(self, error: Any) -> str:
-        """The op of the plan that an error names, or the node."""
-        node = error.node_def.name if error.node_def is not None else ""
-        named = re.search(r"\{\{node ([^}]+)\}\}", str(error))
-        name = node or (named[1] if named else "")
-        return self.placed.op_of.get(name, name or "unknown")
-
-
-def _lost(errors: Any) -> tuple[type[Exception], ...]:
-    """Errors of a call whose devices are gone, or do not answer."""
-    return errors.UnavailableError, errors.DeadlineExceededError, errors.AbortedError, errors.CancelledError
+        advice = "raise --device_memory, use more devices or a smaller batch, or plan with a smaller --memory_fraction"
+        return f"out of memory on {device} in op {op!r}{what}; {advice}"
 
 
 def _batches(pairs: Sequence[tuple[PlacedVariable, T]]) -> list[list[tuple[PlacedVariable, T]]]:

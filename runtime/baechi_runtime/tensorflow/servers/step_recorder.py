@@ -4,22 +4,18 @@ TensorFlow's clock is the time of day to the nanosecond, which servers of one ma
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from baechi_ext.explain.memory import memory_courses
 from baechi_ext.ir.measured import MeasuredStep, ResidentBytes
 from baechi_ext.simulate import Timeline
 from baechi_runtime.measure.recording import DeviceNotes, Recording, middle
-from baechi_runtime.tensorflow.lowering.placed_graph import UNORDERED, PlacedGraph, kernel_of
-from baechi_runtime.tensorflow.servers.accounting import held_bytes, traced_timeline
-from baechi_runtime.tensorflow.servers.placed_step import PlacedStep
+from baechi_runtime.tensorflow.lowering.placed_graph import UNORDERED, PlacedGraph
 from baechi_runtime.tensorflow.servers.session import PlacedSession
+from baechi_runtime.tensorflow.servers.traces import CLOCK, held_ns, kernel_of, node_stats, traced_timeline
 
-CLOCK = "run_metadata"
 RUNS = 5
 """Steps that are traced."""
 WARM_UP = 1
@@ -30,58 +26,26 @@ BY_REFERENCE = "tensors of logical devices change hands by reference; their tran
 SEVERAL_HOSTS = "the servers are on several machines; their times are as far apart as those machines' clocks"
 
 
-def record_step(
-    session: PlacedSession, timeline: Timeline, executor: str, *, shared_memory: bool, notes: Sequence[str] = ()
-) -> MeasuredStep:
+def record_step(session: PlacedSession, timeline: Timeline, executor: str, traces: Sequence[Any] = ()) -> MeasuredStep:
     """A traced step, of those of several that have the most transfers (servers lose records of some) the one of the median time.
 
-    `timeline` is the plan that the session runs. The variables go on with it.
+    `timeline` is the plan that the session runs. Without `traces` of its steps some are run now; the variables go on with them.
     """
-    traces = [session.trace() for _ in range(1 + RUNS)][1:]
-    return of_traces(traces, session.placed, timeline, executor, shared_memory=shared_memory, notes=notes)
-
-
-def of_traces(
-    traces: Sequence[Any],
-    placed: PlacedGraph,
-    timeline: Timeline,
-    executor: str,
-    *,
-    shared_memory: bool,
-    notes: Sequence[str] = (),
-) -> MeasuredStep:
-    """The same of steps that were traced before."""
-    found = [_read(trace, placed, timeline, executor, shared_memory=shared_memory) for trace in traces]
+    traces = traces or [session.traced()[1] for _ in range(1 + RUNS)][1:]
+    found = [_read(trace, session, timeline, executor) for trace in traces]
     most = max(len(step.transfers) for step in found)
     step = middle([step for step in found if len(step.transfers) == most], lambda step: step.wall_us)
-    moved = [BY_REFERENCE] if shared_memory and timeline.transfers else []
-    return replace(step, notes=(*step.notes, *moved, *notes))
+    moved = [BY_REFERENCE] if session.devices.shared_memory and timeline.transfers else []
+    apart = [SEVERAL_HOSTS] if session.devices.several_hosts else []
+    return replace(step, notes=(*step.notes, *moved, *apart))
 
 
-class TracedCalls:
-    """Runs a script's steps of one shape, and keeps the traces of the first ones behind a warm-up. They compute what all others do; no step
-    is added."""
-
-    def __init__(self) -> None:
-        self.traces: list[Any] = []
-        self._begun = 0
-
-    def run(self, step: PlacedStep, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """See PlacedStep.run."""
-        self._begun += 1
-        if not WARM_UP < self._begun <= WARM_UP + RUNS:
-            return step.run(inputs)
-        results, trace = step.traced(inputs)
-        self.traces.append(trace)
-        return results
-
-
-def _read(metadata: Any, placed: PlacedGraph, timeline: Timeline, executor: str, *, shared_memory: bool) -> MeasuredStep:
-    graph, placement = timeline.graph, timeline.placement
+def _read(metadata: Any, session: PlacedSession, timeline: Timeline, executor: str) -> MeasuredStep:
+    placed, shared_memory = session.placed, session.devices.shared_memory
+    graph, placement, index = timeline.graph, timeline.placement, timeline.graph.index
     spans = [_one_by_one(spans) for spans in _spans_ns(metadata, placed)]
     begin = min((span[0] for device in spans for span in device.values()), default=0)
     end = max((span[1] for device in spans for span in device.values()), default=0)
-    index = graph.index
     ops = [[(index[op], *span) for op, span in device.items() if placement[index[op]] == d] for d, device in enumerate(spans)]
     made = {v: end for device in ops for v, _, end in device}
     sent: list[list[tuple[int, int, int, int]]] = [[] for _ in spans]
@@ -100,29 +64,23 @@ def _read(metadata: Any, placed: PlacedGraph, timeline: Timeline, executor: str,
     if shared_memory:
         courses = memory_courses(traced_timeline(metadata, placed.op_of, timeline))
     else:
-        held = _held(metadata, placed)
-        courses = None if held is None else [[(recording.us(at), size) for at, size in device] for device in held]
+        held = held_ns(metadata, placed.devices)
+        counted = any(size for device in held for _, (_, size) in device)
+        each = [sorted((at for node in device for at in node), key=lambda item: item[0]) for device in held]
+        courses = [[(recording.us(at), size) for at, size in device] for device in each] if counted else None
     memory = None if courses is None else tuple(tuple(ResidentBytes(*held) for held in course) for course in courses)
     return replace(recording.measured(graph, executor), memory=memory)
-
-
-def _stats_of(metadata: Any, placed: PlacedGraph) -> Iterator[tuple[int, Any]]:
-    """(Device, a node's statistics)."""
-    devices = {name: i for i, name in enumerate(placed.devices)}
-    for entry in metadata.step_stats.dev_stats:
-        if entry.device in devices:
-            yield from ((devices[entry.device], stats) for stats in entry.node_stats)
 
 
 def _spans_ns(metadata: Any, placed: PlacedGraph) -> list[dict[str, tuple[int, int]]]:
     """For each device, op -> from when its first node computed until its last one had; nodes that come when they like take no time."""
     found: list[dict[str, tuple[int, int]]] = [{} for _ in placed.devices]
-    for device, stats in _stats_of(metadata, placed):
-        op = placed.op_of.get(stats.node_name)
-        if op is None or f"{stats.node_name} = " not in stats.timeline_label:
+    for device, stats in node_stats(metadata, placed.devices):
+        op, kernel = placed.op_of.get(stats.node_name), kernel_of(stats)
+        if op is None or not kernel:
             continue
         start, end = (stats.all_start_nanos + ns for ns in (stats.op_start_rel_nanos, stats.op_end_rel_nanos))
-        if kernel_of(stats.timeline_label) in UNORDERED:
+        if kernel in UNORDERED:
             if stats.node_name == op:
                 found[device].setdefault(op, (start, start))
             continue
@@ -146,29 +104,16 @@ def _arrivals(metadata: Any, placed: PlacedGraph, timeline: Timeline) -> Iterabl
     """(Tensor, target, when it was asked for, when it was there), of the tensors that can be told: the trace names nodes, not their
     outputs."""
     graph = timeline.graph
-    devices = {name: i for i, name in enumerate(placed.devices)}
     sent: dict[tuple[str, int], list[int]] = {}
     for transfer in timeline.transfers:
         sent.setdefault((graph.ops[graph.tensors[transfer.tensor].producer].id, transfer.target), []).append(transfer.tensor)
     spans: dict[tuple[str, int], list[tuple[int, int]]] = {}
-    for _, stats in _stats_of(metadata, placed):
+    for _, stats in node_stats(metadata, placed.devices):
         label = _SENT.search(stats.timeline_label)
-        if label is not None and label[3] in devices:
+        if label is not None and label[3] in placed.devices:
             asked = 1000 * stats.all_start_micros
-            key = placed.op_of.get(label[1], ""), devices[label[3]]
+            key = placed.op_of.get(label[1], ""), placed.devices.index(label[3])
             spans.setdefault(key, []).append((asked, asked + 1000 * stats.all_end_rel_micros))
     for key, tensors in sent.items():
         if len(tensors) == len(spans.get(key, ())) == 1:
             yield tensors[0], key[1], *spans[key][0]
-
-
-def _held(metadata: Any, placed: PlacedGraph) -> list[list[tuple[int, int]]] | None:
-    """For each device what its allocator holds while an op runs and after it, in the order of time; None where allocators do not count."""
-    found: list[list[tuple[int, int]]] = [[] for _ in placed.devices]
-    counts = False
-    for device, stats in _stats_of(metadata, placed):
-        start, end = (stats.all_start_nanos + ns for ns in (stats.op_start_rel_nanos, stats.op_end_rel_nanos))
-        for memory in stats.memory:
-            counts = counts or memory.allocator_bytes_in_use > 0
-            found[device] += [(start, held_bytes(memory)), (end, memory.allocator_bytes_in_use)]
-    return [sorted(device, key=lambda item: item[0]) for device in found] if counts else None
