@@ -3,13 +3,18 @@
 import argparse
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from baechi_ext.errors import OptionError
 from baechi_ext.ir.cluster import Link
 from baechi_ext.ir.hints import Pin
 from baechi_ext.ir.numbers import as_number
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000**i for i, prefix in enumerate("KMGT", 1)}
 _UNITS |= {f"{prefix}IB": 1024**i for i, prefix in enumerate("KMGT", 1)}
@@ -124,6 +129,16 @@ SHARE = Kind(number(lambda value: 0 <= value <= 1, "from 0 to 1"), "F")
 SIZE, LINK = Kind(size_in_bytes, "SIZE"), Kind(link_of_coefficients, "A,B")
 FILE, DIR, FOLDER, NAME = (Kind(str, metavar) for metavar in ("FILE", "DIR", "FOLDER", "NAME"))
 JSON: Flag = (SWITCH, "print the result as JSON")
+
+
+def named(kind: "type[DataclassInstance]", args: argparse.Namespace) -> dict[str, Any]:
+    """The values of those fields of a dataclass that are called like a flag which was given, or has a default."""
+    return {f.name: value for f in fields(kind) if (value := getattr(args, f.name, None)) is not None}
+
+
+def becomes(kind: type[T]) -> Callable[[argparse.Namespace], T]:
+    """A function that makes a request of flags which are called like its fields."""
+    return lambda args: kind(**named(kind, args))
 
 
 def choice(names: Iterable[str], metavar: str = "NAME") -> Kind:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from baechi_ext.datasets import FAMILIES, INSTALLED
 from baechi_ext.errors import OptionError
-from baechi_runtime.cli.flags.kinds import FILE, FOLDER, SWITCH, WHOLE, Flag, Kind, add, one_of, whole
+from baechi_runtime.cli.flags.kinds import FILE, FOLDER, SWITCH, WHOLE, Flag, Kind, add, becomes, one_of, whole
 
 _FOLDER = "a folder with graph.json and plan.json, or with a shard plan, such as `baechi train --out=DIR` writes"
 _ONLY = {"make": ("out", "graphs", "seed"), "list": ("folder", "json")}
@@ -19,7 +19,7 @@ class ShowRequest:
     """A run's folder, and where the command writes what it shows; None: into the run's folder."""
 
     folder: str
-    out: str | None
+    out: str | None = None
     ranks: str | None = None
     """A folder for a trace of each device by itself."""
 
@@ -73,11 +73,6 @@ def add_trace_flags(parser: argparse.ArgumentParser) -> None:
     add(parser, _TRACE_FLAGS)
 
 
-def show_request(args: argparse.Namespace) -> ShowRequest:
-    """The request for `baechi report`, `plot` or `trace`."""
-    return ShowRequest(args.folder, args.out, getattr(args, "ranks", None))
-
-
 def add_datasets_flags(parser: argparse.ArgumentParser) -> None:
     """make or list, the families, and what belongs to either."""
     families = "; ".join(f"{name}: {text}" for name, text in FAMILIES.items())
@@ -100,7 +95,7 @@ def datasets_request(args: argparse.Namespace) -> DatasetsRequest:
     return DatasetsRequest(families, Path(args.folder or INSTALLED))
 
 
-REPORT = (add_report_flags, show_request)
-PLOT = (add_plot_flags, show_request)
-TRACE = (add_trace_flags, show_request)
+REPORT = (add_report_flags, becomes(ShowRequest))
+PLOT = (add_plot_flags, becomes(ShowRequest))
+TRACE = (add_trace_flags, becomes(ShowRequest))
 DATASETS = (add_datasets_flags, datasets_request)

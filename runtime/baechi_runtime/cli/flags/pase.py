@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from baechi_ext.errors import ShardError
 from baechi_runtime.cli.flags import train as train_flags
-from baechi_runtime.cli.flags.kinds import FILE, NAME, SIZE, SWITCH, Flag, Kind, add, add_group, add_output_flags, choice
+from baechi_runtime.cli.flags.kinds import FILE, NAME, SIZE, SWITCH, Flag, Kind, add, add_group, add_output_flags, choice, named
 from baechi_runtime.host.as_main import require_script
 from baechi_runtime.models.registry import MODELS, ModelOptions
 
@@ -102,27 +102,18 @@ def pase_request(args: argparse.Namespace) -> "PaseRequest":
     )
     if args.script is not None:
         require_script(args.script)
-    return PaseRequest(
-        graph=args.script or args.model_name or args.graph or DEFAULT_GRAPH,
-        batch=DEFAULT_BATCH if args.batch is None else args.batch,
-        width=args.model,
-        cost_model=args.cost_model,
-        splits_images=args.halo,
-        machine=machine,
-        options=search,
-        script=args.script,
-        script_arguments=tuple(args.script_args or ()),
-        model_options=options,
-        cost_path=args.cost_path,
-        executable=args.executable,
-        measure=args.measure,
-        profile=args.profile,
-        analyse=args.analyse,
-        compare=args.compare,
-        dump=args.dump_graph,
-        out=args.out,
-        command=args.command,
-    )
+    values = named(PaseRequest, args) | {
+        "graph": args.script or args.model_name or args.graph or DEFAULT_GRAPH,
+        "batch": DEFAULT_BATCH if args.batch is None else args.batch,
+        "width": args.model,
+        "splits_images": args.halo,
+        "machine": machine,
+        "options": search,
+        "script_arguments": tuple(args.script_args or ()),
+        "model_options": options,
+        "dump": args.dump_graph,
+    }
+    return PaseRequest(**values)
 
 
 def _require_one_source(args: argparse.Namespace) -> None:

@@ -2,37 +2,19 @@
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from baechi_ext.datasets import FAMILIES, INSTALLED, SPLITS
 from baechi_ext.errors import OptionError
 from baechi_ext.place.traversal import TRAVERSALS
-from baechi_runtime.cli.flags.kinds import (
-    COUNT,
-    FILE,
-    FOLDER,
-    JSON,
-    NAME,
-    SECONDS,
-    SHARE,
-    SWITCH,
-    WHOLE,
-    Flag,
-    Kind,
-    add,
-    add_group,
-    choice,
-    one_of,
-    positive,
-)
+from baechi_runtime.cli.flags import kinds
+from baechi_runtime.cli.flags.kinds import Flag, Kind
 from baechi_runtime.cli.flags.placing import ClusterRequest, add_cluster_flags
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
     from baechi_runtime.placeto.graphs import Source
     from baechi_runtime.report.report import Report
 
@@ -57,56 +39,56 @@ def _orders(text: str) -> tuple[str, ...]:
     """Flag type: different names of TRAVERSALS with commas."""
     names = tuple(text.split(","))
     for name in names:
-        one_of(TRAVERSALS)(name)
+        kinds.one_of(TRAVERSALS)(name)
     if len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"{text!r} names an order twice")
     return names
 
 
 _SOURCES: dict[str, Flag] = {
-    "folder": (FOLDER, "where the families are (default: in the package)", INSTALLED),
-    "most_graphs": (COUNT, "number of graphs of each source, from its first (default all)"),
+    "folder": (kinds.FOLDER, "where the families are (default: in the package)", INSTALLED),
+    "most_graphs": (kinds.COUNT, "number of graphs of each source, from its first (default all)"),
 }
 _TRAINING: dict[str, Flag] = {
-    "policy": (FILE, "the policy to train further (default: a new one)"),
-    "algorithm": (NAME, "ppo (default) or reinforce"),
-    "embedding": (NAME, "how a new policy embeds ops: rounds (default), sweep, graphsage or pgnn"),
-    "every_step": (SWITCH, "a new policy embeds ops at every step, as published (slow)"),
-    "visits": (COUNT, "how often an episode of a new policy visits each op"),
-    "updates": (COUNT, "number of updates of the policy (default 500)"),
-    "graphs": (COUNT, "graphs per update, drawn from the sources (default 4)"),
-    "exam_every": (COUNT, "updates between exams, on the quarter of the graphs that is held out (default 25)"),
-    "workers": (COUNT, "threads that run episodes; the result is the same (default 1)"),
-    "episodes": (COUNT, "episodes at once on each graph (default %(default)s)", 8),
-    "patience": (WHOLE, "stop after this many exams without an improvement (default 0: never)"),
-    "start": (NAME, "where episodes begin: single (default), random or best"),
+    "policy": (kinds.FILE, "the policy to train further (default: a new one)"),
+    "algorithm": (kinds.NAME, "ppo (default) or reinforce"),
+    "embedding": (kinds.NAME, "how a new policy embeds ops: rounds (default), sweep, graphsage or pgnn"),
+    "every_step": (kinds.SWITCH, "a new policy embeds ops at every step, as published (slow)"),
+    "visits": (kinds.COUNT, "how often an episode of a new policy visits each op"),
+    "updates": (kinds.COUNT, "number of updates of the policy (default 500)"),
+    "graphs": (kinds.COUNT, "graphs per update, drawn from the sources (default 4)"),
+    "exam_every": (kinds.COUNT, "updates between exams, on the quarter of the graphs that is held out (default 25)"),
+    "workers": (kinds.COUNT, "threads that run episodes; the result is the same (default 1)"),
+    "episodes": (kinds.COUNT, "episodes at once on each graph (default %(default)s)", 8),
+    "patience": (kinds.WHOLE, "stop after this many exams without an improvement (default 0: never)"),
+    "start": (kinds.NAME, "where episodes begin: single (default), random or best"),
     "learning_rate": (Kind(_pair, "A,B"), "learning rate at the first and at the last update (default 0.001,0.0001)"),
     "entropy": (Kind(_pair, "A,B"), "weight of the entropy bonus, likewise (default 0.05,0.005)"),
-    "discount": (SHARE, "discount factor of rewards (default 1)"),
-    "seed": (WHOLE, "random seed (default 0)"),
-    "time_limit": (SECONDS, "stop then; the same command resumes (default none)"),
-    "tensorboard": (SWITCH, "write scalars to --out, too (needs tensorboard)"),
+    "discount": (kinds.SHARE, "discount factor of rewards (default 1)"),
+    "seed": (kinds.WHOLE, "random seed (default 0)"),
+    "time_limit": (kinds.SECONDS, "stop then; the same command resumes (default none)"),
+    "tensorboard": (kinds.SWITCH, "write scalars to --out, too (needs tensorboard)"),
 }
 _COMPARISON: dict[str, Flag] = {
-    "policy": (FILE, "a policy file, instead of the one in the package"),
+    "policy": (kinds.FILE, "a policy file, instead of the one in the package"),
     "methods": (Kind(str, "A,B,..."), "only these of the methods that are compared (default all)"),
-    "evaluations": (COUNT, "plans that each method may simulate for each graph (default %(default)s)", 4000),
-    "seed": (WHOLE, "random seed (default %(default)s)", 0),
+    "evaluations": (kinds.COUNT, "plans that each method may simulate for each graph (default %(default)s)", 4000),
+    "seed": (kinds.WHOLE, "random seed (default %(default)s)", 0),
 }
 _FOUND: dict[str, Flag] = {
-    "out": (FOLDER, "write SOURCE.json, with every number, and SOURCE.md, a table"),
-    "plot": (SWITCH, "write SOURCE.svg to --out, too, the distributions (needs matplotlib)"),
-    "json": JSON,
+    "out": (kinds.FOLDER, "write SOURCE.json, with every number, and SOURCE.md, a table"),
+    "plot": (kinds.SWITCH, "write SOURCE.svg to --out, too, the distributions (needs matplotlib)"),
+    "json": kinds.JSON,
 }
 _OTHER_ORDERS = ", ".join(name for name in TRAVERSALS if name not in ORDERS)
 _STUDY: dict[str, Flag] = {
     "orders": (Kind(_orders, "A,B"), f"default {','.join(ORDERS)}; there are also {_OTHER_ORDERS}", ORDERS),
-    "split": (choice(SPLITS), "train (default) or test", SPLITS[0]),
-    "repeats": (COUNT, "of each order on each graph (default %(default)s)", 3),
-    "episodes": (COUNT, "of each training (default %(default)s)", 50),
-    "workers": (COUNT, "processes; the result is the same (default %(default)s)", 1),
-    "seed": (WHOLE, "random seed (default %(default)s)", 0),
-    "budget": (Kind(positive, "HOURS"), "as many graphs of each source as are expected to fit"),
+    "split": (kinds.choice(SPLITS), "train (default) or test", SPLITS[0]),
+    "repeats": (kinds.COUNT, "of each order on each graph (default %(default)s)", 3),
+    "episodes": (kinds.COUNT, "of each training (default %(default)s)", 50),
+    "workers": (kinds.COUNT, "processes; the result is the same (default %(default)s)", 1),
+    "seed": (kinds.WHOLE, "random seed (default %(default)s)", 0),
+    "budget": (Kind(kinds.positive, "HOURS"), "as many graphs of each source as are expected to fit"),
 }
 
 
@@ -146,31 +128,31 @@ def _add_source_flags(parser: argparse.ArgumentParser) -> None:
     """Graphs, and the cluster they are placed on."""
     families = ", ".join(FAMILIES)
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help=f"families of `datasets` ({families}), or folders of graph files")
-    add(parser, _SOURCES)
+    kinds.add(parser, _SOURCES)
     add_cluster_flags(parser)
 
 
 def _add_train_flags(parser: argparse.ArgumentParser) -> None:
     _add_source_flags(parser)
-    add_group(parser, "training", _TRAINING)
+    kinds.add_group(parser, "training", _TRAINING)
     group = parser.add_argument_group("output")
     group.add_argument("--out", metavar="FOLDER", required=True, help="folder for policy.json, progress.csv and the state to resume from")
-    add(group, {"json": JSON})
+    kinds.add(group, {"json": kinds.JSON})
 
 
 def _add_evaluate_flags(parser: argparse.ArgumentParser) -> None:
     _add_source_flags(parser)
-    add_group(parser, "comparison", _COMPARISON)
-    add_group(parser, "output", _FOUND)
+    kinds.add_group(parser, "comparison", _COMPARISON)
+    kinds.add_group(parser, "output", _FOUND)
 
 
 def _add_study_flags(parser: argparse.ArgumentParser) -> None:
     _add_source_flags(parser)
-    add_group(parser, "study", _STUDY)
+    kinds.add_group(parser, "study", _STUDY)
     group = parser.add_argument_group("output")
     group.add_argument("--out", metavar="FOLDER", required=True, help="gets study.md, and runs.csv, with which the same command goes on")
     plot = "write boxes.svg, curves.svg and improvement.svg, too (needs matplotlib)"
-    add(group, {"plot": (SWITCH, plot), "json": JSON})
+    kinds.add(group, {"plot": (kinds.SWITCH, plot), "json": kinds.JSON})
 
 
 def _sources(args: argparse.Namespace) -> "tuple[Source, ...]":
@@ -188,9 +170,9 @@ def _train(args: argparse.Namespace) -> PlacetoRequest:
         sources=_sources(args),
         cluster=ClusterRequest.of(args).cluster(),
         out=Path(args.out),
-        config=TrainingConfig(**_given(args, TrainingConfig)),
+        config=TrainingConfig(**kinds.named(TrainingConfig, args)),
         policy=args.policy,
-        network=PolicyConfig(**_given(args, PolicyConfig)),
+        network=PolicyConfig(**kinds.named(PolicyConfig, args)),
         episodes=args.episodes,
         time_limit_seconds=args.time_limit,
         tensorboard=args.tensorboard,
@@ -243,11 +225,6 @@ ACTIONS: dict[str, Action] = {
     "evaluate": Action("compare placeto with other methods on graphs it was not trained on", _add_evaluate_flags, _evaluate),
     "study": Action("find out which traversal order Placeto learns best in, family by family", _add_study_flags, _study),
 }
-
-
-def _given(args: argparse.Namespace, kind: "type[DataclassInstance]") -> dict[str, Any]:
-    """The fields of a dataclass for which flags were given, with their values."""
-    return {f.name: value for f in fields(kind) if (value := getattr(args, f.name, None)) is not None}
 
 
 PLACETO = (add_flags, request_of)

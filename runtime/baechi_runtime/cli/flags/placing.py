@@ -16,41 +16,26 @@ from baechi_ext.place.order_choice import AUTO
 from baechi_ext.place.order_choice import HELP as AUTO_HELP
 from baechi_ext.place.registry import METHODS, require_taken
 from baechi_ext.place.traversal import TRAVERSALS
-from baechi_runtime.cli.flags.kinds import (
-    DEVICES,
-    FACTOR,
-    FILE,
-    FRACTION,
-    LINK,
-    SECONDS,
-    SHARE,
-    SIZE,
-    SWITCH,
-    WHOLE,
-    Flag,
-    add,
-    add_group,
-    add_pin,
-    explained,
-)
+from baechi_runtime.cli.flags import kinds
+from baechi_runtime.cli.flags.kinds import Flag
 from baechi_runtime.drivers.pipeline import MAPPED, SEARCHES, PlanRequest
 
 DEFAULT_LINK = Link(us_per_byte=0.0001754, latency_us=134.0)
 """Baechi's own defaults."""
 _DEFAULTS = PlanRequest()
 _CLUSTER: dict[str, Flag] = {
-    "cluster": (FILE, "a cluster file; see docs/files.md"),
-    "num_devices": (DEVICES, "this many equal devices, instead of --cluster"),
-    "num_gpus": (DEVICES, "the same; ignored if --num_devices is given"),
-    "device_memory": (SIZE, "memory of each device: 16GiB, 800MB, or bytes"),
-    "memory_fraction": (FRACTION, "the fraction of each device's memory that a plan may use"),
-    "comm_cost_coeffs": (LINK, "sending n bytes takes A*n + B microseconds on every link (default 0.0001754,134)"),
+    "cluster": (kinds.FILE, "a cluster file; see docs/files.md"),
+    "num_devices": (kinds.DEVICES, "this many equal devices, instead of --cluster"),
+    "num_gpus": (kinds.DEVICES, "the same; ignored if --num_devices is given"),
+    "device_memory": (kinds.SIZE, "memory of each device: 16GiB, 800MB, or bytes"),
+    "memory_fraction": (kinds.FRACTION, "the fraction of each device's memory that a plan may use"),
+    "comm_cost_coeffs": (kinds.LINK, "sending n bytes takes A*n + B microseconds on every link (default 0.0001754,134)"),
 }
 
 
 def add_cluster_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that a ClusterRequest is made of."""
-    add_group(parser, "cluster", _CLUSTER)
+    kinds.add_group(parser, "cluster", _CLUSTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,44 +98,44 @@ _PIN = (
 )
 _MAP = "a device_map of accelerate's as JSON, module name -> device: what --placement_method=expert does, and where auto and refine start"
 _STARTS: dict[str, Flag] = {
-    "initial_plan": (FILE, "auto, refine: a plan file of this graph to start the search from"),
-    "expert_file": (FILE, "expert: a JSON object of op or colocation names -> device; see docs/files.md"),
-    "device_map": (FILE, _MAP),
+    "initial_plan": (kinds.FILE, "auto, refine: a plan file of this graph to start the search from"),
+    "expert_file": (kinds.FILE, "expert: a JSON object of op or colocation names -> device; see docs/files.md"),
+    "device_map": (kinds.FILE, _MAP),
 }
 _PLACING: dict[str, Flag] = {
-    "grouper": explained(GROUPERS, None, f"{_DEFAULTS.grouper}, with TensorFlow grain"),
-    "placer_type": explained(PLACER_TYPES, None, f"{_DEFAULTS.placer_type}, with TensorFlow fusion"),
-    "only_forward": (SWITCH, "place forward ops only; each backward op goes where its forward op goes"),
+    "grouper": kinds.explained(GROUPERS, None, f"{_DEFAULTS.grouper}, with TensorFlow grain"),
+    "placer_type": kinds.explained(PLACER_TYPES, None, f"{_DEFAULTS.placer_type}, with TensorFlow fusion"),
+    "only_forward": (kinds.SWITCH, "place forward ops only; each backward op goes where its forward op goes"),
     "sct_threshold": (
-        SHARE,
+        kinds.SHARE,
         "m_sct: a successor whose LP value is at most this is a favourite child (default %(default)s)",
         _DEFAULTS.options.sct_threshold,
     ),
-    "traversal_order": explained({AUTO: (AUTO_HELP,), **TRAVERSALS}),
-    "placeto_policy": (FILE, "placeto: a policy file, instead of the one in the package"),
+    "traversal_order": kinds.explained({AUTO: (AUTO_HELP,), **TRAVERSALS}),
+    "placeto_policy": (kinds.FILE, "placeto: a policy file, instead of the one in the package"),
     "placeto_episodes": (
-        WHOLE,
+        kinds.WHOLE,
         "placeto: number of episodes to train the policy on this graph, within --time_limit (default %(default)s)",
         _DEFAULTS.options.placeto_episodes,
     ),
-    "seed": (WHOLE, "random seed of methods that use one (default %(default)s)", _DEFAULTS.options.seed),
-    "time_limit": (SECONDS, "limit of solvers and searches (default 10 for auto and refine, else 60)"),
+    "seed": (kinds.WHOLE, "random seed of methods that use one (default %(default)s)", _DEFAULTS.options.seed),
+    "time_limit": (kinds.SECONDS, "limit of solvers and searches (default 10 for auto and refine, else 60)"),
 }
 _WRONG_COSTS = (
     "plan with wrong costs: each op's time and each link's costs times a random factor from 1 to F (see --seed); the plan is judged with "
     "the right ones (default 1)"
 )
 _OF_BAECHI: dict[str, Flag] = {
-    "only_important_ops": (SWITCH, "an op that takes hardly any time goes where a neighbour goes"),
-    "consider_all_edges_in_grouping": (SWITCH, "colocation: edges of 0 bytes into update ops count, too"),
-    "resolve_cycle": (SWITCH, "colocation: one node per group; edges that close a cycle are reversed"),
-    "fusion_check_disjoint_paths": (SWITCH, "fusion: fuse wherever a search finds no second path"),
-    "fusion_allow_cycle": (SWITCH, "fusion: fuse all connected ops of a group; edges that close a cycle are reversed"),
-    "adjustment_method": explained(ADJUSTMENTS, _DEFAULTS.adjustment_method),
-    "adjustment_with_memory_limit": (SWITCH, "a group goes to the first of its devices with room, in the method's order"),
-    "comm_cost_factor": (FACTOR, "factor on the links' costs (default 1)", 1.0),
-    "cost_factor": (FACTOR, _WRONG_COSTS, _DEFAULTS.cost_factor),
-    "placer_memory_fraction": (FRACTION, "factor on --memory_fraction (default 1)", 1.0),
+    "only_important_ops": (kinds.SWITCH, "an op that takes hardly any time goes where a neighbour goes"),
+    "consider_all_edges_in_grouping": (kinds.SWITCH, "colocation: edges of 0 bytes into update ops count, too"),
+    "resolve_cycle": (kinds.SWITCH, "colocation: one node per group; edges that close a cycle are reversed"),
+    "fusion_check_disjoint_paths": (kinds.SWITCH, "fusion: fuse wherever a search finds no second path"),
+    "fusion_allow_cycle": (kinds.SWITCH, "fusion: fuse all connected ops of a group; edges that close a cycle are reversed"),
+    "adjustment_method": kinds.explained(ADJUSTMENTS, _DEFAULTS.adjustment_method),
+    "adjustment_with_memory_limit": (kinds.SWITCH, "a group goes to the first of its devices with room, in the method's order"),
+    "comm_cost_factor": (kinds.FACTOR, "factor on the links' costs (default 1)", 1.0),
+    "cost_factor": (kinds.FACTOR, _WRONG_COSTS, _DEFAULTS.cost_factor),
+    "placer_memory_fraction": (kinds.FRACTION, "factor on --memory_fraction (default 1)", 1.0),
 }
 
 
@@ -158,11 +143,11 @@ def add_placing_flags(parser: argparse.ArgumentParser, *, method: bool = True) -
     """The flags `plan_request` reads; without --placement_method where that is asked for."""
     group = parser.add_argument_group("placing")
     if method:
-        add(group, {"placement_method": explained({**METHODS, hybrid.METHOD: (hybrid.HELP,)}, _DEFAULTS.method)})
-    add(group, _STARTS)
-    add_pin(group, _PIN)
-    add(group, _PLACING)
-    add_group(parser, "placing, further flags of Baechi's", _OF_BAECHI)
+        kinds.add(group, {"placement_method": kinds.explained({**METHODS, hybrid.METHOD: (hybrid.HELP,)}, _DEFAULTS.method)})
+    kinds.add(group, _STARTS)
+    kinds.add_pin(group, _PIN)
+    kinds.add(group, _PLACING)
+    kinds.add_group(parser, "placing, further flags of Baechi's", _OF_BAECHI)
 
 
 def plan_request(args: argparse.Namespace) -> PlanRequest:
@@ -175,14 +160,7 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
         if None not in (args.device_map, getattr(args, other)):
             raise OptionError(f"--device_map and --{other} exclude each other; give one of them")
     placer = "auto" if args.placement_method == hybrid.METHOD else args.placement_method
-    options = PlaceOptions(
-        seed=args.seed,
-        sct_threshold=args.sct_threshold,
-        time_limit_seconds=args.time_limit or METHODS[placer].time_limit_seconds,
-        traversal_order=args.traversal_order,
-        placeto_policy=args.placeto_policy,
-        placeto_episodes=args.placeto_episodes,
-    )
+    options = PlaceOptions(**kinds.named(PlaceOptions, args), time_limit_seconds=args.time_limit or METHODS[placer].time_limit_seconds)
     require_taken(placer, options)
     return PlanRequest(
         method=args.placement_method,

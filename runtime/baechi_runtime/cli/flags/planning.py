@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.files import require_writable
 from baechi_runtime.cli.flags import config as config_flags
-from baechi_runtime.cli.flags.kinds import FACTOR, FILE, WHOLE, Flag, add, add_group, add_output_flags, add_pin, explained
+from baechi_runtime.cli.flags.kinds import FACTOR, FILE, WHOLE, Flag, add, add_group, add_output_flags, add_pin, becomes, explained
 from baechi_runtime.cli.flags.placing import (
     ClusterRequest,
     add_cluster_flags,
@@ -56,7 +56,7 @@ class DiffRequest:
 
     before: str
     after: str
-    graph: str | None
+    graph: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class ExportRequest:
     graph: str
     plan: str
     format: str
-    out: str | None
+    out: str | None = None
 
 
 _WHAT_IF: dict[str, Flag] = {
@@ -142,11 +142,6 @@ def add_diff_flags(parser: argparse.ArgumentParser) -> None:
     add_output_flags(parser)
 
 
-def diff_request(args: argparse.Namespace) -> DiffRequest:
-    """The request for `baechi diff`."""
-    return DiffRequest(args.before, args.after, args.graph)
-
-
 def add_export_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `baechi export`."""
     add(parser, {"format": explained({name: (text,) for name, (_, text) in FORMATS.items()}, DEFAULT)})
@@ -161,14 +156,9 @@ def add_device_map_flags(parser: argparse.ArgumentParser) -> None:
     add_output_flags(parser, out="write the result to this file")
 
 
-def export_request(args: argparse.Namespace) -> ExportRequest:
-    """The request for `baechi export`."""
-    return ExportRequest(args.graph, args.plan, args.format, args.out)
-
-
 PLACE = (add_place_flags, place_request)
 SIMULATE = (add_simulate_flags, simulate_request)
 EXPLAIN = (add_explain_flags, explain_request)
-DIFF = (add_diff_flags, diff_request)
-EXPORT = (add_export_flags, export_request)
-EXPORT_DEVICE_MAP = (add_device_map_flags, export_request)
+DIFF = (add_diff_flags, becomes(DiffRequest))
+EXPORT = (add_export_flags, becomes(ExportRequest))
+EXPORT_DEVICE_MAP = (add_device_map_flags, becomes(ExportRequest))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from baechi_ext.ir.files import require_writable
 from baechi_runtime.cli.flags import train as train_flags
-from baechi_runtime.cli.flags.kinds import DEVICES, FILE, SECONDS, SWITCH, Flag, Kind, add_group, whole_number
+from baechi_runtime.cli.flags.kinds import DEVICES, FILE, SECONDS, SWITCH, Flag, Kind, add_group, named, whole_number
 
 if TYPE_CHECKING:
     from baechi_runtime.report.link_report import ProbeRequest
@@ -44,19 +44,13 @@ def probe_request(args: argparse.Namespace) -> "ProbeRequest":
     cuda = train_flags.wants_cuda(args)
     from baechi_runtime.report.link_report import ProbeRequest
 
-    return ProbeRequest(
-        num_devices=train_flags.number_given(args) or train_flags.DEFAULT_DEVICES,
-        cuda=cuda,
-        split_gpu=args.split_gpu is not None,
-        use_free_memory=args.use_free_memory,
-        workers=args.workers,
-        max_exponent=args.max_exponent,
-        out=args.out,
-        samples=args.samples,
-        timeout_seconds=args.timeout,
-        framework=args.framework,
-        command=args.command,
-    )
+    values = named(ProbeRequest, args) | {
+        "num_devices": train_flags.number_given(args) or train_flags.DEFAULT_DEVICES,
+        "cuda": cuda,
+        "split_gpu": args.split_gpu is not None,
+        "timeout_seconds": args.timeout,
+    }
+    return ProbeRequest(**values)
 
 
 PROBE = (add_flags, probe_request)

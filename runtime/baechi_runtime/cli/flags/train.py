@@ -10,27 +10,8 @@ from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster
 from baechi_runtime.cli.flags import baechi as baechi_flags
 from baechi_runtime.cli.flags import config as config_flags
-from baechi_runtime.cli.flags.kinds import (
-    COUNT,
-    DEVICES,
-    DIR,
-    FACTOR,
-    FILE,
-    FRACTION,
-    LINK,
-    SECONDS,
-    SHARE,
-    SIZE,
-    SWITCH,
-    WHOLE,
-    Flag,
-    Kind,
-    add,
-    add_group,
-    at_least_one,
-    choice,
-    one_of,
-)
+from baechi_runtime.cli.flags import kinds
+from baechi_runtime.cli.flags.kinds import Flag, Kind
 from baechi_runtime.cli.flags.placing import add_placing_flags, plan_request
 from baechi_runtime.drivers.train_request import RunOptions, ScriptRequest, TrainRequest
 from baechi_runtime.host.as_main import require_script
@@ -56,7 +37,7 @@ _OF_ONE_STEP = ("cost_path", "initial_plan", "device_map", "expert_file", "pin",
 def _optimizer(text: str) -> str:
     if text == "ftrl":
         raise argparse.ArgumentTypeError("ftrl is TensorFlow's alone; choose adagrad, which scales each weight's steps in the same way")
-    return one_of(OPTIMIZERS)(text)
+    return kinds.one_of(OPTIMIZERS)(text)
 
 
 def _hosts(text: str) -> tuple[str, ...]:
@@ -94,7 +75,7 @@ def _microbatches(text: str) -> int | tuple[int, ...] | str:
     """Flag type: auto, a number of parts, or their sizes."""
     if text == AUTO:
         return AUTO
-    sizes = tuple(at_least_one(part) for part in text.split(","))
+    sizes = tuple(kinds.at_least_one(part) for part in text.split(","))
     return sizes[0] if len(sizes) == 1 else sizes
 
 
@@ -102,73 +83,67 @@ def _takers(what: str, name: str) -> str:
     return f"{what}for {', '.join(model for model, entry in MODELS.items() if name in entry.takes)}"
 
 
-FRAMEWORK: dict[str, Flag] = {"framework": (choice(FRAMEWORKS), f"{', '.join(FRAMEWORKS)} (default %(default)s)", TORCH)}
-WORKERS = choice(("thread", "process"), "KIND")
+FRAMEWORK: dict[str, Flag] = {"framework": (kinds.choice(FRAMEWORKS), f"{', '.join(FRAMEWORKS)} (default %(default)s)", TORCH)}
+WORKERS = kinds.choice(("thread", "process"), "KIND")
 GPUS: dict[str, Flag] = {
-    "split_gpu": (DEVICES, "run the first GPU as N devices, to try a plan for N GPUs on one"),
+    "split_gpu": (kinds.DEVICES, "run the first GPU as N devices, to try a plan for N GPUs on one"),
     "use_free_memory": (
-        SWITCH,
-        "plan with the memory that is free on the GPUs now, so that a plan depends on what else runs; needs nvidia-ml-py",
+        kinds.SWITCH,
+        "plan with the memory free on the GPUs now, which varies with what else runs; needs nvidia-ml-py",
     ),
 }
 _SCRIPT: dict[str, Flag] = {
     "verify_steps": (
-        WHOLE,
-        "first calls that are also run unplaced, and compared; later ones are more and more seldom (default %(default)s; 0: none)",
+        kinds.WHOLE,
+        "first calls that also run unplaced, to compare; later ones ever fewer (default %(default)s; 0: none)",
         2,
     ),
-    "strict": (
-        SWITCH,
-        "stop where a script's model can't be placed, or differs; otherwise it then runs as it is, and the reason is said once",
-    ),
-    "keep_placed": (
-        SWITCH,
-        "stay placed whether or not that is faster; without it placed and plain steps take turns at first, and the faster is kept",
-    ),
-    "no_cache": (SWITCH, "measure and search anew, whatever earlier runs of a script have kept, and keep nothing"),
+    "strict": (kinds.SWITCH, "stop where a script's model can't be placed, or differs; otherwise it runs as it is, and says once why"),
+    "keep_placed": (kinds.SWITCH, "stay placed even if slower; otherwise placed and plain steps take turns first, and the faster is kept"),
+    "no_cache": (kinds.SWITCH, "measure and search anew, whatever earlier runs of a script have kept, and keep nothing"),
     "cache_dir": (
-        DIR,
+        kinds.DIR,
         "where a script's plans and costs are kept for its next run ($BAECHI_CACHE, else baechi in $XDG_CACHE_HOME or ~/.cache)",
     ),
-    "fallback": (SWITCH, argparse.SUPPRESS),  # the default by now
+    "fallback": (kinds.SWITCH, argparse.SUPPRESS),  # the default by now
 }
 _BUILT_IN = "\nwith --framework=tensorflow: ".join(
     "; ".join(f"{name}: {model.help}" for name, model in models.items()) for models in FRAMEWORKS.values()
 )
 _STEP: dict[str, Flag] = {
     **FRAMEWORK,
-    "model_name": (choice(MODELS), f"{_BUILT_IN}\n (default %(default)s)", "inception_v3"),
+    "model_name": (kinds.choice(MODELS), f"{_BUILT_IN}\n (default %(default)s)", "inception_v3"),
     "optimizer": (Kind(_optimizer, "NAME"), f"{', '.join(OPTIMIZERS)} (default %(default)s)", "sgd"),
-    "learning_rate": (FACTOR, "default %(default)s", 0.01),
-    "colocate_grads_with_ops": (SWITCH, "run each backward op where its forward op runs"),
-    "relaxed_random": (SWITCH, "let dropout run anywhere, in any order; parity with the unplaced step is lost"),
+    "learning_rate": (kinds.FACTOR, "default %(default)s", 0.01),
+    "colocate_grads_with_ops": (kinds.SWITCH, "run each backward op where its forward op runs"),
+    "relaxed_random": (kinds.SWITCH, "let dropout run anywhere, in any order; parity with the unplaced step is lost"),
 }
 _MODEL: dict[str, tuple[Kind | None, str]] = {
-    "batch_size": (COUNT, ""),
-    "image_size": (Kind(at_least_one, "PIXELS"), "height and width; "),
-    "vocab_size": (COUNT, "vocabulary size; "),
-    "max_seq_length": (COUNT, "words per sentence; "),
-    "rnn_units": (COUNT, "units per layer; "),
-    "num_layers": (COUNT, "layers of the network, or of encoder and decoder each; "),
-    "rnn_chunk": (COUNT, "time steps per op; "),
-    "nasnet_cells": (COUNT, "normal cells between reductions; "),
-    "nasnet_filters": (COUNT, "filters of the first cells; "),
-    "resnet_filters": (COUNT, "filters of the first stage; "),
-    "d_model": (COUNT, "width of the residual stream; "),
-    "d_ff": (COUNT, "width inside feed-forward layers; "),
-    "num_heads": (COUNT, "heads per attention; "),
-    "rnn_unit_type": (choice(UNIT_TYPES), f"{', '.join(UNIT_TYPES)}; "),
-    "encoder_type": (choice(ENCODER_TYPES), f"{', '.join(ENCODER_TYPES)}; "),
-    "dropout": (SHARE, "dropout rate; "),
-    "residual": (SWITCH, "add a layer's input to its output; "),
-    "large": (SWITCH, "the network for ImageNet; "),
+    "batch_size": (kinds.COUNT, ""),
+    "image_size": (Kind(kinds.at_least_one, "PIXELS"), "height and width; "),
+    "vocab_size": (kinds.COUNT, "vocabulary size; "),
+    "max_seq_length": (kinds.COUNT, "words per sentence; "),
+    "rnn_units": (kinds.COUNT, "units per layer; "),
+    "num_layers": (kinds.COUNT, "layers of the network, or of encoder and decoder each; "),
+    "rnn_chunk": (kinds.COUNT, "time steps per op; "),
+    "nasnet_cells": (kinds.COUNT, "normal cells between reductions; "),
+    "nasnet_filters": (kinds.COUNT, "filters of the first cells; "),
+    "resnet_filters": (kinds.COUNT, "filters of the first stage; "),
+    "d_model": (kinds.COUNT, "width of the residual stream; "),
+    "d_ff": (kinds.COUNT, "width inside feed-forward layers; "),
+    "num_heads": (kinds.COUNT, "heads per attention; "),
+    "rnn_unit_type": (kinds.choice(UNIT_TYPES), f"{', '.join(UNIT_TYPES)}; "),
+    "encoder_type": (kinds.choice(ENCODER_TYPES), f"{', '.join(ENCODER_TYPES)}; "),
+    "dropout": (kinds.SHARE, "dropout rate; "),
+    "residual": (kinds.SWITCH, "add a layer's input to its output; "),
+    "large": (kinds.SWITCH, "the network for ImageNet; "),
 }
 """The flag of each field of ModelOptions, with the beginning of its help."""
 _DEVICES: dict[str, Flag] = {
-    "num_devices": (DEVICES, f"CPU workers (default {DEFAULT_DEVICES})"),
-    "num_gpus": (DEVICES, "CUDA devices; ignored if --num_devices is given"),
+    "num_devices": (kinds.DEVICES, f"CPU workers (default {DEFAULT_DEVICES})"),
+    "num_gpus": (kinds.DEVICES, "CUDA devices; ignored if --num_devices is given"),
     **GPUS,
-    "cuda_graphs": (SWITCH, "replay a device's ops between transfers as a CUDA graph, where it pays"),
+    "cuda_graphs": (kinds.SWITCH, "replay a device's ops between transfers as a CUDA graph, where it pays"),
     "workers": (
         WORKERS,
         "thread: all devices in this process; process: a process per device, with memory of its own (default thread; for TensorFlow "
@@ -178,11 +153,11 @@ _DEVICES: dict[str, Flag] = {
         Kind(_hosts, "HOST:PORT,..."),
         "TensorFlow: a device on each of these; the same command runs on every host, with its --task_index",
     ),
-    "task_index": (WHOLE, "which of --cluster_hosts this is; 0, the default, places and measures, the others serve"),
-    "cluster": (FILE, "a cluster file instead of the machine's own memory and a probed link"),
-    "device_memory": (SIZE, "memory of each device: 16GiB, 800MB, or bytes"),
-    "memory_fraction": (FRACTION, "the fraction of each device's memory that a plan may use (default 1)", 1.0),
-    "comm_cost_coeffs": (LINK, "sending n bytes takes A*n + B microseconds; without it the link is probed"),
+    "task_index": (kinds.WHOLE, "which of --cluster_hosts this is; 0, the default, places and measures, the others serve"),
+    "cluster": (kinds.FILE, "a cluster file instead of the machine's own memory and a probed link"),
+    "device_memory": (kinds.SIZE, "memory of each device: 16GiB, 800MB, or bytes"),
+    "memory_fraction": (kinds.FRACTION, "the fraction of each device's memory that a plan may use (default 1)", 1.0),
+    "comm_cost_coeffs": (kinds.LINK, "sending n bytes takes A*n + B microseconds; without it the link is probed"),
 }
 _SHARDING: dict[str, Flag] = {
     "sharding": (
@@ -194,13 +169,13 @@ _SHARDING: dict[str, Flag] = {
     "mesh": (Kind(_mesh, "NxN"), "the mesh of these processes (default: their number's prime factors)"),
 }
 _COSTS: dict[str, Flag] = {
-    "cost_path": (FILE, "read costs from this file instead of profiling (with --costgen: write them; cost.json)"),
+    "cost_path": (kinds.FILE, "read costs from this file instead of profiling (with --costgen: write them; cost.json)"),
 }
 _RUN: dict[str, Flag] = {
-    "num_steps": (COUNT, "measured steps of each variant (default %(default)s)", 15),
-    "timeout": (SECONDS, "for a device to answer (default %(default)g)", 300.0),
-    "out": (DIR, "keep graph, profile, plan and report there as JSON"),
-    "json": (SWITCH, "print the report as JSON"),
+    "num_steps": (kinds.COUNT, "measured steps of each variant (default %(default)s)", 15),
+    "timeout": (kinds.SECONDS, "for a device to answer (default %(default)g)", 300.0),
+    "out": (kinds.DIR, "keep graph, profile, plan and report there as JSON"),
+    "json": (kinds.SWITCH, "print the report as JSON"),
 }
 _BATCH: dict[str, Flag] = {
     "microbatches": (
@@ -209,28 +184,31 @@ _BATCH: dict[str, Flag] = {
         "faster), a number, or sizes, as 3,1 (default: auto where --placement_method=auto may choose freely, else 1)",
     ),
     "batch_norm": (
-        choice(("whole", PER_PART)),
+        kinds.choice(("whole", PER_PART)),
         "whole: a batch that BatchNorm normalises over is not split; per_part: each part may be normalised by itself, as "
         "DistributedDataParallel does it (default %(default)s)",
         "whole",
     ),
 }
 _TRAINING: dict[str, Flag] = {
-    "train_steps": (COUNT, "train until step N, and print the losses"),
-    "checkpoint": (DIR, "keep the last two checkpoints there"),
-    "checkpoint_every": (Kind(at_least_one, "K"), f"a checkpoint after every K steps, and after the last (default {CHECKPOINT_EVERY})"),
-    "resume": (SWITCH, "go on from the last checkpoint; from the start where there is none yet"),
+    "train_steps": (kinds.COUNT, "train until step N, and print the losses"),
+    "checkpoint": (kinds.DIR, "keep the last two checkpoints there"),
+    "checkpoint_every": (
+        Kind(kinds.at_least_one, "K"),
+        f"a checkpoint every K steps, and after the last (default {CHECKPOINT_EVERY})",
+    ),
+    "resume": (kinds.SWITCH, "go on from the last checkpoint; from the start where there is none yet"),
 }
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """All flags of the sub-command."""
     add_script(parser, "a training script, run unmodified with its model placed, instead of a built-in model")
-    add_group(parser, "script", _SCRIPT)
-    add(add_shared_flags(parser), _SHARDING)
-    add_group(parser, "batch", _BATCH)
-    add_group(parser, "costs", {"costgen": (SWITCH, "only profile, and write the costs to --cost_path")})
-    add(parser.add_argument_group("training on", "With --train_steps the placed model is trained instead of timed."), _TRAINING)
+    kinds.add_group(parser, "script", _SCRIPT)
+    kinds.add(add_shared_flags(parser), _SHARDING)
+    kinds.add_group(parser, "batch", _BATCH)
+    kinds.add_group(parser, "costs", {"costgen": (kinds.SWITCH, "only profile, and write the costs to --cost_path")})
+    kinds.add(parser.add_argument_group("training on", "With --train_steps the placed model is trained instead of timed."), _TRAINING)
     baechi_flags.add_flags(parser)
 
 
@@ -238,12 +216,12 @@ def add_shared_flags(parser: argparse.ArgumentParser, *, method: bool = True) ->
     """Those that `compare` takes, too, except --placement_method where that is asked for; and the group of devices, for more."""
     parser.set_defaults(script=None, script_args=None, costgen=False, sharding=(), mesh=None, log_device_placement=False)
     parser.set_defaults(train_steps=None, checkpoint=None, checkpoint_every=None, resume=False, microbatches=1, batch_norm="whole")
-    add_group(parser, "training step", _STEP)
+    kinds.add_group(parser, "training step", _STEP)
     add_model_flags(parser)
     add_placing_flags(parser, method=method)
-    group = add_group(parser, "devices", _DEVICES)
-    add_group(parser, "costs", _COSTS)
-    add_group(parser, "run", _RUN)
+    group = kinds.add_group(parser, "devices", _DEVICES)
+    kinds.add_group(parser, "costs", _COSTS)
+    kinds.add_group(parser, "run", _RUN)
     config_flags.add_flag(parser)
     return group
 
@@ -256,7 +234,7 @@ def add_script(parser: argparse.ArgumentParser, what: str) -> None:
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
     """The fields of ModelOptions; a flag that is not given leaves the model its own default."""
     group = parser.add_argument_group("model", "A flag that is not given leaves the model's own default.")
-    add(group, {name: (kind, _takers(what, name), None) for name, (kind, what) in _MODEL.items()})
+    kinds.add(group, {name: (kind, _takers(what, name), None) for name, (kind, what) in _MODEL.items()})
 
 
 def request_of(args: argparse.Namespace) -> TrainRequest | ScriptRequest:
@@ -278,47 +256,28 @@ def train_request(args: argparse.Namespace) -> TrainRequest:
     if cluster is not None and args.comm_cost_coeffs is not None:
         raise OptionError("--cluster and --comm_cost_coeffs exclude each other; give one of them")
     num_devices = number_given(args) or (len(cluster) if cluster is not None else DEFAULT_DEVICES)
-    return TrainRequest(
-        model=args.model_name,
-        plan=plan,
-        model_options=model_options(args, num_devices),
-        optimizer=args.optimizer,
-        learning_rate=args.learning_rate,
-        colocate_grads_with_ops=args.colocate_grads_with_ops,
-        relaxed_random=args.relaxed_random,
-        microbatches=_parts(args),
-        batch_norm_per_part=args.batch_norm == PER_PART,
-        num_devices=num_devices,
-        cuda=wants_cuda(args),
-        cuda_graphs=_wants_graphs(args),
-        split_gpu=args.split_gpu is not None,
-        use_free_memory=args.use_free_memory,
-        workers=args.workers,
-        cluster=cluster,
-        device_memory=args.device_memory,
-        memory_fraction=args.memory_fraction * args.placer_memory_fraction,
-        link=args.comm_cost_coeffs,
-        comm_cost_factor=args.comm_cost_factor,
-        cost_path=args.cost_path,
-        costgen=args.costgen,
-        num_steps=args.num_steps,
-        timeout_seconds=args.timeout,
-        out=args.out,
-        log_device_placement=args.log_device_placement,
-        run=_run_options(args),
-        sharding=args.sharding,
-        mesh=args.mesh,
-        command=args.command,
-        framework=args.framework,
-        cluster_hosts=args.cluster_hosts,
-        task_index=args.task_index or 0,
-    )
+    values = kinds.named(TrainRequest, args) | {
+        "model": args.model_name,
+        "plan": plan,
+        "model_options": model_options(args, num_devices),
+        "microbatches": _parts(args),
+        "batch_norm_per_part": args.batch_norm == PER_PART,
+        "num_devices": num_devices,
+        "cuda": wants_cuda(args),
+        "cuda_graphs": _wants_graphs(args),
+        "split_gpu": args.split_gpu is not None,
+        "cluster": cluster,
+        "memory_fraction": args.memory_fraction * args.placer_memory_fraction,
+        "link": args.comm_cost_coeffs,
+        "timeout_seconds": args.timeout,
+        "run": _run_options(args),
+    }
+    return TrainRequest(**values)
 
 
 def model_options(args: argparse.Namespace, num_devices: int) -> ModelOptions:
     """The model options that the flags of `add_model_flags` give."""
-    given = {f.name: getattr(args, f.name) for f in fields(ModelOptions) if f.name != "num_devices" and hasattr(args, f.name)}
-    return ModelOptions(**given, num_devices=num_devices)
+    return ModelOptions(**kinds.named(ModelOptions, args) | {"num_devices": num_devices})
 
 
 def _settle_sharding(args: argparse.Namespace) -> None:
@@ -431,13 +390,12 @@ def _run_options(args: argparse.Namespace) -> RunOptions | None:
 
 def script_request(args: argparse.Namespace) -> ScriptRequest:
     """The request the flags ask for. Raises OptionError where they contradict each other."""
-    settle_framework(args)
     if args.costgen:
         raise OptionError("--costgen profiles a built-in model; drop it, and --out=DIR keeps the profile of a script's model")
     require_none_of(args, {*OF_MODELS, *OF_RUNS})
-    require_one_start(args.workers)
     request = train_request(args)
-    if args.workers == "process" and request.cuda:
+    require_one_start(request.workers)
+    if request.workers == "process" and request.cuda:
         raise OptionError("a script's model runs on all CUDA devices of a machine from one process; drop --workers=process")
     if request.cuda_graphs:
         raise OptionError("--cuda_graphs is for built-in models; drop it")
