@@ -70,7 +70,8 @@ def words_of(args: argparse.Namespace) -> tuple[list[str], list[str] | None]:
         if name == "script" and hasattr(args, "script"):
             if not isinstance(value, str):
                 raise OptionError(f"{path}: {name} is {value!r}; expected a path")
-            words = words if has_script else [value, *words]
+            named = f"./{value}" if value.startswith("-") else value  # which the command line takes for a flag
+            words = words if has_script else [named, *words]
         elif name == "script_args" and hasattr(args, "script"):
             if not isinstance(value, list):
                 raise OptionError(f"{path}: {name} is {value!r}; expected a list of arguments")

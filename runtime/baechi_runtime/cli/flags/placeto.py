@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from baechi_ext.datasets import FAMILIES, INSTALLED, SPLITS
 from baechi_ext.errors import OptionError
@@ -15,7 +15,6 @@ from baechi_runtime.cli.flags.kinds import Flag, Kind
 from baechi_runtime.cli.flags.placing import ClusterRequest, add_cluster_flags
 
 if TYPE_CHECKING:
-    from baechi_runtime.placeto.graphs import Source
     from baechi_runtime.report.report import Report
 
 ORDERS = ("alpha", "topo", "reversed_topo", "dfs_preorder", "dfs_postorder", "bfs")
@@ -75,11 +74,6 @@ _COMPARISON: dict[str, Flag] = {
     "evaluations": (kinds.COUNT, "plans that each method may simulate for each graph (default %(default)s)", 4000),
     "seed": (kinds.WHOLE, "random seed (default %(default)s)", 0),
 }
-_FOUND: dict[str, Flag] = {
-    "out": (kinds.FOLDER, "write SOURCE.json, with every number, and SOURCE.md, a table"),
-    "plot": (kinds.SWITCH, "write SOURCE.svg to --out, too, the distributions (needs matplotlib)"),
-    "json": kinds.JSON,
-}
 _OTHER_ORDERS = ", ".join(name for name in TRAVERSALS if name not in ORDERS)
 _STUDY: dict[str, Flag] = {
     "orders": (Kind(_orders, "A,B"), f"default {','.join(ORDERS)}; there are also {_OTHER_ORDERS}", ORDERS),
@@ -101,11 +95,26 @@ class PlacetoRequest:
 
 
 class Action(NamedTuple):
-    """An action: a line for menus, its flags, and the request they become, which loads what it needs."""
+    """An action: a line for menus, its own flags under a title, what --out and --plot do, and the request, which loads what it needs."""
 
     help: str
-    add_flags: Callable[[argparse.ArgumentParser], None]
+    title: str
+    table: dict[str, Flag]
+    out: str
+    needs_out: bool
+    plot: str
     request: Callable[[argparse.Namespace], PlacetoRequest]
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        """Graphs, the cluster they are placed on, the action's own flags, and its output."""
+        families = ", ".join(FAMILIES)
+        parser.add_argument("sources", nargs="+", metavar="SOURCE", help=f"families of `datasets` ({families}), or folders of graph files")
+        kinds.add(parser, _SOURCES)
+        add_cluster_flags(parser)
+        kinds.add_group(parser, self.title, self.table)
+        group = parser.add_argument_group("output")
+        group.add_argument("--out", metavar="FOLDER", required=self.needs_out, help=self.out)
+        kinds.add(group, {"plot": (kinds.SWITCH, self.plot), "json": kinds.JSON} if self.plot else {"json": kinds.JSON})
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -124,41 +133,11 @@ def request_of(args: argparse.Namespace) -> PlacetoRequest:
     return ACTIONS[args.action].request(args)
 
 
-def _add_source_flags(parser: argparse.ArgumentParser) -> None:
-    """Graphs, and the cluster they are placed on."""
-    families = ", ".join(FAMILIES)
-    parser.add_argument("sources", nargs="+", metavar="SOURCE", help=f"families of `datasets` ({families}), or folders of graph files")
-    kinds.add(parser, _SOURCES)
-    add_cluster_flags(parser)
-
-
-def _add_train_flags(parser: argparse.ArgumentParser) -> None:
-    _add_source_flags(parser)
-    kinds.add_group(parser, "training", _TRAINING)
-    group = parser.add_argument_group("output")
-    group.add_argument("--out", metavar="FOLDER", required=True, help="folder for policy.json, progress.csv and the state to resume from")
-    kinds.add(group, {"json": kinds.JSON})
-
-
-def _add_evaluate_flags(parser: argparse.ArgumentParser) -> None:
-    _add_source_flags(parser)
-    kinds.add_group(parser, "comparison", _COMPARISON)
-    kinds.add_group(parser, "output", _FOUND)
-
-
-def _add_study_flags(parser: argparse.ArgumentParser) -> None:
-    _add_source_flags(parser)
-    kinds.add_group(parser, "study", _STUDY)
-    group = parser.add_argument_group("output")
-    group.add_argument("--out", metavar="FOLDER", required=True, help="gets study.md, and runs.csv, with which the same command goes on")
-    plot = "write boxes.svg, curves.svg and improvement.svg, too (needs matplotlib)"
-    kinds.add(group, {"plot": (kinds.SWITCH, plot), "json": kinds.JSON})
-
-
-def _sources(args: argparse.Namespace) -> "tuple[Source, ...]":
+def _on_sources(args: argparse.Namespace) -> dict[str, Any]:
     from baechi_runtime.placeto.graphs import Source
 
-    return tuple(Source(name, Path(args.folder), args.most_graphs) for name in args.sources)
+    sources = tuple(Source(name, Path(args.folder), args.most_graphs) for name in args.sources)
+    return {"sources": sources, "cluster": ClusterRequest.of(args).cluster(), "out": None if args.out is None else Path(args.out)}
 
 
 def _train(args: argparse.Namespace) -> PlacetoRequest:
@@ -166,35 +145,18 @@ def _train(args: argparse.Namespace) -> PlacetoRequest:
     from baechi_ext.place.placeto.train import TrainingConfig
     from baechi_runtime.placeto.training import TrainingRequest, train
 
-    request = TrainingRequest(
-        sources=_sources(args),
-        cluster=ClusterRequest.of(args).cluster(),
-        out=Path(args.out),
-        config=TrainingConfig(**kinds.named(TrainingConfig, args)),
-        policy=args.policy,
-        network=PolicyConfig(**kinds.named(PolicyConfig, args)),
-        episodes=args.episodes,
-        time_limit_seconds=args.time_limit,
-        tensorboard=args.tensorboard,
-        command=args.command,
-    )
+    values = kinds.named(TrainingRequest, args) | _on_sources(args)
+    values["config"] = TrainingConfig(**kinds.named(TrainingConfig, args))
+    values["network"] = PolicyConfig(**kinds.named(PolicyConfig, args))
+    request = TrainingRequest(**values, time_limit_seconds=args.time_limit)
     return PlacetoRequest(request.out, partial(train, request))
 
 
 def _evaluate(args: argparse.Namespace) -> PlacetoRequest:
     from baechi_runtime.placeto.comparison import ComparisonRequest, compare
 
-    request = ComparisonRequest(
-        sources=_sources(args),
-        cluster=ClusterRequest.of(args).cluster(),
-        methods=None if args.methods is None else tuple(args.methods.split(",")),
-        policy=args.policy,
-        evaluations=args.evaluations,
-        seed=args.seed,
-        out=None if args.out is None else Path(args.out),
-        plot=args.plot,
-        command=args.command,
-    )
+    methods = None if args.methods is None else tuple(args.methods.split(","))
+    request = ComparisonRequest(**kinds.named(ComparisonRequest, args) | _on_sources(args) | {"methods": methods})
     return PlacetoRequest(request.out, partial(compare, request))
 
 
@@ -206,25 +168,30 @@ def _study(args: argparse.Namespace) -> PlacetoRequest:
         args.num_devices = DEVICES
     if len(set(args.sources)) < len(args.sources):
         raise OptionError(f"a source is given twice among {', '.join(args.sources)}; give each once")
-    settings = StudySettings(
-        sources=tuple(args.sources),
-        split=args.split,
-        graphs=args.most_graphs or MANY,
-        orders=args.orders,
-        repeats=args.repeats,
-        episodes=args.episodes,
-        cluster=ClusterRequest.of(args).cluster(),
-        seed=args.seed,
-    )
+    values = {"sources": tuple(args.sources), "graphs": args.most_graphs or MANY, "cluster": ClusterRequest.of(args).cluster()}
+    settings = StudySettings(**kinds.named(StudySettings, args) | values)
     request = StudyRequest(settings, Path(args.folder), Path(args.out), args.workers, args.budget, args.plot, args.command)
     return PlacetoRequest(request.out, partial(study, request))
 
 
 ACTIONS: dict[str, Action] = {
-    "train": Action("train a policy on the graphs of families, or go on with a training", _add_train_flags, _train),
-    "evaluate": Action("compare placeto with other methods on graphs it was not trained on", _add_evaluate_flags, _evaluate),
-    "study": Action("find out which traversal order Placeto learns best in, family by family", _add_study_flags, _study),
+    "train": Action(
+        "train a policy on the graphs of families, or go on with a training",
+        *("training", _TRAINING, "folder for policy.json, progress.csv and the state to resume from", True, ""),
+        _train,
+    ),
+    "evaluate": Action(
+        "compare placeto with other methods on graphs it was not trained on",
+        *("comparison", _COMPARISON, "write SOURCE.json, with every number, and SOURCE.md, a table", False),
+        "write SOURCE.svg to --out, too, the distributions (needs matplotlib)",
+        _evaluate,
+    ),
+    "study": Action(
+        "find out which traversal order Placeto learns best in, family by family",
+        *("study", _STUDY, "gets study.md, and runs.csv, with which the same command goes on", True),
+        "write boxes.svg, curves.svg and improvement.svg, too (needs matplotlib)",
+        _study,
+    ),
 }
-
 
 PLACETO = (add_flags, request_of)
