@@ -77,6 +77,7 @@ TENSORFLOW_MODELS: dict[str, Model] = {
     "gnmt_v2": Model(_GNMT, "as for PyTorch, unrolled; 67.8 M parameters", has_loss=True),
     "nasnet": Model(_NASNET, "NASNet-A mobile of keras.applications, 5.3 M parameters; with --large the large one, 88.9 M"),
 }
+_BUILDERS = {"torch": "baechi_runtime.models.torch", "tensorflow": "baechi_runtime.models.tensorflow"}
 FRAMEWORKS: dict[str, dict[str, Model]] = {"torch": MODELS, "tensorflow": TENSORFLOW_MODELS}
 
 
@@ -90,7 +91,7 @@ def find_model(name: str, framework: str = "torch") -> Model:
 
 def code_of(name: str, framework: str = "torch") -> ModuleType:
     """The module that builds a model; importing it loads the framework."""
-    return import_module(f"baechi_runtime.models.{framework}.{name}")
+    return import_module(f"{_BUILDERS[framework]}.{name}")
 
 
 def make_step(name: str, options: ModelOptions, optimizer: "OptimizerSpec") -> "TrainingStep":

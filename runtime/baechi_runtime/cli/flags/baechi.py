@@ -16,7 +16,7 @@ REFUSED = {
     "device_info_path": "--cluster=FILE describes the devices",
     "log_colocation_graph": "--out=DIR writes graph.json, which gives every op's colocation group",
 }
-"""What to do instead."""
+"""Flags that are not taken, and what to do instead."""
 SWITCHES = frozenset(
     (
         *("costgen", "only_forward", "colocate_grads_with_ops", "log_device_placement", "log_placer_device_placement", "residual"),
