@@ -84,7 +84,8 @@ def add_datasets_flags(parser: argparse.ArgumentParser) -> None:
 def datasets_request(args: argparse.Namespace) -> DatasetsRequest:
     """The request for `baechi datasets`. Raises OptionError where a flag belongs to the other action, or a family is missing."""
     makes = args.action == "make"
-    wrong = next((name for name in _ONLY["list" if makes else "make"] if getattr(args, name) not in (None, False)), None)
+    others = {name: getattr(args, name) for name in _ONLY["list" if makes else "make"]}
+    wrong = next((name for name, value in others.items() if value is not None and value is not False), None)  # a seed of 0 is given
     if wrong is not None:
         raise OptionError(f"--{wrong} is not for `baechi datasets {args.action}`; leave it out")
     if makes and not args.families:
