@@ -15,7 +15,7 @@ from baechi_ext.ir.made_by import MadeBy
 from baechi_runtime.cli.flags import config
 from baechi_runtime.cli.main import parsed
 
-IGNORED = {"config", "given", "revoked", "command_line", "parser", "run"}
+IGNORED = {"config", "given", "command", "parser"}
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -180,7 +180,7 @@ LINES = [
 def test_what_a_run_keeps_repeats_it(tmp_path: Path, line: list[str]) -> None:
     source = file_of(tmp_path, 'model_name = "nasnet"\nbatch_size = 2\nresidual = false\nlogdir = "x"', "source.toml")
     args = parsed(["train", *(word.replace("FILE", str(source)) for word in line)])
-    config.keep(tmp_path, "train", args, MadeBy(("baechi", *args.command_line), {"baechi": "1", "python": "3"}))
+    config.keep(tmp_path, "train", config.settings(args), MadeBy(args.command, {"baechi": "1", "python": "3"}))
     again = asked("train", f"--config={tmp_path / 'config.toml'}")
     assert again == {name: value for name, value in vars(args).items() if name not in IGNORED}
     assert (tmp_path / "config.toml").read_text().startswith("# baechi 1, Python 3\n# baechi train ")

@@ -318,7 +318,6 @@ def test_a_folder_for_what_is_kept_and_none_is_refused(tmp_path: Path, capsys: p
 def test_a_search_for_a_script_ends_where_it_does_not_pay_unless_its_time_is_given() -> None:
     def worth(*flags: str) -> object:
         args = make_parser().parse_args(["train", *flags, "train.py"])
-        args.given = {}
         return script_request(args).request.plan.options.worth
 
     assert worth() == Worth()

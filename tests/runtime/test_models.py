@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import fields
-from importlib import import_module
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from baechi_ext.cost import attach_costs
 from baechi_ext.errors import MissingBackendError, OptionError
 from baechi_ext.ir import Cluster, Link
 from baechi_runtime.drivers import pipeline
-from baechi_runtime.models.registry import MODELS, ModelOptions, make_step
+from baechi_runtime.models.registry import MODELS, ModelOptions, code_of, make_step
 from baechi_runtime.models.torch import alexnet
 from baechi_runtime.models.training_step import EagerStep, TrainingStep, optimizer_spec
 from baechi_runtime.torch.lowering.devices import cpu_devices
@@ -141,7 +140,7 @@ def test_an_option_of_another_model_is_refused() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_registry_lists_what_a_model_takes(name: str) -> None:
-    taken = {f.name for f in fields(import_module(MODELS[name].module).Options)}
+    taken = {f.name for f in fields(code_of(name).Options)}
     assert taken == set(MODELS[name].takes)
     assert taken <= {f.name for f in fields(ModelOptions)}
 

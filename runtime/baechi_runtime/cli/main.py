@@ -11,14 +11,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import baechi_ext
 from baechi_ext.errors import BaechiError, OptionError
 from baechi_runtime.cli.commands import looking, planning, steps
-from baechi_runtime.cli.commands.output import fail
+from baechi_runtime.cli.commands.output import Output, fail
 from baechi_runtime.cli.doctor.packages import CORE_MODULES
 from baechi_runtime.cli.flags import baechi as baechi_flags
-from baechi_runtime.cli.flags import common as flags
 from baechi_runtime.cli.flags import compare as compare_flags
 from baechi_runtime.cli.flags import config as config_flags
 from baechi_runtime.cli.flags import looking as looking_flags
@@ -27,6 +27,7 @@ from baechi_runtime.cli.flags import placeto as placeto_flags
 from baechi_runtime.cli.flags import planning as planning_flags
 from baechi_runtime.cli.flags import probe as probe_flags
 from baechi_runtime.cli.flags import train as train_flags
+from baechi_runtime.cli.flags.kinds import add_output_flags
 from baechi_runtime.cli.flags.parser import Lines, Parser, anchor, parted, with_underscores
 from baechi_runtime.host.interrupts import exit_code, unmasked
 from baechi_runtime.report.progress import restore_terminal
@@ -37,31 +38,33 @@ _OF_A_PATH = (errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP)
 
 @dataclass(frozen=True)
 class Command:
-    """A sub-command: `run` takes the parsed arguments and returns the exit code; library errors may escape it."""
+    """A sub-command: `run` takes the request that its flags become and returns the exit code; library errors may escape both."""
 
     name: str
     help: str
+    run: Callable[[Any, Output], int]
     add_flags: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
+    request: Callable[[argparse.Namespace], Any]
 
 
+_DOCTOR = "say what of this installation works, what is missing, and what that costs"
 COMMANDS = (
-    Command("place", "decide which device runs which op of a graph, and write the plan", planning_flags.add_place_flags, planning.place),
-    Command("train", "place a real training step, run it on several devices, and time it", train_flags.add_flags, steps.train),
-    Command("compare", "measure steps placed by several methods, and say which is worth it", compare_flags.add_flags, steps.compare),
-    Command("probe-links", "measure what sending costs between every pair of devices", probe_flags.add_flags, steps.probe),
-    Command("datasets", "make families of graphs for learned placers, or list them", looking_flags.add_datasets_flags, looking.datasets),
-    Command("placeto", "train the learned placer, or compare it with the others", placeto_flags.add_flags, looking.placeto),
-    Command("pase", "find the cheapest way to split every layer of a network over devices", pase_flags.add_flags, steps.pase),
-    Command("trace", "write a run's timelines, predicted and measured, for Perfetto and HTA", looking_flags.add_trace_flags, looking.trace),
-    Command("report", "write one HTML page of a run: timelines, memory, graph and why", looking_flags.add_report_flags, looking.report),
-    Command("plot", "write a run's timelines, memory and busy shares as PNG and PDF", looking_flags.add_plot_flags, looking.plot),
-    Command("simulate", "say what a plan is worth: step, busy time, memory", planning_flags.add_simulate_flags, planning.simulate),
-    Command("explain", "say what bounds a plan's step, or why an op is where it is", planning_flags.add_explain_flags, planning.explain),
-    Command("diff", "say what two plans of one graph differ in", planning_flags.add_diff_flags, planning.diff),
-    Command("export", "write a plan in the format of another program", planning_flags.add_export_flags, planning.export),
-    Command("export-device-map", "the same as export --format=device_map", planning_flags.add_device_map_flags, planning.export),
-    Command("doctor", "say what of this installation works, what is missing, and what that costs", flags.add_output_flags, looking.doctor),
+    Command("place", "decide which device runs which op of a graph, and write the plan", planning.place, *planning_flags.PLACE),
+    Command("train", "place a real training step, run it on several devices, and time it", steps.train, *train_flags.TRAIN),
+    Command("compare", "measure steps placed by several methods, and say which is worth it", steps.compare, *compare_flags.COMPARE),
+    Command("probe-links", "measure what sending costs between every pair of devices", steps.probe, *probe_flags.PROBE),
+    Command("datasets", "make families of graphs for learned placers, or list them", looking.datasets, *looking_flags.DATASETS),
+    Command("placeto", "train the learned placer, or compare it with the others", looking.placeto, *placeto_flags.PLACETO),
+    Command("pase", "find the cheapest way to split every layer of a network over devices", steps.pase, *pase_flags.PASE),
+    Command("trace", "write a run's timelines, predicted and measured, for Perfetto and HTA", looking.trace, *looking_flags.TRACE),
+    Command("report", "write one HTML page of a run: timelines, memory, graph and why", looking.report, *looking_flags.REPORT),
+    Command("plot", "write a run's timelines, memory and busy shares as PNG and PDF", looking.plot, *looking_flags.PLOT),
+    Command("simulate", "say what a plan is worth: step, busy time, memory", planning.simulate, *planning_flags.SIMULATE),
+    Command("explain", "say what bounds a plan's step, or why an op is where it is", planning.explain, *planning_flags.EXPLAIN),
+    Command("diff", "say what two plans of one graph differ in", planning.diff, *planning_flags.DIFF),
+    Command("export", "write a plan in the format of another program", planning.export, *planning_flags.EXPORT),
+    Command("export-device-map", "the same as export --format=device_map", planning.export, *planning_flags.EXPORT_DEVICE_MAP),
+    Command("doctor", _DOCTOR, looking.doctor, add_output_flags, lambda args: None),
 )
 
 
@@ -73,31 +76,42 @@ def make_parser() -> argparse.ArgumentParser:
     for command in COMMANDS:
         sub = commands.add_parser(command.name, help=command.help, description=command.help, allow_abbrev=False, formatter_class=Lines)
         command.add_flags(sub)
-        sub.set_defaults(run=command.run, parser=sub)
+        sub.set_defaults(does=command, parser=sub, json=False, given={}, command=("baechi",))
     return parser
 
 
 def parsed(argv: Sequence[str]) -> argparse.Namespace:
-    """A command line, with what a file of --config adds to it; `run` does it. Raises OptionError, and FileError for that file."""
-    words = with_underscores(argv)
-    spelled = baechi_flags.with_plain_switches(words)
-    own, passed = parted(spelled)
-    args = make_parser().parse_args(own)
-    args.script_args, args.given = passed, config_flags.given(args.parser, own)
+    """A command line, with what a file of --config adds to it. Raises OptionError, and FileError for that file."""
+    line = with_underscores(argv)
+    words, passed = parted(line)
+    parser, own = make_parser(), baechi_flags.with_plain_switches(words)
+    args = parser.parse_args(own)
+    args.given = config_flags.given(args.parser, own)
     if getattr(args, "config", None) is not None:
-        args.revoked = baechi_flags.revoked(words)
-        args = config_flags.configured(args, own[1:])
-    args.command_line = spelled
+        more, others = config_flags.words_of(args)
+        own = baechi_flags.with_plain_switches([words[0], *more, *words[1:]])
+        path, passed = args.config, others if passed is None else passed
+        try:
+            args = parser.parse_args(own)
+        except OptionError as e:
+            raise OptionError(f"{path}: {e}") from e
+        args.given = config_flags.given(args.parser, own)
+    args.script_args, args.command = passed, ("baechi", *baechi_flags.with_plain_switches(line))
     if getattr(args, "script", None) is not None:
         anchor(args)
     return args
+
+
+def _run(args: argparse.Namespace) -> int:
+    code: int = args.does.run(args.does.request(args), Output(args.json, args.command, config_flags.settings(args)))
+    return code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line (default: this process's own) and returns its exit code."""
     try:
         args = parsed(sys.argv[1:] if argv is None else argv)
-        code: int = unmasked(args.run, args)
+        code = unmasked(_run, args)
         sys.stdout.flush()
         return code and exit_code(code)
     except OptionError as e:

@@ -38,6 +38,9 @@ class CompareRequest:
     train: TrainRequest
     plans: Mapping[str, pipeline.PlanRequest]
     """The requests by method, in the order of the table."""
+    script: str | None = None
+    """The script whose first training call is compared; None: a built-in model's step."""
+    script_arguments: tuple[str, ...] = ()
 
 
 @dataclass

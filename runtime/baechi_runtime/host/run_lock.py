@@ -27,7 +27,7 @@ _WATCHED_BEATS = 3
 
 
 @contextlib.contextmanager
-def locked(folders: Mapping[str, str | None]) -> Iterator[None]:
+def locked(folders: Mapping[str, str | Path | None]) -> Iterator[None]:
     """While its body runs, no other run writes into these folders; the keys are the flags that name them. Folders that are not there are
     made, and those that stayed empty removed again. A process that this run started has the lock as well.
 

@@ -5,6 +5,7 @@ For TensorFlow that is baechi_runtime.tensorflow.step.build_step.
 
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.errors import MissingBackendError, OptionError
@@ -43,9 +44,8 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Where a model is built: a module with a dataclass `Options` and `build(Options) -> (model, inputs)`."""
+    """A model that is built by the module of its name, which has a dataclass `Options` and `build(Options) -> (model, inputs)`."""
 
-    module: str
     takes: tuple[str, ...]
     """The fields of its `Options`."""
     help: str
@@ -56,59 +56,28 @@ class Model:
 _IMAGES = ("batch_size", "image_size")
 _TEXT = ("batch_size", "vocab_size", "max_seq_length", "num_layers")
 _RNN = ("vocab_size", "max_seq_length", "rnn_units", "rnn_unit_type", "num_layers", "encoder_type", "residual", "rnn_chunk")
+_GNMT = ("batch_size", *_RNN, "num_devices")
+_TRANSFORMER = "encoder and decoder of Attention is all you need, base; 49.3 M parameters, with the paper's 37,000 words 63.1 M"
+_GPT2 = "GPT-2 from transformers, fresh weights, 5.3 M parameters; GPT-2 small, 124.4 M, by its sizes"
+_NASNET = (*_IMAGES, "nasnet_cells", "nasnet_filters", "large")
 MODELS: dict[str, Model] = {
-    "inception_v3": Model("baechi_runtime.models.torch.inception_v3", _IMAGES, "Inception-V3, 23.8 M parameters"),
-    "wide_towers": Model("baechi_runtime.models.torch.wide_towers", _IMAGES, "four independent convolutional towers"),
-    "gnmt_v2": Model(
-        "baechi_runtime.models.torch.gnmt_v2",
-        ("batch_size", *_RNN, "num_devices"),
-        "recurrent encoder and decoder with attention, 67.8 M parameters",
-        has_loss=True,
-    ),
-    "nasnet": Model(
-        "baechi_runtime.models.torch.nasnet",
-        (*_IMAGES, "nasnet_cells", "nasnet_filters", "large"),
-        "NASNet-A for CIFAR-10, 3.3 M parameters; with --large the one for ImageNet, 88.8 M",
-    ),
-    "transformer": Model(
-        "baechi_runtime.models.torch.transformer",
-        (*_TEXT, "d_model", "d_ff", "num_heads", "dropout"),
-        "encoder and decoder of Attention is all you need, base; 49.3 M parameters, with the paper's 37,000 words 63.1 M",
-        has_loss=True,
-    ),
-    "gpt2": Model(
-        "baechi_runtime.models.torch.gpt2",
-        (*_TEXT, "d_model", "num_heads", "dropout"),
-        "GPT-2 from transformers, fresh weights, 5.3 M parameters; GPT-2 small, 124.4 M, by its sizes",
-        has_loss=True,
-    ),
-    "resnet101": Model("baechi_runtime.models.torch.resnet101", (*_IMAGES, "resnet_filters"), "ResNet-101, 44.5 M parameters"),
-    "alexnet": Model("baechi_runtime.models.torch.alexnet", (*_IMAGES, "dropout"), "AlexNet, 61.1 M parameters"),
-    "rnnlm": Model(
-        "baechi_runtime.models.torch.rnnlm",
-        (*_TEXT, "rnn_units", "rnn_unit_type", "rnn_chunk", "dropout"),
-        "LSTM language model, 19.8 M parameters",
-        has_loss=True,
-    ),
+    "inception_v3": Model(_IMAGES, "Inception-V3, 23.8 M parameters"),
+    "wide_towers": Model(_IMAGES, "four independent convolutional towers"),
+    "gnmt_v2": Model(_GNMT, "recurrent encoder and decoder with attention, 67.8 M parameters", has_loss=True),
+    "nasnet": Model(_NASNET, "NASNet-A for CIFAR-10, 3.3 M parameters; with --large the one for ImageNet, 88.8 M"),
+    "transformer": Model((*_TEXT, "d_model", "d_ff", "num_heads", "dropout"), _TRANSFORMER, has_loss=True),
+    "gpt2": Model((*_TEXT, "d_model", "num_heads", "dropout"), _GPT2, has_loss=True),
+    "resnet101": Model((*_IMAGES, "resnet_filters"), "ResNet-101, 44.5 M parameters"),
+    "alexnet": Model((*_IMAGES, "dropout"), "AlexNet, 61.1 M parameters"),
+    "rnnlm": Model((*_TEXT, "rnn_units", "rnn_unit_type", "rnn_chunk", "dropout"), "LSTM language model, 19.8 M parameters", has_loss=True),
 }
 TENSORFLOW_MODELS: dict[str, Model] = {
-    "inception_v3": Model(
-        "baechi_runtime.models.tensorflow.inception_v3", _IMAGES, "Inception-V3 of keras.applications, 23.9 M parameters"
-    ),
-    "wide_towers": Model(
-        "baechi_runtime.models.tensorflow.wide_towers",
-        (*_IMAGES, "num_layers", "d_model"),
-        "four independent towers of large matrix products, 20.0 M parameters",
-    ),
-    "gnmt_v2": Model(
-        "baechi_runtime.models.tensorflow.gnmt_v2", MODELS["gnmt_v2"].takes, "as for PyTorch, unrolled; 67.8 M parameters", has_loss=True
-    ),
-    "nasnet": Model(
-        "baechi_runtime.models.tensorflow.nasnet",
-        MODELS["nasnet"].takes,
-        "NASNet-A mobile of keras.applications, 5.3 M parameters; with --large the large one, 88.9 M",
-    ),
+    "inception_v3": Model(_IMAGES, "Inception-V3 of keras.applications, 23.9 M parameters"),
+    "wide_towers": Model((*_IMAGES, "num_layers", "d_model"), "four independent towers of large matrix products, 20.0 M parameters"),
+    "gnmt_v2": Model(_GNMT, "as for PyTorch, unrolled; 67.8 M parameters", has_loss=True),
+    "nasnet": Model(_NASNET, "NASNet-A mobile of keras.applications, 5.3 M parameters; with --large the large one, 88.9 M"),
 }
+_BUILDERS = {"torch": "baechi_runtime.models.torch", "tensorflow": "baechi_runtime.models.tensorflow"}
 FRAMEWORKS: dict[str, dict[str, Model]] = {"torch": MODELS, "tensorflow": TENSORFLOW_MODELS}
 
 
@@ -118,6 +87,11 @@ def find_model(name: str, framework: str = "torch") -> Model:
     if name not in models:
         raise OptionError(f"unknown model {name!r}; choose one of {', '.join(models)}")
     return models[name]
+
+
+def code_of(name: str, framework: str = "torch") -> ModuleType:
+    """The module that builds a model; importing it loads the framework."""
+    return import_module(f"{_BUILDERS[framework]}.{name}")
 
 
 def make_step(name: str, options: ModelOptions, optimizer: "OptimizerSpec") -> "TrainingStep":
@@ -134,7 +108,7 @@ def make_step(name: str, options: ModelOptions, optimizer: "OptimizerSpec") -> "
     from baechi_runtime.models.training_step import TrainingStep, WithLoss
 
     torch.manual_seed(options.seed)
-    code = import_module(model.module)
+    code = code_of(name)
     built = code.Options(**chosen)
     module, inputs = code.build(built)
     return TrainingStep(name, module if model.has_loss else WithLoss(module), inputs, optimizer, options.seed, built.batch_size)

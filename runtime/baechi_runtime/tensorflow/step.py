@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib import import_module
 from typing import Any
 
 import keras
@@ -13,7 +12,7 @@ import tensorflow as tf
 from baechi_ext.capture.tensorflow_graph import CapturedFunction
 from baechi_ext.errors import MissingBackendError, OptionError
 from baechi_runtime.drivers import backend
-from baechi_runtime.models.registry import ModelOptions, chosen_options, find_model
+from baechi_runtime.models.registry import ModelOptions, chosen_options, code_of, find_model
 
 OPTIMIZERS: dict[str, Callable[..., keras.optimizers.Optimizer]] = {
     "sgd": keras.optimizers.SGD,
@@ -62,7 +61,7 @@ def build_step(name: str, options: ModelOptions, optimizer: str = "sgd", learnin
     keras.backend.clear_session()  # which starts the names of layers and optimizers anew
     updates = make_optimizer(optimizer, learning_rate)
     keras.utils.set_random_seed(options.seed)
-    code = import_module(model.module)
+    code = code_of(name, "tensorflow")
     network, inputs = code.build(code.Options(**chosen))
     updates.build(network.trainable_variables)
     loss_of = network if model.has_loss else partial(cross_entropy, network)

@@ -1,33 +1,41 @@
 """Output of every command on stdout and stderr: its result, for programs or for people, with who made it; or an error line."""
 
-import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from baechi_ext.errors import legible
 from baechi_ext.ir.made_by import MadeBy, signed
-from baechi_runtime.cli.flags.common import command_of
 
 
-def report_on(args: argparse.Namespace, as_json: Callable[[], dict[str, Any]], as_text: Callable[[], object]) -> None:
-    """Prints what a command found on stdout, for programs or for people, and who made it."""
-    if args.json:
-        print_json(args, as_json())
-    else:
-        as_text()
-        print(f"made by        {made_by(args)}")
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where a command's findings go."""
 
+    json: bool = False
+    command: tuple[str, ...] = ("baechi",)
+    """The command line, word by word."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The flags that were given, for the file that reproduces a run."""
 
-def print_json(args: argparse.Namespace, value: dict[str, Any]) -> None:
-    """Prints the JSON object, signed."""
-    print(json.dumps(signed(value, made_by(args)), indent=1, allow_nan=False))
+    @property
+    def made_by(self) -> MadeBy:
+        """Who made what this command writes; the versions are of what is loaded by now."""
+        return MadeBy(self.command)
 
+    def report(self, as_json: Callable[[], dict[str, Any]], as_text: Callable[[], object]) -> None:
+        """Prints what a command found on stdout, for programs or for people, and who made it."""
+        if self.json:
+            self.print_json(as_json())
+        else:
+            as_text()
+            print(f"made by        {self.made_by}")
 
-def made_by(args: argparse.Namespace) -> MadeBy:
-    """Who made what this command writes."""
-    return MadeBy(command_of(args))
+    def print_json(self, value: dict[str, Any]) -> None:
+        """Prints the JSON object, signed."""
+        print(json.dumps(signed(value, self.made_by), indent=1, allow_nan=False))
 
 
 def fail(message: str, code: int) -> int:

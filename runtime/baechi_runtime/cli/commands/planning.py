@@ -1,126 +1,119 @@
 """The commands about plans of graphs in files: place, simulate, explain, diff and export. They return exit codes."""
 
-import argparse
 from functools import partial
 from pathlib import Path
 
 from baechi_ext.errors import InfeasibleError
-from baechi_ext.ir import Cluster, OpGraph, Plan
-from baechi_ext.ir.files import require_writable
-from baechi_runtime.cli.commands.output import fail, made_by, print_json, report_on
-from baechi_runtime.cli.flags import common as flags
+from baechi_ext.ir import OpGraph, Plan
+from baechi_runtime.cli.commands.output import Output, fail
+from baechi_runtime.cli.flags.planning import DiffRequest, ExplainRequest, ExportRequest, PlaceRequest, SimulateRequest
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.host.interrupts import exit_code
 from baechi_runtime.report import exports, tables
 from baechi_runtime.report.progress import progress
 
 
-def place(args: argparse.Namespace) -> int:
+def place(request: PlaceRequest, output: Output) -> int:
     """Makes a plan; 130 where a search was interrupted, 143 by SIGTERM, with its best plan written."""
-    request, cluster = flags.plan_request(args), flags.placers_view(args, flags.cluster_of(args))
-    if args.out is not None:
-        require_writable(args.out)
-    graph = _read(args.graph)
+    cluster, wanted, graph = request.cluster, request.plan, _read(request.graph)
     try:
-        with progress(pipeline.announcement(graph, cluster, request)) as show:
-            result = pipeline.plan(graph, cluster, request.watched(lambda search: show(tables.search_news(search))))
+        with progress(pipeline.announcement(graph, cluster, wanted)) as show:
+            result = pipeline.plan(graph, cluster, wanted.watched(lambda search: show(tables.search_news(search))))
     except InfeasibleError as e:
-        if args.json:
-            print_json(args, e.to_json())
+        if output.json:
+            output.print_json(e.to_json())
         raise
-    if args.out is not None:
-        result.plan.save(args.out, made_by(args))
+    if request.out is not None:
+        result.plan.save(request.out, output.made_by)
     timeline = result.timeline
     known = {"busy_us": timeline.busy_us, "transfers": len(timeline.transfers), "notes": list(result.notes)}
     facts = {
         "method": f"{result.plan.method} ({result.status}, {result.placement_seconds:.3g} s)",
-        "plan": args.out or "not written (no --out)",
+        "plan": request.out or "not written (no --out)",
     }
-    if request.method in pipeline.SEARCHES and len(cluster) > 1 and not result.splits:
+    if wanted.method in pipeline.SEARCHES and len(cluster) > 1 and not result.splits:
         facts["verdict"] = result.why_whole
     if result.notes:
         facts["note"] = "; ".join(result.notes)
-    print_text = partial(tables.print_timeline, timeline, result.lower_bound_us, facts)
-    report_on(args, lambda: {**result.plan.to_json(), **known}, print_text)
+    output.report(lambda: {**result.plan.to_json(), **known}, partial(tables.print_timeline, timeline, result.lower_bound_us, facts))
     if result.interrupted:
         return fail("interrupted; this is the best plan found until then", exit_code())
     return 0
 
 
-def simulate(args: argparse.Namespace) -> int:
+def simulate(request: SimulateRequest, output: Output) -> int:
     """Says what a plan is worth."""
-    from baechi_runtime.report.simulating import WhatIf, simulated
+    from baechi_runtime.report.simulating import simulated
 
-    graph, given = _read(args.graph), None if args.cluster is None else Cluster.load(args.cluster)
-    factors = args.comm_cost_factor, args.cost_factor, args.seed
-    asked = WhatIf(args.plan, given, lambda cluster: flags.cluster_of(args, cluster), *factors, tuple(args.pin))
+    graph = _read(request.graph)
     with progress(f"simulating {len(graph)} ops"):
-        report = simulated(graph, asked)
-    report_on(args, report.to_json, report.print)
+        report = simulated(graph, request.what_if)
+    output.report(report.to_json, report.print)
     return 0
 
 
-def explain(args: argparse.Namespace) -> int:
+def explain(request: ExplainRequest, output: Output) -> int:
     """Says what bounds a plan, or where else an op could be."""
-    from baechi_ext.explain import PlanExplanation, explain_plan, op_choices
+    from baechi_ext.explain import explain_plan, op_choices
     from baechi_ext.hybrid.plan import load_plan
     from baechi_runtime.report.explaining import print_choices, print_explanation
     from baechi_runtime.report.plan_files import as_planned, on_devices, other_costs, plan_and_graph, shard_plan_at
 
-    sharded = shard_plan_at(args.plan)
+    sharded = shard_plan_at(request.plan)
     if sharded is not None:
         from baechi_runtime.report.sharded_plans import explain_sharded
 
-        report_on(args, *explain_sharded(sharded, args.op))
+        output.report(*explain_sharded(sharded, request.op))
         return 0
-    plan_file, graph_file = plan_and_graph(args.plan, args.graph)
+    plan_file, graph_file = plan_and_graph(request.plan, request.graph)
     with progress(f"reading {plan_file} and its graph"):
         graph = OpGraph.load(graph_file)
-        plan = load_plan(plan_file, graph, None if args.cluster is None else Cluster.load(args.cluster))
-    plan = on_devices(plan.on(flags.cluster_of(args, plan.cluster)))
+        plan = load_plan(plan_file, graph, request.cluster.file)
+    plan = on_devices(plan.on(request.cluster.cluster(plan.cluster)))
     with progress(f"explaining a plan of {len(graph)} ops"):
-        explained = explain_plan(plan) if args.op is None else op_choices(plan, args.op)
         notes = other_costs(as_planned(plan_file, graph))
-    if isinstance(explained, PlanExplanation):
-        print_text = partial(print_explanation, explained, notes)
-    else:
-        print_text = partial(print_choices, explained, args.op, plan.cluster, notes)
-    report_on(args, lambda: {**explained.to_json(), "notes": list(notes)}, print_text)
+        if request.op is None:
+            explained = explain_plan(plan)
+            value, print_text = explained.to_json(), partial(print_explanation, explained, notes)
+        else:
+            choices = op_choices(plan, request.op)
+            value, print_text = choices.to_json(), partial(print_choices, choices, request.op, plan.cluster, notes)
+    output.report(lambda: {**value, "notes": list(notes)}, print_text)
     return 0
 
 
-def diff(args: argparse.Namespace) -> int:
+def diff(request: DiffRequest, output: Output) -> int:
     """Says what two plans differ in."""
     from baechi_ext.explain import diff_plans
     from baechi_ext.hybrid.plan import load_plan
     from baechi_runtime.report.comparing_plans import print_diff
     from baechi_runtime.report.plan_files import as_planned, on_devices, other_costs, plan_and_graph, shard_plan_at
 
-    sharded = shard_plan_at(args.before), shard_plan_at(args.after)
+    sharded = shard_plan_at(request.before), shard_plan_at(request.after)
     if any(sharded):
         from baechi_runtime.report.sharded_plans import diff_sharded
 
-        report_on(args, *diff_sharded((args.before, sharded[0]), (args.after, sharded[1])))
+        output.report(*diff_sharded((request.before, sharded[0]), (request.after, sharded[1])))
         return 0
-    before, graph_file = plan_and_graph(args.before, args.graph)
-    after, _ = plan_and_graph(args.after, str(graph_file))
+    before, graph_file = plan_and_graph(request.before, request.graph)
+    after, _ = plan_and_graph(request.after, str(graph_file))
     graph = _read(graph_file)
     with progress(f"comparing two plans of {len(graph)} ops"):
         diff = diff_plans(*(on_devices(load_plan(file, graph)) for file in (before, after)))
         notes = [f"{name}: {note}" for name, file in (("A", before), ("B", after)) for note in other_costs(as_planned(file, graph))]
-    report_on(args, lambda: {**diff.to_json(), "notes": notes}, lambda: print_diff(diff, notes))
+    output.report(lambda: {**diff.to_json(), "notes": notes}, lambda: print_diff(diff, notes))
     return 0
 
 
-def export(args: argparse.Namespace) -> int:
+def export(request: ExportRequest, output: Output) -> int:
     """Writes a plan for another program."""
-    plan = Plan.load(args.plan, _read(args.graph))
-    with progress(f"exporting a plan of {len(plan.graph)} ops as {args.format}"):
-        exported = exports.export(plan, args.format, made_by(args))
-    if args.out is not None:
-        exported.save(args.out)
-    lines = [*exported.lines, f"written to      {args.out or 'nothing (no --out)'}"]
-    report_on(args, lambda: exported.printed, lambda: print("\n".join(lines)))
+    plan = Plan.load(request.plan, _read(request.graph))
+    with progress(f"exporting a plan of {len(plan.graph)} ops as {request.format}"):
+        exported = exports.export(plan, request.format, output.made_by)
+    if request.out is not None:
+        exported.save(request.out)
+    lines = [*exported.lines, f"written to      {request.out or 'nothing (no --out)'}"]
+    output.report(lambda: exported.printed, lambda: print("\n".join(lines)))
     return 0
 
 

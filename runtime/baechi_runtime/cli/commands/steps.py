@@ -1,6 +1,5 @@
 """The commands about real steps, which load a framework: train, compare, probe-links and pase. They return exit codes."""
 
-import argparse
 import os
 import sys
 from importlib import import_module
@@ -10,143 +9,110 @@ from typing import TYPE_CHECKING, Any
 from baechi_ext import hybrid
 from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.collector import importing
-from baechi_ext.errors import InfeasibleError, MissingBackendError, OptionError
-from baechi_ext.ir.files import make_folder, require_writable
-from baechi_runtime.cli.commands.output import made_by, print_json, report_on
-from baechi_runtime.cli.flags import compare as compare_flags
+from baechi_ext.errors import InfeasibleError, MissingBackendError
+from baechi_ext.ir.files import make_folder
+from baechi_runtime.cli.commands.output import Output
 from baechi_runtime.cli.flags import config as config_flags
-from baechi_runtime.cli.flags import pase as pase_flags
-from baechi_runtime.cli.flags import probe as probe_flags
-from baechi_runtime.cli.flags import train as train_flags
 from baechi_runtime.cli.flags.train import TENSORFLOW
-from baechi_runtime.host.as_main import require_script
+from baechi_runtime.drivers.train_request import ScriptRequest, TrainRequest
 from baechi_runtime.host.run_lock import locked
 from baechi_runtime.report.progress import progress
 from baechi_runtime.torch.processes.environment import is_worker
 from baechi_runtime.torch.processes.launch import run_workers
 
 if TYPE_CHECKING:
-    from baechi_ext.cost import Profile
     from baechi_runtime.drivers.comparison import CompareRequest
-    from baechi_runtime.drivers.train_request import ScriptRequest, TrainRequest
     from baechi_runtime.report.link_report import ProbeRequest
-    from baechi_runtime.report.report import Report
+    from baechi_runtime.sharding.pase import PaseRequest
 
 
-_OF_CALLS = ("script", "comparing")
-"""Stages about a script's calls, which are in a folder of each framework's."""
-
-
-def train(args: argparse.Namespace) -> int:
+def train(request: TrainRequest | ScriptRequest, output: Output) -> int:
     """Places, runs and times a step, or runs a script placed, whose exit code it returns."""
-    _require_named_script(args, "train")
-    asked = None if args.script is None else train_flags.script_request(args)
-    request = train_flags.train_request(args) if asked is None else asked.request
-    _require_script_file(args)
-    with locked(_folders_of(args, request)):
-        return _train(args, request, asked)
+    of_step = request.request if isinstance(request, ScriptRequest) else request
+    with locked(_folders_of(of_step)):
+        if _wants_workers(of_step):
+            return _run_workers(of_step)
+        return _run_script(request, output) if isinstance(request, ScriptRequest) else _train(request, output)
 
 
-def _train(args: argparse.Namespace, request: "TrainRequest", asked: "ScriptRequest | None") -> int:
-    from baechi_runtime.drivers.ranking import is_ranked
-    from baechi_runtime.drivers.training import train as train_on
-
-    if _wants_workers(request):
-        return _run_workers(request)
-    ranks = asked is None and is_ranked(request)
-    with progress(f"loading {request.framework}"):
-        of_model = "sharding.training" if request.sharding else "sharding.ranked" if ranks else "backend"
-        stage = _stage(request.framework, "script" if asked is not None else of_model)
-        splits = _stage("torch", "sharding.ops").sharding_of_captured if asked is None and _shares_layers(request) else None
-    _keep_config(args, request)
-    if asked is not None:
-        return _code_of(args, stage.run_script(asked))
-    try:
-        outcome: Report | Profile | None
-        engines = stage.TorchEngines if ranks else None
-        outcome = stage.train(request) if request.sharding else train_on(request, stage.on_devices, splits, engines)
-    except InfeasibleError as e:
-        if args.json:
-            print_json(args, e.to_json())
-        raise
-    if outcome is not None:
-        _say_outcome(args, outcome, request.costs_file)
-    return 0
-
-
-def _say_outcome(args: argparse.Namespace, outcome: "Report | Profile", costs_file: str) -> None:
-    from baechi_ext.cost import Profile
-
-    if not isinstance(outcome, Profile):
-        report_on(args, outcome.to_json, outcome.print)
-    elif args.json:
-        print_json(args, outcome.to_json())
-    else:
-        print(f"costs of {len(outcome.ops)} ops written to {costs_file}")
-
-
-def _shares_layers(request: "TrainRequest") -> bool:
-    return request.plan.method == hybrid.METHOD and request.framework != TENSORFLOW
-
-
-def _code_of(args: argparse.Namespace, run: Any) -> int:
+def _run_script(asked: ScriptRequest, output: Output) -> int:
     """The exit code of a script, whose run is printed where --json asks for it."""
-    if args.json and run.reports:
-        print_json(args, run.to_json())
+    framework = asked.request.framework
+    with progress(f"loading {framework}"):
+        run_script = _stage(framework, f"{framework}.calls.script").run_script
+    _keep_config(asked.request, output, "train")
+    run = run_script(asked)
+    if output.json and run.reports:
+        output.print_json(run.to_json())
     if run.code is not None and not isinstance(run.code, int):
         print(run.code, file=sys.stderr)
         return 1
     return int(run.code or 0)
 
 
-def compare(args: argparse.Namespace) -> int:
-    """Measures what several methods make of a step."""
-    _require_named_script(args, "compare")
-    request = compare_flags.compare_request(args)
-    _require_script_file(args)
-    with locked(_folders_of(args, request.train)):
-        return _compare(args, request)
+def _train(request: TrainRequest, output: Output) -> int:
+    from baechi_ext.cost import Profile
+    from baechi_runtime.drivers.ranking import is_ranked
+    from baechi_runtime.drivers.training import train as train_on
 
-
-def _compare(args: argparse.Namespace, request: "CompareRequest") -> int:
-    from baechi_runtime.drivers.comparing import compare as compare_on
-
-    if _wants_workers(request.train):
-        return _run_workers(request.train)
-    with progress(f"loading {request.train.framework}"):
-        stage = _stage(request.train.framework, "backend" if args.script is None else "comparing")
-    _keep_config(args, request.train, "compare")
-    if args.script is None:
-        comparison = compare_on(request, stage.on_devices)
+    framework, ranks = request.framework, is_ranked(request)
+    with progress(f"loading {framework}"):
+        stage = _stage(framework, "sharding.training" if request.sharding else "sharding.ranked" if ranks else f"{framework}.backend")
+        shares_layers = request.plan.method == hybrid.METHOD and framework != TENSORFLOW
+        splits = _stage("torch", "sharding.ops").sharding_of_captured if shares_layers else None
+    _keep_config(request, output, "train")
+    try:
+        if request.sharding:
+            outcome = stage.train(request)
+        else:
+            outcome = train_on(request, stage.on_devices, splits, stage.TorchEngines if ranks else None)
+    except InfeasibleError as e:
+        if output.json:
+            output.print_json(e.to_json())
+        raise
+    if not isinstance(outcome, Profile):
+        _report_on(outcome, output)
+    elif output.json:
+        output.print_json(outcome.to_json())
     else:
-        comparison = stage.compare_script(request, args.script, tuple(args.script_args or ()))
-    if comparison is not None:
-        from baechi_runtime.drivers.compare_plots import show
-
-        report_on(args, comparison.to_json, lambda: show(comparison))
+        print(f"costs of {len(outcome.ops)} ops written to {request.costs_file}")
     return 0
 
 
-def probe(args: argparse.Namespace) -> int:
+def compare(request: "CompareRequest", output: Output) -> int:
+    """Measures what several methods make of a step."""
+    from baechi_runtime.drivers.comparing import compare as compare_on
+
+    framework = request.train.framework
+    with locked(_folders_of(request.train)):
+        if _wants_workers(request.train):
+            return _run_workers(request.train)
+        with progress(f"loading {framework}"):
+            stage = _stage(framework, f"{framework}.backend" if request.script is None else f"{framework}.calls.comparing")
+        _keep_config(request.train, output, "compare")
+        if request.script is None:
+            comparison = compare_on(request, stage.on_devices)
+        else:
+            comparison = stage.compare_script(request, request.script, request.script_arguments)
+        if comparison is not None:
+            from baechi_runtime.drivers.compare_plots import show
+
+            output.report(comparison.to_json, lambda: show(comparison))
+    return 0
+
+
+def probe(request: "ProbeRequest", output: Output) -> int:
     """Measures links."""
-    for path in (args.out, args.samples):
-        if path is not None:
-            require_writable(path)
-    request = probe_flags.probe_request(args)
     if _wants_workers(request):
         return _run_workers(request)
     with progress(f"loading {request.framework}"):
-        probe_links = _stage(request.framework, "probe_links").probe_links
-    report = probe_links(request)
-    if report is not None:
-        report_on(args, report.to_json, report.print)
+        probe_links = _stage(request.framework, f"{request.framework}.probe_links").probe_links
+    _report_on(probe_links(request), output)
     return 0
 
 
-def pase(args: argparse.Namespace) -> int:
+def pase(request: "PaseRequest", output: Output) -> int:
     """Finds the best way to split layers."""
-    request = pase_flags.pase_request(args)
-    _require_script_file(args)
     from baechi_runtime.sharding.pase import run
 
     model = None
@@ -156,48 +122,40 @@ def pase(args: argparse.Namespace) -> int:
         model = captured_model(request)
     with progress(f"sharding {request.graph} over {request.machine.devices} devices"):
         report = run(request, model)
-    report_on(args, report.to_json, report.print)
+    _report_on(report, output)
     return 0
 
 
-def _require_named_script(args: argparse.Namespace, command: str) -> None:
-    """Raises OptionError for arguments of a script that is not named."""
-    if args.script is None and args.script_args is not None:
-        usage = f"baechi {command} SCRIPT -- ARGUMENTS"
-        raise OptionError(f"what follows -- are the arguments of a script; name the script before it: {usage}")
+def _report_on(report: Any, output: Output) -> None:
+    """Prints a report; None is that of a process that leaves it to another one."""
+    if report is not None:
+        output.report(report.to_json, report.print)
 
 
-def _require_script_file(args: argparse.Namespace) -> None:
-    """Raises FileError for a script that is not there, before a framework is loaded for it."""
-    if args.script is not None:
-        require_script(args.script)
-
-
-def _drives(request: "TrainRequest") -> bool:
+def _drives(request: TrainRequest) -> bool:
     """True unless another process of the same run writes its files."""
     return request.task_index == 0 and (request.workers != "process" or os.environ.get("RANK", "0") == "0")
 
 
-def _folders_of(args: argparse.Namespace, request: "TrainRequest") -> dict[str, str | None]:
+def _folders_of(request: TrainRequest) -> dict[str, str | None]:
     """The folders that this process writes into, by their flags."""
     checkpoint = None if request.run is None else request.run.checkpoint
-    return {"--out": args.out, "--checkpoint": checkpoint} if _drives(request) else {}
+    return {"--out": request.out, "--checkpoint": checkpoint} if _drives(request) else {}
 
 
-def _keep_config(args: argparse.Namespace, request: "TrainRequest", command: str = "train") -> None:
-    if args.out is not None and _drives(request):
-        make_folder(Path(args.out))
-        config_flags.keep(Path(args.out), command, args, made_by(args))
+def _keep_config(request: TrainRequest, output: Output, command: str) -> None:
+    if request.out is not None and _drives(request):
+        make_folder(Path(request.out))
+        config_flags.keep(Path(request.out), command, output.settings, output.made_by)
 
 
-def _stage(framework: str, name: str) -> Any:
-    """The framework's module of that name; loads the framework. Raises MissingBackendError where it is not installed."""
+def _stage(framework: str, module: str) -> Any:
+    """A module of baechi_runtime that loads the framework. Raises MissingBackendError where that is not installed."""
     try:
         with importing():
             if framework == TENSORFLOW:
                 tensorflow()
-            folder = "calls." if name in _OF_CALLS else ""
-            return import_module("baechi_runtime." + (name if "." in name else f"{framework}.{folder}{name}"))
+            return import_module(f"baechi_runtime.{module}")
     except ModuleNotFoundError as e:
         if e.name not in (framework, "keras"):
             raise

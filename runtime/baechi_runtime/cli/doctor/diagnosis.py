@@ -31,7 +31,7 @@ Found = tuple[dict[str, Any] | None, str]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One part of the examination. Where it is not ok, `costs` says what does not work, and `remedy` what to do: if possible, a command."""
+    """One part of the examination. `costs` says what does not work where it is not ok, and `remedy` what to do: if possible, a command."""
 
     group: str
     name: str
@@ -55,7 +55,9 @@ class Diagnosis(Report):
         return not any(check.needed and check.state in (MISSING, BROKEN) for check in self.checks)
 
     def facts(self) -> dict[str, Any]:
-        return {"kind": "baechi doctor", "healthy": self.healthy, "checks": [asdict(check) for check in self.checks]}
+        fine = {"costs": "", "remedy": ""}
+        checks = [asdict(check) | (fine if check.state == OK else {}) for check in self.checks]
+        return {"kind": "baechi doctor", "healthy": self.healthy, "checks": checks}
 
     def lines(self) -> Iterator[str]:
         """For people: a line a check, and one each for costs and remedy where it is not ok."""
@@ -105,22 +107,17 @@ def _probed(name: str) -> Found:
 
 def _versions() -> Iterator[Check]:
     python = platform.python_version()
-    supported = fits(python, PYTHON)
-    yield Check("versions", "python", OK if supported else UNTRIED, f"{python} ({sys.executable})", *_unless(
-        supported, "anything: the project is tried with Python 3.11 to 3.13", "make a virtual environment with one of these"
-    ))  # fmt: skip
+    costs = ("anything: the project is tried with Python 3.11 to 3.13", "make a virtual environment with one of these")
+    yield Check("versions", "python", OK if fits(python, PYTHON) else UNTRIED, f"{python} ({sys.executable})", *costs)
     yield Check("versions", "baechi-ext", OK, f"{baechi_ext.__version__} ({Path(baechi_ext.__file__).parent})")
     for package in PACKAGES:
         found = package.version()
-        if found is None:
-            yield Check("versions", package.name, MISSING, "", package.costs, package.remedy, package.extra == CORE)
-        elif not fits(found, package.range):
-            yield Check("versions", package.name, UNTRIED, f"{found}, not {package.range}", package.costs, package.remedy)
-        else:
-            yield Check("versions", package.name, OK, found, needed=package.extra == CORE)
+        state, said = (MISSING, "") if found is None else (OK, found)
+        if found is not None and not fits(found, package.range):
+            state, said = UNTRIED, f"{found}, not {package.range}"
+        yield Check("versions", package.name, state, said, package.costs, package.remedy, package.extra == CORE)
     gmap = shutil.which("scotch_gmap") or shutil.which("gmap")
-    costs = _unless(gmap, "--placement_method=scotch", "apt-get install scotch")
-    yield Check("versions", "scotch", OK if gmap else MISSING, gmap or "", *costs)
+    yield Check("versions", "scotch", OK if gmap else MISSING, gmap or "", "--placement_method=scotch", "apt-get install scotch")
 
 
 def _devices(probed: Mapping[str, Found], gpus: Gpus | None, why: str) -> Iterator[Check]:
@@ -134,10 +131,9 @@ def _devices(probed: Mapping[str, Found], gpus: Gpus | None, why: str) -> Iterat
         for i, gpu in enumerate(gpus.gpus):
             yield Check("devices", f"GPU {i}", OK, f"{gpu.name}, {as_size(gpu.free_bytes)} of {as_size(gpu.memory_bytes)} free, {gpu.pcie}")
     else:
-        known = len(torch["gpus"]) if torch is not None else 0
-        yield Check("devices", "GPUs", OK if known else MISSING, ", ".join(torch["gpus"]) if torch is not None and known else why, *_unless(
-            known, "--num_gpus, --split_gpu; CPU devices work", "a machine with an NVIDIA GPU and driver; nvidia-smi shows them"
-        ))  # fmt: skip
+        known = ", ".join(torch["gpus"]) if torch is not None else ""
+        costs = ("--num_gpus, --split_gpu; CPU devices work", "a machine with an NVIDIA GPU and driver; nvidia-smi shows them")
+        yield Check("devices", "GPUs", OK if known else MISSING, known or why, *costs)
     if torch_why:
         yield Check("devices", "torch", BROKEN, torch_why, _package("torch").costs, "pip install --force-reinstall torch")
     elif torch is not None:
@@ -145,7 +141,7 @@ def _devices(probed: Mapping[str, Found], gpus: Gpus | None, why: str) -> Iterat
         there = gpus is not None and not seen
         said = f"CUDA {cuda}, {seen} GPUs seen" if cuda else "a build for CPUs alone"
         costs = ("--num_gpus and --split_gpu with PyTorch", "install the torch build for this driver's CUDA (pytorch.org says which)")
-        yield Check("devices", "torch's CUDA", MISSING if there or not cuda else OK, said, *_unless(cuda and not there, *costs))
+        yield Check("devices", "torch's CUDA", MISSING if there or not cuda else OK, said, *costs)
 
 
 def _gpus() -> tuple[Gpus | None, str]:
@@ -166,7 +162,7 @@ def _links(probed: Mapping[str, Found], gpus: Gpus | None) -> Iterator[Check]:
         return
     for name, costs in (("gloo", "--workers=process, several machines, --sharding"), ("nccl", "--workers=process with --num_gpus")):
         remedy = "pip install --force-reinstall torch" if name == "gloo" else "install a torch build for CUDA"
-        yield Check("links", name, OK if torch[name] else MISSING, "between processes" * torch[name], *_unless(torch[name], costs, remedy))
+        yield Check("links", name, OK if torch[name] else MISSING, "between processes" * torch[name], costs, remedy)
 
 
 def _solvers(probed: Mapping[str, Found]) -> Iterator[Check]:
@@ -176,8 +172,8 @@ def _solvers(probed: Mapping[str, Found]) -> Iterator[Check]:
         found, why = probed[probe]
         known = _package(package)
         said = why if found is None else f"{found['solver']}, tried on two variables"
-        costs = _unless(found, known.costs, f"pip install --force-reinstall '{known.needs}'")
-        yield Check("solvers", name, BROKEN if found is None else OK, said, *costs, needed=package == "pulp")
+        remedy = f"pip install --force-reinstall '{known.needs}'"
+        yield Check("solvers", name, BROKEN if found is None else OK, said, known.costs, remedy, package == "pulp")
 
 
 def _compiled(probed: Mapping[str, Found]) -> Iterator[Check]:
@@ -191,8 +187,4 @@ def _compiled(probed: Mapping[str, Found]) -> Iterator[Check]:
     empty = f"{folder}, empty: the first plan compiles, or now python -m baechi_ext.place.kernels"
     said = "no folder can be written" if folder is None else folder if found["compiled"] else empty
     costs = ("kept kernels: every command compiles them anew, half a minute each", "set NUMBA_CACHE_DIR to a folder that can be written")
-    yield Check("compiled parts", "kernel cache", MISSING if folder is None else OK, said, *_unless(folder, *costs))
-
-
-def _unless(fine: object, costs: str, remedy: str) -> tuple[str, str]:
-    return ("", "") if fine else (costs, remedy)
+    yield Check("compiled parts", "kernel cache", MISSING if folder is None else OK, said, *costs)

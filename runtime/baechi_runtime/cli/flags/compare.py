@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from baechi_ext.errors import OptionError
 from baechi_ext.place.registry import METHODS
-from baechi_runtime.cli.flags import common as flags
 from baechi_runtime.cli.flags import train as train_flags
+from baechi_runtime.cli.flags.kinds import Kind, add_group, one_of
 from baechi_runtime.drivers.pipeline import MAPPED, SEARCHES
+from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.host.as_main import require_script
 
 if TYPE_CHECKING:
     from baechi_runtime.drivers.comparison import CompareRequest
-    from baechi_runtime.drivers.train_request import TrainRequest
 
 DEFAULT = ("single", "m_topo", "m_etf", "m_sct", "auto")
 _ONE_OF_MANY = {
@@ -29,25 +30,20 @@ _ONE_OF_MANY = {
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """All flags of the sub-command."""
     train_flags.add_script(parser, "a training script, whose first training call is compared, instead of a built-in model")
-    group = parser.add_argument_group("comparing")
-    group.add_argument(
-        "--placement_methods",
-        type=_methods,
-        default=DEFAULT,
-        metavar="NAMES",
-        help=f"which methods, with commas between them (default {','.join(DEFAULT)}): {', '.join(METHODS)}",
-    )
+    methods = f"which methods, with commas between them (default {','.join(DEFAULT)}): {', '.join(METHODS)}"
+    add_group(parser, "comparing", {"placement_methods": (Kind(_methods, "NAMES"), methods, DEFAULT)})
     train_flags.add_shared_flags(parser, method=False)
 
 
 def _methods(text: str) -> tuple[str, ...]:
     """Flag type: names of methods with commas between them."""
-    choose = flags.one_of(METHODS)
+    choose = one_of(METHODS)
     return tuple(dict.fromkeys(choose(name.strip()) for name in text.split(",") if name.strip())) or DEFAULT
 
 
 def compare_request(args: argparse.Namespace) -> "CompareRequest":
     """The request the flags ask for. Raises OptionError where they contradict each other, or no method takes one."""
+    train_flags.require_named_script(args, "compare")
     methods = args.placement_methods
     for flag, takers in _ONE_OF_MANY.items():
         if getattr(args, flag) and not set(takers) & set(methods):
@@ -56,13 +52,14 @@ def compare_request(args: argparse.Namespace) -> "CompareRequest":
     if args.script is not None:
         train_flags.require_none_of(args, train_flags.OF_MODELS)
         _check_script(requests["single"])
+        require_script(args.script)
     from baechi_runtime.drivers.comparison import CompareRequest
 
     plans = {method: request.plan for method, request in requests.items()}
-    return CompareRequest(requests["single"], plans)
+    return CompareRequest(requests["single"], plans, args.script, tuple(args.script_args or ()))
 
 
-def _check_script(train: "TrainRequest") -> None:
+def _check_script(train: TrainRequest) -> None:
     """Raises OptionError where a script can't be compared in that way."""
     train_flags.require_one_start(train.workers)
     if train.framework != train_flags.TENSORFLOW and train.cuda:
@@ -80,3 +77,6 @@ def _for(args: argparse.Namespace, method: str) -> argparse.Namespace:
         if method not in takers:
             setattr(given, flag, 0 if flag == "placeto_episodes" else None)
     return given
+
+
+COMPARE = (add_flags, compare_request)

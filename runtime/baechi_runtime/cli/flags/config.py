@@ -18,9 +18,8 @@ from baechi_ext.ir.files import read_text, write_bytes
 from baechi_ext.ir.made_by import MadeBy
 
 FILE = "config.toml"
-_INSTEAD = ({"num_devices", "num_gpus", "split_gpu"},)
+_INSTEAD = {"num_devices", "num_gpus", "split_gpu"}
 """Flags that say the same thing in several ways: one on the command line overrides all of them in the file."""
-_SCRIPT = ("script", "script_args")
 _NEAR = 0.75
 """The similarity (difflib's ratio) from which a flag is named as the nearest: a letter or two too many, missing or wrong."""
 _MOST_BYTES = 256 * 1024
@@ -51,48 +50,49 @@ def given(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, Any
     return found
 
 
-def configured(args: argparse.Namespace, argv: Sequence[str]) -> argparse.Namespace:
-    """The command line `argv` parsed again, with what the file of --config says where it says nothing; `args.given` is both together.
+def words_of(args: argparse.Namespace) -> tuple[list[str], list[str] | None]:
+    """The flags, and the script, in the file of --config as a command line has them, and the script's arguments; without what the command
+    line itself says (`args.given`, `args.script`).
 
     Raises FileError for a file that can't be read, MissingBackendError for YAML without PyYAML, OptionError for what is not a flag, or no
     value of one.
     """
-    parser, own = args.parser, args.given
+    parser, path = args.parser, args.config
     actions = _actions(parser)
-    settings = _read(args.config)
-    given = {actions[f"--{name}"].dest for name in own} | {name for name in _SCRIPT if getattr(args, name, None) is not None}
-    given |= set(args.revoked)
-    given |= {name for group in _INSTEAD if group & given for name in group}
-    kept: dict[str, Any] = {}
-    script: dict[str, Any] = {}
-    for key, value in settings.items():
+    given = {actions[f"--{name}"].dest for name in args.given}
+    given |= _INSTEAD if given & _INSTEAD else set()
+    has_script = getattr(args, "script", None) is not None
+    words: list[str] = []
+    arguments = None
+    for key, value in _read(path).items():
         name = str(key).replace("-", "_").lstrip("_")
-        if name in _SCRIPT and hasattr(args, "script"):
-            script |= {} if {name, "script"} & given else {name: _script(args.config, name, value)}
-            continue
         action = actions.get(f"--{name}")
-        if name in ("config", "help"):
-            raise OptionError(f"{args.config}: {key!r} is for the command line alone; drop it")
-        if action is None:
-            raise OptionError(f"{args.config}: {key!r} is not a flag of {parser.prog}{_nearest(name, actions)}")
-        if action.dest in given:
-            continue
-        parser.set_defaults(**{action.dest: _value(f"{args.config}: {key}", action, value)})
-        kept[name] = value
-    again: argparse.Namespace = parser.parse_args(argv)
-    again.given = {k: v for k, v in (kept | own).items() if k != "config" and v is not False}
-    for name in _SCRIPT:
-        if hasattr(args, name):
-            setattr(again, name, script.get(name, getattr(args, name)))
-    return again
+        if name == "script" and hasattr(args, "script"):
+            if not isinstance(value, str):
+                raise OptionError(f"{path}: {name} is {value!r}; expected a path")
+            named = f"./{value}" if value.startswith("-") else value  # which the command line takes for a flag
+            words = words if has_script else [named, *words]
+        elif name == "script_args" and hasattr(args, "script"):
+            if not isinstance(value, list):
+                raise OptionError(f"{path}: {name} is {value!r}; expected a list of arguments")
+            arguments = None if has_script else list(map(str, value))
+        elif name in ("config", "help"):
+            raise OptionError(f"{path}: {key!r} is for the command line alone; drop it")
+        elif action is None:
+            raise OptionError(f"{path}: {key!r} is not a flag of {parser.prog}{_nearest(name, actions)}")
+        elif action.dest not in given:
+            words += _words(f"{path}: {key}", name, action, value)
+    return words, arguments
 
 
-def keep(folder: Path, command: str, args: argparse.Namespace, made_by: MadeBy) -> None:
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags that were given, on the command line or in the file of --config, and the script with its arguments: what `keep` writes."""
+    script = {name: value for name in ("script", "script_args") if (value := getattr(args, name, None))}
+    return {name: value for name, value in args.given.items() if name != "config"} | script
+
+
+def keep(folder: Path, command: str, settings: Mapping[str, Any], made_by: MadeBy) -> None:
     """Writes the file that reproduces the run: every flag that was given. Raises FileError."""
-    settings = dict(args.given)
-    for name in _SCRIPT:
-        if getattr(args, name, None):
-            settings[name] = getattr(args, name)
     again = MadeBy(("baechi", command, f"--config={folder / FILE}"))
     lines = [f"# {made_by.programs}", f"# {made_by.command_line}", f"# again: {again.command_line}"]
     lines += [f"{name} = {_toml(value)}" for name, value in settings.items()]
@@ -146,34 +146,17 @@ def _nearest(name: str, actions: Mapping[str, argparse.Action]) -> str:
     return f"; the nearest is {near[0]}" if near else "; baechi COMMAND --help lists them"
 
 
-def _script(path: str, name: str, value: Any) -> Any:
-    if name == "script" and isinstance(value, str):
-        return value
-    if name == "script_args" and isinstance(value, list):
-        return list(map(str, value))
-    raise OptionError(f"{path}: {name} is {value!r}; expected {'a path' if name == 'script' else 'a list of arguments'}")
-
-
-def _value(what: str, action: argparse.Action, value: Any) -> Any:
-    """Converts a value of the file as the flag would convert its text. Raises OptionError for a value that the flag does not take."""
-    if action.nargs == 0 and action.default is argparse.SUPPRESS:  # refused: it says why
-        try:
-            action(argparse.ArgumentParser(), argparse.Namespace(), None, action.option_strings[0])
-        except OptionError as e:
-            raise OptionError(f"{what}: {e}") from e
+def _words(what: str, name: str, action: argparse.Action, value: Any) -> list[str]:
+    """A value of the file as the command line has it. Raises OptionError for what is no value of such a flag."""
     if action.nargs == 0:
         if not isinstance(value, bool):
             raise OptionError(f"{what} is {value!r}; it is a switch: true or false")
-        return value or action.default
+        return [f"--{name}"] if value else []
     values = value if isinstance(value, list) else [value]
-    texts = list(map(str, values))
-    if any(isinstance(v, (bool, dict, list)) or v is None for v in values) or not texts:
+    if any(isinstance(v, (bool, dict, list)) or v is None for v in values) or not values:
         raise OptionError(f"{what} is {value!r}; expected a value as on the command line, or a list of such")
-    try:
-        convert = action.type or str
-        return list(map(convert, texts)) if _is_repeated(action) else convert(",".join(texts))  # type: ignore[arg-type,operator]  # names of registered types, of which we have none
-    except (argparse.ArgumentTypeError, ValueError, OptionError) as e:
-        raise OptionError(f"{what}: {e}") from e
+    texts = list(map(str, values)) if _is_repeated(action) else [",".join(map(str, values))]
+    return [f"--{name}={text}" for text in texts]
 
 
 def _toml(value: Any) -> str:

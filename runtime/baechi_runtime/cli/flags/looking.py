@@ -1,75 +1,102 @@
-"""The arguments of the commands that show what there is: report, plot, trace and datasets. Reading them loads no framework."""
+"""The arguments of the commands that show what there is, report, plot, trace and datasets, and the requests they become."""
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 from baechi_ext.datasets import FAMILIES, INSTALLED
 from baechi_ext.errors import OptionError
-from baechi_runtime.cli.flags import common as flags
+from baechi_runtime.cli.flags.kinds import FILE, FOLDER, SWITCH, WHOLE, Flag, Kind, add, becomes, one_of, whole
 
 _FOLDER = "a folder with graph.json and plan.json, or with a shard plan, such as `baechi train --out=DIR` writes"
-ACTIONS = {"make": None, "list": None}
-DEFAULT_GRAPHS = 32
-MOST_GRAPHS = 100
-ONLY_MAKE = ("out", "graphs", "seed")
+_ONLY = {"make": ("out", "graphs", "seed"), "list": ("folder", "json")}
+"""Flags of `datasets` that are for one of its actions."""
+DEFAULT_GRAPHS, MOST_GRAPHS = 32, 100
 
 
-def add_report_flags(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `baechi report`."""
-    parser.add_argument("folder", metavar="DIR", help=_FOLDER)
-    parser.add_argument("--out", metavar="FILE", help="write the page to this file (default: report.html in DIR)")
+@dataclass(frozen=True, slots=True)
+class ShowRequest:
+    """A run's folder, and where the command writes what it shows; None: into the run's folder."""
+
+    folder: str
+    out: str | None = None
+    ranks: str | None = None
+    """A folder for a trace of each device by itself."""
 
 
-def add_plot_flags(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `baechi plot`."""
-    parser.add_argument("folder", metavar="DIR", help=_FOLDER)
-    parser.add_argument("--out", metavar="FOLDER", help="write the plots to this folder, made if need be (default: DIR)")
+@dataclass(frozen=True, slots=True)
+class DatasetsRequest:
+    """Families of graphs in a folder, to be listed, or where `graphs` is not 0 so many of each to be made with a seed."""
 
-
-def add_trace_flags(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `baechi trace`."""
-    parser.add_argument("folder", metavar="DIR", help="a folder with graph.json and plan.json, such as `baechi train --out=DIR` writes")
-    where = "write the trace to this file, compressed if it ends in .gz (default: trace.json in DIR)"
-    parser.add_argument("--out", metavar="FILE", help=where)
-    ranks = "also write a trace of each device by itself into this folder, as torch's HTA reads ranks"
-    parser.add_argument("--ranks", metavar="FOLDER", help=ranks)
-
-
-def add_datasets_flags(parser: argparse.ArgumentParser) -> None:
-    """make or list, the families, and what belongs to either."""
-    families = "; ".join(f"{name}: {text}" for name, text in FAMILIES.items())
-    parser.add_argument("action", type=flags.one_of(ACTIONS), metavar="ACTION", help="make: graph files; list: what there is of them")
-    parser.add_argument("families", type=flags.one_of(FAMILIES), nargs="*", metavar="FAMILY", help=f"{families} (list: default all)")
-    parser.add_argument("--out", metavar="FOLDER", help="make: write FOLDER/FAMILY/graph_00.json.gz, ... and index.json (default datasets)")
-    parser.add_argument("--graphs", type=_even, metavar="N", help=f"make: of each family (default {DEFAULT_GRAPHS}), half for testing")
-    parser.add_argument("--seed", type=flags.whole, metavar="N", help="make: architectures and split are drawn from it (default 0)")
-    parser.add_argument("--folder", metavar="FOLDER", help="list: what `make` wrote to (default what comes with the package)")
-    parser.add_argument("--json", action="store_true", help="list: print the indexes as JSON")
+    families: tuple[str, ...]
+    folder: Path
+    graphs: int = 0
+    seed: int = 0
 
 
 def _even(text: str) -> int:
     """Flag type: an even number from 2 to 100."""
-    value = flags.whole(text)
+    value = whole(text)
     if value % 2 or not 2 <= value <= MOST_GRAPHS:
         raise argparse.ArgumentTypeError(f"{text!r} is not an even number from 2 to {MOST_GRAPHS}")
     return value
 
 
-def check_datasets(args: argparse.Namespace) -> None:
-    """Raises OptionError where a flag belongs to the other action, or a family is missing."""
-    other = ("folder", "json") if args.action == "make" else ONLY_MAKE
-    wrong = next((name for name in other if getattr(args, name) is not None and getattr(args, name) is not False), None)
+_TRACE_FLAGS: dict[str, Flag] = {
+    "out": (FILE, "write the trace to this file, compressed if it ends in .gz (default: trace.json in DIR)"),
+    "ranks": (FOLDER, "also write a trace of each device by itself into this folder, as torch's HTA reads ranks"),
+}
+_DATASETS_FLAGS: dict[str, Flag] = {
+    "out": (FOLDER, "make: write FOLDER/FAMILY/graph_00.json.gz, ... and index.json (default datasets)"),
+    "graphs": (Kind(_even, "N"), f"make: of each family (default {DEFAULT_GRAPHS}), half for testing"),
+    "seed": (WHOLE, "make: architectures and split are drawn from it (default 0)"),
+    "folder": (FOLDER, "list: what `make` wrote to (default what comes with the package)"),
+    "json": (SWITCH, "list: print the indexes as JSON"),
+}
+
+
+def add_report_flags(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `baechi report`."""
+    parser.add_argument("folder", metavar="DIR", help=_FOLDER)
+    add(parser, {"out": (FILE, "write the page to this file (default: report.html in DIR)")})
+
+
+def add_plot_flags(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `baechi plot`."""
+    parser.add_argument("folder", metavar="DIR", help=_FOLDER)
+    add(parser, {"out": (FOLDER, "write the plots to this folder, made if need be (default: DIR)")})
+
+
+def add_trace_flags(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `baechi trace`."""
+    parser.add_argument("folder", metavar="DIR", help="a folder with graph.json and plan.json, such as `baechi train --out=DIR` writes")
+    add(parser, _TRACE_FLAGS)
+
+
+def add_datasets_flags(parser: argparse.ArgumentParser) -> None:
+    """make or list, the families, and what belongs to either."""
+    families = "; ".join(f"{name}: {text}" for name, text in FAMILIES.items())
+    parser.add_argument("action", type=one_of(tuple(_ONLY)), metavar="ACTION", help="make: graph files; list: what there is of them")
+    parser.add_argument("families", type=one_of(FAMILIES), nargs="*", metavar="FAMILY", help=f"{families} (list: default all)")
+    add(parser, _DATASETS_FLAGS)
+
+
+def datasets_request(args: argparse.Namespace) -> DatasetsRequest:
+    """The request for `baechi datasets`. Raises OptionError where a flag belongs to the other action, or a family is missing."""
+    makes = args.action == "make"
+    others = {name: getattr(args, name) for name in _ONLY["list" if makes else "make"]}
+    wrong = next((name for name, value in others.items() if value is not None and value is not False), None)  # a seed of 0 is given
     if wrong is not None:
         raise OptionError(f"--{wrong} is not for `baechi datasets {args.action}`; leave it out")
-    if args.action == "make" and not args.families:
+    if makes and not args.families:
         raise OptionError(f"no family is given; choose some of {', '.join(FAMILIES)}")
+    families = tuple(dict.fromkeys(args.families or FAMILIES))
+    if makes:
+        return DatasetsRequest(families, Path(args.out or "datasets"), args.graphs or DEFAULT_GRAPHS, args.seed or 0)
+    return DatasetsRequest(families, Path(args.folder or INSTALLED))
 
 
-def target_of(args: argparse.Namespace) -> tuple[Path, int, int]:
-    """The folder that `make` writes to, the number of graphs of each family, and their seed."""
-    return Path(args.out or "datasets"), args.graphs or DEFAULT_GRAPHS, args.seed or 0
-
-
-def source_of(args: argparse.Namespace) -> tuple[Path, list[str]]:
-    """The folder that `list` reads, and its families."""
-    return Path(args.folder or INSTALLED), list(dict.fromkeys(args.families or FAMILIES))
+REPORT = (add_report_flags, becomes(ShowRequest))
+PLOT = (add_plot_flags, becomes(ShowRequest))
+TRACE = (add_trace_flags, becomes(ShowRequest))
+DATASETS = (add_datasets_flags, datasets_request)

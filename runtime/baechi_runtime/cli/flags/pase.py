@@ -4,8 +4,10 @@ import argparse
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
-from baechi_runtime.cli.flags import common as flags
+from baechi_ext.errors import ShardError
 from baechi_runtime.cli.flags import train as train_flags
+from baechi_runtime.cli.flags.kinds import FILE, NAME, SIZE, SWITCH, Flag, Kind, add, add_group, add_output_flags, choice, named
+from baechi_runtime.host.as_main import require_script
 from baechi_runtime.models.registry import MODELS, ModelOptions
 
 if TYPE_CHECKING:
@@ -16,6 +18,33 @@ ALGORITHMS = {0: "generate_seq", 1: "breadth_first"}
 DEFAULT_GRAPH, DEFAULT_BATCH = "alexnet", 128
 MODEL_FLAGS = ("cost_path", *(f.name for f in fields(ModelOptions) if f.name not in ("seed", "num_devices")))
 """Arguments that only a captured model by name has."""
+_ORIGINAL: dict[str, Flag] = {
+    "flops": (Kind(float, "T"), "10^12 operations a second of a device (default %(default)g)", 10.0),
+    "bw": (Kind(float, "G"), "GB/s between devices (default %(default)g)", 16.0),
+    "profile": (SWITCH, "print where the time goes (cProfile)"),
+    "measure": (SWITCH, "search several times and print the spread"),
+}
+_SEARCH: dict[str, Flag] = {
+    "cost_model": (NAME, "default, or original: the release's costs, quirks included", "default"),
+    "order": (NAME, "generate_seq (default), min_fill, min_table or breadth_first; all find the minimum"),
+    "table_memory": (SIZE, "no table may be larger (default 128MiB)"),
+    "beam": (Kind(int, "N"), "where one would be: smaller tables, N states at once, a bound of the loss"),
+    "halo": (SWITCH, "split height and width of images, too; the parts exchange their halos"),
+}
+_MACHINE: dict[str, Flag] = {
+    "device_memory": (SIZE, "what a device can hold (default: no limit)"),
+    "optimizer_words": (Kind(int, "N"), "numbers an optimizer keeps for a parameter (default 1)", 1),
+    "latency": (Kind(float, "US"), "microseconds a message takes (default 0)", 0.0),
+    "devices_per_node": (Kind(int, "N"), "two levels: this many devices share a node (default: all)"),
+    "node_bw": (Kind(float, "G"), "GB/s of each device to other nodes (default: --bw)"),
+    "node_latency": (Kind(float, "US"), "microseconds of a message between nodes (default: --latency)"),
+    "overlap": (SWITCH, "sum up gradients of weights while the backward pass computes"),
+}
+_CAPTURED: dict[str, Flag] = {
+    "model_name": (choice(MODELS), f"shard the captured training step of {', '.join(MODELS)} instead of a graph"),
+    "cost_path": (FILE, "the model's costs as measured by `baechi train --costgen --optimizer=sgd`"),
+    "executable": (SWITCH, "only what `baechi train --sharding` can run, and what that costs"),
+}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -24,58 +53,25 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-p", "--procs", type=int, default=8, metavar="N", help="devices (default %(default)s); any number, primes too")
     group.add_argument("-b", "--batch", type=int, metavar="N", help="examples a step (default 128; a captured model's own)")
     group.add_argument("-m", "--model", type=int, metavar="N", help="hidden width of rnnlm or transformer (default: as published)")
-    networks = "alexnet (default), resnet101, inception3, rnnlm or transformer"
-    group.add_argument("-g", "--graph", metavar="NAME", help=networks)
-    group.add_argument("--flops", type=float, default=10.0, metavar="T", help="10^12 operations a second of a device (default %(default)g)")
-    group.add_argument("--bw", type=float, default=16.0, metavar="G", help="GB/s between devices (default %(default)g)")
-    group.add_argument("--profile", action="store_true", help="print where the time goes (cProfile)")
-    group.add_argument("--measure", action="store_true", help="search several times and print the spread")
+    group.add_argument("-g", "--graph", metavar="NAME", help="alexnet (default), resnet101, inception3, rnnlm or transformer")
+    add(group, _ORIGINAL)
     group.add_argument(
         "-d", "--dump_graph", nargs="?", const="graph.dot", metavar="FILE", help="write the graph in dot format (graph.dot unless named)"
     )
     group.add_argument("--algo", type=int, default=0, choices=ALGORITHMS, help="0: GenerateSeq (default); 1: breadth first, the naive one")
     group.add_argument("-a", "--analyse", action="store_true", help="print where the cost lies, by kind and by layer")
-    _add_search_flags(parser.add_argument_group("search"))
-    _add_machine_flags(parser.add_argument_group("devices"))
-    _add_capture_flags(parser)
-    parser.add_argument("--compare", action="store_true", help="print what data parallelism, experts and a random walk would cost")
-    flags.add_output_flags(parser, out="write the shard plan to this file")
-
-
-def _add_search_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--cost_model", default="default", metavar="NAME", help="default, or original: the release's costs, quirks included")
-    group.add_argument("--order", metavar="NAME", help="generate_seq (default), min_fill, min_table or breadth_first; all find the minimum")
-    group.add_argument("--table_memory", type=flags.size_in_bytes, metavar="SIZE", help="no table may be larger (default 128MiB)")
-    group.add_argument("--beam", type=int, metavar="N", help="where one would be: smaller tables, N states at once, a bound of the loss")
-    group.add_argument("--halo", action="store_true", help="split height and width of images, too; the parts exchange their halos")
-
-
-def _add_machine_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--device_memory", type=flags.size_in_bytes, metavar="SIZE", help="what a device can hold (default: no limit)")
-    group.add_argument("--optimizer_words", type=int, default=1, metavar="N", help="numbers an optimizer keeps for a parameter (default 1)")
-    group.add_argument("--latency", type=float, default=0.0, metavar="US", help="microseconds a message takes (default 0)")
-    group.add_argument("--devices_per_node", type=int, metavar="N", help="two levels: this many devices share a node (default: all)")
-    group.add_argument("--node_bw", type=float, metavar="G", help="GB/s of each device to other nodes (default: --bw)")
-    group.add_argument("--node_latency", type=float, metavar="US", help="microseconds of a message between nodes (default: --latency)")
-    group.add_argument("--overlap", action="store_true", help="sum up gradients of weights while the backward pass computes")
-
-
-def _add_capture_flags(parser: argparse.ArgumentParser) -> None:
+    add_group(parser, "search", _SEARCH)
+    add_group(parser, "devices", _MACHINE)
     script = "a training script, whose first module that trains is captured instead; its arguments follow --"
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help=script)
-    group = parser.add_argument_group("captured model")
-    names = ", ".join(MODELS)
-    group.add_argument(
-        "--model_name", type=flags.one_of(MODELS), metavar="NAME", help=f"shard the captured training step of {names} instead of a graph"
-    )
-    group.add_argument("--cost_path", metavar="FILE", help="the model's costs as measured by `baechi train --costgen --optimizer=sgd`")
-    group.add_argument("--executable", action="store_true", help="only what `baechi train --sharding` can run, and what that costs")
+    add_group(parser, "captured model", _CAPTURED)
     train_flags.add_model_flags(parser)
+    add(parser, {"compare": (SWITCH, "print what data parallelism, experts and a random walk would cost")})
+    add_output_flags(parser, out="write the shard plan to this file")
 
 
 def pase_request(args: argparse.Namespace) -> "PaseRequest":
-    """The request for `baechi pase`. Raises ShardError for what makes no sense."""
-    from baechi_ext.errors import ShardError
+    """The request for `baechi pase`. Raises ShardError for what makes no sense, FileError for a script that is not there."""
     from baechi_ext.shard.machine import Machine
     from baechi_ext.shard.search import DEFAULT_TABLE_BYTES, SearchOptions
     from baechi_runtime.sharding.pase import PaseRequest
@@ -104,33 +100,24 @@ def pase_request(args: argparse.Namespace) -> "PaseRequest":
         table_bytes=DEFAULT_TABLE_BYTES if args.table_memory is None else args.table_memory,
         beam=args.beam,
     )
-    return PaseRequest(
-        graph=args.script or args.model_name or args.graph or DEFAULT_GRAPH,
-        batch=DEFAULT_BATCH if args.batch is None else args.batch,
-        width=args.model,
-        cost_model=args.cost_model,
-        splits_images=args.halo,
-        machine=machine,
-        options=search,
-        script=args.script,
-        script_arguments=tuple(args.script_args or ()),
-        model_options=options,
-        cost_path=args.cost_path,
-        executable=args.executable,
-        measure=args.measure,
-        profile=args.profile,
-        analyse=args.analyse,
-        compare=args.compare,
-        dump=args.dump_graph,
-        out=args.out,
-        command=flags.command_of(args),
-    )
+    if args.script is not None:
+        require_script(args.script)
+    values = named(PaseRequest, args) | {
+        "graph": args.script or args.model_name or args.graph or DEFAULT_GRAPH,
+        "batch": DEFAULT_BATCH if args.batch is None else args.batch,
+        "width": args.model,
+        "splits_images": args.halo,
+        "machine": machine,
+        "options": search,
+        "script_arguments": tuple(args.script_args or ()),
+        "model_options": options,
+        "dump": args.dump_graph,
+    }
+    return PaseRequest(**values)
 
 
 def _require_one_source(args: argparse.Namespace) -> None:
     """Raises ShardError for flags that belong to another kind of graph than the one that is asked for."""
-    from baechi_ext.errors import ShardError
-
     sources = {"--graph": args.graph, "--model_name": args.model_name, "SCRIPT": args.script}
     given = [f"{flag}={value}" for flag, value in sources.items() if value is not None]
     if len(given) > 1:
@@ -151,7 +138,6 @@ def _require_one_source(args: argparse.Namespace) -> None:
 
 def _captured_options(args: argparse.Namespace) -> ModelOptions:
     """The options of a captured model. Raises ShardError for a batch below 1 or too large, or two different ones."""
-    from baechi_ext.errors import ShardError
     from baechi_ext.shard.graph import MOST_ITERATIONS
 
     if None not in (args.batch, args.batch_size) and args.batch != args.batch_size:
@@ -162,3 +148,6 @@ def _captured_options(args: argparse.Namespace) -> ModelOptions:
         raise ShardError(f"a batch of {args.batch}; the limit is {MOST_ITERATIONS} (-b)")
     chosen = train_flags.model_options(args, num_devices=1)
     return chosen if args.batch is None else replace(chosen, batch_size=args.batch)
+
+
+PASE = (add_flags, pase_request)

@@ -1,59 +1,56 @@
-"""The flags of `baechi probe-links`, and the ProbeRequest they become. Reading them loads no framework; making the request does."""
+"""The flags of `baechi probe-links`, and the ProbeRequest they become. Reading them loads no framework."""
 
 import argparse
 from typing import TYPE_CHECKING
 
-from baechi_runtime.cli.flags import common as flags
+from baechi_ext.ir.files import require_writable
 from baechi_runtime.cli.flags import train as train_flags
+from baechi_runtime.cli.flags.kinds import DEVICES, FILE, SECONDS, SWITCH, Flag, Kind, add_group, named, whole_number
 
 if TYPE_CHECKING:
     from baechi_runtime.report.link_report import ProbeRequest
 
+_DEVICES: dict[str, Flag] = {
+    "num_devices": (DEVICES, f"CPU workers (default {train_flags.DEFAULT_DEVICES})"),
+    "num_gpus": (DEVICES, "CUDA devices; --num_devices wins over it"),
+    **train_flags.GPUS,
+    "workers": (train_flags.WORKERS, "thread or process (default thread; TensorFlow: process)"),
+    **train_flags.FRAMEWORK,
+}
+_EXPONENT = Kind(whole_number(3, 29, "from 3 to 29"), "E")
+"""A line and its bend need a few sizes."""
+_RUN: dict[str, Flag] = {
+    "max_exponent": (_EXPONENT, "tensors of 2^0 to 2^E floats, or what memory allows (default 29)", 29),
+    "timeout": (SECONDS, "for a device to answer (default 300)", 300.0),
+    "out": (FILE, "write a cluster file, which --cluster reads"),
+    "samples": (FILE, "keep every sample as JSON"),
+    "json": (SWITCH, "print the report as JSON"),
+}
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `probe-links`."""
-    cpus = f"CPU workers (default {train_flags.DEFAULT_DEVICES})"
-    group = parser.add_argument_group("devices")
-    group.add_argument("--num_devices", type=flags.number_of_devices, metavar="N", help=cpus)
-    group.add_argument("--num_gpus", type=flags.number_of_devices, metavar="N", help="CUDA devices; --num_devices wins over it")
-    train_flags.add_gpu_flags(group)
-    workers = "thread or process (default thread; TensorFlow: process)"
-    group.add_argument("--workers", type=flags.one_of(train_flags.WORKERS), metavar="KIND", help=workers)
-    train_flags.add_framework_flag(group)
-    group = parser.add_argument_group("run")
-    group.add_argument(
-        "--max_exponent", type=_exponent, default=29, metavar="E", help="tensors of 2^0 to 2^E floats, or what memory allows (default 29)"
-    )
-    group.add_argument("--timeout", type=flags.positive, default=300.0, metavar="SECONDS", help="for a device to answer (default 300)")
-    group.add_argument("--out", metavar="FILE", help="write a cluster file, which --cluster reads")
-    group.add_argument("--samples", metavar="FILE", help="keep every sample as JSON")
-    group.add_argument("--json", action="store_true", help="print the report as JSON")
-
-
-def _exponent(text: str) -> int:
-    """Flag type: 3 to 29; a line and its bend need a few sizes."""
-    value = flags.whole(text)
-    if not 3 <= value <= 29:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 3 to 29")
-    return value
+    add_group(parser, "devices", _DEVICES)
+    add_group(parser, "run", _RUN)
 
 
 def probe_request(args: argparse.Namespace) -> "ProbeRequest":
-    """The request that the flags of `probe-links` ask for."""
+    """The request that the flags of `probe-links` ask for. Raises OptionError where they contradict each other, FileError for a file that
+    can't be written."""
+    for path in (args.out, args.samples):
+        if path is not None:
+            require_writable(path)
     train_flags.settle_framework(args)
     cuda = train_flags.wants_cuda(args)
     from baechi_runtime.report.link_report import ProbeRequest
 
-    return ProbeRequest(
-        num_devices=train_flags.number_given(args) or train_flags.DEFAULT_DEVICES,
-        cuda=cuda,
-        split_gpu=args.split_gpu is not None,
-        use_free_memory=args.use_free_memory,
-        workers=args.workers,
-        max_exponent=args.max_exponent,
-        out=args.out,
-        samples=args.samples,
-        timeout_seconds=args.timeout,
-        framework=args.framework,
-        command=flags.command_of(args),
-    )
+    values = named(ProbeRequest, args) | {
+        "num_devices": train_flags.number_given(args) or train_flags.DEFAULT_DEVICES,
+        "cuda": cuda,
+        "split_gpu": args.split_gpu is not None,
+        "timeout_seconds": args.timeout,
+    }
+    return ProbeRequest(**values)
+
+
+PROBE = (add_flags, probe_request)

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
-from baechi_ext.errors import OptionError
+from baechi_runtime.models.torch.images import labelled
 
 CLASSES, UNITS = 1000, 4096
 SMALLEST_IMAGE = 63
@@ -47,8 +46,5 @@ class AlexNet(nn.Sequential):
 
 def build(options: Options) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The model, random images and labels. Raises OptionError for images that are too small."""
-    size = options.image_size
-    if size < SMALLEST_IMAGE:
-        raise OptionError(f"--image_size={size} is too small for alexnet; it takes {SMALLEST_IMAGE} pixels or more")
-    images, labels = torch.randn(options.batch_size, 3, size, size), torch.randint(CLASSES, (options.batch_size,))
-    return AlexNet(size, options.dropout), (images, labels)
+    images = labelled("alexnet", options.batch_size, options.image_size, smallest=SMALLEST_IMAGE, classes=CLASSES)
+    return AlexNet(options.image_size, options.dropout), images

@@ -8,7 +8,8 @@ from random import Random
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+
+from baechi_runtime.models.torch.rnn import next_word_loss
 
 NODES = 12
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -75,11 +76,7 @@ class LanguageModel(nn.Module):
             state = self._step(step, state)
             outputs.append(state)
         chunks = (outputs[i : i + self.chunk] for i in range(0, len(outputs), self.chunk))
-        losses = [
-            functional.cross_entropy(self.projection(torch.cat(chunk)), wanted.flatten(), reduction="sum")
-            for chunk, wanted in zip(chunks, words[1:].split(self.chunk), strict=True)
-        ]
-        return torch.stack(losses).sum() / words[1:].numel()
+        return next_word_loss((self.projection(torch.cat(chunk)) for chunk in chunks), words[1:], self.chunk)
 
     def _step(self, word: Tensor, state: Tensor) -> Tensor:
         """The next state, from a word's share of node 0's product and the last state, both (batch, ...)."""

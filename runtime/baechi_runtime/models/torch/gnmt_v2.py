@@ -12,10 +12,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from baechi_runtime.models.options.gnmt_v2 import Options
-from baechi_runtime.models.torch.rnn import Recurrent, State, chunks_of
+from baechi_runtime.models.torch.rnn import Recurrent, State, chunks_of, next_word_loss
 
 
 def _through(layer: nn.Module, chunks: Sequence[Sequence[Tensor]], state: State, *, residual: bool) -> tuple[list[Tensor], State]:
@@ -121,12 +120,7 @@ class GnmtV2(nn.Module):
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         memory, states = self.encoder(source)
         outputs = self.decoder(target[:-1], memory, states)
-        labels = target[1:].split(self.options.rnn_chunk)
-        losses = [
-            functional.cross_entropy(self.projection(y).flatten(0, 1), wanted.flatten(), reduction="sum")
-            for y, wanted in zip(outputs, labels, strict=True)
-        ]
-        return torch.stack(losses).sum() / target[1:].numel()
+        return next_word_loss(map(self.projection, outputs), target[1:], self.options.rnn_chunk)
 
     def expert_device(self, parameter: str) -> int:
         """Where Baechi's experts put a parameter's ops: layer i of encoder and decoder on device i, taken modulo their number.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from baechi_ext.errors import OptionError
+from baechi_runtime.models.torch.images import labelled
 
 CLASSES, SMALLEST_IMAGE = 1000, 75
 
@@ -135,7 +135,5 @@ class InceptionV3(nn.Sequential):
 
 def build(options: Options) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The model, random images and labels. Raises OptionError for images that are too small."""
-    size = options.image_size
-    if size < SMALLEST_IMAGE:
-        raise OptionError(f"--image_size={size} is too small for inception_v3; it takes {SMALLEST_IMAGE} pixels or more")
-    return InceptionV3(), (torch.randn(options.batch_size, 3, size, size), torch.randint(CLASSES, (options.batch_size,)))
+    model = InceptionV3()
+    return model, labelled("inception_v3", options.batch_size, options.image_size, smallest=SMALLEST_IMAGE, classes=CLASSES)

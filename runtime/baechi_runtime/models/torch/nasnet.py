@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from baechi_ext.errors import OptionError
 from baechi_runtime.models.torch.cells import Grid, Norm, adjust, average, project, separable
+from baechi_runtime.models.torch.images import labelled
 
 STEM_FILTERS = 96
 
@@ -139,8 +140,7 @@ def build(options: Options) -> tuple[nn.Module, tuple[Tensor, ...]]:
     layout, batch, size, smallest = (LARGE, 2, 331, 33) if options.large else (CIFAR, 8, 32, 4)
     layout = replace(layout, cells=options.nasnet_cells, filters=options.nasnet_filters or layout.filters)
     batch, size = options.batch_size or batch, options.image_size or size
-    if size < smallest:
-        raise OptionError(f"--image_size={size} is too small for nasnet; it takes {smallest} pixels or more")
     if options.large and layout.filters % 4:
         raise OptionError(f"--nasnet_filters={layout.filters} does not suit --large; it takes a multiple of 4")
-    return NasNetA(layout), (torch.randn(batch, 3, size, size), torch.randint(layout.classes, (batch,)))
+    model = NasNetA(layout)
+    return model, labelled("nasnet", batch, size, smallest=smallest, classes=layout.classes)

@@ -5,11 +5,10 @@ As usually trained since: a bottleneck's stride is in its 3x3 convolution (ResNe
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from baechi_ext.errors import OptionError
+from baechi_runtime.models.torch.images import labelled
 
 BLOCKS, EXPANSION, CLASSES = (3, 4, 23, 3), 4, 1000
 SMALLEST_IMAGE = 32
@@ -62,8 +61,5 @@ class ResNet(nn.Sequential):
 
 def build(options: Options) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The model, random images and labels. Raises OptionError for images that are too small."""
-    size = options.image_size
-    if size < SMALLEST_IMAGE:
-        raise OptionError(f"--image_size={size} is too small for resnet101; it takes {SMALLEST_IMAGE} pixels or more")
-    images, labels = torch.randn(options.batch_size, 3, size, size), torch.randint(CLASSES, (options.batch_size,))
-    return ResNet(options.resnet_filters), (images, labels)
+    images = labelled("resnet101", options.batch_size, options.image_size, smallest=SMALLEST_IMAGE, classes=CLASSES)
+    return ResNet(options.resnet_filters), images

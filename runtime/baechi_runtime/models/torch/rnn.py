@@ -9,7 +9,7 @@ chunks: the backward wavefront need not wait for it, its matrix products are lar
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,6 +28,15 @@ def chunks_of(sequence: Tensor, steps: int) -> Sequence[Tensor]:
     """Chunks of this many steps, with memory of their own."""
     chunks: Sequence[Tensor] = torch.split_copy(sequence, steps)  # type: ignore[func-returns-value,assignment]  # torch's types say None
     return chunks
+
+
+def next_word_loss(logits: Iterable[Tensor], words: Tensor, steps: int) -> Tensor:
+    """The mean cross-entropy of words (steps of time, batch), of which each of the logits predicts so many steps."""
+    losses = [
+        nn.functional.cross_entropy(chunk.flatten(0, -2), wanted.flatten(), reduction="sum")
+        for chunk, wanted in zip(logits, words.split(steps), strict=True)
+    ]
+    return torch.stack(losses).sum() / words.numel()
 
 
 def _order(count: int, reverse: bool) -> range:

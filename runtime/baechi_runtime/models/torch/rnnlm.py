@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from baechi_runtime.models.torch.rnn import Recurrent, chunks_of
+from baechi_runtime.models.torch.rnn import Recurrent, chunks_of, next_word_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +42,7 @@ class LanguageModel(nn.Module):
         chunks = list(chunks_of(self.embedding(words[:-1]), self.chunk))
         for layer in self.layers:
             chunks, _ = layer([[self.dropout(x)] for x in chunks])
-        losses = [
-            functional.cross_entropy(self.projection(self.dropout(y)).flatten(0, 1), wanted.flatten(), reduction="sum")
-            for y, wanted in zip(chunks, words[1:].split(self.chunk), strict=True)
-        ]
-        return torch.stack(losses).sum() / words[1:].numel()
+        return next_word_loss((self.projection(self.dropout(y)) for y in chunks), words[1:], self.chunk)
 
 
 def build(options: Options) -> tuple[nn.Module, tuple[Tensor, ...]]:

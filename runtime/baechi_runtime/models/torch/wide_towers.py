@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from baechi_ext.errors import OptionError
+from baechi_runtime.models.torch.images import labelled
 
 TOWERS, CHANNELS, LAYERS, CLASSES = 4, 96, 4, 10
 SMALLEST_IMAGE = 2
@@ -44,7 +44,5 @@ class WideTowers(nn.Module):
 
 def build(options: Options) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The model, random images and labels. Raises OptionError for images that are too small."""
-    size = options.image_size
-    if size < SMALLEST_IMAGE:
-        raise OptionError(f"--image_size={size} is too small for wide_towers; it takes {SMALLEST_IMAGE} pixels or more")
-    return WideTowers(), (torch.randn(options.batch_size, 3, size, size), torch.randint(CLASSES, (options.batch_size,)))
+    model = WideTowers()
+    return model, labelled("wide_towers", options.batch_size, options.image_size, smallest=SMALLEST_IMAGE, classes=CLASSES)
