@@ -27,9 +27,8 @@ from baechi_runtime.measure.parity_result import Parity, require_parity
 from baechi_runtime.measure.timing import WARMUP
 from baechi_runtime.report.progress import progress, rounds
 from baechi_runtime.report.report import Report
-from baechi_runtime.report.step_report import StepReport
+from baechi_runtime.report.step_report import Progressed, RunReport, StepReport
 from baechi_runtime.report.tables import as_time
-from baechi_runtime.report.training_report import Progressed, RunReport
 
 if TYPE_CHECKING:
     from baechi_ext.hybrid.sharding import Sharding

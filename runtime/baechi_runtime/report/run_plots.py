@@ -12,8 +12,9 @@ from baechi_ext.ir.made_by import MadeBy
 from baechi_runtime.files.run_folder import SHARD_PLAN, RunFolder, is_sharded_run
 from baechi_runtime.report.figure import require_matplotlib, save_figure
 from baechi_runtime.report.palette import LIMIT, device_colour
-from baechi_runtime.report.run_summary import Compared, MethodRow, summary_of
-from baechi_runtime.report.sharded_summary import ShardedRun, Strategy
+from baechi_runtime.report.run_summary import Compared, Variant, summary_of
+from baechi_runtime.report.sharded_summary import ShardedRun
+from baechi_runtime.report.tables import size_unit, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +77,7 @@ def timeline_figure(run: RunFolder) -> "Figure":
     """Every device's ops in a row over time, and in a thin one the tensors it sends; above those of the critical path is a line."""
     tracks = list(_tracks(run))
     names = _names(run)
-    scale, unit = _time_unit(max(track.step_us for track in tracks))
+    scale, unit = time_unit(max(track.step_us for track in tracks))
     figure = require_matplotlib()(figsize=(WIDTH_INCHES, (0.45 + 0.34 * len(names)) * len(tracks) + 0.35), layout="constrained")
     grid = figure.subplots(len(tracks), sharex=True, squeeze=False)
     for axes, track in zip(grid[:, 0], tracks, strict=True):
@@ -96,8 +97,8 @@ def timeline_figure(run: RunFolder) -> "Figure":
 def memory_figure(run: RunFolder, measured: Sequence[float]) -> "Figure":
     """The memory that every device holds over the predicted step, with its limit, and the measured peak where there is one."""
     courses, devices = memory_courses(run.timeline), run.plan.cluster.devices
-    scale, unit = _time_unit(run.timeline.makespan_us)
-    size, size_unit = _size_unit(max(held for course in courses for _, held in course))
+    scale, unit = time_unit(run.timeline.makespan_us)
+    size, size_name = size_unit(max(held for course in courses for _, held in course))
     figure = require_matplotlib()(figsize=(WIDTH_INCHES, 1.1 * len(devices) + 0.4), layout="constrained")
     grid = figure.subplots(len(devices), sharex=True, squeeze=False)[:, 0]
     for i, (axes, device, course) in enumerate(zip(grid, devices, courses, strict=True)):
@@ -110,7 +111,7 @@ def memory_figure(run: RunFolder, measured: Sequence[float]) -> "Figure":
         if device.memory_bytes is not None and device.memory_bytes / size < 3 * max(held):
             axes.axhline(device.memory_bytes / size, color=LIMIT, linewidth=1, label="limit")
         axes.set_ylim(bottom=0)
-        axes.set_ylabel(f"{_plain(device.name)}\n{size_unit}", fontsize=8)
+        axes.set_ylabel(f"{_plain(device.name)}\n{size_name}", fontsize=8)
         _quiet(axes)
     axes.set_xlabel(unit)
     axes.set_xlim(0, max(at))
@@ -138,16 +139,16 @@ def busy_figure(run: RunFolder) -> "Figure":
     return figure
 
 
-def methods_figure(rows: "Sequence[MethodRow | Strategy]") -> "Figure":
+def methods_figure(rows: Sequence[Variant]) -> "Figure":
     """The measured steps of every method, or strategy, their median, and the prediction; methods without either are left empty."""
-    known = [us for row in rows for us in (*row.samples_us, row.predicted_us) if us is not None]
-    scale, unit = _time_unit(max(known, default=1.0))
+    known = [us for row in rows for us in (*_samples(row), row.predicted_us) if us is not None]
+    scale, unit = time_unit(max(known, default=1.0))
     figure = require_matplotlib()(figsize=(WIDTH_INCHES, 0.32 * len(rows) + 0.9), layout="constrained")
     axes = figure.subplots()
     for y, row in enumerate(rows):
-        axes.plot([us / scale for us in row.samples_us], [y] * len(row.samples_us), "o", color=device_colour(0), alpha=0.4, markersize=4)
-        if row.median_us is not None:
-            axes.plot(row.median_us / scale, y, "|", color=_MEASURED, markersize=14, markeredgewidth=2)
+        axes.plot([us / scale for us in _samples(row)], [y] * len(_samples(row)), "o", color=device_colour(0), alpha=0.4, markersize=4)
+        if row.measured is not None:
+            axes.plot(row.measured.median / scale, y, "|", color=_MEASURED, markersize=14, markeredgewidth=2)
         if row.predicted_us is not None:
             axes.plot(row.predicted_us / scale, y, "o", color=_TRANSFER, markersize=8, fillstyle="none")
     axes.set_yticks(range(len(rows)), [_plain(row.name) for row in rows])
@@ -156,6 +157,10 @@ def methods_figure(rows: "Sequence[MethodRow | Strategy]") -> "Figure":
     axes.set_xlabel(f"step, {unit}: measured (dots, median a bar) and predicted (ring)")
     _quiet(axes)
     return figure
+
+
+def _samples(row: Variant) -> tuple[float, ...]:
+    return () if row.measured is None else row.measured.us
 
 
 def _tracks(run: RunFolder) -> Iterator[_Track]:
@@ -195,13 +200,3 @@ def _quiet(axes: "Axes") -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)
     axes.xaxis.label.set_fontsize(8)
-
-
-def _time_unit(most_us: float) -> tuple[float, str]:
-    """Microseconds in the unit that such times are read in, and its name."""
-    return next(((size, unit) for size, unit in ((1e6, "s"), (1e3, "ms")) if most_us >= size), (1.0, "us"))
-
-
-def _size_unit(most_bytes: float) -> tuple[float, str]:
-    """The same for sizes."""
-    return next(((1024.0**power, unit) for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")) if most_bytes >= 1024**power), (1.0, "B"))

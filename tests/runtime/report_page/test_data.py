@@ -10,6 +10,7 @@ import pytest
 
 from baechi_ext.errors import FileError
 from baechi_runtime.files.run_folder import RunFolder
+from baechi_runtime.measure.samples import Samples
 from baechi_runtime.report.page import choices
 from baechi_runtime.report.page.data import page_data
 from baechi_runtime.report.page.headline import headline
@@ -181,7 +182,7 @@ def test_what_is_no_report_is_refused(run: RunFolder, name: str, changes: dict[s
 
 def test_the_report_of_a_training_has_one_kind_of_step(run: RunFolder) -> None:
     summary = RunSummary.of_report({"measured_step_us": {"median": 2.0, "samples": [1.0, 2.0, 3.0]}, "predicted_step_us": 2.0})
-    assert (summary.median_us, summary.samples_us) == (2.0, (1.0, 2.0, 3.0))
+    assert summary.measured == Samples((1.0, 2.0, 3.0))
     assert [figure["label"] for figure in headline(run, summary)["figures"]] == ["predicted step", "measured step", "moved"]
 
 

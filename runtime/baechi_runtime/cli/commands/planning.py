@@ -49,7 +49,7 @@ def place(args: argparse.Namespace) -> int:
 
 def simulate(args: argparse.Namespace) -> int:
     """Says what a plan is worth."""
-    from baechi_runtime.report.simulating import WhatIf, simulated
+    from baechi_runtime.report.comparing_plans import WhatIf, simulated
 
     graph, given = _read(args.graph), None if args.cluster is None else Cluster.load(args.cluster)
     factors = args.comm_cost_factor, args.cost_factor, args.seed
