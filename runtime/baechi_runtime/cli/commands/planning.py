@@ -22,8 +22,7 @@ def place(args: argparse.Namespace) -> int:
         require_writable(args.out)
     graph = _read(args.graph)
     try:
-        with progress(pipeline.announcement(graph, cluster, request)) as show:
-            result = pipeline.plan(graph, cluster, request.watched(lambda search: show(tables.search_news(search))))
+        result = pipeline.plan_watched(graph, cluster, request, pipeline.plan)
     except InfeasibleError as e:
         if args.json:
             print_json(args, e.to_json())
