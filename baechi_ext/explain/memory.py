@@ -43,8 +43,9 @@ class DeviceMemory:
 
     def to_json(self, graph: OpGraph) -> dict[str, Any]:
         value = asdict(self)
-        holders = [holder | {"op": graph.ops[holder["op"]].id} for holder in value.pop("holders")]
-        return {**value, "share": self.share, "by_kind_bytes": value.pop("by_kind"), "holders": holders}
+        by_kind, holders = value.pop("by_kind"), value.pop("holders")
+        value |= {"share": self.share, "by_kind_bytes": by_kind}
+        return value | {"holders": [holder | {"op": graph.ops[holder["op"]].id} for holder in holders]}
 
 
 def device_memories(timeline: Timeline) -> tuple[DeviceMemory, ...]:
