@@ -15,7 +15,7 @@ from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.simulate import Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers import pipeline
-from baechi_runtime.drivers.backend import Captured, PlacingBackend
+from baechi_runtime.drivers.backend import Backend, Captured
 from baechi_runtime.drivers.compare_plots import save_steps
 from baechi_runtime.drivers.comparison import SINGLE, CompareRequest, Comparison, Contender
 from baechi_runtime.drivers.training import OnDevices, recorded
@@ -39,11 +39,11 @@ def compare(request: CompareRequest, on_devices: OnDevices) -> Comparison | None
     return on_devices(request.train, partial(_drive, request))
 
 
-def _drive(request: CompareRequest, backend: PlacingBackend[C, L]) -> Comparison:
+def _drive(request: CompareRequest, backend: Backend[C, L]) -> Comparison:
     return compared(request, backend, backend.capture(), request.train.model)
 
 
-def compared(request: CompareRequest, backend: PlacingBackend[C, L], captured: C, model: str, notes: Sequence[str] = ()) -> Comparison:
+def compared(request: CompareRequest, backend: Backend[C, L], captured: C, model: str, notes: Sequence[str] = ()) -> Comparison:
     """Every method's plan of a captured step, predicted and measured, and kept where files are."""
     train = request.train
     cluster, probe = backend.cluster()
@@ -107,7 +107,7 @@ class ScriptComparison:
 
 
 def checked_contenders(
-    captured: C, cluster: Cluster, backend: PlacingBackend[C, L], plans: Mapping[str, pipeline.PlanRequest]
+    captured: C, cluster: Cluster, backend: Backend[C, L], plans: Mapping[str, pipeline.PlanRequest]
 ) -> list[Contender]:
     """Every method's plan, run and checked: it computes what the unplaced step does, unless random numbers are relaxed. Of `single` it is
     the one-device program. What a method raises is its refusal; the others go on. Raises KeyboardInterrupt."""
@@ -127,7 +127,7 @@ def checked_contenders(
     return contenders
 
 
-def _check(contender: Contender, captured: C, backend: PlacingBackend[C, L], single: Timeline) -> None:
+def _check(contender: Contender, captured: C, backend: Backend[C, L], single: Timeline) -> None:
     timeline, alone = contender.program(single)
     contender.parity = backend.check(captured, timeline, alone=alone)
     if contender.parity is not None and not backend.request.relaxed_random:
@@ -135,7 +135,7 @@ def _check(contender: Contender, captured: C, backend: PlacingBackend[C, L], sin
     contender.peak_bytes = backend.peak_bytes(captured, timeline, alone=alone)
 
 
-def loaded_contenders(captured: C, contenders: Sequence[Contender], backend: PlacingBackend[C, L]) -> dict[str, L]:
+def loaded_contenders(captured: C, contenders: Sequence[Contender], backend: Backend[C, L]) -> dict[str, L]:
     """The steps that are measured, by method; where one can't be loaded beside the others, that is its refusal."""
     single, loaded = one_device_timeline(captured.alone), dict[str, L]()
     for contender in contenders:
@@ -148,7 +148,7 @@ def loaded_contenders(captured: C, contenders: Sequence[Contender], backend: Pla
     return loaded
 
 
-def _as_planned(backend: PlacingBackend[C, L], captured: C, contender: Contender, variants: Mapping[str, L]) -> L:
+def _as_planned(backend: Backend[C, L], captured: C, contender: Contender, variants: Mapping[str, L]) -> L:
     """The contender's own plan, loaded. Of `single` that is not what was measured: a plan names one of all devices."""
     if contender.method != SINGLE or contender.result is None:
         return variants[contender.method]

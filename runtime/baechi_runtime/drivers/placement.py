@@ -18,7 +18,7 @@ from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers import pipeline
-from baechi_runtime.drivers.backend import Captured, PlacingBackend
+from baechi_runtime.drivers.backend import Backend, Captured
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.files.checkpoint_folder import CheckpointFolder
 from baechi_runtime.files.run_folder import begin_run
@@ -90,7 +90,7 @@ def place(
 
 
 def place_in_parts(
-    backend: PlacingBackend[C, Any], whole: C, found: tuple[Cluster, LinkProbe | None], sharding: "Sharding | None" = None
+    backend: Backend[C, Any], whole: C, found: tuple[Cluster, LinkProbe | None], sharding: "Sharding | None" = None
 ) -> tuple[C, Placement]:
     """The captured step that is to run, and its plan: `whole`, or the step over the parts that the request's `microbatches` want.
 
@@ -131,7 +131,7 @@ def _wanted(request: TrainRequest) -> int | Sequence[int] | None:
 
 
 def _in_parts(
-    backend: PlacingBackend[C, Any], whole: C, parts: int | Sequence[int], found: tuple[Cluster, LinkProbe | None]
+    backend: Backend[C, Any], whole: C, parts: int | Sequence[int], found: tuple[Cluster, LinkProbe | None]
 ) -> tuple[C, Placement]:
     captured = backend.in_parts(whole, parts)
     placement = place(backend.request, captured, found)

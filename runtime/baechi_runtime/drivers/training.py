@@ -184,7 +184,7 @@ def _parity(backend: TrainingBackend[C, L], captured: C, placement: Placement) -
     return parity
 
 
-def recorded(backend: Backend[C, Any, L], captured: C, loaded: L) -> tuple[str, ...]:
+def recorded(backend: Backend[C, L], captured: C, loaded: L) -> tuple[str, ...]:
     """Writes measured.json, where files are kept: a step beside the timed ones, or behind the trained ones. Returns notes on it."""
     request = backend.request
     if request.out is None:

@@ -224,7 +224,7 @@ class TensorFlowBackend(TrainingBackend[Captured, Loaded]):
         return find_cluster(self.request, self._free)
 
     def in_parts(self, captured: Captured, parts: int | Sequence[int]) -> Captured:
-        """See PlacingBackend."""
+        """See Backend."""
         raise CaptureError("TensorFlow's steps run with their whole batch; drop --microbatches, or give --framework=torch")
 
     def load(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> Loaded:

@@ -3,16 +3,20 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from baechi_ext.explain import explain_plan
+from baechi_ext.explain import Mover, explain_plan
 from baechi_ext.explain.memory import memory_courses
 from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.ir.op_graph import PHASES, OpGraph
 from baechi_ext.simulate import Timeline
 from baechi_runtime.files.run_folder import RunFolder
-from baechi_runtime.report.page.choices import page_choices
 from baechi_runtime.report.page.headline import headline
 from baechi_runtime.report.palette import device_colour, text_colour
 from baechi_runtime.report.run_summary import Compared, summary_of
+
+OPS_SIMULATED = 6_000_000
+"""No more than this many ops are simulated for choices in all: some seconds."""
+LEAST, MOST = 20, 1000
+"""Of so many ops, or groups, choices are simulated."""
 
 
 def page_data(run: RunFolder, compared: Compared = Compared()) -> dict[str, Any]:  # noqa: B008 - frozen
@@ -31,7 +35,7 @@ def page_data(run: RunFolder, compared: Compared = Compared()) -> dict[str, Any]
         "recommended": compared.recommended,
         "recommendation": compared.summary.recommendation if run.report is not None else "",  # else it is the verdict
         "explanation": _explanation(run),
-        "choices": page_choices(run),
+        "choices": choices_of(run),
     }
 
 
@@ -108,3 +112,35 @@ def _explanation(run: RunFolder) -> dict[str, Any]:
 
 def _times(us: Iterable[float]) -> list[float]:
     return [round(float(t), 2) for t in us]
+
+
+def choices_of(run: RunFolder) -> dict[str, Any]:
+    """For the ops of a run, what the step would be with them elsewhere: for the most costly ones where trying all would take long.
+
+    `found`: choices, each for ops that move together; `of`: by op, which of them is its own, or null; `shown`: for how many."""
+    graph, devices = run.graph, len(run.plan.cluster)
+    units: dict[object, list[int]] = {}
+    for v, op in enumerate(graph.ops):
+        units.setdefault(v if op.colocation is None else op.colocation, []).append(v)
+    costliest = sorted(units.values(), key=lambda unit: -sum(graph.ops[v].compute_us for v in unit))
+    affordable = OPS_SIMULATED // max(1, graph.size * (devices - 1))
+    costliest = costliest[: max(LEAST, min(MOST, affordable))]
+    mover = Mover(run.plan)
+    of: list[int | None] = [None] * len(graph)
+    found: list[dict[str, Any]] = []
+    for unit in costliest:
+        for v in unit:
+            of[v] = len(found)
+        found.append(_choices_of(mover, unit))
+    shown = f"It was predicted with other devices only for the {len(costliest)} most costly of {len(units)} ops and colocation groups."
+    return {"of": of, "found": found, "shown": shown}
+
+
+def _choices_of(mover: Mover, unit: list[int]) -> dict[str, Any]:
+    choices = mover.choices(unit[:1])
+    return {
+        "moved": len(choices.moved),
+        "verdict": choices.verdict,
+        "step_us": choices.step_us,
+        "choices": [{"device": c.device, "step_us": c.step_us, "fits": c.fits} for c in choices.choices],
+    }

@@ -11,7 +11,7 @@ from baechi_ext.errors import BaechiError, CaptureError, ParityError
 from baechi_ext.ir import Cluster
 from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.simulate import Timeline
-from baechi_runtime.drivers.backend import Captured, PlacingBackend
+from baechi_runtime.drivers.backend import Backend, Captured
 from baechi_runtime.drivers.comparison import UNPLACED
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.measure.link_probe import LinkProbe
@@ -73,7 +73,7 @@ def with_call(request: TrainRequest, compared: ComparedCall, workers: Workers | 
     return value
 
 
-class CallBackend(PlacingBackend[Captured, Loaded]):
+class CallBackend(Backend[Captured, Loaded]):
     """Threads of this process; eager runs in the caller's own, on the core of device 0."""
 
     unplaced = "eager, one device"
@@ -95,7 +95,7 @@ class CallBackend(PlacingBackend[Captured, Loaded]):
         return find_cluster(self.request, self._executor)
 
     def in_parts(self, captured: Captured, parts: int | Sequence[int]) -> Captured:
-        """See PlacingBackend."""
+        """See Backend."""
         raise CaptureError("a script's calls run with their whole batch; drop --microbatches, or give a built-in model")
 
     def load(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> Loaded:
