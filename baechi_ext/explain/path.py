@@ -181,3 +181,8 @@ class Paths:
                 sums[stretch.kind, device, None, None] += us
         found = [Part(*key, us) for key, us in sums.items() if us > 0]
         return tuple(sorted(found, key=lambda part: -part.us))
+
+
+def critical_ops(timeline: Timeline) -> tuple[int, ...]:
+    """The ops of the critical path, in the order they run."""
+    return tuple(stretch.op for stretch in Paths(timeline).critical() if stretch.kind == OP)

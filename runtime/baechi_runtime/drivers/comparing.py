@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -36,11 +35,7 @@ def compare(request: CompareRequest, on_devices: OnDevices) -> Comparison | None
     """
     if request.train.out is not None:
         make_folder(Path(request.train.out))
-    return on_devices(request.train, partial(_drive, request))
-
-
-def _drive(request: CompareRequest, backend: Backend[C, L]) -> Comparison:
-    return compared(request, backend, backend.capture(), request.train.model)
+    return on_devices(request.train, lambda backend: compared(request, backend, backend.capture(), request.train.model))
 
 
 def compared(request: CompareRequest, backend: Backend[C, L], captured: C, model: str, notes: Sequence[str] = ()) -> Comparison:

@@ -209,5 +209,5 @@ def _side_by_side(a: Any, b: Any) -> tuple[Any, Any]:
     zero_a, zero_b = torch.zeros_like(a.values()), torch.zeros_like(b.values())
     pairs = torch.cat([torch.stack([a.values(), zero_a], -1), torch.stack([zero_b, b.values()], -1)])
     places = torch.cat([a.indices(), b.indices()], 1)
-    both = torch.sparse_coo_tensor(places, pairs, (*a.shape, 2)).coalesce().values()
+    both = torch.sparse_coo_tensor(places, pairs, (*a.shape, 2), check_invariants=False).coalesce().values()
     return both[..., 0], both[..., 1]

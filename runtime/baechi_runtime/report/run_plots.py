@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from baechi_ext.errors import FileError
 from baechi_ext.explain.memory import memory_courses
+from baechi_ext.explain.path import critical_ops
 from baechi_ext.ir.files import make_folder
 from baechi_ext.ir.made_by import MadeBy
 from baechi_runtime.files.run_folder import SHARD_PLAN, RunFolder, is_sharded_run
@@ -166,7 +167,7 @@ def _samples(row: Variant) -> tuple[float, ...]:
 def _tracks(run: RunFolder) -> Iterator[_Track]:
     timeline, measured = run.timeline, run.measured
     spans = list(zip(timeline.start_us, timeline.end_us, run.plan.placement, strict=True))
-    path = timeline.critical_path()
+    path = critical_ops(timeline)
     sent = [(t.start_us, t.end_us, t.source) for t in timeline.transfers]
     yield _Track("predicted", timeline.makespan_us, spans, [spans[v] for v in path], sent, timeline.busy_us)
     if measured is not None:

@@ -90,7 +90,7 @@ class RunSummary:
         """From report.json, of one step, of a training or of a script. Raises FileError where a field is not what it should be."""
         steps, parity = object_of(value, "measured_step_us"), object_of(value, "parity")
         return cls(
-            **_common(value),
+            **common_fields(value),
             measured=samples_of(steps, "placed") if "placed" in steps else samples_of(value, "measured_step_us"),
             over_single=ratio_of(value, "speedup_interval"),
             over_eager=ratio_of(value, "speedup_over_eager"),
@@ -103,14 +103,9 @@ class RunSummary:
         )
 
     @classmethod
-    def of_sharding(cls, value: Mapping[str, Any]) -> "RunSummary":
-        """From the report.json of a sharded run: what is not of one strategy. Raises FileError."""
-        return cls(**_common(value))
-
-    @classmethod
     def of_comparison(cls, value: Mapping[str, Any]) -> "RunSummary":
         """From compare.json: the plan beside it is that of the recommended method."""
-        common = _common(value) | {"recommendation": text_of(value, "recommendation")}
+        common = common_fields(value) | {"recommendation": text_of(value, "recommendation")}
         if (error := number_of(value, "interval_error")) is not None:
             common["interval_error"] = error
         chosen = next((row for row in method_rows(value) if row.name == value.get("recommended")), None)
@@ -166,7 +161,8 @@ def _row(value: Mapping[str, Any], name: str) -> MethodRow:
     return MethodRow(**variant_fields(value, name), peaks=numbers_of(object_of(value, "peak_memory_bytes"), "measured"))
 
 
-def _common(value: Mapping[str, Any]) -> dict[str, Any]:
+def common_fields(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a RunSummary that every report has, a sharded run's, too. Raises FileError."""
     return {
         "model": text_of(value, "model"),
         "executor": text_of(value, "executor"),

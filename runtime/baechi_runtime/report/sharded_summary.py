@@ -12,7 +12,7 @@ from baechi_ext.shard.explain import FORECAST_KINDS
 from baechi_ext.shard.plan import ShardPlan
 from baechi_runtime.files.run_folder import REPORT, SHARD_PLAN
 from baechi_runtime.report.fields import list_of, number_of, object_of, objects_of, text_of
-from baechi_runtime.report.run_summary import RunSummary, Variant, variant_fields
+from baechi_runtime.report.run_summary import RunSummary, Variant, common_fields, variant_fields
 
 HELD = ("weights", "gradients", "optimizer", "kept")
 OWN = "plan"
@@ -64,7 +64,7 @@ class ShardedRun:
             rows = [object_of(value, "whole"), *objects_of(value, "strategies", "strategy")]
             plans = _plans(folder, rows)
             strategies = tuple(_strategy(row, plans, is_whole=not i) for i, row in enumerate(rows) if row)
-            summary, facts = RunSummary.of_sharding(value), tuple(_facts(value))
+            summary, facts = RunSummary(**common_fields(value)), tuple(_facts(value))
         except FileError as e:
             raise FileError(f"{folder / REPORT}: {e}; write it again with baechi train --sharding --out") from e
         if own is not None:

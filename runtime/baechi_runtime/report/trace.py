@@ -178,12 +178,11 @@ class _Drawing:
         for title, slices in (("copy-in", self._in[device]), ("copy-out", self._out[device])):
             used = sorted({s.row for s in slices})
             rows |= {row: title if i == 0 else f"{title} {i + 1}" for i, row in enumerate(used)}
-        yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
-        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
+        yield _about("process_name", pid, 0, name=name)
+        yield _about("process_sort_index", pid, 0, sort_index=pid)
         for row, title in rows.items():
-            tid = _tid(pid, row)
-            yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": title}}
-            yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": row}}
+            yield _about("thread_name", pid, _tid(pid, row), name=title)
+            yield _about("thread_sort_index", pid, _tid(pid, row), sort_index=row)
 
     def events_of(self, device: int, pid: int, *, arrows: bool) -> Iterator[_Timed]:
         """Slices, arrows, where these are wanted, and what the device holds."""
@@ -204,9 +203,10 @@ class _Drawing:
         op, (start, end) = self._step.graph.ops[v], self._step.span[v]
         spans = {kind: step.span.get(v) for kind, step in self._steps.items()}
         args: dict[str, Any] = {"op": op.op, "phase": op.phase, "module": op.module}
-        args |= {f"{kind}_start_us": _us(span[0]) for kind, span in spans.items() if span is not None}
-        args |= {f"{kind}_us": _us(span[1] - span[0]) for kind, span in spans.items() if span is not None}
-        args |= {"output_bytes": op.output_bytes, "persistent_bytes": op.persistent_bytes, "temporary_bytes": op.temporary_bytes}
+        for kind, span in spans.items():
+            if span is not None:
+                args |= {f"{kind}_start_us": _us(span[0]), f"{kind}_us": _us(span[1] - span[0])}
+        args |= {size: getattr(op, size) for size in ("output_bytes", "persistent_bytes", "temporary_bytes")}
         return _Slice(op.id, _COMPUTE, start, end, rank, {key: value for key, value in args.items() if value is not None})
 
     def _copy(self, copy: _Copy, direction: str, rank: tuple[int, int]) -> _Slice:
@@ -240,6 +240,11 @@ def _in_rows(slices: Iterable[_Slice], first: int) -> list[_Slice]:
         ends[free : free + 1] = [s.end]
         s.row = first + free
     return placed
+
+
+def _about(what: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
+    """An event that tells something of a process or a row of it."""
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
 
 
 def _tid(pid: int, row: int) -> int:

@@ -5,6 +5,7 @@ from typing import Any
 
 from baechi_ext.explain import Mover, explain_plan
 from baechi_ext.explain.memory import memory_courses
+from baechi_ext.explain.path import critical_ops
 from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.ir.op_graph import PHASES, OpGraph
 from baechi_ext.simulate import Timeline
@@ -81,7 +82,7 @@ def _predicted(timeline: Timeline) -> dict[str, Any]:
         "end_us": _times(timeline.end_us),
         "transfers": [[t.tensor, t.source, t.target, *_times((t.start_us, t.end_us))] for t in timeline.transfers],
         "busy_us": _times(timeline.busy_us),
-        "critical": list(timeline.critical_path()),
+        "critical": list(critical_ops(timeline)),
         "memory": [[_times(at_us for at_us, _ in course), [held for _, held in course]] for course in memory_courses(timeline)],
     }
 
