@@ -1,7 +1,6 @@
 """`baechi plot`: a run as figures for papers: timelines, memory, busy shares, and methods where several were compared."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from baechi_ext.ir.made_by import MadeBy
 from baechi_runtime.files.run_folder import SHARD_PLAN, RunFolder, is_sharded_run
 from baechi_runtime.report.figure import require_matplotlib, save_figure
 from baechi_runtime.report.palette import LIMIT, device_colour
+from baechi_runtime.report.run_steps import steps_of
 from baechi_runtime.report.run_summary import Compared, Variant, summary_of
 from baechi_runtime.report.sharded_summary import ShardedRun
 from baechi_runtime.report.tables import size_unit, time_unit
@@ -26,18 +26,6 @@ WIDTH_INCHES = 7.0
 _TRANSFER, _PATH, _MEASURED = "#7b8794", "#111111", "#111111"
 _MANY = 20_000
 """From this many ops on a PDF holds them as an image."""
-
-
-@dataclass(frozen=True)
-class _Track:
-    """A predicted or measured step: (start, end, device) of its ops, of its critical ones, and (start, end, source) of its transfers."""
-
-    title: str
-    step_us: float
-    ops: Sequence[tuple[float, float, int]]
-    critical: Sequence[tuple[float, float, int]]
-    transfers: Sequence[tuple[float, float, int]]
-    busy_us: Sequence[float]
 
 
 def write_plots(folder: str, out: str | None, command: tuple[str, ...] = ()) -> list[Path]:
@@ -76,22 +64,23 @@ def _sharded(folder: str) -> tuple[str, MadeBy, dict[str, "Figure"]]:
 
 def timeline_figure(run: RunFolder) -> "Figure":
     """Every device's ops in a row over time, and in a thin one the tensors it sends; above those of the critical path is a line."""
-    tracks = list(_tracks(run))
-    names = _names(run)
-    scale, unit = time_unit(max(track.step_us for track in tracks))
-    figure = require_matplotlib()(figsize=(WIDTH_INCHES, (0.45 + 0.34 * len(names)) * len(tracks) + 0.35), layout="constrained")
-    grid = figure.subplots(len(tracks), sharex=True, squeeze=False)
-    for axes, track in zip(grid[:, 0], tracks, strict=True):
+    steps, names, path = steps_of(run), _names(run), critical_ops(run.timeline)
+    placement, most_us = run.plan.placement, max(step.step_us for step in steps)
+    scale, unit = time_unit(most_us)
+    figure = require_matplotlib()(figsize=(WIDTH_INCHES, (0.45 + 0.34 * len(names)) * len(steps) + 0.35), layout="constrained")
+    grid = figure.subplots(len(steps), sharex=True, squeeze=False)
+    for axes, step in zip(grid[:, 0], steps, strict=True):
         for d in range(len(names)):
-            _bars(axes, _of(track.ops, d, scale), (d - 0.36, 0.5), device_colour(d), 0.75)
-            _bars(axes, _of(track.critical, d, scale), (d - 0.42, 0.06), _PATH)
-            _bars(axes, _of(track.transfers, d, scale), (d + 0.2, 0.14), _TRANSFER)
+            ops, critical = ([step.span[v] for v in some if v in step.span and placement[v] == d] for some in (step.span, path))
+            _bars(axes, ops, scale, (d - 0.36, 0.5), device_colour(d), 0.75)
+            _bars(axes, critical, scale, (d - 0.42, 0.06), _PATH)
+            _bars(axes, [(c.start_us, c.end_us) for c in step.copies if c.source == d], scale, (d + 0.2, 0.14), _TRANSFER)
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.5, -0.55)
-        axes.set_title(f"{track.title}: {track.step_us / scale:.4g} {unit}", loc="left", fontsize=9)
+        axes.set_title(f"{step.kind}: {step.step_us / scale:.4g} {unit}", loc="left", fontsize=9)
         _quiet(axes)
     grid[-1, 0].set_xlabel(unit)
-    grid[-1, 0].set_xlim(0, max(track.step_us for track in tracks) / scale)
+    grid[-1, 0].set_xlim(0, most_us / scale)
     return figure
 
 
@@ -122,17 +111,17 @@ def memory_figure(run: RunFolder, measured: Sequence[float]) -> "Figure":
 
 def busy_figure(run: RunFolder) -> "Figure":
     """The part of the step that every device is busy."""
-    tracks, names = list(_tracks(run)), _names(run)
-    figure = require_matplotlib()(figsize=(WIDTH_INCHES, 0.36 * len(names) * len(tracks) + 0.6), layout="constrained")
+    steps, names = steps_of(run), _names(run)
+    figure = require_matplotlib()(figsize=(WIDTH_INCHES, 0.36 * len(names) * len(steps) + 0.6), layout="constrained")
     axes = figure.subplots()
     labels: list[str] = []
     for d, name in enumerate(names):
-        for i, track in enumerate(tracks):
-            y, part = len(labels), 100 * track.busy_us[d] / track.step_us if track.step_us else 0.0
+        for i, step in enumerate(steps):
+            y, part = len(labels), 100 * step.busy_us[d] / step.step_us if step.step_us else 0.0
             axes.barh(y, 100, 0.7, color="#e8eaed")
             axes.barh(y, part, 0.7, color=device_colour(d), alpha=0.6 if i else 1)
             axes.text(101, y, f"{part:.0f}%", va="center", fontsize=8)
-            labels.append(f"{name}, {track.title}")
+            labels.append(f"{name}, {step.kind}")
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.set(xlim=(0, 108), xlabel="busy, % of the step")
@@ -164,21 +153,6 @@ def _samples(row: Variant) -> tuple[float, ...]:
     return () if row.measured is None else row.measured.us
 
 
-def _tracks(run: RunFolder) -> Iterator[_Track]:
-    timeline, measured = run.timeline, run.measured
-    spans = list(zip(timeline.start_us, timeline.end_us, run.plan.placement, strict=True))
-    path = critical_ops(timeline)
-    sent = [(t.start_us, t.end_us, t.source) for t in timeline.transfers]
-    yield _Track("predicted", timeline.makespan_us, spans, [spans[v] for v in path], sent, timeline.busy_us)
-    if measured is not None:
-        ran = measured.by_id()
-        ops = [(op.start_us, op.end_us, op.device) for op in measured.ops]
-        seen = [ran[run.graph.ops[v].id] for v in path if run.graph.ops[v].id in ran]
-        critical = [(op.start_us, op.end_us, op.device) for op in seen]
-        sent = [(t.start_us, t.end_us, t.source) for t in measured.transfers]
-        yield _Track("measured", measured.wall_us, ops, critical, sent, measured.busy_us(len(run.plan.cluster)))
-
-
 def _names(run: RunFolder) -> list[str]:
     return [_plain(d.name) for d in run.plan.cluster.devices]
 
@@ -188,13 +162,13 @@ def _plain(name: str) -> str:
     return name.replace("$", r"\$")
 
 
-def _of(spans: Iterable[tuple[float, float, int]], device: int, scale: float) -> list[tuple[float, float]]:
-    return [(start / scale, (end - start) / scale) for start, end, d in spans if d == device]
-
-
-def _bars(axes: "Axes", spans: Sequence[tuple[float, float]], y: tuple[float, float], colour: str, alpha: float = 1.0) -> None:
-    if spans:
-        axes.broken_barh(spans, y, facecolors=colour, alpha=alpha, linewidth=0.15, edgecolor="white", rasterized=len(spans) > _MANY)
+def _bars(
+    axes: "Axes", spans: Sequence[tuple[float, float]], scale: float, y: tuple[float, float], colour: str, alpha: float = 1.0
+) -> None:
+    """Bars from start to end at the height `y`."""
+    scaled = [(start / scale, (end - start) / scale) for start, end in spans]
+    if scaled:
+        axes.broken_barh(scaled, y, facecolors=colour, alpha=alpha, linewidth=0.15, edgecolor="white", rasterized=len(scaled) > _MANY)
 
 
 def _quiet(axes: "Axes") -> None:
