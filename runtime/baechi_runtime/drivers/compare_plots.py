@@ -2,8 +2,8 @@
 
 import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.table import Table
 from rich.text import Text
 
 from baechi_ext.ir.made_by import MadeBy
@@ -11,7 +11,10 @@ from baechi_runtime.drivers.comparison import SINGLE, UNPLACED, Comparison, Cont
 from baechi_runtime.report.figure import save_figure
 from baechi_runtime.report.run_plots import methods_figure
 from baechi_runtime.report.run_summary import method_rows
-from baechi_runtime.report.tables import as_range, as_time, console
+from baechi_runtime.report.tables import as_range, as_time, console, table_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _WIDTH, _BAR = 170, 60
 _LETTERS = 110
@@ -32,17 +35,11 @@ def show(comparison: Comparison) -> None:
     out.print(Text(recommendation), soft_wrap=True, style="bold")
 
 
-def _table(comparison: Comparison) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in _COLUMNS:
-        words = name in ("method", "note")
-        table.add_column(name, justify="left" if words else "right", no_wrap=name != "note", overflow="fold")
-    unplaced = comparison.measurement.samples.get(UNPLACED)
-    if unplaced is not None:
-        table.add_row(comparison.unplaced, "-", *map(Text, _seen(comparison, UNPLACED)), "unplaced")
-    for contender in comparison.contenders:
-        table.add_row(*map(Text, _cells(comparison, contender)))
-    return table
+def _table(comparison: Comparison) -> "Table":
+    rows = [_cells(comparison, contender) for contender in comparison.contenders]
+    if UNPLACED in comparison.measurement.samples:
+        rows.insert(0, (comparison.unplaced, "-", *_seen(comparison, UNPLACED), "unplaced"))
+    return table_of(_COLUMNS, rows, words=["note"])
 
 
 def _cells(comparison: Comparison, contender: Contender) -> tuple[str, ...]:

@@ -59,15 +59,16 @@ def aligned(facts: Mapping[str, str]) -> list[str]:
     return [f"{name:<{width}}  {value}" for name, value in facts.items()]
 
 
-def table_of(names: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table":
-    """A table whose cells are shown as they are. Text to the left in the first column, which goes on in a further line where it is long,
-    numbers to the right in the others."""
+def table_of(names: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[str] = ()) -> "Table":
+    """A table whose cells are shown as they are. Text to the left in the first column and those of `words`, which go on in a further line
+    where they are long, numbers to the right in the others."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, name in enumerate(names):
-        table.add_column(name, justify="right" if i else "left", overflow="fold", no_wrap=i > 0)
+    for name in names:
+        is_text = name in (names[0], *words)
+        table.add_column(name, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
     for row in rows:
         table.add_row(*map(Text, row))
     return table
