@@ -155,8 +155,9 @@ class _Drawing:
 
     def _first_reader(self, copy: Copy) -> int | None:
         """The op that reads a copy first, where one was seen to."""
-        span, readers = self._step.span, self._graph.tensors[copy.tensor].readers
-        return min((v for v in readers if v in span and self._device[v] == copy.target), key=lambda v: _ns(span[v][0]), default=None)
+        span = self._step.span
+        there = (v for v in self._graph.tensors[copy.tensor].readers if v in span and self._device[v] == copy.target)
+        return min(there, key=lambda v: tuple(map(_ns, span[v])), default=None)
 
     def _copy(self, copy: Copy, direction: str, rank: tuple[int, int]) -> _Slice:
         graph = self._graph
