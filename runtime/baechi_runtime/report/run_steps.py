@@ -48,8 +48,9 @@ def _measured(run: RunFolder, step: MeasuredStep) -> RunStep:
     graph = run.graph
     tensors = {(graph.ops[t.producer].id, t.name): i for i, t in enumerate(graph.tensors)}
     place = {v: i for i, v in enumerate(graph.order)}
+    # By nanoseconds, as traces have them: of ops that start at one instant those that take no time come first.
     found = ((graph.index[op.id], (op.start_us, op.end_us)) for op in step.ops)
-    span = dict(sorted(found, key=lambda item: (round(item[1][0] * 1000), place[item[0]])))  # clocks have nanoseconds, as traces do
+    span = dict(sorted(found, key=lambda item: ([round(us * 1000) for us in item[1]], place[item[0]])))
     copies = [Copy(tensors[t.op, t.tensor], t.source, t.target, t.start_us, t.end_us) for t in step.transfers]
     memory = None if step.memory is None else [[(held.at_us, held.bytes) for held in device] for device in step.memory]
     return RunStep(MEASURED, step.wall_us, span, copies, step.busy_us(len(run.plan.cluster)), memory)
