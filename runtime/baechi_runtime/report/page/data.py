@@ -15,7 +15,7 @@ from baechi_runtime.report.run_summary import Compared, summary_of
 OPS_SIMULATED = 6_000_000
 """No more than this many ops are simulated for choices in all: some seconds."""
 LEAST, MOST = 20, 1000
-"""Of so many ops, or groups, choices are simulated."""
+"""The number of ops, or groups, whose choices are simulated."""
 
 
 def page_data(run: RunFolder, compared: Compared = Compared()) -> dict[str, Any]:  # noqa: B008 - frozen
