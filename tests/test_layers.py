@@ -35,7 +35,7 @@ RUNTIME = {
     "models.torch": {"models", "models.options"},
     "models.tensorflow": {"models", "models.options"},
     "report": {"files", "measure"},
-    "report.page": {"files", "report"},
+    "report.page": {"files", "measure", "report"},
     "placeto": {"host", "report"},
     "drivers": {"files", "host", "measure", "models", "report"},
     "torch.lowering": {"files", "host", "measure", "models"},

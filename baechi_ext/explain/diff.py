@@ -83,26 +83,24 @@ class PlanDiff:
     @cached_property
     def modules(self) -> tuple[MovedModule, ...]:
         """The moved ops by module and devices, most compute first."""
-        ops = self.graph.ops
-        moves: dict[tuple[str, str, str], list[int]] = {}
+        ops, moves = self.graph.ops, defaultdict[tuple[str, str, str], list[int]](list)
         for v in self.moved:
-            moves.setdefault((_module_of(self.graph, v), _device(self.before, v), _device(self.after, v)), []).append(v)
+            moves[_module_of(self.graph, v), _device(self.before, v), _device(self.after, v)].append(v)
         size = Counter(_module_of(self.graph, v) for v in range(len(ops)))
         found = [
-            MovedModule(name, old, new, len(of), size[name], sum(ops[v].compute_us for v in of), sum(ops[v].persistent_bytes for v in of))
-            for (name, old, new), of in moves.items()
+            MovedModule(*ends, len(of), size[ends[0]], sum(ops[v].compute_us for v in of), sum(ops[v].persistent_bytes for v in of))
+            for ends, of in moves.items()
         ]
         return tuple(sorted(found, key=lambda module: -module.compute_us))
 
     def to_json(self) -> dict[str, Any]:
         """The output of `baechi diff --json` (docs/files.md)."""
         ids = self.graph.ops
-        places = [(ids[v].id, _device(self.before, v), _device(self.after, v)) for v in self.moved]
         return {
             "same": self.is_empty,
             "before": _side_to_json(self.before),
             "after": _side_to_json(self.after),
-            "moved": [{"op": op, "source": source, "target": target} for op, source, target in places],
+            "moved": [{"op": ids[v].id, "source": _device(self.before, v), "target": _device(self.after, v)} for v in self.moved],
             "moved_us": self.moved_us,
             "moved_bytes": self.moved_bytes,
             "modules": [asdict(module) for module in self.modules],
@@ -124,6 +122,10 @@ def diff_plans(before: Plan, after: Plan) -> PlanDiff:
     same_cluster, partner = before.cluster == after.cluster, _partners(before.cluster, after.cluster)
     moved, recosted = tuple(v for v, d in enumerate(second.placement) if partner.get(d) != first.placement[v]), _recosted(before, after)
     renamed = _renamed(before, after) if same_cluster and moved else None
+    crossed = None
+    if same_cluster and not recosted:
+        simulator, mixed = Simulator(before.graph, before.cluster), ((after, before), (before, after))
+        crossed = Crossed(*(simulator.evaluate(plan.placement, order.priority)[0] for plan, order in mixed))
     return PlanDiff(
         before=first,
         after=second,
@@ -133,7 +135,7 @@ def diff_plans(before: Plan, after: Plan) -> PlanDiff:
         priorities=(before.priority is not None, after.priority is not None),
         ranks_differ=_ranks_differ(before.priority, after.priority),
         cluster_changes=_cluster_changes(before.cluster, after.cluster, partner),
-        crossed=_crossed(before, after) if same_cluster and not recosted else None,
+        crossed=crossed,
         renamed=renamed and renamed[0],
         moved_renamed=renamed[1] if renamed else len(moved),
     )
@@ -200,14 +202,10 @@ def _reordered(before: Timeline, after: Timeline, moved: set[int]) -> tuple[int,
 
 
 def _recosted(before: Plan, after: Plan) -> tuple[int, ...]:
-    one, other = before.graph, after.graph
-    if one is other:
-        return ()
-
     def costs(graph: OpGraph, v: int) -> tuple[object, ...]:
         return graph.ops[v], [graph.tensors[t].bytes for t in graph.outputs[v]]
 
-    return tuple(v for v in range(len(one)) if costs(one, v) != costs(other, v))
+    return tuple(v for v in range(len(before.graph)) if costs(before.graph, v) != costs(after.graph, v))
 
 
 def _longest_increasing(values: Sequence[int]) -> set[int]:
@@ -232,14 +230,6 @@ def _ranks_differ(before: Sequence[float] | None, after: Sequence[float] | None)
         return None
     ranks = [{value: i for i, value in enumerate(sorted(set(priority)))} for priority in (before, after)]
     return sum(ranks[0][a] != ranks[1][b] for a, b in zip(before, after, strict=True))
-
-
-def _crossed(before: Plan, after: Plan) -> Crossed:
-    simulator = Simulator(before.graph, before.cluster)
-    return Crossed(
-        placement_after_us=simulator.evaluate(after.placement, before.priority)[0],
-        priority_after_us=simulator.evaluate(before.placement, after.priority)[0],
-    )
 
 
 def _renamed(before: Plan, after: Plan) -> tuple[tuple[int, ...], int] | None:

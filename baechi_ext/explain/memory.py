@@ -1,6 +1,6 @@
 """Contents of each device when its memory is fullest, and what of that could be elsewhere."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from baechi_ext.ir.op_graph import OpGraph
@@ -22,9 +22,6 @@ class Holder:
     tensor: str | None
     bytes: float
 
-    def to_json(self, graph: OpGraph) -> dict[str, Any]:
-        return {"kind": self.kind, "op": graph.ops[self.op].id, "tensor": self.tensor, "bytes": self.bytes}
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
@@ -45,27 +42,19 @@ class DeviceMemory:
         return self.peak_bytes / self.limit_bytes if self.limit_bytes else float(self.peak_bytes > 0)
 
     def to_json(self, graph: OpGraph) -> dict[str, Any]:
-        return {
-            "device": self.device,
-            "peak_bytes": self.peak_bytes,
-            "limit_bytes": self.limit_bytes,
-            "share": self.share,
-            "at_us": self.at_us,
-            "by_kind_bytes": self.by_kind,
-            "holders": [holder.to_json(graph) for holder in self.holders],
-        }
+        value = asdict(self)
+        by_kind, holders = value.pop("by_kind"), value.pop("holders")
+        value |= {"share": self.share, "by_kind_bytes": by_kind}
+        return value | {"holders": [holder | {"op": graph.ops[holder["op"]].id} for holder in holders]}
 
 
 def device_memories(timeline: Timeline) -> tuple[DeviceMemory, ...]:
     """Contents of each device at its peak."""
     graph, held, found = timeline.graph, holdings(timeline), []
-    persistent: list[list[Holder]] = [[] for _ in timeline.busy_us]
-    for v, op in enumerate(graph.ops):
-        if op.persistent_bytes:
-            persistent[timeline.placement[v]].append(Holder(KINDS[PERSISTENT], v, None, op.persistent_bytes))
     for d, (base, device) in enumerate(zip(persistent_bytes(timeline), timeline.cluster.devices, strict=True)):
         at_us, live = held.of(d).at_peak(base)
-        holders = list(persistent[d])
+        ops = (v for v, op in enumerate(graph.ops) if op.persistent_bytes and timeline.placement[v] == d)
+        holders = [Holder(KINDS[PERSISTENT], v, None, graph.ops[v].persistent_bytes) for v in ops]
         by_kind = dict.fromkeys(KINDS.values(), 0.0) | {KINDS[PERSISTENT]: float(base)}
         for kind, item, size in live:
             tensor = None if kind == WORKING else graph.tensors[item]

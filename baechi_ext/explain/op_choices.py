@@ -32,9 +32,6 @@ class Choice:
     transfers: int
     bytes_moved: int | float
 
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "peak_memory_bytes": list(self.peak_memory_bytes)}
-
 
 @dataclass(frozen=True)
 class OpChoices:
@@ -96,7 +93,7 @@ class OpChoices:
             "verdict": self.verdict,
             "step_us": self.step_us,
             "critical_us": self.critical_us,
-            "choices": [choice.to_json() for choice in self.choices],
+            "choices": [asdict(choice) for choice in self.choices],
         }
 
 

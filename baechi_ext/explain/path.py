@@ -4,8 +4,9 @@ The critical path follows what held each op or transfer up last, be it data or s
 the step, something on it has to become shorter. The data path follows data alone, and shows how long that had to wait.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -51,8 +52,7 @@ class Part:
     us: float
 
     def to_json(self, step_us: float) -> dict[str, Any]:
-        share = self.us / step_us if step_us else 0.0
-        return {"kind": self.kind, "device": self.device, "target": self.target, "phase": self.phase, "us": self.us, "share": share}
+        return {**asdict(self), "share": self.us / step_us if step_us else 0.0}
 
 
 def transfer_to_json(graph: OpGraph, transfer: Transfer) -> dict[str, Any]:
@@ -168,19 +168,21 @@ class Paths:
 
     def parts(self, path: Iterable[Stretch]) -> tuple[Part, ...]:
         """The parts of a path, the longest first."""
-        sums: dict[tuple[str, int, int | None, str | None], float] = {}
+        sums: defaultdict[tuple[str, int, int | None, str | None], float] = defaultdict(float)
         for stretch in path:
             device, us = self.timeline.placement[stretch.op], stretch.end_us - stretch.start_us
-            phase = self.timeline.graph.ops[stretch.op].phase
-            entries: tuple[tuple[tuple[str, int, int | None, str | None], float], ...]
             if stretch.transfer is not None:
-                entries = (((stretch.kind, stretch.transfer.source, stretch.transfer.target, None), us),)
+                sums[stretch.kind, stretch.transfer.source, stretch.transfer.target, None] += us
             elif stretch.kind == OP:
-                handling_us = self.handling_us(stretch.op)
-                entries = ((COMPUTE, device, None, phase), us - handling_us), ((HANDLING, device, None, phase), handling_us)
+                phase, handling_us = self.timeline.graph.ops[stretch.op].phase, self.handling_us(stretch.op)
+                sums[COMPUTE, device, None, phase] += us - handling_us
+                sums[HANDLING, device, None, phase] += handling_us
             else:
-                entries = (((stretch.kind, device, None, None), us),)
-            for key, part_us in entries:
-                sums[key] = sums.get(key, 0.0) + part_us
+                sums[stretch.kind, device, None, None] += us
         found = [Part(*key, us) for key, us in sums.items() if us > 0]
         return tuple(sorted(found, key=lambda part: -part.us))
+
+
+def critical_ops(timeline: Timeline) -> tuple[int, ...]:
+    """The ops of the critical path, in the order they run."""
+    return tuple(stretch.op for stretch in Paths(timeline).critical() if stretch.kind == OP)

@@ -29,6 +29,7 @@ class WhatIf:
     step_us: float
     gain_us: float
 
+
 @dataclass(frozen=True, slots=True)
 class CostlyTransfer:
     """A transfer, and by how much the step is shorter if it takes no time, on the link and on its devices; None: not tried."""
@@ -66,7 +67,7 @@ class TransferCosts:
 
 def sensitivity(timeline: Timeline, priority: Sequence[float] | None) -> tuple[WhatIf, ...]:
     """The step with other links, and with each device 10% faster, where there are several."""
-    cluster, found = timeline.cluster, []
+    cluster = timeline.cluster
     changed: list[tuple[str, int | None, Cluster]] = []
     if timeline.transfers:
         changed = [
@@ -77,14 +78,11 @@ def sensitivity(timeline: Timeline, priority: Sequence[float] | None) -> tuple[W
             ("links that take no time", None, scale_links(cluster, 0.0)),
         ]
     busiest = sorted((d for d, busy in enumerate(timeline.busy_us) if busy > 0), key=lambda d: -timeline.busy_us[d])
-    for d in sorted(busiest[:MOST_DEVICES]):
-        changed.append((f"{cluster.devices[d].name} 10% faster", d, _faster(cluster, {d})))
+    changed += [(f"{cluster.devices[d].name} 10% faster", d, _faster(cluster, {d})) for d in sorted(busiest[:MOST_DEVICES])]
     if len(busiest) > 1:
         changed.append((ALL_FASTER, None, _faster(cluster, set(busiest))))
-    for change, device, other in changed:
-        step_us, _ = Simulator(timeline.graph, other).evaluate(timeline.placement, priority)
-        found.append(WhatIf(change, device, step_us, timeline.makespan_us - step_us))
-    return tuple(found)
+    steps = [Simulator(timeline.graph, other).evaluate(timeline.placement, priority)[0] for *_, other in changed]
+    return tuple(WhatIf(what, d, us, timeline.makespan_us - us) for (what, d, _), us in zip(changed, steps, strict=True))
 
 
 def transfer_costs(
@@ -106,14 +104,15 @@ def transfer_costs(
     marked = [(is_critical(x), x) for x in timeline.transfers]
     marked.sort(key=lambda pair: (not pair[0], pair[1].start_us - pair[1].end_us))
     count = max(SHOWN, min(MOST_TRIED, OPS_TRIED // graph.size)) if graph.size else 0
-    simulator, tried = Simulator(graph, timeline.cluster), []
-    for on_path, x in marked[:count]:
-        step_us = simulator.run(place, priority, {(x.tensor, x.target)}).makespan_us
-        tried.append(CostlyTransfer(x, on_path, timeline.makespan_us - step_us))
-    rest = [CostlyTransfer(x, on_path, None) for on_path, x in marked[count:]]
-    by_gain = sorted(tried, key=lambda x: (-(x.gain_us or 0.0), -x.us))[:SHOWN]
-    by_duration = sorted([*tried, *rest], key=lambda x: -x.us)[:SHOWN]
-    return TransferCosts(tuple(by_gain), tuple(by_duration), len(tried), len(timeline.transfers))
+    simulator = Simulator(graph, timeline.cluster)
+
+    def gain_us(x: Transfer) -> float:
+        return timeline.makespan_us - simulator.run(place, priority, {(x.tensor, x.target)}).makespan_us
+
+    costs = [CostlyTransfer(x, on_path, gain_us(x) if i < count else None) for i, (on_path, x) in enumerate(marked)]
+    by_gain = sorted(costs[:count], key=lambda x: (-(x.gain_us or 0.0), -x.us))[:SHOWN]
+    by_duration = sorted(costs, key=lambda x: -x.us)[:SHOWN]
+    return TransferCosts(tuple(by_gain), tuple(by_duration), len(costs[:count]), len(costs))
 
 
 def _faster(cluster: Cluster, chosen: Collection[int]) -> Cluster:

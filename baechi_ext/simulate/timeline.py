@@ -53,30 +53,6 @@ class Timeline:
             order[self.placement[v]].append(v)
         return tuple(map(tuple, order))
 
-    def critical_path(self) -> tuple[int, ...]:
-        """A chain of ops that ends with the step, each held up by the one before it (as producer or as user of its device)."""
-        if not self.started:
-            return ()
-        arrival = {(t.tensor, t.target): t.end_us for t in self.transfers}
-        before: dict[int, int | None] = {}
-        for order in self.device_order():
-            before.update(zip(order, (None, *order), strict=False))
-        rank = {v: i for i, v in enumerate(self.started)}
-        v: int | None = max(self.started, key=lambda w: (self.end_us[w], rank[w]))
-        path = []
-        while v is not None:
-            path.append(v)
-            d = self.placement[v]
-            causes = [
-                (arrival.get((t, d), self.end_us[self.graph.tensors[t].producer]), rank[self.graph.tensors[t].producer])
-                for t in self.graph.inputs[v]
-            ]
-            previous = before[v]
-            if previous is not None:
-                causes.append((self.end_us[previous], rank[previous]))
-            v = self.started[max(causes)[1]] if causes else None
-        return tuple(reversed(path))
-
     def to_json(self) -> dict[str, Any]:
         """The output of `baechi simulate --json`, violations apart."""
         return {

@@ -6,7 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baechi_ext.explain.path import COMPUTE, DATA, DEVICE, DEVICE_BUSY, HANDLING, LINK, LINK_BUSY, OP, START, TRANSFER, Paths, Stretch
+from baechi_ext.explain.path import (
+    COMPUTE,
+    DATA,
+    DEVICE,
+    DEVICE_BUSY,
+    HANDLING,
+    LINK,
+    LINK_BUSY,
+    OP,
+    START,
+    TRANSFER,
+    Paths,
+    Stretch,
+    critical_ops,
+)
 from baechi_ext.ir import Cluster, Device, Link, OpGraph
 from baechi_ext.simulate import Timeline, simulate
 from tests.build import cluster_of, graph_of
@@ -73,6 +87,20 @@ def test_phases_are_told_apart() -> None:
     graph = graph_of({"a": 1, "b": 2, "c": 4}, ("a", "b", 0), ("b", "c", 0), phase={"b": "backward", "c": "update"})
     paths = Paths(simulate(graph, cluster_of(1), (0, 0, 0)))
     assert [(part.phase, part.us) for part in paths.parts(paths.critical())] == [("update", 4), ("backward", 2), ("forward", 1)]
+
+
+@pytest.mark.parametrize(
+    ("placement", "path"),
+    [
+        ((0, 0, 0, 0), "acbd"),  # one device: whatever runs is on it
+        ((0, 1, 0, 0), "abd"),  # b's two transfers outweigh c
+        ((0, 0, 1, 0), "acd"),
+    ],
+)
+def test_the_critical_path_is_what_holds_the_step_up(placement: tuple[int, ...], path: str) -> None:
+    graph = graph_of({"a": 1, "b": 2, "c": 3, "d": 1}, ("a", "b", 4), ("a", "c", 4), ("b", "d", 4), ("c", "d", 4))
+    timeline = simulate(graph, cluster_of(2), placement)
+    assert "".join(graph.ops[v].id for v in critical_ops(timeline)) == path
 
 
 def test_an_empty_step_has_no_path() -> None:

@@ -10,8 +10,7 @@ from baechi_ext.simulate import simulate
 from baechi_runtime.measure.samples import Measurement, Samples, samples_by_name
 from baechi_runtime.report.call_report import OTHER_SHAPES, CallReport, Verified
 from baechi_runtime.report.report import Report, prediction_error
-from baechi_runtime.report.step_report import StepReport
-from baechi_runtime.report.training_report import Progressed, RunReport
+from baechi_runtime.report.step_report import Progressed, RunReport, StepReport
 from tests.build import graph_of
 
 GRAPH = graph_of({"a": 100.0, "b": 100.0})

@@ -117,7 +117,6 @@ def test_what_every_timeline_holds(case: Case, data: st.DataObject) -> None:
     placement, priority = draw_plan(data, graph, cluster)
     timeline = simulate(graph, cluster, placement, priority)
     check_order(timeline)
-    check_critical_path(timeline)
     again = simulate(graph, cluster, placement, [timeline.started.index(v) for v in range(len(graph))])
     assert again.start_us == timeline.start_us  # a plan runs the same with its own order of starts as priorities
 
@@ -128,14 +127,6 @@ def check_order(timeline: Timeline) -> None:
     assert all(rank[t.producer] < rank[w] for t in graph.tensors for w in t.readers)
     for order in timeline.device_order():
         assert all(timeline.end_us[v] <= timeline.start_us[w] for v, w in zip(order, order[1:], strict=False))
-
-
-def check_critical_path(timeline: Timeline) -> None:
-    graph, path = timeline.graph, timeline.critical_path()
-    assert timeline.end_us[path[-1]] == timeline.makespan_us
-    for v, w in zip(path, path[1:], strict=False):
-        assert timeline.end_us[v] <= timeline.start_us[w]
-        assert v in graph.predecessors[w] or timeline.placement[v] == timeline.placement[w]
 
 
 @given(cases(), st.data())

@@ -21,10 +21,8 @@ from baechi_runtime.measure.samples import Measurement
 
 S = TypeVar("S")
 """A captured step."""
-P = TypeVar("P", contravariant=True)
-"""A plan of it."""
 L = TypeVar("L")
-"""A plan that is loaded."""
+"""A plan of it that is loaded."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Trained(Protocol):
         """Takes up a checkpoint, which may be of another plan. Raises CheckpointError."""
 
 
-class Backend(Protocol[S, P, L]):
+class Backend(Protocol[S, L]):
     """The devices of one run. Everything that fails on them raises ExecutionError, naming the device and the op."""
 
     request: TrainRequest
@@ -94,15 +92,22 @@ class Backend(Protocol[S, P, L]):
         Raises CaptureError, ProfileError, MismatchError; and first what the request's hints and pins raise.
         """
 
-    def load(self, captured: S, plan: P, /, *, alone: bool = False) -> L:
+    def in_parts(self, captured: S, parts: int | Sequence[int], /) -> S:
+        """The captured step over so many parts of its batch, or parts of these sizes, with their costs. Raises CaptureError where the batch
+        can't be split, and what `capture` raises."""
+
+    def cluster(self) -> tuple[Cluster, LinkProbe | None]:
+        """The devices as the placer sees them, and the link probe, where one was needed. Raises ClusterError."""
+
+    def load(self, captured: S, plan: Timeline, /, *, alone: bool = False) -> L:
         """The step, placed as the plan says, with its first values; `alone` for a step that is compared with, on one device.
         Raises ExecutionError."""
 
-    def check(self, captured: S, plan: P, /, *, alone: bool = False) -> Parity | None:
+    def check(self, captured: S, plan: Timeline, /, *, alone: bool = False) -> Parity | None:
         """The parity of one placed step with the unplaced one; None where no second run draws the same random numbers. The step's state is
         put back. Raises ExecutionError, and ParityError where the backend knows that rounding does not explain the difference."""
 
-    def peak_bytes(self, captured: S, plan: P, /, *, alone: bool = False) -> tuple[int, ...]:
+    def peak_bytes(self, captured: S, plan: Timeline, /, *, alone: bool = False) -> tuple[int, ...]:
         """Peak bytes that each device holds in a real step, which is run for it; empty where nothing tells. Raises ExecutionError, also
         where a part of a GPU held more than its limit."""
 
@@ -116,19 +121,7 @@ class Backend(Protocol[S, P, L]):
         """Notes for reports on the devices and on what is loaded there."""
 
 
-class PlacingBackend(Backend[S, Timeline, L], Protocol):
-    """Devices that ops are placed on."""
-
-    def cluster(self) -> tuple[Cluster, LinkProbe | None]:
-        """The devices as the placer sees them, and the link probe, where one was needed. Raises ClusterError."""
-
-
-    def in_parts(self, captured: S, parts: int | Sequence[int], /) -> S:
-        """The captured step over so many parts of its batch, or parts of these sizes, with their costs. Raises CaptureError where the batch
-        can't be split, and what `capture` raises."""
-
-
-class TrainingBackend(PlacingBackend[S, L], Protocol):
+class TrainingBackend(Backend[S, L], Protocol):
     """Devices that train the steps placed on them: updates are parts of these."""
 
     def trained(self, loaded: L) -> Trained:

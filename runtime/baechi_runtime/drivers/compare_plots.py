@@ -2,17 +2,22 @@
 
 import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.table import Table
 from rich.text import Text
 
 from baechi_ext.ir.made_by import MadeBy
 from baechi_runtime.drivers.comparison import SINGLE, UNPLACED, Comparison, Contender
-from baechi_runtime.report.figure import require_matplotlib, save_figure
-from baechi_runtime.report.tables import as_range, as_time, console, say
+from baechi_runtime.report.figure import save_figure
+from baechi_runtime.report.run_plots import methods_figure
+from baechi_runtime.report.run_summary import method_rows
+from baechi_runtime.report.tables import as_range, as_time, console, table_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _WIDTH, _BAR = 170, 60
-_LETTERS = 125
+_LETTERS = 110
 """Letters in a line of small print in the picture."""
 _COLUMNS = ("method", "predicted", "measured", "min to max", "one device / it", "interval", "one device", "best", "note")
 _PLAIN, _BLOCKS = ("#", "+", "-"), ("\u2588", "\u2593", "\u2591")
@@ -22,26 +27,19 @@ def show(comparison: Comparison) -> None:
     """Prints the table, the bars and the recommendation on stdout."""
     out = console(_WIDTH)
     out.print(_table(comparison))
-    say(out, "")
-    for line in bars(comparison, _PLAIN if out.options.ascii_only else _BLOCKS):
+    for line in ("", *bars(comparison, _PLAIN if out.options.ascii_only else _BLOCKS), ""):
         out.print(Text(line), no_wrap=True)
-    say(out, "")
     *found, recommendation = comparison.lines()
-    say(out, *found)
+    for line in found:
+        out.print(Text(line), soft_wrap=True)
     out.print(Text(recommendation), soft_wrap=True, style="bold")
 
 
-def _table(comparison: Comparison) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in _COLUMNS:
-        words = name in ("method", "note")
-        table.add_column(name, justify="left" if words else "right", no_wrap=name != "note", overflow="fold")
-    unplaced = comparison.measurement.samples.get(UNPLACED)
-    if unplaced is not None:
-        table.add_row(comparison.unplaced, "-", *map(Text, _seen(comparison, UNPLACED)), "unplaced")
-    for contender in comparison.contenders:
-        table.add_row(*map(Text, _cells(comparison, contender)))
-    return table
+def _table(comparison: Comparison) -> "Table":
+    rows = [_cells(comparison, contender) for contender in comparison.contenders]
+    if UNPLACED in comparison.measurement.samples:
+        rows.insert(0, (comparison.unplaced, "-", *_seen(comparison, UNPLACED), "unplaced"))
+    return table_of(_COLUMNS, rows, words=["note"])
 
 
 def _cells(comparison: Comparison, contender: Contender) -> tuple[str, ...]:
@@ -93,22 +91,10 @@ def bars(comparison: Comparison, marks: tuple[str, str, str] = _BLOCKS) -> list[
 def save_steps(path: Path, comparison: Comparison, made_by: MadeBy) -> None:
     """Writes all steps, their medians, what was predicted, and the recommendation. Raises MissingBackendError without matplotlib,
     FileError."""
-    names = [*([UNPLACED] if UNPLACED in comparison.measurement.samples else []), *comparison.measured]
-    said = textwrap.wrap(comparison.recommendation(), _LETTERS)
-    figure = require_matplotlib()(figsize=(8, 1.2 + 0.45 * len(names) + 0.16 * len(said)), layout="constrained")
-    axes = figure.subplots()
-    for row, name in enumerate(names):
-        samples = comparison.measurement.samples[name]
-        axes.plot([us / 1000 for us in samples.us], [row] * len(samples.us), "o", color="tab:blue", alpha=0.35, markersize=4)
-        axes.plot([samples.median / 1000], [row], "|", color="black", markersize=16, markeredgewidth=2)
-        predicted = None if name == UNPLACED else comparison.predicted_us(comparison.contender(name))
-        if predicted is not None:
-            axes.plot([predicted / 1000], [row], "D", color="tab:orange", markersize=5)
-    axes.set_yticks(range(len(names)), [comparison.unplaced if name == UNPLACED else name for name in names])
-    axes.invert_yaxis()
-    axes.set_xlim(left=0)
-    title = f"{comparison.model}, {comparison.executor}"
-    axes.set_xlabel("step, ms: measured (dots), median (line), predicted (diamond)")
-    axes.set_title(title, parse_math=False)
+    said, title = textwrap.wrap(comparison.recommendation(), _LETTERS), f"{comparison.model}, {comparison.executor}"
+    figure = methods_figure([row for row in method_rows(comparison.to_json()) if row.measured is not None])
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + 0.3 + 0.16 * len(said))
+    figure.axes[0].set_title(title, parse_math=False)
     figure.supxlabel("\n".join(said), x=0.01, ha="left", fontsize=8, parse_math=False)
     save_figure(figure, path, title, str(made_by))

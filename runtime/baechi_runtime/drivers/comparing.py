@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -15,9 +14,9 @@ from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.simulate import Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers import pipeline
-from baechi_runtime.drivers.backend import Captured, PlacingBackend
+from baechi_runtime.drivers.backend import Backend, Captured
 from baechi_runtime.drivers.compare_plots import save_steps
-from baechi_runtime.drivers.comparison import SINGLE, CompareRequest, Comparison, Contender, planned
+from baechi_runtime.drivers.comparison import SINGLE, CompareRequest, Comparison, Contender
 from baechi_runtime.drivers.training import OnDevices, recorded
 from baechi_runtime.files.run_folder import COMPARISON, PLOT, SINGLE_GRAPH, SPLIT_GRAPH, begin_run, method_plan
 from baechi_runtime.host.as_main import EndedError
@@ -36,14 +35,10 @@ def compare(request: CompareRequest, on_devices: OnDevices) -> Comparison | None
     """
     if request.train.out is not None:
         make_folder(Path(request.train.out))
-    return on_devices(request.train, partial(_drive, request))
+    return on_devices(request.train, lambda backend: compared(request, backend, backend.capture(), request.train.model))
 
 
-def _drive(request: CompareRequest, backend: PlacingBackend[C, L]) -> Comparison:
-    return compared(request, backend, backend.capture(), request.train.model)
-
-
-def compared(request: CompareRequest, backend: PlacingBackend[C, L], captured: C, model: str, notes: Sequence[str] = ()) -> Comparison:
+def compared(request: CompareRequest, backend: Backend[C, L], captured: C, model: str, notes: Sequence[str] = ()) -> Comparison:
     """Every method's plan of a captured step, predicted and measured, and kept where files are."""
     train = request.train
     cluster, probe = backend.cluster()
@@ -107,45 +102,48 @@ class ScriptComparison:
 
 
 def checked_contenders(
-    captured: C, cluster: Cluster, backend: PlacingBackend[C, L], plans: Mapping[str, pipeline.PlanRequest]
+    captured: C, cluster: Cluster, backend: Backend[C, L], plans: Mapping[str, pipeline.PlanRequest]
 ) -> list[Contender]:
     """Every method's plan, run and checked: it computes what the unplaced step does, unless random numbers are relaxed. Of `single` it is
-    the one-device program."""
-    single = one_device_timeline(captured.alone)
-
-    def check(contender: Contender) -> None:
-        timeline, alone = _program(contender, single)
-        contender.parity = backend.check(captured, timeline, alone=alone)
-        if contender.parity is not None and not backend.request.relaxed_random:
-            require_parity(contender.parity)
-        contender.peak_bytes = backend.peak_bytes(captured, timeline, alone=alone)
-
-    return list(planned(captured.graph, cluster, plans, single, check))
-
-
-def loaded_contenders(captured: C, contenders: Sequence[Contender], backend: PlacingBackend[C, L]) -> dict[str, L]:
-    """The steps that are measured, by method; where one can't be loaded beside the others, that is its refusal."""
-    single = one_device_timeline(captured.alone)
-    loaded: dict[str, L] = {}
-    for contender in contenders:
-        if contender.refusal:
-            continue
-        timeline, alone = _program(contender, single)
+    the one-device program. What a method raises is its refusal; the others go on. Raises KeyboardInterrupt."""
+    contenders, single = [Contender(method) for method in plans], one_device_timeline(captured.alone)
+    for number, contender in enumerate(contenders, start=1):
+        request, of_all = plans[contender.method], f" ({number} of {len(plans)})"
         try:
-            loaded[contender.method] = backend.load(captured, timeline, alone=alone)
+            result = pipeline.plan_watched(captured.graph, cluster, request, pipeline.plan, of_all)
+            if result.interrupted:
+                raise KeyboardInterrupt
+            contender.result = pipeline.whole_if_faster(result, captured.graph, cluster, request, single)
+            contender.notes += contender.result.notes
+            with progress(f"checking {contender.method}: the same results as the unplaced step, and its memory{of_all}"):
+                _check(contender, captured, backend, single)
         except BaechiError as e:
             contender.refusal = str(e)
+    return contenders
+
+
+def _check(contender: Contender, captured: C, backend: Backend[C, L], single: Timeline) -> None:
+    timeline, alone = contender.program(single)
+    contender.parity = backend.check(captured, timeline, alone=alone)
+    if contender.parity is not None and not backend.request.relaxed_random:
+        require_parity(contender.parity)
+    contender.peak_bytes = backend.peak_bytes(captured, timeline, alone=alone)
+
+
+def loaded_contenders(captured: C, contenders: Sequence[Contender], backend: Backend[C, L]) -> dict[str, L]:
+    """The steps that are measured, by method; where one can't be loaded beside the others, that is its refusal."""
+    single, loaded = one_device_timeline(captured.alone), dict[str, L]()
+    for contender in contenders:
+        if not contender.refusal:
+            timeline, alone = contender.program(single)
+            try:
+                loaded[contender.method] = backend.load(captured, timeline, alone=alone)
+            except BaechiError as e:
+                contender.refusal = str(e)
     return loaded
 
 
-def _program(contender: Contender, single: Timeline) -> tuple[Timeline, bool]:
-    """The program that is run for a contender; true with it if that is the step on one device with the others idle."""
-    if contender.method == SINGLE or contender.result is None:
-        return single, True
-    return contender.result.timeline, False
-
-
-def _as_planned(backend: PlacingBackend[C, L], captured: C, contender: Contender, variants: Mapping[str, L]) -> L:
+def _as_planned(backend: Backend[C, L], captured: C, contender: Contender, variants: Mapping[str, L]) -> L:
     """The contender's own plan, loaded. Of `single` that is not what was measured: a plan names one of all devices."""
     if contender.method != SINGLE or contender.result is None:
         return variants[contender.method]

@@ -6,29 +6,26 @@ Ratios are of paired samples with intervals by the sign test, so wide that all o
 many.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from baechi_ext.errors import BaechiError
-from baechi_ext.ir import Cluster, OpGraph
-from baechi_ext.place.common import PlanResult, SearchProgress
+from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.files.run_folder import method_plan
 from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.measure.samples import NOISY_SPREAD, Measurement, Ratio, Samples, enough_samples
-from baechi_runtime.report.progress import progress
 from baechi_runtime.report.report import Report
-from baechi_runtime.report.tables import search_news
 
 SINGLE = "single"
 """The method that is always there: one device, beside which all others are seen."""
 ERROR = 0.05
 UNPLACED = "eager"
 """The name that `measure` gives the unplaced step."""
+_OF_PLANS = ("plan", "splits", "lower_bound_us", "placement_seconds", "transfers", "bytes_moved")
 
 
 @dataclass(frozen=True)
@@ -55,32 +52,11 @@ class Contender:
     refusal: str = ""
     """Why it is not measured."""
 
-
-def planned(
-    graph: OpGraph, cluster: Cluster, plans: Mapping[str, pipeline.PlanRequest], single: Timeline, check: Callable[[Contender], None]
-) -> Iterator[Contender]:
-    """The contenders with their plans, and with what `check` finds out of each. What a method raises is its refusal; the others go on.
-
-    `single` is one device with the others idle. Raises KeyboardInterrupt.
-    """
-    for number, (method, request) in enumerate(plans.items(), start=1):
-        contender: Contender = Contender(method)
-        try:
-            with progress(f"{pipeline.announcement(graph, cluster, request)} ({number} of {len(plans)})") as show:
-                result = pipeline.plan(graph, cluster, request.watched(_said_by(show)))
-            if result.interrupted:
-                raise KeyboardInterrupt
-            contender.result = pipeline.whole_if_faster(result, graph, cluster, request, single)
-            contender.notes += contender.result.notes
-            with progress(f"checking {method}: the same results as the unplaced step, and its memory ({number} of {len(plans)})"):
-                check(contender)
-        except BaechiError as e:
-            contender.refusal = str(e)
-        yield contender
-
-
-def _said_by(show: Callable[[str], None]) -> Callable[[SearchProgress], None]:
-    return lambda search: show(search_news(search))
+    def program(self, single: Timeline) -> tuple[Timeline, bool]:
+        """The program that is run for it; true with it if that is `single`, the step on one device with the others idle."""
+        if self.method == SINGLE or self.result is None:
+            return single, True
+        return self.result.timeline, False
 
 
 @dataclass(frozen=True)
@@ -145,12 +121,16 @@ class Comparison(Report):
     def recommended(self) -> str | None:
         """The method to use: one that is faster than one device, by its interval, and than the unplaced step; else one device, where it
         holds the step."""
-        splits = [m for m in self.measured if m != SINGLE and self.contender(m).result.splits]  # type: ignore[union-attr]
-        if SINGLE in self.measured:
-            rivals = (SINGLE, *([UNPLACED] if UNPLACED in self.measurement.samples else []))
-            splits = [m for m in splits if all(self.beats(m, rival) for rival in rivals)]
-            return min(splits, key=self.median, default=SINGLE)
-        return min(splits, key=self.median, default=None)
+        if SINGLE not in self.measured:
+            return min(self._splits, key=self.median, default=None)
+        rivals = [name for name in (SINGLE, UNPLACED) if name in self.measurement.samples]
+        faster = [m for m in self._splits if all(self.beats(m, rival) for rival in rivals)]
+        return min(faster, key=self.median, default=SINGLE)
+
+    @cached_property
+    def _splits(self) -> list[str]:
+        """The measured methods whose plans have several devices."""
+        return [c.method for c in self.contenders if c.method in self.measured and c.method != SINGLE and c.result and c.result.splits]
 
     def contender(self, method: str) -> Contender:
         return next(c for c in self.contenders if c.method == method)
@@ -196,7 +176,11 @@ class Comparison(Report):
 
     def _row(self, contender: Contender) -> dict[str, Any]:
         method, result, gain = contender.method, contender.result, self.gain(contender.method)
-        there = method in self.measured
+        there, planned = method in self.measured, dict[str, Any].fromkeys(_OF_PLANS)
+        if result is not None:
+            planned |= {"plan": method_plan(method), "splits": result.splits, "lower_bound_us": result.lower_bound_us}
+            planned |= {"placement_seconds": result.placement_seconds}
+            planned |= {"transfers": len(result.timeline.transfers), "bytes_moved": result.timeline.bytes_moved}
         return {
             "method": method,
             "predicted_step_us": self.predicted_us(contender),
@@ -204,12 +188,7 @@ class Comparison(Report):
             "ratio": None if gain is None else gain.to_json(),
             "differs_from_one_device": self.differ(SINGLE, method) if gain is not None else None,
             "differs_from_best": self.differ(method, self.best) if there and self.best is not None else None,
-            "plan": None if result is None else method_plan(method),
-            "splits": None if result is None else result.splits,
-            "lower_bound_us": None if result is None else result.lower_bound_us,
-            "placement_seconds": None if result is None else result.placement_seconds,
-            "transfers": None if result is None else len(result.timeline.transfers),
-            "bytes_moved": None if result is None else result.timeline.bytes_moved,
+            **planned,
             "peak_memory_bytes": {"measured": list(contender.peak_bytes), "measured_by": self.peaks_measured_by},
             "parity": None if contender.parity is None else contender.parity.to_json(),
             "note": self.note(contender),
@@ -249,31 +228,31 @@ class Comparison(Report):
         return self._advice() + (f" (but {'; '.join(doubts)})" if doubts else "") + "."
 
     def _advice(self) -> str:
-        chosen, splits = self.recommended, [m for m in self.measured if m != SINGLE and self.contender(m).result.splits]  # type: ignore[union-attr]
+        chosen, splits = self.recommended, self._splits
         if chosen is None:
             return "Nothing to choose from: no method's step could be measured"
         if SINGLE not in self.measured:
-            return f"Split, with {chosen}{self._alike(chosen, splits)}: one device cannot run the step ({self._why_not_one()})"
+            return f"Split, with {chosen}{self._alike(chosen)}: one device cannot run the step ({self._why_not_one()})"
         if not splits:
             return "Don't split: no method gave a plan with more than one device that could be measured"
-        gain = self.gain(chosen if chosen != SINGLE else min(splits, key=self.median))
         if chosen != SINGLE:
-            return f"Split, with {chosen}{self._alike(chosen, splits)}: its step is {gain} times as fast as one device's"
+            return f"Split, with {chosen}{self._alike(chosen)}: its step is {self.gain(chosen)} times as fast as one device's"
         nearest = min(splits, key=self.median)
+        gain = self.ratio(SINGLE, nearest)
         if not self.enough:
             return f"Don't split on so few steps: the quickest of the splits, {nearest}, was {gain} times as fast as one device"
         if self.beats(nearest, SINGLE):
             over = self.ratio(UNPLACED, nearest)
             than = f"as our program on one device, but {over} times as fast as the step unplaced"
             return f"Don't split: {nearest} is {gain} times as fast {than}"
-        if gain.high < 1:  # type: ignore[union-attr]
+        if gain.high < 1:
             return f"Don't split: even the best of the splits, {nearest}, is slower, {gain} times as fast as one device"
-        if gain.spread > NOISY_SPREAD:  # type: ignore[union-attr]
+        if gain.spread > NOISY_SPREAD:
             return f"Don't split until more --num_steps settle it: {nearest} is {gain} times as fast as one device"
         return f"Don't split: no method is clearly faster than one device; the best, {nearest}, is {gain} times as fast"
 
-    def _alike(self, chosen: str, splits: list[str]) -> str:
-        others = [m for m in splits if m != chosen and not self.differ(m, chosen)]
+    def _alike(self, chosen: str) -> str:
+        others = [m for m in self._splits if m != chosen and not self.differ(m, chosen)]
         listed = " and ".join(filter(None, (", ".join(others[:-1]), *others[-1:])))
         return f" ({listed} can't be told from it)" if others else ""
 

@@ -3,11 +3,11 @@
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from baechi_ext import hybrid
 from baechi_ext.cost import vary_costs
-from baechi_ext.errors import InfeasibleError, OptionError, PlanError
+from baechi_ext.errors import InfeasibleError, OptionError
 from baechi_ext.group.colocation import with_colocation
 from baechi_ext.group.grouping import Grouping, GroupOptions
 from baechi_ext.group.registry import group
@@ -16,15 +16,18 @@ from baechi_ext.ir.hints import DeviceMap, ExpertFile, Pin, require_hints, with_
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import Plan, verify_placement
 from baechi_ext.place.adjust import NOOP, adjust
-from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, SearchProgress, Task, Worth, begin, conclude, finish
+from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, Task, Worth, begin, conclude, finish
 from baechi_ext.place.registry import place
 from baechi_ext.place.trial import try_orders
 from baechi_ext.simulate import Timeline
+from baechi_runtime.report.progress import progress
+from baechi_runtime.report.tables import search_news
 
 if TYPE_CHECKING:
     from baechi_ext.hybrid.placer import HybridResult, Placer
     from baechi_ext.hybrid.sharding import Sharding
 
+R = TypeVar("R", bound=PlanResult)
 SEARCHES = ("auto", "refine")
 """Methods that start from a plan."""
 MAPPED = ("expert", *SEARCHES)
@@ -56,10 +59,6 @@ class PlanRequest:
     cost_factor: float = 1.0
     """Above 1: plan with costs that are wrong by up to that factor, and judge the plan with the right ones."""
 
-    def watched(self, watch: Callable[[SearchProgress], None]) -> "PlanRequest":
-        """The same request, whose search tells `watch` how it goes."""
-        return replace(self, options=replace(self.options, watch=watch))
-
     def worthwhile(self, worth: Worth = Worth()) -> "PlanRequest":  # noqa: B008 - frozen
         """The same request, whose search ends where more time is not worth it for this many steps."""
         return replace(self, options=replace(self.options, worth=worth))
@@ -72,21 +71,19 @@ class PlanRequest:
 
     def to_json(self) -> dict[str, object]:
         """The request's part of a plan's options, `options` apart; Baechi's further flags only where they are used."""
-        said: dict[str, object] = {"grouper": self.grouper, "placer_type": self.placer_type, "only_forward": self.only_forward}
-        further: dict[str, object] = {**asdict(self.group_options)}
-        if self.expert_file is not None:
-            further["expert_file"] = self.expert_file.path
-        if self.initial_plan is not None:
-            further["initial_plan"] = self.initial_plan
-        if self.device_map is not None:
-            further["device_map"] = dict(self.device_map.devices)
-        if self.pins:
-            further["pins"] = list(map(str, self.pins))
-        if self.adjustment_method != NOOP:
-            further |= {k: getattr(self, k) for k in ("adjustment_method", "adjustment_with_memory_limit")}
-        if self.cost_factor != 1:
-            further["cost_factor"] = self.cost_factor
-        return said | {k: v for k, v in further.items() if v}
+        adjusts = self.adjustment_method != NOOP
+        further = {
+            **asdict(self.group_options),
+            "expert_file": self.expert_file and self.expert_file.path,
+            "initial_plan": self.initial_plan,
+            "device_map": self.device_map and dict(self.device_map.devices),
+            "pins": list(map(str, self.pins)),
+            "adjustment_method": adjusts and self.adjustment_method,
+            "adjustment_with_memory_limit": adjusts and self.adjustment_with_memory_limit,
+            "cost_factor": self.cost_factor != 1 and self.cost_factor,
+        }
+        always = {"grouper": self.grouper, "placer_type": self.placer_type, "only_forward": self.only_forward}
+        return always | {name: value for name, value in further.items() if value}
 
 
 def prepared(graph: OpGraph, request: PlanRequest, devices: Sequence[str]) -> OpGraph:
@@ -104,12 +101,17 @@ def prepared(graph: OpGraph, request: PlanRequest, devices: Sequence[str]) -> Op
     return with_pins(graph, request.pins, devices)
 
 
-def announcement(graph: OpGraph, cluster: Cluster, request: PlanRequest) -> str:
-    """Says what `plan` is about to do, and why it takes longer where it does."""
+def plan_watched(
+    graph: OpGraph, cluster: Cluster, request: PlanRequest, find: Callable[[OpGraph, Cluster, PlanRequest], R], number: str = ""
+) -> R:
+    """The value of `find`, which plans, such as `plan`; meanwhile the terminal shows how the search goes. `number`: which of several it
+    is. Raises what `find` raises."""
     from baechi_ext.simulate.jit import is_first_use
 
     compiling = ", after compiling, which the first run does for all (half a minute, where the cores are free)" if is_first_use() else ""
-    return f"placing {len(graph)} ops on {len(cluster)} devices with {request.method}{compiling}"
+    with progress(f"placing {len(graph)} ops on {len(cluster)} devices with {request.method}{compiling}{number}") as show:
+        watched = replace(request, options=replace(request.options, watch=lambda search: show(search_news(search))))
+        return find(graph, cluster, watched)
 
 
 def plan(graph: OpGraph, cluster: Cluster, request: PlanRequest) -> PlanResult:
@@ -204,7 +206,6 @@ def _plan(task: Task, request: PlanRequest) -> tuple[PlanResult, PlanRequest]:
         cluster=task.cluster,
         options=request.group_options,
     )
-    _verify_grouping(grouping)
     if grouping.coarse == task.graph and request.adjustment_method == NOOP:
         return place(request.method, task.graph, task.cluster, request.options), request
     try:
@@ -259,14 +260,3 @@ def _as_found(found: PlanResult, result: PlanResult) -> PlanResult:
     """`result` with the plan options and notes of `found`, the one that it was made from, and whether that was interrupted."""
     plan = replace(result.plan, options=found.plan.options)
     return replace(result, plan=plan, interrupted=found.interrupted, notes=found.notes, untried=found.untried)
-
-
-def _verify_grouping(grouping: Grouping) -> None:
-    """Raises PlanError where a fine op stands in no group or in two."""
-    count = [0] * len(grouping.fine)
-    for members in grouping.members:
-        for v in members:
-            count[v] += 1
-    wrong = [f"op {op.id!r} is in {k} groups" for op, k in zip(grouping.fine.ops, count, strict=True) if k != 1]
-    if wrong:
-        raise PlanError(f"group: {'; '.join(wrong[:5])}; expected one group for each op")

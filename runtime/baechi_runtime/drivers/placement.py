@@ -1,11 +1,16 @@
-"""A captured training step with its plan, made the same way for built-in models and scripts of every framework."""
+"""A captured training step with its plan, made the same way for built-in models and scripts of every framework: of the whole batch, or of
+parts of it that have ops of their own, whichever is predicted to be faster."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from baechi_ext.capture.parts import shared_sizes
 from baechi_ext.cost import Profile, scale_links
+from baechi_ext.errors import CaptureError, InfeasibleError
 from baechi_ext.hybrid.plan import HybridPlan
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.made_by import MadeBy
@@ -13,15 +18,19 @@ from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers import pipeline
-from baechi_runtime.drivers.backend import Captured
+from baechi_runtime.drivers.backend import Backend, Captured
 from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.files.checkpoint_folder import CheckpointFolder
 from baechi_runtime.files.run_folder import begin_run
 from baechi_runtime.measure.link_probe import LinkProbe
-from baechi_runtime.report.progress import progress
-from baechi_runtime.report.tables import search_news
+from baechi_runtime.report.tables import as_time
 
 if TYPE_CHECKING:
     from baechi_ext.hybrid.sharding import Sharding
+
+C = TypeVar("C", bound=Captured)
+_NEAR = 0.02
+"""A plan so little above what devices that are all at work all the time would take leaves nothing to look for."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +69,69 @@ def place(
     Raises what baechi_runtime.drivers.pipeline's `plan` and `plan_hybrid` raise.
     """
     cluster, probe = found
-    cluster = scale_links(cluster, request.comm_cost_factor)
-    single = one_device_timeline(captured.alone)
-    with progress(pipeline.announcement(captured.graph, cluster, request.plan)) as show:
-        watched = request.plan.watched(lambda search: show(search_news(search)))
-        if sharding is not None:
-            result: PlanResult = pipeline.plan_hybrid(captured.graph, cluster, watched, sharding)
-        else:
-            result = pipeline.plan(captured.graph, cluster, watched)
+    graph, single, cluster = captured.graph, one_device_timeline(captured.alone), scale_links(cluster, request.comm_cost_factor)
     if sharding is None:
-        result = pipeline.whole_if_faster(result, captured.graph, cluster, request.plan, single)
+        result = pipeline.plan_watched(graph, cluster, request.plan, pipeline.plan)
+        result = pipeline.whole_if_faster(result, graph, cluster, request.plan, single)
+    else:
+        result = pipeline.plan_watched(graph, cluster, request.plan, partial(pipeline.plan_hybrid, sharding=sharding))
     together = result.splits or isinstance(result.plan, HybridPlan)
-    return Placement(captured.graph if together else single.graph, captured.profile, result, single, probe, captured.notes)
+    return Placement(graph if together else single.graph, captured.profile, result, single, probe, captured.notes)
+
+
+def place_in_parts(
+    backend: Backend[C, Any], whole: C, found: tuple[Cluster, LinkProbe | None], sharding: "Sharding | None" = None
+) -> tuple[C, Placement]:
+    """The captured step that is to run, and its plan: `whole`, or the step over the parts that the request's `microbatches` want.
+
+    Parts that the user asks for are what runs. Left to the search (None), there is one for each device, in proportion to its speed, where
+    that is predicted to be faster; the plan's notes say what the other was predicted to take, or why there is none. A training that goes on
+    from a checkpoint keeps its parts. `Placement.single` is the whole batch's. Raises what `place` raises, and `in_parts` for parts that
+    the user asks for.
+    """
+    parts = _wanted(backend.request)
+    if parts is not None and parts != 1:
+        return _in_parts(backend, whole, parts, found)
+    placement = place(backend.request, whole, found, sharding)
+    if parts == 1 or placement.result.interrupted or isinstance(placement.result.plan, HybridPlan):
+        return whole, placement
+    step_us = placement.result.predicted_step_us
+    if is_near_least(placement, found[0]):
+        return whole, placement
+    sizes = shared_sizes(whole.batch or 0, [device.speed for device in found[0].devices])
+    try:
+        captured, parted = _in_parts(backend, whole, sizes, found)
+    except (CaptureError, InfeasibleError) as e:
+        return whole, placement.noting(f"the batch stays whole: {e}")
+    parted_us, named = parted.result.predicted_step_us, f"{len(sizes)} parts ({', '.join(map(str, sizes))} examples)"
+    if parted_us < step_us:
+        return captured, parted.noting(f"the batch goes in {named}; whole it is predicted to take {as_time(step_us)}")
+    return whole, placement.noting(f"the batch stays whole; in {named} it is predicted to take {as_time(parted_us)}")
+
+
+def _wanted(request: TrainRequest) -> int | Sequence[int] | None:
+    """The parts that the request wants; of a training that goes on, where it leaves that to a search, those that it was begun with: the
+    losses are then those of a training that was never interrupted."""
+    run = request.run
+    if request.microbatches is None and run is not None and run.resume and run.checkpoint is not None:
+        found = CheckpointFolder(run.checkpoint).last()
+        if found is not None:
+            return found.training.get("microbatches") or 1
+    return request.microbatches
+
+
+def _in_parts(
+    backend: Backend[C, Any], whole: C, parts: int | Sequence[int], found: tuple[Cluster, LinkProbe | None]
+) -> tuple[C, Placement]:
+    captured = backend.in_parts(whole, parts)
+    placement = place(backend.request, captured, found)
+    return captured, replace(placement, single=one_device_timeline(whole.alone))
+
+
+def is_near_least(placement: Placement, cluster: Cluster) -> bool:
+    """True if a plan leaves nothing to look for: it takes hardly longer than all ops where all devices are at work all the time."""
+    least_us = placement.graph.total_compute_us() / sum(device.speed for device in cluster.devices)
+    return len(cluster) == 1 or placement.result.predicted_step_us <= least_us * (1 + _NEAR)
 
 
 def log_device_placement(placement: Placement) -> None:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from baechi_ext.ir import Cluster
-from baechi_runtime.drivers.microbatches import is_near_least
 from baechi_runtime.drivers.pipeline import LEAST_GAIN
-from baechi_runtime.drivers.placement import Placement
+from baechi_runtime.drivers.placement import Placement, is_near_least
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.report.report import Report
 from baechi_runtime.report.tables import as_time

@@ -15,9 +15,8 @@ from baechi_ext.ir.files import make_folder, require_writable, write_json
 from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.place.common import PlanResult
 from baechi_runtime.drivers.backend import Backend, Captured, Trained, TrainingBackend
-from baechi_runtime.drivers.microbatches import place_in_parts
 from baechi_runtime.drivers.pipeline import SEARCHES
-from baechi_runtime.drivers.placement import Placement, log_device_placement
+from baechi_runtime.drivers.placement import Placement, log_device_placement, place_in_parts
 from baechi_runtime.drivers.ranking import Engines, ranked
 from baechi_runtime.drivers.train_request import RunOptions, TrainRequest
 from baechi_runtime.files.checkpoint_folder import Checkpoint, CheckpointFolder
@@ -27,9 +26,8 @@ from baechi_runtime.measure.parity_result import Parity, require_parity
 from baechi_runtime.measure.timing import WARMUP
 from baechi_runtime.report.progress import progress, rounds
 from baechi_runtime.report.report import Report
-from baechi_runtime.report.step_report import StepReport
+from baechi_runtime.report.step_report import Progressed, RunReport, StepReport
 from baechi_runtime.report.tables import as_time
-from baechi_runtime.report.training_report import Progressed, RunReport
 
 if TYPE_CHECKING:
     from baechi_ext.hybrid.sharding import Sharding
@@ -139,11 +137,7 @@ def _measured(backend: TrainingBackend[C, L], whole: C, captured: C, placement: 
     if placement.probe is not None:
         notes.append(f"probed link: {placement.probe}")
     return StepReport(
-        model=request.model,
-        executor=backend.kind,
-        result=placement.result,
-        single=placement.single,
-        parity=parity.to_json(),
+        **_about(backend, placement, parity),
         measurement=measurement,
         peak_bytes=peak,
         peaks_measured_by=backend.peaks_measured_by,
@@ -171,16 +165,13 @@ def _trained(backend: TrainingBackend[C, L], captured: C, placement: Placement, 
     with progress(f"training {request.model} until step {run.steps}") as show:
         progressed = train_on(backend.trained(loaded), run, training, show)
     notes = [*_notes(request, captured, placement, parity), *recorded(backend, captured, loaded), *backend.notes(loaded)]
-    return RunReport(
-        model=request.model,
-        executor=backend.kind,
-        result=placement.result,
-        single=placement.single,
-        parity=parity.to_json(),
-        progressed=progressed,
-        checkpoint=run.checkpoint,
-        notes=tuple(notes),
-    )
+    return RunReport(**_about(backend, placement, parity), progressed=progressed, checkpoint=run.checkpoint, notes=tuple(notes))
+
+
+def _about(backend: TrainingBackend[C, L], placement: Placement, parity: Parity) -> dict[str, Any]:
+    """The fields that both reports have."""
+    step = {"result": placement.result, "single": placement.single, "parity": parity.to_json()}
+    return {"model": backend.request.model, "executor": backend.kind, **step}
 
 
 def _parity(backend: TrainingBackend[C, L], captured: C, placement: Placement) -> Parity:
@@ -193,7 +184,7 @@ def _parity(backend: TrainingBackend[C, L], captured: C, placement: Placement) -
     return parity
 
 
-def recorded(backend: Backend[C, Any, L], captured: C, loaded: L) -> tuple[str, ...]:
+def recorded(backend: Backend[C, L], captured: C, loaded: L) -> tuple[str, ...]:
     """Writes measured.json, where files are kept: a step beside the timed ones, or behind the trained ones. Returns notes on it."""
     request = backend.request
     if request.out is None:

@@ -206,12 +206,8 @@ def _side_by_side(a: Any, b: Any) -> tuple[Any, Any]:
         return a.to_dense(), b.to_dense()
     if torch.equal(a.indices(), b.indices()):
         return a.values(), b.values()
-    strides = [math.prod(a.shape[i + 1 : a.sparse_dim()]) for i in range(a.sparse_dim())]
-    flat = [sum(row * stride for row, stride in zip(t.indices(), strides, strict=True)) for t in (a, b)]
-    places, at = torch.unique(torch.cat(flat), return_inverse=True)
-    split = at.split([len(f) for f in flat])
-    x, y = (
-        t.values().new_zeros((len(places), *t.values().shape[1:])).index_copy_(0, where, t.values())
-        for t, where in zip((a, b), split, strict=True)
-    )
-    return x, y
+    zero_a, zero_b = torch.zeros_like(a.values()), torch.zeros_like(b.values())
+    pairs = torch.cat([torch.stack([a.values(), zero_a], -1), torch.stack([zero_b, b.values()], -1)])
+    places = torch.cat([a.indices(), b.indices()], 1)
+    both = torch.sparse_coo_tensor(places, pairs, (*a.shape, 2), check_invariants=False).coalesce().values()
+    return both[..., 0], both[..., 1]

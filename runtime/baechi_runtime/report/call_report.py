@@ -1,13 +1,14 @@
 """The gain from placing the calls of a user's own module or training step: predicted, and measured in the user's own loop."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from operator import itemgetter
 from typing import Any, Literal
 
 from baechi_ext.ir.plan import Plan
 from baechi_runtime.measure.parity_result import in_json
 from baechi_runtime.measure.samples import Measurement, Noise, Samples
-from baechi_runtime.report.report import PlanReport, predicted_text
+from baechi_runtime.report.report import PlanReport
 from baechi_runtime.report.tables import as_size, as_time
 
 INTERRUPTED = "the search for its plan was interrupted"
@@ -35,8 +36,7 @@ class Verified:
         return f"verified {self.steps} of {self.of}, last at call {self.last} ({largest})"
 
     def to_json(self) -> dict[str, Any]:
-        largest = in_json(self.max_rel_diff)
-        return {"steps": self.steps, "of": self.of, "last": self.last, "max_rel_diff": largest, "rounding": list(self.rounding)}
+        return asdict(self) | {"max_rel_diff": in_json(self.max_rel_diff), "rounding": list(self.rounding)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,9 @@ class CallReport(PlanReport):
 
     def _said(self) -> Iterator[str]:
         if self.result is None or (self.refusal and not self.placed_steps):
-            yield f"not placed; {self.refusal or self._most_often()}"
+            why, count = max(self.unplaced_calls.items(), key=itemgetter(1), default=("", 0))
+            most = f"{count} calls ran as they are: {why}" if count else "no training call of it ran to its end"
+            yield f"not placed; {self.refusal or most}"
             yield self._predicted()
         elif self.refusal:
             yield f"placed for {self.placed_steps} steps, then as it is; {self.refusal}; {self.verified}"
@@ -131,28 +133,22 @@ class CallReport(PlanReport):
             yield self._predicted()
             yield self._measured()
             yield "" if self.result.splits or len(self.devices) == 1 else self.result.why_whole
-        yield "" if self.result is None else self.paid_back()
-        yield f"{len(self.graph_breaks)} graph breaks, the first: {self.graph_breaks[0]}" if self.graph_breaks else ""
+        if self.result is not None:
+            yield self.paid_back()
+        if self.graph_breaks:
+            yield f"{len(self.graph_breaks)} graph breaks, the first: {self.graph_breaks[0]}"
 
     def _predicted(self) -> str:
         if self.predicted_us is None or self.predicted_single_us is None:
             return ""
-        return predicted_text(self.predicted_single_us, self.predicted_us)
+        return f"predicted {as_time(self.predicted_single_us)} on one device, {as_time(self.predicted_us)} placed"
 
     def _measured(self) -> str:
         if "placed" not in self.samples:
             return ""
-        placed = self.samples["placed"].median
-        if "eager" not in self.samples:
-            return f"measured steps of {as_time(placed)} placed"
-        unplaced = self.samples["eager"].median
-        return f"measured steps of {as_time(placed)} placed, {as_time(unplaced)} as it is ({unplaced / placed:.2f} times)"
-
-    def _most_often(self) -> str:
-        if not self.unplaced_calls:
-            return "no training call of it ran to its end"
-        why, count = max(self.unplaced_calls.items(), key=lambda item: item[1])
-        return f"{count} calls ran as they are: {why}"
+        placed, unplaced = self.samples["placed"].median, self.samples.get("eager")
+        as_it_is = "" if unplaced is None else f", {as_time(unplaced.median)} as it is ({unplaced.median / placed:.2f} times)"
+        return f"measured steps of {as_time(placed)} placed{as_it_is}"
 
     def lines(self) -> Iterator[str]:
         yield self.line()

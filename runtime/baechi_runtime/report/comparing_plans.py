@@ -1,53 +1,46 @@
-"""Two simulated steps side by side: what `baechi diff` says of two plans, and `baechi simulate` of a what-if."""
+"""Two simulated steps side by side: `baechi diff` of two plans, and `baechi simulate` of a plan with something changed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-from rich.text import Text
-
+from baechi_ext.cost import scale_links, vary_costs
 from baechi_ext.explain import PlanDiff
-from baechi_ext.simulate import Timeline
+from baechi_ext.hybrid.plan import load_plan
+from baechi_ext.ir.cluster import Cluster
+from baechi_ext.ir.hints import Pin, with_pins
+from baechi_ext.ir.op_graph import OpGraph
+from baechi_ext.ir.plan import memory_violations, placement_violations
+from baechi_ext.simulate import Timeline, lower_bound_us
 from baechi_runtime.report.explaining import MOST_DEVICES, change_of, noted, short
-from baechi_runtime.report.tables import as_size, as_time, console, say, share_of, table_of
+from baechi_runtime.report.plan_files import as_planned, on_devices, other_costs, timeline_of
+from baechi_runtime.report.tables import aligned, as_size, as_time, print_timeline, share_of, show, table_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 MOST_MODULES, MOST_CHANGES = 12, 8
 
 
 def print_diff(diff: PlanDiff, notes: Sequence[str] = ()) -> None:
     """Prints on stdout what two plans differ in, the step first, and `notes` on it."""
-    out = console()
-    say(out, headline(diff), *_reasons(diff), *noted(notes))
+    show(_headline(diff), *_reasons(diff), *noted(notes))
     if diff.is_empty:
         return
-    say(out, "")
-    out.print(sides(diff.before, diff.after, ("A", "B")))
+    show("", _sides(diff.before, diff.after, ("A", "B")))
     if diff.moved:
-        say(out, "", "what moved")
-        out.print(_modules(diff))
-    say(out, *diff.cluster_changes[:MOST_CHANGES])
-    if len(diff.cluster_changes) > MOST_CHANGES:
-        say(out, f"and {len(diff.cluster_changes) - MOST_CHANGES} more differences of the clusters")
+        show("", "what moved", _modules(diff))
+    show(*diff.cluster_changes[:MOST_CHANGES])
+    if (more := len(diff.cluster_changes) - MOST_CHANGES) > 0:
+        show(f"and {more} more differences of the clusters")
 
 
-def print_what_if(before: Timeline, after: Timeline, facts: dict[str, str], violations: Sequence[str]) -> None:
-    """Prints on stdout a plan's step as it is and as it would be, which rules that breaks, and `facts` of it."""
-    out, step = console(), before.makespan_us
-    if violations:
-        more = f", and {len(violations) - 1} more (violations, below)" if len(violations) > 1 else ""
-        say(out, f"The plan could not be run so: {violations[0]}{more}.")
-    say(out, f"The step would take {as_time(after.makespan_us)} instead of {as_time(step)}: {change_of(after.makespan_us, step)}.", "")
-    out.print(sides(before, after, ("as planned", "what if")))
-    width = max(map(len, facts))
-    say(out, "", *(f"{name:<{width}}  {value}" for name, value in facts.items()))
-
-
-def headline(diff: PlanDiff) -> str:
+def _headline(diff: PlanDiff) -> str:
     """Which plan is faster, and how much moved."""
     if diff.is_empty:
         return "The plans are the same: every op is on the same device, and each device runs its ops in the same order."
     before_us, after_us, ops = diff.before.makespan_us, diff.after.makespan_us, len(diff.graph)
-    change = change_of(after_us, before_us)
-    steps = f"B takes {as_time(after_us)}, A {as_time(before_us)} ({change})"
+    steps = f"B takes {as_time(after_us)}, A {as_time(before_us)} ({change_of(after_us, before_us)})"
     share = share_of(diff.moved_us, diff.graph.total_compute_us())
     moved = f"{len(diff.moved)} of {ops} ops moved ({share} of the compute, {as_size(diff.moved_bytes)} of parameters)"
     said = [moved if diff.moved else "no op moved"]
@@ -73,41 +66,104 @@ def _reasons(diff: PlanDiff) -> Iterator[str]:
         yield f"Only {'A' if diff.priorities[0] else 'B'} has priorities."
 
 
-def sides(before: Timeline, after: Timeline, names: tuple[str, str]) -> Table:
+def _sides(before: Timeline, after: Timeline, names: tuple[str, str]) -> "Table":
     """Step, transfers, and each device's share and peak, of both; devices by their names."""
-    table = table_of("", *names)
     steps = (before, after)
-    table.add_row("step", *(as_time(t.makespan_us) for t in steps))
-    table.add_row("transfers", *(f"{len(t.transfers)} ({as_size(t.bytes_moved)})" for t in steps))
-    devices = list(dict.fromkeys(device.name for t in steps for device in t.cluster.devices))
-    position = [{device.name: d for d, device in enumerate(t.cluster.devices)} for t in steps]
-    orders = [t.device_order() for t in steps]
-    for name in devices[:MOST_DEVICES]:
-        cells = [_cell(t, orders[i], position[i].get(name)) for i, t in enumerate(steps)]
-        table.add_row(Text(name), *cells)
-    if len(devices) > MOST_DEVICES:
-        table.add_row(f"{len(devices) - MOST_DEVICES} more devices", "", "")
-    return table
+    cells = [dict(_cells(step)) for step in steps]
+    devices = list(cells[0] | cells[1])
+    rows = [
+        ["step", *(as_time(t.makespan_us) for t in steps)],
+        ["transfers", *(f"{len(t.transfers)} ({as_size(t.bytes_moved)})" for t in steps)],
+        *([name, *(of.get(name, "-") for of in cells)] for name in devices[:MOST_DEVICES]),
+    ]
+    more = [[f"{len(devices) - MOST_DEVICES} more devices"]] if len(devices) > MOST_DEVICES else []
+    return table_of(("", *names), rows + more)
 
 
-def _cell(timeline: Timeline, order: Sequence[Sequence[int]], device: int | None) -> str:
-    if device is None:
-        return "-"
-    limit = timeline.cluster.devices[device].memory_bytes
-    of = "" if limit is None else f" of {as_size(limit)}"
-    busy = share_of(timeline.busy_us[device], timeline.makespan_us)
-    ops = len(order[device])
-    return f"{ops} op{'s' * (ops != 1)}, {busy} busy, {as_size(timeline.peak_memory_bytes[device])}{of}"
+def _cells(timeline: Timeline) -> Iterator[tuple[str, str]]:
+    """Each device's name, and what it does and holds."""
+    for d, (device, order) in enumerate(zip(timeline.cluster.devices, timeline.device_order(), strict=True)):
+        of = "" if device.memory_bytes is None else f" of {as_size(device.memory_bytes)}"
+        busy, ops = share_of(timeline.busy_us[d], timeline.makespan_us), f"{len(order)} op{'s' * (len(order) != 1)}"
+        yield device.name, f"{ops}, {busy} busy, {as_size(timeline.peak_memory_bytes[d])}{of}"
 
 
-def _modules(diff: PlanDiff) -> Table:
-    named = any(op.module is not None for op in diff.graph.ops)
-    table = table_of("module" if named else "kind of op", "from", "to", "ops", "of", "compute", "parameters")
-    for m in diff.modules[:MOST_MODULES]:
-        ends = Text(m.source), Text(m.target)
-        table.add_row(short(m.name or "(the model)"), *ends, str(m.ops), str(m.of_ops), as_time(m.compute_us), as_size(m.persistent_bytes))
-    rest = diff.modules[MOST_MODULES:]
-    if rest:
+def _modules(diff: PlanDiff) -> "Table":
+    first = "module" if any(op.module is not None for op in diff.graph.ops) else "kind of op"
+    rows = [
+        [short(m.name or "(the model)"), m.source, m.target, str(m.ops), str(m.of_ops), as_time(m.compute_us), as_size(m.persistent_bytes)]
+        for m in diff.modules[:MOST_MODULES]
+    ]
+    if rest := diff.modules[MOST_MODULES:]:
         sums = as_time(sum(m.compute_us for m in rest)), as_size(sum(m.persistent_bytes for m in rest))
-        table.add_row(f"{len(rest)} more", "", "", str(sum(m.ops for m in rest)), "", *sums)
-    return table
+        rows.append([f"{len(rest)} more", "", "", str(sum(m.ops for m in rest)), "", *sums])
+    return table_of((first, "from", "to", "ops", "of", "compute", "parameters"), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """A request to simulate: a plan's file, another cluster where one is given, and what is to be different.
+
+    `cluster_from`: the cluster to simulate on, of the plan's or the given one.
+    """
+
+    plan: str
+    cluster: Cluster | None
+    cluster_from: Callable[[Cluster], Cluster]
+    comm_cost_factor: float = 1.0
+    cost_factor: float = 1.0
+    seed: int = 0
+    pins: tuple[Pin, ...] = ()
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A plan's step; `before`: the step of the plan as it is in its file, where that is not the same."""
+
+    timeline: Timeline
+    lower_bound_us: float
+    violations: list[str]
+    before: Timeline | None
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON that `baechi simulate --json` prints (docs/files.md)."""
+        value = {**self.timeline.to_json(), "lower_bound_us": self.lower_bound_us, "violations": self.violations}
+        value["notes"] = list(self.notes)
+        return value if self.before is None else {**value, "before": self.before.to_json()}
+
+    def print(self) -> None:
+        """Prints the step on stdout."""
+        facts = {"violations": "; ".join(self.violations) or "none"} | ({"note": "; ".join(self.notes)} if self.notes else {})
+        if self.before is None:
+            print_timeline(self.timeline, self.lower_bound_us, facts)
+        else:
+            self._print_beside(self.before, {"lower bound": f"{as_time(self.lower_bound_us)} (of what if)"} | facts)
+
+    def _print_beside(self, before: Timeline, facts: Mapping[str, str]) -> None:
+        step_us, after_us = before.makespan_us, self.timeline.makespan_us
+        if self.violations:
+            more = f", and {len(self.violations) - 1} more (violations, below)" if len(self.violations) > 1 else ""
+            show(f"The plan could not be run so: {self.violations[0]}{more}.")
+        show(f"The step would take {as_time(after_us)} instead of {as_time(step_us)}: {change_of(after_us, step_us)}.", "")
+        show(_sides(before, self.timeline, ("as planned", "what if")), "", *aligned(facts))
+
+
+def simulated(graph: OpGraph, asked: WhatIf) -> Simulated:
+    """The step of a plan of `graph`. Raises FileError, PlanError, MismatchError, OptionError."""
+    plan = load_plan(asked.plan, graph, asked.cluster)
+    before = on_devices(plan) if asked.cluster is None else as_planned(asked.plan, graph)
+    after = on_devices(plan.on(scale_links(asked.cluster_from(plan.cluster), asked.comm_cost_factor)))
+    if asked.pins:
+        pinned = with_pins(after.graph, asked.pins, [device.name for device in after.cluster.devices])
+        after = replace(after, graph=pinned, placement=pinned.pinned(after.placement))
+    if asked.cost_factor != 1:
+        costed, cluster = vary_costs(after.graph, after.cluster, asked.cost_factor, asked.seed)
+        after = replace(after, graph=costed, cluster=cluster)
+    is_same = asked.cost_factor == 1 and before is not None and (before.placement, before.cluster) == (after.placement, after.cluster)
+    timeline = timeline_of(after)
+    found = placement_violations(after.graph, after.cluster, after.placement)
+    found += memory_violations(after.cluster, timeline.peak_memory_bytes)
+    bound = lower_bound_us(after.graph, after.cluster)
+    planned = timeline if is_same or before is None else timeline_of(before)
+    return Simulated(timeline, bound, found, None if before is None or is_same else planned, other_costs(before, planned))

@@ -6,10 +6,12 @@ from typing import Any
 
 from baechi_ext.ir import Plan
 from baechi_ext.ir.files import write_bytes, write_json
+from baechi_ext.ir.hints import DeviceMap, nearest_map
 from baechi_ext.ir.made_by import MadeBy, signed
+from baechi_ext.ir.plan import memory_violations
 from baechi_ext.ir.split_spec import split_spec, stages_of
-from baechi_ext.simulate import Timeline, simulate
-from baechi_runtime.report.device_map_export import export_device_map
+from baechi_ext.place.trial import try_orders
+from baechi_ext.simulate import Simulator, Timeline, simulate
 from baechi_runtime.report.palette import device_colour, text_colour
 from baechi_runtime.report.tables import as_size, as_time
 
@@ -36,8 +38,38 @@ def export(plan: Plan, kind: str, made_by: MadeBy) -> Export:
 
 
 def _device_map(plan: Plan, _: MadeBy) -> Export:
-    found = export_device_map(plan)
-    return Export(found.devices, found.to_json(), found.lines())
+    """The device map that is nearest to the plan, how much of the plan it keeps, and what that costs. Ops without a named module follow
+    their neighbours, as they do when the map is read. Raises GraphError for a graph whose ops don't know their modules."""
+    graph, cluster, planned_us = plan.graph, plan.cluster, _simulated(plan).makespan_us
+    devices = nearest_map(graph, plan.placement)
+    hinted = DeviceMap("the exported map", devices).apply(graph, [d.name for d in cluster.devices])
+    placement = [op.expert or 0 for op in hinted.ops]
+    kept_time, kept_bytes = (_kept([getattr(op, cost) for op in graph.ops], placement, plan) for cost in ("compute_us", "persistent_bytes"))
+    placed = try_orders(Simulator(graph, cluster), placement, (plan.priority, None))
+    violations = memory_violations(cluster, placed.timeline.peak_memory_bytes)
+    printed = {
+        "device_map": devices,
+        "kept_time": kept_time,
+        "kept_bytes": kept_bytes,
+        "plan_step_us": planned_us,
+        "predicted_step_us": placed.makespan_us,
+        "peak_memory_bytes": list(placed.timeline.peak_memory_bytes),
+        "violations": violations,
+    }
+    slower = f", {placed.makespan_us / planned_us - 1:+.1%} beside the plan's {as_time(planned_us)}" if planned_us else ""
+    lines = [
+        f"device map      {len(devices)} names",
+        f"kept            {kept_time:.1%} of the plan's compute time, {kept_bytes:.1%} of its parameters and states",
+        f"predicted step  {as_time(placed.makespan_us)}{slower}",
+        f"violations      {'; '.join(violations) or 'none'}",
+    ]
+    return Export(devices, printed, lines)
+
+
+def _kept(costs: Sequence[float], placement: Sequence[int], plan: Plan) -> float:
+    """The part of the ops' costs that a placement has where the plan has it."""
+    kept = sum(cost for cost, a, b in zip(costs, placement, plan.placement, strict=True) if a == b)
+    return kept / sum(costs) if sum(costs) else 1.0
 
 
 def _split_spec(plan: Plan, _: MadeBy) -> Export:

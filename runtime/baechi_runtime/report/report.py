@@ -10,7 +10,6 @@ from baechi_ext.ir.files import SCHEMA_VERSION
 from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline
 from baechi_runtime.report.fields import number_of
-from baechi_runtime.report.tables import as_time
 
 
 class Report(ABC):
@@ -105,7 +104,3 @@ def load_text(load_of_others: float | None) -> str:
 
 def inconclusive(doubts: Iterable[str], advice: str) -> str:
     return labelled("inconclusive", f"{'; '.join(doubts)}: run again on a quiet machine{advice}")
-
-
-def predicted_text(single_us: float, placed_us: float) -> str:
-    return f"predicted {as_time(single_us)} on one device, {as_time(placed_us)} placed"

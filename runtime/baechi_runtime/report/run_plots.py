@@ -1,19 +1,21 @@
 """`baechi plot`: a run as figures for papers: timelines, memory, busy shares, and methods where several were compared."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from baechi_ext.errors import FileError
 from baechi_ext.explain.memory import memory_courses
+from baechi_ext.explain.path import critical_ops
 from baechi_ext.ir.files import make_folder
 from baechi_ext.ir.made_by import MadeBy
 from baechi_runtime.files.run_folder import SHARD_PLAN, RunFolder, is_sharded_run
 from baechi_runtime.report.figure import require_matplotlib, save_figure
 from baechi_runtime.report.palette import LIMIT, device_colour
-from baechi_runtime.report.run_summary import Compared, MethodRow, summary_of
-from baechi_runtime.report.sharded_summary import ShardedRun, Strategy
+from baechi_runtime.report.run_steps import steps_of
+from baechi_runtime.report.run_summary import Compared, Variant, summary_of
+from baechi_runtime.report.sharded_summary import ShardedRun
+from baechi_runtime.report.tables import size_unit, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,18 +26,6 @@ WIDTH_INCHES = 7.0
 _TRANSFER, _PATH, _MEASURED = "#7b8794", "#111111", "#111111"
 _MANY = 20_000
 """From this many ops on a PDF holds them as an image."""
-
-
-@dataclass(frozen=True)
-class _Track:
-    """A predicted or measured step: (start, end, device) of its ops, of its critical ones, and (start, end, source) of its transfers."""
-
-    title: str
-    step_us: float
-    ops: Sequence[tuple[float, float, int]]
-    critical: Sequence[tuple[float, float, int]]
-    transfers: Sequence[tuple[float, float, int]]
-    busy_us: Sequence[float]
 
 
 def write_plots(folder: str, out: str | None, command: tuple[str, ...] = ()) -> list[Path]:
@@ -74,30 +64,31 @@ def _sharded(folder: str) -> tuple[str, MadeBy, dict[str, "Figure"]]:
 
 def timeline_figure(run: RunFolder) -> "Figure":
     """Every device's ops in a row over time, and in a thin one the tensors it sends; above those of the critical path is a line."""
-    tracks = list(_tracks(run))
-    names = _names(run)
-    scale, unit = _time_unit(max(track.step_us for track in tracks))
-    figure = require_matplotlib()(figsize=(WIDTH_INCHES, (0.45 + 0.34 * len(names)) * len(tracks) + 0.35), layout="constrained")
-    grid = figure.subplots(len(tracks), sharex=True, squeeze=False)
-    for axes, track in zip(grid[:, 0], tracks, strict=True):
+    steps, names, path = steps_of(run), _names(run), critical_ops(run.timeline)
+    placement, most_us = run.plan.placement, max(step.step_us for step in steps)
+    scale, unit = time_unit(most_us)
+    figure = require_matplotlib()(figsize=(WIDTH_INCHES, (0.45 + 0.34 * len(names)) * len(steps) + 0.35), layout="constrained")
+    grid = figure.subplots(len(steps), sharex=True, squeeze=False)
+    for axes, step in zip(grid[:, 0], steps, strict=True):
         for d in range(len(names)):
-            _bars(axes, _of(track.ops, d, scale), (d - 0.36, 0.5), device_colour(d), 0.75)
-            _bars(axes, _of(track.critical, d, scale), (d - 0.42, 0.06), _PATH)
-            _bars(axes, _of(track.transfers, d, scale), (d + 0.2, 0.14), _TRANSFER)
+            ops, critical = ([step.span[v] for v in some if v in step.span and placement[v] == d] for some in (step.span, path))
+            _bars(axes, ops, scale, (d - 0.36, 0.5), device_colour(d), 0.75)
+            _bars(axes, critical, scale, (d - 0.42, 0.06), _PATH)
+            _bars(axes, [(c.start_us, c.end_us) for c in step.copies if c.source == d], scale, (d + 0.2, 0.14), _TRANSFER)
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.5, -0.55)
-        axes.set_title(f"{track.title}: {track.step_us / scale:.4g} {unit}", loc="left", fontsize=9)
+        axes.set_title(f"{step.kind}: {step.step_us / scale:.4g} {unit}", loc="left", fontsize=9)
         _quiet(axes)
     grid[-1, 0].set_xlabel(unit)
-    grid[-1, 0].set_xlim(0, max(track.step_us for track in tracks) / scale)
+    grid[-1, 0].set_xlim(0, most_us / scale)
     return figure
 
 
 def memory_figure(run: RunFolder, measured: Sequence[float]) -> "Figure":
     """The memory that every device holds over the predicted step, with its limit, and the measured peak where there is one."""
     courses, devices = memory_courses(run.timeline), run.plan.cluster.devices
-    scale, unit = _time_unit(run.timeline.makespan_us)
-    size, size_unit = _size_unit(max(held for course in courses for _, held in course))
+    scale, unit = time_unit(run.timeline.makespan_us)
+    size, size_name = size_unit(max(held for course in courses for _, held in course))
     figure = require_matplotlib()(figsize=(WIDTH_INCHES, 1.1 * len(devices) + 0.4), layout="constrained")
     grid = figure.subplots(len(devices), sharex=True, squeeze=False)[:, 0]
     for i, (axes, device, course) in enumerate(zip(grid, devices, courses, strict=True)):
@@ -110,7 +101,7 @@ def memory_figure(run: RunFolder, measured: Sequence[float]) -> "Figure":
         if device.memory_bytes is not None and device.memory_bytes / size < 3 * max(held):
             axes.axhline(device.memory_bytes / size, color=LIMIT, linewidth=1, label="limit")
         axes.set_ylim(bottom=0)
-        axes.set_ylabel(f"{_plain(device.name)}\n{size_unit}", fontsize=8)
+        axes.set_ylabel(f"{_plain(device.name)}\n{size_name}", fontsize=8)
         _quiet(axes)
     axes.set_xlabel(unit)
     axes.set_xlim(0, max(at))
@@ -120,17 +111,17 @@ def memory_figure(run: RunFolder, measured: Sequence[float]) -> "Figure":
 
 def busy_figure(run: RunFolder) -> "Figure":
     """The part of the step that every device is busy."""
-    tracks, names = list(_tracks(run)), _names(run)
-    figure = require_matplotlib()(figsize=(WIDTH_INCHES, 0.36 * len(names) * len(tracks) + 0.6), layout="constrained")
+    steps, names = steps_of(run), _names(run)
+    figure = require_matplotlib()(figsize=(WIDTH_INCHES, 0.36 * len(names) * len(steps) + 0.6), layout="constrained")
     axes = figure.subplots()
     labels: list[str] = []
     for d, name in enumerate(names):
-        for i, track in enumerate(tracks):
-            y, part = len(labels), 100 * track.busy_us[d] / track.step_us if track.step_us else 0.0
+        for i, step in enumerate(steps):
+            y, part = len(labels), 100 * step.busy_us[d] / step.step_us if step.step_us else 0.0
             axes.barh(y, 100, 0.7, color="#e8eaed")
             axes.barh(y, part, 0.7, color=device_colour(d), alpha=0.6 if i else 1)
             axes.text(101, y, f"{part:.0f}%", va="center", fontsize=8)
-            labels.append(f"{name}, {track.title}")
+            labels.append(f"{name}, {step.kind}")
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.set(xlim=(0, 108), xlabel="busy, % of the step")
@@ -138,16 +129,16 @@ def busy_figure(run: RunFolder) -> "Figure":
     return figure
 
 
-def methods_figure(rows: "Sequence[MethodRow | Strategy]") -> "Figure":
+def methods_figure(rows: Sequence[Variant]) -> "Figure":
     """The measured steps of every method, or strategy, their median, and the prediction; methods without either are left empty."""
-    known = [us for row in rows for us in (*row.samples_us, row.predicted_us) if us is not None]
-    scale, unit = _time_unit(max(known, default=1.0))
+    known = [us for row in rows for us in (*_samples(row), row.predicted_us) if us is not None]
+    scale, unit = time_unit(max(known, default=1.0))
     figure = require_matplotlib()(figsize=(WIDTH_INCHES, 0.32 * len(rows) + 0.9), layout="constrained")
     axes = figure.subplots()
     for y, row in enumerate(rows):
-        axes.plot([us / scale for us in row.samples_us], [y] * len(row.samples_us), "o", color=device_colour(0), alpha=0.4, markersize=4)
-        if row.median_us is not None:
-            axes.plot(row.median_us / scale, y, "|", color=_MEASURED, markersize=14, markeredgewidth=2)
+        axes.plot([us / scale for us in _samples(row)], [y] * len(_samples(row)), "o", color=device_colour(0), alpha=0.4, markersize=4)
+        if row.measured is not None:
+            axes.plot(row.measured.median / scale, y, "|", color=_MEASURED, markersize=14, markeredgewidth=2)
         if row.predicted_us is not None:
             axes.plot(row.predicted_us / scale, y, "o", color=_TRANSFER, markersize=8, fillstyle="none")
     axes.set_yticks(range(len(rows)), [_plain(row.name) for row in rows])
@@ -158,19 +149,8 @@ def methods_figure(rows: "Sequence[MethodRow | Strategy]") -> "Figure":
     return figure
 
 
-def _tracks(run: RunFolder) -> Iterator[_Track]:
-    timeline, measured = run.timeline, run.measured
-    spans = list(zip(timeline.start_us, timeline.end_us, run.plan.placement, strict=True))
-    path = timeline.critical_path()
-    sent = [(t.start_us, t.end_us, t.source) for t in timeline.transfers]
-    yield _Track("predicted", timeline.makespan_us, spans, [spans[v] for v in path], sent, timeline.busy_us)
-    if measured is not None:
-        ran = measured.by_id()
-        ops = [(op.start_us, op.end_us, op.device) for op in measured.ops]
-        seen = [ran[run.graph.ops[v].id] for v in path if run.graph.ops[v].id in ran]
-        critical = [(op.start_us, op.end_us, op.device) for op in seen]
-        sent = [(t.start_us, t.end_us, t.source) for t in measured.transfers]
-        yield _Track("measured", measured.wall_us, ops, critical, sent, measured.busy_us(len(run.plan.cluster)))
+def _samples(row: Variant) -> tuple[float, ...]:
+    return () if row.measured is None else row.measured.us
 
 
 def _names(run: RunFolder) -> list[str]:
@@ -182,26 +162,16 @@ def _plain(name: str) -> str:
     return name.replace("$", r"\$")
 
 
-def _of(spans: Iterable[tuple[float, float, int]], device: int, scale: float) -> list[tuple[float, float]]:
-    return [(start / scale, (end - start) / scale) for start, end, d in spans if d == device]
-
-
-def _bars(axes: "Axes", spans: Sequence[tuple[float, float]], y: tuple[float, float], colour: str, alpha: float = 1.0) -> None:
-    if spans:
-        axes.broken_barh(spans, y, facecolors=colour, alpha=alpha, linewidth=0.15, edgecolor="white", rasterized=len(spans) > _MANY)
+def _bars(
+    axes: "Axes", spans: Sequence[tuple[float, float]], scale: float, y: tuple[float, float], colour: str, alpha: float = 1.0
+) -> None:
+    """Bars from start to end at the height `y`."""
+    scaled = [(start / scale, (end - start) / scale) for start, end in spans]
+    if scaled:
+        axes.broken_barh(scaled, y, facecolors=colour, alpha=alpha, linewidth=0.15, edgecolor="white", rasterized=len(scaled) > _MANY)
 
 
 def _quiet(axes: "Axes") -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)
     axes.xaxis.label.set_fontsize(8)
-
-
-def _time_unit(most_us: float) -> tuple[float, str]:
-    """Microseconds in the unit that such times are read in, and its name."""
-    return next(((size, unit) for size, unit in ((1e6, "s"), (1e3, "ms")) if most_us >= size), (1.0, "us"))
-
-
-def _size_unit(most_bytes: float) -> tuple[float, str]:
-    """The same for sizes."""
-    return next(((1024.0**power, unit) for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")) if most_bytes >= 1024**power), (1.0, "B"))

@@ -11,8 +11,8 @@ from baechi_ext.ir.files import read_json
 from baechi_ext.shard.explain import FORECAST_KINDS
 from baechi_ext.shard.plan import ShardPlan
 from baechi_runtime.files.run_folder import REPORT, SHARD_PLAN
-from baechi_runtime.report.fields import Interval, interval_of, list_of, number_of, object_of, steps_of
-from baechi_runtime.report.run_summary import RunSummary
+from baechi_runtime.report.fields import list_of, number_of, object_of, objects_of, text_of
+from baechi_runtime.report.run_summary import RunSummary, Variant, common_fields, variant_fields
 
 HELD = ("weights", "gradients", "optimizer", "kept")
 OWN = "plan"
@@ -29,17 +29,12 @@ class Messages:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strategy:
-    """A strategy of the run, or the step that every process runs whole. Times are microseconds; `gain` is over the latter."""
+class Strategy(Variant):
+    """A strategy of the run, or the step that every process runs whole."""
 
-    name: str
-    note: str
     is_whole: bool
-    predicted_us: float | None
-    median_us: float | None
-    samples_us: tuple[float, ...]
-    gain: Interval | None
     parts_us: Mapping[str, float]
+    """Predicted microseconds by kind of cost."""
     messages: tuple[Messages, ...]
     held: tuple[Mapping[str, float], ...]
     """Bytes by what is held, a process each."""
@@ -66,10 +61,10 @@ class ShardedRun:
             return cls(folder, (), {} if own is None else {OWN: own}, RunSummary(), ())
         value = read_json(folder / REPORT, "report")
         try:
-            rows = [object_of(value, "whole"), *(object_of({"strategy": s}, "strategy") for s in list_of(value, "strategies"))]
+            rows = [object_of(value, "whole"), *objects_of(value, "strategies", "strategy")]
             plans = _plans(folder, rows)
             strategies = tuple(_strategy(row, plans, is_whole=not i) for i, row in enumerate(rows) if row)
-            summary, facts = RunSummary.of_sharding(value), tuple(_facts(value))
+            summary, facts = RunSummary(**common_fields(value)), tuple(_facts(value))
         except FileError as e:
             raise FileError(f"{folder / REPORT}: {e}; write it again with baechi train --sharding --out") from e
         if own is not None:
@@ -108,38 +103,32 @@ def _plans(folder: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, ShardPl
 
 
 def _strategy(value: Mapping[str, Any], plans: Mapping[str, ShardPlan], *, is_whole: bool) -> Strategy:
-    name = str(value.get("name") or "")
-    median, samples = steps_of(value.get("measured_step_us"), "measured_step_us")
-    parts = object_of(value, "predicted_parts_us")
-    sent, parity = object_of(value, "sent"), object_of(value, "parity")
-    held = [object_of({"held_bytes": one}, "held_bytes") for one in list_of(value, "held_bytes")]
+    parts, parity, plan = object_of(value, "predicted_parts_us"), object_of(value, "parity"), plans.get(text_of(value, "name"))
     return Strategy(
-        name=name,
-        note=str(value.get("note") or ""),
+        **variant_fields(value, "name"),
         is_whole=is_whole,
-        predicted_us=number_of(value, "predicted_step_us"),
-        median_us=median,
-        samples_us=samples,
-        gain=interval_of(value, "ratio"),
-        parts_us={kind: number_of(parts, key) or 0.0 for key, kind in FORECAST_KINDS.items() if key in parts},
-        messages=tuple(_messages(sent)),
-        held=tuple({what: number_of(one, f"{what}_bytes") or 0.0 for what in HELD} for one in held),
-        planned_bytes=plans[name].held_bytes if name in plans else None,
-        parity=f"largest difference {number_of(parity, 'max_rel_diff') or 0.0:.1e} relative" if parity else "",
+        parts_us={kind: _known(parts, key) for key, kind in FORECAST_KINDS.items() if key in parts},
+        messages=tuple(_messages(object_of(value, "sent"))),
+        held=tuple({what: _known(one, f"{what}_bytes") for what in HELD} for one in objects_of(value, "held_bytes", "held_bytes")),
+        planned_bytes=None if plan is None else plan.held_bytes,
+        parity=f"largest difference {_known(parity, 'max_rel_diff'):.1e} relative" if parity else "",
     )
+
+
+def _known(value: Mapping[str, Any], key: str) -> float:
+    return number_of(value, key) or 0.0
 
 
 def _messages(sent: Mapping[str, Any]) -> Iterator[Messages]:
     predicted, counted = object_of(sent, "predicted"), object_of(sent, "counted")
     for kind in dict.fromkeys((*counted, *predicted)):
-        ways = [tuple(number_of(object_of(way, kind), key) or 0.0 for key in ("messages", "bytes")) for way in (predicted, counted)]
-        known = sent.get("predicted") is not None
-        yield Messages(kind, (ways[0][0], ways[0][1]) if known else None, (ways[1][0], ways[1][1]))
+        was, is_ = ((_known(way, "messages"), _known(way, "bytes")) for way in (object_of(predicted, kind), object_of(counted, kind)))
+        yield Messages(kind, None if sent.get("predicted") is None else was, is_)
 
 
 def _facts(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     mesh, machine = list_of(value, "mesh"), object_of(value, "machine")
-    yield "processes", f"{number_of(value, 'num_devices') or 0:.0f}, mesh {' x '.join(map(str, mesh))}"
+    yield "processes", f"{_known(value, 'num_devices'):.0f}, mesh {' x '.join(map(str, mesh))}"
     flops, bandwidth, latency = (number_of(machine, key) for key in ("tera_flops", "gigabytes_per_second", "latency_us"))
     if flops is not None and bandwidth is not None and latency is not None:
         yield "machine", f"each process {flops:.3g} TFLOP/s, {bandwidth:.3g} GB/s and {latency:.4g} us a message (measured)"

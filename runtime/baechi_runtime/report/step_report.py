@@ -1,23 +1,26 @@
-"""StepReport: what a placed step was predicted to take and what it took, for people and as JSON."""
+"""Reports of a model's placed step: StepReport, what it was predicted to take and what it took, and RunReport, a training of many steps."""
 
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline
 from baechi_runtime.measure.link_probe import LinkProbe
-from baechi_runtime.measure.samples import Measurement
+from baechi_runtime.measure.samples import Measurement, Samples
 from baechi_runtime.report.report import PlanReport, inconclusive, labelled, load_text, parity_text, prediction_error
-from baechi_runtime.report.tables import as_range, as_size, as_time, console, say, share_of, table_of
+from baechi_runtime.report.tables import as_limit, as_range, as_size, as_time, share_of, show, table_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_LOSSES_SHOWN = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepReport(PlanReport):
-    """Everything `baechi train` found out about one step, of a built-in model or of a user's own script."""
+class _ModelReport(PlanReport):
+    """A report on a step that was placed and run."""
 
     model: str
     executor: str
@@ -25,6 +28,16 @@ class StepReport(PlanReport):
     single: Timeline
     parity: Mapping[str, Any] | None
     """In JSON; None where nothing was compared."""
+
+    def plan_facts(self) -> dict[str, Any]:
+        parity = None if self.parity is None else dict(self.parity)
+        return {"model": self.model, "executor": self.executor, **super().plan_facts(), "parity": parity}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport(_ModelReport):
+    """Everything `baechi train` found out about one step, of a built-in model or of a user's own script."""
+
     measurement: Measurement
     peak_bytes: tuple[int | float, ...]
     """One entry per device; empty where they were not measured."""
@@ -38,10 +51,7 @@ class StepReport(PlanReport):
         measured, timeline, over_unplaced = self.measurement, self.result.timeline, self.measurement.over_unplaced
         doubts = measured.doubts()
         return {
-            "model": self.model,
-            "executor": self.executor,
             **self.plan_facts(),
-            "parity": None if self.parity is None else dict(self.parity),
             "measured_step_us": measured.steps_json(),
             **(self._over_one_device() if measured.in_turn else {"unplaced": self.unplaced}),
             "speedup_over_eager": None if over_unplaced is None else over_unplaced.to_json(),
@@ -67,45 +77,38 @@ class StepReport(PlanReport):
 
     def print(self) -> None:
         """Prints the tables and the verdict on stdout."""
-        out = console(160)
-        out.print(self._steps())
-        say(out, "")
-        out.print(self._devices())
-        say(out, "", *self.lines())
+        show(self._steps(), "", self._devices(), "", *self.lines(), width=160)
 
-    def _steps(self) -> Table:
-        measured, timeline = self.measurement, self.result.timeline
-        table = table_of("step", "predicted", "measured", "min to max", "eager / it", "95% interval")
-        predictions = {"single": self.single.makespan_us, "placed": timeline.makespan_us}
+    def _steps(self) -> "Table":
+        measured = self.measurement
+        predictions = {"single": self.single.makespan_us, "placed": self.result.timeline.makespan_us}
         titles = {"eager": self.unplaced, "single": "our program, one device", "placed": f"{self.result.plan.method}, placed"}
-        for name, samples in measured.samples.items():
-            ratio = measured.ratio("eager", name)
-            table.add_row(
-                Text(titles.get(name, name)),
-                as_time(predictions[name]) if name in predictions else "-",
-                as_time(samples.median),
-                as_range(samples.us),
-                f"{ratio.median:.2f}",
-                f"{ratio.low:.2f} to {ratio.high:.2f}",
-            )
-        return table
 
-    def _devices(self) -> Table:
-        timeline, measured = self.result.timeline, self.measurement
-        peak = "peak accounted" if self.peaks_measured_by == "accounting" else "peak measured"
-        table = table_of("device", "ops", "busy predicted", "busy measured", "peak predicted", peak, "limit")
-        step = measured.samples["placed"].median
-        for i, (device, order) in enumerate(zip(timeline.cluster.devices, timeline.device_order(), strict=True)):
-            table.add_row(
-                Text(device.name),
+        def row(name: str, samples: Samples) -> tuple[str, ...]:
+            ratio, predicted = measured.ratio("eager", name), as_time(predictions[name]) if name in predictions else "-"
+            times = predicted, as_time(samples.median), as_range(samples.us)
+            return titles.get(name, name), *times, f"{ratio.median:.2f}", f"{ratio.low:.2f} to {ratio.high:.2f}"
+
+        names = ("step", "predicted", "measured", "min to max", "eager / it", "95% interval")
+        return table_of(names, (row(name, samples) for name, samples in measured.samples.items()))
+
+    def _devices(self) -> "Table":
+        timeline, busy_us = self.result.timeline, self.measurement.busy_us.get("placed")
+        step_us = self.measurement.samples["placed"].median
+        rows = (
+            (
+                device.name,
                 str(len(order)),
                 share_of(timeline.busy_us[i], timeline.makespan_us),
-                share_of(measured.busy_us["placed"][i], step) if "placed" in measured.busy_us else "-",
+                "-" if busy_us is None else share_of(busy_us[i], step_us),
                 as_size(timeline.peak_memory_bytes[i]),
                 as_size(self.peak_bytes[i]) if self.peak_bytes else "-",
-                "-" if device.memory_bytes is None else as_size(device.memory_bytes),
+                as_limit(device.memory_bytes),
             )
-        return table
+            for i, (device, order) in enumerate(zip(timeline.cluster.devices, timeline.device_order(), strict=True))
+        )
+        peak = "peak accounted" if self.peaks_measured_by == "accounting" else "peak measured"
+        return table_of(("device", "ops", "busy predicted", "busy measured", "peak predicted", peak, "limit"), rows)
 
     def lines(self) -> Iterator[str]:
         """The verdict on measured steps that took turns, and the facts behind it."""
@@ -127,3 +130,59 @@ class StepReport(PlanReport):
             yield labelled("verdict", self.result.why_whole)
         elif ratio.low <= 1.0:
             yield labelled("verdict", f"splitting does not pay here: one device is {'as fast' if ratio.high > 1.0 else 'faster'}")
+
+
+@dataclass(frozen=True)
+class Progressed:
+    """The course of a run."""
+
+    losses: tuple[float, ...]
+    """Losses of all steps, including those before the checkpoint it went on from."""
+    resumed_from: int | None
+    """The step of that checkpoint; None where the run began at the beginning."""
+    step_us: tuple[float, ...]
+    """Wall time of each step of this run."""
+    checkpoint_step: int | None
+    """The last checkpoint's step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport(_ModelReport):
+    """A training: what was run where, and its losses."""
+
+    progressed: Progressed
+    checkpoint: str | None
+    """The folder of its checkpoints."""
+
+    def facts(self) -> dict[str, Any]:
+        timeline, run = self.result.timeline, self.progressed
+        return {
+            **self.plan_facts(),
+            "cluster": timeline.cluster.to_json(),
+            "steps": len(run.losses),
+            "losses": list(run.losses),
+            "resumed_from": run.resumed_from,
+            "checkpoint": None if self.checkpoint is None else {"folder": self.checkpoint, "step": run.checkpoint_step},
+            "predicted_step_us": timeline.makespan_us,
+            "measured_step_us": Samples(run.step_us).to_json() if run.step_us else None,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """The losses, evenly spread where there are many, and the facts."""
+        run, result = self.progressed, self.result
+        last = len(run.losses)
+        shown = sorted({round(1 + i * (last - 1) / (_LOSSES_SHOWN - 1)) for i in range(_LOSSES_SHOWN)})
+        width = len(str(last))
+        yield from (f"step {step:>{width}}   loss {run.losses[step - 1]:.9g}" for step in shown)
+        begun = "the beginning" if run.resumed_from is None else f"the checkpoint of step {run.resumed_from}"
+        median, predicted = statistics.median(run.step_us or [0.0]), as_time(result.timeline.makespan_us)
+        took = f", {as_time(median)} each (median), predicted {predicted}" if run.step_us else ""
+        devices = len(result.plan.cluster)
+        yield ""
+        yield labelled("trained", f"{self.model}, {len(run.step_us)} steps from {begun}{took}")
+        yield labelled("placed", f"{result.plan.method}, {devices} device{'s' * (devices > 1)}, {self.executor}")
+        if self.parity is not None:
+            yield labelled("parity", parity_text(self.parity))
+        if self.checkpoint is not None:
+            yield labelled("checkpoint", f"step {run.checkpoint_step} in {self.checkpoint}")
+        yield from (labelled("note", note) for note in self.notes)

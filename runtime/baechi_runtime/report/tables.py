@@ -21,17 +21,16 @@ WIDTH = 140
 
 def print_timeline(timeline: Timeline, lower_bound_us: float, facts: Mapping[str, str]) -> None:
     """Prints on stdout what a simulated step takes, how far that is from its lower bound, and what each device does and holds."""
-    out, step = console(), timeline.makespan_us
+    step = timeline.makespan_us
     gap = f"{step / lower_bound_us - 1:.1%}" if lower_bound_us > 0 else "0.0%"
-    lines = {
+    step_facts = {
         "predicted step": as_time(step),
         "lower bound": f"{as_time(lower_bound_us)} (the step is {gap} above it)",
         "transfers": f"{len(timeline.transfers)} ({as_size(timeline.bytes_moved)})",
-        **facts,
     }
-    width = max(map(len, lines))
-    say(out, *(f"{name:<{width}}  {value}" for name, value in lines.items()))
-    out.print(_devices(timeline))
+    columns = zip(timeline.cluster.devices, timeline.device_order(), timeline.busy_us, timeline.peak_memory_bytes, strict=True)
+    rows = ((d.name, str(len(order)), share_of(busy, step), as_size(peak), as_limit(d.memory_bytes)) for d, order, busy, peak in columns)
+    show(*aligned(step_facts | dict(facts)), table_of(("device", "ops", "busy", "peak memory", "limit"), rows))
 
 
 def console(width: int = WIDTH) -> "Console":
@@ -42,22 +41,36 @@ def console(width: int = WIDTH) -> "Console":
     return terminal if terminal.is_terminal else Console(file=sys.stdout, highlight=False, width=width)
 
 
-def say(out: "Console", *lines: str) -> None:
-    """Prints lines as they are."""
+def show(*parts: "str | Table", width: int = WIDTH) -> None:
+    """Prints lines, as they are, and tables on stdout."""
     from rich.text import Text
 
-    for line in lines:
-        out.print(Text(line), soft_wrap=True)
+    out = console(width)
+    for part in parts:
+        if isinstance(part, str):
+            out.print(Text(part), soft_wrap=True)
+        else:
+            out.print(part)
 
 
-def table_of(*names: str) -> "Table":
-    """An empty table. Text to the left in the first column, which goes on in a further line where it is long, numbers to the right in the
-    others."""
+def aligned(facts: Mapping[str, str]) -> list[str]:
+    """A line for each fact, its name before it; the facts stand below each other."""
+    width = max(map(len, facts))
+    return [f"{name:<{width}}  {value}" for name, value in facts.items()]
+
+
+def table_of(names: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[str] = ()) -> "Table":
+    """A table whose cells are shown as they are. Text to the left in the first column and those of `words`, which go on in a further line
+    where they are long, numbers to the right in the others."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, name in enumerate(names):
-        table.add_column(name, justify="right" if i else "left", overflow="fold", no_wrap=i > 0)
+    for name in names:
+        is_text = name in (names[0], *words)
+        table.add_column(name, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
+    for row in rows:
+        table.add_row(*map(Text, row))
     return table
 
 
@@ -69,28 +82,19 @@ def search_news(search: SearchProgress) -> str:
     return f"best {best}, bound {as_time(search.bound_us)}, gap {gap}{speed}"
 
 
-def _devices(timeline: Timeline) -> "Table":
-    from rich.text import Text
-
-    table = table_of("device", "ops", "busy", "peak memory", "limit")
-    rows = zip(timeline.cluster.devices, timeline.device_order(), timeline.busy_us, timeline.peak_memory_bytes, strict=True)
-    for device, order, busy, peak in rows:
-        limit = "-" if device.memory_bytes is None else as_size(device.memory_bytes)
-        table.add_row(Text(device.name), str(len(order)), share_of(busy, timeline.makespan_us), as_size(peak), limit)
-    return table
-
-
 def print_families(indexes: Iterable[Mapping[str, Any]]) -> None:
     """Prints on stdout the sizes of the graphs of each family: the least, the median and the greatest."""
-    table = table_of("family", "train", "test", "captured ops", "nodes", "edges", "compute", "longest path")
-    for index in indexes:
-        graphs = index["graphs"]
-        count = Counter(g["split"] for g in graphs)
-        sizes = [_spread([g[key] for g in graphs], "d") for key in ("captured_ops", "nodes", "edges")]
-        step = _spread([g["compute_us"] / 1000 for g in graphs], ".0f") + " ms"
-        path = _spread([100 * g["longest_path_us"] / g["compute_us"] for g in graphs if g["compute_us"]], ".0f") + " %"
-        table.add_row(index["family"], *(str(count[split]) for split in SPLITS), *sizes, step, path)
-    console().print(table)
+    names = ("family", *SPLITS, "captured ops", "nodes", "edges", "compute", "longest path")
+    show(table_of(names, map(_family, indexes)))
+
+
+def _family(index: Mapping[str, Any]) -> list[str]:
+    graphs = index["graphs"]
+    count = Counter(g["split"] for g in graphs)
+    sizes = [_spread([g[key] for g in graphs], "d") for key in ("captured_ops", "nodes", "edges")]
+    step = _spread([g["compute_us"] / 1000 for g in graphs], ".0f") + " ms"
+    path = _spread([100 * g["longest_path_us"] / g["compute_us"] for g in graphs if g["compute_us"]], ".0f") + " %"
+    return [index["family"], *(str(count[split]) for split in SPLITS), *sizes, step, path]
 
 
 def _spread(values: Sequence[float], form: str) -> str:
@@ -100,12 +104,15 @@ def _spread(values: Sequence[float], form: str) -> str:
     return " ".join(format(v, form) for v in (min(values), middle, max(values)))
 
 
+def time_unit(us: float) -> tuple[float, str]:
+    """The microseconds in the unit that a person would choose for this time, and its name."""
+    return next(((size, unit) for size, unit in ((1e6, "s"), (1e3, "ms")) if us >= size), (1.0, "us"))
+
+
 def as_time(us: float) -> str:
     """Microseconds with the unit a person would choose."""
-    for unit, size in (("s", 1e6), ("ms", 1e3)):
-        if us >= size:
-            return f"{us / size:.4g} {unit}"
-    return f"{us:.4g} us"
+    size, unit = time_unit(us)
+    return f"{us / size:.4g} {unit}"
 
 
 def as_range(us: Sequence[float]) -> str:
@@ -121,9 +128,18 @@ def share_of(us: float, step_us: float) -> str:
     return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
 
 
+def size_unit(size: float) -> tuple[float, str]:
+    """The bytes in the unit that a person would choose for this size, and its name."""
+    units = ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"))
+    return next(((1024.0**power, unit) for power, unit in units if size >= 1024**power), (1.0, "B"))
+
+
 def as_size(size: float) -> str:
     """Bytes with the unit a person would choose."""
-    for unit, power in (("TiB", 4), ("GiB", 3), ("MiB", 2), ("KiB", 1)):
-        if size >= 1024**power:
-            return f"{size / 1024**power:.4g} {unit}"
-    return f"{size:.4g} B"
+    unit, name = size_unit(size)
+    return f"{size / unit:.4g} {name}"
+
+
+def as_limit(memory_bytes: float | None) -> str:
+    """A device's memory limit; "-" where there is none."""
+    return "-" if memory_bytes is None else as_size(memory_bytes)

@@ -8,82 +8,24 @@ with three digits, nanoseconds, to which all ends are rounded before durations a
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from baechi_ext.explain.memory import memory_courses
-from baechi_ext.ir import OpGraph
 from baechi_ext.ir.files import make_folder, require_writable, write_bytes
-from baechi_ext.ir.measured import MeasuredStep
-from baechi_ext.simulate import Timeline
 from baechi_runtime.files.run_folder import RunFolder
+from baechi_runtime.report.run_steps import MEASURED, Copy, RunStep, steps_of
 
 TRACE = "trace.json"
-_PREDICTED, _MEASURED = "predicted", "measured"
 _COMPUTE, _COPY = "kernel", "gpu_memcpy"
 """Categories as torch's profiler calls them, whatever the device is; HTA goes by them."""
 _ROWS_OF_A_PROCESS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """A tensor on its way, in nanoseconds."""
-
-    tensor: int
-    source: int
-    target: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A step, predicted or measured, in nanoseconds."""
-
-    kind: str
-    graph: OpGraph
-    device: Mapping[int, int]
-    span: Mapping[int, tuple[int, int]]
-    """Op -> (start, end), for the ops that were seen, in the order of their starts: causes before what they cause."""
-    copies: Sequence[_Copy]
-    memory: Sequence[Sequence[tuple[float, float]]]
-    """For each device, (from when in microseconds, bytes)."""
-
-    @classmethod
-    def predicted(cls, timeline: Timeline) -> "_Step":
-        span = {v: (_ns(timeline.start_us[v]), _ns(timeline.end_us[v])) for v in timeline.started}
-        copies = [_Copy(t.tensor, t.source, t.target, _ns(t.start_us), _ns(t.end_us)) for t in timeline.transfers]
-        return cls(_PREDICTED, timeline.graph, dict(enumerate(timeline.placement)), span, copies, memory_courses(timeline))
-
-    @classmethod
-    def measured(cls, graph: OpGraph, step: MeasuredStep) -> "_Step":
-        tensors = {(graph.ops[t.producer].id, t.name): i for i, t in enumerate(graph.tensors)}
-        place = {v: i for i, v in enumerate(graph.order)}
-        ops = {graph.index[op.id]: op for op in step.ops}
-        span = {v: (_ns(op.start_us), _ns(op.end_us)) for v, op in ops.items()}
-        span = dict(sorted(span.items(), key=lambda item: (item[1], place[item[0]])))
-        copies = [_Copy(tensors[t.op, t.tensor], t.source, t.target, _ns(t.start_us), _ns(t.end_us)) for t in step.transfers]
-        memory = [[(held.at_us, held.bytes) for held in device] for device in step.memory or ()]
-        return cls(_MEASURED, graph, {v: op.device for v, op in ops.items()}, span, copies, memory)
-
-    @cached_property
-    def copy_ns(self) -> dict[tuple[int, int], int]:
-        """(Tensor, target) -> how long its copy takes."""
-        return {(c.tensor, c.target): c.end - c.start for c in self.copies}
-
-    def first_reader(self, copy: _Copy) -> int | None:
-        """The op that reads a copy first, where one was seen to."""
-        readers = self.graph.tensors[copy.tensor].readers
-        there = [v for v in readers if v in self.span and self.device[v] == copy.target]
-        return min(there, key=lambda v: self.span[v], default=None)
-
-
 @dataclass
 class _Slice:
-    """A slice, and in it the ends and turns of arrows: (phase, the arrow's number, when)."""
+    """A slice, in nanoseconds, and in it the ends and turns of arrows: (phase, the arrow's number, when)."""
 
     name: str
     category: str
@@ -108,12 +50,11 @@ _Timed = tuple[int, tuple[int, int], int, dict[str, Any]]
 def trace(run: RunFolder, device: int | None = None) -> dict[str, Any]:
     """The trace of a run, its measured step beside the predicted one where it has one; with `device` of that device alone, as HTA wants
     the devices of a run: each a file of its own, with its rank. HTA looks at the measured step, or, where none is, at the predicted one."""
-    steps = [_Step.predicted(run.timeline)] + ([] if run.measured is None else [_Step.measured(run.graph, run.measured)])
+    steps = steps_of(run)
     events: list[dict[str, Any]] = []
     timed: list[_Timed] = []
     for number, step in enumerate(steps):
-        other = steps[1 - number] if len(steps) > 1 else None
-        drawn = _Drawing(run, step, other, streams=step is steps[-1])
+        drawn = _Drawing(run, step, steps, streams=step is steps[-1])
         for d, name in enumerate(device.name for device in run.plan.cluster.devices):
             if device in (None, d):
                 pid = 1 + d * len(steps) + number
@@ -151,23 +92,25 @@ def _write(path: Path, value: dict[str, Any]) -> None:
 class _Drawing:
     """One step's slices, by device."""
 
-    def __init__(self, run: RunFolder, step: _Step, other: _Step | None, *, streams: bool) -> None:
+    def __init__(self, run: RunFolder, step: RunStep, steps: Sequence[RunStep], *, streams: bool) -> None:
+        self._graph, self._device = run.graph, run.plan.placement
         self._names = [device.name for device in run.plan.cluster.devices]
-        self._steps = {s.kind: s for s in (step, other) if s is not None}
+        self._spans = {s.kind: s.span for s in steps}
+        self._copies_ns = {s.kind: {(c.tensor, c.target): _ns(c.end_us) - _ns(c.start_us) for c in s.copies} for s in steps}
         self._step = step
         self._streams = streams
         place = {v: i for i, v in enumerate(step.span)}
         ops = {v: self._op(v, (2 * place[v], 0)) for v in step.span}
         leaving, coming = [], []
         for arrow, copy in enumerate(step.copies):
-            producer, reader = step.graph.tensors[copy.tensor].producer, step.first_reader(copy)
+            producer, reader = run.graph.tensors[copy.tensor].producer, self._first_reader(copy)
             rank = 2 * place.get(producer, -1) + 1
             leaving.append(self._copy(copy, "copy-out", (rank, 2 * arrow)))
             coming.append(self._copy(copy, "copy-in", (rank, 2 * arrow + 1)))
             ends = [None if v is None else ops.get(v) for v in (producer, reader)]
             _draw(arrow, [s for s in (ends[0], leaving[-1], coming[-1], ends[1]) if s is not None])
         count = range(len(self._names))
-        self._ops = [[s for v, s in ops.items() if step.device[v] == d] for d in count]
+        self._ops = [[s for v, s in ops.items() if self._device[v] == d] for d in count]
         self._in = [_in_rows([s for c, s in zip(step.copies, coming, strict=True) if c.target == d], 1) for d in count]
         first = [2 + max((s.row for s in slices), default=0) for slices in self._in]
         self._out = [_in_rows([s for c, s in zip(step.copies, leaving, strict=True) if c.source == d], first[d]) for d in count]
@@ -178,12 +121,11 @@ class _Drawing:
         for title, slices in (("copy-in", self._in[device]), ("copy-out", self._out[device])):
             used = sorted({s.row for s in slices})
             rows |= {row: title if i == 0 else f"{title} {i + 1}" for i, row in enumerate(used)}
-        yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
-        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
+        yield _about("process_name", pid, 0, name=name)
+        yield _about("process_sort_index", pid, 0, sort_index=pid)
         for row, title in rows.items():
-            tid = _tid(pid, row)
-            yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": title}}
-            yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": row}}
+            yield _about("thread_name", pid, _tid(pid, row), name=title)
+            yield _about("thread_sort_index", pid, _tid(pid, row), sort_index=row)
 
     def events_of(self, device: int, pid: int, *, arrows: bool) -> Iterator[_Timed]:
         """Slices, arrows, where these are wanted, and what the device holds."""
@@ -193,7 +135,7 @@ class _Drawing:
             slice_ = {"ph": "X", "name": s.name, "cat": s.category, "ts": _us(s.start), "dur": _us(s.end - s.start), **where, "args": args}
             yield s.start, s.rank, 0, slice_
             for phase, arrow, at in s.arrows if arrows else ():
-                number = 2 * arrow + (self._step.kind == _MEASURED)
+                number = 2 * arrow + (self._step.kind == MEASURED)
                 event = {"ph": phase, "name": "transfer", "cat": "transfer", "id": number, "ts": _us(at), **where}
                 yield at, s.rank, 1 + arrow, event | ({"bp": "e"} if phase == "f" else {})
         for at_us, held in self._step.memory[device] if self._step.memory else ():
@@ -201,22 +143,30 @@ class _Drawing:
             yield at, (-1, 0), 0, {"ph": "C", "name": "memory", "pid": pid, "tid": 0, "ts": _us(at), "args": {"bytes": held}}
 
     def _op(self, v: int, rank: tuple[int, int]) -> _Slice:
-        op, (start, end) = self._step.graph.ops[v], self._step.span[v]
-        spans = {kind: step.span.get(v) for kind, step in self._steps.items()}
+        op, (start_us, end_us) = self._graph.ops[v], self._step.span[v]
         args: dict[str, Any] = {"op": op.op, "phase": op.phase, "module": op.module}
-        args |= {f"{kind}_start_us": _us(span[0]) for kind, span in spans.items() if span is not None}
-        args |= {f"{kind}_us": _us(span[1] - span[0]) for kind, span in spans.items() if span is not None}
-        args |= {"output_bytes": op.output_bytes, "persistent_bytes": op.persistent_bytes, "temporary_bytes": op.temporary_bytes}
-        return _Slice(op.id, _COMPUTE, start, end, rank, {key: value for key, value in args.items() if value is not None})
+        for kind, span in self._spans.items():
+            if v in span:
+                start, end = map(_ns, span[v])
+                args |= {f"{kind}_start_us": _us(start), f"{kind}_us": _us(end - start)}
+        args |= {size: getattr(op, size) for size in ("output_bytes", "persistent_bytes", "temporary_bytes")}
+        known = {key: value for key, value in args.items() if value is not None}
+        return _Slice(op.id, _COMPUTE, _ns(start_us), _ns(end_us), rank, known)
 
-    def _copy(self, copy: _Copy, direction: str, rank: tuple[int, int]) -> _Slice:
-        graph = self._step.graph
+    def _first_reader(self, copy: Copy) -> int | None:
+        """The op that reads a copy first, where one was seen to."""
+        span = self._step.span
+        there = (v for v in self._graph.tensors[copy.tensor].readers if v in span and self._device[v] == copy.target)
+        return min(there, key=lambda v: tuple(map(_ns, span[v])), default=None)
+
+    def _copy(self, copy: Copy, direction: str, rank: tuple[int, int]) -> _Slice:
+        graph = self._graph
         tensor, key = graph.tensors[copy.tensor], (copy.tensor, copy.target)
         source, target = self._names[copy.source], self._names[copy.target]
         args: dict[str, Any] = {"op": graph.ops[tensor.producer].id, "tensor": tensor.name, "bytes": tensor.bytes, "direction": direction}
-        args |= {f"{kind}_us": _us(step.copy_ns[key]) for kind, step in self._steps.items() if key in step.copy_ns}
+        args |= {f"{kind}_us": _us(copies[key]) for kind, copies in self._copies_ns.items() if key in copies}
         # HTA takes what begins so for a copy.
-        return _Slice(f"Memcpy {source} -> {target}", _COPY, copy.start, copy.end, rank, args)
+        return _Slice(f"Memcpy {source} -> {target}", _COPY, _ns(copy.start_us), _ns(copy.end_us), rank, args)
 
 
 def _draw(arrow: int, path: Sequence[_Slice]) -> None:
@@ -240,6 +190,11 @@ def _in_rows(slices: Iterable[_Slice], first: int) -> list[_Slice]:
         ends[free : free + 1] = [s.end]
         s.row = first + free
     return placed
+
+
+def _about(what: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
+    """An event that tells something of a process or a row of it."""
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
 
 
 def _tid(pid: int, row: int) -> int:

@@ -217,7 +217,7 @@ class TorchBackend(TrainingBackend[Captured, LoadedStep]):
         return Captured(found.graph, found.alone, found.profile, step, binding)
 
     def in_parts(self, captured: Captured, parts: int | Sequence[int]) -> Captured:
-        """See PlacingBackend."""
+        """See Backend."""
         sizes = sizes_of_parts(captured.step, parts)
         normalises(captured, parts_of(self.request, captured.step, sizes))  # before they are captured, which takes a while
         graph, binding = capture_sizes(self.request, captured.step, sizes)

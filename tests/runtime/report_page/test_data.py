@@ -10,11 +10,11 @@ import pytest
 
 from baechi_ext.errors import FileError
 from baechi_runtime.files.run_folder import RunFolder
-from baechi_runtime.report.page import choices
-from baechi_runtime.report.page.data import page_data
+from baechi_runtime.measure.samples import Samples
+from baechi_runtime.report.page import data as page_of
+from baechi_runtime.report.page.data import choices_of, page_data
 from baechi_runtime.report.page.headline import headline
-from baechi_runtime.report.page.page import render
-from baechi_runtime.report.page.writing import write_page
+from baechi_runtime.report.page.writing import render, write_page
 from baechi_runtime.report.palette import DEVICES, device_colour, text_colour
 from baechi_runtime.report.run_summary import COMPARISON, RunSummary
 from baechi_runtime.report.tables import as_time
@@ -57,7 +57,7 @@ def test_an_op_that_was_not_seen_to_run_has_no_times(run: RunFolder) -> None:
 
 
 def test_choices_are_those_of_moving_the_op_and_its_group(run: RunFolder) -> None:
-    found = choices.page_choices(run)
+    found = choices_of(run)
     v = run.graph.index["grad conv.1.3"]
     own = found["found"][found["of"][v]]
     assert own["moved"] == 3
@@ -68,9 +68,9 @@ def test_choices_are_those_of_moving_the_op_and_its_group(run: RunFolder) -> Non
 
 
 def test_of_many_ops_the_most_costly_have_choices(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "LEAST", 2)
-    monkeypatch.setattr(choices, "OPS_SIMULATED", 0)
-    found = choices.page_choices(run)
+    monkeypatch.setattr(page_of, "LEAST", 2)
+    monkeypatch.setattr(page_of, "OPS_SIMULATED", 0)
+    found = choices_of(run)
     assert len(found["found"]) == 2
     assert "the 2 most costly of 14" in found["shown"]
     groups = run.graph.groups
@@ -181,7 +181,7 @@ def test_what_is_no_report_is_refused(run: RunFolder, name: str, changes: dict[s
 
 def test_the_report_of_a_training_has_one_kind_of_step(run: RunFolder) -> None:
     summary = RunSummary.of_report({"measured_step_us": {"median": 2.0, "samples": [1.0, 2.0, 3.0]}, "predicted_step_us": 2.0})
-    assert (summary.median_us, summary.samples_us) == (2.0, (1.0, 2.0, 3.0))
+    assert summary.measured == Samples((1.0, 2.0, 3.0))
     assert [figure["label"] for figure in headline(run, summary)["figures"]] == ["predicted step", "measured step", "moved"]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from baechi_ext.errors import FileError, MissingBackendError
+from baechi_ext.explain.path import critical_ops
 from baechi_ext.ir import Plan
 from baechi_ext.ir.made_by import MadeBy
 from baechi_runtime.files.run_folder import RunFolder
@@ -66,7 +67,7 @@ def test_the_timeline_has_every_op_of_both_steps(folder: Path) -> None:
     assert [axes.get_title(loc="left").split(":")[0] for axes in figure.axes] == ["predicted", "measured"]
     for axes in figure.axes:
         bars = [len(collection.get_paths()) for collection in axes.collections]
-        path = run.timeline.critical_path()
+        path = critical_ops(run.timeline)
         assert sum(bars) == len(run.graph) + len(path) + len(run.timeline.transfers)
 
 

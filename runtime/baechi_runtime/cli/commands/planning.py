@@ -17,8 +17,7 @@ def place(request: PlaceRequest, output: Output) -> int:
     """Makes a plan; 130 where a search was interrupted, 143 by SIGTERM, with its best plan written."""
     cluster, wanted, graph = request.cluster, request.plan, _read(request.graph)
     try:
-        with progress(pipeline.announcement(graph, cluster, wanted)) as show:
-            result = pipeline.plan(graph, cluster, wanted.watched(lambda search: show(tables.search_news(search))))
+        result = pipeline.plan_watched(graph, cluster, wanted, pipeline.plan)
     except InfeasibleError as e:
         if output.json:
             output.print_json(e.to_json())
@@ -43,7 +42,7 @@ def place(request: PlaceRequest, output: Output) -> int:
 
 def simulate(request: SimulateRequest, output: Output) -> int:
     """Says what a plan is worth."""
-    from baechi_runtime.report.simulating import simulated
+    from baechi_runtime.report.comparing_plans import simulated
 
     graph = _read(request.graph)
     with progress(f"simulating {len(graph)} ops"):

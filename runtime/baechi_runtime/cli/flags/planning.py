@@ -19,7 +19,7 @@ from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.report.exports import DEFAULT, FORMATS
 
 if TYPE_CHECKING:
-    from baechi_runtime.report.simulating import WhatIf
+    from baechi_runtime.report.comparing_plans import WhatIf
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def add_simulate_flags(parser: argparse.ArgumentParser) -> None:
 
 def simulate_request(args: argparse.Namespace) -> SimulateRequest:
     """The request for `baechi simulate`. Raises OptionError where flags contradict each other, FileError for a bad cluster file."""
-    from baechi_runtime.report.simulating import WhatIf
+    from baechi_runtime.report.comparing_plans import WhatIf
 
     cluster, changes = ClusterRequest.of(args), (args.comm_cost_factor, args.cost_factor, args.seed)
     return SimulateRequest(args.graph, WhatIf(args.plan, cluster.file, cluster.cluster, *changes, tuple(args.pin)))

@@ -3,21 +3,24 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from baechi_ext.explain import explain_plan
-from baechi_ext.explain.memory import memory_courses
-from baechi_ext.ir.measured import MeasuredStep
+from baechi_ext.explain import Mover, explain_plan
+from baechi_ext.explain.path import critical_ops
 from baechi_ext.ir.op_graph import PHASES, OpGraph
-from baechi_ext.simulate import Timeline
 from baechi_runtime.files.run_folder import RunFolder
-from baechi_runtime.report.page.choices import page_choices
 from baechi_runtime.report.page.headline import headline
 from baechi_runtime.report.palette import device_colour, text_colour
+from baechi_runtime.report.run_steps import RunStep, steps_of
 from baechi_runtime.report.run_summary import Compared, summary_of
+
+OPS_SIMULATED = 6_000_000
+"""No more than this many ops are simulated for choices in all: some seconds."""
+LEAST, MOST = 20, 1000
+"""The number of ops, or groups, whose choices are simulated."""
 
 
 def page_data(run: RunFolder, compared: Compared = Compared()) -> dict[str, Any]:  # noqa: B008 - frozen
     """The page data of a run and, where there is one, a comparison; all times are microseconds. Raises FileError for a damaged report."""
-    summary = summary_of(run, compared)
+    summary, steps = summary_of(run, compared), steps_of(run)
     return {
         "headline": headline(run, summary),
         "devices": _devices(run, summary.measured_peaks),
@@ -25,13 +28,13 @@ def page_data(run: RunFolder, compared: Compared = Compared()) -> dict[str, Any]
         "ops": _ops(run.graph),
         "tensors": _tensors(run.graph),
         "placement": list(run.plan.placement),
-        "predicted": _predicted(run.timeline),
-        "measured": None if run.measured is None else _measured(run.graph, run.measured, len(run.plan.cluster)),
+        "predicted": _step(run, steps[0]) | {"critical": list(critical_ops(run.timeline))},
+        "measured": _measured(run, steps),
         "methods": [row.to_json() for row in compared.rows],
         "recommended": compared.recommended,
         "recommendation": compared.summary.recommendation if run.report is not None else "",  # else it is the verdict
         "explanation": _explanation(run),
-        "choices": page_choices(run),
+        "choices": choices_of(run),
     }
 
 
@@ -70,33 +73,23 @@ def _tensors(graph: OpGraph) -> dict[str, list[Any]]:
     }
 
 
-def _predicted(timeline: Timeline) -> dict[str, Any]:
+def _step(run: RunFolder, step: RunStep) -> dict[str, Any]:
+    seen = [_times(step.span[v]) if v in step.span else (None, None) for v in range(len(run.graph))]
     return {
-        "step_us": timeline.makespan_us,
-        "start_us": _times(timeline.start_us),
-        "end_us": _times(timeline.end_us),
-        "transfers": [[t.tensor, t.source, t.target, *_times((t.start_us, t.end_us))] for t in timeline.transfers],
-        "busy_us": _times(timeline.busy_us),
-        "critical": list(timeline.critical_path()),
-        "memory": [[_times(at_us for at_us, _ in course), [held for _, held in course]] for course in memory_courses(timeline)],
+        "step_us": step.step_us,
+        "start_us": [start for start, _ in seen],
+        "end_us": [end for _, end in seen],
+        "transfers": [[c.tensor, c.source, c.target, *_times((c.start_us, c.end_us))] for c in step.copies],
+        "busy_us": _times(step.busy_us),
+        "memory": step.memory and [[_times(at_us for at_us, _ in course), [held for _, held in course]] for course in step.memory],
     }
 
 
-def _measured(graph: OpGraph, step: MeasuredStep, devices: int) -> dict[str, Any]:
-    ran = step.by_id()
-    tensors = {(graph.ops[t.producer].id, t.name): i for i, t in enumerate(graph.tensors)}
-    seen = [ran.get(op.id) for op in graph.ops]
-    return {
-        "step_us": step.wall_us,
-        "executor": step.executor,
-        "clock": step.clock,
-        "start_us": [None if op is None else round(op.start_us, 2) for op in seen],
-        "end_us": [None if op is None else round(op.end_us, 2) for op in seen],
-        "transfers": [[tensors[t.op, t.tensor], t.source, t.target, *_times((t.start_us, t.end_us))] for t in step.transfers],
-        "busy_us": _times(step.busy_us(devices)),
-        "memory": None if step.memory is None else [[_times(h.at_us for h in held), [h.bytes for h in held]] for held in step.memory],
-        "notes": list(step.notes),
-    }
+def _measured(run: RunFolder, steps: Sequence[RunStep]) -> dict[str, Any] | None:
+    if run.measured is None:
+        return None
+    about = {"executor": run.measured.executor, "clock": run.measured.clock, "notes": list(run.measured.notes)}
+    return _step(run, steps[-1]) | about
 
 
 def _explanation(run: RunFolder) -> dict[str, Any]:
@@ -108,3 +101,35 @@ def _explanation(run: RunFolder) -> dict[str, Any]:
 
 def _times(us: Iterable[float]) -> list[float]:
     return [round(float(t), 2) for t in us]
+
+
+def choices_of(run: RunFolder) -> dict[str, Any]:
+    """For the ops of a run, what the step would be with them elsewhere: for the most costly ones where trying all would take long.
+
+    `found`: choices, each for ops that move together; `of`: by op, which of them is its own, or null; `shown`: for how many."""
+    graph, devices = run.graph, len(run.plan.cluster)
+    units: dict[object, list[int]] = {}
+    for v, op in enumerate(graph.ops):
+        units.setdefault(v if op.colocation is None else op.colocation, []).append(v)
+    costliest = sorted(units.values(), key=lambda unit: -sum(graph.ops[v].compute_us for v in unit))
+    affordable = OPS_SIMULATED // max(1, graph.size * (devices - 1))
+    costliest = costliest[: max(LEAST, min(MOST, affordable))]
+    mover = Mover(run.plan)
+    of: list[int | None] = [None] * len(graph)
+    found: list[dict[str, Any]] = []
+    for unit in costliest:
+        for v in unit:
+            of[v] = len(found)
+        found.append(_choices_of(mover, unit))
+    shown = f"It was predicted with other devices only for the {len(costliest)} most costly of {len(units)} ops and colocation groups."
+    return {"of": of, "found": found, "shown": shown}
+
+
+def _choices_of(mover: Mover, unit: list[int]) -> dict[str, Any]:
+    choices = mover.choices(unit[:1])
+    return {
+        "moved": len(choices.moved),
+        "verdict": choices.verdict,
+        "step_us": choices.step_us,
+        "choices": [{"device": c.device, "step_us": c.step_us, "fits": c.fits} for c in choices.choices],
+    }

@@ -2,11 +2,10 @@
 
 import shlex
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 from baechi_runtime.files.run_folder import RunFolder
-from baechi_runtime.report.fields import Interval
+from baechi_runtime.measure.samples import Ratio, Samples
 from baechi_runtime.report.plan_files import other_costs
 from baechi_runtime.report.report import load_text, prediction_error
 from baechi_runtime.report.run_summary import RunSummary
@@ -37,34 +36,33 @@ def _lead(run: RunFolder) -> str:
 def _figures(run: RunFolder, summary: RunSummary) -> list[dict[str, str]]:
     step, bound = run.timeline.makespan_us, run.plan.lower_bound_us
     above = f"{step / bound - 1:.1%} above the lower bound of {as_time(bound)}" if bound else "no lower bound"
-    figures = [_figure("predicted step", as_time(step), above)]
-    if summary.median_us:
-        off = prediction_error(step, summary.median_us)
-        figures.append(_figure("measured step", as_time(summary.median_us), f"{_spread(summary.samples_us)}; {off}"))
-    if summary.unplaced_us:
-        figures.append(_figure(summary.unplaced, as_time(median(summary.unplaced_us)), _spread(summary.unplaced_us)))
+    figures = [figure("predicted step", as_time(step), above)]
+    if summary.measured is not None and summary.measured.median:
+        median = summary.measured.median
+        figures.append(figure("measured step", as_time(median), f"{_spread(summary.measured)}; {prediction_error(step, median)}"))
+    if summary.unplaced_steps is not None:
+        figures.append(figure(summary.unplaced, as_time(summary.unplaced_steps.median), _spread(summary.unplaced_steps)))
     for label, gain, predicted in (
         ("against one device", summary.over_single, summary.predicted_speedup),
         (f"against {summary.unplaced or 'eager'}", summary.over_eager, None),
     ):
         if gain is not None:
             expected = "" if predicted is None else f"; predicted {predicted:.2f}"
-            figures.append(_figure(label, f"{gain.median:.2f} times as fast", f"{interval_text(gain, summary.interval_error)}{expected}"))
+            figures.append(figure(label, f"{gain.median:.2f} times as fast", f"{interval_text(gain, summary.interval_error)}{expected}"))
     moved = f"{len(run.timeline.transfers)} transfers a step"
-    return [*figures, _figure("moved", as_size(run.timeline.bytes_moved), moved)]
+    return [*figures, figure("moved", as_size(run.timeline.bytes_moved), moved)]
 
 
-def _figure(label: str, value: str, detail: str) -> dict[str, str]:
+def figure(label: str, value: str, detail: str) -> dict[str, str]:
+    """A number at the top of the page."""
     return {"label": label, "value": value, "detail": detail}
 
 
-def _spread(samples_us: Sequence[float]) -> str:
-    if len(samples_us) == 1:
-        return "1 step"
-    return f"{as_range(samples_us)}, {len(samples_us)} steps"
+def _spread(steps: Samples) -> str:
+    return "1 step" if len(steps.us) == 1 else f"{as_range(steps.us)}, {len(steps.us)} steps"
 
 
-def interval_text(gain: Interval, error: float = 0.05) -> str:
+def interval_text(gain: Ratio, error: float = 0.05) -> str:
     return f"{100 * (1 - error):.4g}% interval {gain.low:.2f} to {gain.high:.2f}"
 
 
@@ -73,7 +71,7 @@ def inconclusive(doubts: Sequence[str], advice: str) -> dict[str, str]:
     return {"tone": "doubt", "text": f"Inconclusive: {'; '.join(doubts)}. {advice}"}
 
 
-def verdict_on(gain: Interval, times: str, more: str = "") -> dict[str, str]:
+def verdict_on(gain: Ratio, times: str, more: str = "") -> dict[str, str]:
     """The verdict on a gain that was measured: `times` says how large it is over what, `more` is added."""
     if gain.low > 1:
         return {"tone": "good", "text": f"Splitting pays: {times}.{more}"}

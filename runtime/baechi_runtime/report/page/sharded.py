@@ -4,7 +4,7 @@ from typing import Any
 
 from baechi_ext.shard.explain import COMPUTE, EXECUTOR, UPDATE, ShardExplanation
 from baechi_ext.shard.plan import LayerSplit, ShardPlan
-from baechi_runtime.report.page.headline import inconclusive, interval_text, verdict_on
+from baechi_runtime.report.page.headline import figure, inconclusive, interval_text, verdict_on
 from baechi_runtime.report.palette import device_colour
 from baechi_runtime.report.report import load_text, prediction_error
 from baechi_runtime.report.sharded_summary import ShardedRun, Strategy
@@ -40,27 +40,24 @@ def sharded_headline(run: ShardedRun) -> dict[str, Any]:
 def _figures(run: ShardedRun) -> list[dict[str, str]]:
     found = []
     for s in run.strategies:
-        predicted = "not predicted" if s.predicted_us is None else f"predicted {as_time(s.predicted_us)}"
-        if s.median_us is None:
+        if s.measured is None:
             continue
+        median, detail = s.measured.median, "not predicted" if s.predicted_us is None else f"predicted {as_time(s.predicted_us)}"
         if s.predicted_us:
-            predicted += f"; {prediction_error(s.predicted_us, s.median_us)}"
-        gain = ""
+            detail += f"; {prediction_error(s.predicted_us, median)}"
         if s.gain is not None and not s.is_whole:
-            gain = f"; {s.gain.median:.2f} ({s.gain.low:.2f} to {s.gain.high:.2f}) times as fast as not split"
-        label = "not split, each device does all" if s.is_whole else s.name
-        found.append({"label": label, "value": as_time(s.median_us), "detail": f"{predicted}{gain}"})
+            detail += f"; {s.gain} times as fast as not split"
+        found.append(figure("not split, each device does all" if s.is_whole else s.name, as_time(median), detail))
     if not found and run.plan is not None:
-        summary = ShardExplanation(run.plan)
-        parts = ", ".join(f"{part} {as_time(us)}" for part, us in summary.shown_us.items())
-        found.append({"label": "predicted step", "value": as_time(run.plan.predicted_step_us), "detail": parts})
-        found.append({"label": "a device holds", "value": as_size(run.plan.held_bytes), "detail": f"{run.plan.status}, not run yet"})
+        parts = ", ".join(f"{part} {as_time(us)}" for part, us in ShardExplanation(run.plan).shown_us.items())
+        found.append(figure("predicted step", as_time(run.plan.predicted_step_us), parts))
+        found.append(figure("a device holds", as_size(run.plan.held_bytes), f"{run.plan.status}, not run yet"))
     return found
 
 
 def _verdict(run: ShardedRun) -> dict[str, str]:
     bound = "" if run.plan is None else f" {_bound(run.plan)}"
-    measured = [(s.median_us, s) for s in run.split if s.median_us is not None]
+    measured = [(s.measured.median, s) for s in run.split if s.measured is not None]
     if not measured:
         return {"tone": "plain", "text": f"This step is predicted, and was not measured.{bound}"}
     if run.summary.doubts:
@@ -103,14 +100,9 @@ def _kinds(run: ShardedRun) -> list[str]:
 
 
 def _strategy(s: Strategy, kinds: list[str]) -> dict[str, Any]:
-    gain = None if s.gain is None or s.is_whole else {"median": s.gain.median, "low": s.gain.low, "high": s.gain.high}
     return {
-        "name": s.name,
-        "note": s.note,
-        "predicted_us": s.predicted_us,
-        "median_us": s.median_us,
-        "samples_us": list(s.samples_us),
-        "gain": gain,
+        **s.to_json(),
+        **({"gain": None} if s.is_whole else {}),
         "parts_us": [round(s.parts_us.get(kind, 0.0), 3) for kind in kinds],
         "messages": [[m.kind, m.predicted, m.counted] for m in s.messages],
         "held": [dict(held) for held in s.held],

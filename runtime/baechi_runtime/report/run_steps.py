@@ -1,0 +1,56 @@
+"""A run's steps, as predicted and as measured, in the one form in which pages, plots and traces show them. Times are microseconds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baechi_ext.explain.memory import memory_courses
+from baechi_ext.ir.measured import MeasuredStep
+from baechi_runtime.files.run_folder import RunFolder
+
+PREDICTED, MEASURED = "predicted", "measured"
+
+
+class Copy(NamedTuple):
+    """A tensor on its way between two devices."""
+
+    tensor: int
+    source: int
+    target: int
+    start_us: float
+    end_us: float
+
+
+@dataclass(frozen=True)
+class RunStep:
+    """A step of a run: its ops are on the devices that the plan says."""
+
+    kind: str
+    step_us: float
+    span: Mapping[int, tuple[float, float]]
+    """Op -> (start, end), for the ops that were seen, in the order of their starts: causes before what they cause."""
+    copies: Sequence[Copy]
+    busy_us: Sequence[float]
+    memory: Sequence[Sequence[tuple[float, float]]] | None
+    """For each device, (from when, bytes); None where nobody counted."""
+
+
+def steps_of(run: RunFolder) -> list[RunStep]:
+    """The predicted step, and the measured one where there is one."""
+    timeline = run.timeline
+    span = {v: (timeline.start_us[v], timeline.end_us[v]) for v in timeline.started}
+    copies = [Copy(t.tensor, t.source, t.target, t.start_us, t.end_us) for t in timeline.transfers]
+    predicted = RunStep(PREDICTED, timeline.makespan_us, span, copies, timeline.busy_us, memory_courses(timeline))
+    return [predicted] if run.measured is None else [predicted, _measured(run, run.measured)]
+
+
+def _measured(run: RunFolder, step: MeasuredStep) -> RunStep:
+    graph = run.graph
+    tensors = {(graph.ops[t.producer].id, t.name): i for i, t in enumerate(graph.tensors)}
+    place = {v: i for i, v in enumerate(graph.order)}
+    # By nanoseconds, as traces have them: of ops that start at one instant those that take no time come first.
+    found = ((graph.index[op.id], (op.start_us, op.end_us)) for op in step.ops)
+    span = dict(sorted(found, key=lambda item: ([round(us * 1000) for us in item[1]], place[item[0]])))
+    copies = [Copy(tensors[t.op, t.tensor], t.source, t.target, t.start_us, t.end_us) for t in step.transfers]
+    memory = None if step.memory is None else [[(held.at_us, held.bytes) for held in device] for device in step.memory]
+    return RunStep(MEASURED, step.wall_us, span, copies, step.busy_us(len(run.plan.cluster)), memory)
