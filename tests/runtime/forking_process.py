@@ -18,7 +18,7 @@ from functools import partial
 from tempfile import TemporaryFile
 from typing import TextIO
 
-from baechi_runtime.torch.processes import environment, network
+from baechi_runtime.torch.processes import environment
 
 Work = Callable[[], int | None]
 
@@ -36,7 +36,7 @@ def main() -> None:
 
 def fork(work: Work, count: int, printed: Sequence[TextIO]) -> list[int]:
     """The exit codes of `work` in this many workers. Once one fails, the others are ended."""
-    with socket.socket(fileno=network.listen_at("127.0.0.1")) as meeting:
+    with socket.socket(fileno=environment.listen_at("127.0.0.1")) as meeting:
         ranks = {_forked(partial(_work, work, (rank, count), meeting, printed)): rank for rank in range(count)}
     codes = [0] * count
     while ranks:

@@ -42,7 +42,7 @@ class _Notes(TorchFunctionMode):
 
 
 class HostRecorder:
-    """See baechi_runtime.torch.lowering.cuda_graphs.Recorder."""
+    """See baechi_runtime.torch.lowering.cuda_graphs.CudaRecorder."""
 
     graphs = 0
 

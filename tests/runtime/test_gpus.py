@@ -187,7 +187,7 @@ def test_without_the_driver_all_links_count_as_the_first(machine: None, monkeypa
     found = topology(executor.devices)
     cluster, _ = measured_cluster(executor, found, None, threads=True)
     assert (executor.probed, cluster.pairs) == ([(0, 1)], {})
-    assert found.notes() == ["all links are taken to be alike: no driver"]
+    assert found.notes == ["all links are taken to be alike: no driver"]
 
 
 def test_what_is_free_counts_what_this_process_holds(machine: None) -> None:

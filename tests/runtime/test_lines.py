@@ -18,8 +18,7 @@ from baechi_runtime.torch.lowering.ops import TOKEN
 from baechi_runtime.torch.processes.channels import LostPeerError, Phase
 from baechi_runtime.torch.processes.lines import Lines, LostLineError
 from baechi_runtime.torch.processes.posted_channels import PostedChannels
-from baechi_runtime.torch.processes.shared_channels import SharedChannels
-from baechi_runtime.torch.processes.transport import channels_of
+from baechi_runtime.torch.processes.shared_channels import SharedChannels, channels_of
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 from tests.build import cluster_of, graph_of
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from baechi_runtime.host.listeners import LOOPBACK, own_networks, towards
-from baechi_runtime.torch.processes import network
+from baechi_runtime.torch.processes.environment import meeting_place
 from tests.runtime.namespaces import ADDRESSES, require_namespaces, two_nodes
 
 SMALL = ("--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--num_steps=100000", "--comm_cost_coeffs=0.001,100")
@@ -119,10 +119,10 @@ def test_addresses_by_which_others_find_this_machine() -> None:
 
 def test_a_store_of_rank_0_is_at_its_address_alone() -> None:
     environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    descriptor = network.meeting_place(environment)
+    descriptor = meeting_place(environment)
     with socket.socket(fileno=descriptor) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
-    assert network.meeting_place({**environment, "RANK": "1"}) is None
-    assert network.meeting_place({**environment, "TORCHELASTIC_USE_AGENT_STORE": "True"}) is None
-    assert network.meeting_place({**environment, "MASTER_ADDR": "203.0.113.7"}) is None
+    assert meeting_place({**environment, "RANK": "1"}) is None
+    assert meeting_place({**environment, "TORCHELASTIC_USE_AGENT_STORE": "True"}) is None
+    assert meeting_place({**environment, "MASTER_ADDR": "203.0.113.7"}) is None
     assert not os.path.exists(f"/proc/self/fd/{descriptor}")

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from baechi_ext.errors import ParityError
 from baechi_runtime.models.training_step import EagerStep, TrainingStep, optimizer_spec
 from baechi_runtime.torch.lowering.devices import cpu_devices
-from baechi_runtime.torch.parity import check_parity
-from baechi_runtime.torch.part_reference import part_after_part
+from baechi_runtime.torch.parity import check_parity, part_after_part
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 from tests.runtime.forked_workers import ForkedWorkers
 from tests.torch_steps import in_parts, make_step, scattered

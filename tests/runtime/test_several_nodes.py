@@ -11,7 +11,7 @@ import pytest
 from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.torch.cluster import pairs_to_probe
 from baechi_runtime.torch.lowering.devices import available_cores, cpu_workers
-from baechi_runtime.torch.processes import network
+from baechi_runtime.torch.processes.environment import INTERFACE, choose_interface
 from tests.runtime.namespaces import ADDRESSES, require_namespaces, two_nodes
 from tests.runtime.trainings import STEP, costs_of, losses_of
 
@@ -89,30 +89,30 @@ def test_devices_of_several_nodes() -> None:
 
 
 def test_the_interface_is_the_users_where_one_is_named() -> None:
-    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", network.VARIABLE: "wlan7"}
-    network.choose_interface(environment)
-    assert environment[network.VARIABLE] == "wlan7"
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", INTERFACE: "wlan7"}
+    choose_interface(environment)
+    assert environment[INTERFACE] == "wlan7"
 
 
 @pytest.mark.parametrize("address", ["no such host", ""])
 def test_where_no_way_leads_to_the_address_no_interface_is_chosen(address: str) -> None:
     environment = {"MASTER_ADDR": address, "MASTER_PORT": "1"}
-    network.choose_interface(environment)
-    assert network.VARIABLE not in environment
+    choose_interface(environment)
+    assert INTERFACE not in environment
 
 
 @pytest.mark.parametrize("sizes", [{}, {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}])
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
 def test_on_one_machine_the_interface_is_its_own(address: str, sizes: dict[str, str]) -> None:
     environment = {"MASTER_ADDR": address, "MASTER_PORT": "1", **sizes}
-    network.choose_interface(environment)
-    assert environment[network.VARIABLE] == "lo"
+    choose_interface(environment)
+    assert environment[INTERFACE] == "lo"
 
 
 def test_on_one_machine_the_interface_is_its_own_whatever_the_address() -> None:
     environment = {"MASTER_ADDR": socket.gethostname(), "MASTER_PORT": "1", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}
-    network.choose_interface(environment)
-    assert (environment[network.VARIABLE], environment["MASTER_ADDR"]) == ("lo", "127.0.0.1")
+    choose_interface(environment)
+    assert (environment[INTERFACE], environment["MASTER_ADDR"]) == ("lo", "127.0.0.1")
 
 
 def test_a_recorded_script(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_where_green_contexts_cannot_be_had_the_parts_are_streams(gpu: None, mon
     assert [part.name for part in parts] == ["cuda:0/0", "cuda:0/1", "cuda:0/2", "cuda:0/3"]
     assert {part.note.split(" (")[0] for part in parts} == {"4 streams of one GPU, which share its 132 multiprocessors"}
     assert [memory_bytes(part, len(parts)) for part in parts] == [20 * 10**9] * 4
-    assert topology(parts).notes() == []
+    assert topology(parts).notes == ()
 
 
 def test_green_contexts_give_each_part_its_stream(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:

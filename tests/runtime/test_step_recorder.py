@@ -60,7 +60,7 @@ def test_threads(name: str, optimizer: str, num_devices: int) -> None:
         programs = placed.programs
         measured = record_step(placed).measured(graph, "thread")
         assert placed.programs is programs
-        assert all("noting" not in action.__qualname__ for program in programs for action in program.actions)
+        assert all("noting" not in action.__qualname__ for program in programs for _, action in program.actions)
         loss, _ = placed.run()
         peak = measured_peak_bytes(executor, timeline, binding, step)
     assert torch.isfinite(loss)

@@ -31,8 +31,7 @@ from baechi_runtime.torch.backend import Captured, TorchBackend, normalises, par
 from baechi_runtime.torch.lowering.devices import TorchDevice
 from baechi_runtime.torch.lowering.random_state import as_it_was
 from baechi_runtime.torch.measure import load_of_others
-from baechi_runtime.torch.parity import SHARE_OF_PARTS, TOLERANCE_OF_PARTS, unplaced_results
-from baechi_runtime.torch.part_reference import is_mean_of_parts
+from baechi_runtime.torch.parity import SHARE_OF_PARTS, TOLERANCE_OF_PARTS, is_mean_of_parts, unplaced_results
 from baechi_runtime.torch.processes.executor import Further, ProcessExecutor
 
 T = TypeVar("T")

@@ -54,17 +54,14 @@ class Captured(backend.Captured):
 
     @property
     def batch(self) -> int | None:
-        """See backend.Captured."""
         return self.step.batch
 
     @property
     def microbatches(self) -> tuple[int, ...] | None:
-        """See backend.Captured."""
         return None if self.binding.parts is None else self.binding.parts.sizes
 
     @property
     def seeded_ops(self) -> int:
-        """See backend.Captured."""
         return len(self.binding.seeded_ops)
 
 
@@ -75,24 +72,41 @@ FurtherOf = Callable[[TrainRequest, Sequence[TorchDevice], int, TrainingStep], F
 def on_devices(request: TrainRequest, drive: Callable[["TorchBackend"], T], further: FurtherOf | None = None) -> T | None:
     """The value of `drive` for the devices of the request. In a worker group rank 0 drives; the others do as they are told and
     return None. Raises MissingBackendError where there are too few CUDA devices, ExecutionError where another number of workers runs."""
-    if request.workers == "thread":
-        recorder = CudaRecorder if request.cuda_graphs else None
-        with ThreadExecutor(devices_of(request), request.timeout_seconds, recorder) as executor:
-            return drive(TorchBackend(request, executor))
-    rank, size = worker_place()
-    if size != request.num_devices:
+
+    def obey(group: WorkerGroup, devices: Sequence[TorchDevice]) -> None:
+        step, graph, binding = capture(request)
+        captured = RankCapture(graph, binding, partial(build_step, request), cache(partial(capture_sizes, request, step)))
+        follow(group, devices[group.rank], captured, {} if further is None else further(request, devices, group.rank, step))
+
+    if request.workers == "process" and (size := worker_place()[1]) != request.num_devices:
         raise ExecutionError(f"{size} workers were started for --num_devices={request.num_devices}; start one worker per device")
+    recorder = CudaRecorder if request.cuda_graphs else None
+    return with_executor(
+        request, lambda executor: drive(TorchBackend(request, executor)), obey, recorder=recorder, share_memory=not request.limits_memory
+    )
+
+
+def with_executor(
+    request: TrainRequest | ProbeRequest,
+    drive: Callable[[Executor], T],
+    obey: Callable[[WorkerGroup, Sequence[TorchDevice]], object],
+    *,
+    recorder: Callable[[], CudaRecorder] | None = None,
+    share_memory: bool = True,
+) -> T | None:
+    """The value of `drive` for an executor of the request's devices: threads, or all worker processes, of which those but rank 0 `obey`."""
+    if request.workers == "thread":
+        with ThreadExecutor(devices_of(request), request.timeout_seconds, recorder) as threads:
+            return drive(threads)
+    rank, size = worker_place()
     devices = (cuda_workers if request.cuda else cpu_workers)(size)
-    with WorkerGroup.join(request.timeout_seconds, devices[rank].torch_device, share_memory=not request.limits_memory) as group:
+    with WorkerGroup.join(request.timeout_seconds, devices[rank].torch_device, share_memory=share_memory) as group:
         # Now that torch.distributed has started its threads: they may run on any core, and only have to share this one where all are busy.
         devices[rank].enter()
-        if group.rank == 0:
-            with ProcessExecutor(group, devices) as executor:
-                return drive(TorchBackend(request, executor))
-        step, graph, binding = capture(request)
-        in_parts = cache(partial(capture_sizes, request, step))
-        obeyed = {} if further is None else further(request, devices, rank, step)
-        follow(group, devices[rank], RankCapture(graph, binding, partial(build_step, request), in_parts), obeyed)
+        if rank == 0:
+            with ProcessExecutor(group, devices) as processes:
+                return drive(processes)
+        obey(group, devices)
     return None
 
 
@@ -169,11 +183,11 @@ def kind_of_executor(request: TrainRequest) -> str:
     return ("one gpu split" if request.split_gpu else "cuda streams") + " with graphs" * request.cuda_graphs
 
 
+@dataclass
 class TrainedStep:
     """See Trained."""
 
-    def __init__(self, placed: LoadedStep) -> None:
-        self._placed = placed
+    _placed: LoadedStep
 
     @property
     def random_state(self) -> str:
@@ -209,7 +223,6 @@ class TorchBackend(TrainingBackend[Captured, LoadedStep]):
         self.peaks_measured_by = how_measured(executor)
 
     def capture(self) -> Captured:
-        """See Backend."""
         request = self.request
         topology(self.executor.devices)
         step, graph, binding = capture(request)
@@ -217,7 +230,6 @@ class TorchBackend(TrainingBackend[Captured, LoadedStep]):
         return Captured(found.graph, found.alone, found.profile, step, binding)
 
     def in_parts(self, captured: Captured, parts: int | Sequence[int]) -> Captured:
-        """See Backend."""
         sizes = sizes_of_parts(captured.step, parts)
         normalises(captured, parts_of(self.request, captured.step, sizes))  # before they are captured, which takes a while
         graph, binding = capture_sizes(self.request, captured.step, sizes)
@@ -225,37 +237,28 @@ class TorchBackend(TrainingBackend[Captured, LoadedStep]):
         return replace(captured, graph=found.graph, alone=found.alone, profile=found.profile, binding=binding)
 
     def cluster(self) -> tuple[Cluster, LinkProbe | None]:
-        """See Backend."""
         return find_cluster(self.request, self.executor)
 
     def load(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> LoadedStep:
-        """See Backend."""
         return self.executor.load(timeline, captured.binding, captured.step)
 
     def check(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> Parity:
-        """See Backend."""
         return check_parity(self.executor, timeline, captured.binding, captured.step)
 
     def peak_bytes(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> tuple[int, ...]:
-        """See Backend."""
         return measured_peak_bytes(self.executor, timeline, captured.binding, captured.step)
 
     def measure(self, captured: Captured, loaded: Mapping[str, LoadedStep], num_steps: int, on_step: Callable[[int], None]) -> Measurement:
-        """See Backend."""
         return measure(self.executor, captured.step, loaded, num_steps=num_steps, on_step=on_step)
 
     def record(self, captured: Captured, loaded: LoadedStep) -> MeasuredStep:
-        """See Backend."""
         return record_step(loaded).measured(captured.graph, self.kind)
 
     def trained(self, loaded: LoadedStep) -> Trained:
-        """See Backend."""
         return TrainedStep(loaded)
 
     def notes(self, loaded: LoadedStep) -> Sequence[str]:
-        """See Backend."""
         return notes_on(self.executor.devices, loaded)
 
     def arithmetic(self) -> str:
-        """See Backend."""
         return self.executor.devices[0].torch_device.type

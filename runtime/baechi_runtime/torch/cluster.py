@@ -22,16 +22,10 @@ from baechi_runtime.torch.threads.executor import PlacedStep
 
 @dataclass(frozen=True)
 class Topology:
-    """The GPUs of a run as NVML shows them; or `reason`, why it shows none."""
+    """The GPUs of a run as NVML shows them, where it does, and lines on them for the report."""
 
-    gpus: Gpus | None
-    reason: str = ""
-
-    def notes(self) -> list[str]:
-        """Lines for the report."""
-        if self.gpus is None:
-            return [f"all links are taken to be alike: {self.reason}"] if self.reason else []
-        return [*self.gpus.lines(), *self.gpus.busy()]
+    gpus: Gpus | None = None
+    notes: Sequence[str] = ()
 
 
 def topology(devices: Sequence[TorchDevice]) -> Topology:
@@ -39,16 +33,17 @@ def topology(devices: Sequence[TorchDevice]) -> Topology:
     a run calls it before it makes them busy itself."""
     indices = [d.torch_device.index for d in devices if d.torch_device.type == "cuda" and d.share == 1]
     if len(set(indices)) < len(devices) or int(os.environ.get("LOCAL_WORLD_SIZE", len(devices))) < len(devices):
-        return Topology(None)
+        return Topology()
     return _topology(tuple(indices))
 
 
 @cache
 def _topology(indices: tuple[int, ...]) -> Topology:
     try:
-        return Topology(read_gpus(uuids_of_gpus(indices)))
+        gpus = read_gpus(uuids_of_gpus(indices))
     except MissingBackendError as e:
-        return Topology(None, str(e))
+        return Topology(None, [f"all links are taken to be alike: {e}"])
+    return Topology(gpus, [*gpus.lines(), *gpus.busy()])
 
 
 def by_reference(devices: Sequence[TorchDevice]) -> bool:
@@ -110,7 +105,7 @@ def free_bytes(devices: Sequence[TorchDevice]) -> list[int]:
 
 def notes_on(devices: Sequence[TorchDevice], placed: LoadedStep) -> list[str]:
     """The report's notes on CUDA devices: which they are, how they were split, and which CUDA graphs they run."""
-    notes = topology(devices).notes()
+    notes = list(topology(devices).notes)
     notes += dict.fromkeys(d.note for d in devices if isinstance(d, GpuPart))
     if isinstance(placed, PlacedStep):
         notes += [graphed.note(device.name) for graphed, device in zip(placed.graphed, devices, strict=False)]

@@ -28,7 +28,7 @@ def measure(
     """
     eager = EagerStep(step, executor.devices[0].torch_device)
     variants: dict[str, Callable[[], StepTimes]] = {"eager": partial(executor.call, 0, partial(_eager_times, executor, eager))}
-    variants |= {name: partial(_placed_times, loaded) for name, loaded in placed.items()}
+    variants |= {name: lambda loaded=loaded: loaded.run()[1] for name, loaded in placed.items()}  # type: ignore[misc]
     with as_it_was(step):
         measurement = measure_on(executor, variants, num_steps=num_steps, on_step=on_step, warmup=warmup)
     eager.optimizer.zero_grad(set_to_none=True)
@@ -74,7 +74,3 @@ def oversubscribed(devices: Sequence[TorchDevice]) -> bool:
     """True if there are more CPU devices than cores."""
     cores = [(d.node, getattr(d, "core", None)) for d in devices]
     return all(core is not None for _, core in cores) and len(set(cores)) < len(cores)
-
-
-def _placed_times(loaded: LoadedStep) -> StepTimes:
-    return loaded.run()[1]

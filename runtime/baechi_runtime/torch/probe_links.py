@@ -1,17 +1,15 @@
 """`baechi probe-links`: the communication benchmark, between PyTorch's devices."""
 
+from functools import partial
+
 from baechi_ext.errors import OptionError
 from baechi_ext.ir import Device
 from baechi_runtime.report.link_report import LinkReport, ProbeRequest, reported, sizes_bytes
 from baechi_runtime.report.progress import progress
-from baechi_runtime.torch.backend import devices_of
+from baechi_runtime.torch.backend import with_executor
 from baechi_runtime.torch.cluster import by_reference, free_bytes, topology
-from baechi_runtime.torch.lowering.devices import cpu_workers, cuda_workers
 from baechi_runtime.torch.lowering.executor import Executor
-from baechi_runtime.torch.processes.environment import worker_place
-from baechi_runtime.torch.processes.executor import ProcessExecutor, follow
-from baechi_runtime.torch.processes.worker_group import WorkerGroup
-from baechi_runtime.torch.threads.executor import ThreadExecutor
+from baechi_runtime.torch.processes.executor import follow
 
 
 def probe_links(request: ProbeRequest) -> LinkReport | None:
@@ -21,22 +19,11 @@ def probe_links(request: ProbeRequest) -> LinkReport | None:
     """
     if request.num_devices < 2:
         raise OptionError("a link has two ends; give --num_devices=2 or more")
-    if request.workers == "process":
-        rank, size = worker_place()
-        devices = (cuda_workers if request.cuda else cpu_workers)(size)
-        devices[rank].enter()
-        with WorkerGroup.join(request.timeout_seconds, devices[rank].torch_device) as group:
-            if rank:
-                follow(group, devices[rank])
-                return None
-            with ProcessExecutor(group, devices) as executor:
-                return _probe_all(request, executor)
-    with ThreadExecutor(devices_of(request), request.timeout_seconds) as executor:
-        return _probe_all(request, executor)
+    return with_executor(request, partial(_probe_all, request), lambda group, devices: follow(group, devices[group.rank]))
 
 
 def _probe_all(request: ProbeRequest, executor: Executor) -> LinkReport:
-    notes = tuple(topology(executor.devices).notes())
+    notes = tuple(topology(executor.devices).notes)
     sizes = sizes_bytes(request.max_exponent, len(executor.devices))
     probes = {}
     ranks = range(len(executor.devices))

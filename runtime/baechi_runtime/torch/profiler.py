@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 
@@ -159,7 +159,7 @@ def _waited_for_core_ns() -> int:
 def _timed_pass(placed: PlacedStep, device: TorchDevice) -> dict[int, float]:
     """Op -> microseconds of one step of a one-device program."""
     program = placed.programs[0]
-    slots: list[Any] = [None] * program.num_slots
+    slots: Slots = [None] * program.num_slots
     marks = [device.mark()]
     with torch.no_grad():
         for segment in program.segments:
@@ -179,9 +179,9 @@ def temporary_bytes(executor: Executor, placed: PlacedStep) -> list[int]:
     return _temporary_by_profiler(placed)
 
 
-def _computing(program: LoweredProgram, compute: Callable[[Segment, Slots], None]) -> LoweredProgram:
-    """The program, whose ops `compute` computes."""
-    return replace(program, segments=tuple(replace(s, compute=partial(compute, s)) for s in program.segments))
+def _run_computing(program: LoweredProgram, compute: Callable[[Segment, Slots], None]) -> None:
+    """Runs the program, whose ops `compute` computes."""
+    replace(program, segments=tuple(replace(s, compute=partial(compute, s)) for s in program.segments)).run()
 
 
 def _temporary_by_allocator(placed: PlacedStep, device: TorchDevice) -> list[int]:
@@ -193,7 +193,7 @@ def _temporary_by_allocator(placed: PlacedStep, device: TorchDevice) -> list[int
         device.synchronize()
         found[segment.op] = max(0, (device.peak_bytes() or 0) - torch.cuda.memory_allocated(device.torch_device))
 
-    _computing(placed.programs[0], compute).run()
+    _run_computing(placed.programs[0], compute)
     return found
 
 
@@ -206,7 +206,7 @@ def _temporary_by_profiler(placed: PlacedStep) -> list[int]:
             segment.compute(slots)
 
     with one_thread(), memory_profile() as profiler:
-        _computing(placed.programs[0], compute).run()
+        _run_computing(placed.programs[0], compute)
     events = profiler_events(profiler)
     spans = sorted((e.start_ns(), e.start_ns() + e.duration_ns(), int(e.name()[3:])) for e in events if e.name().startswith("op "))
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")

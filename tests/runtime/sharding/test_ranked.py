@@ -16,7 +16,7 @@ from baechi_runtime.drivers.ranking import is_ranked
 from baechi_runtime.drivers.train_request import RunOptions, TrainRequest
 from baechi_runtime.models.registry import ModelOptions, make_step
 from baechi_runtime.models.training_step import EagerStep, TrainingStep, optimizer_spec
-from baechi_runtime.torch.part_reference import is_mean_of_parts
+from baechi_runtime.torch.parity import is_mean_of_parts
 from tests.runtime.forked_workers import ForkedWorkers
 from tests.runtime.workers import only_error
 

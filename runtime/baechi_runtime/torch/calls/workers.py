@@ -41,7 +41,7 @@ from baechi_runtime.torch.processes.environment import is_worker, worker_place
 from baechi_runtime.torch.processes.executor import ProcessExecutor, RankCapture, follow
 from baechi_runtime.torch.processes.rank_part import logged
 from baechi_runtime.torch.processes.sent_timeline import timeline_from_json, timeline_to_json
-from baechi_runtime.torch.processes.transport import channels_of
+from baechi_runtime.torch.processes.shared_channels import channels_of
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 

@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
@@ -23,25 +23,15 @@ from baechi_runtime.torch.lowering.ops import Action, LoweredProgram, Segment, S
 WARM_UP_STEPS = 2
 
 
-class Recorder(Protocol):
-    """Captures work on one device."""
-
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Capture what `work` gives to the device, and return a function that does it again on the same tensors. `work` is called, but
-        nothing is computed.
-
-        Raises RuntimeError where that cannot be captured.
-        """
-
-
 class CudaRecorder:
-    """Captures what is given to the current stream, which must not be the default one."""
+    """Captures what is given to the current stream, which must not be the default one; see torch.cuda.graph."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """See `Recorder`."""
+        """Captures what `work` gives to the device, and returns a function that does it again on the same tensors. `work` is called, but
+        nothing is computed. Raises RuntimeError where that cannot be captured."""
         graph = torch.cuda.CUDAGraph()
         # Other threads may allocate meanwhile, for other devices.
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -128,19 +118,20 @@ class _Part:
     head: tuple[Action, ...]
     body: tuple[Action, ...]
     tail: tuple[Action, ...]
-    op: int | None
+    op: int | None = None
+    capturable: bool = True
 
     @classmethod
     def of(cls, segment: Segment) -> "_Part":
         after, tail = ((), segment.after) if segment.departs else (segment.after, ())
-        return cls(segment.arrivals, (*segment.views, segment.compute, *after), tail, segment.op)
+        return cls(segment.arrivals, (*segment.views, segment.compute, *after), tail, segment.op, segment.capturable)
 
 
 class GraphedProgram:
     """A device's program that turns into CUDA graphs after WARM_UP_STEPS runs. `fixed` are the storages, by their first address, that
     stay where they are: those of parameters and buffers."""
 
-    def __init__(self, program: LoweredProgram, recorder: Callable[[], Recorder], fixed: Collection[int]) -> None:
+    def __init__(self, program: LoweredProgram, recorder: Callable[[], CudaRecorder], fixed: Collection[int]) -> None:
         self.program = program
         self._num_ops = len(program.segments)
         self.graphs = 0
@@ -153,7 +144,7 @@ class GraphedProgram:
         self._runs = 0
         self._parts = [*map(_Part.of, program.segments)]
         if program.epilogue:
-            self._parts.append(_Part((), program.epilogue, (), None))
+            self._parts.append(_Part((), program.epilogue, ()))
         self._accesses: list[list[Access]] = []
         """For each part, the accesses of its head, body and tail in the observed run."""
         self._outlines: dict[int, Any] = {}
@@ -193,12 +184,10 @@ class GraphedProgram:
         return replace(self.program, segments=tuple(segments), epilogue=watched(last, 1, self.program.epilogue))
 
     def _units(self) -> list[Unit]:
-        found = []
-        for i, (part, (head, body, tail)) in enumerate(zip(self._parts, self._accesses, strict=True)):
-            capturable = part.op is None or self.program.segments[i].capturable
-            num_ops = len(part.body) if part.op is None else 1
-            found.append(Unit(head if part.head else None, body, tail if part.tail else None, capturable, num_ops))
-        return found
+        return [
+            Unit(head if part.head else None, body, tail if part.tail else None, part.capturable, len(part.body) if part.op is None else 1)
+            for part, (head, body, tail) in zip(self._parts, self._accesses, strict=True)
+        ]
 
     def _outline(self, value: Any) -> Any:
         if isinstance(value, (tuple, list)):
@@ -275,7 +264,6 @@ class GraphedProgram:
         for access in accesses:
             for slot in access.empties if access is not None else ():
                 slots[slot] = None
-
 
     def note(self, device: str) -> str:
         """The outcome of capturing, in words."""

@@ -2,11 +2,12 @@
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,96 +16,83 @@ from baechi_ext.errors import MissingBackendError
 from baechi_runtime.host.host_memory import usable_bytes
 
 
-class TorchDevice(Protocol):
-    """A device as the executor needs it."""
+class TorchDevice(ABC):
+    """A device as the executor needs it. Tensors are handed over as they are, and work given to it is done at once, unless a kind of device
+    says otherwise."""
 
-    name: str
-    torch_device: torch.device
     clock_name: str
-    cores: tuple[int, ...]
-    """The host's cores that this process may use, all devices of the run together."""
-    share: int
+    share = 1
     """The number of parts that its GPU is split into, of which this is one; 1 where it is not split."""
-    node: int
-    """The number of the run's machine that it is on."""
+
+    def __init__(self, name: str, torch_device: torch.device, node: int = 0) -> None:
+        self.name = name
+        self.torch_device = torch_device
+        self.node = node
+        """The number of the run's machine that it is on."""
+        self.cores = available_cores()
+        """The host's cores that this process may use, all devices of the run together."""
 
     def enter(self) -> None:
         """Prepares the calling thread: core or stream, one intra-op thread."""
+        torch.get_num_threads()  # a thread's first look takes over what another thread set last; after it, what it sets is its own
+        torch.set_num_threads(1)
 
     def pack(self, value: torch.Tensor) -> Any:
         """Packs a tensor just computed here, to be handed to another device."""
+        return value
 
     def unpack(self, packed: Any) -> torch.Tensor:
         """The tensor here, from what another device packed."""
+        value: torch.Tensor = packed
+        return value
 
-    def synchronize(self) -> None:
+    def synchronize(self) -> None:  # noqa: B027 - nothing to wait for
         """Returns when all work given to the device is done."""
 
+    @abstractmethod
     def mark(self) -> Any:
         """A point on the device's clock: thread CPU time, or a CUDA event behind the work given so far."""
 
+    @abstractmethod
     def elapsed_us(self, start: Any, end: Any) -> float:
         """Microseconds between two marks, after `synchronize`."""
 
     def peak_bytes(self) -> int | None:
         """The most bytes held since `reset_peak`, by the device's allocator; None where it does not say."""
+        return None
 
-    def reset_peak(self) -> None:
+    def reset_peak(self) -> None:  # noqa: B027 - nothing to start
         """Starts a new measurement of `peak_bytes`."""
 
     def random_state(self) -> torch.Tensor:
-        """Where the device's generator of random numbers is, as bytes on the host."""
+        """The state of the device's generator of random numbers, as bytes on the host."""
+        return torch.get_rng_state()
 
     def set_random_state(self, state: torch.Tensor) -> None:
         """Takes the generator there."""
+        torch.set_rng_state(state)
 
 
-class CpuDevice:
+class CpuDevice(TorchDevice):
     """One core, one intra-op thread. Tensors are handed over by reference."""
 
     clock_name = "thread_cpu"
-    share = 1
 
     def __init__(self, index: int, node: int = 0, local: int | None = None) -> None:
         """`local` is its number among the devices of its machine; None: it is alone there with those of smaller index."""
-        self.cores = available_cores()
-        self.name = f"cpu:{index}"
-        self.node = node
+        super().__init__(f"cpu:{index}", torch.device("cpu"), node)
         self.core = self.cores[(index if local is None else local) % len(self.cores)]
-        self.torch_device = torch.device("cpu")
 
     def enter(self) -> None:
-        torch.get_num_threads()  # a thread's first look takes over what another thread set last; after it, what it sets is its own
-        torch.set_num_threads(1)
+        super().enter()
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {self.core})
-
-    def pack(self, value: torch.Tensor) -> torch.Tensor:
-        return value
-
-    def unpack(self, packed: torch.Tensor) -> torch.Tensor:
-        return packed
-
-    def synchronize(self) -> None:
-        """Ops return when they are done."""
 
     def mark(self) -> int:
         return time.thread_time_ns()
 
     def elapsed_us(self, start: int, end: int) -> float:
         return (end - start) / 1000
-
-    def peak_bytes(self) -> None:
-        """torch keeps no statistics for host memory."""
-
-    def reset_peak(self) -> None:
-        """See `peak_bytes`."""
-
-    def random_state(self) -> torch.Tensor:
-        return torch.get_rng_state()
-
-    def set_random_state(self, state: torch.Tensor) -> None:
-        torch.set_rng_state(state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +106,13 @@ class Handover:
     """The stream of the sending device that copies."""
 
 
-class CudaDevice:
-    """One CUDA device: a compute stream, and copy streams for what comes in from other devices and for what goes out."""
+class CudaWorker(TorchDevice):
+    """The CUDA device of a worker process: number `index` of the machine `node`. StreamChannels hand tensors over as they are."""
 
     clock_name = "cuda_event"
-    share = 1
-    node = 0
 
-    def __init__(self, index: int) -> None:
-        self.cores = available_cores()
-        self.name = f"cuda:{index}"
-        self.torch_device = torch.device("cuda", index)
+    def __init__(self, rank: int, index: int, node: int = 0) -> None:
+        super().__init__(f"cuda:{rank}", torch.device("cuda", index), node)
 
     # Made at their first use, which opens the device: a worker process opens none but its own.
     @cached_property
@@ -137,6 +121,7 @@ class CudaDevice:
 
     @cached_property
     def copy(self) -> torch.cuda.Stream:
+        """The stream for what comes in from other devices."""
         return torch.cuda.Stream(self.torch_device)
 
     @cached_property
@@ -144,28 +129,9 @@ class CudaDevice:
         return torch.cuda.Stream(self.torch_device)
 
     def enter(self) -> None:
-        torch.set_num_threads(1)
+        super().enter()
         torch.cuda.set_device(self.torch_device)
         torch.cuda.set_stream(self.compute)
-
-    def pack(self, value: torch.Tensor) -> Any:
-        ready = torch.cuda.Event()
-        ready.record(self.compute)
-        return Handover(value, ready, self.outgoing)
-
-    def unpack(self, packed: Any) -> torch.Tensor:
-        value: torch.Tensor = packed.value
-        self.copy.wait_event(packed.ready)
-        # torch copies between two devices on the current stream of the source's; before and after, it and that of the target wait for
-        # each other. So a device sends one tensor at a time, and takes in one at a time.
-        with torch.cuda.stream(packed.outgoing), torch.cuda.stream(self.copy):
-            here = torch.empty_like(value, device=self.torch_device)
-            here.copy_(value, non_blocking=True)
-        # The allocator knows each tensor by the stream it was made on: it must hear of the others that use it.
-        value.record_stream(packed.outgoing)
-        self.compute.wait_stream(self.copy)
-        here.record_stream(self.compute)
-        return here
 
     def synchronize(self) -> None:
         for stream in (self.compute, self.copy, self.outgoing):
@@ -192,20 +158,30 @@ class CudaDevice:
         torch.cuda.set_rng_state(state, self.torch_device)
 
 
-class CudaWorker(CudaDevice):
-    """The CUDA device of a worker process. StreamChannels hand tensors over as they are."""
+class CudaDevice(CudaWorker):
+    """One of the CUDA devices of one process, which copies to its own memory what others hand over."""
 
-    def __init__(self, rank: int, index: int, node: int = 0) -> None:
-        super().__init__(index)
-        self.name = f"cuda:{rank}"
-        self.node = node
+    def __init__(self, index: int) -> None:
+        super().__init__(index, index)
 
-    def pack(self, value: torch.Tensor) -> torch.Tensor:
-        return value
+    def pack(self, value: torch.Tensor) -> Any:
+        ready = torch.cuda.Event()
+        ready.record(self.compute)
+        return Handover(value, ready, self.outgoing)
 
     def unpack(self, packed: Any) -> torch.Tensor:
-        value: torch.Tensor = packed
-        return value
+        value: torch.Tensor = packed.value
+        self.copy.wait_event(packed.ready)
+        # torch copies between two devices on the current stream of the source's; before and after, it and that of the target wait for
+        # each other. So a device sends one tensor at a time, and takes in one at a time.
+        with torch.cuda.stream(packed.outgoing), torch.cuda.stream(self.copy):
+            here = torch.empty_like(value, device=self.torch_device)
+            here.copy_(value, non_blocking=True)
+        # The allocator knows each tensor by the stream it was made on: it must hear of the others that use it.
+        value.record_stream(packed.outgoing)
+        self.compute.wait_stream(self.copy)
+        here.record_stream(self.compute)
+        return here
 
 
 @contextmanager
@@ -245,13 +221,8 @@ def cpu_devices(count: int) -> list[TorchDevice]:
 
 def cpu_workers(count: int, environment: Mapping[str, str] = os.environ) -> list[TorchDevice]:
     """The devices of `count` worker processes, cpu:RANK each. `environment` is torchrun's: a machine's workers take its cores in turn."""
-    here = _workers_here(count, environment)
+    here = int(environment.get("LOCAL_WORLD_SIZE", count))  # torchrun starts equally many on each machine
     return [CpuDevice(rank, rank // here, rank % here) for rank in range(count)]
-
-
-def _workers_here(count: int, environment: Mapping[str, str]) -> int:
-    """The number of workers on a machine; torchrun starts equally many on each."""
-    return int(environment.get("LOCAL_WORLD_SIZE", count))
 
 
 def cuda_devices(count: int) -> list[TorchDevice]:
@@ -266,7 +237,7 @@ def cuda_workers(count: int, environment: Mapping[str, str] = os.environ) -> lis
 
     Raises MissingBackendError where this machine has fewer devices than workers, or torch has no NCCL.
     """
-    here = _workers_here(count, environment)
+    here = int(environment.get("LOCAL_WORLD_SIZE", count))
     _require_cuda(count, here)
     if not dist.is_nccl_available():
         raise MissingBackendError("--workers=process for CUDA devices needs NCCL, which this torch lacks; drop --workers=process")

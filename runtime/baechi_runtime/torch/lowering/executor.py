@@ -40,12 +40,8 @@ class LoadedStep(Protocol):
     def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:
         """Takes up the parameters, buffers and optimizer state of a checkpoint, which may be of another plan. Raises CheckpointError."""
 
-
-class DistributedStep(LoadedStep, Protocol):
-    """A step of several processes, which count and record what they do themselves."""
-
     def peak_bytes(self) -> tuple[int, ...]:
-        """Peak bytes of every device during one step."""
+        """Peak bytes of every device during one step; see baechi_runtime.torch.threads.accounting."""
 
     def record(self) -> Recording:
         """A few more steps, recorded; see baechi_runtime.torch.threads.step_recorder."""

@@ -23,7 +23,7 @@ from baechi_runtime.torch.lowering.op_error import OpError, Storages, storages_o
 from baechi_runtime.torch.lowering.program import DeviceProgram, Free, Receive, Run, Send, moves_nothing
 
 Slots = list[Any]
-Action = Callable[[Slots], None]
+Action = Callable[[Slots], object]
 Key = tuple[int, str] | fx.Node
 TOKEN = torch.empty(1, dtype=torch.uint8, device="meta")
 """The likeness of what is sent where a reader on another device only waits: no message is shorter."""
@@ -59,13 +59,10 @@ class LoweredProgram:
     """Buffer writes that are left to the caller, who does them when no device has failed."""
 
     @cached_property
-    def actions(self) -> tuple[Action, ...]:
-        """All instructions in order."""
-        return tuple(action for _, action in self._actions_of_ops) + self.epilogue
-
-    @cached_property
-    def _actions_of_ops(self) -> tuple[tuple[int, Action], ...]:
-        return tuple((s.op, action) for s in self.segments for action in (*s.arrivals, *s.views, s.compute, *s.after))
+    def actions(self) -> tuple[tuple[int | None, Action], ...]:
+        """All instructions in order, each with its op; None in the epilogue."""
+        of_ops = ((s.op, action) for s in self.segments for action in (*s.arrivals, *s.views, s.compute, *s.after))
+        return (*of_ops, *((None, action) for action in self.epilogue))
 
     def run(self, slots: Slots | None = None) -> Slots:
         """One step of this program, on what earlier programs of the device left in `slots`; the slots hold what is left: the loss and
@@ -75,15 +72,14 @@ class LoweredProgram:
         """
         if slots is None:
             slots = [None] * self.num_slots
-        position = 0
+        op = None
         try:
             with torch.no_grad():
-                for position, action in enumerate(self.actions):  # noqa: B007 - read where an instruction fails
+                for op, action in self.actions:  # noqa: B007 - read where an instruction fails
                     action(slots)
         except BaechiError:
             raise
         except Exception as e:
-            op = self._actions_of_ops[position][0] if position < len(self._actions_of_ops) else None
             raise OpError(op, e, self._live(slots)) from e
         return slots
 
@@ -123,7 +119,7 @@ class StepContext:
     """One per parameter, so that an update can run as soon as its gradient is there; kept from plan to plan."""
     gradients: dict[str, torch.Tensor] | None = None
     """Where given, every gradient is kept in it; otherwise a gradient lives until its update."""
-    pre_hooks: Mapping[int, tuple[Callable[[Slots], None], ...]] = field(default_factory=dict)
+    pre_hooks: Mapping[int, tuple[Action, ...]] = field(default_factory=dict)
     """Op -> what to do before it, e.g. to announce that tensors may come in."""
     state_in_slots: bool = False
     """Parameters and buffers are read from their nodes' slots, which are filled before a program runs; otherwise they are the step's."""
@@ -159,12 +155,12 @@ class Lowering:
                     segments.append(Segment(v, arrivals, views, compute, frees, capturable=self._capturable(bound[v])))
                     coming = []
                 case Send(tensor=t, target=target):
-                    segments[-1] = replace(_append(segments[-1], (self._send(t, target),)), departs=True)
+                    segments[-1] = replace(segments[-1], after=(*segments[-1].after, self._send(t, target)), departs=True)
                 case Free(tensor=t) if self._tensor_key(t) not in self._kept:
-                    segments[-1] = _append(segments[-1], self._free([self._tensor_key(t)]))
+                    segments[-1] = replace(segments[-1], after=(*segments[-1].after, *self._free([self._tensor_key(t)])))
         loss = context.binding.loss if any(s.op == context.binding.loss_op for s in segments) else None
         loss_slot = None if loss is None else self._slot(loss)
-        writes = tuple(w for s in segments for w in self._buffer_writes(s.op))
+        writes = tuple(self._write(*write) for s in segments for write in context.binding.buffer_writes.get(s.op, ()))
         apart = context.state_in_slots
         epilogue = tuple(coming) if apart else (*coming, *writes)
         return LoweredProgram(tuple(segments), epilogue, len(self.slot_of), loss_slot, dict(self.slot_of), writes if apart else ())
@@ -246,9 +242,8 @@ class Lowering:
             return self._take_tangents(bound)
         if bound.node is None:
             raise ExecutionError(f"op {self.context.graph.ops[v].id!r} is bound to nothing that can run")
-        elements = {int(name.rsplit(":", 1)[1]): self._slot_of_key(key) for key in self._keys_of.get(v, ()) for name in (key[1],)}
         if isinstance(bound.node.meta["val"], (tuple, list)):
-            return self._call(bound.node, elements)
+            return self._call(bound.node, {int(key[1].rsplit(":", 1)[1]): self._slot_of_key(key) for key in self._keys_of.get(v, ())})
         return self._call(bound.node)
 
     def _capturable(self, bound: BoundOp) -> bool:
@@ -285,19 +280,16 @@ class Lowering:
     def _input(self, v: int, index: int, rows: tuple[int, int, int] | None) -> Action:
         slot = self._slot_of_key(self._keys_of[v][0])
         step, device = self.context.step, self.device.torch_device
-        if index < 0:
-            ones = torch.ones((), device=device)
+        ones = torch.ones((), device=device)
 
-            def tangent(slots: Slots) -> None:
-                slots[slot] = ones
-
-            return tangent
+        def tangent(slots: Slots) -> None:
+            slots[slot] = ones
 
         def read(slots: Slots) -> None:
             value = step.inputs[index]
             slots[slot] = (value if rows is None else value.narrow(*rows).contiguous()).to(device, non_blocking=True)
 
-        return read
+        return tangent if index < 0 else read
 
     def _update(self, bound: BoundOp) -> Action:
         """Adds up the gradients of a parameter's names, and steps its optimizer."""
@@ -354,28 +346,15 @@ class Lowering:
 
         return take
 
-    def _buffer_writes(self, v: int) -> list[Action]:
-        return [self._write(name, node) for name, node in self.context.binding.buffer_writes.get(v, ())]
-
     def _write(self, name: str, node: fx.Node) -> Action:
         # Through .data, as BatchNorm does it: for autograd it is no change of what a backward pass reads.
         slot = self._slot(node)
         if self.context.state_in_slots:
-            held = self._slot(self._state_node(name, node.graph))
-
-            def write_slot(slots: Slots) -> None:
-                slots[held].data.copy_(slots[slot])
-
-            return write_slot
+            states = self.context.binding.state_nodes.items()
+            held = self._slot(next(n for n, own in states if own == name and n.graph is node.graph))
+            return lambda slots: slots[held].data.copy_(slots[slot])
         buffer = self.state[name]
-
-        def write(slots: Slots) -> None:
-            buffer.data.copy_(slots[slot])
-
-        return write
-
-    def _state_node(self, name: str, graph: fx.Graph) -> fx.Node:
-        return next(n for n, own in self.context.binding.state_nodes.items() if own == name and n.graph is graph)
+        return lambda slots: buffer.data.copy_(slots[slot])
 
     def _call(self, node: fx.Node, elements: Mapping[int, int] | None = None) -> Action:
         """Calls the node's target on its arguments; fills the node's slot, or the slots of the elements that are read."""
@@ -409,9 +388,8 @@ class Lowering:
             return (constant, None) if constant is not None else (None, operator.itemgetter(self._slot(argument)))
         if isinstance(argument, (list, tuple)):
             parts = [self._argument(a) for a in argument]
-            if all(fill is None for _, fill in parts):
-                return type(argument)(constant for constant, _ in parts), None
-            return None, _filler(parts)
+            is_constant = all(fill is None for _, fill in parts)
+            return (type(argument)(constant for constant, _ in parts), None) if is_constant else (None, _filler(parts))
         return argument, None
 
     def constant(self, node: fx.Node) -> torch.Tensor | None:
@@ -464,7 +442,3 @@ def _filler(arguments: Sequence[_Argument]) -> Callable[[Slots], list[Any]]:
         return filled
 
     return fill
-
-
-def _append(segment: Segment, actions: tuple[Action, ...]) -> Segment:
-    return replace(segment, after=segment.after + actions)

@@ -1,6 +1,6 @@
 """Channels: the ways of a placed step's tensors from one worker process to another; the classes differ in what carries them."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,7 +11,7 @@ import torch
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.errors import ExecutionError
 from baechi_ext.simulate import Timeline, Transfer
-from baechi_runtime.torch.lowering.ops import TOKEN
+from baechi_runtime.torch.lowering.ops import TOKEN, Exchange
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 
 
@@ -27,7 +27,7 @@ class Phase:
     readers: Collection[int]
 
 
-class Channels(ABC):
+class Channels(Exchange):
     """One worker's ends of all transfers of one placed step, or of one phase of it; see `Exchange`."""
 
     at_start: Sequence[Callable[[Any], None]] = ()
@@ -51,29 +51,19 @@ class Channels(ABC):
         self._meta = {t: nodes[key].meta["val"] for t, key in enumerate(keys) if key in nodes}
 
     @abstractmethod
-    def giver(self, tensor: int, target: int, gone: Callable[[], None] | None = None) -> Callable[[Any], None]:
-        """See `Exchange`."""
-
-    @abstractmethod
-    def taker(self, tensor: int, target: int) -> Callable[[], torch.Tensor]:
-        """See `Exchange`."""
-
-    @abstractmethod
     def finish(self) -> float:
         """Waits until all that was sent has arrived. Returns the microseconds of the step by which the device's own clock ran on while the
         device waited for tensors."""
 
     def _coming_to(self, target: int) -> list[Transfer]:
         """The transfers to a device, in the phase."""
-        transfers, phase = [x for x in self._timeline.transfers if x.target == target], self._phase
-        if phase is None:
-            return transfers
-        # An order that crosses devices moves nothing; see in_phases.
-        return [x for x in transfers if x.tensor in self._meta and self._comes_in(x.tensor, target, phase)]
+        return [x for x in self._timeline.transfers if x.target == target and (self._phase is None or self._is_in(self._phase, x))]
 
-    def _comes_in(self, tensor: int, target: int, phase: Phase) -> bool:
-        known = self._tensors[tensor]
-        return known.producer in phase.ops and any(self._placement[r] == target and r in phase.readers for r in known.readers)
+    def _is_in(self, phase: Phase, transfer: Transfer) -> bool:
+        tensor = self._tensors[transfer.tensor]
+        read = any(self._placement[r] == transfer.target and r in phase.readers for r in tensor.readers)
+        # An order that crosses devices moves nothing; see in_phases.
+        return read and tensor.producer in phase.ops and transfer.tensor in self._meta
 
     def _like(self, tensor: int) -> tuple[torch.Tensor, tuple[int, ...]]:
         """A tensor as it is in the graph, and the strides with which it is sent: those, or without gaps where it is part of something

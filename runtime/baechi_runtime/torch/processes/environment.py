@@ -1,15 +1,25 @@
-"""The environment variables by which worker processes know their place. They are torchrun's, whoever started the workers; and ours, of what
-the launcher shares with workers of its own."""
+"""The environment of worker processes: the variables by which they know their place, and the network that they talk over. The variables are
+torchrun's, whoever started the workers; and ours, of what the launcher shares with workers of its own."""
 
+import contextlib
+import fcntl
 import os
-from collections.abc import Mapping
+import socket
+import struct
+from collections.abc import Mapping, MutableMapping
 
 from baechi_ext.errors import ExecutionError
+from baechi_runtime.host.listeners import towards
 
 CRASH_LOG = "BAECHI_OP_BOARD"
 """The address of the launcher's crash log."""
 STORE_SOCKET = "BAECHI_STORE_SOCKET"
 """The descriptor of the listening socket that rank 0 is to have its store at."""
+INTERFACE = "GLOO_SOCKET_IFNAME"
+_OF_NCCL = "NCCL_SOCKET_IFNAME"
+_LOOPBACK = "127.0.0.1"
+_SIOCGIFADDR = 0x8915
+_NAME_BYTES, _REQUEST_BYTES, _ADDRESS_AT = 15, 256, 20
 
 
 def is_worker(environment: Mapping[str, str] = os.environ) -> bool:
@@ -29,3 +39,69 @@ def of_worker(rank: int, count: int, port: int) -> dict[str, str]:
     """The variables of one of this many workers of this machine, which meet at a port of it."""
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     return {**{name: str(place) for name, place in places.items()}, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def choose_interface(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Tells gloo and NCCL to use the interface that leads to MASTER_ADDR, or the loopback one where all workers are on this machine, unless
+    the user has chosen one (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME).
+
+    Left to itself gloo takes the address that the machine's own name stands for, which often is one that no other machine can reach, or one
+    that all others can. Where none is found nothing is changed.
+    """
+    if _is_one_machine(environment) and not _is_met_elsewhere(environment):
+        environment["MASTER_ADDR"] = _LOOPBACK
+    address = _LOOPBACK if _is_one_machine(environment) else towards(environment.get("MASTER_ADDR", ""), _port(environment))
+    name = None if address is None else _interface_of(address)
+    if name is not None:
+        for variable in (INTERFACE, _OF_NCCL):
+            environment.setdefault(variable, name)
+
+
+def listen_at(address: str, port: int = 0) -> int:
+    """The descriptor of a socket that listens there alone; torch's store listens on all interfaces otherwise. Raises OSError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen()
+        return listener.detach()
+
+
+def meeting_place(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Where rank 0 is to have the store that the workers meet at: the descriptor of a socket that listens at MASTER_ADDR alone. None where
+    somebody else has it, or the name is of another interface for the other machines, or the address can't be listened at. A socket that the
+    launcher gave is taken."""
+    if STORE_SOCKET in environment:
+        return int(environment[STORE_SOCKET])
+    if environment.get("RANK") != "0" or _is_met_elsewhere(environment):
+        return None
+    given = environment.get("MASTER_ADDR", "")
+    with contextlib.suppress(OSError):
+        address = socket.gethostbyname(given)
+        if not address.startswith("127.") or given in (address, "localhost"):
+            return listen_at(address, _port(environment))
+    return None
+
+
+def _is_one_machine(environment: Mapping[str, str]) -> bool:
+    return "WORLD_SIZE" in environment and environment.get("LOCAL_WORLD_SIZE") == environment["WORLD_SIZE"]
+
+
+def _is_met_elsewhere(environment: Mapping[str, str]) -> bool:
+    """True if whoever started the workers has the store."""
+    return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _port(environment: Mapping[str, str]) -> int:
+    return int(environment.get("MASTER_PORT", "0") or 0)
+
+
+def _interface_of(address: str) -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ask:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                request = struct.pack(f"{_REQUEST_BYTES}s", name.encode()[:_NAME_BYTES])
+                found = fcntl.ioctl(ask.fileno(), _SIOCGIFADDR, request)[_ADDRESS_AT : _ADDRESS_AT + 4]
+                if socket.inet_ntoa(found) == address:
+                    return name
+    return None

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 import torch
-import torch.distributed as dist
 
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.errors import BaechiError, ExecutionError, FileError
@@ -30,11 +29,10 @@ from baechi_runtime.measure.recording import DeviceMemory, DeviceNotes, Recordin
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.torch.lowering.devices import TorchDevice, memory_bytes
-from baechi_runtime.torch.lowering.memory_limit import loading
 from baechi_runtime.torch.lowering.random_state import decoded, encoded
-from baechi_runtime.torch.processes import probe as process_probe
 from baechi_runtime.torch.processes.channels import LostPeerError, in_order_of_ends
 from baechi_runtime.torch.processes.clocks import clock_ahead, clocks_ahead, tell_clock
+from baechi_runtime.torch.processes.probe import play, probed
 from baechi_runtime.torch.processes.rank_part import GRADIENT, RankPart
 from baechi_runtime.torch.processes.sent_timeline import timeline_from_json, timeline_to_json
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
@@ -43,8 +41,6 @@ from baechi_runtime.torch.threads.step_recorder import clock_of
 
 T = TypeVar("T")
 _LONGER_SECONDS = 10.0
-_GATHER = 1 << 24
-"""Tags from here on are for gathering; a tensor's number is far below."""
 
 
 class ProcessStep:
@@ -63,36 +59,22 @@ class ProcessStep:
 
         Where seeded ops run on another rank, the random state goes there and comes back, so that all steps draw from one sequence.
         """
-        group, device = self._executor.group, self._executor.devices[0]
+        device = self._executor.devices[0]
         state = encoded(device.random_state()) if self._seeded_rank else None
         begin = time.perf_counter_ns()
-        group.command({"do": "run", "step": self.number, "random_state": state, "seeded_rank": self._seeded_rank})
-        try:
-            loss, busy = self._executor.call(0, self._part.run)
-        except LostPeerError as e:
-            raise group.first_failure() or e from e
-        others = group.answers()
+        (loss, busy_us), others = self._together(self._part.run, do="run", random_state=state, seeded_rank=self._seeded_rank)
         wall_us = (time.perf_counter_ns() - begin) / 1000
         if self._seeded_rank:
             device.set_random_state(decoded(others[self._seeded_rank - 1]["random_state"]))
         if loss is None:
             loss = torch.tensor(next(a["loss"] for a in others if a["loss"] is not None))
-        return loss, StepTimes(wall_us, (busy, *(a["busy_us"] for a in others)))
+        return loss, StepTimes(wall_us, (busy_us, *(a["busy_us"] for a in others)))
 
     def gather(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """See PlacedStep.gather; each tensor comes from the rank it lives on."""
-        self._executor.group.command({"do": "gather", "step": self.number})
-        found = dict(self._part.named())
-        everything = self._part.step.state()
-        for rank in range(1, self._executor.group.size):
-            for number, name in enumerate(self._part.names_of(rank)):
-                like = everything[name.removeprefix(GRADIENT)]
-                buffer = torch.empty(like.shape, dtype=like.dtype)
-                dist.recv(buffer, rank, tag=_GATHER + number)
-                found[name] = buffer
-        self._executor.group.answers()
+        found, _ = self._together(self._part.gathered, do="gather")
         gradients = {name.removeprefix(GRADIENT): value for name, value in found.items() if name.startswith(GRADIENT)}
-        return gradients, {name: found.get(name, value) for name, value in everything.items()}
+        return gradients, {name: found.get(name, value) for name, value in self.step.state().items()}
 
     @property
     def random_device(self) -> TorchDevice:
@@ -101,13 +83,12 @@ class ProcessStep:
 
     def save(self, folder: Path) -> list[Shard]:
         """See LoadedStep; every rank writes its own shard."""
-        self._executor.group.command({"do": "save", "step": self.number, "folder": str(folder)})
         try:
-            own = self._executor.call(0, partial(self._part.save, folder))
+            own, others = self._together(partial(self._part.save, folder), do="save", folder=str(folder))
         except FileError:
             self._executor.group.settle()  # the folder is going to be removed
             raise
-        return [own, *(Shard(**a["shard"]) for a in self._executor.group.answers())]
+        return [own, *(Shard(**shard) for shard in others)]
 
     def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:
         """See LoadedStep; every rank reads what belongs to it."""
@@ -115,7 +96,6 @@ class ProcessStep:
         self._together(own, do="restore", folder=str(checkpoint), shards=[asdict(s) for s in shards])
 
     def record(self) -> Recording:
-        """See baechi_runtime.torch.threads.step_recorder."""
         devices = self._executor.devices
         self._stage("begin")
         ahead, notes = clocks_ahead(devices, self._executor.clock_ahead)
@@ -137,11 +117,11 @@ class ProcessStep:
     def peak_bytes(self) -> tuple[int, ...]:
         """Peak bytes of every device during one step; see baechi_runtime.torch.threads.accounting."""
         own, others = self._together(self._part.account, do="account")
-        return own, *(a["peak_bytes"] for a in others)
+        return own, *others
 
-    def _together(self, own: Callable[[], T], **command: Any) -> tuple[T, list[dict[str, Any]]]:
-        """Do something with the step on all ranks: what it gives here, and the others' answers."""
-        return self._executor.together(partial(self._executor.call, 0, own), **command, step=self.number)
+    def _together(self, own: Callable[[], T], **command: Any) -> tuple[T, list[Any]]:
+        """Do something with the step on all ranks: what it gives here, and on the others."""
+        return self._executor.on_all(partial(self._executor.call, 0, own), **command, step=self.number)
 
 
 class ProcessExecutor:
@@ -179,26 +159,30 @@ class ProcessExecutor:
         self.group.command(command)
         try:
             found = own()
+        except LostPeerError as e:
+            raise self.group.first_failure() or e from e
         except RuntimeError as e:  # of torch.distributed, whose peer is gone
             raise self.group.first_failure() or ExecutionError((str(e).splitlines() or [""])[0]) from e
         return found, self.group.answers()
 
+    def on_all(self, own: Callable[[], T], **command: Any) -> tuple[T, list[Any]]:
+        """See `together`, for the commands of this file: what it gives here, and on the others."""
+        found, answers = self.together(own, **command)
+        return found, [answer["value"] for answer in answers]
+
     def memory_bytes(self) -> list[int]:
         """Bytes that each device may hold, as each worker finds them on its own machine."""
-        self.group.command({"do": "memory"})
-        return [memory_bytes(self.devices[0], self.group.local_size), *(a["memory_bytes"] for a in self.group.answers())]
+        own, others = self.on_all(lambda: memory_bytes(self.devices[0], self.group.local_size), do="memory")
+        return [own, *others]
 
     def clock_ahead(self, rank: int) -> tuple[int, int]:
         """Nanoseconds by which a rank's clock is ahead of this one's, and by which that may be wrong."""
-        self.group.command({"do": "clock", "rank": rank})
-        found = clock_ahead(rank)
-        self.group.answers()
-        return found
+        return self.on_all(partial(clock_ahead, rank), do="clock", rank=rank)[0]
 
     def cpu_seconds(self) -> float:
         """CPU time that all workers have used."""
-        self.group.command({"do": "time"})
-        return self._local.cpu_seconds() + float(sum(a["cpu_seconds"] for a in self.group.answers()))
+        own, others = self.on_all(self._local.cpu_seconds, do="time")
+        return own + float(sum(others))
 
     @contextlib.contextmanager
     def keep_busy(self, companions: int, timeline: Timeline, binding: Binding, step: TrainingStep) -> Iterator[None]:
@@ -216,23 +200,28 @@ class ProcessExecutor:
 
     def probe_link(self, source: int = 0, target: int = 1, sizes: Sequence[int] = PROBE_BYTES) -> LinkProbe:
         """The link between two ranks."""
-        probe = partial(process_probe.probe_pair, self.group, self.devices[0], (source, target), sizes)
-        # A wait for a CUDA device has no time-out of its own; that of a call has.
-        return probe() if self.devices[0].torch_device.type == "cpu" else self.call(0, probe)
+        command = {"first": source, "second": target, "sizes": list(sizes)}
+        own: Callable[[], dict[str, list[Any]] | None] = partial(play, self.group, self.devices[0], command)
+        if self.devices[0].torch_device.type == "cuda":  # a wait for it has no time-out of its own; that of a call has
+            own = partial(self.call, 0, own)
+        part, others = self.on_all(own, do="probe", **command)
+        return probed([part, *others], source, target, sizes)
 
     def load(self, timeline: Timeline, binding: Binding, step: TrainingStep, *, keep_gradients: bool = False) -> ProcessStep | PlacedStep:
         """See ThreadExecutor.load. A timeline of one device is this process's alone; otherwise every rank loads its part."""
         if len(timeline.cluster) == 1:
             return self._local.load(timeline, binding, step, keep_gradients=keep_gradients)
-        command = {"do": "load", "timeline": timeline_to_json(timeline), "keep_gradients": keep_gradients}
-        command["parts"] = sizes_of(binding)
-        command["ended"] = None if self.group.tagged else in_order_of_ends(timeline)
         self._loaded += 1
-        self.group.command({**command, "step": self._loaded, "live": [placed.number for placed in self._live]})
-        with loading(f"the plan's part of device {self.devices[0].name}"):
-            part = RankPart(self.group, self.devices[0], timeline, binding, step)
-            part.load(keep_gradients=keep_gradients)
-        self.group.answers()
+        command = {
+            "step": self._loaded,
+            "live": [placed.number for placed in self._live],
+            "timeline": timeline_to_json(timeline),
+            "ended": None if self.group.tagged else in_order_of_ends(timeline),
+            "parts": sizes_of(binding),
+            "keep_gradients": keep_gradients,
+        }
+        own = partial(RankPart.loaded, self.group, self.devices[0], timeline, binding, step, keep_gradients=keep_gradients)
+        part, _ = self.on_all(own, do="load", **command)
         placed = ProcessStep(self, part, self._loaded)
         self._live.add(placed)
         return placed
@@ -271,36 +260,19 @@ def follow(group: WorkerGroup, device: TorchDevice, captured: RankCapture | None
     """Ranks other than 0: obey until told to stop; links can be probed without a captured step. An error is answered, then raised: a group
     with a failed rank is over."""
     keep_freed_memory()
-    parts: dict[int, RankPart] = {}
+    known = {name: _valued(obey) for name, obey in _Rank(group, device, captured).commands().items()} | {**further}
     while (command := group.next_command())["do"] != "stop":
         try:
-            if command["do"] == "probe":
-                answer: dict[str, Any] = {"part": process_probe.play(group, device, command)}
-            elif command["do"] == "memory":
-                answer = {"memory_bytes": memory_bytes(device, group.local_size)}
-            elif command["do"] == "time":
-                answer = {"cpu_seconds": sum(os.times()[:2])}
-            elif command["do"] == "clock":
-                if group.rank == command["rank"]:
-                    tell_clock()
-                answer = {}
-            elif command["do"] in further:
-                answer = further[command["do"]](command)
-            elif captured is None:
-                raise ExecutionError(f"told to {command['do']}, and there is no step; are all workers of one version?")
-            elif command["do"] == "keep_busy":
-                answer = _keep_busy(group, device, captured, command)
-            elif command["do"] == "load":
-                parts = {number: part for number, part in parts.items() if number in command["live"]}
-                parts[command["step"]] = _load(group, device, captured, command)
-                answer = {}
-            elif command["step"] not in parts:
-                raise ExecutionError(f"told to {command['do']} a plan that is not loaded; are all workers of one version?")
-            else:
-                answer = _obey(parts[command["step"]], command)
+            if command["do"] not in known:
+                raise ExecutionError(f"unknown command {command['do']!r}; are all workers of one version?")
+            answer = known[command["do"]](command)
         except Exception as e:
             raise _answered(group, e) from e
         group.answer(answer)
+
+
+def _valued(obey: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda command: {"value": obey(command)}
 
 
 def _answered(group: WorkerGroup, error: Exception) -> ExecutionError:
@@ -312,53 +284,71 @@ def _answered(group: WorkerGroup, error: Exception) -> ExecutionError:
     return ExecutionError(text)
 
 
-def _load(group: WorkerGroup, device: TorchDevice, captured: RankCapture, command: dict[str, Any]) -> RankPart:
-    captured = captured.of(command["parts"])
-    step, timeline = captured.make_step(), timeline_from_json(captured.graph, command["timeline"])
-    if (None if group.tagged else in_order_of_ends(timeline)) != command["ended"]:
-        raise ExecutionError("this worker simulates the plan in another order than rank 0; are all workers of one version?")
-    with loading(f"the plan's part of device {device.name}"):
-        part = RankPart(group, device, timeline, captured.binding, step)
-        part.load(keep_gradients=command["keep_gradients"])
-    return part
+class _Rank:
+    """A rank other than 0, with its parts of the plans that are loaded."""
+
+    def __init__(self, group: WorkerGroup, device: TorchDevice, captured: RankCapture | None) -> None:
+        self._group, self._device, self._captured = group, device, captured
+        self._parts: dict[int, RankPart] = {}
+
+    def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
+        """The commands that it obeys, and what gives the answers."""
+        group, device, part = self._group, self._device, self._part
+        return {
+            "probe": lambda c: play(group, device, c),
+            "memory": lambda c: memory_bytes(device, group.local_size),
+            "time": lambda c: sum(os.times()[:2]),
+            "clock": lambda c: tell_clock() if c["rank"] == group.rank else None,
+            "keep_busy": self._keep_busy,
+            "load": self._load,
+            "run": self._run,
+            "gather": self._gather,
+            "account": lambda c: part(c).account(),
+            "record": lambda c: part(c).recording(c["stage"]),
+            "save": lambda c: asdict(part(c).save(Path(c["folder"]))),
+            "restore": lambda c: part(c).restore(Path(c["folder"]), [Shard(**s) for s in c["shards"]]),
+        }
+
+    def _part(self, command: dict[str, Any]) -> RankPart:
+        if command["step"] not in self._parts:
+            raise ExecutionError(f"told to {command['do']} a plan that is not loaded; are all workers of one version?")
+        return self._parts[command["step"]]
+
+    def _capture(self, command: dict[str, Any]) -> RankCapture:
+        if self._captured is None:
+            raise ExecutionError(f"told to {command['do']}, and there is no step; are all workers of one version?")
+        return self._captured.of(command["parts"])
+
+    def _load(self, command: dict[str, Any]) -> None:
+        self._parts = {number: part for number, part in self._parts.items() if number in command["live"]}
+        group, captured = self._group, self._capture(command)
+        step, timeline = captured.make_step(), timeline_from_json(captured.graph, command["timeline"])
+        if (None if group.tagged else in_order_of_ends(timeline)) != command["ended"]:
+            raise ExecutionError("this worker simulates the plan in another order than rank 0; are all workers of one version?")
+        gradients = command["keep_gradients"]
+        self._parts[command["step"]] = RankPart.loaded(group, self._device, timeline, captured.binding, step, keep_gradients=gradients)
+
+    def _run(self, command: dict[str, Any]) -> dict[str, Any]:
+        mine = command["seeded_rank"] == self._group.rank
+        if mine:
+            self._device.set_random_state(decoded(command["random_state"]))
+        loss, busy_us = self._part(command).run()
+        state = encoded(self._device.random_state()) if mine else None
+        return {"loss": None if loss is None else loss.item(), "busy_us": busy_us, "random_state": state}
+
+    def _gather(self, command: dict[str, Any]) -> None:
+        self._part(command).gathered()
+
+    def _keep_busy(self, command: dict[str, Any]) -> None:
+        group, until = self._group, command["until"]
+        if group.rank <= command["companions"]:
+            captured = self._capture(command)
+            with ThreadExecutor([self._device], group.timeout_seconds) as executor:
+                placed = executor.load(one_device_timeline(captured.graph), captured.binding, captured.make_step())
+                placed.programs[0].run()
+                group.store.set(_begun(until, group.rank), "")
+                run_until(placed.programs[0], lambda: group.store.check([until]))
 
 
 def _begun(enough: str, rank: int) -> str:
     return f"{enough}: {rank} has begun"
-
-
-def _keep_busy(group: WorkerGroup, device: TorchDevice, captured: RankCapture, command: dict[str, Any]) -> dict[str, Any]:
-    if group.rank <= command["companions"]:
-        captured = captured.of(command["parts"])
-        with ThreadExecutor([device], group.timeout_seconds) as executor:
-            placed = executor.load(one_device_timeline(captured.graph), captured.binding, captured.make_step())
-            until = command["until"]
-            placed.programs[0].run()
-            group.store.set(_begun(until, group.rank), "")
-            run_until(placed.programs[0], lambda: group.store.check([until]))
-    return {}
-
-
-def _obey(part: RankPart, command: dict[str, Any]) -> dict[str, Any]:
-    group, device = part.group, part.device
-    if command["do"] == "run":
-        mine = command["seeded_rank"] == group.rank
-        if mine:
-            device.set_random_state(decoded(command["random_state"]))
-        loss, busy_us = part.run()
-        state = encoded(device.random_state()) if mine else None
-        return {"loss": None if loss is None else loss.item(), "busy_us": busy_us, "random_state": state}
-    if command["do"] == "gather":
-        for number, (_, value) in enumerate(part.named()):
-            dist.send(value.cpu().contiguous(), 0, tag=_GATHER + number)
-        return {}
-    if command["do"] == "account":
-        return {"peak_bytes": part.account()}
-    if command["do"] == "record":
-        return part.recording(command["stage"])
-    if command["do"] == "save":
-        return {"shard": asdict(part.save(Path(command["folder"])))}
-    if command["do"] == "restore":
-        part.restore(Path(command["folder"]), [Shard(**s) for s in command["shards"]])
-        return {}
-    raise ExecutionError(f"unknown command {command['do']!r}; are all workers of one version?")

@@ -21,7 +21,7 @@ from typing import IO
 from baechi_ext.errors import BaechiError, ExecutionError, OptionError
 from baechi_runtime.host.die_with_parent import die_with_parent
 from baechi_runtime.host.interrupts import was_terminated
-from baechi_runtime.torch.processes import environment, network
+from baechi_runtime.torch.processes import environment
 from baechi_runtime.torch.processes.crash_log import CrashLog
 
 _POLL_SECONDS = 0.05
@@ -49,11 +49,15 @@ class Worker:
     ending: deque[str] = field(default_factory=lambda: deque(maxlen=_ENDING_LINES))
     """The last lines of stderr besides errors."""
 
-    def watch(self) -> None:
-        """Starts passing on what it says."""
+    def __post_init__(self) -> None:
         if self.process.stderr is not None:
             self._thread = threading.Thread(target=self._pass_on, args=(self.process.stderr,), daemon=True)
             self._thread.start()
+
+    @property
+    def failure(self) -> int:
+        """The exit code that it failed with; 0 where it runs, or ended well."""
+        return self.process.poll() or 0
 
     def _pass_on(self, stream: IO[str]) -> None:
         with contextlib.suppress(ValueError):  # closed under us
@@ -84,7 +88,7 @@ def run_workers(arguments: Sequence[str], count: int, module: str = "baechi_ext"
     shared = {} if crash.address is None else {environment.CRASH_LOG: crash.address}
     workers: list[Worker] = []
     try:
-        with socket.socket(fileno=network.listen_at("127.0.0.1")) as meeting:
+        with socket.socket(fileno=environment.listen_at("127.0.0.1")) as meeting:
             for rank in range(count):
                 workers.append(_start([module, *arguments], rank, count, meeting, shared))
         return _wait(workers, crash)
@@ -118,20 +122,17 @@ def _start(arguments: Sequence[str], rank: int, count: int, meeting: socket.sock
         process_group=0,  # an interrupt at the terminal is for us
         preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no locks
     )
-    worker = Worker(rank, process)
-    worker.watch()
-    return worker
+    return Worker(rank, process)
 
 
 def _wait(workers: Sequence[Worker], crash: CrashLog) -> int:
     """Rank 0's exit code, when it is done; raises the cause where a worker failed."""
     while workers[0].process.poll() != 0:
-        ended = [w for w in workers if w.process.poll() not in (None, 0)]
-        if ended:
+        if any(w.failure for w in workers):
             code = _code_of_a_script(workers)
-            if code is not None:
-                return code
-            raise _cause(workers, crash)
+            if code is None:
+                raise _cause(workers, crash)
+            return code
         time.sleep(_POLL_SECONDS)
     return 0
 
@@ -140,7 +141,7 @@ def _code_of_a_script(workers: Sequence[Worker]) -> int | None:
     """Rank 0's exit code where all that ended did so with that code and no error of ours, as a script of the user's does; None where they
     did not, or rank 0 does not end soon. Waits a while, so that what happened is known."""
     time.sleep(_LAST_WORDS_SECONDS)
-    codes = {code for w in workers if (code := w.process.poll())}
+    codes = {w.failure for w in workers} - {0}
     if min(codes) < 0 or len(codes) > 1 or any(w.last_words() for w in workers if w.process.poll() is not None):
         return None
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -165,20 +166,18 @@ def _cause(workers: Sequence[Worker], crash: CrashLog) -> BaechiError:
     """A worker killed by a signal is a cause, unless it had said one; what the others say is an echo of it. Otherwise rank 0 says what
     happened."""
     for worker in workers:
-        code = worker.process.poll()
-        if code is not None and code < 0 and not worker.last_words():
-            killer, quoted = signal.Signals(-code), " ".join(worker.ending)
+        if worker.failure < 0 and not worker.last_words():
+            killer, quoted = signal.Signals(-worker.failure), " ".join(worker.ending)
             return ExecutionError(
                 f"the worker of device {worker.rank} was killed by {killer.name}{crash.at(worker.rank)}{crash.planned(worker.rank)}; check "
                 "whether the machine ran out of memory" + (f" (it ended with: {quoted})" if quoted and killer is not signal.SIGKILL else "")
             )
     for worker in workers:
-        said = worker.last_words() if worker.process.poll() not in (None, 0) else []
-        if said:
-            kind = OptionError if worker.process.poll() == _USAGE_ERROR else ExecutionError
+        if worker.failure and (said := worker.last_words()):
+            kind = OptionError if worker.failure == _USAGE_ERROR else ExecutionError
             return kind(said[0].removeprefix("error:").strip())
-    failed = next(w for w in workers if w.process.poll() not in (None, 0))
-    return ExecutionError(f"the worker of device {failed.rank} ended with exit code {failed.process.poll()} and said nothing")
+    failed = next(w for w in workers if w.failure)
+    return ExecutionError(f"the worker of device {failed.rank} ended with exit code {failed.failure} and said nothing")
 
 
 def _end(workers: Sequence[Worker]) -> None:

@@ -151,14 +151,14 @@ class Lines:
         for channel, number in _MESSAGE.iter_unpack(content):
             self._arrived[peer, channel].add(number)
 
-    def pages(self, channel: int, size: int, peers: Sequence[int]) -> dict[int, "Pages"]:
+    def pages(self, channel: int, size: int, peers: Sequence[int]) -> dict[int, mmap.mmap]:
         """Memory of this many bytes into which others write, by this worker's rank, and that into which it writes, by the peer's.
 
         Every worker has to ask. Raises LostLineError where a peer's memory can't be opened.
         """
         own = os.memfd_create(f"baechi {channel}")
         os.ftruncate(own, max(size, 1))
-        found = {self.rank: Pages(mmap.mmap(own, 0))}
+        found = {self.rank: mmap.mmap(own, 0)}
         weakref.finalize(found[self.rank], os.close, own)  # until then peers may open it
         self.store.set(f"pages {channel} {self.rank}", str(own))
         for peer in peers:
@@ -168,7 +168,7 @@ class Lines:
                 descriptor = os.open(f"/proc/{self.pids[peer]}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
             except OSError as e:
                 raise LostLineError(f"worker {peer} is gone") from e
-            found[peer] = Pages(mmap.mmap(descriptor, 0))
+            found[peer] = mmap.mmap(descriptor, 0)
             os.close(descriptor)
         return found
 
@@ -180,18 +180,11 @@ class Lines:
         self.reads, self.writes = {}, {}
 
 
-@dataclass(frozen=True)
-class Pages:
-    """Memory that a receiver shares with its senders."""
-
-    memory: mmap.mmap
-
-    def view(self, offset: int, like: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-        """The tensor that begins there, like another but for its strides, which leave no gaps."""
-        if like.numel() == 0:
-            return torch.empty(like.size(), dtype=like.dtype)
-        row = torch.frombuffer(self.memory, dtype=like.dtype, count=like.numel(), offset=offset)
-        return row.as_strided(like.size(), stride)
+def tensor_at(memory: mmap.mmap, offset: int, like: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """The tensor that begins there in shared memory, like another but for its strides, which leave no gaps."""
+    if like.numel() == 0:
+        return torch.empty(like.size(), dtype=like.dtype)
+    return torch.frombuffer(memory, dtype=like.dtype, count=like.numel(), offset=offset).as_strided(like.size(), stride)
 
 
 def _place() -> str:

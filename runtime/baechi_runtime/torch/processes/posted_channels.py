@@ -15,7 +15,10 @@ before it at either end, so both ends come to it. It may therefore share one com
 
 import queue
 import threading
+import time
 import weakref
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, cast
@@ -29,6 +32,8 @@ from baechi_runtime.torch.lowering.devices import TorchDevice
 from baechi_runtime.torch.lowering.program import Send, cut
 from baechi_runtime.torch.processes.channels import Channels, Phase, in_order_of_ends, reason
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
+
+_POLL_SECONDS = 5e-5
 
 
 class Going:
@@ -83,45 +88,32 @@ class PostedChannels(Channels):
         self._device = device.torch_device
         self._coming: dict[int, tuple[torch.Tensor, dist.Work]] = {}
         self._going = Going(self._timeout)
-        self.pre_hooks = self._early_pre_hooks(timeline) if self._tagged else self._ordered_pre_hooks(timeline)
+        posts = self._posts_of_tagged() if self._tagged else ordered_pre_hooks(timeline, self._rank)
+        self.pre_hooks = {v: tuple(map(self._poster, tensors)) for v, tensors in posts.items()}
 
-    def _ordered_pre_hooks(self, timeline: Timeline) -> dict[int, tuple[Callable[[Any], None], ...]]:
-        """Op -> the receives to post before it, where there are no tags."""
-        source = [self._placement[tensor.producer] for tensor in self._tensors]
-        pre_hooks = ordered_pre_hooks(timeline, self._rank)
-        return {v: tuple(self._poster(t, source[t]) for t in tensors) for v, tensors in pre_hooks.items()}
-
-    def _early_pre_hooks(self, timeline: Timeline) -> dict[int, tuple[Callable[[Any], None], ...]]:
-        """Op -> the receives to post before it, where there are tags."""
-        phase = self._phase
-        here = [v for v in timeline.device_order()[self._rank] if phase is None or v in phase.ops]
-        coming = sorted(self._coming_to(self._rank), key=lambda x: (x.start_us, x.tensor))
+    def _posts_of_tagged(self) -> dict[int, list[int]]:
+        """Op -> the tensors whose receives are posted before it, where there are tags."""
+        timeline, phase = self._timeline, self._phase
+        here = {v: i for i, v in enumerate(v for v in timeline.device_order()[self._rank] if phase is None or v in phase.ops)}
+        coming = [x.tensor for x in sorted(self._coming_to(self._rank), key=lambda x: (x.start_us, x.tensor))]
         if not here:
-            self.at_start = tuple(self._poster(x.tensor, x.source) for x in coming)
+            self.at_start = tuple(map(self._poster, coming))
             return {}
-        latest = [self._latest_post(timeline, here, x.tensor, x.start_us) for x in coming]
+        starts = [timeline.start_us[v] for v in here]
+        sent_us = {x.tensor: x.start_us for x in timeline.transfers if x.target == self._rank}
+        # At the last op that starts no later than the transfer does, and no later than at its first reader.
+        latest = [
+            min([max(0, bisect_right(starts, sent_us[t]) - 1), *(here[r] for r in self._tensors[t].readers if r in here)]) for t in coming
+        ]
         limit = timeline.cluster.devices[self._rank].memory_bytes
         room = float("inf") if limit is None else limit - timeline.peak_memory_bytes[self._rank]
-        pre_hooks: dict[int, list[Callable[[Any], None]]] = {}
-        for transfer, position in zip(coming, early_pre_hooks(latest, [self._tensors[x.tensor].bytes for x in coming], room), strict=True):
-            pre_hooks.setdefault(here[position], []).append(self._poster(transfer.tensor, transfer.source))
-        return {v: tuple(actions) for v, actions in pre_hooks.items()}
+        ops, posts = list(here), defaultdict(list)
+        for t, position in zip(coming, early_pre_hooks(latest, [self._tensors[t].bytes for t in coming], room), strict=True):
+            posts[ops[position]].append(t)
+        return posts
 
-    @staticmethod
-    def _latest_post(timeline: Timeline, here: Sequence[int], tensor: int, start_us: float) -> int:
-        """Where among the ops `here` the receive must be posted: at the last one that starts no later than the transfer does."""
-        position = 0
-        readers = set(timeline.graph.tensors[tensor].readers)
-        for i, v in enumerate(here):
-            if timeline.start_us[v] > start_us:
-                break
-            position = i
-            if v in readers:
-                break
-        return position
-
-    def _poster(self, tensor: int, source: int) -> Callable[[Any], None]:
-        (meta, stride), tag = self._like(tensor), self._tag(tensor)
+    def _poster(self, tensor: int) -> Callable[[Any], None]:
+        (meta, stride), tag, source = self._like(tensor), self._tag(tensor), self._placement[self._tensors[tensor].producer]
 
         def post(_: Any) -> None:
             buffer = torch.empty_strided(meta.size(), stride, dtype=meta.dtype, device=self._device)
@@ -130,7 +122,6 @@ class PostedChannels(Channels):
         return post
 
     def giver(self, tensor: int, target: int, gone: Callable[[], None] | None = None) -> Callable[[Any], None]:
-        """See `Exchange`."""
         (_, stride), tag = self._like(tensor), self._tag(tensor)
 
         def give(value: torch.Tensor) -> None:
@@ -148,7 +139,6 @@ class PostedChannels(Channels):
         return tensor if self._tagged else 0
 
     def taker(self, tensor: int, target: int) -> Callable[[], torch.Tensor]:
-        """See `Exchange`."""
 
         def take() -> torch.Tensor:
             buffer, work = self._coming.pop(tensor)
@@ -171,6 +161,43 @@ class PostedChannels(Channels):
         except RuntimeError as e:
             raise self._unsent(reason(e)) from e
         return 0.0
+
+
+class StreamChannels(PostedChannels):
+    """Channels between CUDA devices: NCCL does the transfers of a rank on a stream of its own, in the order in which they are started. The
+    host waits for none of them. That stream waits for what the compute stream was given before an end of a transfer was started, the
+    compute stream for a received tensor right before its first use. torch's allocator knows that both streams use these tensors, so one
+    that is freed is used again only after its transfer, and nothing has to be kept here."""
+
+    def __init__(self, timeline: Timeline, binding: Binding, group: WorkerGroup, device: TorchDevice) -> None:
+        super().__init__(timeline, binding, group, device)
+        self._clock = device
+        self._waits: list[tuple[int, torch.cuda.Event, torch.cuda.Event]] = []
+        """Each wait of the compute stream for a tensor: where it begins, and where it ends."""
+
+    def _keep(self, value: torch.Tensor, work: dist.Work, gone: Callable[[], None] | None) -> None:
+        """A send is done when its receiver's step is."""
+
+    def _await(self, tensor: int, work: dist.Work) -> None:
+        begin = self._clock.mark()
+        work.wait()  # with a time-out it would hold up the host
+        self._waits.append((tensor, begin, self._clock.mark()))
+
+    def finish(self) -> float:
+        """Waits until all has been received; how many microseconds the compute stream waited for it.
+
+        Raises LostPeerError, naming the first tensor that does not come in time.
+        """
+        waited_us, timeout_seconds = 0.0, self._timeout.total_seconds()
+        for tensor, begin, end in self._waits:
+            deadline = time.monotonic() + timeout_seconds
+            while not end.query():
+                if time.monotonic() > deadline:
+                    raise self._in_vain(tensor, f"nothing came for {timeout_seconds:g} s")
+                time.sleep(_POLL_SECONDS)
+            waited_us += self._clock.elapsed_us(begin, end)
+        self._waits.clear()
+        return waited_us
 
 
 def ordered_pre_hooks(timeline: Timeline, rank: int) -> dict[int, list[int]]:

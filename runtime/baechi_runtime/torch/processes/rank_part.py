@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.errors import ExecutionError
@@ -20,13 +21,13 @@ from baechi_runtime.measure.recording import DeviceMemory
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.torch.lowering.checkpoint import homes, living_on, read_shards, write_shard
 from baechi_runtime.torch.lowering.devices import TorchDevice
-from baechi_runtime.torch.lowering.memory_limit import CudaMemoryLimit, MemoryLimit
+from baechi_runtime.torch.lowering.memory_limit import CudaMemoryLimit, MemoryLimit, loading
 from baechi_runtime.torch.lowering.op_error import OpError
 from baechi_runtime.torch.lowering.ops import Action, Exchange, LoweredProgram, Lowering, Segment, StepContext
 from baechi_runtime.torch.lowering.program import cut
 from baechi_runtime.torch.processes.crash_log import CrashLog
 from baechi_runtime.torch.processes.posted_channels import PostedChannels
-from baechi_runtime.torch.processes.transport import channels_of
+from baechi_runtime.torch.processes.shared_channels import channels_of
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 from baechi_runtime.torch.threads.accounting import held_tensors, live_bytes, resident_bytes
 from baechi_runtime.torch.threads.step_recorder import DeviceLog
@@ -34,6 +35,8 @@ from baechi_runtime.torch.threads.step_recorder import DeviceLog
 _LITTLE = 0.005
 """An op that takes no more than this part of its device's predicted peak changes the peak by no more."""
 GRADIENT = "gradient of "
+_GATHER = 1 << 24
+"""Tags from here on are for gathering; a tensor's number is far below."""
 _ROOMY = 2.0
 """A worker whose limit is so many times its predicted peak may keep what it frees; malloc keeps up to 1.6 times what is used."""
 
@@ -70,23 +73,33 @@ class RankPart:
         self.on_host = device.torch_device.type == "cpu"
         self.step = step if self.on_host else step.replica("cpu")
         self.clock = _ProcessClock() if self.on_host else device
-        self.optimizers: dict[str, torch.optim.Optimizer] = {}
-        self.gradients: dict[str, torch.Tensor] | None = None
+        self.homes = homes(binding, timeline.placement)
+        self.owned = self._owned_by(group.rank)
+
+    @classmethod
+    def loaded(
+        cls, group: WorkerGroup, device: TorchDevice, timeline: Timeline, binding: Binding, step: TrainingStep, *, keep_gradients: bool
+    ) -> "RankPart":
+        """The part, ready to run. Raises ExecutionError where there is no memory for it."""
+        with loading(f"the plan's part of device {device.name}"):
+            part = cls(group, device, timeline, binding, step)
+            part.load(keep_gradients=keep_gradients)
+        return part
 
     def load(self, *, keep_gradients: bool) -> None:
         """Lowers this rank's program, with optimizers for the parameters that live here."""
         rank = self.group.rank
         self.channels = channels_of(self.timeline, self.binding, self.group, self.device)
         state = self.step.state()
-        self.owned = [n for n, home in homes(self.binding, self.timeline.placement).items() if home == rank]
         for name in self.owned:
             state[name].data = state[name].data.to(self.device.torch_device)
         parameters = {n: state[n] for n in self.owned if state[n].requires_grad}
         self.optimizers = {n: self.step.optimizer.make([p], foreach=False) for n, p in parameters.items()}
-        self.gradients = {} if keep_gradients else None
+        self.gradients: dict[str, torch.Tensor] | None = {} if keep_gradients else None
         self.program = self._lowered(self.channels, self.channels.pre_hooks)
-        if self.group.rank:
-            self._drop_the_rest()
+        for name, value in state.items():
+            if rank and name not in self.owned:  # a device holds what is its own
+                value.data = torch.empty(0, dtype=value.dtype)
         self.memory_bytes = self.timeline.cluster.devices[rank].memory_bytes
         self.tight = self.memory_bytes is not None and self.memory_bytes < _ROOMY * self.timeline.peak_memory_bytes[rank]
         resident = resident_bytes(self.owned, state, self.optimizers)
@@ -184,26 +197,32 @@ class RankPart:
         read_shards(checkpoint, [s.file for s in shards], self._kept_here(), self.optimizers)
 
     def _kept_here(self) -> dict[str, torch.Tensor]:
-        return living_on(self.group.rank, homes(self.binding, self.timeline.placement), self.step.state())
+        return living_on(self.group.rank, self.homes, self.step.state())
 
-    def _drop_the_rest(self) -> None:
-        """Frees the parameters and buffers that live on other ranks: a device holds what is its own."""
-        for name, value in self.step.state().items():
-            if name not in self.owned:
-                value.data = torch.empty(0, dtype=value.dtype)
+    def _owned_by(self, rank: int) -> list[str]:
+        """Names of the parameters and buffers that live on a rank, in the same order on all ranks."""
+        return [name for name, home in self.homes.items() if home == rank]
 
-    def named(self) -> list[tuple[str, torch.Tensor]]:
-        """The tensors that live here, gradients first, in the order of `names_of`."""
-        state, gradients = self.step.state(), self.gradients or {}
-        names = self.names_of(self.group.rank)
-        return [(n, gradients[n.removeprefix(GRADIENT)] if n.startswith(GRADIENT) else state[n].detach()) for n in names]
+    def gathered(self) -> dict[str, torch.Tensor]:
+        """The gradients, where they are kept, and the parameters and buffers that live here; on rank 0 those of all ranks, which send it
+        theirs."""
+        gradients = {GRADIENT + name: value for name, value in (self.gradients or {}).items()}
+        found = gradients | {name: value.detach() for name, value in self.step.state().items() if name in self.owned}
+        if self.group.rank:
+            for number, name in enumerate(self._gathered_from(self.group.rank)):
+                dist.send(found[name].cpu().contiguous(), 0, tag=_GATHER + number)
+            return found
+        for rank in range(1, self.group.size):
+            for number, name in enumerate(self._gathered_from(rank)):
+                like = self.step.state()[name.removeprefix(GRADIENT)]
+                found[name] = torch.empty(like.shape, dtype=like.dtype)
+                dist.recv(found[name], rank, tag=_GATHER + number)
+        return found
 
-    def names_of(self, rank: int) -> list[str]:
-        """Names of what lives on a rank, in the same order on all ranks."""
-        owned = [n for n, home in homes(self.binding, self.timeline.placement).items() if home == rank]
+    def _gathered_from(self, rank: int) -> list[str]:
+        owned = self._owned_by(rank)
         updated = {self.binding.state_names[b.parameters[0]] for b in self.binding.ops if b.parameters}
-        gradients = [GRADIENT + n for n in owned if n in updated] if self.gradients is not None else []
-        return gradients + owned
+        return ([GRADIENT + name for name in owned if name in updated] if self.gradients is not None else []) + owned
 
 
 def before_large_ops(timeline: Timeline, rank: int, pre_hooks: Mapping[int, tuple[Action, ...]]) -> dict[int, tuple[Action, ...]]:

@@ -1,4 +1,4 @@
-"""Channels through memory that the workers of one machine share.
+"""Channels through memory that the workers of one machine share, and where these are the choice.
 
 Each tensor that comes to a device in a step has a place of its own there, into which its sender copies it, and from which its readers read
 it: one copy, and one message through a pipe that says so. A sender may write into a place again once its receiver's run is over, which the
@@ -13,8 +13,10 @@ import torch
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.errors import ExecutionError
 from baechi_ext.simulate import Timeline
+from baechi_runtime.torch.lowering.devices import TorchDevice
 from baechi_runtime.torch.processes.channels import Channels, Phase
-from baechi_runtime.torch.processes.lines import Lines, LostLineError
+from baechi_runtime.torch.processes.lines import Lines, LostLineError, tensor_at
+from baechi_runtime.torch.processes.posted_channels import PostedChannels, StreamChannels
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 
 _OVER = 2**32 - 1
@@ -58,10 +60,9 @@ class SharedChannels(Channels):
         return begins, end
 
     def _place(self, tensor: int, device: int) -> torch.Tensor:
-        return self._pages[device].view(self._places_at[device][tensor], *self._like(tensor))
+        return tensor_at(self._pages[device], self._places_at[device][tensor], *self._like(tensor))
 
     def giver(self, tensor: int, target: int, gone: Callable[[], None] | None = None) -> Callable[[Any], None]:
-        """See `Exchange`."""
         place, tell, number, in_use = self._place(tensor, target), self._lines.tell, self._number, self._in_use
 
         def give(value: torch.Tensor) -> None:
@@ -79,7 +80,6 @@ class SharedChannels(Channels):
         return give
 
     def taker(self, tensor: int, target: int) -> Callable[[], torch.Tensor]:
-        """See `Exchange`."""
         source = self._placement[self._tensors[tensor].producer]
         wait, number, place = self._lines.wait, self._number, self._place
 
@@ -104,3 +104,22 @@ class SharedChannels(Channels):
             raise self._unsent(str(e)) from e
         self._in_use.update(self._targets)
         return 0.0
+
+
+def channels_of(timeline: Timeline, binding: Binding, group: WorkerGroup, device: TorchDevice, phase: Phase | None = None) -> Channels:
+    """The channels of a step, or of a phase of it: shared memory where all workers have lines to each other, and room for all that comes to
+    them in a step; otherwise torch.distributed. The same on all workers."""
+    if device.torch_device.type != "cpu":
+        return StreamChannels(timeline, binding, group, device)
+    if group.lines is not None and _has_room(timeline):
+        return SharedChannels(timeline, binding, group, group.lines, phase)
+    return PostedChannels(timeline, binding, group, device, phase)
+
+
+def _has_room(timeline: Timeline) -> bool:
+    """True if every device has memory for all that comes to it in a step beside the step's peak."""
+    coming = [0.0] * len(timeline.cluster)
+    for transfer in timeline.transfers:
+        coming[transfer.target] += timeline.graph.tensors[transfer.tensor].bytes
+    limits = (device.memory_bytes for device in timeline.cluster.devices)
+    return all(limit is None or peak + more <= limit for limit, peak, more in zip(limits, timeline.peak_memory_bytes, coming, strict=True))

@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 from baechi_ext.capture.torch_private import abort_process_group
 from baechi_ext.errors import ExecutionError
 from baechi_runtime.host.interrupts import leave_to_others
-from baechi_runtime.torch.processes import environment, heartbeat, network
+from baechi_runtime.torch.processes import environment, heartbeat
 from baechi_runtime.torch.processes.crash_log import CrashLog
 from baechi_runtime.torch.processes.lines import SHARED_MEMORY, Lines
 
@@ -61,7 +61,7 @@ class WorkerGroup:
         Raises ExecutionError where they are not there in time, or the address is taken.
         """
         timeout = timedelta(seconds=timeout_seconds)
-        network.choose_interface()
+        environment.choose_interface()
         backend: dict[str, Any] = {"backend": "gloo", "timeout": timeout}
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -182,7 +182,7 @@ class WorkerGroup:
 
 def _met(timeout: timedelta) -> tuple[Store, int, int]:
     """The store at which all workers are, the rank of this one, and how many there are."""
-    descriptor = network.meeting_place()
+    descriptor = environment.meeting_place()
     if descriptor is None:
         store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
         return store, rank, size

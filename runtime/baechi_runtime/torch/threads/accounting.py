@@ -6,8 +6,7 @@ device's allocator counts itself, and a worker process sees what the system says
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -16,14 +15,11 @@ from baechi_ext.errors import ExecutionError
 from baechi_ext.ir import Cluster
 from baechi_ext.simulate import Timeline
 from baechi_runtime.host import process_memory
-from baechi_runtime.measure.recording import DeviceMemory
 from baechi_runtime.models.training_step import TrainingStep
-from baechi_runtime.torch.lowering.cuda_graphs import WARM_UP_STEPS
 from baechi_runtime.torch.lowering.devices import TorchDevice
-from baechi_runtime.torch.lowering.executor import DistributedStep, Executor
+from baechi_runtime.torch.lowering.executor import Executor
 from baechi_runtime.torch.lowering.ops import LoweredProgram, Segment
 from baechi_runtime.torch.lowering.random_state import as_it_was
-from baechi_runtime.torch.threads.executor import PlacedStep
 
 
 def measured_peak_bytes(executor: Executor, timeline: Timeline, binding: Binding, step: TrainingStep) -> tuple[int, ...]:
@@ -32,8 +28,7 @@ def measured_peak_bytes(executor: Executor, timeline: Timeline, binding: Binding
     its limit.
     """
     with as_it_was(step):
-        placed = executor.load(timeline, binding, step)
-        peak = _of_threads(placed) if isinstance(placed, PlacedStep) else cast(DistributedStep, placed).peak_bytes()
+        peak = executor.load(timeline, binding, step).peak_bytes()
     require_room(executor.devices, timeline.cluster, peak)
     return peak
 
@@ -56,37 +51,13 @@ def how_measured(executor: Executor) -> str:
     return "accounting" if executor.shared_memory or not process_memory.can_tell() else "system"
 
 
-def _of_threads(placed: PlacedStep) -> tuple[int, ...]:
-    executor = placed.executor
-    if all(d.peak_bytes() is not None and d.share == 1 for d in executor.devices):
-        for _ in range(WARM_UP_STEPS if placed.graphed else 0):
-            placed.run()
-        # The next step captures its graphs: what stays in their pool is allocated then.
-        for device in executor.devices:
-            device.reset_peak()
-        placed.run()
-        return tuple(int(d.peak_bytes() or 0) for d in executor.devices)
-    return tuple(device.peak for device in held_by_threads(placed))
-
-
-def held_by_threads(placed: PlacedStep) -> list[DeviceMemory]:
-    """Memory that each device holds during one real step."""
-    timeline, state, storages = placed.timeline, placed.step.state(), placed.state_storages()
-    tasks = [partial(live_bytes, program, timeline, storages) for program in placed.programs]
-    live = placed.executor.run_all(tasks, placed.abort)
-    owned: list[list[str]] = [[] for _ in placed.programs]
-    for name, reader in placed.context.binding.state_reader.items():
-        owned[timeline.placement[reader]].append(name)
-    return [DeviceMemory(resident_bytes(names, state, placed.optimizers), ops) for ops, names in zip(live, owned, strict=True)]
-
-
 def live_bytes(program: LoweredProgram, timeline: Timeline, state_storages: set[int]) -> list[tuple[int, int, int]]:
     """Runs a device's program; for each op, how many bytes of distinct storages are in its slots while it runs, with that op's
     temporaries, and after it. Storages of parameters and buffers are left out."""
     found: list[tuple[int, int, int]] = []
     slots = CountedSlots(program.num_slots, state_storages)
     with torch.no_grad():
-        for action in counting(program, timeline, found).actions:
+        for _, action in counting(program, timeline, found).actions:
             action(slots)
     return found
 

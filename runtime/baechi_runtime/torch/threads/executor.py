@@ -3,10 +3,11 @@
 import contextlib
 import os
 import queue
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -14,28 +15,28 @@ from typing import Any, TypeVar, cast
 import torch
 
 from baechi_ext.capture.torch_joint import Binding
-from baechi_ext.cost import fit_link
 from baechi_ext.errors import BaechiError, ExecutionError
 from baechi_ext.ir import OpGraph
 from baechi_ext.simulate import Timeline
 from baechi_runtime.files.checkpoint_folder import Shard, verify_shard
 from baechi_runtime.host.host_memory import keep_freed_memory
 from baechi_runtime.measure.link_probe import PROBE_BYTES, LinkProbe
+from baechi_runtime.measure.recording import DeviceMemory, Recording, recorded_run
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.torch.lowering.checkpoint import homes, living_on, read_shards, write_shard
-from baechi_runtime.torch.lowering.cuda_graphs import WARM_UP_STEPS, GraphedProgram, Recorder
+from baechi_runtime.torch.lowering.cuda_graphs import WARM_UP_STEPS, CudaRecorder, GraphedProgram
 from baechi_runtime.torch.lowering.devices import TorchDevice, memory_bytes, settle
+from baechi_runtime.torch.lowering.link_player import Player, Wait, fitted
 from baechi_runtime.torch.lowering.mailbox import Mailboxes
 from baechi_runtime.torch.lowering.memory_limit import CudaMemoryLimit, loading
 from baechi_runtime.torch.lowering.op_error import OpError
 from baechi_runtime.torch.lowering.ops import LoweredProgram, Lowering, StepContext
 from baechi_runtime.torch.lowering.program import cut
+from baechi_runtime.torch.threads.accounting import live_bytes, resident_bytes
+from baechi_runtime.torch.threads.step_recorder import NO_CUDA_TRANSFERS, DeviceLog, clock_of
 
 T = TypeVar("T")
-Answer = queue.SimpleQueue[tuple[Any, BaseException | None]]
-"""Gets a task's value and exception once it has run."""
-
 _STOPPING_SECONDS = 5.0
 _PROBE_WARMUP, _PROBE_REPEATS = 5, 30
 
@@ -45,12 +46,12 @@ class _Worker:
 
     def __init__(self, device: TorchDevice) -> None:
         self.device = device
-        self.tasks: queue.SimpleQueue[tuple[Callable[[], Any], Answer] | None] = queue.SimpleQueue()
+        self.tasks: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._loop, name=f"baechi {device.name}", daemon=True)
         self.thread.start()
 
-    def submit(self, task: Callable[[], Any]) -> Answer:
-        answer: Answer = queue.SimpleQueue()
+    def submit(self, task: Callable[[], T]) -> Future[T]:
+        answer: Future[T] = Future()
         self.tasks.put((task, answer))
         return answer
 
@@ -65,9 +66,9 @@ class _Worker:
             try:
                 if broken is not None:
                     raise broken
-                answer.put((task(), None))
+                answer.set_result(task())
             except BaseException as e:  # noqa: BLE001 - handed to the caller's thread
-                answer.put((None, e))
+                answer.set_exception(e)
             del due, task, answer
 
 
@@ -135,22 +136,60 @@ class PlacedStep:
 
     @property
     def random_device(self) -> TorchDevice:
-        """See LoadedStep."""
         seeded = self.context.binding.seeded_ops
         return self.executor.devices[self.timeline.placement[seeded[0]] if seeded else 0]
 
     def save(self, folder: Path) -> list[Shard]:
-        """See LoadedStep."""
         where, state = homes(self.context.binding, self.timeline.placement), self.step.state()
         parts = [living_on(device, where, state) for device in range(len(self.programs))]
         tasks = [partial(write_shard, folder, device, part, self.optimizers) for device, part in enumerate(parts)]
         return self.executor.run_all(tasks, on_failure=_nothing)
 
     def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:
-        """See LoadedStep."""
         for shard in shards:
             verify_shard(checkpoint, shard)
         read_shards(checkpoint, [shard.file for shard in shards], self.step.state(), self.optimizers)
+
+    def peak_bytes(self) -> tuple[int, ...]:
+        """See LoadedStep: as the CUDA devices' own allocators say, or counted."""
+        devices = self.executor.devices
+        if any(d.peak_bytes() is None or d.share > 1 for d in devices):
+            return tuple(device.peak for device in self._held())
+        for _ in range(WARM_UP_STEPS if self.graphed else 0):
+            self.run()
+        # The next step captures its graphs: what stays in their pool is allocated then.
+        for device in devices:
+            device.reset_peak()
+        self.run()
+        return tuple(int(d.peak_bytes() or 0) for d in devices)
+
+    def _held(self) -> list[DeviceMemory]:
+        """Memory that each device holds during one real step."""
+        timeline, state, storages = self.timeline, self.step.state(), self.state_storages()
+        live = self.executor.run_all([partial(live_bytes, program, timeline, storages) for program in self.programs], self.abort)
+        owned: list[list[str]] = [[] for _ in self.programs]
+        for name, reader in self.context.binding.state_reader.items():
+            owned[timeline.placement[reader]].append(name)
+        return [DeviceMemory(resident_bytes(names, state, self.optimizers), ops) for ops, names in zip(live, owned, strict=True)]
+
+    def record(self) -> Recording:
+        executor, context = self.executor, self.context
+        devices = executor.devices[: len(self.programs)]
+        logs = [DeviceLog(device) for device in devices]
+        noting = []
+        for i, (log, device, program) in enumerate(zip(logs, devices, cut(self.timeline), strict=True)):
+            watched = replace(context, mailboxes=log.exchange(context.mailboxes))
+            noting.append(log.noting(Lowering(watched, device, i).lower(program)))
+        recorded = PlacedStep(executor, noting, context, self.timeline)
+        recorded.limits = self.limits
+
+        def begin() -> None:
+            for i, log in enumerate(logs):
+                executor.call(i, log.begin)
+
+        run = recorded_run(begin, recorded.run, lambda _: [log.notes() for log in logs])
+        notes = (NO_CUDA_TRANSFERS,) if self.timeline.transfers and any(d.torch_device.type != "cpu" for d in devices) else ()
+        return Recording(*run, self._held(), clock_of(devices[0]).name, notes)
 
     def state_storages(self) -> set[int]:
         """The addresses of the storages of parameters and buffers: they are resident, whoever looks at them."""
@@ -178,7 +217,7 @@ class ThreadExecutor:
     shared_memory = True
 
     def __init__(
-        self, devices: Sequence[TorchDevice], timeout_seconds: float = 300.0, recorder: Callable[[], Recorder] | None = None
+        self, devices: Sequence[TorchDevice], timeout_seconds: float = 300.0, recorder: Callable[[], CudaRecorder] | None = None
     ) -> None:
         keep_freed_memory()
         self.recorder = recorder
@@ -211,7 +250,8 @@ class ThreadExecutor:
             with loading("a plan"):
                 step = self._scattered(timeline, binding, step)
         mailboxes = Mailboxes(self.timeout_seconds)
-        optimizers = step.optimizers(capturable=True) if self._graphs_hold_updates_of(step) else step.optimizers()
+        graphs_hold_updates = self.recorder and step.optimizer.capturable and all(p.is_cuda for p in step.module.parameters())
+        optimizers = step.optimizers(capturable=True) if graphs_hold_updates else step.optimizers()
         context = StepContext(timeline.graph, binding, step, mailboxes, optimizers, {} if keep_gradients else None)
         programs = [Lowering(context, self.devices[i], i).lower(program) for i, program in enumerate(cut(timeline))]
         settle(self.devices)
@@ -228,9 +268,6 @@ class ThreadExecutor:
                 limits.append(CudaMemoryLimit(int(limited.memory_bytes) - resident, device.torch_device))
         return limits
 
-    def _graphs_hold_updates_of(self, step: TrainingStep) -> bool:
-        return self.recorder is not None and step.optimizer.capturable and all(p.is_cuda for p in step.module.parameters())
-
     def _scattered(self, timeline: Timeline, binding: Binding, step: TrainingStep) -> TrainingStep:
         replica = step.replica("cpu")
         for name, value in replica.state().items():
@@ -240,11 +277,10 @@ class ThreadExecutor:
 
     def call(self, device: int, function: Callable[[], T]) -> T:
         """Runs a function in a device's thread and returns its value; raises what it raises."""
-        answer: tuple[T, BaseException | None] = self._answer(device, self._workers[device].submit(function))
-        value, error = answer
-        if error is not None:
+        answer = self._workers[device].submit(function)
+        if (error := self._error(device, answer)) is not None:
             raise error
-        return value
+        return answer.result()
 
     @contextlib.contextmanager
     def keep_busy(self, companions: int, timeline: Timeline, binding: Binding, step: TrainingStep) -> Iterator[None]:
@@ -258,10 +294,9 @@ class ThreadExecutor:
             yield
         finally:
             enough.set()
-            answers = [self._answer(i, answer) for i, answer in zip(helpers, pending, strict=True)]
-        for _, error in answers:
-            if error is not None:
-                raise error
+            errors = [self._error(i, answer) for i, answer in zip(helpers, pending, strict=True)]
+        for error in filter(None, errors):
+            raise error
 
     def memory_bytes(self) -> list[int]:
         """Bytes that each device may hold."""
@@ -277,11 +312,15 @@ class ThreadExecutor:
 
         The receiver waits asleep, as a device does that has nothing else to run. Raises ExecutionError where a device does not answer.
         """
-        samples = {}
-        for size in sizes:
-            rounds = _round_trips_us(self, (source, target), size, _PROBE_WARMUP + _PROBE_REPEATS)
-            samples[size] = tuple(us / 2 for us in rounds[_PROBE_WARMUP:])
-        return LinkProbe(samples, fit_link([(size, statistics.median(s)) for size, s in samples.items()]))
+        return fitted({size: self._round_trips_us(source, target, size) for size in sizes})
+
+    def _round_trips_us(self, source: int, target: int, size: int) -> list[float]:
+        boxes = Mailboxes(self.timeout_seconds)
+        tasks: list[Callable[[], list[float]]] = [list for _ in self.devices]
+        for here, there in ((source, target), (target, source)):
+            player = Player(self.devices[here], _Boxed(boxes, self.devices[here], here, there), leads=here == source)
+            tasks[here] = partial(player.round_trips, size, _PROBE_WARMUP, _PROBE_REPEATS)
+        return self.run_all(tasks, on_failure=boxes.abort)[source]
 
     def run_all(self, tasks: Sequence[Callable[[], T]], on_failure: Callable[[], None]) -> list[T]:
         """Runs one task per device at the same time. After a failure `on_failure`, called where it happened, tells the others to stop; the
@@ -289,39 +328,37 @@ class ThreadExecutor:
 
         Ctrl-C, or another exception in the caller's thread, stops the devices before it goes on to the caller.
         """
-        pending: list[Answer] = []
-        answers: list[tuple[Any, BaseException | None]] = []
+        pending: list[Future[T]] = []
+        errors: list[tuple[int, BaseException]] = []
         try:
             for worker, task in zip(self._workers, tasks, strict=False):
                 pending.append(worker.submit(partial(_telling, task, on_failure)))
             for index, answer in enumerate(pending):
                 try:
-                    answers.append(self._answer(index, answer))
+                    error = self._error(index, answer)
                 except ExecutionError as e:
                     on_failure()
-                    answers.append((None, e))
+                    error = e
+                if error is not None:
+                    errors.append((index, error))
         except BaseException:
             on_failure()
             self._await_idle()
             raise
-        errors = [(i, e) for i, (_, e) in enumerate(answers) if e is not None]
         if errors:
             raise _first_cause(self.devices, errors)
-        return [value for value, _ in answers]
+        return [answer.result() for answer in pending]
 
     def _await_idle(self) -> None:
         """Waits until the devices have ended what they were told to stop: Python may not end while one is in the midst of an op."""
-        last = time.monotonic() + _STOPPING_SECONDS
-        for answer in [worker.submit(_nothing) for worker in self._workers]:
-            try:
-                answer.get(timeout=max(last - time.monotonic(), 0.0))
-            except queue.Empty:
-                self._broken = True
+        idle = [worker.submit(_nothing) for worker in self._workers]
+        self._broken |= bool(wait(idle, _STOPPING_SECONDS).not_done)
 
-    def _answer(self, index: int, answer: Answer) -> tuple[Any, BaseException | None]:
+    def _error(self, index: int, answer: Future[Any]) -> BaseException | None:
+        """Waits for a device's answer; returns what its task raised."""
         try:
-            return answer.get(timeout=self.timeout_seconds)
-        except queue.Empty:
+            return answer.exception(self.timeout_seconds)
+        except TimeoutError:
             self._broken = True
             raise ExecutionError(
                 f"device {self.devices[index].name} did not answer within {self.timeout_seconds:g} s; "
@@ -329,35 +366,22 @@ class ThreadExecutor:
             ) from None
 
 
-def _round_trips_us(executor: ThreadExecutor, ends: tuple[int, int], size: int, count: int) -> list[float]:
-    source, target = ends
-    boxes = Mailboxes(executor.timeout_seconds)
-    there, back = (0, target), (0, source)
-    tensor = executor.call(source, partial(torch.zeros, size // 4, device=executor.devices[source].torch_device))
-    near, far = executor.devices[source], executor.devices[target]
+class _Boxed:
+    """One end of the mailboxes between two devices; see Wire."""
 
-    def ping(give: Callable[[Any], None], take: Callable[[], Any]) -> list[float]:
-        times = []
-        for _ in range(count):
-            begin = time.perf_counter_ns()
-            give(near.pack(tensor))
-            near.unpack(take())
-            near.synchronize()
-            times.append((time.perf_counter_ns() - begin) / 1000)
-        return times
+    def __init__(self, boxes: Mailboxes, device: TorchDevice, here: int, there: int) -> None:
+        self._device, self._give, self._take = device, boxes.giver(0, there), boxes.taker(0, here)
 
-    def pong(give: Callable[[Any], None], take: Callable[[], Any]) -> list[float]:
-        for _ in range(count):
-            value = far.unpack(take())
-            far.synchronize()
-            give(far.pack(value))
-        return []
+    def send(self, tensor: torch.Tensor) -> Wait:
+        self._give(self._device.pack(tensor))
+        return lambda: None
 
-    tasks: list[Callable[[], list[float]]] = [list for _ in executor.devices]
-    tasks[source] = partial(ping, boxes.giver(*there), boxes.taker(*back))
-    tasks[target] = partial(pong, boxes.giver(*back), boxes.taker(*there))
-    times: list[list[float]] = executor.run_all(tasks, on_failure=boxes.abort)
-    return times[source]
+    def receive(self, words: int) -> Wait:
+        def wait() -> None:
+            self._device.unpack(self._take())
+            self._device.synchronize()
+
+        return wait
 
 
 def _telling(task: Callable[[], T], on_failure: Callable[[], None]) -> T:

@@ -7,50 +7,33 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol, cast
+from typing import Any
 
 from baechi_ext.collector import without_collection
-from baechi_runtime.measure.recording import DeviceNotes, Recording, recorded_run
+from baechi_runtime.measure.recording import DeviceNotes, Recording
 from baechi_runtime.torch.lowering.devices import TorchDevice
-from baechi_runtime.torch.lowering.executor import DistributedStep, LoadedStep
-from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram, Lowering, Slots
-from baechi_runtime.torch.lowering.program import cut
-from baechi_runtime.torch.threads.accounting import held_by_threads
-from baechi_runtime.torch.threads.executor import PlacedStep
+from baechi_runtime.torch.lowering.executor import LoadedStep
+from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram, Slots
 
 _TRIES = 5
 NO_CUDA_TRANSFERS = "transfers between CUDA devices run on streams that are not recorded; they are left out"
-
-
-class Clock(Protocol):
-    """Where marks come from, and when they were on the host's monotonic clock."""
-
-    name: str
-
-    def begin(self) -> None:
-        """Before the first mark of a step, in the device's own thread."""
-
-    def mark(self) -> Any:
-        """Now."""
-
-    def at_ns(self, mark: Any) -> int:
-        """When that was, once the device has done its step."""
 
 
 class HostClock:
     """CLOCK_MONOTONIC, which all processes of a machine share."""
 
     name = "monotonic"
-    mark = staticmethod(time.monotonic_ns)
+    mark: Callable[[], Any] = staticmethod(time.monotonic_ns)
 
     def begin(self) -> None:
-        """It always runs."""
+        """Before the first mark of a step, in the device's own thread."""
 
-    def at_ns(self, mark: int) -> int:
-        return mark
+    def at_ns(self, mark: Any) -> int:
+        """The host's monotonic time of a mark, once the device has done its step."""
+        return int(mark)
 
 
-class EventClock:
+class EventClock(HostClock):
     """Events of a CUDA device's compute stream. The host's time of one of them is known to within the few microseconds that it takes to
     wait for it; events of several devices can't be compared otherwise."""
 
@@ -75,7 +58,7 @@ class EventClock:
         return self._first_ns + round(self._device.elapsed_us(self._first, mark) * 1000)
 
 
-def clock_of(device: TorchDevice) -> Clock:
+def clock_of(device: TorchDevice) -> HostClock:
     return HostClock() if device.torch_device.type == "cpu" else EventClock(device)
 
 
@@ -108,7 +91,7 @@ class DeviceLog:
 
     def exchange(self, exchange: Exchange) -> Exchange:
         """The exchange, its transfers noted where the host can tell when they are."""
-        return _NotingExchange(exchange, self) if isinstance(self._clock, HostClock) else exchange
+        return exchange if isinstance(self._clock, EventClock) else _NotingExchange(exchange, self)
 
     def slots(self, size: int) -> Slots:
         """Slots for the programs that are noted."""
@@ -163,23 +146,4 @@ def record_step(placed: LoadedStep) -> Recording:
     """A few more steps, recorded, the one of the median time kept; and one in which memory is counted. The state goes on with them."""
     gc.collect()
     with without_collection():
-        return _of_threads(placed) if isinstance(placed, PlacedStep) else cast(DistributedStep, placed).record()
-
-
-def _of_threads(placed: PlacedStep) -> Recording:
-    executor, context, timeline = placed.executor, placed.context, placed.timeline
-    programs = cut(timeline)
-    devices = executor.devices[: len(programs)]
-    logs = [DeviceLog(device) for device in devices]
-    noting = []
-    for i, (log, device, program) in enumerate(zip(logs, devices, programs, strict=True)):
-        watched = replace(context, mailboxes=log.exchange(context.mailboxes))
-        noting.append(log.noting(Lowering(watched, device, i).lower(program)))
-    recorded = PlacedStep(executor, noting, context, timeline)
-    recorded.limits = placed.limits
-    run = recorded_run(
-        lambda: [executor.call(i, log.begin) for i, log in enumerate(logs)], recorded.run, lambda _: [log.notes() for log in logs]
-    )
-    on_host = all(d.torch_device.type == "cpu" for d in devices)
-    said = () if on_host or not timeline.transfers else (NO_CUDA_TRANSFERS,)
-    return Recording(*run, held_by_threads(placed), clock_of(devices[0]).name, said)
+        return placed.record()
