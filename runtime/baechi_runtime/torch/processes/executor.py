@@ -145,6 +145,8 @@ class ProcessExecutor:
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         with contextlib.suppress(*[ExecutionError] if kind else []):  # the first error says more
             self.group.command({"do": "stop"})
+            if kind is None:  # rank 0 may have the store, which must not go before the others have read that
+                self.group.settle()
         self._local.close()
 
     def call(self, device: int, function: Callable[[], T]) -> T:
@@ -269,6 +271,7 @@ def follow(group: WorkerGroup, device: TorchDevice, captured: RankCapture | None
         except Exception as e:
             raise _answered(group, e) from e
         group.answer(answer)
+    group.answer({})
 
 
 def _valued(obey: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
