@@ -25,18 +25,15 @@ from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.models.registry import make_step
 from baechi_runtime.models.training_step import EagerStep, TrainingStep, optimizer_spec
 from baechi_runtime.report.progress import progress
-from baechi_runtime.sharding.align import lay_out
+from baechi_runtime.sharding.binding import lay_out
 from baechi_runtime.sharding.calibration import finish, measured_tera_flops
 from baechi_runtime.sharding.captured import CapturedGraph, captured_module
-from baechi_runtime.sharding.execute import ShardedStep
+from baechi_runtime.sharding.counts import StepBytes, Traffic, counted, counted_bytes
+from baechi_runtime.sharding.execute import ShardedStep, check_parity
 from baechi_runtime.sharding.forecast import Forecast, Forecaster
-from baechi_runtime.sharding.layout import Layout
-from baechi_runtime.sharding.mesh import checked_shape, make_mesh
-from baechi_runtime.sharding.parity import check_parity
+from baechi_runtime.sharding.layout import Layout, checked_shape, make_mesh
 from baechi_runtime.sharding.replicas import REPLICAS, Rehearsal, ReplicaStep, mean_of_all, part_seconds
-from baechi_runtime.sharding.step_bytes import StepBytes, counted_bytes
 from baechi_runtime.sharding.strategies import Predicted
-from baechi_runtime.sharding.traffic import Traffic, counted
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_workers, cuda_workers
 from baechi_runtime.torch.measure import load_of_others, measure_on
 from baechi_runtime.torch.processes.environment import worker_place

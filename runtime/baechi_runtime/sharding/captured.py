@@ -30,7 +30,7 @@ from baechi_ext.errors import CaptureError
 from baechi_ext.shard.graph import Axis, Edge, Node, ShardGraph, Tensor
 from baechi_ext.shard.rules import Rules
 from baechi_ext.shard.terms import Compute
-from baechi_runtime.sharding import arithmetic, products, recurrent, shapes
+from baechi_runtime.sharding import arithmetic, products, shapes
 from baechi_runtime.sharding.loops import Loops, Read, UnknownFormError, Value
 from baechi_runtime.sharding.op_names import argument_at, is_pointwise, name_of, op_of, parts_of
 
@@ -77,8 +77,8 @@ _RULES: dict[Rule, str] = {
     arithmetic.elementwise: "dropout alpha_dropout feature_dropout feature_alpha_dropout native_dropout rrelu prelu gelu silu _to_copy",
 }  # fmt: skip
 _BY_NAME = {name: rule for rule, names in _RULES.items() for name in names.split()}
-_BY_NAME |= {name: partial(recurrent.stacked, gates=gates) for name, gates in recurrent.GATES.items()}
-_OWN = {name: partial(recurrent.chunk, gates=gates) for name, gates in recurrent.GATES.items() if name in ("lstm", "gru")}
+_BY_NAME |= {name: partial(products.stacked, gates=gates) for name, gates in products.GATES.items()}
+_OWN = {name: partial(products.chunk, gates=gates) for name, gates in products.GATES.items() if name in ("lstm", "gru")}
 
 
 @dataclass(frozen=True)

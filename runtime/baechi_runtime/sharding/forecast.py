@@ -24,19 +24,17 @@ from baechi_ext.shard.machine import Costs, Machine
 from baechi_ext.shard.tables import Configurations, Tables
 from baechi_ext.shard.terms import AllReduce, Shares
 from baechi_runtime.models.training_step import TrainingStep
-from baechi_runtime.sharding.align import lay_out
-from baechi_runtime.sharding.binding import bind
-from baechi_runtime.sharding.calibration import agreed, finish
+from baechi_runtime.sharding.binding import bind, lay_out
+from baechi_runtime.sharding.calibration import Links, agreed, finish, probed_links
 from baechi_runtime.sharding.captured import CapturedGraph
+from baechi_runtime.sharding.counts import Traffic
 from baechi_runtime.sharding.execute import ShardedStep
 from baechi_runtime.sharding.gradients import buckets
-from baechi_runtime.sharding.links import Links, probed_links
-from baechi_runtime.sharding.mesh import groups
+from baechi_runtime.sharding.layout import groups
 from baechi_runtime.sharding.moves import part_shape
 from baechi_runtime.sharding.part_times import PartTimes
 from baechi_runtime.sharding.program import Program, computes
 from baechi_runtime.sharding.rules import is_plain
-from baechi_runtime.sharding.traffic import Traffic
 
 _STEPS = 4
 _SUM_BYTES = 1 << 12, 1 << 22

@@ -4,15 +4,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, fx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Shard
 from torch.nn import functional
 
-from baechi_runtime.sharding.layout import Layout, Placements
+from baechi_runtime.sharding.layout import Layout, Placements, groups
 from baechi_runtime.sharding.op_names import argument_at, op_of, plain
 
 
@@ -112,3 +113,129 @@ def dropout(call: LocalCall, x: Tensor, rate: float, train: bool) -> Tensor:
         if parts > 1:
             kept = kept.narrow(dim, part * size, size)
     return x * kept.div(1 - rate)
+
+
+def batch_norm(call: LocalCall, x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> Tensor:
+    """The op itself, unless other processes have other parts of the batch."""
+    mean, variance, train, momentum, epsilon, _ = rest
+    axes = call.layout.arguments[0].placements
+    over = [d for d, placement in enumerate(axes) if placement.is_shard() and cast(Shard, placement).dim != 1]
+    if not over or not train:
+        return call.target(x, weight, bias, *rest)
+    return _BatchNorm.apply(x, weight, bias, _Statistics(call.mesh, over, mean, variance, momentum, epsilon))
+
+
+class _Statistics:
+    """The mesh dimensions that the batch is split over, and the running statistics."""
+
+    def __init__(self, mesh: DeviceMesh, over: list[int], *running: Any) -> None:
+        self.groups = groups(mesh, over)
+        self.processes = prod(mesh.size(d) for d in over)
+        self.mean, self.variance, self.momentum, self.epsilon = running
+
+    def add_up(self, values: Tensor) -> Tensor:
+        for group in self.groups:
+            dist.all_reduce(values, group=group)
+        return values
+
+    def of(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the whole batch by channel. The mean first: squares of what is far from 0 would lose digits."""
+        dims = [d for d in range(x.dim()) if d != 1]
+        variance, mean = torch.var_mean(x, dims, correction=0)
+        whole = self.add_up(mean / self.processes)
+        spread = variance + (mean - whole).square()
+        return whole, self.add_up(spread / self.processes)
+
+    def update(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        if self.mean is not None:
+            self.mean.lerp_(mean, self.momentum)
+            self.variance.lerp_(variance * (count / max(count - 1, 1)), self.momentum)
+
+
+class _BatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: _Statistics) -> Tensor:
+        mean, variance = statistics.of(x)
+        ctx.count = x.numel() // x.shape[1] * statistics.processes
+        statistics.update(mean, variance, ctx.count)
+        ctx.statistics = statistics
+        ctx.save_for_backward(x, weight, mean, variance)
+        return torch.nn.functional.batch_norm(x, mean, variance, weight, bias, False, 0.0, statistics.epsilon)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """As if the statistics were given, less what they take back: the projections of that on 1 and on x."""
+        x, weight, mean, variance = ctx.saved_tensors
+        epsilon = ctx.statistics.epsilon
+        backward = torch.ops.aten.native_batch_norm_backward.default
+        dx, dw, db = backward(grad, x, weight, mean, variance, None, None, False, epsilon, [True, True, True])
+        inverse = torch.rsqrt(variance + epsilon)
+        along_x, along_1 = ctx.statistics.add_up(torch.stack([dw, db])) / ctx.count
+        scale = inverse if weight is None else inverse * weight
+        slope = scale * along_x * inverse
+        shape = [-1 if d == 1 else 1 for d in range(x.dim())]
+        dx.addcmul_(x, slope.view(shape), value=-1)
+        dx.sub_((scale * along_1 - slope * mean).view(shape))
+        return dx, dw if weight is not None else None, db if weight is not None else None, None
+
+
+MEAN, SUM = 1, 2
+"""aten's reductions."""
+
+
+def squared_error(call: LocalCall, x: Tensor, y: Tensor, reduction: int = MEAN) -> Tensor:
+    loss = torch.ops.aten.mse_loss.default(x, y, reduction)
+    return loss / call.summands if reduction == MEAN else loss
+
+
+def cross_entropy(
+    call: LocalCall, logits: Tensor, labels: Tensor, weight: Tensor | None = None, reduction: int = MEAN, *rest: Any
+) -> Tensor:
+    """This process's summand of the loss. `rest`: the label to leave out, and label smoothing."""
+    places = call.layout.arguments[0].placements
+    rows, classes = call.splitting(places, 0), call.splitting(places, 1)
+    if not rows and not classes:
+        return call.target(logits, labels, weight, reduction, *rest)
+    ignored = rest[0] if rest else -100
+    counted = labels != ignored
+    if classes:
+        losses = _SplitClasses.apply(logits, labels.where(counted, 0), call, classes) * counted
+    else:
+        losses = functional.cross_entropy(logits, labels, ignore_index=ignored, reduction="none")
+    # Processes with other classes of the same rows have the same loss.
+    total = losses.sum() / prod(call.mesh.size(d) for d in classes)
+    if reduction == SUM:
+        return total
+    count = counted.sum()
+    for group in groups(call.mesh, rows):
+        dist.all_reduce(count, group=group)
+    return total / count
+
+
+class _SplitClasses(torch.autograd.Function):
+    """Each row's loss, the same on all processes that share its classes. Their gradients come in parts of 1/n, and add up."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, call: LocalCall, classes: list[int]) -> Tensor:
+        sharing = groups(call.mesh, classes)
+        part, parts = call.parts(call.layout.arguments[0].placements, 1)
+        width = logits.shape[1]
+        own = labels - part * width
+        here = (own >= 0) & (own < width)
+        own = own.clamp(0, width - 1).unsqueeze(1)
+        largest = logits.amax(1)
+        for group in sharing:
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        exponentials = (logits - largest.unsqueeze(1)).exp_()
+        sums = torch.stack([exponentials.sum(1), (logits.gather(1, own).squeeze(1) - largest) * here])
+        for group in sharing:
+            dist.all_reduce(sums, group=group)
+        ctx.save_for_backward(exponentials.div_(sums[0].unsqueeze(1)), own, here)
+        ctx.parts = parts
+        return sums[0].log() - sums[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        softmax, own, here = ctx.saved_tensors
+        dx = softmax.scatter_add(1, own, -here.to(softmax.dtype).unsqueeze(1))
+        return dx.mul_((grad * ctx.parts).unsqueeze(1)), None, None, None

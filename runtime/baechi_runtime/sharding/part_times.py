@@ -13,11 +13,11 @@ from torch.fx.node import map_arg
 from baechi_ext.errors import ShardError
 from baechi_runtime.sharding.calibration import finish
 from baechi_runtime.sharding.captured import ForwardGraph
+from baechi_runtime.sharding.counts import Traffic, counted
 from baechi_runtime.sharding.layout import Layout
 from baechi_runtime.sharding.moves import part_shape
 from baechi_runtime.sharding.program import differentiable, runner
 from baechi_runtime.sharding.rules import arguments, run_by_rule
-from baechi_runtime.sharding.traffic import Traffic, counted
 
 _REPEATS, _ENOUGH_SECONDS = 4, 0.03
 """Number of times that a call is timed, unless it took so long already."""
