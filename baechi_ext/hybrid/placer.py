@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 
-import numpy as np
-
 from baechi_ext.errors import InfeasibleError, ShardError
 from baechi_ext.group.colocation import Labels, with_colocation
 from baechi_ext.hybrid import METHOD
 from baechi_ext.hybrid.groups import Groups, group_cluster, group_sizes, groups_of, inner_link, slowest
 from baechi_ext.hybrid.plan import HybridPlan
-from baechi_ext.hybrid.sharding import Sharding, machine_of, parts_of
+from baechi_ext.hybrid.sharding import Sharding, machine_of
 from baechi_ext.hybrid.splits import OpSplit, op_splits, sharded_graph
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
@@ -254,8 +252,8 @@ def _subgraph(graph: ShardGraph, place: Mapping[int, int], edges: Sequence[int])
 
 def _sent_bytes(tables: Tables, n: int, output: int) -> Costs:
     """Bytes of a node's result that a device sends to another group, for each configuration."""
-    tensor, space = tables.graph.nodes[n].outputs[output], tables.spaces[n]
-    return np.array([_WORD_BYTES * tensor.words / parts_of(tensor, row) for row in space.tolist()])
+    tensor = tables.graph.nodes[n].outputs[output]
+    return _WORD_BYTES * tensor.words / tensor.parts(tables.spaces[n])
 
 
 def _concluded(

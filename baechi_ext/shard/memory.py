@@ -8,13 +8,12 @@ change at the same price; so the two are also mixed: one up to some layer, and t
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from math import prod
 
 import numpy as np
 
 from baechi_ext.errors import ShardError
 from baechi_ext.shard.elimination import Answer, Elimination
-from baechi_ext.shard.graph import Node, Tensor
+from baechi_ext.shard.graph import Node
 from baechi_ext.shard.machine import Costs, Machine
 from baechi_ext.shard.tables import Configurations, Tables
 
@@ -26,18 +25,9 @@ _SWEEPS = 4
 
 def node_bytes(node: Node, space: Configurations, machine: Machine) -> Costs:
     """Bytes that a node holds on a device, for each configuration. Devices that a configuration leaves over hold copies."""
-    held = (2.0 + machine.optimizer_words) * _words(node.weights, space)
-    if node.op not in _VIEWS:
-        held = held + _words(node.outputs, space)
-    return machine.word_bytes * held
-
-
-def _words(tensors: Iterable[Tensor], space: Configurations) -> Costs:
-    words = np.zeros(len(space))
-    for tensor in tensors:
-        axes = [a for dim in tensor.axes for a in dim]
-        words += prod(tensor.shape) / space[:, axes].prod(axis=1)
-    return words
+    weights = sum((t.words / t.parts(space) for t in node.weights), np.zeros(len(space)))
+    outputs = sum((t.words / t.parts(space) for t in node.outputs if node.op not in _VIEWS), np.zeros(len(space)))
+    return machine.word_bytes * ((2.0 + machine.optimizer_words) * weights + outputs)
 
 
 def bytes_of(tables: Tables, choice: Iterable[int]) -> float:

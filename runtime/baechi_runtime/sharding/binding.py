@@ -111,7 +111,7 @@ def lay_out(captured: CapturedGraph, strategy: Sequence[Sequence[int] | None], m
         wanted = configurations(node, prod(mesh)).tolist() if configuration is None else [configuration]
         ways = [way for c in wanted for way in bound[node.name].assignments(c, mesh)]
         if configuration is not None and not ways:
-            split = {axis.name: parts for axis, parts in zip(node.axes, configuration, strict=True) if parts > 1}
+            split = node.splits(configuration)
             shape = " x ".join(map(str, mesh))
             raise ShardError(f"{node.name} split by {split} can't be run on a mesh of {shape}; search with --executable")
         options[node.name] = [bound[node.name].layout(way) for way in ways]

@@ -29,7 +29,6 @@ from baechi_ext.capture.why_not import not_capturable
 from baechi_ext.errors import CaptureError
 from baechi_ext.shard.graph import Axis, Edge, Node, ShardGraph, Tensor
 from baechi_ext.shard.rules import Rules
-from baechi_ext.shard.terms import Compute
 from baechi_runtime.sharding import arithmetic, products, shapes
 from baechi_runtime.sharding.loops import Loops, Read, UnknownFormError, Value
 from baechi_runtime.sharding.op_names import argument_at, is_pointwise, name_of, op_of, parts_of
@@ -136,12 +135,12 @@ class CapturedGraph:
     @property
     def flop(self) -> float:
         """Operations of a step on one device."""
-        return sum(node_flop(node) for node in self.graph.nodes)
+        return sum(node.flop() for node in self.graph.nodes)
 
     @property
     def unknown_flop(self) -> float:
         """Operations of ops that are not known."""
-        return sum(node_flop(node) for node in self.graph.nodes if node.name in self.unknown)
+        return sum(node.flop() for node in self.graph.nodes if node.name in self.unknown)
 
     @property
     def unknown_share(self) -> float:
@@ -166,11 +165,6 @@ class CapturedGraph:
         facts = {"calls": len(self.graph.nodes), "flop": self.flop, "seconds": self.seconds}
         measured = None if self.measured is None else asdict(self.measured)
         return {**facts, "unknown": self.unknown, "unknown_flop_share": self.unknown_share, "measured": measured}
-
-
-def node_flop(node: Node) -> float:
-    """Operations of a node on one device."""
-    return sum(term.flop * prod(node.sizes[a] for a in term.axes) for term in node.terms if isinstance(term, Compute))
 
 
 def captured_module(

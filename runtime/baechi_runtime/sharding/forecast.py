@@ -181,7 +181,7 @@ class Forecaster:
 
     def _update_share(self, node: Node, space: Configurations) -> Costs:
         """Seconds of the update of a node's weights, by configuration."""
-        words = sum(w.words / space[:, [a for axes in w.axes for a in axes]].prod(axis=1) for w in node.weights)
+        words = sum(w.words / w.parts(space) for w in node.weights)
         return self.update_seconds * words / self._words + np.zeros(len(space))
 
     @cached_property

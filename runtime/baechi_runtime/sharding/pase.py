@@ -17,8 +17,7 @@ from baechi_ext.ir.files import require_writable, write_bytes
 from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.shard.analysis import LayerCost, layer_costs
 from baechi_ext.shard.baselines import Baseline, experts, random_walk
-from baechi_ext.shard.dot import dot
-from baechi_ext.shard.graph import ShardGraph
+from baechi_ext.shard.graph import ShardGraph, dot
 from baechi_ext.shard.machine import Machine
 from baechi_ext.shard.networks import network
 from baechi_ext.shard.plan import ShardPlan
