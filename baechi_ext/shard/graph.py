@@ -46,7 +46,8 @@ class Tensor:
 
     def parts(self, splits: NDArray[np.int64]) -> NDArray[np.int64]:
         """Into how many parts each configuration splits it: a row a configuration, a column an axis."""
-        return splits[..., [a for axes in self.axes for a in axes]].prod(axis=-1)
+        parts: NDArray[np.int64] = splits[..., [a for axes in self.axes for a in axes]].prod(axis=-1)
+        return parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from baechi_ext.ir.files import SCHEMA_VERSION
 from baechi_ext.ir.made_by import Saved, load_as
 from baechi_ext.ir.numbers import as_number, require_finite
 from baechi_ext.shard.analysis import layer_costs, other_configurations
-from baechi_ext.shard.memory import node_bytes
 from baechi_ext.shard.search import Found
+from baechi_ext.shard.tables import node_bytes
 
 KIND = "baechi shard plan"
 _signed = partial(as_number, error=PlanError, minimum=-inf)

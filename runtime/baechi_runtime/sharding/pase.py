@@ -180,7 +180,9 @@ def run(request: PaseRequest, model: "CapturedGraph | None" = None) -> PaseRepor
     batch, devices = request.batch if model is None else model.batch, request.machine.devices
     if batch < devices:
         raise ShardError(f"a batch of {batch} is smaller than {devices} processors; give a batch of that (-b) or fewer (-p)")
-    graph = _graph(request, model)
+    if request.executable and model is None:
+        raise ShardError("--executable is for what can be run, a captured model; give --model_name or a script, or drop it")
+    graph = _network(request) if model is None else model.graph
     if request.dump is not None:
         write_bytes(request.dump, f"// {MadeBy(request.command)}\n{dot(graph)}".encode())
     seconds: list[float] = []
@@ -189,7 +191,13 @@ def run(request: PaseRequest, model: "CapturedGraph | None" = None) -> PaseRepor
         if request.profile and not i:
             profile.enable()
         started = time.perf_counter()
-        found, executable = _search(request, model)
+        if model is not None and request.executable:
+            from baechi_runtime.sharding.strategies import search_runnable
+
+            searched = search_runnable(model, request.machine, options=request.options)
+            found, executable = searched.found, searched.line()
+        else:
+            found, executable = search(graph, request.machine, request.options), ""
         if i >= WARMUP or not request.measure:
             seconds.append(time.perf_counter() - started)
         profile.disable()
@@ -201,29 +209,13 @@ def run(request: PaseRequest, model: "CapturedGraph | None" = None) -> PaseRepor
     return PaseReport(request, found, plan, seconds, _text(profile) if request.profile else "", layers, others, model, executable)
 
 
-def _search(request: PaseRequest, model: "CapturedGraph | None") -> tuple[Found, str]:
-    """Searches for a strategy; with the result, where it must be runnable, a line on what that costs."""
-    if not request.executable:
-        return search(_graph(request, model), request.machine, request.options), ""
-    if model is None:
-        raise ShardError("--executable is for what can be run, a captured model; give --model_name or a script, or drop it")
-    from baechi_runtime.sharding.layout import mesh_shape
-    from baechi_runtime.sharding.strategies import search_runnable
-
-    mesh = mesh_shape(request.machine.devices)
-    searched = search_runnable(model, request.machine, mesh, request.options)
-    return searched.found, searched.line()
-
-
 def _others(found: Found, seconds: float) -> list[Baseline]:
     """The others to compare with; the random walk begins with the best of the experts and gets as long as the search took."""
     known = experts(found.tables)
     return [*known, random_walk(found.tables, min(known, key=lambda b: b.cost), seconds=seconds)]
 
 
-def _graph(request: PaseRequest, model: "CapturedGraph | None") -> ShardGraph:
-    if model is not None:
-        return model.graph
+def _network(request: PaseRequest) -> ShardGraph:
     return network(request.graph, request.batch, request.width, cost_model=request.cost_model, splits_images=request.splits_images)
 
 
