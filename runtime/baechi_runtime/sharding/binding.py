@@ -119,22 +119,20 @@ def lay_out(captured: CapturedGraph, strategy: Sequence[Sequence[int] | None], m
 
 
 def _nearest(bound: dict[str, Bound], options: dict[str, list[Layout]], mesh: Sequence[int]) -> dict[str, Layout]:
-    reads: dict[str, list[tuple[str, int, int, float]]] = defaultdict(list)
-    readers: dict[str, list[tuple[str, int, int, float]]] = defaultdict(list)
+    near: dict[str, list[tuple[str, int, str, int, float]]] = defaultdict(list)
+    """By call: what it reads or is read of it, as the source, its output, the reader, its argument, and words."""
     for name, b in bound.items():
         for position, argument in enumerate(arguments(b.call)):
             source, output = origin(argument)
             if source.name in options and output < len(bound[source.name].written):
-                words = float(b.read[position].words)
-                reads[name].append((source.name, output, position, words))
-                readers[source.name].append((name, output, position, words))
+                for end in (name, source.name):
+                    near[end].append((source.name, output, name, position, float(b.read[position].words)))
     chosen: dict[str, Layout] = {}
 
     def cost(name: str, layout: Layout) -> float:
-        before = sum(w * _moved(chosen[s].outputs[o], layout.arguments[i].placements, mesh) for s, o, i, w in reads[name] if s in chosen)
-        return before + sum(
-            w * _moved(layout.outputs[o], chosen[t].arguments[i].placements, mesh) for t, o, i, w in readers[name] if t in chosen
-        )
+        chosen[name] = layout
+        ends = ((chosen[s].outputs[o], chosen[t].arguments[i].placements, w) for s, o, t, i, w in near[name] if {s, t} <= chosen.keys())
+        return sum(words * _moved(written, read, mesh) for written, read, words in ends)
 
     for _ in range(_SWEEPS):
         for name, layouts in options.items():

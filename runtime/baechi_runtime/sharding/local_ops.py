@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Shard
 from torch.nn import functional
 
-from baechi_runtime.sharding.layout import Layout, Placements, groups
+from baechi_runtime.sharding.layout import Layout, groups
 from baechi_runtime.sharding.op_names import argument_at, op_of, plain
 
 
@@ -39,21 +39,26 @@ class LocalCall:
     @cached_property
     def summands(self) -> int:
         """Number of processes whose results add up to the result."""
-        return prod(self.mesh.size(d) for d in self.summed)
+        return self.size([d for d, placement in enumerate(self.layout.outputs[0]) if placement.is_partial()])
 
-    @cached_property
-    def summed(self) -> list[int]:
-        """The mesh dimensions along which these processes are."""
-        return [d for d, placement in enumerate(self.layout.outputs[0]) if placement.is_partial()]
+    def size(self, dims: Sequence[int]) -> int:
+        """Number of processes along these dimensions of the mesh."""
+        return prod(self.mesh.size(d) for d in dims)
 
-    def splitting(self, placements: Placements, dim: int) -> list[int]:
+    def add_up(self, values: Tensor, dims: Sequence[int], op: Any = dist.ReduceOp.SUM) -> Tensor:
+        """Add up (or what else the op says) values in place over the processes along these dimensions of the mesh."""
+        for group in groups(self.mesh, dims):
+            dist.all_reduce(values, op, group=group)
+        return values
+
+    def splitting(self, placements: Sequence[Placement], dim: int) -> list[int]:
         """The mesh dimensions that split a tensor's dimension."""
         return [d for d, placement in enumerate(placements) if placement == Shard(dim)]
 
     def parts(self, placements: Sequence[Placement], dim: int) -> tuple[int, int]:
         """(which part of a tensor's dimension this process has, of how many)."""
         index, count = 0, 1
-        for d in self.splitting(tuple(placements), dim):
+        for d in self.splitting(placements, dim):
             index, count = index * self.mesh.size(d) + self.mesh.get_local_rank(d), count * self.mesh.size(d)
         return index, count
 
@@ -85,7 +90,7 @@ def product(call: LocalCall, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def mean(call: LocalCall, *args: Any, **kwargs: Any) -> Tensor:
-    """The processes' means have equally many terms."""
+    """The op itself on parts that have equally many terms."""
     return call.target(*args, **kwargs) / call.summands
 
 
@@ -116,61 +121,54 @@ def dropout(call: LocalCall, x: Tensor, rate: float, train: bool) -> Tensor:
 
 
 def batch_norm(call: LocalCall, x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> Tensor:
-    """The op itself, unless other processes have other parts of the batch."""
+    """The op itself, unless other processes have other parts of the batch: then with the statistics of the whole one (as SyncBatchNorm,
+    which runs on CUDA only)."""
     mean, variance, train, momentum, epsilon, _ = rest
-    axes = call.layout.arguments[0].placements
-    over = [d for d, placement in enumerate(axes) if placement.is_shard() and cast(Shard, placement).dim != 1]
+    over = [d for d, placement in enumerate(call.layout.arguments[0].placements) if placement.is_shard() and placement != Shard(1)]
     if not over or not train:
         return call.target(x, weight, bias, *rest)
-    return _BatchNorm.apply(x, weight, bias, _Statistics(call.mesh, over, mean, variance, momentum, epsilon))
+    return _BatchNorm.apply(x, weight, bias, _Batch(call, over, mean, variance, momentum, epsilon))
 
 
-class _Statistics:
-    """The mesh dimensions that the batch is split over, and the running statistics."""
+@dataclass(frozen=True)
+class _Batch:
+    """A batch split over mesh dimensions, and its running statistics."""
 
-    def __init__(self, mesh: DeviceMesh, over: list[int], *running: Any) -> None:
-        self.groups = groups(mesh, over)
-        self.processes = prod(mesh.size(d) for d in over)
-        self.mean, self.variance, self.momentum, self.epsilon = running
+    call: LocalCall
+    over: Sequence[int]
+    mean: Tensor | None
+    variance: Tensor | None
+    momentum: float
+    epsilon: float
 
-    def add_up(self, values: Tensor) -> Tensor:
-        for group in self.groups:
-            dist.all_reduce(values, group=group)
-        return values
-
-    def of(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the whole batch by channel. The mean first: squares of what is far from 0 would lose digits."""
-        dims = [d for d in range(x.dim()) if d != 1]
-        variance, mean = torch.var_mean(x, dims, correction=0)
-        whole = self.add_up(mean / self.processes)
-        spread = variance + (mean - whole).square()
-        return whole, self.add_up(spread / self.processes)
-
-    def update(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        if self.mean is not None:
-            self.mean.lerp_(mean, self.momentum)
-            self.variance.lerp_(variance * (count / max(count - 1, 1)), self.momentum)
+        variance, mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
+        processes = self.call.size(self.over)
+        whole = self.call.add_up(mean / processes, self.over)
+        return whole, self.call.add_up((variance + (mean - whole).square()) / processes, self.over)
 
 
 class _BatchNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: _Statistics) -> Tensor:
-        mean, variance = statistics.of(x)
-        ctx.count = x.numel() // x.shape[1] * statistics.processes
-        statistics.update(mean, variance, ctx.count)
-        ctx.statistics = statistics
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, batch: _Batch) -> Tensor:
+        mean, variance = batch.statistics(x)
+        ctx.batch, ctx.count = batch, x.numel() // x.shape[1] * batch.call.size(batch.over)
+        if batch.mean is not None and batch.variance is not None:
+            batch.mean.lerp_(mean, batch.momentum)
+            batch.variance.lerp_(variance * (ctx.count / max(ctx.count - 1, 1)), batch.momentum)
         ctx.save_for_backward(x, weight, mean, variance)
-        return torch.nn.functional.batch_norm(x, mean, variance, weight, bias, False, 0.0, statistics.epsilon)
+        return functional.batch_norm(x, mean, variance, weight, bias, False, 0.0, batch.epsilon)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """As if the statistics were given, less what they take back: the projections of that on 1 and on x."""
         x, weight, mean, variance = ctx.saved_tensors
-        epsilon = ctx.statistics.epsilon
+        batch = ctx.batch
         backward = torch.ops.aten.native_batch_norm_backward.default
-        dx, dw, db = backward(grad, x, weight, mean, variance, None, None, False, epsilon, [True, True, True])
-        inverse = torch.rsqrt(variance + epsilon)
-        along_x, along_1 = ctx.statistics.add_up(torch.stack([dw, db])) / ctx.count
+        dx, dw, db = backward(grad, x, weight, mean, variance, None, None, False, batch.epsilon, [True, True, True])
+        inverse = torch.rsqrt(variance + batch.epsilon)
+        along_x, along_1 = batch.call.add_up(torch.stack([dw, db]), batch.over) / ctx.count
         scale = inverse if weight is None else inverse * weight
         slope = scale * along_x * inverse
         shape = [-1 if d == 1 else 1 for d in range(x.dim())]
@@ -203,13 +201,8 @@ def cross_entropy(
     else:
         losses = functional.cross_entropy(logits, labels, ignore_index=ignored, reduction="none")
     # Processes with other classes of the same rows have the same loss.
-    total = losses.sum() / prod(call.mesh.size(d) for d in classes)
-    if reduction == SUM:
-        return total
-    count = counted.sum()
-    for group in groups(call.mesh, rows):
-        dist.all_reduce(count, group=group)
-    return total / count
+    total = losses.sum() / call.size(classes)
+    return total if reduction == SUM else total / call.add_up(counted.sum(), rows)
 
 
 class _SplitClasses(torch.autograd.Function):
@@ -217,19 +210,14 @@ class _SplitClasses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, call: LocalCall, classes: list[int]) -> Tensor:
-        sharing = groups(call.mesh, classes)
         part, parts = call.parts(call.layout.arguments[0].placements, 1)
         width = logits.shape[1]
         own = labels - part * width
         here = (own >= 0) & (own < width)
         own = own.clamp(0, width - 1).unsqueeze(1)
-        largest = logits.amax(1)
-        for group in sharing:
-            dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        largest = call.add_up(logits.amax(1), classes, dist.ReduceOp.MAX)
         exponentials = (logits - largest.unsqueeze(1)).exp_()
-        sums = torch.stack([exponentials.sum(1), (logits.gather(1, own).squeeze(1) - largest) * here])
-        for group in sharing:
-            dist.all_reduce(sums, group=group)
+        sums = call.add_up(torch.stack([exponentials.sum(1), (logits.gather(1, own).squeeze(1) - largest) * here]), classes)
         ctx.save_for_backward(exponentials.div_(sums[0].unsqueeze(1)), own, here)
         ctx.parts = parts
         return sums[0].log() - sums[1]

@@ -50,7 +50,7 @@ class PartTimes:
 
     def traffic(self, call: fx.Node, layout: Layout) -> Traffic:
         """The traffic inside of a call that was measured in that layout, forward and backward."""
-        return self._sent.get(self._key(call, layout), Traffic())
+        return self._sent[self._key(call, layout)]
 
     def _key(self, call: fx.Node, layout: Layout) -> object:
         """A key that tells apart calls whose times may differ."""
@@ -84,10 +84,7 @@ class PartTimes:
         args, kwargs = map_arg((call.args, call.kwargs), part)
         run, communicates = runner(call, layout, self._mesh), run_by_rule(call) is not None  # processes have to run these equally often
         grads: list[Tensor] = []
-        if communicates:
-            with counted() as self._sent[self._key(call, layout)]:
-                self._once(run, args, kwargs, leaves, grads)
-        else:
+        with counted() as self._sent[self._key(call, layout)]:
             self._once(run, args, kwargs, leaves, grads)
         best, spent = float("inf"), 0.0
         for _ in range(_REPEATS):

@@ -3,7 +3,7 @@ two more for each operand that needs a gradient; what is summed over devices fol
 
 from collections.abc import Callable, Sequence
 
-from baechi_ext.shard.shapes import Image
+from baechi_ext.shard.rules import Image
 from baechi_ext.shard.terms import AllReduce, Compute, Feedback, Halo
 from baechi_runtime.sharding.loops import SPATIAL, Loops, UnknownFormError, Value, spread
 

@@ -155,13 +155,13 @@ class _Writer:
             return self.values[node]
         if (node, wanted) not in self.moved:
             tensor = node.meta["val"]
-            planned = move(self.program.mesh, tuple(tensor.shape), places, wanted)
+            summands = prod(self.program.mesh.size(d) for d in summed)
+            planned = move(self.program.mesh, tuple(tensor.shape), places, wanted, summands)
             gradient = node in self.differentiable and tensor.is_floating_point()
             self.program.moves.append(PlannedMove(planned, tensor.element_size(), gradient, reader))
             if gradient:
                 planned.back  # noqa: B018 - traced now, not in the first step
-            function = _in_parts(planned, prod(self.program.mesh.size(d) for d in summed))
-            self.moved[node, wanted] = self.graph.call_function(function, (self.values[node],))
+            self.moved[node, wanted] = self.graph.call_function(_as_function(planned), (self.values[node],))
         return self.moved[node, wanted]
 
     def _overwrite(self, node: fx.Node, call: fx.Node) -> None:
@@ -179,27 +179,13 @@ def _sums(argument: Argument) -> tuple[int, ...]:
     return tuple(d for d, placement in enumerate(argument.gradient) if placement.is_partial())
 
 
-def _in_parts(planned: Move, summands: int) -> Callable[[Tensor], Tensor]:
-    """The move as a function; of a weight whose other readers' gradients are left in this many summands it gives as many."""
+def _as_function(planned: Move) -> Callable[[Tensor], Tensor]:
+    """The move with a name, as a graph wants to have what it calls."""
 
     def move_part(part: Tensor) -> Tensor:
         return planned(part)
 
-    def move_weight(part: Tensor) -> Tensor:
-        return planned(_Summand.apply(part, summands))
-
-    return move_part if summands == 1 else move_weight
-
-
-class _Summand(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, summands: int) -> Tensor:
-        ctx.summands = summands
-        return part.view_as(part)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad / ctx.summands, None
+    return move_part
 
 
 @torch.no_grad()

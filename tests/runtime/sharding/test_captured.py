@@ -188,7 +188,7 @@ def test_operations_are_those_that_torch_counts(name: str) -> None:
     # Torch counts the gradient of a weight in groups as if each result channel read all others.
     groups = [n.axis("groups") for n in graph.graph.nodes]
     too_much = sum(n.sizes[g] - 1 for n, g in zip(graph.graph.nodes, groups, strict=True) if g is not None) * 2 * BATCH * 16 * 8 * 2 * 9
-    assert products + sum(map(attention)) - scores == counter.get_total_flops() - too_much
+    assert products + sum(n.flop() for n in attention) - scores == counter.get_total_flops() - too_much
 
 
 def test_an_lstm_multiplies_what_its_cells_do() -> None:
