@@ -16,6 +16,7 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from baechi_ext.capture.torch_private import flatten_mesh
 from baechi_ext.errors import OptionError
 from baechi_ext.shard.graph import Node, Tensor
+from baechi_ext.shard.tables import divisors
 
 Placements = tuple[Placement, ...]
 """A placement for each mesh dimension."""
@@ -25,12 +26,9 @@ Assignment = tuple[int | None, ...]
 
 def mesh_shape(processes: int) -> tuple[int, ...]:
     """The prime factors of a process count, largest first: the outermost dimension is between machines. (1,) for one process."""
-    factors, rest, divisor = [], processes, 2
-    while rest > 1:
-        while rest % divisor == 0:
-            factors.append(divisor)
-            rest //= divisor
-        divisor += 1
+    factors: list[int] = []
+    while (left := processes // prod(factors)) > 1:
+        factors.append(divisors(left, left)[1])
     return tuple(reversed(factors)) or (1,)
 
 

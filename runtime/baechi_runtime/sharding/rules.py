@@ -139,32 +139,26 @@ def _rank(value: fx.Node) -> int:
     return value.meta["val"].dim()
 
 
-def _many(rule: Rule, *names: str) -> dict[str, Rule]:
-    return {f"aten.{name}": rule for name in names}
-
-
 _POINTWISE = Rule(aligned=True)
-RULES: dict[str, Rule] = {
-    **_many(_POINTWISE, "where", "masked_fill", "to", "type_as", "clone", "contiguous", "detach", "lift_fresh_copy", "alias"),
-    **_many(Rule(), "transpose", "permute", "t"),
-    **_many(Rule(local_ops.reshape), "view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"),
-    **_many(Rule(local_ops.expand, spreads=True, aligned=True), "expand"),
-    **_many(Rule(whole=_along_dim), "softmax", "log_softmax", "split", "split_copy", "split_with_sizes", "chunk", "slice", "select"),
-    **_many(Rule(whole=_along_dim), "amax", "amin", "cumsum", "unbind", "narrow"),
-    **_many(Rule(), "cat"),
-    **_many(Rule(local_ops.product, sums=True), "linear", "addmm", "matmul", "mm", "bmm"),
-    **_many(Rule(local_ops.product, whole=_convolution, sums=True), "conv1d", "conv2d", "conv3d", "convolution"),
-    **_many(Rule(whole=_image), "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"),
-    **_many(Rule(whole=_normalized), "layer_norm"),
-    **_many(Rule(local_ops.batch_norm, sums=True), "batch_norm"),
-    **_many(Rule(local_ops.embedding, whole=_table, sums=True), "embedding"),
-    **_many(Rule(whole=_attention), "scaled_dot_product_attention"),
-    **_many(Rule(local_ops.dropout), "dropout"),
-    **_many(Rule(sums=True), "sum"),
-    **_many(Rule(local_ops.mean, sums=True), "mean"),
-    **_many(Rule(local_ops.cross_entropy, whole=_entropy, sums=True), "cross_entropy_loss"),
-    **_many(Rule(local_ops.squared_error, sums=True, aligned=True), "mse_loss"),
-    "baechi.lstm": Rule(whole=_recurrent),
-    "baechi.gru": Rule(whole=_recurrent),
-}
+_RULES = (
+    (_POINTWISE, "where masked_fill to type_as clone contiguous detach lift_fresh_copy alias"),
+    (Rule(), "transpose permute t cat"),
+    (Rule(local_ops.reshape), "view reshape _unsafe_view flatten unflatten squeeze unsqueeze"),
+    (Rule(local_ops.expand, spreads=True, aligned=True), "expand"),
+    (Rule(whole=_along_dim), "softmax log_softmax split split_copy split_with_sizes chunk slice select amax amin cumsum unbind narrow"),
+    (Rule(local_ops.product, sums=True), "linear addmm matmul mm bmm"),
+    (Rule(local_ops.product, whole=_convolution, sums=True), "conv1d conv2d conv3d convolution"),
+    (Rule(whole=_image), "max_pool2d avg_pool2d adaptive_avg_pool2d"),
+    (Rule(whole=_normalized), "layer_norm"),
+    (Rule(local_ops.batch_norm, sums=True), "batch_norm"),
+    (Rule(local_ops.embedding, whole=_table, sums=True), "embedding"),
+    (Rule(whole=_attention), "scaled_dot_product_attention"),
+    (Rule(local_ops.dropout), "dropout"),
+    (Rule(sums=True), "sum"),
+    (Rule(local_ops.mean, sums=True), "mean"),
+    (Rule(local_ops.cross_entropy, whole=_entropy, sums=True), "cross_entropy_loss"),
+    (Rule(local_ops.squared_error, sums=True, aligned=True), "mse_loss"),
+)
+RULES = {f"aten.{name}": rule for rule, names in _RULES for name in names.split()}
+RULES |= dict.fromkeys(("baechi.lstm", "baechi.gru"), Rule(whole=_recurrent))
 """By op name."""
