@@ -255,9 +255,9 @@ class _Walk:
         for node in self.forward.program.graph.nodes:
             value = node.meta.get("val")
             if node.op == "placeholder" and isinstance(value, torch.Tensor):
-                weight = node.name in self.forward.parameters
-                shape = tuple(value.shape)
-                names = _weight_names(shape) if weight else self._names(value)
+                weight, shape = node.name in self.forward.parameters, tuple(value.shape)
+                of_weight = ("units", "in_units")[: len(shape)] if len(shape) <= 2 else tuple(f"dim{i}" for i in range(len(shape)))
+                names = of_weight if weight else self._names(value)
                 self.values[node] = Value(node, shape, names, weight, weight and value.requires_grad, max(uses[node], 1))
                 if not weight:
                     self.prepared[node] = node.name in self.forward.inputs
@@ -393,10 +393,6 @@ def _once(reads: Sequence[Read]) -> list[Read]:
     """The reads, a parameter's only once."""
     first = {r.value.source: r for r in reversed(reads) if r.value.weight}
     return [r for r in reads if not r.value.weight or first[r.value.source] is r]
-
-
-def _weight_names(shape: tuple[int, ...]) -> tuple[str, ...]:
-    return tuple(["units", "in_units"][: len(shape)] if len(shape) <= 2 else [f"dim{i}" for i in range(len(shape))])
 
 
 def rule_of(node: fx.Node) -> Rule | None:

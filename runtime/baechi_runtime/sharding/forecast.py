@@ -10,7 +10,6 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -80,6 +79,7 @@ class Forecaster:
         self._times = PartTimes(model.forward, mesh, device)
         self._bound = bind(model)
         self._weights = {name: p for name, p in step.module.named_parameters() if p.requires_grad}
+        self._words = sum(p.numel() for p in self._weights.values())
         self._known: dict[tuple[tuple[int, ...], ...], Forecast] = {}
         self._calls = [call for call in model.forward.nodes if _is_measured(call)]
         self.update_seconds, whole_seconds = _whole_step(model, step, mesh, device)
@@ -172,18 +172,10 @@ class Forecaster:
         found = []
         for node, space, call, ways in zip(tables.graph.nodes, tables.spaces, calls, layouts, strict=True):
             seconds = np.array([self._times.seconds(call, layout) for layout in ways] or 0.0)
-            costs = rate * (seconds + self._update_share(node, space)) + _sums(node, space, tables.machine)
+            words = sum((w.words / w.parts(space) for w in node.weights), np.zeros(len(space)))
+            costs = rate * (seconds + self.update_seconds * words / self._words) + _sums(node, space, tables.machine)
             found.append(known.setdefault(costs.tobytes(), costs))  # nodes that are alike share their tables
         return replace(tables, costs=tuple(found))
-
-    def _update_share(self, node: Node, space: Configurations) -> Costs:
-        """Seconds of the update of a node's weights, by configuration."""
-        words = sum(w.words / w.parts(space) for w in node.weights)
-        return self.update_seconds * words / self._words + np.zeros(len(space))
-
-    @cached_property
-    def _words(self) -> int:
-        return sum(p.numel() for p in self._weights.values())
 
 
 def _sums(node: Node, space: Configurations, machine: Machine) -> Costs:

@@ -127,7 +127,8 @@ def attention(loops: Loops) -> None:
     heads = len(q.shape) - 3 if len(q.shape) > 3 else None
     shares = heads is not None and k.shape[heads] != q.shape[heads]
     fewest = min(q.shape[heads], k.shape[heads]) if shares else 0
-    batch = [loops.axis(name, fewest if shares and i == heads else size) for i, (name, size) in enumerate(_leading(q))]
+    leading = zip(q.names[:-2], q.shape[:-2], strict=True)
+    batch = [loops.axis(name, fewest if shares and i == heads else size) for i, (name, size) in enumerate(leading)]
     repeats = loops.axis("heads_of_a_key", q.shape[heads] // fewest, splits=False) if shares else None
     rows = loops.axis(q.names[-2], q.shape[-2])
     columns = loops.axis("keys", k.shape[-2], splits=False)
@@ -143,10 +144,6 @@ def attention(loops: Loops) -> None:
     if mask is not None:
         loops.read(mask, spread(loops, mask, [*batch, rows, columns]))
     loops.write([*batch, rows, None], [*q.names[:-1], v.names[-1]])
-
-
-def _leading(value: Value) -> list[tuple[str, int]]:
-    return list(zip(value.names[:-2], value.shape[:-2], strict=True))
 
 
 def embedding(loops: Loops) -> None:

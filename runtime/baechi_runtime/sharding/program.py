@@ -65,8 +65,11 @@ class Program:
 
     def layout(self, call: fx.Node) -> Layout:
         """The layout of a call: how it reads and writes."""
-        layout = self.layouts.get(call.name)
-        return whole_layout(call, self.mesh.ndim) if layout is None else layout
+        if call.name in self.layouts:
+            return self.layouts[call.name]
+        results = call.meta.get("val")
+        outputs = (self.whole,) * (len(results) if isinstance(results, list | tuple) else 1)
+        return Layout((None,) * self.mesh.ndim, (Argument(self.whole, self.whole),) * len(arguments(call)), outputs)
 
     def _write(self, call: fx.Node) -> None:
         read = arguments(call)
@@ -122,14 +125,6 @@ class PlannedMove:
     def messages(self) -> tuple[Collective, ...]:
         """The messages of a step."""
         return (*self.move.sent, *(self.move.returned if self.gradient else ()))
-
-
-def whole_layout(call: fx.Node, dims: int) -> Layout:
-    """The layout of a call that every process of a mesh with this many dimensions computes whole."""
-    whole: Placements = (Replicate(),) * dims
-    results = call.meta.get("val")
-    outputs = (whole,) * (len(results) if isinstance(results, list | tuple) else 1)
-    return Layout((None,) * dims, (Argument(whole, whole),) * len(arguments(call)), outputs)
 
 
 def runner(call: fx.Node, layout: Layout, mesh: DeviceMesh) -> Callable[..., Any]:
