@@ -120,7 +120,7 @@ def lay_out(captured: CapturedGraph, strategy: Sequence[Sequence[int] | None], m
 
 def _nearest(bound: dict[str, Bound], options: dict[str, list[Layout]], mesh: Sequence[int]) -> dict[str, Layout]:
     near: dict[str, list[tuple[str, int, str, int, float]]] = defaultdict(list)
-    """By call: what it reads or is read of it, as the source, its output, the reader, its argument, and words."""
+    """For each call the tensors that it reads, and those that are read from it: source, its output, reader, its argument, words."""
     for name, b in bound.items():
         for position, argument in enumerate(arguments(b.call)):
             source, output = origin(argument)

@@ -46,7 +46,7 @@ class LocalCall:
         return prod(self.mesh.size(d) for d in dims)
 
     def add_up(self, values: Tensor, dims: Sequence[int], op: Any = dist.ReduceOp.SUM) -> Tensor:
-        """Add up (or what else the op says) values in place over the processes along these dimensions of the mesh."""
+        """Add values up, or reduce them by another op, in place, over the processes along these dimensions of the mesh."""
         for group in groups(self.mesh, dims):
             dist.all_reduce(values, op, group=group)
         return values

@@ -32,8 +32,8 @@ class Collective:
 class Move:
     """From parts as they were written to parts as an op wants them, and the gradients' way back: ops on plain local tensors.
 
-    They are traced when they are first asked for, since not all values have gradients. `summands`: so many gradients are added up to a
-    weight's, each of which is then as large a part of the one that comes back.
+    They are traced when they are first asked for, since not all values have gradients. `summands`: a weight's gradient
+    is left in so many partial sums, so what comes back is divided by that.
     """
 
     mesh: DeviceMesh
