@@ -1,4 +1,4 @@
-"""What a step of a process sends and holds, counted: collectives in the bytes that a ring makes a process send for them, and memory."""
+"""Counts of a process's step: the bytes that it sends, by collective, as a ring makes it send them, and the memory that it holds."""
 
 import contextlib
 from collections import Counter, defaultdict

@@ -56,8 +56,9 @@ class Program:
         self._moved: dict[tuple[fx.Node, Argument], fx.Node] = {}
         for call in filter(computes, forward.nodes):
             self._write(call)
-        self._graph.output(self._read(forward.loss, Argument(self.whole, self.whole), forward.loss.name))
-        self.run: Callable[..., Tensor] = fx.GraphModule(nn.Module(), self._graph).forward
+        graph = self._graph
+        graph.output(self._read(forward.loss, Argument(self.whole, self.whole), forward.loss.name))
+        self.run: Callable[..., Tensor] = fx.GraphModule(nn.Module(), graph).forward
 
     def placements(self, name: str) -> Placements:
         """Placements of a weight or buffer; what has no name among these is whole."""
