@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 
-import numpy as np
-
 from baechi_ext.errors import InfeasibleError, ShardError
 from baechi_ext.group.colocation import Labels, with_colocation
 from baechi_ext.hybrid import METHOD
 from baechi_ext.hybrid.groups import Groups, group_cluster, group_sizes, groups_of, inner_link, slowest
 from baechi_ext.hybrid.plan import HybridPlan
-from baechi_ext.hybrid.sharding import Sharding, machine_of, parts_of
+from baechi_ext.hybrid.sharding import Sharding, machine_of
 from baechi_ext.hybrid.splits import OpSplit, op_splits, sharded_graph
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
@@ -86,6 +84,12 @@ class _Grouped:
     @property
     def step_us(self) -> float:
         return self.found.predicted_step_us
+
+    def on_devices(self) -> dict[str, tuple[float, ...]]:
+        """The fields of the groups' plan that are by device: the first of a group stands for it."""
+        peaks = {d: peak for group, peak in zip(self.groups, self.found.plan.peak_memory_bytes, strict=True) for d in group}
+        placement = tuple(self.groups[i][0] for i in self.found.plan.placement)
+        return {"placement": placement, "peak_memory_bytes": tuple(peaks[d] for d in sorted(peaks))}
 
 
 def hybrid(graph: OpGraph, cluster: Cluster, sharding: Sharding, place: Placer, further: Placer | None = None) -> HybridResult:
@@ -254,8 +258,8 @@ def _subgraph(graph: ShardGraph, place: Mapping[int, int], edges: Sequence[int])
 
 def _sent_bytes(tables: Tables, n: int, output: int) -> Costs:
     """Bytes of a node's result that a device sends to another group, for each configuration."""
-    tensor, space = tables.graph.nodes[n].outputs[output], tables.spaces[n]
-    return np.array([_WORD_BYTES * tensor.words / parts_of(tensor, row) for row in space.tolist()])
+    tensor = tables.graph.nodes[n].outputs[output]
+    return _WORD_BYTES * tensor.words / tensor.parts(tables.spaces[n])
 
 
 def _concluded(
@@ -263,20 +267,10 @@ def _concluded(
 ) -> HybridResult:
     graph, cluster, found = problem.graph, problem.cluster, best.found
     bound = sum(op.compute_us for op in graph.ops) / sum(device.speed for device in cluster.devices)
-    values = {f.name: getattr(found.plan, f.name) for f in fields(Plan)} | {
-        "graph": graph,
-        "method": METHOD,
-        "status": "optimal" if found.predicted_step_us <= bound * (1 + _ROUNDING) else "feasible",
-        "cluster": cluster,
-        "lower_bound_us": bound,
-        "placement_seconds": seconds,
-    }
-    plan: Plan = Plan(**values)
-    if best.groups:
-        group_of = {d: i for i, group in enumerate(best.groups) for d in group}
-        peaks = tuple(found.plan.peak_memory_bytes[group_of[d]] for d in range(len(cluster)))
-        placement = tuple(best.groups[i][0] for i in found.plan.placement)
-        plan = HybridPlan(**(values | {"placement": placement, "peak_memory_bytes": peaks}), groups=best.groups, shard=best.shard)
+    status = "optimal" if found.predicted_step_us <= bound * (1 + _ROUNDING) else "feasible"
+    about = {"method": METHOD, "status": status, "lower_bound_us": bound, "placement_seconds": seconds}
+    values = {f.name: getattr(found.plan, f.name) for f in fields(Plan)} | {"graph": graph, "cluster": cluster, **about}
+    plan: Plan = Plan(**values) if not best.groups else HybridPlan(**(values | best.on_devices()), groups=best.groups, shard=best.shard)
     result = HybridResult(plan, found.timeline, found.interrupted, found.notes, found.untried, steps_us=tuple(steps))
     return replace(result, notes=(*found.notes, *_notes(result, pinned=pinned)))
 

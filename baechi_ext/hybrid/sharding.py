@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
+import numpy as np
+
 from baechi_ext.errors import ShardError
 from baechi_ext.ir.cluster import Link
 from baechi_ext.ir.op_graph import OpGraph
@@ -69,7 +71,7 @@ class Sharding:
             update_us = sum(graph.ops[i].compute_us for i in ops if graph.ops[i].phase == "update")
             own_us = sum(graph.ops[i].compute_us for i in ops) - update_us
             others = [term for term in node.terms if not isinstance(term, Compute)]
-            nodes.append(replace(node, terms=(*_times(node, own_us), *_update_times(node, update_us), *others)))
+            nodes.append(replace(node, terms=(*_times(node, own_us), *_by_words(node, update_us, node.weights), *others)))
         return replace(self.graph, nodes=tuple(nodes))
 
 
@@ -86,49 +88,34 @@ def machine_of(devices: int, link: Link, speed: float, memory_bytes: float | Non
 
 def compute_share(node: Node, configuration: Sequence[int]) -> float:
     """The part of a node's arithmetic that a device does."""
-    terms = [term for term in node.terms if isinstance(term, Compute)]
-    whole = sum(_operations(node, term) for term in terms)
-    if not whole:
-        return share_of(node.outputs, configuration)
-    return sum(_operations(node, term) / prod(configuration[a] for a in term.axes) for term in terms) / whole
+    whole = node.flop()
+    return node.flop(configuration) / whole if whole else share_of(node.outputs, configuration)
 
 
 def share_of(tensors: Sequence[Tensor], configuration: Sequence[int]) -> float:
     """The part of a node's tensors that a device has, by numbers; of several, of all together."""
     words = sum(tensor.words for tensor in tensors)
-    if not words:
-        return 1.0
-    return sum(tensor.words / parts_of(tensor, configuration) for tensor in tensors) / words
+    return sum(tensor.words / parts_of(tensor, configuration) for tensor in tensors) / words if words else 1.0
 
 
 def parts_of(tensor: Tensor, configuration: Sequence[int]) -> int:
     """Into how many parts a configuration splits a tensor."""
-    return prod(configuration[a] for dimension in tensor.axes for a in dimension)
-
-
-def _operations(node: Node, term: Compute) -> float:
-    return term.flop * prod(node.sizes[a] for a in term.axes)
+    return int(tensor.parts(np.array(configuration, np.int64)))
 
 
 def _times(node: Node, us: float) -> list[Compute]:
     """The node's arithmetic, as much as takes `us` in all; of a node without any, by what it writes."""
-    terms = [term for term in node.terms if isinstance(term, Compute)]
-    whole = sum(_operations(node, term) for term in terms)
-    if whole:
-        return [replace(term, flop=term.flop * us / whole) for term in terms]
-    words = sum(tensor.words for tensor in node.outputs)
-    return [_by_parts(node, tensor, us * tensor.words / words) for tensor in node.outputs] if words and us else []
+    whole = node.flop()
+    if not whole:
+        return _by_words(node, us, node.outputs)
+    return [replace(term, flop=term.flop * us / whole) for term in node.terms if isinstance(term, Compute)]
 
 
-def _update_times(node: Node, us: float) -> list[Compute]:
-    words = sum(tensor.words for tensor in node.weights)
-    if not us:
-        return []
-    if not words:
-        return [Compute(us, ())]
-    return [_by_parts(node, tensor, us * tensor.words / words) for tensor in node.weights]
-
-
-def _by_parts(node: Node, tensor: Tensor, us: float) -> Compute:
-    axes = tuple(sorted({a for dimension in tensor.axes for a in dimension}))
-    return Compute(us / prod(node.sizes[a] for a in axes), axes)
+def _by_words(node: Node, us: float, tensors: Sequence[Tensor]) -> list[Compute]:
+    """Arithmetic that takes `us` in all, by the tensors' numbers; every device does all of it where there are none."""
+    words = sum(tensor.words for tensor in tensors)
+    if not us or not words:
+        return [Compute(us, ())] if us else []
+    inside = [tuple(sorted({a for dimension in tensor.axes for a in dimension})) for tensor in tensors]
+    shares = (us * tensor.words / words for tensor in tensors)
+    return [Compute(share / prod(node.sizes[a] for a in axes), axes) for share, axes in zip(shares, inside, strict=True)]

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from baechi_ext.hybrid.sharding import Sharding, compute_share, parts_of, share_of
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.shard.graph import Node
-from baechi_ext.shard.machine import Costs
-from baechi_ext.shard.tables import Tables, term_costs
-from baechi_ext.shard.terms import Compute, Term
+from baechi_ext.shard.tables import Tables
+from baechi_ext.shard.terms import Compute, Shares
 
 _WORD_BYTES = 4
 _BACKWARD = ("input gradient", "weight gradient")
@@ -38,9 +37,8 @@ class OpSplit:
 
 def sharded_graph(graph: OpGraph, shard: Sequence[OpSplit]) -> OpGraph:
     """The part of the graph that each device of a group has: shares of times and bytes, and the messages inside the group as time."""
-    ops, tensors = [], []
-    for tensor in graph.tensors:
-        tensors.append(replace(tensor, bytes=tensor.bytes * shard[tensor.producer].share_of(tensor.name)))
+    tensors = [replace(t, bytes=t.bytes * shard[t.producer].share_of(t.name)) for t in graph.tensors]
+    ops = []
     for v, (op, split) in enumerate(zip(graph.ops, shard, strict=True)):
         beyond = max(op.output_bytes - sum(graph.tensors[t].bytes for t in graph.outputs[v]), 0)
         ops.append(
@@ -69,7 +67,6 @@ def op_splits(graph: OpGraph, sharding: Sharding, tables: Sequence[Tables], choi
             found.append(OpSplit(communication_us=waits[v]))
             continue
         node, configuration = sharding.graph.nodes[n], strategy[n]
-        names = [axis.name for axis in node.axes]
         update = op.phase == "update"
         weights = share_of(node.weights, configuration)
         output = weights if update else share_of(node.outputs, configuration)
@@ -77,7 +74,7 @@ def op_splits(graph: OpGraph, sharding: Sharding, tables: Sequence[Tables], choi
         found.append(
             OpSplit(
                 node=node.name,
-                splits={name: parts for name, parts in zip(names, configuration, strict=True) if parts > 1},
+                splits=node.splits(configuration),
                 compute_share=weights if update else compute_share(node, configuration),
                 communication_us=waits[v],
                 persistent_share=weights,
@@ -99,7 +96,6 @@ def _share_by_size(node: Node, configuration: Sequence[int], size: float, phase:
 def _waits(graph: OpGraph, sharding: Sharding, tables: Sequence[Tables], choice: Sequence[int]) -> list[float]:
     """Time that each op waits for messages, in microseconds of a device of speed 1."""
     found = [0.0] * len(graph)
-    known: dict[tuple[int, int], list[tuple[Term, Costs]]] = {}
 
     def waiting(n: int, *, backward: bool, first: bool) -> int | None:
         host = sharding.hosts[n]
@@ -110,13 +106,11 @@ def _waits(graph: OpGraph, sharding: Sharding, tables: Sequence[Tables], choice:
         return fitting[0 if first else -1]
 
     for n, node in enumerate(sharding.graph.nodes):
-        for i, term in enumerate(term for term in node.terms if not isinstance(term, Compute)):
-            v = waiting(n, backward=term.kind in _BACKWARD, first=False)
+        for term in node.terms:
+            v = None if isinstance(term, Compute) else waiting(n, backward=term.kind in _BACKWARD, first=False)
             if v is not None:
-                key = (id(tables[v]), n)
-                if key not in known:
-                    known[key] = [pair for pair in term_costs(tables[v], n) if not isinstance(pair[0], Compute)]
-                found[v] += float(known[key][i][1][choice[n]])
+                row = tables[v].spaces[n][choice[n] : choice[n] + 1]
+                found[v] += float(term.cost(Shares(node.sizes, row, tables[v].machine))[0])
     for e, edge in enumerate(sharding.graph.edges):
         v = waiting(edge.target, backward=False, first=True)
         if v is not None:

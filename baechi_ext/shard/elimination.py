@@ -100,19 +100,17 @@ class _Joining:
     """Classes that are told apart by any of several; those of the same ones are the same, so that repeated blocks share tables."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, ...], Classes] = {}
-        self._kept: list[Classes] = []
+        self._known: dict[frozenset[Classes], Classes] = {}
 
     def __call__(self, several: Sequence[Classes]) -> Classes:
-        distinct = {id(c): c for c in several}
+        distinct = dict.fromkeys(several)
         if len(distinct) == 1:
             return several[0]
-        key = tuple(sorted(distinct))
+        key = frozenset(distinct)
         if key not in self._known:
-            joined = Classes.by(c.of for c in distinct.values())
-            finest = max(distinct.values(), key=len)
+            joined = Classes.by(c.of for c in distinct)
+            finest = max(distinct, key=len)
             self._known[key] = finest if len(finest) == len(joined) else joined
-            self._kept.extend(distinct.values())
         return self._known[key]
 
 

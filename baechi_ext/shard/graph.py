@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+import numpy as np
+from numpy.typing import NDArray
+
 from baechi_ext.errors import ShardError
-from baechi_ext.shard.terms import Term
+from baechi_ext.shard.terms import Compute, Term
 
 MOST_ITERATIONS = 999_999_999
 """No loop runs more often, and no machine has more devices: their divisors are found one by one, and products fit into 64 bits."""
@@ -40,6 +43,11 @@ class Tensor:
     @property
     def words(self) -> int:
         return prod(self.shape)
+
+    def parts(self, splits: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Into how many parts each configuration splits it: a row a configuration, a column an axis."""
+        parts: NDArray[np.int64] = splits[..., [a for axes in self.axes for a in axes]].prod(axis=-1)
+        return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,15 @@ class Node:
     @property
     def sizes(self) -> tuple[int, ...]:
         return tuple(axis.size for axis in self.axes)
+
+    def flop(self, configuration: Sequence[int] | None = None) -> float:
+        """Operations of a device in a configuration; by default of one that has everything."""
+        lengths = self.sizes if configuration is None else [s / p for s, p in zip(self.sizes, configuration, strict=True)]
+        return sum(term.flop * prod(lengths[a] for a in term.axes) for term in self.terms if isinstance(term, Compute))
+
+    def splits(self, configuration: Sequence[int]) -> dict[str, int]:
+        """Into how many parts the axes are split that are, by name."""
+        return {axis.name: parts for axis, parts in zip(self.axes, configuration, strict=True) if parts > 1}
 
     def axis(self, name: str) -> int | None:
         """The index of the axis of that name; None where there is none."""
@@ -133,3 +150,15 @@ class ShardGraph:
 
 Strategy = Sequence[tuple[int, ...]]
 """A configuration for each node, in the graph's order."""
+
+
+def dot(graph: ShardGraph) -> str:
+    """The graph in Graphviz's language: nodes with their iteration spaces, and the shapes of the tensors between them."""
+    lines = [f'digraph "{graph.name}" {{', "  node [shape=box];"]
+    for i, node in enumerate(graph.nodes):
+        loops = ", ".join(f"{axis.name} {axis.size}" for axis in node.axes)
+        lines.append(f'  {i} [label="{node.name}\\n{loops}"];')
+    for edge in graph.edges:
+        shape = " x ".join(map(str, graph.nodes[edge.source].outputs[edge.output].shape))
+        lines.append(f'  {edge.source} -> {edge.target} [label="{shape}"];')
+    return "\n".join([*lines, "}", ""])

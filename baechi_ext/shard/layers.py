@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from baechi_ext.errors import ShardError
 from baechi_ext.shard.graph import Axis, Edge, Node, ShardGraph, Tensor
-from baechi_ext.shard.rules import Rules
-from baechi_ext.shard.shapes import Image, Product
+from baechi_ext.shard.rules import Image, Product, Rules
 from baechi_ext.shard.terms import Term
 
 

@@ -38,15 +38,13 @@ class Machine:
     def __post_init__(self) -> None:
         if self.devices < 1:
             raise ShardError(f"{self.devices} processors; give 1 or more (-p)")
-        for name, flag in (("tera_flops", "--flops"), ("gigabytes_per_second", "--bw"), ("node_gigabytes_per_second", "--node_bw"),
-                           ("memory_bytes", "--device_memory")):  # fmt: skip
-            value = getattr(self, name)
+        for flag, value in (("--flops", self.tera_flops), ("--bw", self.gigabytes_per_second),
+                            ("--node_bw", self.node_gigabytes_per_second), ("--device_memory", self.memory_bytes)):  # fmt: skip
             if value is not None and not (isfinite(value) and value > 0):
                 raise ShardError(f"{flag} is {value:g}; give a finite number above 0")
-        for name, flag in (("latency_us", "--latency"), ("node_latency_us", "--node_latency")):
-            value = getattr(self, name)
-            if value is not None and not (isfinite(value) and value >= 0):
-                raise ShardError(f"{flag} is {value:g}; give a finite number of microseconds, 0 or more")
+        for flag, us in (("--latency", self.latency_us), ("--node_latency", self.node_latency_us)):
+            if us is not None and not (isfinite(us) and us >= 0):
+                raise ShardError(f"{flag} is {us:g}; give a finite number of microseconds, 0 or more")
         if self.optimizer_words < 0:
             raise ShardError(f"{self.optimizer_words} numbers of optimizer state a parameter; give 0 or more (--optimizer_words)")
         if self.devices_per_node is not None and self.devices_per_node < 1:

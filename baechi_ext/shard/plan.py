@@ -12,9 +12,8 @@ from baechi_ext.ir.files import SCHEMA_VERSION
 from baechi_ext.ir.made_by import Saved, load_as
 from baechi_ext.ir.numbers import as_number, require_finite
 from baechi_ext.shard.analysis import layer_costs, other_configurations
-from baechi_ext.shard.graph import Node
-from baechi_ext.shard.memory import node_bytes
 from baechi_ext.shard.search import Found
+from baechi_ext.shard.tables import node_bytes
 
 KIND = "baechi shard plan"
 _signed = partial(as_number, error=PlanError, minimum=-inf)
@@ -100,10 +99,10 @@ class ShardPlan(Saved):
             layers[node.name] = LayerSplit(
                 node.op,
                 {axis.name: axis.size for axis in node.axes},
-                _splits(node, configuration),
+                node.splits(configuration),
                 {kind: part * us for kind, part in cost.parts.items()},
                 float(node_bytes(node, tables.spaces[v][c : c + 1], tables.machine)[0]),
-                tuple(OtherSplit(_splits(node, way.configuration), way.change * us, way.held_change_bytes) for way in ways),
+                tuple(OtherSplit(node.splits(way.configuration), way.change * us, way.held_change_bytes) for way in ways),
             )
         return cls(
             graph=tables.graph.name,
@@ -165,10 +164,6 @@ _FIELDS = (
     "graph", "status", "cost_model", "batch", "devices", "cost_flop", "lower_bound_flop", "predicted_step_us", "held_bytes",
 )  # fmt: skip
 _CHANGES = ("change_us", "held_change_bytes")
-
-
-def _splits(node: Node, configuration: tuple[int, ...]) -> dict[str, int]:
-    return {axis.name: parts for axis, parts in zip(node.axes, configuration, strict=True) if parts > 1}
 
 
 def _layer_of(name: str, value: Any) -> LayerSplit:

@@ -6,18 +6,18 @@ instead (Goldstein's criterion for dead ends, 1994, here with equality). It is s
 optimal strategy, node after node is changed to what dominates its choice, and no change costs anything.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 
 from baechi_ext.shard.machine import Costs
-from baechi_ext.shard.tables import Classes, EdgeTable, Once, Tables
+from baechi_ext.shard.tables import Classes, EdgeTable, Tables
 
+T = TypeVar("T")
 _DOMINATORS = 24
 """So many configurations, the cheapest on average, are tried as c'; more would find little more."""
-
-
 View = tuple[EdgeTable, bool]
 """An edge's table, and whether it is looked at from the edge's target."""
 
@@ -45,11 +45,17 @@ def _only(tables: Tables, kept: Sequence[np.ndarray], filters: "_Filters") -> Ta
     return replace(tables, spaces=spaces, costs=costs, edges=edges)
 
 
-@dataclass
 class _Filters:
     """A memory of what was filtered how, so that what was shared is shared again. It lives as long as the tables it has seen."""
 
-    _once: Once = field(default_factory=Once)
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], Any] = {}
+
+    def _once(self, key: tuple[int, ...], make: Callable[[], T]) -> T:
+        if key not in self._known:
+            self._known[key] = make()
+        known: T = self._known[key]
+        return known
 
     def kept(self, costs: Costs, views: Sequence[View]) -> np.ndarray:
         """The indices of a node's configurations that are kept."""

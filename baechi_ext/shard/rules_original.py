@@ -8,8 +8,7 @@ two layers the last counts; pooling, elementwise layers and softmax count operat
 
 from dataclasses import dataclass
 
-from baechi_ext.shard.rules import Rules, Terms
-from baechi_ext.shard.shapes import Image, Product
+from baechi_ext.shard.rules import Image, Product, Rules, Terms
 from baechi_ext.shard.terms import AllReduce, Axes, Compute, Exchange, Halo, Term
 
 

@@ -3,10 +3,15 @@
 Nodes that are split alike, the calls of a layer that runs in several pieces, are searched as one: their costs are added up; a tensor
 between two of them costs what it does where both have the same configuration. The minimum is that of all strategies that split them
 alike; it is found sooner, since one table takes the place of many.
+
+Within a limit of memory, bytes have a price (a Lagrange multiplier). At any price the cheapest priced strategy bounds all that fit:
+cost(s) >= min(cost + price * bytes) - price * limit. The next price is where the cheapest too large strategy and the cheapest that fits
+cost the same, until there is none between them. Blocks that repeat change at the same price; so the two are also mixed: one up to some
+layer, and the other from there.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,16 +21,16 @@ from baechi_ext.errors import ShardError
 from baechi_ext.shard.elimination import Answer, Elimination, choose, eliminate, plan_elimination
 from baechi_ext.shard.graph import Edge, ShardGraph
 from baechi_ext.shard.machine import Costs, Machine
-from baechi_ext.shard.memory import bytes_of, node_bytes, within_memory
 from baechi_ext.shard.order import elimination_order
 from baechi_ext.shard.prune import pruned
-from baechi_ext.shard.tables import EdgeTable, Tables, build_tables
+from baechi_ext.shard.tables import EdgeTable, Tables, build_tables, bytes_of, node_bytes
 
 DEFAULT_TABLE_BYTES = 128 << 20
 _WORTH_PRUNING = 1e8
 """Below so many operations the search is done sooner than configurations are pruned."""
 _SWEEPS = 4
-"""So often, at most, configurations are pruned where tables are too large: what is left may dominate more."""
+"""So often, at most, configurations are pruned where tables are too large (what is left may dominate more), and each layer's is chosen
+again beside the others'."""
 _BEAM_PART = 8
 """With a beam, tables are kept so many times smaller than they may be: there are more of them."""
 
@@ -33,14 +38,13 @@ _BEAM_PART = 8
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
     """`original`: tensors move as in the original release. `table_bytes`: no table may be larger. `beam`: where one would be, search on
-    with smaller tables and this many states; None: refuse. `prune`: leave dominated configurations out (None: where that pays).
+    with smaller tables and this many states; None: refuse.
     """
 
     order: str = "generate_seq"
     original: bool = False
     table_bytes: float = DEFAULT_TABLE_BYTES
     beam: int | None = None
-    prune: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -161,9 +165,7 @@ def search_tables(tables: Tables, options: SearchOptions | None = None, *, secon
 def _cheapest(tables: Tables, options: SearchOptions) -> Answer:
     reduced, plan = tables, _plan(tables, options)
     for sweep in range(_SWEEPS):
-        too_large = _bytes(plan) > options.table_bytes
-        wanted = too_large or (not sweep and plan.operations > _WORTH_PRUNING) if options.prune is None else options.prune and not sweep
-        if not wanted:
+        if _bytes(plan) <= options.table_bytes and (sweep or plan.operations <= _WORTH_PRUNING):
             break
         before, reduced = sum(reduced.sizes), pruned(reduced)
         if sum(reduced.sizes) == before:
@@ -195,3 +197,84 @@ def _too_large(tables: Tables, plan: Elimination, options: SearchOptions) -> str
         f"{_bytes(plan) / 2**20:.3g} MiB, and {options.table_bytes / 2**20:.4g} MiB are allowed; "
         f"raise --table_memory, or let --beam=100 find a strategy, with a bound of what it may lose{others}"
     )
+
+
+def within_memory(tables: Tables, cheapest: Callable[[Tables], Answer], bytes_held: Callable[[], Sequence[Costs]]) -> Answer:
+    """The cheapest strategy found within the machine's memory limit, if it has one; `cheapest` finds one without a limit, and
+    `bytes_held` says what each node holds in each of its configurations.
+
+    Raises ShardError where none fits.
+    """
+    over = cheapest(tables)
+    limit = tables.machine.memory_bytes
+    if limit is None:
+        return over
+    held = bytes_held()
+    if _held(held, over.choice) <= limit:
+        return over
+    bound, fits = over.bound, _least(tables, held, limit, over.plan)
+    best = fits
+    while True:
+        price = max((fits.cost - over.cost) / (_held(held, over.choice) - _held(held, fits.choice)), 0.0)
+        costs = tuple(c + price * h for c, h in zip(tables.costs, held, strict=True))
+        priced = cheapest(replace(tables, costs=_shared(tables.costs, costs)))
+        bound = max(bound, priced.bound - price * limit)
+        between = replace(priced, cost=tables.cost(priced.choice))
+        best = min(best, _mixed(tables, held, limit, over, between), _mixed(tables, held, limit, between, fits), key=lambda a: a.cost)
+        if priced.cost >= (fits.cost + price * _held(held, fits.choice)) * (1 - 1e-9):
+            best = _improved(tables, held, limit, best)
+            return replace(best, bound=min(bound, best.cost), plan=priced.plan)
+        if _held(held, between.choice) <= limit:
+            fits = between
+        else:
+            over = between
+
+
+def _held(held: Sequence[Costs], choice: Sequence[int]) -> float:
+    return sum(float(h[c]) for h, c in zip(held, choice, strict=True))
+
+
+def _least(tables: Tables, held: Sequence[Costs], limit: float, plan: Elimination) -> Answer:
+    """The strategy that holds least. Raises ShardError where even that is too much."""
+    choice = tuple(int(h.argmin()) for h in held)
+    if _held(held, choice) > limit:
+        raise ShardError(
+            f"no strategy fits {limit / 2**20:.4g} MiB a device: the least that can be held is {_held(held, choice) / 2**20:.4g} MiB; "
+            "give more memory (--device_memory), more processors (-p) or a smaller batch (-b)"
+        )
+    return Answer(choice, tables.cost(choice), 0.0, plan)
+
+
+def _mixed(tables: Tables, held: Sequence[Costs], limit: float, a: Answer, b: Answer) -> Answer:
+    """The cheapest strategy within the limit that is one up to some layer, and the other from there; of infinite cost where none is."""
+    best = replace(a, cost=np.inf)
+    for one, other in ((a.choice, b.choice), (b.choice, a.choice)):
+        for cut in range(len(held) + 1):
+            choice = (*one[:cut], *other[cut:])
+            if _held(held, choice) <= limit and (cost := tables.cost(choice)) < best.cost:
+                best = replace(a, choice=choice, cost=cost)
+    return best
+
+
+def _improved(tables: Tables, held: Sequence[Costs], limit: float, answer: Answer) -> Answer:
+    """The strategy, each layer in turn with the configuration that is cheapest beside the others' and fits, until nothing changes."""
+    choice = list(answer.choice)
+    used = _held(held, choice)
+    for _ in range(_SWEEPS):
+        before = list(choice)
+        for v, around in enumerate(tables.around):
+            costs = tables.costs[v] + sum(tables.edge_row(e, v, choice) for e in around)
+            costs = np.where(used - held[v][choice[v]] + held[v] <= limit, costs, np.inf)
+            best = int(costs.argmin())
+            if costs[best] < costs[choice[v]]:
+                used += float(held[v][best] - held[v][choice[v]])
+                choice[v] = best
+        if choice == before:
+            break
+    return replace(answer, choice=tuple(choice), cost=tables.cost(choice))
+
+
+def _shared(originals: tuple[Costs, ...], changed: tuple[Costs, ...]) -> tuple[Costs, ...]:
+    """The changed arrays, those alike being one again, so that repeated blocks still share tables."""
+    known: dict[tuple[int, bytes], Costs] = {}
+    return tuple(known.setdefault((id(o), c.tobytes()), c) for o, c in zip(originals, changed, strict=True))

@@ -7,24 +7,26 @@ An edge sees of a configuration only how it splits the edge's tensor, so its mat
 for each of the target, and labels that say which row or column a configuration is. Nodes and edges that are alike share their tables.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
 from math import isqrt
-from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from baechi_ext.errors import ShardError
-from baechi_ext.shard.graph import Axis, Edge, Node, ShardGraph, Strategy, Tensor
+from baechi_ext.shard.graph import Axis, Node, ShardGraph, Strategy, Tensor
 from baechi_ext.shard.machine import Costs, Machine
 from baechi_ext.shard.terms import Shares, Term
 
-T = TypeVar("T")
 Labels = NDArray[np.int64]
 Configurations = NDArray[np.int64]
 """A row a configuration, a column an axis: into how many parts it is split."""
+Form = tuple[tuple[Axis, ...], bool]
+"""All that the configurations of a node depend on: its axes, and whether these are contiguous."""
+_VIEWS = ("unstack", "ravel", "unravel", "view")
+"""Ops that write what they read, seen otherwise, and hold nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +61,7 @@ class EdgeTable:
     source: Classes
     target: Classes
     values: Costs
+
 
 @dataclass(frozen=True, eq=False)
 class Tables:
@@ -124,15 +127,55 @@ class Tables:
 
 def build_tables(graph: ShardGraph, machine: Machine, *, original: bool = False) -> Tables:
     """The graph's tables. `original`: tensors move as the original release counts it (see `_moved_originally`)."""
-    builder = _Builder(machine, original)
-    spaces = tuple(map(builder.space, graph.nodes))
-    costs = tuple(map(builder.costs, graph.nodes))
-    edges = tuple(builder.edge(graph, edge) for edge in graph.edges)
-    return Tables(graph, machine, spaces, costs, edges)
+    moved = _moved_originally if original else _moved
+    spaces: dict[Form, Configurations] = {}
+    costs: dict[tuple[Form, tuple[Term, ...]], Costs] = {}
+    for node in graph.nodes:
+        form = node.axes, node.contiguous
+        if form not in spaces:
+            spaces[form] = configurations(node, machine.devices)
+        if (form, node.terms) not in costs:
+            costs[form, node.terms] = _node_costs(node, spaces[form], machine)
+
+    @cache
+    def classes(form: Form, tensor_axes: tuple[tuple[int, ...], ...]) -> tuple[Classes, NDArray[np.int64]]:
+        """Configurations by how they split a tensor, and these splits."""
+        splits = [spaces[form][:, axes].prod(axis=1) for axes in tensor_axes]
+        found = Classes.by(splits)
+        return found, np.column_stack(splits)[found.first]
+
+    @cache
+    def edge(written: Tensor, read_axes: tuple[tuple[int, ...], ...], writer: Form, reader: Form) -> EdgeTable:
+        (source, rows), (target, columns) = classes(writer, written.axes), classes(reader, read_axes)
+        words = moved(np.array(written.shape, float), rows, columns)
+        devices = np.maximum(rows.prod(axis=1)[:, None], columns.prod(axis=1))
+        return EdgeTable(source, target, machine.exchange(words, devices, messages=2.0))
+
+    forms = [(node.axes, node.contiguous) for node in graph.nodes]
+    edges = []
+    for e in graph.edges:
+        written, read = graph.nodes[e.source].outputs[e.output], graph.nodes[e.target].inputs[e.input]
+        edges.append(edge(written, read.axes, forms[e.source], forms[e.target]))
+    own = tuple(costs[form, node.terms] for form, node in zip(forms, graph.nodes, strict=True))
+    return Tables(graph, machine, tuple(spaces[form] for form in forms), own, tuple(edges))
+
+
+def node_bytes(node: Node, space: Configurations, machine: Machine) -> Costs:
+    """Bytes that a node holds on a device, for each configuration: parameters, their gradients and optimizer state, and results, kept for
+    the backward pass. Devices that a configuration leaves over hold copies."""
+    weights = sum((t.words / t.parts(space) for t in node.weights), np.zeros(len(space)))
+    outputs = sum((t.words / t.parts(space) for t in node.outputs if node.op not in _VIEWS), np.zeros(len(space)))
+    return machine.word_bytes * ((2.0 + machine.optimizer_words) * weights + outputs)
+
+
+def bytes_of(tables: Tables, choice: Iterable[int]) -> float:
+    """The bytes that a strategy holds on each device; `choice[v]` is the index of node v's configuration."""
+    triples = zip(tables.graph.nodes, tables.spaces, choice, strict=True)
+    return sum(float(node_bytes(node, space[c : c + 1], tables.machine)[0]) for node, space, c in triples)
 
 
 def term_costs(tables: Tables, v: int) -> list[tuple[Term, Costs]]:
-    """The terms of node v with their costs over its configurations; `node_costs` adds them up."""
+    """The terms of node v with their costs over its configurations; `_node_costs` adds them up."""
     node = tables.graph.nodes[v]
     shares = Shares(node.sizes, tables.spaces[v], tables.machine)
     return [(term, term.cost(shares)) for term in node.terms]
@@ -151,58 +194,6 @@ def _node_costs(node: Node, space: Configurations, machine: Machine) -> Costs:
         if term.kind == "compute":
             backward += cost * (2.0 / 3.0)
     return total + np.maximum(hidden - backward, 0.0)
-
-
-class Once:
-    """Makes things once by what they are made of, so that what is alike is shared."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], Any] = {}
-
-    def __call__(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
-        if key not in self._known:
-            self._known[key] = make()
-        known: T = self._known[key]
-        return known
-
-
-@dataclass
-class _Builder:
-    machine: Machine
-    original: bool
-    _made: Once = field(default_factory=Once)
-
-    def space(self, node: Node) -> Configurations:
-        return self._made(("space", node.axes, node.contiguous), lambda: configurations(node, self.machine.devices))
-
-    def costs(self, node: Node) -> Costs:
-        key = ("costs", node.axes, node.contiguous, node.terms)
-        return self._made(key, lambda: _node_costs(node, self.space(node), self.machine))
-
-    def classes(self, node: Node, tensor: Tensor) -> tuple[Classes, NDArray[np.int64]]:
-        """Configurations by how they split a tensor, and these splits."""
-
-        def told_apart() -> tuple[Classes, NDArray[np.int64]]:
-            space = self.space(node)
-            splits = [space[:, axes].prod(axis=1) for axes in tensor.axes]
-            classes = Classes.by(splits)
-            return classes, np.column_stack(splits)[classes.first]
-
-        return self._made(("classes", node.axes, node.contiguous, tensor.axes), told_apart)
-
-    def edge(self, graph: ShardGraph, edge: Edge) -> EdgeTable:
-        writer, reader = graph.nodes[edge.source], graph.nodes[edge.target]
-        written, read = writer.outputs[edge.output], reader.inputs[edge.input]
-
-        def table() -> EdgeTable:
-            source, rows = self.classes(writer, written)
-            target, columns = self.classes(reader, read)
-            moved = _moved_originally if self.original else _moved
-            words = moved(np.array(written.shape, float), rows, columns)
-            devices = np.maximum(rows.prod(axis=1)[:, None], columns.prod(axis=1))
-            return EdgeTable(source, target, self.machine.exchange(words, devices, messages=2.0))
-
-        return self._made(("edge", written, read.axes, writer.axes, writer.contiguous, reader.axes, reader.contiguous), table)
 
 
 def _common(shape: Costs, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Costs:
@@ -237,19 +228,13 @@ def divisors(n: int, limit: int) -> list[int]:
     return [d for d in sorted({*small, *(n // d for d in small)}) if d <= limit]
 
 
-def splits(axis: Axis, limit: int) -> list[int]:
-    """Into how many parts an axis can be split, each at least its `smallest` long."""
-    if not axis.splits:
-        return [1]
-    return [d for d in divisors(axis.size, limit) if axis.size / d >= axis.smallest] or [1]
-
-
 def configurations(node: Node, devices: int) -> Configurations:
     """All configurations of a node on at most this many devices, in lexical order; never none."""
     rows = np.ones((1, 0), np.int64)
     used = np.ones(1, np.int64)
     for axis in node.axes:
-        choices = np.array(splits(axis, devices), np.int64)
+        parts = [d for d in divisors(axis.size, devices if axis.splits else 1) if axis.size / d >= axis.smallest]
+        choices = np.array(parts or [1], np.int64)
         product = used[:, None] * choices
         row, choice = np.nonzero(product <= devices)
         rows = np.column_stack((rows[row], choices[choice]))

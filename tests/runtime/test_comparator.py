@@ -23,8 +23,8 @@ from baechi_runtime.measure.comparator import SHARE, SMALLEST, compare, differen
 from baechi_runtime.measure.parity_result import Difference, Parity, difference_text, require_parity
 from baechi_runtime.models.training_step import TrainingStep, optimizer_spec
 from baechi_runtime.report.run_summary import RunSummary
-from baechi_runtime.sharding import parity as sharding
-from baechi_runtime.sharding.mesh import make_mesh
+from baechi_runtime.sharding import execute as sharding
+from baechi_runtime.sharding.layout import make_mesh
 from baechi_runtime.torch.calls.verify import Verification
 from baechi_runtime.torch.lowering.devices import cpu_devices
 from baechi_runtime.torch.parity import check_parity

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from baechi_ext.shard.graph import Axis, Edge, Node, ShardGraph, Tensor
-from baechi_ext.shard.memory import bytes_of
-from baechi_ext.shard.tables import EdgeTable, Tables
+from baechi_ext.shard.tables import EdgeTable, Tables, bytes_of
 from baechi_ext.shard.terms import AllReduce, Compute, Exchange
 
 LENGTHS = (1, 2, 3, 4, 6)

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from baechi_ext.errors import ShardError
 from baechi_ext.shard.graph import Axis, Edge, Node, ShardGraph, Tensor
 from baechi_ext.shard.machine import Machine
-from baechi_ext.shard.memory import node_bytes
 from baechi_ext.shard.networks import network
-from baechi_ext.shard.tables import build_tables, configurations
+from baechi_ext.shard.tables import build_tables, configurations, node_bytes
 from baechi_ext.shard.terms import AllReduce, Compute, Exchange, Feedback, Halo, Shares, Term
 
 PLAIN = Machine(devices=64)  # 10 TFLOPS over 4 G words/s: 2500 operations a word

@@ -7,10 +7,10 @@ import pytest
 from baechi_ext.shard.analysis import layer_costs, other_configurations
 from baechi_ext.shard.graph import ShardGraph
 from baechi_ext.shard.machine import Machine
-from baechi_ext.shard.memory import bytes_of
 from baechi_ext.shard.networks import network
 from baechi_ext.shard.plan import ShardPlan
 from baechi_ext.shard.search import search
+from baechi_ext.shard.tables import bytes_of
 
 
 @pytest.mark.parametrize("overlap", [False, True])

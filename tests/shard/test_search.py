@@ -10,12 +10,11 @@ from baechi_ext.errors import ShardError
 from baechi_ext.shard.elimination import choose, eliminate, plan_elimination
 from baechi_ext.shard.graph import ShardGraph
 from baechi_ext.shard.machine import Machine
-from baechi_ext.shard.memory import bytes_of
 from baechi_ext.shard.networks import network
 from baechi_ext.shard.order import ORDERS, elimination_order
 from baechi_ext.shard.prune import pruned
 from baechi_ext.shard.search import SearchOptions, search
-from baechi_ext.shard.tables import build_tables
+from baechi_ext.shard.tables import build_tables, bytes_of
 from tests.shard.problems import cost_by_hand, graphs, least_cost
 
 DEVICES = st.sampled_from((1, 2, 3, 4))
@@ -38,7 +37,9 @@ def test_pruning_keeps_an_optimum(graph: ShardGraph, devices: int) -> None:
     fewer = pruned(tables)
     assert all(0 < a <= b for a, b in zip(fewer.sizes, tables.sizes, strict=True))
     assert least_cost(fewer) == pytest.approx(least_cost(tables), rel=REL)
-    found = search(graph, Machine(devices=devices), SearchOptions(prune=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("baechi_ext.shard.search._WORTH_PRUNING", -1.0)
+        found = search(graph, Machine(devices=devices))
     assert found.cost == pytest.approx(least_cost(tables), rel=REL)
 
 

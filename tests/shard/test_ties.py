@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from baechi_ext.errors import ShardError
 from baechi_ext.shard.graph import Axis, Edge, Node, ShardGraph, Tensor
 from baechi_ext.shard.machine import Machine
-from baechi_ext.shard.memory import node_bytes
-from baechi_ext.shard.search import SearchOptions, search
-from baechi_ext.shard.tables import build_tables
+from baechi_ext.shard.search import search
+from baechi_ext.shard.tables import build_tables, node_bytes
 from baechi_ext.shard.terms import Compute
 from tests.shard.problems import cost_by_hand, graphs
 
@@ -32,9 +31,11 @@ def tied_graphs(draw: st.DrawFn) -> ShardGraph:
     return ShardGraph("tied", tuple(nodes), graph.edges, tuple(map(tuple, ties.values())))
 
 
-@given(tied_graphs(), st.integers(1, 6), st.sampled_from([None, True]))
-def test_ties_keep_the_least_cost_of_strategies_that_split_alike(graph: ShardGraph, devices: int, prune: bool | None) -> None:
-    found = search(graph, Machine(devices=devices), SearchOptions(prune=prune))
+@given(tied_graphs(), st.integers(1, 6), st.sampled_from([1e8, -1.0]))
+def test_ties_keep_the_least_cost_of_strategies_that_split_alike(graph: ShardGraph, devices: int, operations: float) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("baechi_ext.shard.search._WORTH_PRUNING", operations)
+        found = search(graph, Machine(devices=devices))
     assert all(found.choice[v] == found.choice[tie[0]] for tie in graph.ties for v in tie)
     assert cost_by_hand(found.tables, found.choice) == pytest.approx(found.cost)
     first = {v: tie[0] for tie in graph.ties for v in tie}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
-from baechi_ext.shard.shapes import Image
+from baechi_ext.shard.rules import Image
 from baechi_ext.shard.terms import AllReduce
 from baechi_runtime.sharding.loops import SPATIAL, Loops, UnknownFormError, Value, spread
 from baechi_runtime.sharding.products import pair
@@ -35,7 +35,7 @@ def _name(values: Sequence[Value], behind: int, i: int) -> str:
 
 def reduction(loops: Loops) -> None:
     """Sums, means and the like over some dimensions, or over all."""
-    x = loops["self"] if loops["self"] is not None else loops["input"]
+    x = loops.operand
     loops.op = "mean"
     dim = loops["dim"]
     dims = range(len(x.shape)) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
@@ -148,9 +148,9 @@ def loss(loops: Loops) -> None:
     loops.terms += loops.rules.elementwise(tuple(axes), 1)
     loops.read(x, axes)
     loops.read(target, spread(loops, target, axes))
-    for name in ("weight", "pos_weight"):
-        if loops[name] is not None:
-            loops.read(loops[name], spread(loops, loops[name], axes))
+    for weight in (loops["weight"], loops["pos_weight"]):
+        if weight is not None:
+            loops.read(weight, spread(loops, weight, axes))
     _loss(loops, axes)
 
 
@@ -164,7 +164,7 @@ def _loss(loops: Loops, rows: Sequence[int]) -> None:
 
 def pooling(loops: Loops) -> None:
     """A window that moves over the last dimensions; where these become one place each, it is all of them."""
-    x, out = loops["self"] if loops["self"] is not None else loops["input"], loops.shape
+    x, out = loops.operand, loops.shape
     given = loops["kernel_size"]
     count = len(given) if given is not None else len(loops["output_size"])
     if len(x.shape) != count + 2:
@@ -176,7 +176,7 @@ def pooling(loops: Loops) -> None:
     axes = [loops.axis(name, size) for name, size in zip(x.names[:2], x.shape[:2], strict=True)]
     axes += [loops.axis(name, size, splits=splits) for name, size in zip(SPATIAL[-count:], after, strict=True)]
     if splits:
-        image = Image(before, window, pair(loops["stride"] or given), pair(after))
+        image = Image(pair(before), pair(window), pair(loops["stride"] or given), pair(after))
         loops.terms += loops.rules.pooling(tuple(axes), image)
     else:
         loops.compute(2.0 * prod(window))

@@ -25,18 +25,15 @@ from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.models.registry import make_step
 from baechi_runtime.models.training_step import EagerStep, TrainingStep, optimizer_spec
 from baechi_runtime.report.progress import progress
-from baechi_runtime.sharding.align import lay_out
+from baechi_runtime.sharding.binding import lay_out
 from baechi_runtime.sharding.calibration import finish, measured_tera_flops
 from baechi_runtime.sharding.captured import CapturedGraph, captured_module
-from baechi_runtime.sharding.execute import ShardedStep
+from baechi_runtime.sharding.counts import StepBytes, Traffic, counted, counted_bytes
+from baechi_runtime.sharding.execute import ShardedStep, check_parity
 from baechi_runtime.sharding.forecast import Forecast, Forecaster
-from baechi_runtime.sharding.layout import Layout
-from baechi_runtime.sharding.mesh import checked_shape, make_mesh
-from baechi_runtime.sharding.parity import check_parity
+from baechi_runtime.sharding.layout import checked_shape, make_mesh
 from baechi_runtime.sharding.replicas import REPLICAS, Rehearsal, ReplicaStep, mean_of_all, part_seconds
-from baechi_runtime.sharding.step_bytes import StepBytes, counted_bytes
 from baechi_runtime.sharding.strategies import Predicted
-from baechi_runtime.sharding.traffic import Traffic, counted
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_workers, cuda_workers
 from baechi_runtime.torch.measure import load_of_others, measure_on
 from baechi_runtime.torch.processes.environment import worker_place
@@ -140,7 +137,8 @@ class ShardBackend:
         step = captured.step
         if plan.name in REPLICAS:
             return self.replica(captured, plan.name)
-        sharded = ShardedStep(captured.graph.forward, step.module, self._layouts(captured, plan), self.mesh)
+        layouts = lay_out(captured.graph, plan.configurations, self.shape)
+        sharded = ShardedStep(captured.graph.forward, step.module, layouts, self.mesh)
         optimizer = step.optimizer.make([p for p in sharded.parts.values() if p.requires_grad])
 
         def run() -> Tensor:
@@ -155,34 +153,30 @@ class ShardBackend:
         eager = EagerStep(captured.step, self._device)
         return Loaded(eager.run, eager.weights, eager.optimizer)
 
-    def _layouts(self, captured: Captured, plan: Predicted) -> Mapping[str, Layout]:
-        return lay_out(captured.graph, plan.configurations, self.shape)
-
     def check(self, captured: Captured, plan: Predicted) -> Parity | None:
         """The parity of a split step with the whole one; None for torch's own data parallelism, whose dropout draws other numbers."""
-        return None if plan.name in REPLICAS else check_parity(captured.step, self._layouts(captured, plan), self.mesh)
+        if plan.name in REPLICAS:
+            return None
+        return check_parity(captured.step, lay_out(captured.graph, plan.configurations, self.shape), self.mesh)
 
-    def held(self, loaded: Loaded) -> tuple[StepBytes, ...]:
-        """Run a step, and count the bytes that each process holds in it."""
-        found: list[StepBytes] = [StepBytes(0, 0, 0, 0)] * dist.get_world_size()
-        dist.all_gather_object(found, counted_bytes(loaded.run, loaded.weights, loaded.optimizer))
-        return tuple(found)
-
-    def traffic(self, loaded: Loaded) -> Traffic:
-        """Run a step, and count what it sends."""
+    def counts(self, loaded: Loaded) -> tuple[Traffic, tuple[StepBytes, ...]]:
+        """Run a step, and count what this process sends, and the bytes that each one holds."""
         with counted() as traffic:
-            loaded.run()
-        return traffic
+            own = counted_bytes(loaded.run, loaded.weights, loaded.optimizer)
+        held: list[StepBytes] = [own] * dist.get_world_size()
+        dist.all_gather_object(held, own)
+        return traffic, tuple(held)
 
     def measure(self, captured: Whole, loaded: Mapping[str, Loaded], num_steps: int, on_step: Callable[[int], None]) -> Measurement:
         """Times `num_steps` rounds of the step that is not split and one of each loaded one; `on_step` is called with each round's number.
         Random numbers begin anew."""
         torch.manual_seed(captured.step.seed)
-        steps = {name: partial(self._timed, one) for name, one in {UNPLACED: self.unsplit(captured), **loaded}.items()}
-        return measure_on(self, steps, num_steps=num_steps, on_step=on_step)
 
-    def _timed(self, loaded: Loaded) -> StepTimes:
-        return StepTimes(self.run(loaded)[1], ())
+        def timed(one: Loaded) -> StepTimes:
+            return StepTimes(self.run(one)[1], ())
+
+        steps = {name: partial(timed, one) for name, one in {UNPLACED: self.unsplit(captured), **loaded}.items()}
+        return measure_on(self, steps, num_steps=num_steps, on_step=on_step)
 
     def run(self, loaded: Loaded) -> tuple[float, float]:
         """The loss of one step, and the microseconds of the slowest process."""

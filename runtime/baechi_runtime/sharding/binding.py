@@ -1,19 +1,24 @@
-"""Binding calls to nodes of the shard graph: which of a node's tensors each argument is, and what of the node's space can be run."""
+"""Binding calls to nodes of the shard graph: which of a node's tensors each argument is, what of the node's space can be run, and which of
+the ways to lay a strategy out moves least: a split of two is over one mesh dimension or another, best its neighbour's."""
 
+import operator
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
 
 import numpy as np
 from torch import Tensor as Values
 from torch import fx
-from torch.distributed.tensor import Partial
+from torch.distributed.tensor import Partial, Placement
 
 from baechi_ext.errors import ShardError
 from baechi_ext.shard.graph import Node, Tensor
 from baechi_ext.shard.prune import restricted
-from baechi_ext.shard.tables import Tables
+from baechi_ext.shard.tables import Tables, configurations
 from baechi_runtime.sharding.captured import CapturedGraph
-from baechi_runtime.sharding.layout import Argument, Assignment, Layout, assignments, placements
+from baechi_runtime.sharding.layout import Argument, Assignment, Layout, Placements, assignments, placements
 from baechi_runtime.sharding.rules import arguments, rule_of, splittable
 
 
@@ -89,3 +94,66 @@ def _broadcast(result: Tensor, shape: tuple[int, ...]) -> Tensor:
     skipped = len(result.shape) - len(shape)
     axes = (result.axes[skipped + i] if size == result.shape[skipped + i] else () for i, size in enumerate(shape))
     return Tensor(shape, tuple(axes))
+
+
+_SWEEPS = 3
+
+
+def lay_out(captured: CapturedGraph, strategy: Sequence[Sequence[int] | None], mesh: Sequence[int]) -> dict[str, Layout]:
+    """A layout for every node, by name: first in the graph's order, each next to what it reads, then again with all neighbours known.
+    None: the configuration of a node is what moves least, too.
+
+    Raises ShardError for a configuration that the mesh, or DTensor, can't express.
+    """
+    bound = bind(captured)
+    options: dict[str, list[Layout]] = {}
+    for node, configuration in zip(captured.graph.nodes, strategy, strict=True):
+        wanted = configurations(node, prod(mesh)).tolist() if configuration is None else [configuration]
+        ways = [way for c in wanted for way in bound[node.name].assignments(c, mesh)]
+        if configuration is not None and not ways:
+            split = node.splits(configuration)
+            shape = " x ".join(map(str, mesh))
+            raise ShardError(f"{node.name} split by {split} can't be run on a mesh of {shape}; search with --executable")
+        options[node.name] = [bound[node.name].layout(way) for way in ways]
+    return _nearest(bound, options, mesh)
+
+
+def _nearest(bound: dict[str, Bound], options: dict[str, list[Layout]], mesh: Sequence[int]) -> dict[str, Layout]:
+    near: dict[str, list[tuple[str, int, str, int, float]]] = defaultdict(list)
+    """For each call the tensors that it reads, and those that are read from it: source, its output, reader, its argument, words."""
+    for name, b in bound.items():
+        for position, argument in enumerate(arguments(b.call)):
+            source, output = origin(argument)
+            if source.name in options and output < len(bound[source.name].written):
+                for end in (name, source.name):
+                    near[end].append((source.name, output, name, position, float(b.read[position].words)))
+    chosen: dict[str, Layout] = {}
+
+    def cost(name: str, layout: Layout) -> float:
+        chosen[name] = layout
+        ends = ((chosen[s].outputs[o], chosen[t].arguments[i].placements, w) for s, o, t, i, w in near[name] if {s, t} <= chosen.keys())
+        return sum(words * _moved(written, read, mesh) for written, read, words in ends)
+
+    for _ in range(_SWEEPS):
+        for name, layouts in options.items():
+            chosen[name] = min(layouts, key=partial(cost, name))
+    return chosen
+
+
+def origin(value: fx.Node) -> tuple[fx.Node, int]:
+    """The call that computes a value, and which of its results that is."""
+    if value.target is operator.getitem and isinstance(value.args[0], fx.Node) and isinstance(value.args[1], int):
+        return value.args[0], value.args[1]
+    return value, 0
+
+
+def _moved(written: Placements, read: Placements, mesh: Sequence[int]) -> float:
+    """About what part of a tensor moves, forward and backward."""
+    part = 1.0 / prod(size for size, placement in zip(mesh, read, strict=True) if placement.is_shard())
+    return part * sum(_change(w, r) for w, r in zip(written, read, strict=True))
+
+
+def _change(written: Placement, read: Placement) -> float:
+    if written == read or written.is_partial():
+        return 0.0  # a sum has to be added up whoever reads it
+    return 1.0 if written.is_replicate() else 2.0

@@ -29,8 +29,7 @@ from baechi_ext.capture.why_not import not_capturable
 from baechi_ext.errors import CaptureError
 from baechi_ext.shard.graph import Axis, Edge, Node, ShardGraph, Tensor
 from baechi_ext.shard.rules import Rules
-from baechi_ext.shard.terms import Compute
-from baechi_runtime.sharding import arithmetic, products, recurrent, shapes
+from baechi_runtime.sharding import arithmetic, products, shapes
 from baechi_runtime.sharding.loops import Loops, Read, UnknownFormError, Value
 from baechi_runtime.sharding.op_names import argument_at, is_pointwise, name_of, op_of, parts_of
 
@@ -61,8 +60,7 @@ _RULES: dict[Rule, str] = {
     "adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d max_pool2d_with_indices max_pool3d_with_indices",
     shapes.same: "to clone contiguous alias detach lift_fresh_copy type_as",
     shapes.reshape: "view reshape flatten unflatten squeeze unsqueeze ravel _unsafe_view view_as reshape_as",
-    shapes.transpose: "transpose swapaxes swapdims t",
-    shapes.permute: "permute",
+    shapes.permute: "permute transpose swapaxes swapdims t",
     shapes.expand: "expand expand_as broadcast_to",
     shapes.broadcast: "broadcast_tensors",
     shapes.part: "slice narrow split split_copy split_with_sizes split_with_sizes_copy chunk tensor_split",
@@ -77,8 +75,8 @@ _RULES: dict[Rule, str] = {
     arithmetic.elementwise: "dropout alpha_dropout feature_dropout feature_alpha_dropout native_dropout rrelu prelu gelu silu _to_copy",
 }  # fmt: skip
 _BY_NAME = {name: rule for rule, names in _RULES.items() for name in names.split()}
-_BY_NAME |= {name: partial(recurrent.stacked, gates=gates) for name, gates in recurrent.GATES.items()}
-_OWN = {name: partial(recurrent.chunk, gates=gates) for name, gates in recurrent.GATES.items() if name in ("lstm", "gru")}
+_BY_NAME |= {name: partial(products.stacked, gates=gates) for name, gates in products.GATES.items()}
+_OWN = {name: partial(products.chunk, gates=gates) for name, gates in products.GATES.items() if name in ("lstm", "gru")}
 
 
 @dataclass(frozen=True)
@@ -136,12 +134,12 @@ class CapturedGraph:
     @property
     def flop(self) -> float:
         """Operations of a step on one device."""
-        return sum(node_flop(node) for node in self.graph.nodes)
+        return sum(node.flop() for node in self.graph.nodes)
 
     @property
     def unknown_flop(self) -> float:
         """Operations of ops that are not known."""
-        return sum(node_flop(node) for node in self.graph.nodes if node.name in self.unknown)
+        return sum(node.flop() for node in self.graph.nodes if node.name in self.unknown)
 
     @property
     def unknown_share(self) -> float:
@@ -166,11 +164,6 @@ class CapturedGraph:
         facts = {"calls": len(self.graph.nodes), "flop": self.flop, "seconds": self.seconds}
         measured = None if self.measured is None else asdict(self.measured)
         return {**facts, "unknown": self.unknown, "unknown_flop_share": self.unknown_share, "measured": measured}
-
-
-def node_flop(node: Node) -> float:
-    """Operations of a node on one device."""
-    return sum(term.flop * prod(node.sizes[a] for a in term.axes) for term in node.terms if isinstance(term, Compute))
 
 
 def captured_module(
@@ -262,9 +255,9 @@ class _Walk:
         for node in self.forward.program.graph.nodes:
             value = node.meta.get("val")
             if node.op == "placeholder" and isinstance(value, torch.Tensor):
-                weight = node.name in self.forward.parameters
-                shape = tuple(value.shape)
-                names = _weight_names(shape) if weight else self._names(value)
+                weight, shape = node.name in self.forward.parameters, tuple(value.shape)
+                of_weight = ("units", "in_units")[: len(shape)] if len(shape) <= 2 else tuple(f"dim{i}" for i in range(len(shape)))
+                names = of_weight if weight else self._names(value)
                 self.values[node] = Value(node, shape, names, weight, weight and value.requires_grad, max(uses[node], 1))
                 if not weight:
                     self.prepared[node] = node.name in self.forward.inputs
@@ -400,10 +393,6 @@ def _once(reads: Sequence[Read]) -> list[Read]:
     """The reads, a parameter's only once."""
     first = {r.value.source: r for r in reversed(reads) if r.value.weight}
     return [r for r in reads if not r.value.weight or first[r.value.source] is r]
-
-
-def _weight_names(shape: tuple[int, ...]) -> tuple[str, ...]:
-    return tuple(["units", "in_units"][: len(shape)] if len(shape) <= 2 else [f"dim{i}" for i in range(len(shape))])
 
 
 def rule_of(node: fx.Node) -> Rule | None:

@@ -8,9 +8,8 @@ Nothing is taken to overlap: where processes are CPU cores, messages take the co
 import operator
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -24,19 +23,17 @@ from baechi_ext.shard.machine import Costs, Machine
 from baechi_ext.shard.tables import Configurations, Tables
 from baechi_ext.shard.terms import AllReduce, Shares
 from baechi_runtime.models.training_step import TrainingStep
-from baechi_runtime.sharding.align import lay_out
-from baechi_runtime.sharding.binding import bind
-from baechi_runtime.sharding.calibration import agreed, finish
+from baechi_runtime.sharding.binding import bind, lay_out
+from baechi_runtime.sharding.calibration import Links, agreed, finish, probed_links
 from baechi_runtime.sharding.captured import CapturedGraph
+from baechi_runtime.sharding.counts import Traffic
 from baechi_runtime.sharding.execute import ShardedStep
 from baechi_runtime.sharding.gradients import buckets
-from baechi_runtime.sharding.links import Links, probed_links
-from baechi_runtime.sharding.mesh import groups
+from baechi_runtime.sharding.layout import Layout, groups
 from baechi_runtime.sharding.moves import part_shape
 from baechi_runtime.sharding.part_times import PartTimes
 from baechi_runtime.sharding.program import Program, computes
 from baechi_runtime.sharding.rules import is_plain
-from baechi_runtime.sharding.traffic import Traffic
 
 _STEPS = 4
 _SUM_BYTES = 1 << 12, 1 << 22
@@ -73,12 +70,6 @@ class Forecast:
         return {part: getattr(self, part) for part in PARTS}
 
 
-def _in_us(seconds: Iterable[float]) -> Forecast:
-    """The forecast of these parts, which are in the order of PARTS."""
-    calls, moves, gradients, update, executor = (1e6 * part for part in seconds)
-    return Forecast(calls, moves, gradients, update, executor)
-
-
 class Forecaster:
     """Forecasts of a model's step on a mesh. Every process has to make one, and to ask it the same; each gets the same answers."""
 
@@ -88,6 +79,7 @@ class Forecaster:
         self._times = PartTimes(model.forward, mesh, device)
         self._bound = bind(model)
         self._weights = {name: p for name, p in step.module.named_parameters() if p.requires_grad}
+        self._words = sum(p.numel() for p in self._weights.values())
         self._known: dict[tuple[tuple[int, ...], ...], Forecast] = {}
         self._calls = [call for call in model.forward.nodes if _is_measured(call)]
         self.update_seconds, whole_seconds = _whole_step(model, step, mesh, device)
@@ -125,26 +117,29 @@ class Forecaster:
     def _of(self, program: Program) -> Forecast:
         pairs = [(call, program.layout(call)) for call in self._calls]
         self._times.measure(pairs)
-        seconds: dict[str, dict[str, float]] = {part: defaultdict(float) for part in PARTS}
+        us: dict[str, Costs] = defaultdict(lambda: np.zeros(len(PARTS)))
         traffic = Traffic()
+
+        def add(layer: str, part: str, seconds: float) -> None:
+            us[layer][PARTS.index(part)] += 1e6 * seconds
+
         for call, layout in pairs:
-            seconds["calls_us"][call.name] += self._times.seconds(call, layout)
-            seconds["executor_us"][call.name] += self.call_seconds
+            add(call.name, "calls_us", self._times.seconds(call, layout))
+            add(call.name, "executor_us", self.call_seconds)
             traffic += self._times.traffic(call, layout)
         for planned in program.moves:
-            seconds["moves_us"][planned.reader] += self.links.move_seconds
+            add(planned.reader, "moves_us", self.links.move_seconds)
             for message in planned.messages:
                 size = message.words * planned.number_bytes
-                seconds["moves_us"][planned.reader] += self.links.seconds(message.kind, size, message.processes)
+                add(planned.reader, "moves_us", self.links.seconds(message.kind, size, message.processes))
                 traffic.add(message.kind, size, message.processes)
         shapes = {n: part_shape(tuple(p.shape), program.placements(n), self.mesh) for n, p in self._weights.items()}
         for name, shape in shapes.items():
-            seconds["update_us"][program.readers.get(name, "")] += self.update_seconds * prod(shape) / self._words
+            add(program.readers.get(name, ""), "update_us", self.update_seconds * prod(shape) / self._words)
         for name, share in self._gradients(program, shapes, traffic).items():
-            seconds["gradients_us"][program.readers[name]] += share
-        names = dict.fromkeys(name for part in seconds.values() for name in part)
-        layers = {name: _in_us(seconds[part][name] for part in PARTS) for name in names}
-        return replace(_in_us(sum(seconds[part].values()) for part in PARTS), layers=layers, traffic=traffic)
+            add(program.readers[name], "gradients_us", share)
+        layers = {name: Forecast(*parts.tolist()) for name, parts in us.items()}
+        return replace(Forecast(*sum(us.values(), np.zeros(len(PARTS))).tolist()), layers=layers, traffic=traffic)
 
     def _gradients(self, program: Program, shapes: dict[str, tuple[int, ...]], traffic: Traffic) -> dict[str, float]:
         """Seconds of adding up each weight's gradient: its part, by size, of those of its message. What is sent is added to `traffic`."""
@@ -165,30 +160,22 @@ class Forecaster:
 
         A message about a weight's gradient counts by its size alone: many go together.
         """
-        layouts = [
-            [bound.layout(bound.assignments(row, self.shape)[0]) for row in space.tolist()]
-            for bound, space in zip(map(self._bound.__getitem__, (n.name for n in tables.graph.nodes)), tables.spaces, strict=True)
-        ]
+        layouts: list[list[Layout]] = []
+        for node, space in zip(tables.graph.nodes, tables.spaces, strict=True):
+            bound = self._bound[node.name]
+            ways = space.tolist() if _is_measured(bound.call) else []
+            layouts.append([bound.layout(bound.assignments(way, self.shape)[0]) for way in ways])
         calls = [self._bound[node.name].call for node in tables.graph.nodes]
-        measured = [_is_measured(call) for call in calls]
-        self._times.measure((c, layout) for c, ways, m in zip(calls, layouts, measured, strict=True) if m for layout in ways)
+        self._times.measure((call, layout) for call, ways in zip(calls, layouts, strict=True) for layout in ways)
         rate = tables.machine.tera_flops * 1e12
         known: dict[bytes, Costs] = {}
         found = []
-        for node, space, call, ways, m in zip(tables.graph.nodes, tables.spaces, calls, layouts, measured, strict=True):
-            seconds = np.array([self._times.seconds(call, layout) if m else 0.0 for layout in ways])
-            costs = rate * (seconds + self._update_share(node, space)) + _sums(node, space, tables.machine)
+        for node, space, call, ways in zip(tables.graph.nodes, tables.spaces, calls, layouts, strict=True):
+            seconds = np.array([self._times.seconds(call, layout) for layout in ways] or 0.0)
+            words = sum((w.words / w.parts(space) for w in node.weights), np.zeros(len(space)))
+            costs = rate * (seconds + self.update_seconds * words / self._words) + _sums(node, space, tables.machine)
             found.append(known.setdefault(costs.tobytes(), costs))  # nodes that are alike share their tables
         return replace(tables, costs=tuple(found))
-
-    def _update_share(self, node: Node, space: Configurations) -> Costs:
-        """Seconds of the update of a node's weights, by configuration."""
-        words = sum(w.words / space[:, [a for axes in w.axes for a in axes]].prod(axis=1) for w in node.weights)
-        return self.update_seconds * words / self._words + np.zeros(len(space))
-
-    @cached_property
-    def _words(self) -> int:
-        return sum(p.numel() for p in self._weights.values())
 
 
 def _sums(node: Node, space: Configurations, machine: Machine) -> Costs:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from baechi_runtime.sharding.mesh import groups
+from baechi_runtime.sharding.layout import groups
 
 FIRST_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 """Gradients are added up in pieces of about this size; in a smaller one first, so that it is under way early."""

@@ -7,12 +7,13 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, fx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Shard
 from torch.nn import functional
 
-from baechi_runtime.sharding.layout import Layout, Placements
+from baechi_runtime.sharding.layout import Layout, groups
 from baechi_runtime.sharding.op_names import argument_at, op_of, plain
 
 
@@ -38,21 +39,26 @@ class LocalCall:
     @cached_property
     def summands(self) -> int:
         """Number of processes whose results add up to the result."""
-        return prod(self.mesh.size(d) for d in self.summed)
+        return self.size([d for d, placement in enumerate(self.layout.outputs[0]) if placement.is_partial()])
 
-    @cached_property
-    def summed(self) -> list[int]:
-        """The mesh dimensions along which these processes are."""
-        return [d for d, placement in enumerate(self.layout.outputs[0]) if placement.is_partial()]
+    def size(self, dims: Sequence[int]) -> int:
+        """Number of processes along these dimensions of the mesh."""
+        return prod(self.mesh.size(d) for d in dims)
 
-    def splitting(self, placements: Placements, dim: int) -> list[int]:
+    def add_up(self, values: Tensor, dims: Sequence[int], op: Any = dist.ReduceOp.SUM) -> Tensor:
+        """Add values up, or reduce them by another op, in place, over the processes along these dimensions of the mesh."""
+        for group in groups(self.mesh, dims):
+            dist.all_reduce(values, op, group=group)
+        return values
+
+    def splitting(self, placements: Sequence[Placement], dim: int) -> list[int]:
         """The mesh dimensions that split a tensor's dimension."""
         return [d for d, placement in enumerate(placements) if placement == Shard(dim)]
 
     def parts(self, placements: Sequence[Placement], dim: int) -> tuple[int, int]:
         """(which part of a tensor's dimension this process has, of how many)."""
         index, count = 0, 1
-        for d in self.splitting(tuple(placements), dim):
+        for d in self.splitting(placements, dim):
             index, count = index * self.mesh.size(d) + self.mesh.get_local_rank(d), count * self.mesh.size(d)
         return index, count
 
@@ -84,7 +90,7 @@ def product(call: LocalCall, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def mean(call: LocalCall, *args: Any, **kwargs: Any) -> Tensor:
-    """The processes' means have equally many terms."""
+    """The op itself on parts that have equally many terms."""
     return call.target(*args, **kwargs) / call.summands
 
 
@@ -112,3 +118,112 @@ def dropout(call: LocalCall, x: Tensor, rate: float, train: bool) -> Tensor:
         if parts > 1:
             kept = kept.narrow(dim, part * size, size)
     return x * kept.div(1 - rate)
+
+
+def batch_norm(call: LocalCall, x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> Tensor:
+    """The op itself, unless other processes have other parts of the batch: then with the statistics of the whole one (as SyncBatchNorm,
+    which runs on CUDA only)."""
+    mean, variance, train, momentum, epsilon, _ = rest
+    over = [d for d, placement in enumerate(call.layout.arguments[0].placements) if placement.is_shard() and placement != Shard(1)]
+    if not over or not train:
+        return call.target(x, weight, bias, *rest)
+    return _BatchNorm.apply(x, weight, bias, _Batch(call, over, mean, variance, momentum, epsilon))
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A batch split over mesh dimensions, and its running statistics."""
+
+    call: LocalCall
+    over: Sequence[int]
+    mean: Tensor | None
+    variance: Tensor | None
+    momentum: float
+    epsilon: float
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the whole batch by channel. The mean first: squares of what is far from 0 would lose digits."""
+        variance, mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
+        processes = self.call.size(self.over)
+        whole = self.call.add_up(mean / processes, self.over)
+        return whole, self.call.add_up((variance + (mean - whole).square()) / processes, self.over)
+
+
+class _BatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, batch: _Batch) -> Tensor:
+        mean, variance = batch.statistics(x)
+        ctx.batch, ctx.count = batch, x.numel() // x.shape[1] * batch.call.size(batch.over)
+        if batch.mean is not None and batch.variance is not None:
+            batch.mean.lerp_(mean, batch.momentum)
+            batch.variance.lerp_(variance * (ctx.count / max(ctx.count - 1, 1)), batch.momentum)
+        ctx.save_for_backward(x, weight, mean, variance)
+        return functional.batch_norm(x, mean, variance, weight, bias, False, 0.0, batch.epsilon)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """As if the statistics were given, less what they take back: the projections of that on 1 and on x."""
+        x, weight, mean, variance = ctx.saved_tensors
+        batch = ctx.batch
+        backward = torch.ops.aten.native_batch_norm_backward.default
+        dx, dw, db = backward(grad, x, weight, mean, variance, None, None, False, batch.epsilon, [True, True, True])
+        inverse = torch.rsqrt(variance + batch.epsilon)
+        along_x, along_1 = batch.call.add_up(torch.stack([dw, db]), batch.over) / ctx.count
+        scale = inverse if weight is None else inverse * weight
+        slope = scale * along_x * inverse
+        shape = [-1 if d == 1 else 1 for d in range(x.dim())]
+        dx.addcmul_(x, slope.view(shape), value=-1)
+        dx.sub_((scale * along_1 - slope * mean).view(shape))
+        return dx, dw if weight is not None else None, db if weight is not None else None, None
+
+
+MEAN, SUM = 1, 2
+"""aten's reductions."""
+
+
+def squared_error(call: LocalCall, x: Tensor, y: Tensor, reduction: int = MEAN) -> Tensor:
+    loss = torch.ops.aten.mse_loss.default(x, y, reduction)
+    return loss / call.summands if reduction == MEAN else loss
+
+
+def cross_entropy(
+    call: LocalCall, logits: Tensor, labels: Tensor, weight: Tensor | None = None, reduction: int = MEAN, *rest: Any
+) -> Tensor:
+    """This process's summand of the loss. `rest`: the label to leave out, and label smoothing."""
+    places = call.layout.arguments[0].placements
+    rows, classes = call.splitting(places, 0), call.splitting(places, 1)
+    if not rows and not classes:
+        return call.target(logits, labels, weight, reduction, *rest)
+    ignored = rest[0] if rest else -100
+    counted = labels != ignored
+    if classes:
+        losses = _SplitClasses.apply(logits, labels.where(counted, 0), call, classes) * counted
+    else:
+        losses = functional.cross_entropy(logits, labels, ignore_index=ignored, reduction="none")
+    # Processes with other classes of the same rows have the same loss.
+    total = losses.sum() / call.size(classes)
+    return total if reduction == SUM else total / call.add_up(counted.sum(), rows)
+
+
+class _SplitClasses(torch.autograd.Function):
+    """Each row's loss, the same on all processes that share its classes. Their gradients come in parts of 1/n, and add up."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, call: LocalCall, classes: list[int]) -> Tensor:
+        part, parts = call.parts(call.layout.arguments[0].placements, 1)
+        width = logits.shape[1]
+        own = labels - part * width
+        here = (own >= 0) & (own < width)
+        own = own.clamp(0, width - 1).unsqueeze(1)
+        largest = call.add_up(logits.amax(1), classes, dist.ReduceOp.MAX)
+        exponentials = (logits - largest.unsqueeze(1)).exp_()
+        sums = call.add_up(torch.stack([exponentials.sum(1), (logits.gather(1, own).squeeze(1) - largest) * here]), classes)
+        ctx.save_for_backward(exponentials.div_(sums[0].unsqueeze(1)), own, here)
+        ctx.parts = parts
+        return sums[0].log() - sums[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        softmax, own, here = ctx.saved_tensors
+        dx = softmax.scatter_add(1, own, -here.to(softmax.dtype).unsqueeze(1))
+        return dx.mul_((grad * ctx.parts).unsqueeze(1)), None, None, None

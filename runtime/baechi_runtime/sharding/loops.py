@@ -75,6 +75,11 @@ class Loops:
         return self.arguments.get(name)
 
     @property
+    def operand(self) -> Value:
+        """The first tensor that the call reads."""
+        return next(value for value in self.arguments.values() if isinstance(value, Value))
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the call's first result."""
         return self.shapes[0]
@@ -87,10 +92,9 @@ class Loops:
         self.axes.append(Axis(name if number == 1 else f"{name}_{number}", size, splits))
         return len(self.axes) - 1
 
-    def axes_of(self, value: Value, *, unsplit: Sequence[int] = ()) -> list[int]:
-        """A loop for each dimension of a tensor; those `unsplit` stay whole."""
-        pairs = enumerate(zip(value.names, value.shape, strict=True))
-        return [self.axis(name, size, splits=i not in unsplit) for i, (name, size) in pairs]
+    def axes_of(self, value: Value) -> list[int]:
+        """A loop for each dimension of a tensor."""
+        return [self.axis(name, size) for name, size in zip(value.names, value.shape, strict=True)]
 
     def read(self, value: Value | None, dims: Dims, *, summed: bool = True) -> None:
         """Add an operand. `summed`: its gradient is summed over loops that do not run over it; else a term of the rule stands for that."""

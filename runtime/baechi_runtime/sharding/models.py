@@ -28,7 +28,7 @@ from baechi_runtime.host.as_main import EndedError, run_as_main
 from baechi_runtime.models.registry import make_step
 from baechi_runtime.models.training_step import TrainingStep, optimizer_spec
 from baechi_runtime.report.progress import progress
-from baechi_runtime.sharding.captured import CapturedGraph, Measured, captured_module, node_flop
+from baechi_runtime.sharding.captured import CapturedGraph, Measured, captured_module
 from baechi_runtime.sharding.pase import PaseRequest
 from baechi_runtime.torch.calls.module_calls import LARGE_ENOUGH, Call, never_trained, outermost_calls, trained_size
 
@@ -70,10 +70,10 @@ def with_measured_costs(captured: CapturedGraph, step: TrainingStep, path: str, 
     modules = {call.name: _module_of(call, prefix) for call in captured.forward.nodes}
     counted: dict[str | None, float] = defaultdict(float)
     for node in captured.graph.nodes:
-        counted[modules[node.name]] += node_flop(node)
+        counted[modules[node.name]] += node.flop()
     scales = {m: us * tera_flops * 1e6 / counted[m] for m, us in of_module.items() if counted[m]}
     nodes = tuple(_scaled(node, scales, modules[node.name]) for node in captured.graph.nodes)
-    known = Measured(sum(of_module[m] for m in scales), all_us, sum(modules[n.name] in scales and node_flop(n) > 0 for n in nodes))
+    known = Measured(sum(of_module[m] for m in scales), all_us, sum(modules[n.name] in scales and n.flop() > 0 for n in nodes))
     return replace(captured, graph=replace(captured.graph, nodes=nodes), measured=known)
 
 

@@ -32,13 +32,15 @@ class Collective:
 class Move:
     """From parts as they were written to parts as an op wants them, and the gradients' way back: ops on plain local tensors.
 
-    They are traced when they are first asked for, since not all values have gradients.
+    They are traced when they are first asked for, since not all values have gradients. `summands`: a weight's gradient
+    is left in so many partial sums, so what comes back is divided by that.
     """
 
     mesh: DeviceMesh
     part: tuple[int, ...]
     written: Placements
     wanted: Argument
+    summands: int = 1
 
     def __call__(self, part: Tensor) -> Tensor:
         if part.requires_grad:
@@ -85,12 +87,13 @@ class Move:
 class _Moved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, move: Move, back: Callable[[Tensor], Tensor]) -> Tensor:
-        ctx.back = back
+        ctx.back, ctx.summands = back, move.summands
         return part.view_as(part) if move.stays else move.there.forward(part.contiguous())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.back(grad.contiguous()), None, None
+        returned = ctx.back(grad.contiguous())
+        return returned if ctx.summands == 1 else returned / ctx.summands, None, None
 
 
 def part_shape(shape: tuple[int, ...], placements: Placements, mesh: DeviceMesh) -> tuple[int, ...]:
@@ -103,9 +106,9 @@ def part_shape(shape: tuple[int, ...], placements: Placements, mesh: DeviceMesh)
 
 
 @lru_cache(maxsize=4096)
-def move(mesh: DeviceMesh, shape: tuple[int, ...], written: Placements, wanted: Argument) -> Move:
+def move(mesh: DeviceMesh, shape: tuple[int, ...], written: Placements, wanted: Argument, summands: int = 1) -> Move:
     """The move of a tensor of that shape, from the placements it was written with to an op's argument."""
-    return Move(mesh, part_shape(shape, written, mesh), written, wanted)
+    return Move(mesh, part_shape(shape, written, mesh), written, wanted, summands)
 
 
 def _collectives(graph: fx.GraphModule) -> tuple[Collective, ...]:

@@ -13,11 +13,11 @@ from torch.fx.node import map_arg
 from baechi_ext.errors import ShardError
 from baechi_runtime.sharding.calibration import finish
 from baechi_runtime.sharding.captured import ForwardGraph
+from baechi_runtime.sharding.counts import Traffic, counted
 from baechi_runtime.sharding.layout import Layout
 from baechi_runtime.sharding.moves import part_shape
 from baechi_runtime.sharding.program import differentiable, runner
 from baechi_runtime.sharding.rules import arguments, run_by_rule
-from baechi_runtime.sharding.traffic import Traffic, counted
 
 _REPEATS, _ENOUGH_SECONDS = 4, 0.03
 """Number of times that a call is timed, unless it took so long already."""
@@ -50,7 +50,7 @@ class PartTimes:
 
     def traffic(self, call: fx.Node, layout: Layout) -> Traffic:
         """The traffic inside of a call that was measured in that layout, forward and backward."""
-        return self._sent.get(self._key(call, layout), Traffic())
+        return self._sent[self._key(call, layout)]
 
     def _key(self, call: fx.Node, layout: Layout) -> object:
         """A key that tells apart calls whose times may differ."""
@@ -84,10 +84,7 @@ class PartTimes:
         args, kwargs = map_arg((call.args, call.kwargs), part)
         run, communicates = runner(call, layout, self._mesh), run_by_rule(call) is not None  # processes have to run these equally often
         grads: list[Tensor] = []
-        if communicates:
-            with counted() as self._sent[self._key(call, layout)]:
-                self._once(run, args, kwargs, leaves, grads)
-        else:
+        with counted() as self._sent[self._key(call, layout)]:
             self._once(run, args, kwargs, leaves, grads)
         best, spent = float("inf"), 0.0
         for _ in range(_REPEATS):

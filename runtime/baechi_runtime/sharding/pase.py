@@ -17,8 +17,7 @@ from baechi_ext.ir.files import require_writable, write_bytes
 from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.shard.analysis import LayerCost, layer_costs
 from baechi_ext.shard.baselines import Baseline, experts, random_walk
-from baechi_ext.shard.dot import dot
-from baechi_ext.shard.graph import ShardGraph
+from baechi_ext.shard.graph import dot
 from baechi_ext.shard.machine import Machine
 from baechi_ext.shard.networks import network
 from baechi_ext.shard.plan import ShardPlan
@@ -181,7 +180,12 @@ def run(request: PaseRequest, model: "CapturedGraph | None" = None) -> PaseRepor
     batch, devices = request.batch if model is None else model.batch, request.machine.devices
     if batch < devices:
         raise ShardError(f"a batch of {batch} is smaller than {devices} processors; give a batch of that (-b) or fewer (-p)")
-    graph = _graph(request, model)
+    if request.executable and model is None:
+        raise ShardError("--executable is for what can be run, a captured model; give --model_name or a script, or drop it")
+    if model is None:
+        graph = network(request.graph, batch, request.width, cost_model=request.cost_model, splits_images=request.splits_images)
+    else:
+        graph = model.graph
     if request.dump is not None:
         write_bytes(request.dump, f"// {MadeBy(request.command)}\n{dot(graph)}".encode())
     seconds: list[float] = []
@@ -190,7 +194,13 @@ def run(request: PaseRequest, model: "CapturedGraph | None" = None) -> PaseRepor
         if request.profile and not i:
             profile.enable()
         started = time.perf_counter()
-        found, executable = _search(request, model)
+        if model is not None and request.executable:
+            from baechi_runtime.sharding.strategies import search_runnable
+
+            searched = search_runnable(model, request.machine, options=request.options)
+            found, executable = searched.found, searched.line()
+        else:
+            found, executable = search(graph, request.machine, request.options), ""
         if i >= WARMUP or not request.measure:
             seconds.append(time.perf_counter() - started)
         profile.disable()
@@ -198,34 +208,13 @@ def run(request: PaseRequest, model: "CapturedGraph | None" = None) -> PaseRepor
     if request.out is not None:
         plan.save(Path(request.out), MadeBy(request.command))
     layers = layer_costs(found.tables, found.choice) if request.analyse else []
-    others = _others(found, statistics.median(seconds)) if request.compare else []
-    return PaseReport(request, found, plan, seconds, _text(profile) if request.profile else "", layers, others, model, executable)
-
-
-def _search(request: PaseRequest, model: "CapturedGraph | None") -> tuple[Found, str]:
-    """Searches for a strategy; with the result, where it must be runnable, a line on what that costs."""
-    if not request.executable:
-        return search(_graph(request, model), request.machine, request.options), ""
-    if model is None:
-        raise ShardError("--executable is for what can be run, a captured model; give --model_name or a script, or drop it")
-    from baechi_runtime.sharding.layout import mesh_shape
-    from baechi_runtime.sharding.strategies import search_runnable
-
-    mesh = mesh_shape(request.machine.devices)
-    searched = search_runnable(model, request.machine, mesh, request.options)
-    return searched.found, searched.line()
-
-
-def _others(found: Found, seconds: float) -> list[Baseline]:
-    """The others to compare with; the random walk begins with the best of the experts and gets as long as the search took."""
-    known = experts(found.tables)
-    return [*known, random_walk(found.tables, min(known, key=lambda b: b.cost), seconds=seconds)]
-
-
-def _graph(request: PaseRequest, model: "CapturedGraph | None") -> ShardGraph:
-    if model is not None:
-        return model.graph
-    return network(request.graph, request.batch, request.width, cost_model=request.cost_model, splits_images=request.splits_images)
+    others = experts(found.tables) if request.compare else []
+    if others:  # and a walk from the best of them, for as long as the search took
+        others.append(random_walk(found.tables, min(others, key=lambda b: b.cost), seconds=statistics.median(seconds)))
+    text = io.StringIO()
+    if request.profile:
+        pstats.Stats(profile, stream=text).sort_stats("cumulative").print_stats(_PROFILED)
+    return PaseReport(request, found, plan, seconds, text.getvalue(), layers, others, model, executable)
 
 
 def _options(request: PaseRequest) -> dict[str, Any]:
@@ -236,9 +225,3 @@ def _options(request: PaseRequest) -> dict[str, Any]:
     if request.model_options is not None:
         changed |= {"captured": True} | {name: value for name, value in asdict(request.model_options).items() if value is not None}
     return {"order": request.options.order, "width": request.width, "splits_images": request.splits_images, **changed}
-
-
-def _text(profile: cProfile.Profile) -> str:
-    out = io.StringIO()
-    pstats.Stats(profile, stream=out).sort_stats("cumulative").print_stats(_PROFILED)
-    return out.getvalue()

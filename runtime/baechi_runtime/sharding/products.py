@@ -1,10 +1,10 @@
-"""Calls that multiply: matrix products, convolutions, attention, lookups. Two operations for each iteration forward, and two more for each
-operand that needs a gradient; what is summed over devices follows from the loops."""
+"""Calls that multiply: matrix products, convolutions, attention, lookups, recurrent layers. Two operations for each iteration forward, and
+two more for each operand that needs a gradient; what is summed over devices follows from the loops."""
 
 from collections.abc import Callable, Sequence
 
-from baechi_ext.shard.shapes import Image
-from baechi_ext.shard.terms import Compute, Halo
+from baechi_ext.shard.rules import Image
+from baechi_ext.shard.terms import AllReduce, Compute, Feedback, Halo
 from baechi_runtime.sharding.loops import SPATIAL, Loops, UnknownFormError, Value, spread
 
 
@@ -127,7 +127,8 @@ def attention(loops: Loops) -> None:
     heads = len(q.shape) - 3 if len(q.shape) > 3 else None
     shares = heads is not None and k.shape[heads] != q.shape[heads]
     fewest = min(q.shape[heads], k.shape[heads]) if shares else 0
-    batch = [loops.axis(name, fewest if shares and i == heads else size) for i, (name, size) in enumerate(_leading(q))]
+    leading = zip(q.names[:-2], q.shape[:-2], strict=True)
+    batch = [loops.axis(name, fewest if shares and i == heads else size) for i, (name, size) in enumerate(leading)]
     repeats = loops.axis("heads_of_a_key", q.shape[heads] // fewest, splits=False) if shares else None
     rows = loops.axis(q.names[-2], q.shape[-2])
     columns = loops.axis("keys", k.shape[-2], splits=False)
@@ -145,10 +146,6 @@ def attention(loops: Loops) -> None:
     loops.write([*batch, rows, None], [*q.names[:-1], v.names[-1]])
 
 
-def _leading(value: Value) -> list[tuple[str, int]]:
-    return list(zip(value.names[:-2], value.shape[:-2], strict=True))
-
-
 def embedding(loops: Loops) -> None:
     """Rows that a device does not have are zeros; what each adds up is the output sum over the parts of the vocabulary."""
     table, indices = loops["weight"], loops["indices"]
@@ -159,3 +156,73 @@ def embedding(loops: Loops) -> None:
     loops.read(table, [v, d])
     loops.read(indices, rows)
     loops.write([*rows, d])
+
+
+GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+_POINTWISE = {4: 36.0, 3: 30.0, 1: 9.0}
+"""Operations of a unit and step for its gates, forward and backward; a pointwise function is three."""
+
+
+def stacked(loops: Loops, gates: int) -> None:
+    """torch's own lstm, gru and rnn of padded batches."""
+    x, weights = loops["input"], loops["params"]
+    if x is None or len(x.shape) != 3 or weights is None:
+        raise UnknownFormError("a recurrent layer of another form")
+    matrices = [w for w in weights if len(w.shape) == 2]
+    units = matrices[1].shape[1]
+    if any(w.shape != (gates * units, units) for w in matrices[1::2]) or len(matrices) % 2:
+        raise UnknownFormError("a recurrent layer with projections")
+    first = bool(loops["batch_first"])
+    batch, n, k = _axes(loops, gates, [w.shape[1] for w in matrices[::2]], units, x, first)
+    inside = k if x.shape[2] == units else None
+    loops.read(x, [batch, None, inside] if first else [None, batch, inside])
+    states = loops["hx"]
+    for state in states if isinstance(states, list) else [states]:
+        loops.read(state, [None, batch, n], summed=False)
+    for w in weights:
+        loops.read(w, [n, k if w.shape[1] == units else None] if len(w.shape) == 2 else [n])
+    y = [batch, None, n] if first else [None, batch, n]
+    loops.write(y, [*x.names[:2], "units"], summed=False)
+    for _ in loops.shapes[1:]:
+        loops.write([None, batch, n], ["layers", x.names[1 - first], "units"], summed=False)
+
+
+def chunk(loops: Loops, gates: int) -> None:
+    """This project's own layers (baechi_runtime.models.torch.rnn): some time steps of one layer, inputs side by side in one weight."""
+    inputs, weight = loops["inputs"], loops["weight"]
+    units = weight.shape[1] // gates
+    batch, n, k = _axes(loops, gates, [sum(x.shape[2] for x in inputs)], units, inputs[0], batch_first=False)
+    for x in inputs:
+        loops.read(x, [None, batch, k if x.shape[2] == units else None])
+    for state in loops["state"]:
+        loops.read(state, [batch, n], summed=False)
+    loops.read(weight, [k, n])
+    for shape in loops.shapes:
+        names = ["sequence", "batch", "units"][-len(shape) :]
+        loops.write([None, batch, n][-len(shape) :], names, summed=False)
+
+
+def _axes(loops: Loops, gates: int, widths: Sequence[int], units: int, x: Value, batch_first: bool) -> tuple[int, int, int]:
+    """Names the axes and says what the layers cost, of which each (and each direction) takes in something of these widths; batch, units and
+    the units that products sum over.
+
+    Sums of a step are messages of their own, and its state is read again by the next, split otherwise.
+    """
+    loops.op = "lstm" if gates == GATES["lstm"] else "gru" if gates == GATES["gru"] else "rnn"
+    count, steps = len(widths), x.shape[batch_first]
+    step = loops.axis("sequence", steps, splits=False)
+    batch = loops.axis(x.names[1 - batch_first], x.shape[1 - batch_first])
+    n, k = loops.axis("units", units), loops.axis("in_units", units)
+    products = sum(widths) / units + count
+    first = (1 + bool(loops["bidirectional"])) * widths[0] / units
+    loops.compute(gates * (6.0 * products - (0.0 if x.gradient else 2.0 * first)))
+    loops.compute(_POINTWISE[gates] * count, [step, batch, n])
+    results, states = (step, batch, n), (step, batch, k)
+    loops.terms += [
+        AllReduce(float(gates), results, (k,), "output sum", times=float(count), messages=float(steps)),
+        AllReduce(1.0, states, (n,), "input gradient", times=float(count), messages=float(steps)),
+        Feedback((batch, n), (batch, k), times=float(count * steps)),
+    ]
+    if count > 1:
+        loops.terms.append(AllReduce(1.0, states, (n,), "input gradient", times=float(count - 1)))
+    return batch, n, k

@@ -46,7 +46,19 @@ class Program:
                     self.held[name] = argument.placements
                     self.summed[name] = _sums(argument)
                     self.readers[name] = call.name
-        self.run: Callable[..., Tensor] = _Writer(self).function()
+        self._differentiable = differentiable(forward)
+        self._graph = fx.Graph()
+        placeholders = forward.program.graph.find_nodes(op="placeholder")
+        self._own = {node: self._graph.placeholder(node.name) for node in placeholders}
+        self._values: dict[fx.Node, Any] = dict(self._own)
+        self._places: dict[fx.Node, Any] = {node: self.placements(self.names.get(node.name, "")) for node in placeholders}
+        """Placements of each value; a list of them where a call has several results."""
+        self._moved: dict[tuple[fx.Node, Argument], fx.Node] = {}
+        for call in filter(computes, forward.nodes):
+            self._write(call)
+        graph = self._graph
+        graph.output(self._read(forward.loss, Argument(self.whole, self.whole), forward.loss.name))
+        self.run: Callable[..., Tensor] = fx.GraphModule(nn.Module(), graph).forward
 
     def placements(self, name: str) -> Placements:
         """Placements of a weight or buffer; what has no name among these is whole."""
@@ -54,8 +66,51 @@ class Program:
 
     def layout(self, call: fx.Node) -> Layout:
         """The layout of a call: how it reads and writes."""
-        layout = self.layouts.get(call.name)
-        return whole_layout(call, self.mesh.ndim) if layout is None else layout
+        if call.name in self.layouts:
+            return self.layouts[call.name]
+        results = call.meta.get("val")
+        outputs = (self.whole,) * (len(results) if isinstance(results, list | tuple) else 1)
+        return Layout((None,) * self.mesh.ndim, (Argument(self.whole, self.whole),) * len(arguments(call)), outputs)
+
+    def _write(self, call: fx.Node) -> None:
+        read = arguments(call)
+        if any(isinstance(self._places[node], list) for node in read):  # an element of several results
+            self._values[call] = self._graph.call_function(op_of(call), map_arg(call.args, self._values.__getitem__))
+            self._places[call] = self._places[read[0]][argument_at(call, 1)]
+            return
+        layout = self.layout(call)
+        wanted = iter(layout.arguments)
+        args, kwargs = map_arg((call.args, call.kwargs), lambda node: self._read(node, next(wanted), call.name))
+        self._values[call] = self._graph.call_function(runner(call, layout, self.mesh), args, kwargs)
+        self._places[call] = list(layout.outputs) if isinstance(call.meta.get("val"), list | tuple) else layout.outputs[0]
+        if in_place(call):
+            self._overwrite(argument_at(call, 0), call)
+
+    def _read(self, node: fx.Node, wanted: Argument, reader: str) -> fx.Node:
+        """A value as the call of that name wants it; calls that want it alike share it, and its gradient is added up once."""
+        places = self._places[node]
+        summed = self.summed.get(self.names.get(node.name, ""), ())
+        if wanted.placements == places and (_sums(wanted) == summed if summed else wanted.gradient == places):
+            return self._values[node]
+        if (node, wanted) not in self._moved:
+            tensor = node.meta["val"]
+            summands = prod(self.mesh.size(d) for d in summed)
+            planned = move(self.mesh, tuple(tensor.shape), places, wanted, summands)
+            gradient = node in self._differentiable and tensor.is_floating_point()
+            self.moves.append(PlannedMove(planned, tensor.element_size(), gradient, reader))
+            if gradient:
+                planned.back  # noqa: B018 - traced now, not in the first step
+            self._moved[node, wanted] = self._graph.call_function(_as_function(planned), (self._values[node],))
+        return self._moved[node, wanted]
+
+    def _overwrite(self, node: fx.Node, call: fx.Node) -> None:
+        """Take what was written in place as the value from now on; a buffer keeps it for good."""
+        self._values[node], self._places[node] = self._values[call], self._places[call]
+        for key in [key for key in self._moved if key[0] is node]:
+            del self._moved[key]
+        if node.name in self.forward.buffers:
+            held = self.held[self.names[node.name]]
+            self._graph.call_function(_keep, (self._own[node], self._read(node, Argument(held, held), call.name)))
 
 
 @dataclass(frozen=True)
@@ -71,14 +126,6 @@ class PlannedMove:
     def messages(self) -> tuple[Collective, ...]:
         """The messages of a step."""
         return (*self.move.sent, *(self.move.returned if self.gradient else ()))
-
-
-def whole_layout(call: fx.Node, dims: int) -> Layout:
-    """The layout of a call that every process of a mesh with this many dimensions computes whole."""
-    whole: Placements = (Replicate(),) * dims
-    results = call.meta.get("val")
-    outputs = (whole,) * (len(results) if isinstance(results, list | tuple) else 1)
-    return Layout((None,) * dims, (Argument(whole, whole),) * len(arguments(call)), outputs)
 
 
 def runner(call: fx.Node, layout: Layout, mesh: DeviceMesh) -> Callable[..., Any]:
@@ -107,99 +154,18 @@ def differentiable(forward: ForwardGraph) -> set[fx.Node]:
     return found
 
 
-class _Writer:
-    """Writes the calls down as a graph, which begins with parts of the placeholders."""
-
-    def __init__(self, program: Program) -> None:
-        self.program, self.graph = program, fx.Graph()
-        self.values: dict[fx.Node, Any] = {}
-        self.places: dict[fx.Node, Any] = {}
-        """Placements of each value; a list of them where a call has several results."""
-        self.moved: dict[tuple[fx.Node, Argument], fx.Node] = {}
-        forward = program.forward
-        self.differentiable = differentiable(forward)
-        for node in forward.program.graph.find_nodes(op="placeholder"):
-            self.values[node] = self.graph.placeholder(node.name)
-            self.places[node] = program.placements(program.names.get(node.name, ""))
-        self.own = dict(self.values)
-        for call in forward.nodes:
-            if computes(call):
-                self._call(call)
-
-    def function(self) -> Callable[..., Any]:
-        """Turn what is written into a function that returns the whole loss."""
-        loss, whole = self.program.forward.loss, self.program.whole
-        self.graph.output(self.read(loss, Argument(whole, whole), loss.name))
-        return fx.GraphModule(nn.Module(), self.graph).forward
-
-    def _call(self, call: fx.Node) -> None:
-        read = arguments(call)
-        if any(isinstance(self.places[node], list) for node in read):  # an element of several results
-            self.values[call] = self.graph.call_function(op_of(call), map_arg(call.args, self.values.__getitem__))
-            self.places[call] = self.places[read[0]][argument_at(call, 1)]
-            return
-        wanted = iter(self.program.layout(call).arguments)
-        args, kwargs = map_arg((call.args, call.kwargs), lambda node: self.read(node, next(wanted), call.name))
-        run = runner(call, self.program.layout(call), self.program.mesh)
-        self.values[call] = self.graph.call_function(run, args, kwargs)
-        outputs = self.program.layout(call).outputs
-        self.places[call] = list(outputs) if isinstance(call.meta.get("val"), list | tuple) else outputs[0]
-        if in_place(call):
-            self._overwrite(argument_at(call, 0), call)
-
-    def read(self, node: fx.Node, wanted: Argument, reader: str) -> fx.Node:
-        """A value as the call of that name wants it; calls that want it alike share it, and its gradient is added up once."""
-        places = self.places[node]
-        summed = self.program.summed.get(self.program.names.get(node.name, ""), ())
-        if wanted.placements == places and (_sums(wanted) == summed if summed else wanted.gradient == places):
-            return self.values[node]
-        if (node, wanted) not in self.moved:
-            tensor = node.meta["val"]
-            planned = move(self.program.mesh, tuple(tensor.shape), places, wanted)
-            gradient = node in self.differentiable and tensor.is_floating_point()
-            self.program.moves.append(PlannedMove(planned, tensor.element_size(), gradient, reader))
-            if gradient:
-                planned.back  # noqa: B018 - traced now, not in the first step
-            function = _in_parts(planned, prod(self.program.mesh.size(d) for d in summed))
-            self.moved[node, wanted] = self.graph.call_function(function, (self.values[node],))
-        return self.moved[node, wanted]
-
-    def _overwrite(self, node: fx.Node, call: fx.Node) -> None:
-        """Take what was written in place as the value from now on; a buffer keeps it for good."""
-        self.values[node], self.places[node] = self.values[call], self.places[call]
-        for key in [key for key in self.moved if key[0] is node]:
-            del self.moved[key]
-        if node.name in self.program.forward.buffers:
-            held = self.program.held[self.program.names[node.name]]
-            self.graph.call_function(_keep, (self.own[node], self.read(node, Argument(held, held), call.name)))
-
-
 def _sums(argument: Argument) -> tuple[int, ...]:
     """The mesh dimensions over which the gradient comes in partial sums."""
     return tuple(d for d, placement in enumerate(argument.gradient) if placement.is_partial())
 
 
-def _in_parts(planned: Move, summands: int) -> Callable[[Tensor], Tensor]:
-    """The move as a function; of a weight whose other readers' gradients are left in this many summands it gives as many."""
+def _as_function(planned: Move) -> Callable[[Tensor], Tensor]:
+    """The move with a name, as a graph wants to have what it calls."""
 
     def move_part(part: Tensor) -> Tensor:
         return planned(part)
 
-    def move_weight(part: Tensor) -> Tensor:
-        return planned(_Summand.apply(part, summands))
-
-    return move_part if summands == 1 else move_weight
-
-
-class _Summand(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, summands: int) -> Tensor:
-        ctx.summands = summands
-        return part.view_as(part)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad / ctx.summands, None
+    return move_part
 
 
 @torch.no_grad()

@@ -47,19 +47,16 @@ def on_devices(request: TrainRequest, drive: Callable[[TorchBackend], T]) -> T |
 def _obeyed(request: TrainRequest, devices: Sequence[TorchDevice], rank: int, step: TrainingStep) -> Further:
     worker = _Worker(request, devices, rank, step)
 
-    def rehearse(command: dict[str, Any]) -> dict[str, Any]:
-        worker.rehearsed(command["engines"], command["enough_us"])
+    def obey(action: Callable[[dict[str, Any]], object], command: dict[str, Any]) -> dict[str, Any]:
+        action(command)
         return {}
 
-    def check(command: dict[str, Any]) -> dict[str, Any]:
-        worker.results(command["engine"])
-        return {}
-
-    def run(command: dict[str, Any]) -> dict[str, Any]:
-        worker.run(Predicted(command["engine"], [], Forecast(0.0)))
-        return {}
-
-    return {_REHEARSE: rehearse, _CHECK: check, _RUN: run}
+    actions: dict[str, Callable[[dict[str, Any]], object]] = {
+        _REHEARSE: lambda command: worker.rehearsed(command["engines"], command["enough_us"]),
+        _CHECK: lambda command: worker.results(command["engine"]),
+        _RUN: lambda command: worker.run(Predicted(command["engine"], [], Forecast(0.0))),
+    }
+    return {name: partial(obey, action) for name, action in actions.items()}
 
 
 class _Worker:

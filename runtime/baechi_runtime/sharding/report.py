@@ -13,9 +13,8 @@ from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.measure.samples import ENOUGH, TOO_FEW, Noise, Ratio, Samples
 from baechi_runtime.report.report import Report, inconclusive, labelled, load_text
 from baechi_runtime.report.tables import as_range, as_size, as_time
+from baechi_runtime.sharding.counts import StepBytes, Traffic
 from baechi_runtime.sharding.forecast import Forecast
-from baechi_runtime.sharding.step_bytes import StepBytes
-from baechi_runtime.sharding.traffic import Traffic
 
 WHOLE = "not split"
 """The name of the step that every process runs whole."""

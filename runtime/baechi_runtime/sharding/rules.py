@@ -13,7 +13,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from baechi_ext.shard.graph import Tensor
-from baechi_runtime.sharding import local_losses, local_norm, local_ops
+from baechi_runtime.sharding import local_ops
 from baechi_runtime.sharding.local_ops import Runner
 from baechi_runtime.sharding.op_names import argument_at, is_pointwise, op_name, op_of
 
@@ -122,7 +122,7 @@ def _attention(call: fx.Node) -> list[Dimension]:
 def _entropy(call: fx.Node) -> list[Dimension]:
     ranks = [_rank(value) for value in arguments(call)]
     plain = ranks == [2, 1] and not _argument(call, "label_smoothing")
-    return [] if plain and _argument(call, "reduction") in (local_losses.MEAN, local_losses.SUM) else _all(call)
+    return [] if plain and _argument(call, "reduction") in (local_ops.MEAN, local_ops.SUM) else _all(call)
 
 
 def _recurrent(call: fx.Node) -> list[Dimension]:
@@ -139,32 +139,26 @@ def _rank(value: fx.Node) -> int:
     return value.meta["val"].dim()
 
 
-def _many(rule: Rule, *names: str) -> dict[str, Rule]:
-    return {f"aten.{name}": rule for name in names}
-
-
 _POINTWISE = Rule(aligned=True)
-RULES: dict[str, Rule] = {
-    **_many(_POINTWISE, "where", "masked_fill", "to", "type_as", "clone", "contiguous", "detach", "lift_fresh_copy", "alias"),
-    **_many(Rule(), "transpose", "permute", "t"),
-    **_many(Rule(local_ops.reshape), "view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"),
-    **_many(Rule(local_ops.expand, spreads=True, aligned=True), "expand"),
-    **_many(Rule(whole=_along_dim), "softmax", "log_softmax", "split", "split_copy", "split_with_sizes", "chunk", "slice", "select"),
-    **_many(Rule(whole=_along_dim), "amax", "amin", "cumsum", "unbind", "narrow"),
-    **_many(Rule(), "cat"),
-    **_many(Rule(local_ops.product, sums=True), "linear", "addmm", "matmul", "mm", "bmm"),
-    **_many(Rule(local_ops.product, whole=_convolution, sums=True), "conv1d", "conv2d", "conv3d", "convolution"),
-    **_many(Rule(whole=_image), "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"),
-    **_many(Rule(whole=_normalized), "layer_norm"),
-    **_many(Rule(local_norm.batch_norm, sums=True), "batch_norm"),
-    **_many(Rule(local_ops.embedding, whole=_table, sums=True), "embedding"),
-    **_many(Rule(whole=_attention), "scaled_dot_product_attention"),
-    **_many(Rule(local_ops.dropout), "dropout"),
-    **_many(Rule(sums=True), "sum"),
-    **_many(Rule(local_ops.mean, sums=True), "mean"),
-    **_many(Rule(local_losses.cross_entropy, whole=_entropy, sums=True), "cross_entropy_loss"),
-    **_many(Rule(local_losses.squared_error, sums=True, aligned=True), "mse_loss"),
-    "baechi.lstm": Rule(whole=_recurrent),
-    "baechi.gru": Rule(whole=_recurrent),
-}
+_RULES = (
+    (_POINTWISE, "where masked_fill to type_as clone contiguous detach lift_fresh_copy alias"),
+    (Rule(), "transpose permute t cat"),
+    (Rule(local_ops.reshape), "view reshape _unsafe_view flatten unflatten squeeze unsqueeze"),
+    (Rule(local_ops.expand, spreads=True, aligned=True), "expand"),
+    (Rule(whole=_along_dim), "softmax log_softmax split split_copy split_with_sizes chunk slice select amax amin cumsum unbind narrow"),
+    (Rule(local_ops.product, sums=True), "linear addmm matmul mm bmm"),
+    (Rule(local_ops.product, whole=_convolution, sums=True), "conv1d conv2d conv3d convolution"),
+    (Rule(whole=_image), "max_pool2d avg_pool2d adaptive_avg_pool2d"),
+    (Rule(whole=_normalized), "layer_norm"),
+    (Rule(local_ops.batch_norm, sums=True), "batch_norm"),
+    (Rule(local_ops.embedding, whole=_table, sums=True), "embedding"),
+    (Rule(whole=_attention), "scaled_dot_product_attention"),
+    (Rule(local_ops.dropout), "dropout"),
+    (Rule(sums=True), "sum"),
+    (Rule(local_ops.mean, sums=True), "mean"),
+    (Rule(local_ops.cross_entropy, whole=_entropy, sums=True), "cross_entropy_loss"),
+    (Rule(local_ops.squared_error, sums=True, aligned=True), "mse_loss"),
+)
+RULES = {f"aten.{name}": rule for rule, names in _RULES for name in names.split()}
+RULES |= dict.fromkeys(("baechi.lstm", "baechi.gru"), Rule(whole=_recurrent))
 """By op name."""

@@ -11,7 +11,7 @@ VIEW = "view"
 
 def same(loops: Loops) -> None:
     """Copies: the result has the operand's shape and axes."""
-    x = loops["self"] if loops["self"] is not None else loops["input"]
+    x = loops.operand
     if x.shape != loops.shape:
         raise UnknownFormError("a copy of another shape")
     axes = loops.axes_of(x)
@@ -28,7 +28,7 @@ def _view(loops: Loops, x: Value, read: Dims, written: Dims, names: Sequence[str
 
 def reshape(loops: Loops) -> None:
     """Dimensions that are joined or parted are split as the first of them is: memory goes to devices in whole pieces."""
-    x = loops["self"] if loops["self"] is not None else loops["input"]
+    x = loops.operand
     loops.op = VIEW
     read: list[int | None] = [None] * len(x.shape)
     written: list[int | None] = [None] * len(loops.shape)
@@ -63,23 +63,15 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[
         yield ins, outs
 
 
-def transpose(loops: Loops) -> None:
+def permute(loops: Loops) -> None:
+    """`permute` by its dimensions; `transpose` and its like swap the two that they name, or the first two."""
     x = loops["self"]
     order = list(range(len(x.shape)))
-    if len(order) > 1:
-        a, b = (loops["dim0"], loops["dim1"]) if loops["dim0"] is not None else (0, 1)
+    if loops["dims"] is not None:
+        order = [d % len(order) for d in loops["dims"]]
+    elif len(order) > 1:
+        a, b = [v for v in loops.arguments.values() if isinstance(v, int)] or (0, 1)
         order[a], order[b] = order[b], order[a]
-    _permuted(loops, x, order)
-
-
-def permute(loops: Loops) -> None:
-    x = loops["self"]
-    if loops["dims"] is None:
-        raise UnknownFormError("a permutation without dimensions")
-    _permuted(loops, x, [d % len(x.shape) for d in loops["dims"]])
-
-
-def _permuted(loops: Loops, x: Value, order: Sequence[int]) -> None:
     axes = loops.axes_of(x)
     _view(loops, x, axes, [axes[i] for i in order])
 
@@ -166,7 +158,7 @@ def along(loops: Loops) -> None:
 
 def resized(loops: Loops) -> None:
     """Images in another size, also from channels, or to them: whole images, and channels as far as they stay together."""
-    x, out = loops["self"] if loops["self"] is not None else loops["input"], loops.shape
+    x, out = loops.operand, loops.shape
     if len(x.shape) != len(out) or len(out) < 3:
         raise UnknownFormError("an image without a batch")
     loops.op = "resize"

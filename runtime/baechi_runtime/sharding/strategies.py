@@ -7,14 +7,14 @@ from baechi_ext.errors import OptionError, ShardError
 from baechi_ext.shard.baselines import Baseline, data_parallel, megatron, one_weird_trick
 from baechi_ext.shard.graph import Strategy
 from baechi_ext.shard.machine import Machine
-from baechi_ext.shard.memory import bytes_of
 from baechi_ext.shard.plan import ShardPlan
 from baechi_ext.shard.search import Found, SearchOptions, search, search_tables
-from baechi_ext.shard.tables import Tables
+from baechi_ext.shard.tables import Tables, bytes_of
 from baechi_runtime.files.run_folder import STRATEGIES
 from baechi_runtime.sharding.binding import bind, executable
 from baechi_runtime.sharding.captured import CapturedGraph
 from baechi_runtime.sharding.forecast import Forecast, Forecaster
+from baechi_runtime.sharding.layout import mesh_shape
 
 NAMES = STRATEGIES
 PASE, DATA_PARALLEL, EXPERT = NAMES
@@ -48,11 +48,13 @@ class Searched:
 
 
 def search_runnable(
-    captured: CapturedGraph, machine: Machine, mesh: Sequence[int], options: SearchOptions | None = None
+    captured: CapturedGraph, machine: Machine, mesh: Sequence[int] | None = None, options: SearchOptions | None = None
 ) -> Searched:
-    """Searches among all strategies, and among those that a mesh can run. Raises ShardError where tables would be too large."""
+    """Searches among all strategies, and among those that a mesh can run, by default that of the prime factors. Raises ShardError where
+    tables would be too large."""
     free = search(captured.graph, machine, options)
-    return Searched(free, search_tables(executable(free.tables, bind(captured), mesh), options))
+    tables = executable(free.tables, bind(captured), mesh or mesh_shape(machine.devices))
+    return Searched(free, search_tables(tables, options))
 
 
 def search_measured(searched: Searched, forecaster: Forecaster) -> Searched:

@@ -139,8 +139,7 @@ def _trained(
 
 
 def _run_of(backend: ShardBackend, strategy: Strategy, samples: Samples, losses: Sequence[float] = ()) -> StrategyRun:
-    traffic, held = backend.traffic(strategy.loaded), backend.held(strategy.loaded)
-    chosen = strategy.chosen
+    (traffic, held), chosen = backend.counts(strategy.loaded), strategy.chosen
     return StrategyRun(chosen.name, chosen.note, chosen.forecast, samples, traffic, held, strategy.parity, tuple(losses), strategy.plan)
 
 

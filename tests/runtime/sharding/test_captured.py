@@ -18,7 +18,7 @@ from baechi_ext.shard.search import search
 from baechi_ext.shard.tables import build_tables, configurations
 from baechi_ext.shard.terms import AllReduce, Compute
 from baechi_runtime.cli.main import main
-from baechi_runtime.sharding.captured import CapturedGraph, ForwardGraph, captured_graph, forward_graph, node_flop
+from baechi_runtime.sharding.captured import CapturedGraph, ForwardGraph, captured_graph, forward_graph
 from baechi_runtime.sharding.op_names import op_name
 from baechi_runtime.sharding.rules import rule_of
 from tests.runtime.sharding.small_models import BATCH, CASES, Cnn, Foreign, Mlp, images
@@ -182,13 +182,13 @@ def test_operations_are_those_that_torch_counts(name: str) -> None:
     graph = captured_graph(forward_graph(module, inputs, name), batch=BATCH)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         module(*inputs).backward()
-    products = sum(node_flop(n) for n in graph.graph.nodes if n.op in PRODUCTS)
+    products = sum(n.flop() for n in graph.graph.nodes if n.op in PRODUCTS)
     attention = [n for n in graph.graph.nodes if n.op == "attention"]
     scores = sum(8.0 * BATCH * 4 * 6 * 6 for _ in attention)
     # Torch counts the gradient of a weight in groups as if each result channel read all others.
     groups = [n.axis("groups") for n in graph.graph.nodes]
     too_much = sum(n.sizes[g] - 1 for n, g in zip(graph.graph.nodes, groups, strict=True) if g is not None) * 2 * BATCH * 16 * 8 * 2 * 9
-    assert products + sum(map(node_flop, attention)) - scores == counter.get_total_flops() - too_much
+    assert products + sum(n.flop() for n in attention) - scores == counter.get_total_flops() - too_much
 
 
 def test_an_lstm_multiplies_what_its_cells_do() -> None:

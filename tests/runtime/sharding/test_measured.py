@@ -10,7 +10,7 @@ from baechi_ext.shard.machine import Machine
 from baechi_ext.shard.search import SearchOptions
 from baechi_runtime.cli.main import main
 from baechi_runtime.models.registry import ModelOptions
-from baechi_runtime.sharding.captured import CapturedGraph, node_flop
+from baechi_runtime.sharding.captured import CapturedGraph
 from baechi_runtime.sharding.models import captured_model
 from baechi_runtime.sharding.pase import PaseRequest
 
@@ -52,7 +52,7 @@ def test_a_modules_time_goes_to_its_calls(profile: Path) -> None:
     assert counted.graph.edges == found.graph.edges
     assert 0.8 * found.measured.all_us < found.measured.us <= found.measured.all_us
     assert found.measured.calls >= 20
-    seconds = {n.name: node_flop(n) / 0.02e12 for n in found.graph.nodes}
+    seconds = {n.name: n.flop() / 0.02e12 for n in found.graph.nodes}
     assert sum(seconds.values()) * 1e6 >= found.measured.us * (1 - 1e-9)
     ops = json.loads(profile.read_text())["ops"]
     least = sum(ops[name]["compute_us"] for name in ops if name.startswith(("convolution", "relu")) and "update" not in name)
@@ -71,7 +71,7 @@ def test_a_slower_module_counts_for_more(profile: Path, tmp_path: Path) -> None:
         value["ops"][name]["compute_us"] *= 10
     slow.write_text(json.dumps(value))
     before, after = (
-        {n.name: node_flop(n) for n in alexnet(p).graph.nodes} for p in (profile, slow)
+        {n.name: n.flop() for n in alexnet(p).graph.nodes} for p in (profile, slow)
     )
     assert after["conv2d_1"] > 5 * before["conv2d_1"]
     assert after["linear_1"] < 2 * before["linear_1"]

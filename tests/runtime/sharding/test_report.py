@@ -2,10 +2,9 @@
 
 from baechi_ext.shard.machine import Machine
 from baechi_runtime.measure.samples import TOO_FEW, Samples
+from baechi_runtime.sharding.counts import StepBytes, Traffic
 from baechi_runtime.sharding.forecast import Forecast
 from baechi_runtime.sharding.report import WHOLE, ShardReport, StrategyRun
-from baechi_runtime.sharding.step_bytes import StepBytes
-from baechi_runtime.sharding.traffic import Traffic
 
 
 def report(*, in_turn: bool, load_of_others: float) -> ShardReport:

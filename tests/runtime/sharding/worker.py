@@ -20,13 +20,11 @@ from baechi_runtime.measure.comparator import compare
 from baechi_runtime.models.registry import ModelOptions, make_step
 from baechi_runtime.models.torch import alexnet
 from baechi_runtime.models.training_step import TrainingStep, optimizer_spec
-from baechi_runtime.sharding.align import lay_out
+from baechi_runtime.sharding.binding import lay_out
 from baechi_runtime.sharding.captured import captured_graph, forward_graph
-from baechi_runtime.sharding.execute import ShardedStep
-from baechi_runtime.sharding.layout import Argument, Layout, mesh_shape
-from baechi_runtime.sharding.mesh import make_mesh
+from baechi_runtime.sharding.execute import ShardedStep, check_parity
+from baechi_runtime.sharding.layout import Argument, Layout, make_mesh, mesh_shape
 from baechi_runtime.sharding.moves import move, part_shape
-from baechi_runtime.sharding.parity import check_parity
 from baechi_runtime.sharding.strategies import DATA_PARALLEL, NAMES, PASE, candidates, search_runnable
 from baechi_runtime.sharding.tensor_parallel import parallelize_plan, tensor_parallel_plan
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
