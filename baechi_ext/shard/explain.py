@@ -122,7 +122,7 @@ class LayerExplanation:
 def explain_shard_plan(plan: ShardPlan) -> ShardExplanation:
     """Raises PlanError for a plan that says no costs."""
     if not any(layer.costs_us for layer in plan.shard.values()):
-        raise PlanError("the shard plan says no costs of its layers; write it again: baechi pase --out, or baechi train --sharding --out")
+        raise PlanError("the shard plan has no costs of its layers; write it again: baechi pase --out, or baechi train --sharding --out")
     return ShardExplanation(plan)
 
 

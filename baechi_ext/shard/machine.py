@@ -37,7 +37,7 @@ class Machine:
 
     def __post_init__(self) -> None:
         if self.devices < 1:
-            raise ShardError(f"{self.devices} processors; give 1 or more (-p)")
+            raise ShardError(f"{self.devices} devices; give 1 or more (-p)")
         for flag, value in (("--flops", self.tera_flops), ("--bw", self.gigabytes_per_second),
                             ("--node_bw", self.node_gigabytes_per_second), ("--device_memory", self.memory_bytes)):  # fmt: skip
             if value is not None and not (isfinite(value) and value > 0):
@@ -46,9 +46,9 @@ class Machine:
             if us is not None and not (isfinite(us) and us >= 0):
                 raise ShardError(f"{flag} is {us:g}; give a finite number of microseconds, 0 or more")
         if self.optimizer_words < 0:
-            raise ShardError(f"{self.optimizer_words} numbers of optimizer state a parameter; give 0 or more (--optimizer_words)")
+            raise ShardError(f"{self.optimizer_words} numbers of optimizer state per parameter; give 0 or more (--optimizer_words)")
         if self.devices_per_node is not None and self.devices_per_node < 1:
-            raise ShardError(f"{self.devices_per_node} devices a node; give 1 or more (--devices_per_node)")
+            raise ShardError(f"{self.devices_per_node} devices per node; give 1 or more (--devices_per_node)")
         object.__setattr__(self, "flop_per_word", self._flop_per_word(self.gigabytes_per_second))
 
     def _flop_per_word(self, gigabytes_per_second: float) -> float:

@@ -172,7 +172,7 @@ def _layer_of(name: str, value: Any) -> LayerSplit:
     sizes = {axis: _whole(length, f"sizes {axis} of {name}") for axis, length in value["sizes"].items()}
     costs, others = value.get("costs_us", {}), value.get("others", [])
     if not isinstance(costs, dict) or not isinstance(others, list) or not all(isinstance(other, dict) for other in others):
-        raise PlanError(f"layer {name} of the shard plan has costs_us or others that are none; write it again with baechi pase --out")
+        raise PlanError(f"layer {name} of the shard plan has invalid costs_us or others; write it again with baechi pase --out")
     return LayerSplit(
         str(value.get("op", "")),
         sizes,

@@ -117,7 +117,7 @@ def test_where_device_maps_are_taken(run: Run, graph: Path, tmp_path: Path) -> N
     given = write(tmp_path / "map.json", {"": 0})
     for flags, message in (
         (("--placement_method=m_etf",), "--device_map is only for --placement_method=expert, auto, refine"),
-        (("--initial_plan=x",), "--device_map and --initial_plan exclude each other"),
+        (("--initial_plan=x",), "--device_map and --initial_plan cannot be used together"),
     ):
         code, _, said = run("place", graph, *CLUSTER, f"--device_map={given}", *flags)
         assert (code, message in said) == (2, True)

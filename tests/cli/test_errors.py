@@ -176,7 +176,7 @@ WRONG_USAGE = [
     (("place", GRAPH, "--num_dev=2"), "unrecognized arguments: --num_dev=2; see baechi place --help"),
     (("train", "own.py", "--epochs", "3"), "--epochs 3; what own.py is to be given stands behind a --; see baechi train --help"),
     (("place", GRAPH, "--out"), "argument --out: expected one argument"),
-    (("place", GRAPH, "--num_devices=2", "--cluster=c.json"), "--cluster and --num_devices exclude each other; give one of them"),
+    (("place", GRAPH, "--num_devices=2", "--cluster=c.json"), "--cluster and --num_devices cannot be used together; give one of them"),
     (("place", GRAPH, "--num_devices=2", "--memory_fraction=0.5"), "--memory_fraction needs devices of limited memory"),
     (("place", GRAPH, "--num_devices=0"), "argument --num_devices: '0' is not a whole number from 1 to 1024"),
     (("place", GRAPH, "--num_devices=two"), "'two' is not a whole number from 1 to 1024"),

@@ -33,7 +33,7 @@ def test_batch_norm_decides_what_auto_may_do(run: Run) -> None:
     [
         (("--microbatches=5",), "--microbatches=5 is more than the batch's 4 examples; give at most 4"),
         (("--microbatches=3,2",), "--microbatches=3,2 has 5 examples, the batch 4; give sizes that add up to that"),
-        (("--microbatches=auto", "--cost_path=c.json"), "--microbatches=auto and --cost_path exclude each other"),
+        (("--microbatches=auto", "--cost_path=c.json"), "--microbatches=auto and --cost_path cannot be used together"),
         (("--microbatches=2", "--cost_path=c.json"), "--cost_path has the costs of a step with its whole batch"),
         (("--microbatches=2", "--sharding=ddp"), "--microbatches is for a built-in model of PyTorch that is placed; drop it"),
         (("--microbatches=2", "--framework=tensorflow"), "--microbatches is for a built-in model of PyTorch that is placed; drop it"),

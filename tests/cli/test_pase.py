@@ -123,9 +123,9 @@ def test_the_graph_as_dot(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (["-p", 0], "0 processors; give 1 or more (-p)"),
-        (["-p", -3], "-3 processors; give 1 or more (-p)"),
-        (["-b", 4], "a batch of 4 is smaller than 8 processors"),
+        (["-p", 0], "0 devices; give 1 or more (-p)"),
+        (["-p", -3], "-3 devices; give 1 or more (-p)"),
+        (["-b", 4], "a batch of 4 is smaller than the number of devices, 8"),
         (["-b", 0, "-p", 1], "a batch of 0"),
         (["-b", "9" * 20], "a batch of 99999999999999999999; the limit is 999999999 (-b)"),
         (["-b", "9" * 20, "-p", "9" * 20], "a batch of 99999999999999999999; the limit is 999999999 (-b)"),
@@ -137,7 +137,7 @@ def test_the_graph_as_dot(run: Run, tmp_path: Path) -> None:
         (["--bw", -1], "--bw is -1; give a finite number above 0"),
         (["--latency", -1], "--latency is -1; give a finite number of microseconds, 0 or more"),
         (["--node_bw", 0], "--node_bw is 0; give a finite number above 0"),
-        (["--devices_per_node", 0], "0 devices a node; give 1 or more"),
+        (["--devices_per_node", 0], "0 devices per node; give 1 or more"),
         (["--optimizer_words", -1], "-1 numbers of optimizer state"),
         (["-m", 64], "alexnet has no hidden width to set; -m is for rnnlm and transformer"),
         (["-g", "rnnlm", "-m", 0], "a hidden width of 0; give 1 or more (-m)"),

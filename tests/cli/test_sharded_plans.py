@@ -107,13 +107,13 @@ def test_a_plan_by_another_program_may_say_no_costs(run: Run, shard_plan: Path) 
     shard_plan.write_text(json.dumps(plan))
     code, _, err = run("explain", shard_plan)
     assert code == 1
-    assert "the shard plan says no costs of its layers; write it again: baechi pase --out" in err
+    assert "the shard plan has no costs of its layers; write it again: baechi pase --out" in err
 
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("costs_us", [], "layer linear_10 of the shard plan has costs_us or others that are none"),
+        ("costs_us", [], "layer linear_10 of the shard plan has invalid costs_us or others"),
         ("costs_us", {"compute": "much"}, "costs_us compute of linear_10 is 'much'; expected a number"),
         ("others", [{}], "another split of linear_10 has no splits"),
         ("others", [{"splits": {}, "held_change_bytes": 0}], "change_us of linear_10 is None; expected a number"),

@@ -117,7 +117,7 @@ def test_two_hosts() -> None:
         (["--cluster_hosts=127.0.0.1:1,127.0.0.1:{free}", "--task_index=1", "--timeout=1"], 1, "127.0.0.1:1, which drives, did not come"),
         (["--cluster_hosts=alpha"], 2, "'alpha' is not host:port"),
         (["--cluster_hosts=alpha:1,alpha:1"], 2, "'alpha:1' appears twice"),
-        (["--cluster_hosts=alpha:1,beta:1", "--task_index=2"], 2, "--task_index=2 is none of the 2 places"),
+        (["--cluster_hosts=alpha:1,beta:1", "--task_index=2"], 2, "--task_index=2 is not a place in --cluster_hosts; its 2 places"),
         (["--cluster_hosts=alpha:1,beta:1", "--num_devices=3"], 2, "names 2 devices; drop --num_devices"),
         (["--cluster_hosts=alpha:1,beta:1", "--workers=thread"], 2, "drop --workers=thread"),
         (["--task_index=1"], 2, "give that as well"),

@@ -178,7 +178,7 @@ def test_a_damaged_index_is_named(building: Building, tmp_path: Path) -> None:
     written = json.loads(path.read_text())
     for change in ({"graphs": None}, {"graphs": [{}]}, {"load_average": {}}):
         path.write_text(json.dumps(written | change))
-        with pytest.raises(FileError, match="index.json' is no index as it was written .*; remove it, or choose another --out"):
+        with pytest.raises(FileError, match="index.json' is not an index that datasets make wrote .*; remove it, or choose another --out"):
             make_family("nmt", tmp_path, 1, 0)
 
 

@@ -154,7 +154,7 @@ def test_a_tensor_that_does_not_come_is_named() -> None:
     first, second = channels(timeline_there_and_back())
     take = second.taker(0, 1)
     first._lines.close()
-    with pytest.raises(LostPeerError, match=r"device 1 waited in vain for the output of op 'a' from device 0 \(worker 0 is gone\)"):
+    with pytest.raises(LostPeerError, match=r"device 1 gave up waiting for the output of op 'a' from device 0 \(worker 0 is gone\)"):
         take()
 
 

@@ -167,7 +167,7 @@ def test_a_damaged_comparison_is_named(request_to_compare: ComparisonRequest, ch
     compare(request)
     path = request.out / "ptb.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(FileError, match="ptb.json' is no comparison as it was written .*; remove it, or choose another --out"):
+    with pytest.raises(FileError, match="ptb.json' is not a comparison that placeto evaluate wrote .*; remove it, or choose another --out"):
         compare(request)
 
 

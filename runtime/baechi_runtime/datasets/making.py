@@ -129,7 +129,8 @@ def _begun(folder: Path, origin: dict[str, Any]) -> dict[str, Any]:
                 if all(os.path.exists(folder / entry["file"]) for entry in index["graphs"]):
                     return index
             except (KeyError, TypeError) as e:
-                raise FileError(f"{str(folder / name)!r} is no index as it was written ({e!r}); remove it, or choose another --out") from e
+                named = repr(str(folder / name))
+                raise FileError(f"{named} is not an index that datasets make wrote ({e!r}); remove it, or choose another --out") from e
     load = os.getloadavg()[0]
     return {**origin, "load_average": {"least": load, "most": load}, "graphs": []}
 

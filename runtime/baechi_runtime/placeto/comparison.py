@@ -256,7 +256,7 @@ def _with_known(comparison: Comparison) -> Comparison:
     try:
         return _with_those_of(comparison, read_json(path, "comparison"))
     except (KeyError, TypeError, ValueError, AttributeError) as e:
-        raise FileError(f"{str(path)!r} is no comparison as it was written ({e!r}); remove it, or choose another --out") from e
+        raise FileError(f"{str(path)!r} is not a comparison that placeto evaluate wrote ({e!r}); remove it, or choose another --out") from e
 
 
 def _with_those_of(comparison: Comparison, there: Mapping[str, Any]) -> Comparison:

@@ -179,7 +179,7 @@ def run(request: PaseRequest, model: "CapturedGraph | None" = None) -> PaseRepor
             require_writable(path)
     batch, devices = request.batch if model is None else model.batch, request.machine.devices
     if batch < devices:
-        raise ShardError(f"a batch of {batch} is smaller than {devices} processors; give a batch of that (-b) or fewer (-p)")
+        raise ShardError(f"a batch of {batch} is smaller than the number of devices, {devices}; give a larger one (-b) or fewer (-p)")
     if request.executable and model is None:
         raise ShardError("--executable is for what can be run, a captured model; give --model_name or a script, or drop it")
     if model is None:

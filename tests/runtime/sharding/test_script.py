@@ -52,7 +52,7 @@ def test_a_scripts_module_is_sharded(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert found["shard"]["linear"]["sizes"] == {"batch": 16, "sequence": 8, "units": 64, "in_features": 32}
     assert prod(found["shard"]["linear"]["splits"].values()) == 4
     assert main(["pase", str(script), "-p", "32", "--", "16"]) == 1
-    assert "a batch of 16 is smaller than 32 processors" in capfd.readouterr().err
+    assert "a batch of 16 is smaller than the number of devices, 32" in capfd.readouterr().err
 
 
 def test_a_script_that_trains_nothing_is_told_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,7 @@ class ClusterRequest:
         """The request of the flags. Raises OptionError where they contradict each other, ClusterError or FileError for a bad file."""
         num_devices = args.num_gpus if args.num_devices is None else args.num_devices
         if args.cluster is not None and num_devices is not None:
-            raise OptionError("--cluster and --num_devices exclude each other; give one of them")
+            raise OptionError("--cluster and --num_devices cannot be used together; give one of them")
         file = None if args.cluster is None else Cluster.load(args.cluster)
         return cls(file, num_devices, args.comm_cost_coeffs, args.device_memory, args.memory_fraction)
 
@@ -158,7 +158,7 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
             raise OptionError(f"--{flag} is only for --placement_method={methods}; drop it or choose one of them")
     for other in ("expert_file", "initial_plan"):
         if None not in (args.device_map, getattr(args, other)):
-            raise OptionError(f"--device_map and --{other} exclude each other; give one of them")
+            raise OptionError(f"--device_map and --{other} cannot be used together; give one of them")
     placer = "auto" if args.placement_method == hybrid.METHOD else args.placement_method
     options = PlaceOptions(**kinds.named(PlaceOptions, args), time_limit_seconds=args.time_limit or METHODS[placer].time_limit_seconds)
     require_taken(placer, options)

@@ -254,7 +254,7 @@ def train_request(args: argparse.Namespace) -> TrainRequest:
     plan = plan_request(args)
     cluster = None if args.cluster is None else Cluster.load(args.cluster)
     if cluster is not None and args.comm_cost_coeffs is not None:
-        raise OptionError("--cluster and --comm_cost_coeffs exclude each other; give one of them")
+        raise OptionError("--cluster and --comm_cost_coeffs cannot be used together; give one of them")
     num_devices = number_given(args) or (len(cluster) if cluster is not None else DEFAULT_DEVICES)
     values = kinds.named(TrainRequest, args) | {
         "model": args.model_name,
@@ -322,7 +322,7 @@ def settle_framework(args: argparse.Namespace) -> None:
     if args.num_devices not in (None, len(hosts)) or args.split_gpu is not None:
         raise OptionError(f"--cluster_hosts names {len(hosts)} devices; drop --num_devices and --split_gpu")
     if not 0 <= (args.task_index or 0) < len(hosts):
-        raise OptionError(f"--task_index={args.task_index} is none of the {len(hosts)} places in --cluster_hosts, which begin with 0")
+        raise OptionError(f"--task_index={args.task_index} is not a place in --cluster_hosts; its {len(hosts)} places are numbered from 0")
     args.num_devices = len(hosts)
 
 
@@ -331,7 +331,7 @@ def wants_cuda(args: argparse.Namespace) -> bool:
     if args.split_gpu is not None:
         for other in ("num_devices", "num_gpus"):
             if getattr(args, other) is not None:
-                raise OptionError(f"--split_gpu and --{other} exclude each other; give one of them")
+                raise OptionError(f"--split_gpu and --{other} cannot be used together; give one of them")
         if args.workers == "process":
             raise OptionError("--split_gpu is for one process; drop --workers=process")
         return True
@@ -364,7 +364,7 @@ def _parts(args: argparse.Namespace) -> tuple[int, ...] | int | None:
             raise OptionError("--microbatches is for a built-in model of PyTorch that is placed; drop it")
         if given == AUTO and others:
             raise OptionError(
-                f"--microbatches=auto and --{others[0]} exclude each other: the latter is of one way to split a batch; drop one"
+                f"--microbatches=auto and --{others[0]} cannot be used together: the latter is about one way to split a batch; drop one"
             )
         if args.cost_path is not None:
             raise OptionError("--cost_path has the costs of a step with its whole batch; drop it, or give --microbatches=1")
@@ -400,7 +400,7 @@ def script_request(args: argparse.Namespace) -> ScriptRequest:
     if request.cuda_graphs:
         raise OptionError("--cuda_graphs is for built-in models; drop it")
     if args.no_cache and args.cache_dir is not None:
-        raise OptionError("--no_cache and --cache_dir exclude each other; give one of them")
+        raise OptionError("--no_cache and --cache_dir cannot be used together; give one of them")
     kept = cache_folder() if args.cache_dir is None else Path(args.cache_dir)
     request = replace(request, cache=None if args.no_cache else kept)
     if args.time_limit is None:  # nobody has said how long a search may take: no longer than it can pay

@@ -146,7 +146,7 @@ class Workers:
             exchange()
         except RuntimeError as e:
             raise LostPeerError(
-                f"worker {self.group.rank} waited in vain for another one ({str(e).splitlines()[0][-120:]}); check whether all workers "
+                f"worker {self.group.rank} gave up waiting for another one ({str(e).splitlines()[0][-120:]}); check whether all workers "
                 "still run, and whether they make the same calls in the same order"
             ) from e
 

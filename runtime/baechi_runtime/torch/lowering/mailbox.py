@@ -39,7 +39,7 @@ class Mailboxes:
                 value = get(timeout=timeout)
             except queue.Empty:
                 raise ExecutionError(
-                    f"device {target} waited {timeout:g} s in vain for tensor {tensor}; raise --timeout if ops take that long"
+                    f"device {target} gave up waiting for tensor {tensor} after {timeout:g} s; raise --timeout if ops take that long"
                 ) from None
             self._go_on()
             return value

@@ -76,7 +76,7 @@ class Channels(Exchange):
         producer = self._tensors[tensor].producer
         source = self._placement[producer]
         return LostPeerError(
-            f"device {self._rank} waited in vain for the output of op {self._ids[producer]!r} from device {source} "
+            f"device {self._rank} gave up waiting for the output of op {self._ids[producer]!r} from device {source} "
             f"({reason}){self._whereabouts(source)}; check whether that worker still runs, or raise --timeout"
         )
 
