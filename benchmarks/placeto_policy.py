@@ -19,7 +19,6 @@ from baechi_ext.datasets import FAMILIES, INSTALLED, load
 from baechi_ext.ir import Cluster, Device, OpGraph
 from baechi_ext.place.placeto.checkpoint import SHIPPED, save_policy
 from baechi_ext.place.placeto.decisions import Decisions
-from baechi_ext.place.placeto.embedding import EMBEDDINGS
 from baechi_ext.place.placeto.environment import Rules
 from baechi_ext.place.placeto.learning import ALGORITHMS
 from baechi_ext.place.placeto.policy import Policy, PolicyConfig
@@ -87,7 +86,6 @@ FLAGS = {
     "--updates": 1000,
     "--episodes": {"type": int, "default": 8, "help": "at once on each graph"},
     "--algorithm": {"choices": tuple(ALGORITHMS), "default": "ppo"},
-    "--embedding": {"choices": tuple(EMBEDDINGS), "default": "rounds"},
     "--visits": {"type": int, "default": 1, "help": "of each decision in an episode"},
     **{
         f"--{name}": getattr(TrainingConfig(), name)
@@ -102,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parsed(__doc__, FLAGS, argv)
     args.entropy = tuple(args.entropy)
     config = TrainingConfig(**{f.name: getattr(args, f.name) for f in fields(TrainingConfig) if hasattr(args, f.name)})
-    policy = Policy.fresh(PolicyConfig(embedding=args.embedding, visits=args.visits), args.seed)
+    policy = Policy.fresh(PolicyConfig(visits=args.visits), args.seed)
     rules = Rules(visits=args.visits)
     taught, exams = family_trainings(args.folder, args.episodes, rules)
     taught += trainings(TRAININGS, args.episodes, 0, rules)

@@ -91,7 +91,7 @@ FLAGS = {
 }  # fmt: skip
 SOURCES = CLUSTER | {"--folder", "--most_graphs"}
 PLACETO_FLAGS = {
-    "train": SOURCES | {"--policy", "--algorithm", "--embedding", "--every_step", "--visits", "--updates", "--graphs", "--episodes"} | {
+    "train": SOURCES | {"--policy", "--algorithm", "--visits", "--updates", "--graphs", "--episodes"} | {
         "--exam_every", "--workers", "--patience", "--start", "--learning_rate", "--entropy", "--discount", "--seed", "--time_limit",
         "--tensorboard", "--out", "--json",
     },

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from baechi_ext.place.placeto.embedding import EMBEDDINGS
 from baechi_ext.place.placeto.learning import ALGORITHMS
 from baechi_ext.place.placeto.training_task import STARTS
 from baechi_runtime.cli.flags.placeto import ACTIONS
@@ -21,10 +20,10 @@ def folder(tmp_path: Path) -> Path:
 
 def test_train_evaluate_and_place(run, folder: Path) -> None:
     train = ["placeto", "train", "nmt", f"--folder={folder}", "--num_devices=2", "--updates=2", "--exam_every=1", f"--out={folder}/out"]
-    code, out, _ = run(*train, "--graphs=2", "--learning_rate=0.01,0.001", "--embedding=graphsage", "--json")
+    code, out, _ = run(*train, "--graphs=2", "--learning_rate=0.01,0.001", "--json")
     assert (code, json.loads(out)["graphs"], json.loads(out)["done"]) == (0, 3, True)
     policy = json.loads((folder / "out" / "policy.json").read_text())
-    assert (policy["config"]["embedding"], policy["training"]["learning_rate"]) == ("graphsage", [0.01, 0.001])
+    assert (policy["config"]["embedding"], policy["training"]["learning_rate"]) == ("rounds", [0.01, 0.001])
 
     evaluate = ["placeto", "evaluate", "nmt", f"--folder={folder}", "--num_devices=2", f"--policy={folder}/out/policy.json"]
     code, out, _ = run(*evaluate, "--methods=zero_shot,single", "--evaluations=64", f"--out={folder}/found")
@@ -40,7 +39,7 @@ def test_train_evaluate_and_place(run, folder: Path) -> None:
 def test_help_names_what_there_is() -> None:
     parser = argparse.ArgumentParser()
     ACTIONS["train"].add_flags(parser)
-    assert all(f" {name}" in " ".join(parser.format_help().split()) for name in (*ALGORITHMS, *STARTS, *EMBEDDINGS))
+    assert all(f" {name}" in " ".join(parser.format_help().split()) for name in (*ALGORITHMS, *STARTS))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +51,6 @@ def test_help_names_what_there_is() -> None:
         (["train", "nmt", "--num_devices=2", "--out=x", "--algorithm=best"], 2, "unknown algorithm 'best' of a training; choose one of"),
         (["train", "nmt", "--num_devices=2", "--out=x", "--entropy=1"], 2, "'1' is not two numbers A,B"),
         (["train", "nmt", "--num_devices=2", "--out=x", "--entropy=1,-1"], 2, "is not two numbers of at least 0"),
-        (["train", "nmt", "--num_devices=2", "--out=x", "--embedding=none"], 2, "unknown embedding 'none' of a policy; choose one of"),
         (["evaluate", "nmt", "--num_devices=2", "--methods=none"], 2, "unknown method 'none' of a comparison; choose some of zero_shot"),
         (["evaluate", "nmt", "--num_devices=2", "--plot"], 2, "--plot writes to --out, which is not given"),
         (["evaluate", "nmt", "--num_devices=2", "--policy=none"], 1, "cannot read placeto policy file"),

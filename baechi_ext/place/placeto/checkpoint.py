@@ -12,9 +12,8 @@ from baechi_ext.errors import FileError, MissingBackendError, PolicyError
 from baechi_ext.ir.files import SCHEMA_VERSION, read_bytes, read_json, write_bytes, write_json
 from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.place.placeto.decisions import OP_FEATURES
-from baechi_ext.place.placeto.embedding import EMBEDDINGS
 from baechi_ext.place.placeto.environment_kernel import FEATURES
-from baechi_ext.place.placeto.policy import Policy, PolicyConfig
+from baechi_ext.place.placeto.policy import EMBEDDED, Policy, PolicyConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,15 +107,15 @@ def fitting(tensors: dict[str, "Tensor"], config: PolicyConfig, source: str) -> 
 
 
 def _config(value: object, source: str) -> PolicyConfig:
-    names = {field.name for field in fields(PolicyConfig)}
+    names = {*EMBEDDED, *(field.name for field in fields(PolicyConfig))}
     if not isinstance(value, dict) or set(value) != names:
         raise PolicyError(f'{source}: "config" is {value!r}; expected an object of {", ".join(sorted(names))}')
-    if value["embedding"] not in tuple(EMBEDDINGS):
-        raise PolicyError(f"{source}: unknown embedding {value['embedding']!r}; this version knows {', '.join(EMBEDDINGS)}")
-    given: dict[str, Any] = {name: tuple(of) if isinstance(of, list) else of for name, of in value.items()}
+    if other := next((name for name, known in EMBEDDED.items() if value[name] != known), None):
+        raise PolicyError(f"{source}: {other} is {value[other]!r}, this version reads {EMBEDDED[other]!r}; train it again")
+    given: dict[str, Any] = {name: tuple(of) if isinstance(of, list) else of for name, of in value.items() if name not in EMBEDDED}
     config = PolicyConfig(**given)
     sizes = (config.width, config.rounds, config.hidden, config.visits)
-    if not all(isinstance(size, int) and 1 <= size <= 4096 for size in sizes) or not isinstance(config.every_step, bool):
+    if not all(isinstance(size, int) and 1 <= size <= 4096 for size in sizes):
         raise PolicyError(f"{source}: width, rounds, hidden and visits are {sizes}; expected whole numbers from 1 to 4096")
     for what, features, known in (("ops", config.op_features, OP_FEATURES), ("devices", config.device_features, FEATURES)):
         if features != known:

@@ -8,7 +8,6 @@ so that one policy serves all graphs and clusters. Loading this loads no framewo
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,12 +79,7 @@ class Decisions:
 
 OP_FEATURES = ("run", "output", "memory", "from_start", "to_end")
 """Features of an op: its time, what sending its outputs takes, what it holds, and the longest paths from the start and to the end."""
-DYNAMIC_FEATURES = ("visited", "current", "with_current", "start")
-"""Features of an op in a state, for policies that embed at every step: whether its decision was visited, is the current one, or shares the
-current one's device, and its simulated start after the current one's in parts of the step."""
 RELATIONS = ("above", "below", "parallel")
-_ANCHOR_SETS = 4  # for each power of two of their sizes
-_ANCHOR_SEED = 1906
 
 
 @dataclass(frozen=True)
@@ -133,28 +127,6 @@ class View:
         return found
 
     @cached_property
-    def levels(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
-        """By the number of edges on the longest path to them, the sources first: ops, the edges into them, and those out of them."""
-        source, target, _ = self.edges
-        depth = np.array(self.graph.depths, np.int64)
-        numbers = range(int(depth.max(initial=-1)) + 1)
-        return [(np.flatnonzero(depth == d), np.flatnonzero(depth[target] == d), np.flatnonzero(depth[source] == d)) for d in numbers]
-
-    @cached_property
-    def anchors(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """By op and anchor set (P-GNN: You, Ying and Leskovec, ICML 2019): the nearest anchor, and 1 / (edges to it + 1).
-
-        Where no anchor can be reached it is the op itself, and 0. The sets are drawn by name: they are the same in any file order.
-        """
-        graph = self.graph
-        by_name = sorted(range(len(graph)), key=lambda v: graph.ops[v].id)
-        draw = Random(_ANCHOR_SEED)
-        sizes = [2**i for i in range(max(1, len(graph)).bit_length())]
-        sets = [sorted(draw.sample(range(len(by_name)), min(size, len(by_name)))) for size in sizes for _ in range(_ANCHOR_SETS)]
-        found = [_nearest(graph, [by_name[i] for i in chosen]) for chosen in sets]
-        return np.stack([nearest for nearest, _ in found], axis=1), np.stack([near for _, near in found], axis=1)
-
-    @cached_property
     def _mean_us(self) -> float:
         """The mean time of an op on the mean device."""
         speeds = [d.speed for d in self.decisions.cluster.devices]
@@ -173,22 +145,3 @@ def _longest_paths(graph: OpGraph) -> tuple[NDArray[np.float64], NDArray[np.floa
     for v in graph.order:
         before[v] = max((before[a] + graph.ops[a].compute_us for a in graph.predecessors[v]), default=0.0)
     return before, np.array([max((graph.tails_us[w] for w in after), default=0.0) for after in graph.successors])
-
-
-def _nearest(graph: OpGraph, anchors: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """For each op the nearest anchor along edges of either direction, of equally near ones the first of `anchors`, and its nearness."""
-    rank = {v: i for i, v in enumerate(anchors)}
-    label = np.full(len(graph), -1)
-    near = np.zeros(len(graph), np.float32)
-    level, distance = rank, 0
-    while level:
-        following: dict[int, int] = {}
-        for v, i in level.items():
-            label[v], near[v] = i, 1 / (distance + 1)
-        for v, i in level.items():
-            for w in (*graph.predecessors[v], *graph.successors[v]):
-                if label[w] < 0:
-                    following[w] = min(i, following.get(w, i))
-        level, distance = following, distance + 1
-    nearest = np.array([anchors[i] if i >= 0 else v for v, i in enumerate(label)], np.int64)
-    return nearest, near

@@ -1,16 +1,11 @@
-"""Embeddings: what a network makes of each op from its own features and those around it.
+"""The embedding: what a network makes of each op from its own features and those around it, by Placeto's message passing (NeurIPS 2019,
+section 3.2), in both directions, a number of synchronous rounds.
 
-    rounds      Placeto's message passing (NeurIPS 2019, section 3.2), in both directions, a number of synchronous rounds
-    sweep       the same in one sweep in topological order and one back
-    graphsage   GraphSAGE (Hamilton, Ying and Leskovec, NeurIPS 2017), means over what an op reads from and what reads from it
-    pgnn        P-GNN (You, Ying and Leskovec, ICML 2019), messages from the nearest anchors of random sets
-
-Each takes features (.. x op x feature) and returns (.. x op x width). Layers are functions of named parameters: a network is a dict of
-tensors, as its file is. Torch is imported where tensors are made.
+Layers are functions of named parameters: a network is a dict of tensors, as its file is. Torch is imported where tensors are made.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -73,17 +68,11 @@ class Size(NamedTuple):
     rounds: int
 
 
-class Embedding(NamedTuple):
-    """The layers of an embedding, and what it does with their parameters."""
-
-    shapes: Callable[[Size], Shapes]
-    apply: Callable[[Parameters, View, "torch.Tensor", Size], "torch.Tensor"]
-
-
 _WAYS = ("down", "up")  # along the edges, and against them
 
 
-def _message_passing_shapes(size: Size) -> Shapes:
+def embedding_shapes(size: Size) -> Shapes:
+    """The embedding's layers."""
     found = {"embed.join_down": (size.width, size.width), "embed.join_up": (size.width, size.width)}
     for way in _WAYS:
         found[f"embed.{way}.own"] = (size.inputs, size.width)
@@ -92,7 +81,8 @@ def _message_passing_shapes(size: Size) -> Shapes:
     return found
 
 
-def _rounds(parameters: Parameters, view: View, x: "Tensor", size: Size) -> "Tensor":
+def embed(parameters: Parameters, view: View, x: "Tensor", size: Size) -> "Tensor":
+    """Features (op x feature) -> op x width."""
     source, target, feature = tensors(view.edges)
     both = []
     for way, (a, b) in zip(_WAYS, ((source, target), (target, source)), strict=True):
@@ -102,68 +92,5 @@ def _rounds(parameters: Parameters, view: View, x: "Tensor", size: Size) -> "Ten
             around = gathered(linear(parameters, f"embed.{way}.each", h), a, b, edge)
             h = own + dense(parameters, f"embed.{way}.all", around)
         both.append(h)
-    return _joined(parameters, *both)
-
-
-def _sweep(parameters: Parameters, view: View, x: "Tensor", size: Size) -> "Tensor":
-    source, target, feature = tensors(view.edges)
-    both = []
-    for way, (a, b) in zip(_WAYS, ((source, target), (target, source)), strict=True):
-        h = dense(parameters, f"embed.{way}.own", x)
-        edge = linear(parameters, f"embed.{way}.edge", feature)
-        for ops, into, out in map(tensors, view.levels if way == "down" else reversed(view.levels)):
-            chosen = into if way == "down" else out
-            if len(chosen):
-                each = linear(parameters, f"embed.{way}.each", h)
-                around = gathered(each, a[chosen], b[chosen], edge[chosen]).index_select(-2, ops)
-                h = h.index_add(-2, ops, dense(parameters, f"embed.{way}.all", around))
-        both.append(h)
-    return _joined(parameters, *both)
-
-
-def _joined(parameters: Parameters, down: "Tensor", up: "Tensor") -> "Tensor":
+    down, up = both
     return (linear(parameters, "embed.join_down", down) + linear(parameters, "embed.join_up", up)).relu()
-
-
-def _graphsage_shapes(size: Size) -> Shapes:
-    found: Shapes = {}
-    for i in range(size.rounds):
-        inputs = size.inputs if i == 0 else size.width
-        found |= {f"embed.{i}.{part}": (inputs, size.width) for part in ("own", *_WAYS)}
-    return found
-
-
-def _graphsage(parameters: Parameters, view: View, x: "Tensor", size: Size) -> "Tensor":
-    source, target, _ = tensors(view.edges)
-    h = x
-    for i in range(size.rounds):
-        around = linear(parameters, f"embed.{i}.down", gathered(h, source, target))
-        around = around + linear(parameters, f"embed.{i}.up", gathered(h, target, source))
-        h = (linear(parameters, f"embed.{i}.own", h) + around).relu()
-        h = h / h.norm(dim=-1, keepdim=True).clamp(min=1e-6)
-    return h
-
-
-def _pgnn_shapes(size: Size) -> Shapes:
-    found = {"embed.first": (size.inputs, size.width)}
-    for i in range(size.rounds):
-        found |= {f"embed.{i}.{part}": (size.width, size.width) for part in ("own", "anchor")}
-    return found
-
-
-def _pgnn(parameters: Parameters, view: View, x: "Tensor", size: Size) -> "Tensor":
-    nearest, near = tensors(view.anchors)
-    h = dense(parameters, "embed.first", x)
-    for i in range(size.rounds):
-        there = linear(parameters, f"embed.{i}.anchor", h).index_select(-2, nearest.flatten())
-        there = there.reshape(*h.shape[:-1], nearest.shape[1], size.width) * near.unsqueeze(-1)
-        h = (linear(parameters, f"embed.{i}.own", h).unsqueeze(-2) + there).relu().mean(dim=-2)
-    return h
-
-
-EMBEDDINGS: dict[str, Embedding] = {
-    "rounds": Embedding(_message_passing_shapes, _rounds),
-    "sweep": Embedding(_message_passing_shapes, _sweep),
-    "graphsage": Embedding(_graphsage_shapes, _graphsage),
-    "pgnn": Embedding(_pgnn_shapes, _pgnn),
-}

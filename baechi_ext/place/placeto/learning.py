@@ -36,9 +36,9 @@ def run_episodes(policy: Policy, view: View, environment: Environment, generator
 
     seen, actions, log_probabilities, rewards = [], [], [], []
     with torch.no_grad():
-        embedded = None if policy.config.every_step else policy.embedded(view)
+        embedded = policy.embedded(view)
         while not environment.done:
-            state = observed(policy, environment)
+            state = observed(environment)
             chances = policy.logits(view, state, embedded).log_softmax(dim=-1)
             if generator is None:
                 action = chances.argmax(dim=-1)
@@ -53,12 +53,11 @@ def run_episodes(policy: Policy, view: View, environment: Environment, generator
         torch.cat([s.current for s in seen]),
         torch.cat([s.features for s in seen]),
         torch.cat([s.devices for s in seen]),
-        torch.cat([s.dynamic for s in seen if s.dynamic is not None]) if policy.config.every_step else None,
     )
     return Rollout(view, states, torch.cat(actions), torch.cat(log_probabilities), torch.from_numpy(np.stack(rewards).astype(np.float32)))
 
 
-def observed(policy: Policy, environment: Environment) -> States:
+def observed(environment: Environment) -> States:
     """The environment's states as the policy sees them, a row for each episode."""
     import torch
 
@@ -67,19 +66,7 @@ def observed(policy: Policy, environment: Environment) -> States:
         current=torch.full((batch,), environment.current, dtype=torch.long),
         features=torch.from_numpy(environment.observe().copy()),
         devices=torch.from_numpy(environment.devices.copy()),
-        dynamic=torch.from_numpy(_dynamic(environment)) if policy.config.every_step else None,
     )
-
-
-def _dynamic(environment: Environment) -> np.ndarray:
-    """Row x op x DYNAMIC_FEATURES."""
-    unit_of, u, devices = environment.decisions.unit_of, environment.current, environment.devices
-    first_us = environment.start_us[:, environment.decisions.units[u]].min(axis=1, keepdims=True)
-    start = (environment.start_us - first_us) / np.maximum(environment.makespans_us, 1e-9)[:, None]
-    visited = np.broadcast_to(environment.visited[unit_of], start.shape)
-    current = np.broadcast_to(unit_of == u, start.shape)
-    with_current = devices[:, unit_of] == devices[:, u : u + 1]
-    return np.stack([visited, current, with_current, start], axis=-1).astype(np.float32)
 
 
 _MOST_NUMBERS = 2**24  # in the largest tensor of one update; of longer rollouts a random part of the steps is taken
@@ -130,17 +117,12 @@ def loss(algorithm: str, policy: Policy, training: tuple[Rollout, "Tensor"], wei
     import torch
 
     rollout, advantage = training
-    rows = torch.randperm(len(rollout.actions), generator=generator)[: _most_rows(policy, rollout)]
-    embedded = None if policy.config.every_step else policy.embedded(rollout.view)
-    chances = policy.logits(rollout.view, rollout.states.rows(rows), embedded).log_softmax(dim=-1)
+    rows = torch.randperm(len(rollout.actions), generator=generator)[: _most_rows(rollout)]
+    chances = policy.logits(rollout.view, rollout.states.rows(rows), policy.embedded(rollout.view)).log_softmax(dim=-1)
     new = chances.gather(-1, rollout.actions[rows].unsqueeze(-1)).squeeze(-1)
     entropy = -(chances.exp() * chances).sum(dim=-1).mean()
     return ALGORITHMS[algorithm](new, rollout.log_probabilities[rows], advantage.flatten()[rows], weights.clip) - weights.entropy * entropy
 
 
-def _most_rows(policy: Policy, rollout: Rollout) -> int:
-    decisions = rollout.view.decisions
-    a_row = len(decisions) * rollout.states.features.shape[1]
-    if policy.config.every_step:
-        a_row = max(a_row, policy.config.width * max(len(decisions.graph), len(rollout.view.edges[0])))
-    return max(1, _MOST_NUMBERS // a_row)
+def _most_rows(rollout: Rollout) -> int:
+    return max(1, _MOST_NUMBERS // (len(rollout.view.decisions) * rollout.states.features.shape[1]))

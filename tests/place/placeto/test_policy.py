@@ -1,15 +1,12 @@
-"""Embeddings and the policy: they see the graph and not its numbering, devices and not their number."""
+"""The embedding and the policy: they see the graph and not its numbering, devices and not their number."""
 
-from dataclasses import replace
-
-import networkx as nx
 import numpy as np
 import pytest
 import torch
 
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.place.placeto.decisions import OP_FEATURES, Decisions, View
-from baechi_ext.place.placeto.embedding import EMBEDDINGS
+from baechi_ext.place.placeto.embedding import embed
 from baechi_ext.place.placeto.embedding import tensors as as_tensors
 from baechi_ext.place.placeto.environment import Environment, Rules
 from baechi_ext.place.placeto.learning import observed, run_episodes
@@ -18,20 +15,17 @@ from baechi_ext.place.traversal import traversal
 from tests.build import cluster_of, graph_of
 from tests.place.placeto.graphs import distinct, shuffled, towers
 
-CONFIGS = {name: PolicyConfig(embedding=name, rounds=3) for name in EMBEDDINGS}
-CONFIGS |= {f"{name}, every step": replace(config, every_step=True) for name, config in CONFIGS.items()}
-each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+CONFIG = PolicyConfig(rounds=3)
 
 
 def by_name(graph: OpGraph, cluster: Cluster) -> Decisions:
     return Decisions.of(graph, cluster, traversal(graph, "lexico_topo"))
 
 
-def embedding_of(config: PolicyConfig, graph: OpGraph) -> torch.Tensor:
+def embedding_of(graph: OpGraph) -> torch.Tensor:
     """By op."""
     view = View(by_name(graph, cluster_of(3)))
-    policy = Policy.fresh(config, seed=5)
-    return EMBEDDINGS[config.embedding].apply(policy.parameters, view, *as_tensors([view.op_features]), config.size)
+    return embed(Policy.fresh(CONFIG, seed=5).parameters, view, *as_tensors([view.op_features]), CONFIG.size)
 
 
 # What is seen of a graph
@@ -61,43 +55,21 @@ def test_relations_are_means() -> None:
     assert parallel == [[0, 0, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
 
 
-def test_anchors_are_the_nearest_ones() -> None:
-    graph = distinct()
-    nearest, near = View(by_name(graph, cluster_of(2))).anchors
-    known = nx.Graph((t.producer, w) for t in graph.tensors for w in t.readers)
-    assert nx.is_connected(known)
-    distance = dict(nx.all_pairs_shortest_path_length(known))
-    for i in range(nearest.shape[1]):
-        anchors = {int(nearest[v, i]) for v in range(len(graph)) if near[v, i] == 1}
-        for v in range(len(graph)):
-            assert near[v, i] == pytest.approx(1 / (1 + min(distance[v][a] for a in anchors)))
-            assert near[v, i] == pytest.approx(1 / (1 + distance[v][nearest[v, i]]))
+# The embedding
 
 
-def test_an_op_that_no_anchor_reaches() -> None:
-    nearest, near = View(Decisions.of(graph_of({"a": 1, "b": 1}), cluster_of(2))).anchors
-    lonely = near == 0
-    assert lonely.any()
-    assert (nearest[lonely] == np.nonzero(lonely)[0]).all()
-
-
-# Embeddings
-
-
-@pytest.mark.parametrize("name", EMBEDDINGS)
-def test_embeddings_do_not_depend_on_the_numbering(name: str) -> None:
+def test_embeddings_do_not_depend_on_the_numbering() -> None:
     graph = distinct()
     other = shuffled(graph)
     assert graph.index != other.index
-    a, b = embedding_of(CONFIGS[name], graph), embedding_of(CONFIGS[name], other)
+    a, b = embedding_of(graph), embedding_of(other)
     order = [other.index[op.id] for op in graph.ops]
     torch.testing.assert_close(a, b[order], rtol=1e-4, atol=1e-5)
     assert len(np.unique(a.detach().numpy().round(5), axis=0)) > len(graph) / 2
 
 
-@pytest.mark.parametrize(("name", "reach"), [("rounds", 3), ("sweep", 9), ("graphsage", 3)])
-def test_embeddings_look_so_far(name: str, reach: int) -> None:
-    """In a chain of ten, what changes with one feature of the first op: so many ops after it, at the most."""
+def test_embeddings_look_as_many_edges_far_as_there_are_rounds() -> None:
+    """In a chain of ten, what changes with one feature of the first op: as many ops after it, at the most."""
     names = [f"n{i}" for i in range(10)]
     chain = graph_of(dict.fromkeys(names, 1), *((a, b, 1) for a, b in zip(names, names[1:], strict=False)))
     view = View(Decisions.of(chain, cluster_of(2)))
@@ -106,18 +78,17 @@ def test_embeddings_look_so_far(name: str, reach: int) -> None:
     changed[0] += 3
     seen = torch.zeros(10)
     for seed in range(5):
-        policy = Policy.fresh(CONFIGS[name], seed)
-        before, after = (EMBEDDINGS[name].apply(policy.parameters, view, x, policy.config.size) for x in (features, changed))
+        policy = Policy.fresh(CONFIG, seed)
+        before, after = (embed(policy.parameters, view, x, CONFIG.size) for x in (features, changed))
         seen += (before - after).abs().amax(dim=1)
-    assert torch.nonzero(seen > 1e-7).flatten().tolist() == list(range(reach + 1))
+    assert torch.nonzero(seen > 1e-7).flatten().tolist() == list(range(CONFIG.rounds + 1))
 
 
 def test_decisions_are_means_of_their_ops() -> None:
     graph = distinct()
     decisions = by_name(graph, cluster_of(3))
-    config = CONFIGS["rounds"]
-    policy, view = Policy.fresh(config, seed=5), View(decisions)
-    ops, embedded = embedding_of(config, graph), policy.embedded(view)
+    policy, view = Policy.fresh(CONFIG, seed=5), View(decisions)
+    ops, embedded = embedding_of(graph), policy.embedded(view)
     for u, unit in enumerate(decisions.units):
         torch.testing.assert_close(embedded[u], ops[list(unit)].mean(dim=0))
 
@@ -125,29 +96,27 @@ def test_decisions_are_means_of_their_ops() -> None:
 # The policy
 
 
-@each_config
 @pytest.mark.parametrize("k", [1, 2, 4, 8])
-def test_one_policy_serves_any_number_of_devices(config: PolicyConfig, k: int) -> None:
+def test_one_policy_serves_any_number_of_devices(k: int) -> None:
     decisions = by_name(distinct(), cluster_of(k))
-    policy, view, environment = Policy.fresh(config, 0), View(decisions), Environment(decisions, 3, Rules(visits=2))
+    policy, view, environment = Policy.fresh(CONFIG, 0), View(decisions), Environment(decisions, 3, Rules(visits=2))
     environment.reset([0] * len(decisions))
     rollout = run_episodes(policy, view, environment, torch.Generator().manual_seed(0))
     steps = 2 * len(decisions)
     assert rollout.states.features.shape[:2] == (3 * steps, k)
     assert rollout.rewards.shape == (steps, 3)
-    logits = policy.logits(view, rollout.states, None if config.every_step else policy.embedded(view))
+    logits = policy.logits(view, rollout.states, policy.embedded(view))
     chosen = logits.log_softmax(dim=-1).gather(-1, rollout.actions.unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(chosen, rollout.log_probabilities, rtol=1e-4, atol=1e-5)
     assert (rollout.actions < k).all()
 
 
-@each_config
-def test_episodes_do_not_depend_on_the_numbering(config: PolicyConfig) -> None:
+def test_episodes_do_not_depend_on_the_numbering() -> None:
     graph, cluster = distinct(), cluster_of(3, latency_us=0.3)
     plans = []
     for g in (graph, shuffled(graph)):
         decisions = by_name(g, cluster)
-        policy, environment = Policy.fresh(config, 3), Environment(decisions, 4)
+        policy, environment = Policy.fresh(CONFIG, 3), Environment(decisions, 4)
         policy.parameters["head.score.weight"] *= 50
         environment.reset([0] * len(decisions))
         run_episodes(policy, View(decisions), environment, torch.Generator().manual_seed(1))
@@ -160,15 +129,15 @@ def test_episodes_do_not_depend_on_the_numbering(config: PolicyConfig) -> None:
 def test_equal_devices_are_scored_alike() -> None:
     """Four equal devices, of which three hold nothing: these get the same score, the one that holds all another one."""
     decisions = by_name(towers(), cluster_of(4))
-    policy, view, environment = Policy.fresh(CONFIGS["rounds"], 0), View(decisions), Environment(decisions, 1)
+    policy, view, environment = Policy.fresh(CONFIG, 0), View(decisions), Environment(decisions, 1)
     environment.reset([2] * len(decisions))
-    logits = policy.logits(view, observed(policy, environment), policy.embedded(view))[0]
+    logits = policy.logits(view, observed(environment), policy.embedded(view))[0]
     assert logits[0] == logits[1] == logits[3] != logits[2]
 
 
 def test_without_lots_the_likeliest_actions_are_taken() -> None:
     decisions = by_name(distinct(), cluster_of(3))
-    policy, view, environment = Policy.fresh(CONFIGS["rounds"], 0), View(decisions), Environment(decisions, 3)
+    policy, view, environment = Policy.fresh(CONFIG, 0), View(decisions), Environment(decisions, 3)
     taken = []
     for generator, likeliest in ((None, 0), (torch.Generator().manual_seed(4), 2)):
         environment.reset([0] * len(decisions))

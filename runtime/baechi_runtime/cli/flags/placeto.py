@@ -51,8 +51,6 @@ _SOURCES: dict[str, Flag] = {
 _TRAINING: dict[str, Flag] = {
     "policy": (kinds.FILE, "the policy to train further (default: a new one)"),
     "algorithm": (kinds.NAME, "ppo (default) or reinforce"),
-    "embedding": (kinds.NAME, "how a new policy embeds ops: rounds (default), sweep, graphsage or pgnn"),
-    "every_step": (kinds.SWITCH, "a new policy embeds ops at every step, as published (slow)"),
     "visits": (kinds.COUNT, "how often an episode of a new policy visits each op"),
     "updates": (kinds.COUNT, "number of updates of the policy (default 500)"),
     "graphs": (kinds.COUNT, "graphs per update, drawn from the sources (default 4)"),
