@@ -54,6 +54,10 @@ def test_dropout_draws_the_same_numbers_wherever_it_runs(tmp_path: Path, workers
     assert 1 in {device for device, draw in zip(run.timeline.placement, draws, strict=True) if draw}
 
 
+def test_a_worker_that_reads_late_that_it_is_to_stop_finds_the_store(workers: ForkedWorkers) -> None:
+    workers.run("late_on_processes", 2)
+
+
 def test_torchrun_starts_the_same_workers() -> None:
     """In new interpreters."""
     code, out, err = finish(anew.torchrun(*SMALL, "--time_limit=0.5", "--json"))
