@@ -88,7 +88,9 @@ class Page:
         return [entry["message"] for entry in self.browser.get_log("browser")]
 
     def requests(self) -> list[str]:
-        """Addresses that were asked for, the page itself left out."""
+        """Addresses that the page asked for, itself left out; the browser's own new tab, which comes first, is another document."""
         events = [json.loads(entry["message"])["message"] for entry in self.browser.get_log("performance")]
-        urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-        return [url for url in urls if url != self.browser.current_url and not url.startswith("data:")]
+        sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        own = self.browser.current_url
+        urls = [request["request"]["url"] for request in sent if request["documentURL"].partition("#")[0] == own.partition("#")[0]]
+        return [url for url in urls if url != own and not url.startswith("data:")]

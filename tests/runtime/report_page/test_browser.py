@@ -63,6 +63,12 @@ def test_every_panel_is_there_and_drawn(browser: Any, small: Path, width: int) -
     assert page.requests() == []
 
 
+def test_what_a_page_asks_for_is_seen(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "asking.html"
+    path.write_text('<img src="picture.png">')
+    assert Page(browser, path).requests() == [(tmp_path / "picture.png").as_uri()]
+
+
 def test_what_stands_at_the_top(browser: Any, small: Path) -> None:
     page = Page(browser, small)
     assert page.text("h1") == f"towers {HOSTILE}"
