@@ -88,8 +88,13 @@ class CapturedFragment:
         return any(self.differentiable)
 
     def outputs_among(self, values: "Sequence[torch.Tensor]") -> "dict[int, torch.Tensor]":
-        """Output -> its value, of what the fragment returns; those that are only seen through views are left out."""
-        return {r.output: v for r, v in zip(self.returned, values, strict=True) if r.output is not None and r.view is None}
+        """Output -> its value, of what the fragment returns; of one that is only seen through views, what they look at."""
+        found: dict[int, torch.Tensor] = {}
+        for r, value in zip(self.returned, values, strict=True):
+            whole = value if r.view is None else value._base
+            if r.output is not None and whole is not None and not r.detached:
+                found.setdefault(r.output, whole)
+        return found
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,13 @@ class Net(nn.Module):
         return self.b(self.drop(self.norm(torch.tanh(self.a(x)))))
 
 
+class Halves(Net):
+    """Returns two views of one tensor that is not returned itself, as a variational autoencoder returns mean and variance."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return super().forward(x).chunk(2, 1)
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     torch.compiler.reset()
@@ -111,7 +118,8 @@ def train(model: nn.Module, steps: int, before: Callable[[int], None] = lambda s
     for step in range(steps):
         before(step)
         optimizer.zero_grad()
-        loss = model(torch.randn(5, 6)).square().sum()
+        found = model(torch.randn(5, 6))
+        loss = found.square().sum() if isinstance(found, Tensor) else found[0].square().sum() + found[1].exp().sum()
         loss.backward()
         optimizer.step()
         said.append(f"{loss.item():.17g} {torch.rand(1).item():.17g} {model.norm.running_mean.sum().item():.17g}")
@@ -212,6 +220,17 @@ def test_it_is_an_error_where_all_is_to_be_placed(what: str, one_thread: None, m
     with pytest.raises(ParityError, match=named):
         train(placed, 12, note)
     assert seen["step"] == 1
+
+
+def test_gradients_through_views_of_what_is_not_returned_are_compared(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    model = Halves()
+    options = {"devices": 2, "method": "random", "keep_placed": True, "strict": True}
+    assert train(baechi_ext.parallelize(copy.deepcopy(model), **options), 12) == train(copy.deepcopy(model), 12)
+    placed = baechi_ext.parallelize(model, **options)
+    corrupt_backward(monkeypatch)
+    with pytest.raises(ParityError, match="gradient of "):
+        train(placed, 12)
 
 
 def test_what_is_not_verified_is_not_looked_at(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
