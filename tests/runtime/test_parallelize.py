@@ -120,6 +120,10 @@ SHAPES = {
     "dataclass": lambda a, b, x: Pair(a, {"b": b}),
     "twice": lambda a, b, x: (a, a, b.view(-1), b),
     "input": lambda a, b, x: (a, x, x.view(-1)),
+    "halves": lambda a, b, x: (*a.chunk(2, 1), b),
+    "views of views": lambda a, b, x: (a.T[1:], a.T[1:].view(3, 5, 1), b[1:], b.unsqueeze(1)),
+    "half detached": lambda a, b, x: (a[:, :2], a[:, 2:].detach(), b),
+    "all detached but one": lambda a, b, x: (a.detach()[:, :2], a[:, 2:], b),
     "detached": lambda a, b, x: (a, b.detach(), b.argmax(1)),
     "distribution": lambda a, b, x: torch.distributions.Normal(a, b.exp().sum()),
 }
@@ -220,15 +224,17 @@ def test_what_changes_between_a_call_and_its_backward_is_an_error() -> None:
 def second_order(model: nn.Module, x: Tensor) -> list[Tensor | None]:
     """Gradients of the size of the gradients, as of a gradient penalty."""
     model.zero_grad()
-    (gradient,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+    found = torch.cat(tensors_of(model(x)), 1)
+    (gradient,) = torch.autograd.grad(found.square().sum(), x, create_graph=True)
     gradient.square().sum().backward()
     return [p.grad for p in model.parameters()]
 
 
 @pytest.mark.parametrize("verify_steps", [0, 2])
-def test_gradients_of_gradients(verify_steps: int) -> None:
+@pytest.mark.parametrize("shape", ["tensor", "halves"])
+def test_gradients_of_gradients(verify_steps: int, shape: str) -> None:
     torch.manual_seed(12)
-    model = Answers(SHAPES["tensor"])
+    model = Answers(SHAPES[shape])
     placed = place(copy.deepcopy(model), verify_steps=verify_steps)
     for _ in range(4):
         x = torch.randn(5, 6, requires_grad=True)
