@@ -17,9 +17,8 @@ from baechi_ext.ir.files import require_writable, write_bytes
 from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.shard.analysis import LayerCost, layer_costs
 from baechi_ext.shard.baselines import Baseline, experts, random_walk
-from baechi_ext.shard.graph import dot
+from baechi_ext.shard.graph import ShardGraph, dot
 from baechi_ext.shard.machine import Machine
-from baechi_ext.shard.networks import network
 from baechi_ext.shard.plan import ShardPlan
 from baechi_ext.shard.search import Found, SearchOptions, search
 from baechi_runtime.models.registry import ModelOptions
@@ -43,6 +42,8 @@ class PaseRequest:
     """
 
     graph: str
+    network: ShardGraph | None = None
+    """None where it is to be captured."""
     batch: int
     width: int | None
     cost_model: str
@@ -182,10 +183,9 @@ def run(request: PaseRequest, model: "CapturedGraph | None" = None) -> PaseRepor
         raise ShardError(f"a batch of {batch} is smaller than the number of devices, {devices}; give a larger one (-b) or fewer (-p)")
     if request.executable and model is None:
         raise ShardError("--executable is for what can be run, a captured model; give --model_name or a script, or drop it")
-    if model is None:
-        graph = network(request.graph, batch, request.width, cost_model=request.cost_model, splits_images=request.splits_images)
-    else:
-        graph = model.graph
+    graph = request.network if model is None else model.graph
+    if graph is None:
+        raise ShardError(f"{request.graph} has not been captured; give its captured graph")
     if request.dump is not None:
         write_bytes(request.dump, f"// {MadeBy(request.command)}\n{dot(graph)}".encode())
     seconds: list[float] = []

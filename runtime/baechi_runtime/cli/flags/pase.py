@@ -73,6 +73,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def pase_request(args: argparse.Namespace) -> "PaseRequest":
     """The request for `baechi pase`. Raises ShardError for what makes no sense, FileError for a script that is not there."""
     from baechi_ext.shard.machine import Machine
+    from baechi_ext.shard.networks import network
     from baechi_ext.shard.search import DEFAULT_TABLE_BYTES, SearchOptions
     from baechi_runtime.sharding.pase import PaseRequest
 
@@ -102,9 +103,14 @@ def pase_request(args: argparse.Namespace) -> "PaseRequest":
     )
     if args.script is not None:
         require_script(args.script)
+    name, batch = args.graph or DEFAULT_GRAPH, DEFAULT_BATCH if args.batch is None else args.batch
+    by_hand = None
+    if args.script is None and options is None:
+        by_hand = network(name, batch, args.model, cost_model=args.cost_model, splits_images=args.halo)
     values = named(PaseRequest, args) | {
-        "graph": args.script or args.model_name or args.graph or DEFAULT_GRAPH,
-        "batch": DEFAULT_BATCH if args.batch is None else args.batch,
+        "graph": args.script or args.model_name or name,
+        "network": by_hand,
+        "batch": batch,
         "width": args.model,
         "splits_images": args.halo,
         "machine": machine,
