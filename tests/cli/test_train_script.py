@@ -312,7 +312,7 @@ def test_the_next_run_neither_profiles_nor_searches(tmp_path: Path) -> None:
 def test_a_folder_for_what_is_kept_and_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text(TRAINS)
     assert main(["train", "--no_cache", f"--cache_dir={tmp_path}", str(tmp_path / "train.py")]) == 2
-    assert "exclude each other" in capsys.readouterr().err
+    assert "cannot be used together" in capsys.readouterr().err
 
 
 def test_a_search_for_a_script_ends_where_it_does_not_pay_unless_its_time_is_given() -> None:

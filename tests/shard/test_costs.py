@@ -178,7 +178,7 @@ def test_the_default_model_mends_the_originals_quirks() -> None:
         (lambda: ShardGraph("g", (two_nodes((2, 2)).nodes[0],) * 2, ()), "2 nodes of 1 names"),
         (lambda: ShardGraph("g", two_nodes((2, 2)).nodes, (Edge(1, 0),)), "an edge from node 1 to 0 of 2"),
         (lambda: ShardGraph("g", two_nodes((2, 2)).nodes, (Edge(0, 1, 1, 0),)), "no such tensor"),
-        (lambda: Machine(devices=0), "0 processors"),
+        (lambda: Machine(devices=0), "0 devices"),
         (lambda: Machine(devices=1, tera_flops=float("inf")), "--flops is inf"),
         (lambda: network("alexnet", 0), "a batch of 0"),
         (lambda: build_tables(two_nodes((2, 2)), Machine(devices=2)).choice([(2, 2), (1, 1)]), r"u can't be split as \(2, 2\) on 2"),

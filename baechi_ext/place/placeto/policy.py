@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 EMBEDDED = {"embedding": "rounds", "every_step": False}
-"""How policies embed ops, as their files say it."""
+"""The one way in which policies embed ops, as their files say it."""
 
 
 @dataclass(frozen=True, slots=True)
