@@ -42,9 +42,9 @@ def text_of(value: Mapping[str, Any], key: str) -> str:
     return str(value.get(key) or "")
 
 
-def number_of(value: Mapping[str, Any], key: str) -> float | None:
+def number_of(value: Mapping[str, Any], key: str, *, minimum: float = 0.0) -> float | None:
     """The number under that key."""
-    return None if value.get(key) is None else as_number(value[key], key, FileError)
+    return None if value.get(key) is None else as_number(value[key], key, FileError, minimum=minimum)
 
 
 def numbers_of(value: Mapping[str, Any], key: str) -> tuple[float, ...]:

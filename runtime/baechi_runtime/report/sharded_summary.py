@@ -134,6 +134,6 @@ def _facts(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "machine", f"each process {flops:.3g} TFLOP/s, {bandwidth:.3g} GB/s and {latency:.4g} us a message (measured)"
     if value.get("executable"):
         yield "executable", str(value["executable"])
-    tau = number_of(value, "kendall_tau")
+    tau = number_of(value, "kendall_tau", minimum=-1.0)
     if tau is not None:
         yield "ranking", f"Kendall's tau of predicted and measured steps: {tau:+.2f}"

@@ -88,6 +88,13 @@ def test_the_runs_own_plan_comes_first_whatever_the_order_of_strategies(folder: 
     assert sharded_headline(run)["verdict"] == sharded_headline(ShardedRun.load(folder))["verdict"]
 
 
+def test_steps_that_were_predicted_in_the_wrong_order_are_shown(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    (tmp_path / "run" / "report.json").write_text(json.dumps({**report, "kendall_tau": -1 / 3}))
+    assert dict(sharded_headline(ShardedRun.load(tmp_path / "run"))["facts"])["ranking"].endswith("-0.33")
+
+
 def test_a_training_has_the_doubts_it_has_and_no_comparison(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "run")
     report = json.loads((tmp_path / "run" / "report.json").read_text())
