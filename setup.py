@@ -1,4 +1,4 @@
-"""What the project needs, as ranges; constraints.txt pins what `make` installs and the tests run with."""
+"""The project's requirements, as ranges; constraints.txt pins what `make` installs and the tests run with."""
 
 import os
 import re

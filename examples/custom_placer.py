@@ -18,7 +18,7 @@ from typing import Any
 import networkx as nx
 
 US_PER_BYTE, LATENCY_US = 0.0001754, 134.0
-"""What sending takes on every link: the defaults of `baechi place`."""
+"""Cost of sending on every link: the defaults of `baechi place`."""
 
 
 def read_graph(path: Path) -> nx.MultiDiGraph:

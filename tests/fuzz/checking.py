@@ -18,7 +18,7 @@ CASES = int(os.environ.get("FUZZ_CASES", "2000"))
 FOUND = Path(__file__).parent / "found"
 """A folder for each format, of files that once ended otherwise."""
 SECONDS = 20.0
-"""Of processor time; a reader that takes longer hangs."""
+"""Processor time; a reader that takes longer hangs."""
 LONGEST = 2000
 
 

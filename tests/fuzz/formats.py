@@ -159,7 +159,7 @@ def _write_checkpoint(folder: Path) -> None:
 
 
 def _sealed(content: bytes) -> bytes:
-    """What is no JSON object, or could not be written as one, stays."""
+    """Leaves what is no JSON object, or could not be written as one."""
     try:
         value = json.loads(content)
         return sealed({key: field for key, field in value.items() if key != "sha256"}) if isinstance(value, dict) else content

@@ -24,7 +24,7 @@ class ForkedWorkers:
         return tuple(json.loads(answer))
 
     def run(self, module: str, count: int, *arguments: str) -> str:
-        """What rank 0 prints, when all have ended well."""
+        """Returns rank 0's output once all have ended well."""
         codes, out, err = self.finish(module, count, *arguments)
         assert codes == [0] * count, err
         return out

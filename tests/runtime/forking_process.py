@@ -49,7 +49,7 @@ def fork(work: Work, count: int, printed: Sequence[TextIO]) -> list[int]:
 
 
 def _work(work: Work, place: tuple[int, int], meeting: socket.socket, printed: Sequence[TextIO]) -> int:
-    """What a worker does, and its exit code."""
+    """Runs a worker and returns its exit code."""
     os.environ.update(environment.of_worker(*place, meeting.getsockname()[1]))
     if place[0] == 0:
         os.environ[environment.STORE_SOCKET] = str(os.dup(meeting.fileno()))

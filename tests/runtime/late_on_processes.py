@@ -27,7 +27,7 @@ class LateStore:
 
 
 def prepared(count: int) -> Callable[[], None]:
-    """What each worker does."""
+    """The work of each worker."""
 
     def work() -> None:
         rank, devices = int(os.environ["RANK"]), cpu_workers(count)

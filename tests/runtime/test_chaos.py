@@ -30,7 +30,7 @@ SECONDS = float(os.environ.get("BAECHI_CHAOS_SECONDS", "3600"))
 SEED = int(os.environ.get("BAECHI_CHAOS_SEED", "0"))
 STEPS = 400
 TIMEOUT_SECONDS = 8
-"""What the trainings have as --timeout."""
+"""The trainings' --timeout."""
 ENDS_WITHIN = 60.0
 """Seconds beyond that in which every process has ended; generous, since the machine may be busy."""
 PATIENCE = 300.0
@@ -59,7 +59,7 @@ Ended = tuple[int, str, str]
 
 
 class Chaos:
-    """What happens to trainings of one framework in one folder, and how often each kind of fault has."""
+    """Events of the trainings of one framework in one folder, and counts of each kind of fault."""
 
     def __init__(self, draw: random.Random, folder: Path, framework: str, costs: str) -> None:
         self.draw, self.framework, self.costs = draw, framework, costs
@@ -183,7 +183,7 @@ class Reader:
         self._thread.start()
 
     def finished(self, seconds: float) -> Ended:
-        """What it said; it has so many seconds."""
+        """Its output; it has so many seconds."""
         self._thread.join(seconds)
         if self._thread.is_alive():
             self._process.kill()

@@ -26,7 +26,7 @@ SIZE, SECONDS = 3, 20.0
 
 
 def on_all(function: Callable[[int], Any], count: int = SIZE) -> list[Any]:
-    """What the function gives for each rank, all at the same time."""
+    """The function's result for each rank, all run at the same time."""
     with ThreadPoolExecutor(count) as pool:
         return [future.result(60.0) for future in [pool.submit(function, rank) for rank in range(count)]]
 

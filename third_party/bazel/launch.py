@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 RUNFILES = Path(__file__).absolute().parents[2]
-"""What was declared in the BUILD files, as links into the checkout."""
+"""Files declared in the BUILD files, as links into the checkout."""
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 

@@ -16,7 +16,7 @@ Differences = Callable[[str, int], dict[str, str]]
 
 @pytest.fixture(scope="module")
 def differences(workers: ForkedWorkers) -> Differences:
-    """What a task of the worker finds on so many processes."""
+    """The result of a worker's task on so many processes."""
     return lambda task, processes: json.loads(workers.run("sharding.worker", processes, task))
 
 

@@ -57,7 +57,7 @@ class Server:
         return self._last
 
     def ended(self, planned_bytes: Sequence[float] = ()) -> str | None:
-        """How, and what the plan takes on each device where a signal ended it; None while it runs."""
+        """Says how it ended and, after a signal, what the plan takes on each device; None while it runs."""
         code, server = self.process.poll(), f"the server of device {self.task} ({self.host})"
         if code is None or code >= 0:
             return None if code is None else f"{server} ended with exit code {code}"
