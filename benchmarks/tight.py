@@ -2,10 +2,8 @@
 
     python -m benchmarks.tight [--set=tuning,held_out] [--cases=training-] [--methods=auto,m_etf] [--slack=1.02,1.05] [--out=FILE.json]
 
-The plans of benchmarks/results/planted.json were pressed: from chunks of equal bytes on, searches for plans that fit
-(`baechi_ext.place.fitting`) ran again and again under limits some percent below those they last kept, until they failed; then in smaller
-steps and with more effort. What counts is that they fit. The two sets share no graph; TUNING is for looking at while a method is made,
-HELD_OUT for the final comparison alone.
+The plans of benchmarks/results/planted.json were pressed (`benchmarks.planted`). The two sets share no graph; TUNING is for looking at
+while a method is made, HELD_OUT for the final comparison alone.
 
 `auto` runs until it has a plan, at most for --time_limit seconds; its seconds are those until then. Other methods know no limit but
 their own. Every plan is simulated again here. Slack 1 leaves exactly the bytes of the planted plan.
@@ -45,8 +43,16 @@ class Planted(Case):
         """The cluster with `slack` (1 and more) times the memory that the plan needs."""
         peaks = simulate(self.graph, self.unlimited, *decoded(plan)).peak_memory_bytes
         needed = [max(peaks)] * len(peaks) if self.memory == "equal" else peaks
-        devices = zip(self.unlimited.devices, needed, strict=True)
-        return replace(self.unlimited, devices=tuple(replace(d, memory_bytes=int(slack * peak)) for d, peak in devices))
+        return self.limited([slack * peak for peak in needed])
+
+    def limited(self, limits: Sequence[float]) -> Cluster:
+        devices = zip(self.unlimited.devices, limits, strict=True)
+        return replace(self.unlimited, devices=tuple(replace(d, memory_bytes=int(limit)) for d, limit in devices))
+
+
+def encoded(placement: Sequence[int], priority: Sequence[float]) -> Row:
+    """A plan, short: a digit per op, and the ops in their order."""
+    return {"placement": "".join(map(str, placement)), "order": sorted(range(len(priority)), key=priority.__getitem__)}
 
 
 def decoded(plan: Row) -> tuple[list[int], list[float]]:

@@ -60,7 +60,7 @@ _FORMAT: dict[str, Flag] = {"data_format": (Kind(_data_format, "NCHW"), "how ima
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Those of Baechi's flags that `baechi train` has for Baechi's sake alone; the refused ones are hidden from --help."""
-    group = add_group(parser, "further flags of Baechi's", {"data_format": (Kind(_data_format, "NCHW"), "how images are laid out", "NCHW")})
+    group = add_group(parser, "further flags of Baechi's", _FORMAT)
     group.add_argument("--logdir", dest="out", metavar="DIR", help="the same as --out")
     group.add_argument(
         "--log_device_placement", "--log_placer_device_placement", action="store_true", help="say on stderr which op runs on which device"
