@@ -15,23 +15,20 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from baechi_ext.errors import BaechiError
-from baechi_ext.ir import Cluster
 from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.cli.flags import compare as compare_flags
 from baechi_runtime.cli.flags.train import TENSORFLOW
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.drivers.backend import Backend
-from baechi_runtime.drivers.comparing import checked_contenders, loaded_contenders
+from baechi_runtime.drivers.comparing import checked_contenders, in_parts, loaded_contenders
 from baechi_runtime.drivers.comparison import SINGLE, CompareRequest
 from baechi_runtime.drivers.train_request import TrainRequest
-from baechi_runtime.measure.parity_result import require_parity
 from baechi_runtime.measure.samples import Measurement
 from baechi_runtime.models.registry import FRAMEWORKS, ModelOptions, find_model
 from baechi_runtime.models.training_step import TrainingStep
-from baechi_runtime.torch.backend import Captured, TorchBackend
-from baechi_runtime.torch.lowering.executor import Executor, LoadedStep
+from baechi_runtime.torch.backend import TorchBackend
+from baechi_runtime.torch.lowering.executor import Executor
 from baechi_runtime.torch.processes.environment import is_worker
 from baechi_runtime.torch.processes.launch import run_workers
 from benchmarks.baselines import DDP, PIPELINE, Baseline, reason_against
@@ -82,10 +79,13 @@ def run(args: argparse.Namespace, requests: Mapping[str, pipeline.PlanRequest], 
         else:
             for count in args.parts:
                 name = f"auto, {count} parts"
-                try:
-                    plans[name], variants[name], parity[name], peaks[name] = _in_parts(backend, captured, cluster, count, requests["auto"])
-                except BaechiError as e:
-                    refused[name] = str(e)
+                train = replace(backend.request, plan=requests["auto"])
+                contender = in_parts(train, backend, captured, count, (cluster, probe))
+                if contender.result is None or contender.parity is None or contender.refusal:
+                    refused[name] = contender.refusal
+                    continue
+                plans[name], parity[name], peaks[name] = contender.result, contender.parity.to_json(), contender.peak_bytes
+                (variants[name],) = loaded_contenders(captured, [contender], backend).values()
             baselines, left_out = _baselines(args.baselines, backend.request, captured.step, backend.executor, stack)
             peaks |= {name: tuple(baseline.peak_bytes()) for name, baseline in baselines.items()}
             variants |= baselines
@@ -140,18 +140,6 @@ def request_of(args: argparse.Namespace) -> CompareRequest:
     options = replace(sizes, **dict(args.set))
     # Parts are normalised as DistributedDataParallel does it.
     return replace(request, train=replace(request.train, batch_norm_per_part=True, model_options=options, command=()))
-
-
-def _in_parts(
-    backend: TorchBackend, captured: Captured, cluster: Cluster, count: int, request: pipeline.PlanRequest
-) -> tuple[PlanResult, LoadedStep, Row, tuple[int, ...]]:
-    """The step over `count` parts of its batch, where BatchNorm may normalise each part by itself, as it does beside it in
-    DistributedDataParallel: its plan, the loaded step, how it was checked, and its peaks. Raises what all these raise."""
-    parted = backend.in_parts(captured, count)
-    result = pipeline.plan(parted.graph, cluster, request)
-    parity = backend.check(parted, result.timeline)
-    require_parity(parity)
-    return result, backend.load(parted, result.timeline), parity.to_json(), backend.peak_bytes(parted, result.timeline)
 
 
 def _verdict(result: PlanResult) -> str:

@@ -64,6 +64,7 @@ def test_a_method_without_a_plan_says_why_and_the_others_go_on(run: Run, tmp_pat
         (["--placement_methods=m_etf,best"], 2, "unknown value 'best'; choose one of auto, refine, single"),
         (["--placement_method=m_etf"], 2, "--placement_method"),
         (["--placement_methods=m_etf", "--expert_file=x"], 2, "--expert_file is only for expert, and none of these is compared"),
+        (["--placement_methods=m_etf", "--microbatches=2"], 2, "--microbatches is for the plan of auto, which is not compared"),
         (["--train_steps=3"], 2, "unrecognized arguments: --train_steps=3"),
         (["--cluster=/nowhere.json"], 1, "cannot read cluster file"),
         (["--", "script.py"], 2, "name the script before it: baechi compare SCRIPT"),

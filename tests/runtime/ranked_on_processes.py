@@ -9,7 +9,7 @@ none: both are predicted, and none is ahead. +unasked: it is not asked whether t
 from collections.abc import Callable
 
 from baechi_runtime.cli.main import main
-from baechi_runtime.drivers import ranking
+from baechi_runtime.drivers import comparing, ranking
 from baechi_runtime.sharding import ranked
 
 
@@ -18,9 +18,9 @@ def prepared(_: int, engine: str, *command_line: str) -> Callable[[], int]:
     name, _, unasked = engine.partition("+")
 
     def work() -> int:
-        ranking._IN_REACH = 1e9
+        ranking.IN_REACH = comparing.IN_REACH = 1e9
         ranking.LEAST_GAIN = 1.0 if name == "none" else -1e9
-        ranking.is_near_least = lambda placement, cluster: False
+        ranking.is_near_least = comparing.is_near_least = lambda placement, cluster: False
         ranked.TITLES = {name: ranked.TITLES[name]} if name in ranked.TITLES else ranked.TITLES
         if unasked:
             ranked.TorchEngines.refusal = lambda self, whole, engine: ""

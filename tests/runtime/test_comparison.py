@@ -12,14 +12,19 @@ from baechi_ext.ir import Cluster, Link, OpGraph, Plan
 from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.place.registry import place
 from baechi_ext.simulate import simulate
+from baechi_runtime.drivers.backend import Captured
 from baechi_runtime.drivers.compare_plots import bars, beside, show
 from baechi_runtime.drivers.comparing import keep
 from baechi_runtime.drivers.comparison import Comparison, Contender
+from baechi_runtime.drivers.ranking import Engine
 from baechi_runtime.measure.samples import Measurement, Ratio, Samples, enough_samples
 from tests.build import graph_of
 
 GRAPH = graph_of({"a": 100.0, "b": 100.0, "c": 100.0, "d": 100.0})
 CLUSTER = Cluster.uniform(2, link=Link(us_per_byte=0.0, latency_us=1.0))
+DIGESTS = dict(zip(GRAPH.index, GRAPH.op_digests, strict=True))
+PROFILE = Profile(GRAPH.fingerprint, DIGESTS, "thread_cpu", 0, {op.id: OpProfile((op.compute_us,)) for op in GRAPH.ops})
+STEP = Captured(GRAPH, GRAPH, PROFILE)
 STEPS = 15
 
 
@@ -35,7 +40,7 @@ def comparison(samples: dict[str, tuple[float, ...]], refused: dict[str, str] | 
     found = []
     for method in samples:
         if method != "eager":
-            found.append(Contender(method, place("single" if method in ("single", "whole") else "m_etf", GRAPH, CLUSTER)))
+            found.append(Contender(method, place("single" if method in ("single", "whole") else "m_etf", GRAPH, CLUSTER), step=STEP))
     found += [Contender(method, refusal=why) for method, why in (refused or {}).items()]
     measurement = Measurement({name: Samples(us) for name, us in samples.items()}, {}, 0.01, oversubscribed=False)
     single = simulate(GRAPH, Cluster.uniform(1), [0] * 4, None)
@@ -126,13 +131,22 @@ def test_noise_and_too_few_steps_are_said() -> None:
     assert loud.recommendation().endswith("one device's (but other processes took 50% of the cores (more than 10%)).")
 
 
+def test_an_engine_that_is_fastest_is_recommended_and_a_plan_stands_for_the_comparison() -> None:
+    found = comparison({"single": ONE, "m_etf": around(250), "auto": around(300)})
+    engine = Contender("ddp", step=STEP, engine=Engine("ddp", "DDP", 180.0), flag="--sharding=ddp")
+    samples = {**found.measurement.samples, "ddp": Samples(around(200))}
+    found = replace(found, contenders=(*found.contenders, engine), measurement=replace(found.measurement, samples=samples))
+    assert (found.recommended, found.planned) == ("ddp", "m_etf")
+    assert found.recommendation().startswith("Split, with ddp, which is --sharding=ddp: its step is 2.00 (")
+    row = found.to_json()["methods"][-1]
+    assert (row["predicted_step_us"], row["plan"], row["flag"]) == (180.0, None, "--sharding=ddp")
+
+
 def test_what_is_kept(tmp_path: Path) -> None:
-    digests = dict(zip(GRAPH.index, GRAPH.op_digests, strict=True))
-    profile = Profile(GRAPH.fingerprint, digests, "thread_cpu", 0, {op.id: OpProfile((op.compute_us,)) for op in GRAPH.ops})
     found = comparison({"eager": around(500), "single": around(400), "m_etf": around(250), "auto": around(251)}, {"expert": "no hints"})
     found = replace(found, model="a name that is no formula: $^$")
     made_by = MadeBy(("baechi", "compare"), {"baechi": "0"})
-    keep(tmp_path, GRAPH, profile, found, made_by)
+    keep(tmp_path, STEP, found, made_by)
     kept = json.loads((tmp_path / "compare.json").read_text())
     assert kept == {**found.to_json(), **made_by.to_json()}
     rows = {row["method"]: row for row in kept["methods"]}

@@ -4,11 +4,11 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from baechi_ext.cost import Profile, scale_links
-from baechi_ext.errors import BaechiError, CaptureError, MissingBackendError
-from baechi_ext.ir import Cluster, OpGraph
+from baechi_ext.cost import scale_links
+from baechi_ext.errors import BaechiError, CaptureError, InfeasibleError, MissingBackendError
+from baechi_ext.ir import Cluster
 from baechi_ext.ir.files import make_folder, write_json
 from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.simulate import Timeline
@@ -16,34 +16,52 @@ from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.drivers.backend import Backend, Captured
 from baechi_runtime.drivers.compare_plots import save_steps
-from baechi_runtime.drivers.comparison import SINGLE, CompareRequest, Comparison, Contender
-from baechi_runtime.drivers.training import OnDevices, recorded
-from baechi_runtime.files.run_folder import COMPARISON, PLOT, SINGLE_GRAPH, SPLIT_GRAPH, begin_run, method_plan
+from baechi_runtime.drivers.comparison import AUTO, SINGLE, CompareRequest, Comparison, Contender
+from baechi_runtime.drivers.placement import Placement, auto_sizes, is_near_least, place
+from baechi_runtime.drivers.ranking import IN_REACH, Engines
+from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.drivers.training import EnginesOf, OnDevices, recorded
+from baechi_runtime.files.run_folder import COMPARISON, PARTS_GRAPH, PLOT, SINGLE_GRAPH, SPLIT_GRAPH, begin_run, method_plan
 from baechi_runtime.host.as_main import EndedError
+from baechi_runtime.measure.link_probe import LinkProbe
 from baechi_runtime.measure.parity_result import require_parity
 from baechi_runtime.measure.timing import WARMUP
 from baechi_runtime.report.progress import progress, rounds
+from baechi_runtime.report.tables import as_time
 
 C = TypeVar("C", bound=Captured)
 L = TypeVar("L")
 
 
-def compare(request: CompareRequest, on_devices: OnDevices) -> Comparison | None:
-    """Every method's plan, predicted and measured. None in a process that does not drive.
+def compare(request: CompareRequest, on_devices: OnDevices, engines_of: EnginesOf | None = None) -> Comparison | None:
+    """Every method's plan, predicted and measured; beside `auto`, where there is `engines_of`, the framework's own engines. None in a
+    process that does not drive.
 
     Raises what capture, profiling and link probing raise; what a method raises is its row's refusal.
     """
     if request.train.out is not None:
         make_folder(Path(request.train.out))
-    return on_devices(request.train, lambda backend: compared(request, backend, backend.capture(), request.train.model))
+
+    def drive(backend: Backend[Any, Any]) -> Comparison:
+        engines = None if engines_of is None else engines_of(backend)
+        return compared(request, backend, backend.capture(), request.train.model, engines=engines)
+
+    return on_devices(request.train, drive)
 
 
-def compared(request: CompareRequest, backend: Backend[C, L], captured: C, model: str, notes: Sequence[str] = ()) -> Comparison:
+def compared(
+    request: CompareRequest,
+    backend: Backend[C, L],
+    captured: C,
+    model: str,
+    notes: Sequence[str] = (),
+    engines: Engines[C, L] | None = None,
+) -> Comparison:
     """Every method's plan of a captured step, predicted and measured, and kept where files are."""
-    train = request.train
-    cluster, probe = backend.cluster()
-    contenders = checked_contenders(captured, scale_links(cluster, train.comm_cost_factor), backend, request.plans)
-    variants = loaded_contenders(captured, contenders, backend)
+    train, found = request.train, backend.cluster()
+    contenders = checked_contenders(captured, scale_links(found[0], train.comm_cost_factor), backend, request.plans)
+    contenders += _beside_auto(request, backend, contenders, found, engines)
+    variants = loaded_contenders(captured, contenders, backend, engines)
     with progress(f"measuring {train.num_steps} steps of each of {len(variants) + 1} variants") as show:
         measurement = backend.measure(captured, variants, train.num_steps, rounds(show, WARMUP + train.num_steps))
     comparison = Comparison(
@@ -56,17 +74,18 @@ def compared(request: CompareRequest, backend: Backend[C, L], captured: C, model
         notes=(
             *notes,
             *captured.notes,
-            *([] if probe is None else [f"probed link: {probe}"]),
+            *([] if found[1] is None else [f"probed link: {found[1]}"]),
             *(note for loaded in [*variants.values()][-1:] for note in backend.notes(loaded)),
         ),
         unplaced=backend.unplaced,
     )
     if train.out is not None:
         begin_run(Path(train.out))
-        if comparison.recommended is not None:
-            placed = _as_planned(backend, captured, comparison.contender(comparison.recommended), variants)
-            comparison = replace(comparison, notes=(*comparison.notes, *recorded(backend, captured, placed)))
-        keep(Path(train.out), captured.graph, captured.profile, comparison, train.made_by)
+        if comparison.planned is not None:
+            contender = comparison.contender(comparison.planned)
+            placed = _as_planned(backend, captured, contender, variants)
+            comparison = replace(comparison, notes=(*comparison.notes, *recorded(backend, contender.step, placed)))
+        keep(Path(train.out), captured, comparison, train.made_by)
     return comparison
 
 
@@ -101,12 +120,10 @@ class ScriptComparison:
         return self._comparison
 
 
-def checked_contenders(
-    captured: C, cluster: Cluster, backend: Backend[C, L], plans: Mapping[str, pipeline.PlanRequest]
-) -> list[Contender]:
+def checked_contenders(captured: C, cluster: Cluster, backend: Backend[C, L], plans: Mapping[str, pipeline.PlanRequest]) -> list[Contender]:
     """Every method's plan, run and checked: it computes what the unplaced step does, unless random numbers are relaxed. Of `single` it is
     the one-device program. What a method raises is its refusal; the others go on. Raises KeyboardInterrupt."""
-    contenders, single = [Contender(method) for method in plans], one_device_timeline(captured.alone)
+    contenders, single = [Contender(method, step=captured) for method in plans], one_device_timeline(captured.alone)
     for number, contender in enumerate(contenders, start=1):
         request, of_all = plans[contender.method], f" ({number} of {len(plans)})"
         try:
@@ -115,29 +132,96 @@ def checked_contenders(
                 raise KeyboardInterrupt
             contender.result = pipeline.whole_if_faster(result, captured.graph, cluster, request, single)
             contender.notes += contender.result.notes
-            with progress(f"checking {contender.method}: the same results as the unplaced step, and its memory{of_all}"):
-                _check(contender, captured, backend, single)
+            _check(contender, backend, single, of_all)
         except BaechiError as e:
             contender.refusal = str(e)
     return contenders
 
 
-def _check(contender: Contender, captured: C, backend: Backend[C, L], single: Timeline) -> None:
+def _check(contender: Contender, backend: Backend[Any, Any], single: Timeline, of_all: str = "") -> None:
     timeline, alone = contender.program(single)
-    contender.parity = backend.check(captured, timeline, alone=alone)
-    if contender.parity is not None and not backend.request.relaxed_random:
-        require_parity(contender.parity)
-    contender.peak_bytes = backend.peak_bytes(captured, timeline, alone=alone)
+    with progress(f"checking {contender.method}: the same results as the unplaced step, and its memory{of_all}"):
+        contender.parity = backend.check(contender.step, timeline, alone=alone)
+        if contender.parity is not None and not backend.request.relaxed_random:
+            require_parity(contender.parity)
+        contender.peak_bytes = backend.peak_bytes(contender.step, timeline, alone=alone)
 
 
-def loaded_contenders(captured: C, contenders: Sequence[Contender], backend: Backend[C, L]) -> dict[str, L]:
+def _beside_auto(
+    request: CompareRequest,
+    backend: Backend[C, L],
+    contenders: Sequence[Contender],
+    found: tuple[Cluster, LinkProbe | None],
+    engines: Engines[C, L] | None,
+) -> list[Contender]:
+    """The contenders that `train` weighs against the plan of `auto`: the step over parts of its batch, and the framework's own engines. Where the plan
+    leaves nothing to look for, only the parts that the request names."""
+    auto = next((c for c in contenders if c.method == AUTO and c.result is not None), None)
+    if auto is None or auto.result is None or request.train.microbatches == 1:
+        return []
+    whole, parts, cluster = auto.step, request.train.microbatches, found[0]
+    best = Placement(whole.graph, None, auto.result, one_device_timeline(whole.alone))
+    if parts is None and is_near_least(best, cluster):
+        return []
+    train = replace(request.train, plan=request.plans[AUTO])
+    parted = in_parts(train, backend, whole, auto_sizes(whole, cluster) if parts is None else parts, found)
+    if parted.result is not None and parted.result.predicted_step_us < auto.result.predicted_step_us:
+        best = replace(best, result=parted.result)
+    return [parted] if engines is None else [parted, *_of_engines(engines, whole, best, cluster)]
+
+
+def in_parts(
+    train: TrainRequest, backend: Backend[C, L], whole: C, parts: int | Sequence[int], found: tuple[Cluster, LinkProbe | None]
+) -> Contender:
+    """The plan of the step over so many parts of its batch, or parts of these sizes, run and checked; see `checked_contenders`."""
+    number, sizes = (parts, str(parts)) if isinstance(parts, int) else (len(parts), ",".join(map(str, parts)))
+    contender = Contender(f"{AUTO}_{number}_parts", flag=f"--microbatches={sizes}")
+    try:
+        contender.step = backend.in_parts(whole, parts)
+        result = place(train, contender.step, found).result
+        if result.interrupted:
+            raise KeyboardInterrupt
+        if not result.splits:
+            raise InfeasibleError("no plan of these parts that splits is predicted to be faster than one device", "unknown")
+        contender.result, contender.notes = result, [*result.notes]
+        _check(contender, backend, one_device_timeline(whole.alone))
+    except BaechiError as e:
+        contender.refusal = str(e)
+    return contender
+
+
+def _of_engines(engines: Engines[C, L], whole: C, best: Placement, cluster: Cluster) -> list[Contender]:
+    """The engines that compute the same step, and are predicted to come near the best plan; what stands against another is its refusal."""
+    enough_us, found = best.result.predicted_step_us * IN_REACH, []
+    for engine in engines.predicted(whole, best, cluster, enough_us):
+        contender = Contender(engine.name, step=whole, engine=engine, flag=f"--sharding={engine.name}", notes=[engine.title])
+        found.append(contender)
+        try:
+            if engine.predicted_us is not None and engine.predicted_us > enough_us:
+                contender.refusal = f"{engine.title}: more than {IN_REACH:g} times the plan's {as_time(best.result.predicted_step_us)}"
+            elif refusal := engine.why_not or engines.refusal(whole, engine):
+                contender.refusal = f"{engine.title}: {refusal}"
+            else:
+                contender.parity = engines.check(whole, engine)
+                require_parity(contender.parity)
+        except BaechiError as e:
+            contender.refusal = str(e)
+    return found
+
+
+def loaded_contenders(
+    captured: C, contenders: Sequence[Contender], backend: Backend[C, L], engines: Engines[C, L] | None = None
+) -> dict[str, L]:
     """The steps that are measured, by method; where one can't be loaded beside the others, that is its refusal."""
     single, loaded = one_device_timeline(captured.alone), dict[str, L]()
     for contender in contenders:
         if not contender.refusal:
             timeline, alone = contender.program(single)
             try:
-                loaded[contender.method] = backend.load(captured, timeline, alone=alone)
+                if engines is not None and contender.engine is not None:
+                    loaded[contender.method] = engines.load(captured, contender.engine)
+                else:
+                    loaded[contender.method] = backend.load(contender.step, timeline, alone=alone)
             except BaechiError as e:
                 contender.refusal = str(e)
     return loaded
@@ -150,17 +234,23 @@ def _as_planned(backend: Backend[C, L], captured: C, contender: Contender, varia
     return backend.load(captured, contender.result.timeline, alone=True)
 
 
-def keep(folder: Path, graph: OpGraph, profile: Profile, comparison: Comparison, made_by: MadeBy) -> None:
-    """Writes graph.json, profile.json, every method's plan, that of the recommended one as plan.json, compare.json, and with matplotlib
-    compare.png. The graph's costs are those of plan.json: of devices at work beside others, or where it has one device, of one alone. The
-    graph with the others, for plans made with them, is graph_single.json, or graph_split.json."""
-    chosen = comparison.recommended
-    best = None if chosen is None else comparison.contender(chosen).result
-    graphs = {SPLIT_GRAPH: graph, SINGLE_GRAPH: comparison.single.graph}
-    graphs.pop(SPLIT_GRAPH if best is None or best.splits else SINGLE_GRAPH).save(folder / "graph.json", made_by)
+def keep(folder: Path, captured: Captured, comparison: Comparison, made_by: MadeBy) -> None:
+    """Writes graph.json, profile.json, every method's plan, that of `planned` as plan.json, compare.json, and with matplotlib compare.png.
+    The graph is that of plan.json: with the costs of devices at work beside others, where it has one device with those of one alone, or
+    over parts of the batch. The others, for plans made with them, are graph_split.json, graph_single.json and graph_parts.json."""
+    kept = None if comparison.planned is None else comparison.contender(comparison.planned)
+    best = None if kept is None else kept.result
+    graphs = {SPLIT_GRAPH: captured.graph, SINGLE_GRAPH: comparison.single.graph}
+    for contender in comparison.contenders:
+        if contender.result is not None and contender.step is not captured:
+            graphs[PARTS_GRAPH] = contender.step.graph
+    own = SPLIT_GRAPH if best is None or best.splits else SINGLE_GRAPH
+    if kept is not None and kept.step is not captured:
+        captured, own = kept.step, PARTS_GRAPH
+    graphs.pop(own).save(folder / "graph.json", made_by)
     for name, other in graphs.items():
         other.save(folder / name, made_by)
-    profile.save(folder / "profile.json", made_by)
+    captured.profile.save(folder / "profile.json", made_by)
     for contender in comparison.contenders:
         if contender.result is not None:
             contender.result.plan.save(folder / method_plan(contender.method), made_by)

@@ -14,14 +14,15 @@ from typing import Any
 from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers import pipeline
+from baechi_runtime.drivers.ranking import Engine
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.files.run_folder import method_plan
 from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.measure.samples import NOISY_SPREAD, Measurement, Ratio, Samples, enough_samples
 from baechi_runtime.report.report import Report
 
-SINGLE = "single"
-"""The method that is always there: one device, beside which all others are seen."""
+AUTO, SINGLE = "auto", "single"
+"""The method that looks among all ways, and the one that is always there: one device, beside which all others are seen."""
 ERROR = 0.05
 UNPLACED = "eager"
 """The name that `measure` gives the unplaced step."""
@@ -42,15 +43,25 @@ class CompareRequest:
 
 @dataclass
 class Contender:
-    """One method."""
+    """One method: a plan of the step, of the step over parts of its batch, or an engine of the framework's own."""
 
     method: str
     result: PlanResult | None = None
+    step: Any = None
+    """The captured step that it runs."""
+    engine: Engine | None = None
+    flag: str = ""
+    """The flag by which `train` runs it, where that is not the method's name."""
     parity: Parity | None = None
     peak_bytes: tuple[int, ...] = ()
     notes: list[str] = field(default_factory=list)
     refusal: str = ""
     """Why it is not measured."""
+
+    @property
+    def splits(self) -> bool:
+        """True if it uses several devices."""
+        return self.engine is not None or (self.result is not None and self.result.splits)
 
     def program(self, single: Timeline) -> tuple[Timeline, bool]:
         """The program that is run for it; true with it if that is `single`, the step on one device with the others idle."""
@@ -130,7 +141,13 @@ class Comparison(Report):
     @cached_property
     def _splits(self) -> list[str]:
         """The measured methods whose plans have several devices."""
-        return [c.method for c in self.contenders if c.method in self.measured and c.method != SINGLE and c.result and c.result.splits]
+        return [c.method for c in self.contenders if c.method in self.measured and c.method != SINGLE and c.splits]
+
+    @cached_property
+    def planned(self) -> str | None:
+        """The method whose plan stands for the comparison: the recommended one, or the fastest that has a plan."""
+        having = [m for m in self.measured if self.contender(m).result is not None]
+        return self.recommended if self.recommended in having else min(having, key=self.median, default=None)
 
     def contender(self, method: str) -> Contender:
         return next(c for c in self.contenders if c.method == method)
@@ -138,6 +155,8 @@ class Comparison(Report):
     def predicted_us(self, contender: Contender) -> float | None:
         if contender.method == SINGLE:
             return self.single.makespan_us
+        if contender.engine is not None:
+            return contender.engine.predicted_us
         return None if contender.result is None else contender.result.predicted_step_us
 
     def facts(self) -> dict[str, Any]:
@@ -154,6 +173,7 @@ class Comparison(Report):
             "doubts": self.doubts(),
             "notes": list(self.notes),
             "recommended": self.recommended,
+            "planned": self.planned,
             "recommendation": self.recommendation(),
         }
 
@@ -192,6 +212,7 @@ class Comparison(Report):
             "peak_memory_bytes": {"measured": list(contender.peak_bytes), "measured_by": self.peaks_measured_by},
             "parity": None if contender.parity is None else contender.parity.to_json(),
             "note": self.note(contender),
+            "flag": contender.flag,
         }
 
     def note(self, contender: Contender) -> str:
@@ -232,11 +253,11 @@ class Comparison(Report):
         if chosen is None:
             return "Nothing to choose from: no method's step could be measured"
         if SINGLE not in self.measured:
-            return f"Split, with {chosen}{self._alike(chosen)}: one device cannot run the step ({self._why_not_one()})"
+            return f"Split, with {self._called(chosen)}{self._alike(chosen)}: one device cannot run the step ({self._why_not_one()})"
         if not splits:
             return "Don't split: no method gave a plan with more than one device that could be measured"
         if chosen != SINGLE:
-            return f"Split, with {chosen}{self._alike(chosen)}: its step is {self.gain(chosen)} times as fast as one device's"
+            return f"Split, with {self._called(chosen)}{self._alike(chosen)}: its step is {self.gain(chosen)} times as fast as one device's"
         nearest = min(splits, key=self.median)
         gain = self.ratio(SINGLE, nearest)
         if not self.enough:
@@ -250,6 +271,10 @@ class Comparison(Report):
         if gain.spread > NOISY_SPREAD:
             return f"Don't split until more --num_steps settle it: {nearest} is {gain} times as fast as one device"
         return f"Don't split: no method is clearly faster than one device; the best, {nearest}, is {gain} times as fast"
+
+    def _called(self, method: str) -> str:
+        flag = self.contender(method).flag
+        return f"{method}, which is {flag}" if flag else method
 
     def _alike(self, chosen: str) -> str:
         others = [m for m in self._splits if m != chosen and not self.differ(m, chosen)]

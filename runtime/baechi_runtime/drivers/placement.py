@@ -98,7 +98,7 @@ def place_in_parts(
     step_us = placement.result.predicted_step_us
     if is_near_least(placement, found[0]):
         return whole, placement
-    sizes = shared_sizes(whole.batch or 0, [device.speed for device in found[0].devices])
+    sizes = auto_sizes(whole, found[0])
     try:
         captured, parted = _in_parts(backend, whole, sizes, found)
     except (CaptureError, InfeasibleError) as e:
@@ -107,6 +107,11 @@ def place_in_parts(
     if parted_us < step_us:
         return captured, parted.noting(f"the batch goes in {named}; whole it is predicted to take {as_time(step_us)}")
     return whole, placement.noting(f"the batch stays whole; in {named} it is predicted to take {as_time(parted_us)}")
+
+
+def auto_sizes(whole: Captured, cluster: Cluster) -> tuple[int, ...]:
+    """The sizes of the parts that are tried where nobody names any: one for each device, in proportion to its speed."""
+    return shared_sizes(whole.batch or 0, [device.speed for device in cluster.devices])
 
 
 def _wanted(request: TrainRequest) -> int | Sequence[int] | None:

@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from baechi_ext.ir import Cluster
 from baechi_runtime.drivers.pipeline import LEAST_GAIN
 from baechi_runtime.drivers.placement import Placement, is_near_least
 from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.report.report import Report
 from baechi_runtime.report.tables import as_time
 
 C = TypeVar("C", contravariant=True)
-_IN_REACH = 1.5
+L = TypeVar("L", covariant=True)
+IN_REACH = 1.5
 """An engine that takes so many times what the plan is predicted to take is not compared with it; predictions are not so far off."""
 
 
@@ -29,7 +31,7 @@ class Engine:
     """Why it can't be tried."""
 
 
-class Engines(Protocol[C]):
+class Engines(Protocol[C, L]):
     """The engines that one run's devices have."""
 
     def predicted(self, whole: C, placement: Placement, cluster: Cluster, enough_us: float) -> Sequence[Engine]:
@@ -41,6 +43,12 @@ class Engines(Protocol[C]):
 
     def refusal(self, whole: C, engine: Engine) -> str:
         """Why the engine does not compute the same step, and which flag allows that; empty where it does."""
+
+    def check(self, whole: C, engine: Engine) -> Parity:
+        """The parity of one step of the engine with the unplaced one."""
+
+    def load(self, whole: C, engine: Engine) -> L:
+        """The engine's step, to be timed beside others. Raises ExecutionError."""
 
     def run(self, whole: C, engine: Engine, placement: Placement) -> Report:
         """The report of a run by the engine, checked first; `placement` is the plan that it is ahead of. Raises ParityError."""
@@ -55,7 +63,7 @@ def is_ranked(request: TrainRequest) -> bool:
     return free and kind and asked == (None,) * 4 and factors == (1, 1) and not (request.costgen or request.log_device_placement)
 
 
-def ranked(whole: C, captured: C, placement: Placement, cluster: Cluster, engines: Engines[C]) -> tuple[Engine | None, Placement]:
+def ranked(whole: C, captured: C, placement: Placement, cluster: Cluster, engines: Engines[C, Any]) -> tuple[Engine | None, Placement]:
     """The engine that is to run the step, None where that is the plan; and the plan, noting what each of the others is predicted to take.
 
     An engine has to compute the same step as `whole`. One that could be ahead is compared with the plan of `captured` by real steps of
@@ -66,12 +74,12 @@ def ranked(whole: C, captured: C, placement: Placement, cluster: Cluster, engine
         return None, placement
     method, own_us = placement.result.plan.method, placement.result.predicted_step_us
     own, rehearsed, chosen = f"the plan of {method} {as_time(own_us)}", False, None
-    for engine in sorted(engines.predicted(whole, placement, cluster, own_us * _IN_REACH), key=lambda e: e.predicted_us or 0.0):
+    for engine in sorted(engines.predicted(whole, placement, cluster, own_us * IN_REACH), key=lambda e: e.predicted_us or 0.0):
         if engine.predicted_us is None:
             placement = placement.noting(f"{engine.title} was not tried: {engine.why_not}")
             continue
         takes, why_not = f"{engine.title} is predicted to take {as_time(engine.predicted_us)}", ""
-        in_reach = not rehearsed and engine.predicted_us < own_us * _IN_REACH
+        in_reach = not rehearsed and engine.predicted_us < own_us * IN_REACH
         if in_reach and (why_not := engines.refusal(whole, engine)):
             takes += f", and is not chosen: {why_not}; --sharding={engine.name} runs it all the same"
         elif in_reach:

@@ -43,7 +43,7 @@ SplitsOf = Callable[[Any], "Sharding"]
 """The ways to split the layers of a captured step, for plans on groups of devices."""
 
 
-EnginesOf = Callable[[Any], Engines[Any]]
+EnginesOf = Callable[[Any], Engines[Any, Any]]
 """The framework's own engines for the devices of a backend."""
 
 

@@ -20,7 +20,7 @@ from baechi_ext.simulate import Timeline, simulate
 
 MEASURED, COMPARISON, REPORT = "measured.json", "compare.json", "report.json"
 PAGE, PLOT = "report.html", "compare.png"
-SPLIT_GRAPH, SINGLE_GRAPH = "graph_split.json", "graph_single.json"
+SPLIT_GRAPH, SINGLE_GRAPH, PARTS_GRAPH = "graph_split.json", "graph_single.json", "graph_parts.json"
 SHARDING_REPORT = "baechi sharding report"
 """The kind of a sharded run's report."""
 SHARD_PLAN, STRATEGY_PLAN = "shard_plan.json", "shard_plan_{}.json"
@@ -28,10 +28,10 @@ SHARD_PLAN, STRATEGY_PLAN = "shard_plan.json", "shard_plan_{}.json"
 TP_PLAN = "tp_plan.json"
 STRATEGIES = ("pase", "data_parallel", "expert")
 """The strategies that are called by a name."""
-_PLACED = ("graph.json", "profile.json", "plan.json", MEASURED, COMPARISON, PLOT, SPLIT_GRAPH, SINGLE_GRAPH)
+_PLACED = ("graph.json", "profile.json", "plan.json", MEASURED, COMPARISON, PLOT, SPLIT_GRAPH, SINGLE_GRAPH, PARTS_GRAPH)
 _SHARDED = (SHARD_PLAN, TP_PLAN, *map(STRATEGY_PLAN.format, STRATEGIES))
 _OF_A_RUN = (*_PLACED, *_SHARDED, REPORT, PAGE)
-_OF_A_FILE = re.compile(r"shard_plan_file_[1-9][0-9]*\.json")
+_NUMBERED = re.compile(r"(shard_plan_file_[1-9][0-9]*|plan_auto_[1-9][0-9]*_parts)\.json")
 _FURTHER = re.compile(r"placed_([2-9]|[1-9][0-9]+)")
 """The folder of a script's second module that is placed, its third, ..."""
 _WRITER = "baechi train --model_name=NAME --out={}"
@@ -121,7 +121,7 @@ def best_until_then(folder: str | Path | None) -> str:
 
 def is_of_a_run(name: str) -> bool:
     """True if a run may have written the file of that name into its folder; the next run there replaces it."""
-    return name in _OF_A_RUN or name in map(method_plan, METHODS) or _OF_A_FILE.fullmatch(name) is not None
+    return name in _OF_A_RUN or name in map(method_plan, METHODS) or _NUMBERED.fullmatch(name) is not None
 
 
 def begin_run(folder: Path) -> None:

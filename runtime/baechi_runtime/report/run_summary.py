@@ -104,11 +104,12 @@ class RunSummary:
 
     @classmethod
     def of_comparison(cls, value: Mapping[str, Any]) -> "RunSummary":
-        """From compare.json: the plan beside it is that of the recommended method."""
+        """From compare.json: the plan beside it is that of the recommended method, or where that has none, of `planned`."""
         common = common_fields(value) | {"recommendation": text_of(value, "recommendation")}
         if (error := number_of(value, "interval_error")) is not None:
             common["interval_error"] = error
-        chosen = next((row for row in method_rows(value) if row.name == value.get("recommended")), None)
+        planned = value.get("planned", value.get("recommended"))
+        chosen = next((row for row in method_rows(value) if row.name == planned), None)
         if chosen is None:
             return cls(**common)
         gain = None if chosen.name == SINGLE else chosen.gain

@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
+import torch
+
 from baechi_ext.capture.parts import Parts
 from baechi_ext.errors import CaptureError, ExecutionError
 from baechi_ext.ir import Cluster
@@ -17,16 +19,17 @@ from baechi_runtime.drivers.ranking import Engine
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.measure.comparator import compare
 from baechi_runtime.measure.parity_result import Parity, require_parity
+from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.report.progress import progress
 from baechi_runtime.report.tables import as_size
-from baechi_runtime.sharding.backend import ShardBackend, Whole
+from baechi_runtime.sharding.backend import Loaded, ShardBackend, Whole
 from baechi_runtime.sharding.forecast import Forecast
 from baechi_runtime.sharding.replicas import DDP, FSDP2, Rehearsal, largest_piece_bytes, replica_results
 from baechi_runtime.sharding.report import ShardReport
 from baechi_runtime.sharding.strategies import Predicted
 from baechi_runtime.sharding.training import Strategy, reported
-from baechi_runtime.torch import backend
+from baechi_runtime.torch import backend as torch_backend
 from baechi_runtime.torch.backend import Captured, TorchBackend, normalises, parts_of, sizes_of_parts
 from baechi_runtime.torch.lowering.devices import TorchDevice
 from baechi_runtime.torch.lowering.random_state import as_it_was
@@ -36,12 +39,12 @@ from baechi_runtime.torch.processes.executor import Further, ProcessExecutor
 
 T = TypeVar("T")
 TITLES = {DDP: "DistributedDataParallel", FSDP2: "FSDP2"}
-_REHEARSE, _CHECK, _RUN = "rehearse an engine", "check an engine", "run an engine"
+_REHEARSE, _CHECK, _LOAD, _STEP, _RUN = ("rehearse an engine", "check an engine", "load an engine", "run an engine's step", "run an engine")
 
 
 def on_devices(request: TrainRequest, drive: Callable[[TorchBackend], T]) -> T | None:
     """See baechi_runtime.torch.backend; workers obey the commands for engines, too."""
-    return backend.on_devices(request, drive, _obeyed)
+    return torch_backend.on_devices(request, drive, _obeyed)
 
 
 def _obeyed(request: TrainRequest, devices: Sequence[TorchDevice], rank: int, step: TrainingStep) -> Further:
@@ -54,6 +57,8 @@ def _obeyed(request: TrainRequest, devices: Sequence[TorchDevice], rank: int, st
     actions: dict[str, Callable[[dict[str, Any]], object]] = {
         _REHEARSE: lambda command: worker.rehearsed(command["engines"], command["enough_us"]),
         _CHECK: lambda command: worker.results(command["engine"]),
+        _LOAD: lambda command: worker.load(command["engine"]),
+        _STEP: lambda command: worker.step(command["engine"]),
         _RUN: lambda command: worker.run(Predicted(command["engine"], [], Forecast(0.0))),
     }
     return {name: partial(obey, action) for name, action in actions.items()}
@@ -65,6 +70,7 @@ class _Worker:
     def __init__(self, request: TrainRequest, devices: Sequence[TorchDevice], rank: int, step: TrainingStep) -> None:
         self._request, self._devices, self._rank = request, devices, rank
         self.whole = Whole(step, step.batch or 0)
+        self._loaded: dict[str, Loaded] = {}
 
     @cached_property
     def processes(self) -> ShardBackend:
@@ -78,10 +84,30 @@ class _Worker:
         """Loss, gradients and new values of one step of the engine."""
         return replica_results(name, self.whole.step, self.whole.batch)
 
+    def load(self, name: str) -> None:
+        """Makes the engine's step, to be timed beside others."""
+        self._loaded[name] = self.processes.replica(self.whole, name)
+
+    def step(self, name: str) -> tuple[float, float]:
+        """The loss of a step that is loaded, and the microseconds of the slowest process."""
+        return self.processes.run(self._loaded[name])
+
     def run(self, chosen: Predicted, whole_us: float = 0.0, parity: Parity | None = None) -> ShardReport:
         """The engine's steps, timed or trained by; rank 0's report counts."""
         strategy = Strategy(chosen, self.processes.replica(self.whole, chosen.name), parity)
         return reported(self.processes, self.whole, Forecast(whole_us), {chosen.name: strategy})
+
+
+class EngineStep:
+    """An engine's step, loaded on all workers of a group; rank 0's handle."""
+
+    def __init__(self, together: Callable[[], tuple[float, float]]) -> None:
+        self._together = together
+
+    def run(self) -> tuple[torch.Tensor, StepTimes]:
+        """See LoadedStep."""
+        loss, us = self._together()
+        return torch.tensor(loss), StepTimes(us, ())
 
 
 class TorchEngines:
@@ -144,12 +170,21 @@ class TorchEngines:
             mean = is_mean_of_parts(step, parts)
         return "" if mean else "the loss is no mean over parts that count alike"
 
+    def check(self, whole: Captured, engine: Engine) -> Parity:
+        """See Engines."""
+        own = partial(self._of(whole).results, engine.name)
+        with progress(f"checking parity of {engine.title} with the unplaced step"):
+            return self._parity(whole, self._executor.together(own, do=_CHECK, engine=engine.name)[0])
+
+    def load(self, whole: Captured, engine: Engine) -> EngineStep:
+        """See Engines."""
+        worker, together, name = self._of(whole), self._executor.together, engine.name
+        together(partial(worker.load, name), do=_LOAD, engine=name)
+        return EngineStep(lambda: together(partial(worker.step, name), do=_STEP, engine=name)[0])
+
     def run(self, whole: Captured, engine: Engine, placement: Placement) -> ShardReport:
         """See Engines."""
-        worker, together = self._of(whole), self._executor.together
-        with progress(f"checking parity of {engine.title} with the unplaced step"):
-            actual = together(partial(worker.results, engine.name), do=_CHECK, engine=engine.name)[0]
-            parity = self._parity(whole, actual)
+        worker, together, parity = self._of(whole), self._executor.together, self.check(whole, engine)
         require_parity(parity)
         chosen = replace(self._found[engine.name], note="torch's own, by auto")
         run = partial(worker.run, chosen, placement.single.makespan_us, parity)

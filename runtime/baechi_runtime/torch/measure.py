@@ -5,18 +5,27 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
+from torch import Tensor
+
 from baechi_runtime.measure.samples import LoadOfOthers, Measurement
 from baechi_runtime.measure.timing import WARMUP, StepTimes, measure_in_turn
 from baechi_runtime.models.training_step import EagerStep, TrainingStep
 from baechi_runtime.torch.lowering.devices import TorchDevice
-from baechi_runtime.torch.lowering.executor import Executor, LoadedStep
+from baechi_runtime.torch.lowering.executor import Executor
 from baechi_runtime.torch.lowering.random_state import as_it_was
+
+
+class Runs(Protocol):
+    """A step that can be run: a placed one, or an engine's."""
+
+    def run(self) -> tuple[Tensor, StepTimes]:
+        """The loss and the times of one step."""
 
 
 def measure(
     executor: Executor,
     step: TrainingStep,
-    placed: Mapping[str, LoadedStep],
+    placed: Mapping[str, Runs],
     *,
     num_steps: int,
     on_step: Callable[[int], None] = lambda i: None,

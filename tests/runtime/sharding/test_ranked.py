@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from baechi_ext.capture.parts import Parts
-from baechi_ext.ir import Cluster, Link
+from baechi_ext.ir import Cluster, Link, OpGraph, Plan
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.ranking import is_ranked
 from baechi_runtime.drivers.train_request import RunOptions, TrainRequest
+from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.models.registry import ModelOptions, make_step
 from baechi_runtime.models.training_step import EagerStep, TrainingStep, optimizer_spec
 from baechi_runtime.torch.parity import is_mean_of_parts
@@ -62,6 +63,34 @@ def test_steps_of_a_chosen_engine_are_timed_beside_those_that_are_not_split(
     assert strategy["sent_bytes"] > 0
     assert json.loads((out / "report.json").read_text()) == report
     assert not (out / "plan.json").exists()
+
+
+def test_a_comparison_measures_parts_and_engines_beside_the_plan(tmp_path_factory: pytest.TempPathFactory, workers: ForkedWorkers) -> None:
+    """The plan that it keeps is one that can be looked at, whatever is the fastest."""
+    out = tmp_path_factory.mktemp("compared")
+    flags = ["--placement_methods=auto", f"--out={out}", *TRAIN[1:]]
+    found = json.loads(workers.run("ranked_on_processes", 2, "none", "compare", *GPT2, *flags))
+    rows = {row["method"]: row for row in found["methods"]}
+    assert list(rows) == ["single", "auto", "auto_2_parts", "ddp", "fsdp2"]
+    for name, row in rows.items():
+        assert len(row["measured_step_us"]["samples"]) == 2, (name, row["note"])
+        assert row["parity"]["passed"]
+        assert row["predicted_step_us"] > 0
+        assert (row["plan"] is None) == (name in ("ddp", "fsdp2"))
+    assert [row["flag"] for row in rows.values()] == ["", "", "--microbatches=2,2", "--sharding=ddp", "--sharding=fsdp2"]
+    assert (out / "plan.json").read_bytes() == (out / f"plan_{found['planned']}.json").read_bytes()
+    parts = "graph" if found["planned"] == "auto_2_parts" else "graph_parts"
+    plan = Plan.load(out / "plan_auto_2_parts.json", OpGraph.load(out / f"{parts}.json"))
+    assert plan.predicted_step_us == rows["auto_2_parts"]["predicted_step_us"]
+    assert RunFolder.load(out).plan.method in ("single", "auto")
+
+
+def test_a_comparison_says_why_an_engine_is_not_measured(workers: ForkedWorkers) -> None:
+    flags = ["--placement_methods=auto", *TRAIN[1:], "--dropout=0.1"]
+    found = json.loads(workers.run("ranked_on_processes", 2, "ddp", "compare", *GPT2, *flags))
+    (row,) = [row for row in found["methods"] if row["method"] == "ddp"]
+    assert row["measured_step_us"] is None
+    assert "DistributedDataParallel: its processes would draw other random numbers" in row["note"]
 
 
 def test_batch_norm_keeps_an_engine_out_unless_parts_may_be_normalised(workers: ForkedWorkers) -> None:

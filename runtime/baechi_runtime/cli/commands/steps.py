@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,16 +83,20 @@ def _train(request: TrainRequest, output: Output) -> int:
 def compare(request: "CompareRequest", output: Output) -> int:
     """Measures what several methods make of a step."""
     from baechi_runtime.drivers.comparing import compare as compare_on
+    from baechi_runtime.drivers.comparison import AUTO
+    from baechi_runtime.drivers.ranking import is_ranked
 
-    framework = request.train.framework
+    framework, auto = request.train.framework, request.plans.get(AUTO)
+    ranks = request.script is None and auto is not None and is_ranked(replace(request.train, plan=auto))
     with locked(_folders_of(request.train)):
         if _wants_workers(request.train):
             return _run_workers(request.train)
         with progress(f"loading {framework}"):
-            stage = _stage(framework, f"{framework}.backend" if request.script is None else f"{framework}.calls.comparing")
+            of_model = "sharding.ranked" if ranks else f"{framework}.backend"
+            stage = _stage(framework, of_model if request.script is None else f"{framework}.calls.comparing")
         _keep_config(request.train, output, "compare")
         if request.script is None:
-            comparison = compare_on(request, stage.on_devices)
+            comparison = compare_on(request, stage.on_devices, stage.TorchEngines if ranks else None)
         else:
             comparison = stage.compare_script(request, request.script, request.script_arguments)
         if comparison is not None:

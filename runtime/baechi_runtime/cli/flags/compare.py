@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from baechi_ext.errors import OptionError
@@ -33,6 +34,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     methods = f"which methods, with commas between them (default {','.join(DEFAULT)}): {', '.join(METHODS)}"
     add_group(parser, "comparing", {"placement_methods": (Kind(_methods, "NAMES"), methods, DEFAULT)})
     train_flags.add_shared_flags(parser, method=False)
+    train_flags.add_batch_flags(parser)
 
 
 def _methods(text: str) -> tuple[str, ...]:
@@ -55,8 +57,11 @@ def compare_request(args: argparse.Namespace) -> "CompareRequest":
         require_script(args.script)
     from baechi_runtime.drivers.comparison import CompareRequest
 
-    plans = {method: request.plan for method, request in requests.items()}
-    return CompareRequest(requests["single"], plans, args.script, tuple(args.script_args or ()))
+    plans, auto = {method: request.plan for method, request in requests.items()}, requests.get(train_flags.AUTO)
+    if auto is None and args.microbatches is not None:
+        raise OptionError("--microbatches is for the plan of auto, which is not compared; add it to --placement_methods, or drop the flag")
+    train = replace(requests["single"], microbatches=1 if auto is None else auto.microbatches)
+    return CompareRequest(train, plans, args.script, tuple(args.script_args or ()))
 
 
 def _check_script(train: TrainRequest) -> None:

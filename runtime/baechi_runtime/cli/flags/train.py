@@ -206,7 +206,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_script(parser, "a training script, run unmodified with its model placed, instead of a built-in model")
     kinds.add_group(parser, "script", _SCRIPT)
     kinds.add(add_shared_flags(parser), _SHARDING)
-    kinds.add_group(parser, "batch", _BATCH)
+    add_batch_flags(parser)
     kinds.add_group(parser, "costs", {"costgen": (kinds.SWITCH, "only profile, and write the costs to --cost_path")})
     kinds.add(parser.add_argument_group("training on", "With --train_steps the placed model is trained instead of timed."), _TRAINING)
     baechi_flags.add_flags(parser)
@@ -215,7 +215,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def add_shared_flags(parser: argparse.ArgumentParser, *, method: bool = True) -> argparse._ArgumentGroup:
     """Those that `compare` takes, too, except --placement_method where that is asked for; and the group of devices, for more."""
     parser.set_defaults(script=None, script_args=None, costgen=False, sharding=(), mesh=None, log_device_placement=False)
-    parser.set_defaults(train_steps=None, checkpoint=None, checkpoint_every=None, resume=False, microbatches=1, batch_norm="whole")
+    parser.set_defaults(train_steps=None, checkpoint=None, checkpoint_every=None, resume=False)
     kinds.add_group(parser, "training step", _STEP)
     add_model_flags(parser)
     add_placing_flags(parser, method=method)
@@ -224,6 +224,11 @@ def add_shared_flags(parser: argparse.ArgumentParser, *, method: bool = True) ->
     kinds.add_group(parser, "run", _RUN)
     config_flags.add_flag(parser)
     return group
+
+
+def add_batch_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of the batch and its parts."""
+    kinds.add_group(parser, "batch", _BATCH)
 
 
 def add_script(parser: argparse.ArgumentParser, what: str) -> None:
