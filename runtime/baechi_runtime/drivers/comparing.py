@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from baechi_ext.cost import scale_links
-from baechi_ext.errors import BaechiError, CaptureError, InfeasibleError, MissingBackendError
+from baechi_ext.errors import BaechiError, CaptureError, MissingBackendError
 from baechi_ext.ir import Cluster
 from baechi_ext.ir.files import make_folder, write_json
 from baechi_ext.ir.made_by import MadeBy, signed
@@ -154,8 +154,8 @@ def _beside_auto(
     found: tuple[Cluster, LinkProbe | None],
     engines: Engines[C, L] | None,
 ) -> list[Contender]:
-    """The contenders that `train` weighs against the plan of `auto`: the step over parts of its batch, and the framework's own engines. Where the plan
-    leaves nothing to look for, only the parts that the request names."""
+    """The contenders that `train` weighs against the plan of `auto`: the step over parts of its batch, and the framework's own engines.
+    Where the plan leaves nothing to look for, only the parts that the request names."""
     auto = next((c for c in contenders if c.method == AUTO and c.result is not None), None)
     if auto is None or auto.result is None or request.train.microbatches == 1:
         return []
@@ -177,13 +177,12 @@ def in_parts(
     number, sizes = (parts, str(parts)) if isinstance(parts, int) else (len(parts), ",".join(map(str, parts)))
     contender = Contender(f"{AUTO}_{number}_parts", flag=f"--microbatches={sizes}")
     try:
-        contender.step = backend.in_parts(whole, parts)
-        result = place(train, contender.step, found).result
-        if result.interrupted:
+        captured = backend.in_parts(whole, parts)
+        placement = place(train, captured, found)
+        if placement.result.interrupted:
             raise KeyboardInterrupt
-        if not result.splits:
-            raise InfeasibleError("no plan of these parts that splits is predicted to be faster than one device", "unknown")
-        contender.result, contender.notes = result, [*result.notes]
+        contender.step = replace(captured, graph=placement.graph)
+        contender.result, contender.notes = placement.result, [*placement.result.notes]
         _check(contender, backend, one_device_timeline(whole.alone))
     except BaechiError as e:
         contender.refusal = str(e)
