@@ -1,16 +1,18 @@
-"""`baechi` on worker processes whose `auto` takes an engine of torch's that is predicted to be slower, too: so tests choose one, whatever
-the machine is like.
+"""`baechi` on worker processes whose `auto` takes an engine that is predicted to be slower, too, and splits layers as data parallelism does
+where that is predicted not to pay: so tests choose an engine, whatever the machine is like.
 
     ENGINE[+unasked] ARGUMENTS
 
-none: both are predicted, and none is ahead. +unasked: it is not asked whether that computes the same step.
+none: all are predicted, and none is ahead. +unasked: it is not asked whether that computes the same step.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from baechi_runtime.cli.main import main
 from baechi_runtime.drivers import comparing, ranking
 from baechi_runtime.sharding import ranked
+from baechi_runtime.sharding.strategies import DATA_PARALLEL, predicted
 
 
 def prepared(_: int, engine: str, *command_line: str) -> Callable[[], int]:
@@ -18,6 +20,7 @@ def prepared(_: int, engine: str, *command_line: str) -> Callable[[], int]:
     name, _, unasked = engine.partition("+")
 
     def work() -> int:
+        ranked.predicted = lambda searched, forecaster, name: replace(predicted(searched, forecaster, DATA_PARALLEL), name=name)
         ranking.IN_REACH = comparing.IN_REACH = 1e9
         ranking.LEAST_GAIN = 1.0 if name == "none" else -1e9
         ranking.is_near_least = comparing.is_near_least = lambda placement, cluster: False

@@ -99,12 +99,12 @@ class ShardBackend:
 
     def __init__(self, request: TrainRequest, shape: tuple[int, ...], devices: Sequence[TorchDevice], rank: int) -> None:
         self.request, self.shape, self.devices = request, shape, tuple(devices)
-        self._device = devices[rank].torch_device
-        self.mesh = make_mesh(self._device.type, shape)
+        self.device = devices[rank].torch_device
+        self.mesh = make_mesh(self.device.type, shape)
 
     def capture(self) -> Captured:
         """The request's model, with the costs that the processes and their links are measured to have."""
-        request, device = self.request, self._device
+        request, device = self.request, self.device
         with progress(f"capturing the training step of {request.model}"):
             step = make_step(request.model, request.model_options, optimizer_spec(request.optimizer, request.learning_rate))
             step = step if device.type == "cpu" else step.replica(device)
@@ -117,11 +117,11 @@ class ShardBackend:
 
     def replicated(self, whole: Whole, names: Sequence[str], rehearsal: Rehearsal = _BY_CLOCK) -> dict[str, Predicted]:
         """Some of torch's own ways to split the batch, REPLICAS, and their predicted steps."""
-        alone = part_seconds(whole.step, whole.batch, self._device) if names else 0.0
+        alone = part_seconds(whole.step, whole.batch, self.device) if names else 0.0
         found = {}
         for name in names:
             replica = ReplicaStep(name, whole.step, whole.batch)
-            forecast = rehearsal.forecast(replica, alone, self._device, partial(load_of_others, self))
+            forecast = rehearsal.forecast(replica, alone, self.device, partial(load_of_others, self))
             found[name] = Predicted(name, [], forecast, "torch's own")
             del replica
             gc.collect()  # its copy of the model is in cycles
@@ -150,7 +150,7 @@ class ShardBackend:
 
     def unsplit(self, captured: Whole) -> Loaded:
         """The step that every process runs whole. It moves the captured step's weights, of which the others have copies."""
-        eager = EagerStep(captured.step, self._device)
+        eager = EagerStep(captured.step, self.device)
         return Loaded(eager.run, eager.weights, eager.optimizer)
 
     def check(self, captured: Captured, plan: Predicted) -> Parity | None:
@@ -183,14 +183,14 @@ class ShardBackend:
         dist.barrier()
         began = time.perf_counter_ns()
         loss = loaded.run()
-        finish(self._device)
-        us = torch.tensor([(time.perf_counter_ns() - began) / 1000.0], dtype=torch.float64, device=self._device)
+        finish(self.device)
+        us = torch.tensor([(time.perf_counter_ns() - began) / 1000.0], dtype=torch.float64, device=self.device)
         dist.all_reduce(us, dist.ReduceOp.MAX)
         return (mean_of_all(loss) if loaded.of_parts else loss).item(), us.item()
 
     def cpu_seconds(self) -> float:
         """CPU time that all processes have used."""
-        used = torch.tensor([sum(os.times()[:2])], dtype=torch.float64, device=self._device)
+        used = torch.tensor([sum(os.times()[:2])], dtype=torch.float64, device=self.device)
         dist.all_reduce(used)
         return used.item()
 

@@ -1,11 +1,11 @@
-"""torch's own engines beside the plans of `auto`: each is predicted by a few real steps, and run where it is faster and computes the same.
+"""torch's own engines, and the best sharding of layers, beside the plans of `auto`: each is predicted by a few real steps, and run where it
+is faster and computes the same.
 
 Rank 0 drives; the others obey it, as they do for a plan (baechi_runtime.torch.processes.executor).
 """
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -23,12 +23,14 @@ from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.report.progress import progress
 from baechi_runtime.report.tables import as_size
+from baechi_runtime.sharding.backend import Captured as ShardCaptured
 from baechi_runtime.sharding.backend import Loaded, ShardBackend, Whole
 from baechi_runtime.sharding.forecast import Forecast
-from baechi_runtime.sharding.replicas import DDP, FSDP2, Rehearsal, largest_piece_bytes, replica_results
+from baechi_runtime.sharding.layout import checked_shape
+from baechi_runtime.sharding.replicas import DDP, FSDP2, REPLICAS, Rehearsal, largest_piece_bytes, replica_results
 from baechi_runtime.sharding.report import ShardReport
-from baechi_runtime.sharding.strategies import Predicted
-from baechi_runtime.sharding.training import Strategy, reported
+from baechi_runtime.sharding.strategies import NO_SPLIT, PASE, Predicted, Searched, predicted, search_runnable
+from baechi_runtime.sharding.training import Strategy, reported, save
 from baechi_runtime.torch import backend as torch_backend
 from baechi_runtime.torch.backend import Captured, TorchBackend, normalises, parts_of, sizes_of_parts
 from baechi_runtime.torch.lowering.devices import TorchDevice
@@ -38,7 +40,7 @@ from baechi_runtime.torch.parity import SHARE_OF_PARTS, TOLERANCE_OF_PARTS, is_m
 from baechi_runtime.torch.processes.executor import Further, ProcessExecutor
 
 T = TypeVar("T")
-TITLES = {DDP: "DistributedDataParallel", FSDP2: "FSDP2"}
+TITLES = {DDP: "DistributedDataParallel", FSDP2: "FSDP2", PASE: "the best sharding of layers"}
 _REHEARSE, _CHECK, _LOAD, _STEP, _RUN = ("rehearse an engine", "check an engine", "load an engine", "run an engine's step", "run an engine")
 
 
@@ -55,47 +57,91 @@ def _obeyed(request: TrainRequest, devices: Sequence[TorchDevice], rank: int, st
         return {}
 
     actions: dict[str, Callable[[dict[str, Any]], object]] = {
-        _REHEARSE: lambda command: worker.rehearsed(command["engines"], command["enough_us"]),
-        _CHECK: lambda command: worker.results(command["engine"]),
+        _REHEARSE: lambda command: worker.rehearsed(command["engines"], command["enough_us"], command["limit"]),
+        _CHECK: lambda command: worker.checked(command["engine"]),
         _LOAD: lambda command: worker.load(command["engine"]),
         _STEP: lambda command: worker.step(command["engine"]),
-        _RUN: lambda command: worker.run(Predicted(command["engine"], [], Forecast(0.0))),
+        _RUN: lambda command: worker.run(command["engine"]),
     }
     return {name: partial(obey, action) for name, action in actions.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Rehearsed:
+    """An engine's strategy, the microseconds that its step is predicted to take, and where it can't run, why."""
+
+    strategy: Predicted
+    step_us: float
+    why_not: str = ""
 
 
 class _Worker:
     """A process's part in each engine. All call the same methods in the same order."""
 
     def __init__(self, request: TrainRequest, devices: Sequence[TorchDevice], rank: int, step: TrainingStep) -> None:
-        self._request, self._devices, self._rank = request, devices, rank
+        self._request, self._devices, self._rank = replace(request, sharding=(PASE,)), devices, rank
         self.whole = Whole(step, step.batch or 0)
+        self._rehearsed: dict[str, _Rehearsed] = {}
         self._loaded: dict[str, Loaded] = {}
 
     @cached_property
     def processes(self) -> ShardBackend:
-        return ShardBackend(self._request, (len(self._devices),), self._devices, self._rank)
+        return ShardBackend(self._request, checked_shape(len(self._devices), self._request.mesh), self._devices, self._rank)
 
-    def rehearsed(self, names: Sequence[str], enough_us: float) -> dict[str, Predicted]:
-        """The engines' predicted steps."""
-        return self.processes.replicated(self.whole, names, Rehearsal(True, enough_us / 1e6))
+    @cached_property
+    def _captured(self) -> ShardCaptured:
+        return self.processes.capture()
 
-    def results(self, name: str) -> dict[str, Any]:
-        """Loss, gradients and new values of one step of the engine."""
-        return replica_results(name, self.whole.step, self.whole.batch)
+    @cached_property
+    def _searched(self) -> Searched:
+        return search_runnable(self._captured.graph, self._captured.machine, self.processes.shape)
+
+    def rehearsed(self, names: Sequence[str], enough_us: float, limit: float | None) -> dict[str, _Rehearsed]:
+        """The engines' predicted steps; each device may hold `limit` bytes."""
+        rehearsal = Rehearsal(True, enough_us / 1e6)
+        replicas = self.processes.replicated(self.whole, [name for name in names if name in REPLICAS], rehearsal)
+        self._rehearsed = {name: _Rehearsed(found, found.forecast.step_us) for name, found in replicas.items()}
+        if PASE in names:
+            self._rehearsed[PASE] = self._best_sharding(rehearsal, enough_us, limit)
+        return self._rehearsed
+
+    def _best_sharding(self, rehearsal: Rehearsal, enough_us: float, limit: float | None) -> _Rehearsed:
+        strategy = predicted(self._searched, self._captured.forecaster, PASE)
+        found, held = _Rehearsed(strategy, strategy.forecast.step_us), self._searched.of(strategy.configurations).held_bytes
+        if not strategy.splits:
+            return replace(found, why_not=NO_SPLIT)
+        if limit is not None and held > limit:
+            return replace(found, why_not=f"it would hold {as_size(held)} on each device, which has {as_size(limit)}")
+        if found.step_us >= enough_us:
+            return found
+        run = self.processes.load(self._captured, strategy).run
+        return replace(found, step_us=rehearsal.run_us(run, self.processes.device, partial(load_of_others, self.processes)))
+
+    def checked(self, name: str) -> dict[str, Any] | Parity:
+        """The parity of a sharded step; loss, gradients and new values of one step of torch's own, to be compared."""
+        parity = None if name in REPLICAS else self.processes.check(self._captured, self._rehearsed[name].strategy)
+        return replica_results(name, self.whole.step, self.whole.batch) if parity is None else parity
 
     def load(self, name: str) -> None:
         """Makes the engine's step, to be timed beside others."""
-        self._loaded[name] = self.processes.replica(self.whole, name)
+        self._loaded[name] = self._ready(name)
+
+    def _ready(self, name: str) -> Loaded:
+        if name in REPLICAS:
+            return self.processes.replica(self.whole, name)
+        return self.processes.load(self._captured, self._rehearsed[name].strategy)
 
     def step(self, name: str) -> tuple[float, float]:
         """The loss of a step that is loaded, and the microseconds of the slowest process."""
         return self.processes.run(self._loaded[name])
 
-    def run(self, chosen: Predicted, whole_us: float = 0.0, parity: Parity | None = None) -> ShardReport:
+    def run(self, name: str, whole_us: float = 0.0, parity: Parity | None = None) -> ShardReport:
         """The engine's steps, timed or trained by; rank 0's report counts."""
-        strategy = Strategy(chosen, self.processes.replica(self.whole, chosen.name), parity)
-        return reported(self.processes, self.whole, Forecast(whole_us), {chosen.name: strategy})
+        chosen, plans = replace(self._rehearsed[name].strategy, note=f"{TITLES[name]}, by auto"), dict[str, str]()
+        if name == PASE:
+            plans = save(self.processes, self._captured, self._searched, {name: chosen})
+        strategy = Strategy(chosen, self._ready(name), parity, plans.get(name))
+        return reported(self.processes, self.whole, Forecast(whole_us), {name: strategy})
 
 
 class EngineStep:
@@ -119,7 +165,7 @@ class TorchEngines:
         if not isinstance(executor, ProcessExecutor):
             raise ExecutionError("torch's own engines run in worker processes; give --workers=process")
         self._executor = executor
-        self._found: dict[str, Predicted] = {}
+        self._parities: dict[str, Parity] = {}
         self._worker: _Worker | None = None
 
     def _of(self, whole: Captured) -> _Worker:
@@ -132,23 +178,25 @@ class TorchEngines:
         group = self._executor.group
         if group.local_size < group.size:
             return []
-        reasons = {name: self._why_not(name, whole.step, placement, cluster) for name in TITLES}
-        if names := [name for name, why_not in reasons.items() if not why_not]:
-            rehearse = partial(self._of(whole).rehearsed, names, enough_us)
-            with progress(f"predicting a step by {' and by '.join(TITLES[name] for name in names)}"):
-                self._found = self._executor.together(rehearse, do=_REHEARSE, engines=names, enough_us=enough_us)[0]
+        limit = min((device.memory_bytes for device in cluster.devices if device.memory_bytes is not None), default=None)
+        reasons = {name: self._why_not(name, whole.step, placement, limit) for name in TITLES}
+        names = [name for name, why_not in reasons.items() if not why_not]
+        rehearse = partial(self._of(whole).rehearsed, names, enough_us, limit)
+        with progress(f"predicting a step by {', by '.join(TITLES[name] for name in names)}"):
+            found = self._executor.together(rehearse, do=_REHEARSE, engines=names, enough_us=enough_us, limit=limit)[0]
+        reasons |= {name: rehearsed.why_not for name, rehearsed in found.items()}
         return [
-            Engine(name, title, self._found[name].forecast.step_us if name in self._found else None, reasons[name])
-            for name, title in TITLES.items()
+            Engine(name, title, None if reasons[name] else found[name].step_us, reasons[name]) for name, title in TITLES.items()
         ]
 
-    def _why_not(self, name: str, step: TrainingStep, placement: Placement, cluster: Cluster) -> str:
+    def _why_not(self, name: str, step: TrainingStep, placement: Placement, limit: float | None) -> str:
+        if name not in REPLICAS:
+            return ""
         size = len(self._executor.devices)
         if step.batch is None or step.batch % size:
             return f"it gives each of {size} processes as much of a batch, and this one has {step.batch} examples"
-        limit = min((device.memory_bytes for device in cluster.devices if device.memory_bytes is not None), default=math.inf)
         needed = _needed_bytes(name, step, placement, size)
-        return f"it would hold {as_size(needed)} on each device, which has {as_size(limit)}" if needed > limit else ""
+        return "" if limit is None or needed <= limit else f"it would hold {as_size(needed)} on each device, which has {as_size(limit)}"
 
     def rehearsed_us(self, captured: Captured, placement: Placement) -> float:
         """See Engines."""
@@ -159,6 +207,9 @@ class TorchEngines:
 
     def refusal(self, whole: Captured, engine: Engine) -> str:
         """See Engines."""
+        if engine.name not in REPLICAS:
+            parity = self.check(whole, engine)
+            return "" if parity.passed else f"its step differs from the unplaced one, relatively by {parity.max_rel_diff:.2g}"
         step, parts = whole.step, self._parts(whole)
         if whole.seeded_ops:
             return f"its processes would draw other random numbers for {whole.seeded_ops} ops (--dropout=0 leaves them out)"
@@ -172,9 +223,12 @@ class TorchEngines:
 
     def check(self, whole: Captured, engine: Engine) -> Parity:
         """See Engines."""
-        own = partial(self._of(whole).results, engine.name)
-        with progress(f"checking parity of {engine.title} with the unplaced step"):
-            return self._parity(whole, self._executor.together(own, do=_CHECK, engine=engine.name)[0])
+        name, own = engine.name, partial(self._of(whole).checked, engine.name)
+        if name not in self._parities:
+            with progress(f"checking parity of {engine.title} with the unplaced step"):
+                found = self._executor.together(own, do=_CHECK, engine=name)[0]
+                self._parities[name] = found if isinstance(found, Parity) else self._parity(whole, found)
+        return self._parities[name]
 
     def load(self, whole: Captured, engine: Engine) -> EngineStep:
         """See Engines."""
@@ -186,8 +240,7 @@ class TorchEngines:
         """See Engines."""
         worker, together, parity = self._of(whole), self._executor.together, self.check(whole, engine)
         require_parity(parity)
-        chosen = replace(self._found[engine.name], note="torch's own, by auto")
-        run = partial(worker.run, chosen, placement.single.makespan_us, parity)
+        run = partial(worker.run, engine.name, placement.single.makespan_us, parity)
         return replace(together(run, do=_RUN, engine=engine.name)[0], notes=placement.result.notes)
 
     def _parity(self, whole: Captured, actual: dict[str, Any]) -> Parity:

@@ -3,7 +3,7 @@
 import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -99,11 +99,16 @@ class Rehearsal:
         cores, is in what its real steps take. The update, the passes without sums (`alone_seconds`), and the rest are told apart. Every
         process has to ask; each gets the same answer."""
         with torch.random.fork_rng(devices=()):
-            rows, share = self._steps(partial(_timed, replica, device), others)
+            rows, share = self._steps(partial(_timed, (replica.passes, replica.optimizer.step), device), others)
         step = self._typical(rows, agreed(share, device))
         updated = min(rows[:, 2].median().item(), step)
         calls = min(alone_seconds, step - updated)
         return Forecast(1e6 * calls, 0.0, 1e6 * (step - updated - calls), 1e6 * updated)
+
+    def run_us(self, run: Callable[[], object], device: torch.device, others: Callable[[], LoadOfOthers]) -> float:
+        """Microseconds of a step that all processes run together, the same on each. Every process has to ask. Its values go on with it."""
+        rows, share = self._steps(partial(_timed, (run,), device), others)
+        return 1e6 * self._typical(rows, agreed(share, device))
 
     def placed_us(self, loaded: LoadedStep, others: Callable[[], LoadOfOthers]) -> float:
         """Microseconds of the step of a plan, predicted in the same way, so that the two can be compared. Its values go on with it."""
@@ -132,16 +137,16 @@ class Rehearsal:
         return min(wall, max(busy, wall * (1 - share))) if self.as_profiled else float(wall)
 
 
-def _timed(replica: ReplicaStep, device: torch.device) -> Tensor:
-    """Seconds of one step by the clock and of the processor, and of its update, each the slowest process's. Where messages have cores of
-    their own, a process takes longer than the clock."""
+def _timed(actions: Sequence[Callable[[], object]], device: torch.device) -> Tensor:
+    """Seconds of one step by the clock and of the processor, and of its last action, each the slowest process's. Where messages have cores
+    of their own, a process takes longer than the clock."""
     dist.barrier()
     times, busy = [time.perf_counter()], time.process_time()
-    for action in (replica.passes, replica.optimizer.step):
+    for action in actions:
         action()
         finish(device)
         times.append(time.perf_counter())
-    taken = [times[2] - times[0], time.process_time() - busy, times[2] - times[1]]
+    taken = [times[-1] - times[0], time.process_time() - busy, times[-1] - times[-2]]
     found = torch.tensor(taken, dtype=torch.float64, device=device)
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return found.cpu()

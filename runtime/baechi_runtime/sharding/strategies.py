@@ -18,6 +18,7 @@ from baechi_runtime.sharding.layout import mesh_shape
 
 NAMES = STRATEGIES
 PASE, DATA_PARALLEL, EXPERT = NAMES
+NO_SPLIT = "nothing is split: no split was found that is predicted to pay"
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,17 @@ class Predicted:
     forecast: Forecast
     note: str = ""
 
+    @property
+    def splits(self) -> bool:
+        """True if any layer is split."""
+        return any(parts > 1 for configuration in self.configurations for parts in configuration)
+
 
 def predicted(searched: Searched, forecaster: Forecaster, name: str) -> Predicted:
     """A strategy by name, or of a shard plan file: of the candidates for it the first one with the shortest predicted step."""
     found = [Predicted(name, configurations, forecaster.step(configurations), note) for configurations, note in candidates(searched, name)]
     best = min(found, key=lambda p: p.forecast.step_us)
-    is_whole = name == PASE and best.configurations == _whole(searched)
-    return replace(best, note="nothing is split: no split was found that is predicted to pay") if is_whole else best
+    return replace(best, note=NO_SPLIT) if name == PASE and not best.splits else best
 
 
 def candidates(searched: Searched, name: str) -> list[tuple[list[tuple[int, ...]], str]]:

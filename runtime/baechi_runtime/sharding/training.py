@@ -82,7 +82,7 @@ def _report(backend: ShardBackend) -> ShardReport:
         if PASE in own or (own and request.out is not None):  # plans say what other splits would cost by what was measured
             searched = search_measured(searched, captured.forecaster)
         chosen = {name: predicted(searched, captured.forecaster, name) for name in own}
-    plans = _save(backend, captured, searched, chosen)
+    plans = save(backend, captured, searched, chosen)
     chosen |= backend.replicated(captured, [name for name in request.sharding if name in REPLICAS])
     strategies = {name: _loaded(backend, captured, chosen[name], plans.get(name)) for name in request.sharding}
     return replace(reported(backend, captured, captured.whole, strategies), machine=machine, executable=searched.line())
@@ -143,7 +143,7 @@ def _run_of(backend: ShardBackend, strategy: Strategy, samples: Samples, losses:
     return StrategyRun(chosen.name, chosen.note, chosen.forecast, samples, traffic, held, strategy.parity, tuple(losses), strategy.plan)
 
 
-def _save(backend: ShardBackend, captured: Captured, searched: Searched, chosen: Mapping[str, Predicted]) -> dict[str, str]:
+def save(backend: ShardBackend, captured: Captured, searched: Searched, chosen: Mapping[str, Predicted]) -> dict[str, str]:
     """Writes a shard plan for each strategy, and the best or else the first one's as the run's own. Returns the files' names
     by strategy."""
     request = backend.request
