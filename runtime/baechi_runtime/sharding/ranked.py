@@ -17,7 +17,6 @@ from baechi_ext.ir import Cluster
 from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.ranking import Engine
 from baechi_runtime.drivers.train_request import TrainRequest
-from baechi_runtime.measure.comparator import compare
 from baechi_runtime.measure.parity_result import Parity, require_parity
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.models.training_step import TrainingStep
@@ -36,7 +35,7 @@ from baechi_runtime.torch.backend import Captured, TorchBackend, normalises, par
 from baechi_runtime.torch.lowering.devices import TorchDevice
 from baechi_runtime.torch.lowering.random_state import as_it_was
 from baechi_runtime.torch.measure import load_of_others
-from baechi_runtime.torch.parity import SHARE_OF_PARTS, TOLERANCE_OF_PARTS, is_mean_of_parts, unplaced_results
+from baechi_runtime.torch.parity import is_mean_of_parts, parity_of_parts, unplaced_results
 from baechi_runtime.torch.processes.executor import Further, ProcessExecutor
 
 T = TypeVar("T")
@@ -245,9 +244,10 @@ class TorchEngines:
 
     def _parity(self, whole: Captured, actual: dict[str, Any]) -> Parity:
         device, step, parts = self._executor.devices[0].torch_device, whole.step, self._parts(whole)
-        with as_it_was(step):
+        with as_it_was(step) as saved:
             expected = self._executor.call(0, lambda: unplaced_results(step, device, parts if normalises(whole, parts) else None))
-        return compare(expected, actual, TOLERANCE_OF_PARTS[device.type], share=SHARE_OF_PARTS)
+            step.restore(saved)
+            return self._executor.call(0, lambda: parity_of_parts(step, device, expected, actual))
 
     def _parts(self, whole: Captured) -> Parts:
         return parts_of(self._request, whole.step, sizes_of_parts(whole.step, len(self._executor.devices)))

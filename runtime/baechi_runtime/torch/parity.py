@@ -31,6 +31,7 @@ kernels for other sizes round differently. A part that is left out or counted tw
 SHARE_OF_PARTS = 1e-3
 """A gradient that ought to be 0, as of the bias of attention's keys, is what rounding leaves of sums of such a part of the largest one."""
 
+GRADIENT_OF, NEW_VALUE_OF = "gradient of ", "new value of "
 _ROUNDING = 1e-3
 _BERNOULLI = torch.ops.aten.bernoulli_.float
 _LABELLED = (torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss2d_forward.default)
@@ -51,10 +52,28 @@ def check_parity(executor: Executor, timeline: Timeline, binding: Binding, step:
         torch.manual_seed(step.seed)
         loss, _ = placed.run()
         actual = named_results(loss, *placed.gather())
-    kind = executor.devices[0].torch_device.type
-    if binding.parts is None or per_part is not None:
-        return compare(expected, actual, TOLERANCE[kind])
-    return compare(expected, actual, TOLERANCE_OF_PARTS[kind], share=SHARE_OF_PARTS)
+        kind = executor.devices[0].torch_device.type
+        if binding.parts is None or per_part is not None:
+            return compare(expected, actual, TOLERANCE[kind])
+        step.restore(saved)
+        return executor.call(0, lambda: parity_of_parts(step, executor.devices[0].torch_device, expected, actual))
+
+
+def parity_of_parts(step: TrainingStep, device: torch.device, expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> Parity:
+    """The parity of a step whose sums over the batch are added up in another order with the whole one; the step's state is that before it.
+
+    New parameters are compared with what the optimizer makes of the gradients that are compared: one that divides by their size, as Adam,
+    makes a step of what rounding leaves of a gradient that ought to be 0.
+    """
+    eager = EagerStep(step, device)
+    parameters = dict(eager.step.module.named_parameters())
+    for name, parameter in parameters.items():
+        gradient = actual.get(f"{GRADIENT_OF}{name}")
+        parameter.grad = gradient.to(parameter) if gradient is not None and gradient.shape == parameter.shape else None
+    eager.optimizer.step()
+    eager.optimizer.zero_grad(set_to_none=True)
+    of_these = {f"{NEW_VALUE_OF}{name}": value.detach().to("cpu", copy=True) for name, value in parameters.items()}
+    return compare({**expected, **of_these}, actual, TOLERANCE_OF_PARTS[device.type], share=SHARE_OF_PARTS)
 
 
 def unplaced_results(step: TrainingStep, device: torch.device, parts: Parts | None) -> dict[str, Tensor]:
@@ -71,8 +90,8 @@ def unplaced_results(step: TrainingStep, device: torch.device, parts: Parts | No
 def named_results(loss: Tensor, gradients: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies of a step's loss, gradients and new values on the host, by the names that they have where steps are compared."""
     named = {"loss": loss}
-    named |= {f"gradient of {name}": g for name, g in gradients.items()}
-    named |= {f"new value of {name}": value for name, value in state.items()}
+    named |= {f"{GRADIENT_OF}{name}": g for name, g in gradients.items()}
+    named |= {f"{NEW_VALUE_OF}{name}": value for name, value in state.items()}
     return {name: value.detach().to("cpu", copy=True) for name, value in named.items()}
 
 
