@@ -2,8 +2,8 @@
 
     python -m tests.runtime.fork_server SOCKET FRAMEWORK
 
-Each message on the socket is a JSON list of a command line of Python and its environment. With it come the command's stdout and stderr,
-and a pipe for its process id and, once it has ended, its exit code. Worker processes that the command starts are forks, too.
+Each message on the socket is a JSON list of a command line of Python, its environment and its folder. With it come the command's stdout
+and stderr, and a pipe for its process id and, once it has ended, its exit code. Worker processes that the command starts are forks, too.
 """
 
 import atexit
@@ -114,10 +114,11 @@ def open_descriptors() -> frozenset[int]:
     return frozenset(map(int, os.listdir("/proc/self/fd")))
 
 
-def attend(command: Sequence[str], environment: Mapping[str, str], out: int, err: int, told: int) -> None:
+def attend(command: Sequence[str], environment: Mapping[str, str], folder: str, out: int, err: int, told: int) -> None:
     """Forks the command, and tells its process id and its exit code."""
     die_with_parent()
-    process = Fork(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, preexec_fn=die_with_parent)
+    streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+    process = Fork(command, cwd=folder, env=environment, preexec_fn=die_with_parent, **streams)
     os.close(out)
     os.close(err)
     os.write(told, NUMBER.pack(process.pid))
