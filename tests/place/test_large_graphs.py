@@ -1,5 +1,8 @@
 """Graphs with a million edges get plans in seconds; and what makes that quick says the same as what is plain."""
 
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +14,9 @@ from baechi_ext.place.registry import place
 from baechi_ext.simulate import lower_bound_us
 from tests.simulate.strategies import graphs
 
-SIDE = 1000
+LARGE, MEDIUM = 1000, 250
+"""Ops on each side of the edges, of which there are a million, or a sixteenth of that."""
+METHODS = ("single", "m_topo", "m_etf", "auto")
 CLUSTER = Cluster.uniform(4, link=Link(us_per_byte=0.0001754, latency_us=134.0))
 
 
@@ -19,28 +24,43 @@ def some_ops(n: int) -> list[Op]:
     return [Op(f"n{v}", compute_us=float(1 + v * 37 % 101), persistent_bytes=v * 53 % 4999) for v in range(n)]
 
 
-def into_one() -> OpGraph:
-    """A million edges into one op: a thousand ops with a thousand tensors each."""
-    edges = ((f"n{v}", f"n{SIDE}", 1 + (v * i) % 977, f"t{i}") for v in range(SIDE) for i in range(SIDE))
-    return OpGraph.from_edges(some_ops(SIDE + 1), edges)
+def into_one(side: int) -> OpGraph:
+    """Edges into one op, from ops with a tensor for each."""
+    edges = ((f"n{v}", f"n{side}", 1 + (v * i) % 977, f"t{i}") for v in range(side) for i in range(side))
+    return OpGraph.from_edges(some_ops(side + 1), edges)
 
 
-def all_to_all() -> OpGraph:
-    """A million edges from a thousand ops to another thousand."""
-    edges = ((f"n{v}", f"n{SIDE + w}", 1 + v * 977 % 9973, "") for v in range(SIDE) for w in range(SIDE))
-    return OpGraph.from_edges(some_ops(2 * SIDE), edges)
+def all_to_all(side: int) -> OpGraph:
+    """Edges from so many ops to as many others."""
+    edges = ((f"n{v}", f"n{side + w}", 1 + v * 977 % 9973, "") for v in range(side) for w in range(side))
+    return OpGraph.from_edges(some_ops(2 * side), edges)
 
 
-@pytest.fixture(scope="module", params=[into_one, all_to_all], ids=["into one", "all to all"])
-def large(request: pytest.FixtureRequest) -> tuple[OpGraph, float]:
+@lru_cache(maxsize=1)
+def large(shape: Callable[[int], OpGraph], side: int) -> tuple[OpGraph, float]:
     """A graph and its lower bound."""
-    graph = request.param()
+    graph = shape(side)
     return graph, lower_bound_us(graph, CLUSTER)
 
 
-@pytest.mark.parametrize("method", ["single", "m_topo", "m_etf", "auto"])
-def test_a_million_edges(method: str, large: tuple[OpGraph, float]) -> None:
-    graph, bound_us = large
+@pytest.fixture(autouse=True, scope="module")
+def _released() -> Iterator[None]:
+    """The last graph goes when all had it: it holds a gigabyte."""
+    yield
+    large.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("side", "method"),
+    [
+        *((MEDIUM, method) for method in METHODS),
+        *(pytest.param(LARGE, method, marks=() if method == "auto" else pytest.mark.slow) for method in METHODS),
+    ],
+)
+@pytest.mark.parametrize("shape", [into_one, all_to_all])
+def test_up_to_a_million_edges(shape: Callable[[int], OpGraph], side: int, method: str) -> None:
+    """All methods on a sixteenth of them; on all `auto`, which has tried the others."""
+    graph, bound_us = large(shape, side)
     result = place(method, graph, CLUSTER, PlaceOptions(time_limit_seconds=1))
     plan, timeline = result.plan, result.timeline
     assert sum(timeline.busy_us) == graph.total_compute_us()

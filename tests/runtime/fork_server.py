@@ -2,8 +2,8 @@
 
     python -m tests.runtime.fork_server SOCKET FRAMEWORK
 
-Each message on the socket is a JSON list of a command line of Python and its environment. With it come the command's stdout and stderr,
-and a pipe for its process id and, once it has ended, its exit code. Worker processes that the command starts are forks, too.
+Each message on the socket is a JSON list of a command line of Python, its environment and its folder. With it come the command's stdout
+and stderr, and a pipe for its process id and, once it has ended, its exit code. Worker processes that the command starts are forks, too.
 """
 
 import atexit
@@ -26,6 +26,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+from baechi_ext.ir import Cluster
 from baechi_runtime.host.die_with_parent import die_with_parent
 
 LONGEST_MESSAGE = 2**20
@@ -114,14 +115,30 @@ def open_descriptors() -> frozenset[int]:
     return frozenset(map(int, os.listdir("/proc/self/fd")))
 
 
-def attend(command: Sequence[str], environment: Mapping[str, str], out: int, err: int, told: int) -> None:
+def attend(command: Sequence[str], environment: Mapping[str, str], folder: str, out: int, err: int, told: int) -> None:
     """Forks the command, and tells its process id and its exit code."""
     die_with_parent()
-    process = Fork(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, preexec_fn=die_with_parent)
+    streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+    process = Fork(command, cwd=folder, env=environment, preexec_fn=die_with_parent, **streams)
     os.close(out)
     os.close(err)
     os.write(told, NUMBER.pack(process.pid))
     os.write(told, NUMBER.pack(process.wait()))
+
+
+def plan_a_step() -> None:
+    """Captures and places a small step: processes then have what the first one of each sets up, compiled kernels among it."""
+    from torch.random import fork_rng
+
+    from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
+    from baechi_runtime.drivers.pipeline import PlanRequest, plan
+    from baechi_runtime.models.registry import ModelOptions, make_step
+    from baechi_runtime.models.training_step import optimizer_spec
+
+    with fork_rng():
+        step = make_step("wide_towers", ModelOptions(batch_size=2, image_size=8), optimizer_spec("adam", 0.001))
+        graph, _ = capture_joint(step.module, step.inputs, CaptureOptions("adam", 1), step.name)
+    plan(graph, Cluster.uniform(2), PlanRequest(method="m_etf"))
 
 
 def main(descriptor: int, framework: str) -> None:
@@ -129,6 +146,7 @@ def main(descriptor: int, framework: str) -> None:
         importlib.import_module(name)
     if framework == "torch":
         importlib.import_module("torch").compiler.reset()  # imports TorchDynamo
+        plan_a_step()
         importlib.import_module("baechi_runtime.torch.processes.launch").subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": Fork})
         importlib.import_module("torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler").Popen = Fork
     gc.collect()

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import TextIO
 
 from tests.runtime.fork_server import NUMBER
@@ -26,9 +27,9 @@ from tests.runtime.workers import ROOT, finish
 class Forked:
     """A process that another one has forked; its methods are Popen's."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], framework: str = "torch") -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], framework: str = "torch", folder: Path = ROOT) -> None:
         ends = [os.pipe() for _ in range(3)]
-        message = json.dumps([["python", *command], dict(environment)])
+        message = json.dumps([["python", *command], dict(environment), str(folder)])
         socket.send_fds(_server(framework), [message.encode()], [writing for _, writing in ends])
         for _, writing in ends:
             os.close(writing)
@@ -79,15 +80,22 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def start(*flags: str, module: str = "baechi_ext", **environment: str) -> Forked:
-    """`python -m baechi_ext FLAGS`."""
+def start(*flags: str, module: str = "baechi_ext", folder: Path = ROOT, **environment: str) -> Forked:
+    """`python -m baechi_ext FLAGS`, in that folder."""
     framework = "tensorflow" if "--framework=tensorflow" in flags else "torch"
-    return Forked(["-m", module, *flags], {**os.environ, **environment}, framework)
+    return Forked(["-m", module, *flags], {**os.environ, **environment}, framework, folder)
 
 
-def run(*flags: str) -> subprocess.CompletedProcess[str]:
+def run(*flags: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """`python -m baechi_ext FLAGS`, ended."""
-    return subprocess.CompletedProcess(flags, *finish(start(*flags)))
+    return subprocess.CompletedProcess(flags, *finish(start(*flags, folder=folder)))
+
+
+def output(*flags: str, folder: Path = ROOT) -> str:
+    """What `python -m baechi_ext FLAGS` prints, which ends well."""
+    done = run(*flags, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def torchrun(*flags: str) -> Forked:

@@ -1,9 +1,10 @@
 """File systems and networks of a test's own, in user namespaces: nothing of the machine changes, and no right is needed.
 
     python -m tests.runtime.namespaces small_disk FOLDER SIZE COMMAND...     COMMAND where FOLDER is a disk of SIZE
-    python -m tests.runtime.namespaces two_nodes REQUEST                     see `two_nodes`
+    python -m tests.runtime.namespaces two_nodes REQUEST                     see `two_nodes`; with namespaces of its own
 """
 
+import ctypes
 import functools
 import json
 import os
@@ -15,10 +16,17 @@ from pathlib import Path
 
 import pytest
 
+from baechi_runtime.host.die_with_parent import die_with_parent
+from tests.runtime.fork_server import Fork
+from tests.runtime.forked import Forked
+from tests.runtime.workers import command_line, finish
+
 MODULE = "tests.runtime.namespaces"
 OWN = ("unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 """Addresses of the two nodes, from the range for private networks; they see nothing else."""
+_MOUNT, _USER, _PROCESS, _NETWORK = 0x00020000, 0x10000000, 0x20000000, 0x40000000
+"""Kinds of namespaces, as <linux/sched.h> has them."""
 
 
 @functools.cache
@@ -46,6 +54,32 @@ def small_disk(folder: Path, size: str) -> tuple[str, ...]:
     return (*OWN, sys.executable, "-m", MODULE, "small_disk", str(folder), size)
 
 
+def _enter() -> None:
+    """Does what `OWN` and `unshare --net` do: goes on in a child that is root, and process 1, in namespaces of its own."""
+    user, group = os.geteuid(), os.getegid()
+    _called("unshare", _USER | _MOUNT | _PROCESS | _NETWORK)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+        Path(f"/proc/self/{name}").write_text(text)
+    child = os.fork()
+    if child:
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    die_with_parent()
+    _do("mount", "--make-rprivate", "/")
+    _do("mount", "-t", "proc", "proc", "/proc")
+
+
+def _enter_network(process: int) -> None:
+    with open(f"/proc/{process}/ns/net") as network:
+        _called("setns", network.fileno(), _NETWORK)
+
+
+def _called(name: str, *arguments: int) -> None:
+    """Calls a function of the C library, which this Python has no name for."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if getattr(library, name)(*arguments):
+        raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
+
+
 def _two_nodes(request: dict) -> list[dict]:
     """Runs `commands`, one on each of two nodes of a network of their own, which is cut once the file `cut` is there. What each said."""
     keepers = [subprocess.Popen(["unshare", "--net", "sleep", "infinity"]) for _ in ADDRESSES]
@@ -57,9 +91,10 @@ def _two_nodes(request: dict) -> list[dict]:
         _do(*enter, "ip", "address", "add", f"{address}/24", "dev", end)
         _do(*enter, "ip", "link", "set", end, "up")
         _do(*enter, "ip", "link", "set", "lo", "up")
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     running = [
-        subprocess.Popen([*enter, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for enter, command in zip(inside, request["commands"], strict=True)
+        Fork(["python", *command], preexec_fn=functools.partial(_enter_network, keeper.pid), **streams)
+        for keeper, command in zip(keepers, request["commands"], strict=True)
     ]
     cut = None
     if request.get("cut"):
@@ -70,7 +105,8 @@ def _two_nodes(request: dict) -> list[dict]:
             time.sleep(0.05)
     said = [process.communicate(timeout=request["timeout"]) for process in running]
     seconds = None if cut is None else time.monotonic() - cut
-    left = [path.name for path in Path("/proc").glob("[0-9]*") if b"baechi_ext" in _command_line(path)]
+    others = {str(process.pid) for process in (*keepers, *running)} | {str(os.getpid())}
+    left = [path.name for path in Path("/proc").glob("[0-9]*") if path.name not in others and command_line(path)]
     for keeper in keepers:
         keeper.kill()
     outcome = [{"code": p.returncode, "out": out, "err": err} for p, (out, err) in zip(running, said, strict=True)]
@@ -78,29 +114,23 @@ def _two_nodes(request: dict) -> list[dict]:
 
 
 def two_nodes(commands: Sequence[Sequence[str]], *, cut: Path | None = None, timeout: float = 240) -> list[dict]:
-    """For each node: "code", "out", "err" of its command, "seconds" that both took to end after the cut, and "left": the processes of this
-    project that were left over then."""
+    """For each node: "code", "out", "err" of its command, as what follows `python`; "seconds" that both took to end after the cut, and
+    "left": processes that were left over then. All are forks (see `forked`)."""
     request = json.dumps({"commands": commands, "cut": None if cut is None else str(cut), "timeout": timeout})
-    command = [*OWN, "unshare", "--net", sys.executable, "-m", MODULE, "two_nodes", request]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout + 30)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    framework = "tensorflow" if "--framework=tensorflow" in commands[0] else "torch"
+    process = Forked(["-m", MODULE, "two_nodes", request], os.environ, framework)
+    code, out, err = finish(process, timeout + 30)
+    assert code == 0, err
+    return json.loads(out)
 
 
 def _do(*command: str) -> None:
     subprocess.run(command, check=True, timeout=30)
 
 
-def _command_line(process: Path) -> bytes:
-    own = str(os.getpid())
-    try:
-        return b"" if process.name == own else (process / "cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
 if __name__ == "__main__":
     if sys.argv[1] == "small_disk":
         _do("mount", "-t", "tmpfs", "-o", f"size={sys.argv[3]}", "tmpfs", sys.argv[2])
         os.execvp(sys.argv[4], sys.argv[4:])
+    _enter()
     sys.stdout.write(json.dumps(_two_nodes(json.loads(sys.argv[2]))))

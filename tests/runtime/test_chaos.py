@@ -12,7 +12,6 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -160,7 +159,7 @@ class Chaos:
         """The cable is pulled at some moment, or not before the end."""
         cut = self.folder / "cut"
         cut.unlink(missing_ok=True)
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+        torchrun = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
         meeting = [f"--master-addr={ADDRESSES[0]}", "--master-port=29500", "-m", "baechi_ext"]
         flags = self._command("two nodes")
         timer = threading.Timer(self.draw.uniform(1.0, 2 * LATEST_SECONDS), cut.touch)

@@ -15,15 +15,15 @@ from baechi_runtime.torch.processes.environment import meeting_place
 from tests.runtime.namespaces import ADDRESSES, require_namespaces, two_nodes
 
 SMALL = ("--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--num_steps=100000", "--comm_cost_coeffs=0.001,100")
-BAECHI = (sys.executable, "-m", "baechi_ext", "train", *SMALL)
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "baechi_ext", "train", *SMALL)
+BAECHI = ("-m", "baechi_ext", "train", *SMALL)
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "baechi_ext", "train", *SMALL)
 PROCESSES = ("--workers=process", "--placement_method=m_etf")
 
 
 def looked_at(folder: Path, command: tuple[str, ...]) -> tuple[list[int], list[int]]:
     """The ports that the command listens at, and those of them that another node can connect to."""
     require_namespaces()
-    watched = (sys.executable, "-m", "tests.runtime.watched_run")
+    watched = ("-m", "tests.runtime.watched_run")
     first, second = two_nodes([[*watched, "run", str(folder), *command], [*watched, "look", str(folder), ADDRESSES[0]]])
     assert (first["code"], second["code"]) == (0, 0), first["err"] + second["err"]
     found, taken = json.loads(first["out"]), json.loads(second["out"])

@@ -3,7 +3,6 @@
 import json
 import re
 import socket
-import sys
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def on_two_nodes(*flags: str, per_node: int = 1) -> list[list[str]]:
     """The same command for each node but for its number, as torchrun is told."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--nproc-per-node={per_node}"]
+    torchrun = ["-m", "torch.distributed.run", "--nnodes=2", f"--nproc-per-node={per_node}"]
     meeting = [f"--master-addr={ADDRESSES[0]}", "--master-port=29500"]
     command = ["-m", "baechi_ext", *flags, "--workers=process", f"--num_devices={2 * per_node}"]
     return [[*torchrun, f"--node-rank={rank}", *meeting, *command] for rank in range(2)]

@@ -1,6 +1,6 @@
 """A run on one node and a look at all its ports from the other one: see test_listeners.
 
-    python -m tests.runtime.watched_run run FOLDER COMMAND...     the command, until it was looked at; prints the ports that are listened at
+    python -m tests.runtime.watched_run run FOLDER COMMAND...     python COMMAND, forked, until it was looked at; prints its ports
     python -m tests.runtime.watched_run look FOLDER ADDRESS       prints the ports of that address that take connections
 """
 
@@ -12,6 +12,10 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
+from tests.runtime.fork_server import Fork
+
 BEGUN = ("measuring", "training")
 """Beginnings of what a command says once all its processes are connected."""
 _PORTS = range(1, 2**16)
@@ -22,7 +26,7 @@ _SECONDS = 240.0
 def run(folder: Path, command: list[str]) -> dict:
     """The ports that the command listens at, and one besides that is open to everybody."""
     with socket.create_server(("0.0.0.0", 0)) as known:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        process = Fork(["python", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         said = []
         try:
             for line in process.stderr:
@@ -31,8 +35,13 @@ def run(folder: Path, command: list[str]) -> dict:
                     break
             own = known.getsockname()[1]
             found = {"open": own, "listened": sorted(_listened() - {own}), "said": said[-5:]}
+            running = [watched := psutil.Process(process.pid), *watched.children(recursive=True)]
+            for each in running:
+                each.suspend()  # the system takes connections, or does not; steps would only keep the cores from that
             (folder / "begun").touch()
             _await(folder / "looked")
+            for each in running:
+                each.resume()
         finally:
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=60)

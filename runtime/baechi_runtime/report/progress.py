@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-_FIRST_PAUSE_SECONDS = 2.0
-_LONGER_PAUSE = 1.5
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGER_PAUSE = 2.0
 _LONG_SECONDS = 10.0
 """Work that took at least this long says so at its end, where no clock was seen running."""
 _SHOW_CURSOR = "\x1b[?25h"

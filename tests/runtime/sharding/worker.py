@@ -11,7 +11,8 @@ from itertools import product
 from random import Random
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
@@ -21,7 +22,7 @@ from baechi_runtime.models.registry import ModelOptions, make_step
 from baechi_runtime.models.torch import alexnet
 from baechi_runtime.models.training_step import TrainingStep, optimizer_spec
 from baechi_runtime.sharding.binding import lay_out
-from baechi_runtime.sharding.captured import captured_graph, forward_graph
+from baechi_runtime.sharding.captured import ForwardGraph, captured_graph, forward_graph
 from baechi_runtime.sharding.execute import ShardedStep, check_parity
 from baechi_runtime.sharding.layout import Argument, Layout, make_mesh, mesh_shape
 from baechi_runtime.sharding.moves import move, part_shape
@@ -32,7 +33,7 @@ from tests.pairwise import pairwise
 from tests.runtime.sharding.by_hand import captured_by_hand, strategy
 from tests.runtime.sharding.small_models import BATCH
 from tests.runtime.sharding.small_models import CASES as SMALL
-from tests.runtime.sharding.steps import CASES, Case
+from tests.runtime.sharding.steps import CASES
 
 TOLERANCE = 2e-5
 CHANCE = "chance"
@@ -40,16 +41,43 @@ WAYS = 40
 """Ways to move a tensor that are tested, at most: a mesh of two dimensions has more."""
 
 
-def differences(case: Case, splits: Mapping[str, Mapping[str, int]], processes: int) -> str:
+@dataclass(frozen=True)
+class ByHand:
+    """A small module's step, laid out as it is written down."""
+
+    title: str
+    module: nn.Module
+    inputs: Sequence[Tensor]
+    forward: ForwardGraph
+    layout: Mapping[str, Layout]
+
+
+def by_hand(processes: int) -> list[ByHand]:
+    """Small modules whose calls' splits are written down."""
+    shape, found = mesh_shape(processes), []
+    for name, case in CASES.items():
+        for title, splits in case.strategies.items():
+            if processes == 4 or title != "mixed":
+                torch.manual_seed(1)
+                module, inputs = case.module(), case.inputs()
+                forward = forward_graph(module, inputs)
+                graph = captured_by_hand(forward, case.texts)
+                split = {call: {letter: processes if parts < 0 else parts for letter, parts in s.items()} for call, s in splits.items()}
+                layout = lay_out(graph, strategy(graph.graph, split), shape)
+                found.append(ByHand(f"{name}, {title}", module, inputs, forward, layout))
+    return found
+
+
+def compared_by_hand(cases: Sequence[ByHand], processes: int) -> dict[str, str]:
+    """The differences of those steps, by their titles."""
+    mesh = make_mesh("cpu", mesh_shape(processes))
+    return {case.title: difference(case, mesh) for case in cases}
+
+
+def difference(case: ByHand, mesh: DeviceMesh) -> str:
     """The largest difference between a step run whole and split, two steps with an optimizer; empty where there is none."""
-    torch.manual_seed(1)
-    module, inputs = case.module(), case.inputs()
-    forward = forward_graph(module, inputs)
-    graph = captured_by_hand(forward, case.texts)
-    split = {call: {letter: processes if parts < 0 else parts for letter, parts in s.items()} for call, s in splits.items()}
-    shape = mesh_shape(processes)
-    mesh = make_mesh("cpu", shape)
-    step = ShardedStep(forward, module, lay_out(graph, strategy(graph.graph, split), shape), mesh)
+    module, inputs = case.module, case.inputs
+    step = ShardedStep(case.forward, module, case.layout, mesh)
     sharded = torch.optim.AdamW(list(step.parameters.values()), 0.01)
     torch.manual_seed(2)
     losses = []
@@ -75,16 +103,6 @@ def results(losses: list[Tensor], gradients: Mapping[str, Tensor], state: Mappin
     named = {f"loss {i}": loss for i, loss in enumerate(losses)}
     named |= {f"gradient of {n}": g for n, g in gradients.items()} | {f"new {n}": v for n, v in state.items()}
     return {n: v.full_tensor().detach() if isinstance(v, DTensor) else v.detach() for n, v in named.items()}
-
-
-def by_hand(processes: int) -> dict[str, str]:
-    """The differences of small modules whose calls' splits are written down, by case."""
-    return {
-        f"{name}, {title}": differences(case, splits, processes)
-        for name, case in CASES.items()
-        for title, splits in case.strategies.items()
-        if processes == 4 or title != "mixed"
-    }
 
 
 @dataclass(frozen=True)
@@ -210,7 +228,9 @@ def prepared(processes: int, task: str) -> Callable[[], None]:
     searched = {"captured": captured, "the rest": partial(captured, rest=True), "inception": inception}
     if task in searched:
         return partial(work, partial(compared, searched[task](processes)))
-    return partial(work, {"by_hand": by_hand, "exported": exported, "moved": moved}[task])
+    if task == "by_hand":
+        return partial(work, partial(compared_by_hand, by_hand(processes)))
+    return partial(work, {"exported": exported, "moved": moved}[task])
 
 
 def work(task: Callable[[int], dict[str, str]]) -> None:

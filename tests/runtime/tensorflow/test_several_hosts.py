@@ -1,13 +1,12 @@
 """Two hosts, each with an address of its own and a cable between them: the same command on both, and the cable pulled."""
 
 import json
-import sys
 from pathlib import Path
 
 from tests.runtime.namespaces import ADDRESSES, require_namespaces, two_nodes
 
 COMMAND = [
-    *(sys.executable, "-m", "baechi_ext", "train", "--framework=tensorflow", "--model_name=wide_towers", "--batch_size=2"),
+    *("-m", "baechi_ext", "train", "--framework=tensorflow", "--model_name=wide_towers", "--batch_size=2"),
     *("--image_size=2", "--d_model=8", "--num_layers=1", "--placement_method=round_robin", "--comm_cost_coeffs=0.001,50"),
     "--cluster_hosts=" + ",".join(f"{address}:2222" for address in ADDRESSES),
 ]

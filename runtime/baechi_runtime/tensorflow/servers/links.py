@@ -28,12 +28,13 @@ _TRIPS = 4
 _TRANSFERS, _FEWEST_TRANSFERS, _BYTES_IN_ALL = 48, 4, 2**24
 """Bounds on the transfers of one size in a run that computes meanwhile."""
 _SIDE = 128
-"""Side of the square matrices whose product is the unit of work, some 0.04 ms."""
-_LEAST_UNITS, _UNITS_PER_ONE_WAY = 3, 2
+"""Side of square matrices whose product takes some 0.04 ms."""
+_UNITS, _WORK_PER_ONE_WAY = 4, 2
+"""Products that make up the work beside a transfer. Larger ones, not more of them: building and starting thousands of ops takes seconds."""
 _MOST_WORK_US = 100_000
 """Most work in one run."""
 _EVERY = 3
-"""Distance between the sizes whose charges are taken: they lie on a line, and each needs graphs of thousands of ops."""
+"""Distance between the sizes whose charges are taken: they lie on a line."""
 _FEWEST_REPEATS, _ENOUGH_SECONDS = 3, 1.5
 """Fewest runs of one size, and when they are enough: on a busy machine a run takes long, and more of them would not make it quiet."""
 _LEAST_US = 0.1
@@ -53,11 +54,11 @@ def probe_link(servers: Devices, source: int, target: int, sizes: Sequence[int] 
     ends = pair.ends()
     if not all(end.cpu_ns() for end in ends) or len(ends) < 2:
         return LinkProbe(one_way, fit)
-    unit_us = pair.unit_us()
+    product_us = pair.product_us()
     charged = [size for size in sizes if size <= PROBE_BYTES[-1]] or [min(sizes)]
     loaded = sorted({*charged[::_EVERY], charged[-1]})
     expected = [fit.latency_us + size * fit.us_per_byte for size in loaded]
-    charges = [pair.charges_us(size, us, unit_us) for size, us in zip(loaded, expected, strict=True)]
+    charges = [pair.charges_us(size, us, product_us) for size, us in zip(loaded, expected, strict=True)]
     send, receive = (_line(loaded, [charge[end] for charge in charges], expected) for end in (0, 1))
     return LinkProbe(one_way, fit, send, receive)
 
@@ -94,33 +95,33 @@ class _Pair:
         call_us = min(short_us for _, short_us in taken)
         return [max(_LEAST_US, (long_us - call_us) / (2 * _TRIPS)) for long_us, _ in taken]
 
-    def unit_us(self) -> float:
-        """A unit of work on the source."""
-        with self._session(lambda: tuple(_working(self.servers.names[self.source], n)[-1] for n in (33, 1))) as (many, one):
+    def product_us(self) -> float:
+        """A product of matrices of `_SIDE` on the source."""
+        with self._session(lambda: tuple(_working(self.servers.names[self.source], n, _SIDE)[-1] for n in (33, 1))) as (many, one):
             return max(1.0, (min(_repeated(lambda: _wall_us(many))) - min(_repeated(lambda: _wall_us(one)))) / 32)
 
-    def charges_us(self, size: int, one_way_us: float, unit_us: float) -> tuple[float, float]:
+    def charges_us(self, size: int, one_way_us: float, product_us: float) -> tuple[float, float]:
         """Microseconds that a transfer of `size` bytes takes from the sender and from the receiver.
 
         The receiver computes a little more per transfer, so that it finds what it takes in already there.
         """
         tf = tensorflow()
         transfers = max(_FEWEST_TRANSFERS, min(_TRANSFERS, _BYTES_IN_ALL // size))
-        wanted = min(_UNITS_PER_ONE_WAY * one_way_us, _MOST_WORK_US / transfers)
-        units = max(_LEAST_UNITS, int(wanted / unit_us))
+        wanted = min(_WORK_PER_ONE_WAY * one_way_us, _MOST_WORK_US / transfers)
+        side = max(_SIDE, round(_SIDE * (wanted / _UNITS / product_us) ** (1 / 3)))
         near, far = (self.servers.names[i] for i in (self.source, self.target))
 
         def program(reader: str) -> Any:
             with tf.device(near):
                 tensor = tf.ones((size // 4,)) * 1.0
-            work = _working(near, units * transfers, [tensor.op])[units - 1 :: units]
+            work = _working(near, _UNITS * transfers, side, [tensor.op])[_UNITS - 1 :: _UNITS]
             read = []
             for done in work:
                 with tf.control_dependencies([done]), tf.device(near):
                     sent = tf.raw_ops.Reshape(tensor=tensor, shape=(size // 4,))
                 with tf.device(reader):
                     read.append(tf.identity(sent).op)
-            other = _working(far, (units + 1) * transfers, waits=read if reader == far else [])
+            other = _working(far, (_UNITS + 1) * transfers, side, waits=read if reader == far else [])
             return tf.group(*read, other[-1])
 
         with self._session(lambda: (program(far), program(near))) as (apart, together):
@@ -156,12 +157,12 @@ class _Pair:
             calls.end()
 
 
-def _working(device: str, count: int, first: Sequence[Any] = (), waits: Sequence[Any] = ()) -> list[Any]:
-    """Units of work in a row; evenly spread, one of them waits for each of `waits`."""
+def _working(device: str, count: int, side: int, first: Sequence[Any] = (), waits: Sequence[Any] = ()) -> list[Any]:
+    """Products of matrices in a row; evenly spread, one of them waits for each of `waits`."""
     tf = tensorflow()
     found = []
     with tf.device(device), tf.control_dependencies(list(first)):
-        value = matrix = tf.ones((_SIDE, _SIDE)) * 1.0
+        value = matrix = tf.ones((side, side)) * 1.0
     every = count // len(waits) if waits else count + 1
     for i in range(count):
         waited = [waits[i // every]] if i % every == every - 1 and i // every < len(waits) else []
