@@ -6,6 +6,8 @@ and `make test-compat` runs the torch tests with another release than `make test
 """
 
 import contextlib
+import gc
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -160,6 +162,16 @@ def abort_process_group() -> None:
     with needed("leaving a group of workers"):
         from torch.distributed.distributed_c10d import _abort_process_group
     _abort_process_group()
+
+
+def take_groups_from_meshes() -> None:
+    """Takes their process groups from all device meshes, which the caches of DTensor keep as long as the process lives."""
+    module = sys.modules.get("torch.distributed.device_mesh")
+    if module is not None:
+        gc.collect()
+        for mesh in gc.get_objects():
+            if type(mesh) is module.DeviceMesh:
+                mesh._pg_registry.clear()
 
 
 @contextlib.contextmanager

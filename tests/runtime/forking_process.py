@@ -19,6 +19,7 @@ from tempfile import TemporaryFile
 from typing import TextIO
 
 from baechi_runtime.torch.processes import environment
+from tests.runtime.workers import threads_of_a_group
 
 Work = Callable[[], int | None]
 
@@ -56,7 +57,10 @@ def _work(work: Work, place: tuple[int, int], meeting: socket.socket, printed: S
         for file, stream in zip(printed, (1, 2), strict=True):
             os.dup2(file.fileno(), stream)
     meeting.close()
-    return work() or 0
+    code = work() or 0
+    if code == 0:
+        assert not threads_of_a_group(), "a group of workers was left, and somebody holds it"
+    return code
 
 
 def _forked(whole: Callable[[], int]) -> int:

@@ -74,3 +74,9 @@ def command_line(process: Path) -> str:
         return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:
         return ""
+
+
+def threads_of_a_group() -> list[str]:
+    """The names of this process's threads that belong to a process group over gloo."""
+    names = [(path / "comm").read_text().strip() for path in Path("/proc/self/task").iterdir()]
+    return [name for name in names if "gloo" in name]

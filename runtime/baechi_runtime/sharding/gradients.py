@@ -6,6 +6,7 @@ another, and none waits for a message that another process has not come to.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -29,10 +30,12 @@ class GradientSums:
             bucket = _Bucket([weights[name] for name in names], groups(mesh, dims))
             self._buckets.append(bucket)
             for place, weight in enumerate(bucket.weights):
-                weight.register_post_accumulate_grad_hook(partial(self._ready, bucket, place))
+                # Through the tensor's hooks the collector of garbage sees no cycle.
+                weight.register_post_accumulate_grad_hook(partial(_came, ref(self), len(self._buckets) - 1, place))
 
-    def _ready(self, bucket: "_Bucket", place: int, _: Tensor) -> None:
-        bucket.take(place)
+    def take(self, number: int, place: int) -> None:
+        """Takes the gradient of a weight, by its place in a bucket; starts the messages that are complete."""
+        self._buckets[number].take(place)
         while self._started < len(self._buckets) and not self._buckets[self._started].missing:
             self._start()
 
@@ -47,6 +50,12 @@ class GradientSums:
         for bucket in self._buckets:
             bucket.finish()
         self._started = 0
+
+
+def _came(sums: "ref[GradientSums]", number: int, place: int, _: Tensor) -> None:
+    alive = sums()
+    if alive is not None:
+        alive.take(number, place)
 
 
 class _Bucket:

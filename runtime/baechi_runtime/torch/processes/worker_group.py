@@ -1,6 +1,9 @@
 """A group of worker processes, one per device: how they find each other and what they say. Tensors go over torch.distributed, everything
 else as JSON through its key-value store, so nothing that is received is ever executed.
 
+A process group's threads end with whoever holds it last. One that gives a tensor back while python ends is killed there, and the whole
+process with it (SIGABRT), so nobody holds a group that has been left.
+
 The environment is torchrun's (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), whoever started the workers.
 """
 
@@ -17,10 +20,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # imported later, it holds the group that is there then: its functions have it for a default
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from baechi_ext.capture.torch_private import abort_process_group
+from baechi_ext.capture.torch_private import abort_process_group, take_groups_from_meshes
 from baechi_ext.errors import ExecutionError
 from baechi_runtime.host.interrupts import leave_to_others
 from baechi_runtime.torch.processes import environment, heartbeat
@@ -30,6 +34,8 @@ from baechi_runtime.torch.processes.lines import SHARED_MEMORY, Lines
 COMMAND, ANSWER, CRASH_LOG = "command", "answer", "board"
 _LAST_WORDS_SECONDS, _POLL_SECONDS = 1.0, 0.05
 _ENDING_SECONDS = 5
+_GIVEN_UP: list[dist.ProcessGroup | None] = []
+"""Groups that were left by an error: their threads may wait for a peer, and nobody waits for them."""
 
 
 @dataclass
@@ -97,6 +103,10 @@ class WorkerGroup:
         self.quiet()
         if self.lines is not None:
             self.lines.close()
+        if kind is None:
+            take_groups_from_meshes()
+        else:
+            _GIVEN_UP.append(dist.group.WORLD)
         if self.tagged:
             dist.destroy_process_group()
         elif kind is not None or not _ends(dist.destroy_process_group, self.timeout_seconds):

@@ -1,0 +1,231 @@
+"""Numbers of pages other than docs/speed.md (test_speed.py) are those of the committed results: tables are computed anew."""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from baechi_ext.place.placeto.checkpoint import SHIPPED, parameters_sha256
+from benchmarks.pase import PUBLISHED, Cell
+from benchmarks.reference_comparison import pairs
+from tests.docs.pages import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results"
+FAMILIES = ("cifar10", "ptb", "nmt")
+GRAPHS = ("gnmt_v2", "inception_v3", "nasnet")
+
+
+def read(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def page(name: str) -> str:
+    """A page in one line, as a sentence is looked for."""
+    return " ".join((ROOT / name).read_text(encoding="utf-8").split())
+
+
+def table(name: str, head: str) -> list[list[str]]:
+    """The rows of a page's table whose first line begins so, without the backticks of their first cells."""
+    lines = iter((ROOT / name).read_text(encoding="utf-8").splitlines())
+    assert any(line.startswith(head) for line in lines), f"no table {head!r}"
+    next(lines)
+    found: list[list[str]] = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        first, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        found.append([first.replace("`", ""), *cells])
+    return found
+
+
+def interval(ratio: Mapping[str, float]) -> str:
+    return f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+
+
+def in_ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g}"
+
+
+def test_the_readmes_steps() -> None:
+    for model, *cells in table("README.md", "| model | `auto`"):
+        rows = {row["variant"]: row for row in read(f"step_time_{model.partition(',')[0]}_2_processes.json")["rows"]}
+        auto = rows["auto"]
+        assert cells == [interval(auto["times_eager"]), f"{auto['prediction_error']:+.1%}", interval(rows["ddp"]["times_eager"])], model
+
+
+def test_what_parts_bring_gpt2_in_the_readme() -> None:
+    rows = {row["variant"]: row["times_eager"]["median"] for row in read("step_time_parts_gpt2_2_processes.json")["rows"]}
+    assert f"gains {rows['auto, 2 parts']:.2f} so, beside DistributedDataParallel's {rows['ddp']:.2f}" in page("README.md")
+
+
+class TestPase:
+    NAMES = ("alexnet", "resnet101", "inception3", "rnnlm", "transformer")
+
+    def rows(self, model: str) -> dict[tuple[str, int, int], dict[str, Any]]:
+        return {(r["graph"], r["devices"], r["depth"]): r for r in read("pase.json")["rows"] if r["cost_model"] == model}
+
+    def test_searches(self) -> None:
+        original, default = self.rows("original"), self.rows("default")
+        expected = []
+        for name in self.NAMES:
+            published = [seconds and float(f"{seconds:.3f}") for seconds in PUBLISHED.get(name, {}).get(64, (None, None))]
+            cells = [name, *("-" if s is None else f"{s:.0f} s" if s > 1 else f"{s:.3f} s" for s in published)]
+            for row in (original[name, 64, 0], default[name, 64, 0]):
+                low, middle, high = (in_ms(of(row["seconds"])) for of in (min, statistics.median, max))
+                cells += [f"{middle} ms ({low} to {high})", f"{max(row['peak_bytes']) / 1e6:.0f} MB"]
+            expected.append(cells)
+        assert table("docs/pase.md", "| 64 devices") == expected
+
+    def test_costs_are_those_of_now(self) -> None:
+        short = [row for row in read("pase.json")["rows"] if row["graph"] in ("alexnet", "rnnlm")]
+        assert len(short) == 20
+        for row in short:
+            found = Cell(row["graph"], row["devices"], row["cost_model"], row["depth"]).searched()
+            assert (found.cost, found.status, sum(found.tables.sizes)) == (row["cost_flop"], row["status"], row["configurations"])
+
+    def test_searches_by_devices_and_depth(self) -> None:
+        rows = {key: f"{in_ms(statistics.median(row['seconds']))} ms" for key, row in self.rows("original").items()}
+        by_devices = [[name, *(rows[name, count, 0] for count in (4, 8, 16, 32, 64))] for name in self.NAMES]
+        assert table("docs/pase.md", "| | 4 | 8 |") == by_devices
+        depths = ", ".join(f"{depth} + {depth} layers {rows['transformer', 16, depth]}" for depth in (3, 6, 12, 24, 48))
+        assert depths in page("docs/pase.md")
+
+    def test_other_strategies(self) -> None:
+        rows = [row for row in read("pase.json")["others"] if (row["devices"], row["cost_model"]) == (64, "default")]
+        expected = [[row["graph"], *(f"{times:.2f}" for times in row["others"].values())] for row in rows]
+        assert table("docs/pase.md", "| | data parallel") == expected
+
+    def test_captured_models(self) -> None:
+        found = read("pase_captured.json")["models"]
+        expected = []
+        for model in found:
+            times = [1000 * statistics.median(row["cpu_seconds"]) for row in model["rows"]]
+            beside = ", ".join(f"{row['data_parallel']:.2f}" for row in model["rows"])
+            expected.append([model["model"], str(model["calls"]), *(f"{ms:.{int(ms < 9.95)}f} ms" for ms in times), beside])
+        assert table("docs/pase.md", "| | calls | 2") == expected
+        rows = [row for model in found for row in model["rows"]]
+        assert {row["status"] for row in rows} == {"optimal"}
+        assert f"no table is over {max(row['largest_table_bytes'] for row in rows) / 2**20:.1f} MiB" in page("docs/pase.md")
+
+    def test_limits(self) -> None:
+        found = read("pase_limits.json")
+        free, *limited = found["memory"]
+        losses = ", ".join(f"{row['cost_flop'] / row['lower_bound_flop'] - 1:.2%}"[:-1] for row in limited)
+        assert f"holds {free['held_bytes'] / 2**20:.0f} MiB where" in page("docs/pase.md")
+        assert f"within {losses[: losses.rindex(', ')]} and {losses.rpartition(', ')[2]}% of the bound" in page("docs/pase.md")
+        assert f"in {found['beam']['cpu_seconds']:.2f} s of the processor's time" in page("docs/pase.md")
+        assert found["beam"]["cost_flop"] == found["beam"]["lower_bound_flop"]
+
+    def test_measured_steps(self) -> None:
+        expected = []
+        for report in read("pase_step.json")["reports"]:
+            cells = [report["model"], str(report["num_devices"]), self.time(report["single_step_us"]["median"])]
+            for run in report["strategies"]:
+                took = run["measured_step_us"]["median"]
+                whole = ", not split" if run["note"].startswith("nothing is split") else ""
+                cells.append(f"{self.time(took)} ({run['predicted_step_us'] / took - 1:+.0%}){whole}")
+            expected.append([*cells, f"{report['kendall_tau']:.1f}"])
+        assert table("docs/pase.md", "| model | processes") == expected
+
+    @staticmethod
+    def time(us: float) -> str:
+        return f"{us / 1e6:.2f} s" if us >= 1e6 else f"{us / 1000:.0f} ms"
+
+
+class TestPlaceto:
+    def test_families(self) -> None:
+        found = [read(f"placeto/{family}.json")["summary"] for family in FAMILIES]
+        for method, *cells in table("docs/placeto.md", "| method | `cifar10` | `ptb`"):
+            facts = [summary[method] for summary in found]
+            means = ["-" if not f["graphs"] else f"{f['mean_ratio']:.3f} ({f['wins']})" for f in facts]
+            assert cells == [*means, f"{facts[-1]['median_seconds']:.2f}"], method
+
+    def test_plans_until_near(self) -> None:
+        found = [self.needs((RESULTS / "placeto" / f"{family}.md").read_text(encoding="utf-8")) for family in FAMILIES]
+        for method, *cells in table("docs/placeto.md", "| method | `cifar10`: the RNN"):
+            assert cells == [needs[method][goal] for goal in (1, 2) for needs in found], method
+
+    @staticmethod
+    def needs(text: str) -> dict[str, list[str]]:
+        """Method -> plans until its own end, the RNN placer's and m_etf's."""
+        lines = text.partition("Plans simulated until")[2].partition("Step over")[0].splitlines()
+        cells = [[cell.strip().replace(" of ", "/") for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+        return {method: rest for method, *rest in cells}
+
+    def test_captured_graphs(self) -> None:
+        graphs = {count: read(f"placeto/{count}_devices/graphs.json")["graphs"] for count in (2, 4)}
+        found = {(graph["file"].partition(".")[0], count): graph for count in graphs for graph in graphs[count]}
+        for method, *cells in table("docs/placeto.md", "| method | `gnmt_v2`, 2"):
+            assert cells == [self.step(found[name, count], method) for name in GRAPHS for count in (2, 4)], method
+
+    @staticmethod
+    def step(graph: Mapping[str, Any], method: str) -> str:
+        """A cell: bold within 0.1% of the least."""
+        if method == "lower bound":
+            return f"{graph['lower_bound_us'] / 1000:.0f}"
+        steps = {name: entry["step_us"] for name, entry in graph["methods"].items() if "step_us" in entry}
+        if method not in steps:
+            return "-"
+        shown = f"{steps[method] / 1000:.0f}"
+        return f"**{shown}**" if steps[method] <= 1.001 * min(steps.values()) else shown
+
+    def test_the_results_are_of_the_policy_that_is_shipped(self) -> None:
+        results = [*(f"{family}.json" for family in FAMILIES), "2_devices/graphs.json", "4_devices/graphs.json"]
+        assert {read(f"placeto/{name}")["policy_sha256"] for name in results} == {parameters_sha256(SHIPPED)}
+
+
+def test_the_rules_of_traversal_orders() -> None:
+    head = "| method | rule"
+    assert table("docs/traversal.md", head) == table("benchmarks/results/order_rules.md", head)
+
+
+def test_baechis_own_placers() -> None:
+    shown = [[cell.replace("`", "") for cell in cells] for cells in table("docs/baechi.md", "| ours | theirs |")]
+    expected = []
+    for row in pairs(read("reference_comparison.json")["cases"]):
+        kept = [str(value) for title, value in row.items() if title != "both" and "CPU" not in title and title != "there"]
+        expected.append([cell.replace("`", "").replace("torch m_", "BaechiPyTorch m_") for cell in kept])
+    assert shown == expected
+
+
+def test_predicted_peaks() -> None:
+    off = [row["predicted_bytes"] / row["measured_bytes"] - 1 for model in read("memory.json")["models"] for row in model["rows"]]
+    near = [each for each in off if round(abs(each), 2) <= 0.08]
+    assert f"within 8% in {len(near)} of {len(off)} cases" in page("docs/measure.md")
+    assert f"one is {-min(off):.0%} below" in page("docs/measure.md")
+
+
+def sums(rows: Sequence[Mapping[str, Any]], key: str) -> dict[float, list[Mapping[str, Any]]]:
+    return {value: [row for row in rows if row[key] == value] for value in sorted({row[key] for row in rows})}
+
+
+def test_searches_in_speed() -> None:
+    text = page("docs/speed.md")
+    first, *_, last = read("anytime.json")["rows"]
+    assert f"make the plan {first['predicted_us'] / last['predicted_us'] - 1:.1%} better" in text
+    tight = {
+        slack: (sum(row["cells"]["auto"]["status"] in ("feasible", "optimal") for row in rows), len(rows))
+        for slack, rows in sums(read("tight.json")["rows"], "slack").items()
+    }
+    assert "in 10 s in {} of {} cases".format(*tight[1.0]) in text
+    assert tight[1.02][0] == tight[1.02][1] == tight[1.0][1]
+    proven = {
+        int(ops): (sum(int(row["proven"]) for row in rows), sum(len(row["seconds"]) for row in rows))
+        for ops, rows in sums(read("exact_reach.json")["rows"], "ops").items()
+    }
+    easy = [sum(proven[ops][i] for ops in (8, 12, 16)) for i in (0, 1)]
+    assert easy[0] == easy[1]
+    said = f"all of {easy[1]} random graphs of 8, 12 and 16 ops on 2 and 3 devices, {{}} of {{}} of 20 ops, and {{}} of {{}} of 24 ops"
+    assert said.format(*proven[20], *proven[24]) in text
+    rates = [1 / statistics.median(row["seconds"]) for row in read("placers.json")["rows"] if row["task"] == "simulate"]
+    assert "does {:,.0f} steps of 500 ops a second, and {:.0f} of 10,000 ops".format(*(float(f"{rate:.2g}") for rate in rates)) in text
+
+
+def test_a_slow_core() -> None:
+    rows = {row["variant"]: row["aware_gains"] for row in read("slow_core_gpt2.json")["rows"]}
+    equal, ddp = rows["auto, equal parts"], rows["ddp"]
+    text = page("docs/parts.md")
+    assert f"{equal['median']:.2f} times as fast as with equal parts" in text
+    assert f"{ddp['median']:.2f} times as fast as DistributedDataParallel" in text
+    for gains in (equal, ddp):
+        assert f"({gains['low']:.2f} to {gains['high']:.2f})" in text

@@ -1,0 +1,44 @@
+"""A group of workers that was left has no threads any more: one that gives a tensor back while python ends would abort the process."""
+
+import os
+import subprocess
+import sys
+
+from baechi_runtime.torch.processes.environment import of_worker
+
+PROGRAM = """
+import torch
+import torch.distributed as dist
+from baechi_runtime.torch.processes.worker_group import WorkerGroup
+from tests.runtime.workers import threads_of_a_group
+
+failed = RuntimeError if {fails} else None
+group = WorkerGroup.join(60, torch.device("cpu"))
+import torch.distributed.nn  # functions with the group that is there for a default
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+mesh = init_device_mesh("cpu", (1,))
+cycle = [distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])]
+cycle.append((cycle, cycle[0] @ cycle[0]))
+dist.all_reduce(torch.ones(4))
+assert threads_of_a_group()
+del cycle, mesh
+group.__exit__(failed)
+assert bool(threads_of_a_group()) == {fails}
+"""
+"""After an error its threads may wait for a peer that never comes, so they are not waited for."""
+
+
+def left(fails: bool) -> tuple[int, str]:
+    """The exit code and stderr of a worker that leaves its group."""
+    place = {**os.environ, **of_worker(0, 1, 0)}
+    done = subprocess.run([sys.executable, "-c", PROGRAM.format(fails=fails)], env=place, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stderr
+
+
+def test_a_group_that_was_left_has_no_threads() -> None:
+    assert left(fails=False) == (0, "")
+
+
+def test_nobody_waits_for_the_threads_of_a_group_left_by_an_error() -> None:
+    assert left(fails=True) == (0, "")
