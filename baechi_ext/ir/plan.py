@@ -185,10 +185,11 @@ def placement_violations(graph: OpGraph, cluster: Cluster, placement: Sequence[i
     """Faults of `placement` apart from memory, one sentence each; empty where it is legal."""
     if len(placement) != len(graph):
         return [f"the placement has {len(placement)} entries for {len(graph)} ops"]
+    k = len(cluster)
     found = [
-        f"op {op.id!r} is placed on device {d!r}; expected 0 to {len(cluster) - 1}"
+        f"op {op.id!r} is placed on device {d!r}; expected 0 to {k - 1}"
         for op, d in zip(graph.ops, placement, strict=True)
-        if not 0 <= d < len(cluster)
+        if not 0 <= d < k
     ]
     for name, members in graph.groups.items():
         devices = sorted({placement[v] for v in members})

@@ -68,17 +68,15 @@ def run(p: Problem, g: Groups, s: State) -> None:
             return
 
 
-@part
+@inlined
 def _next_event_us(s: State) -> float:
     then = NEVER
     for d in range(len(s.devices)):
-        then = min(then, s.devices[d].alarm_us)
-        if s.devices[d].running != NONE:
-            then = min(then, s.ops[s.devices[d].running].end_us)
+        then = min(then, s.devices[d].alarm_us, s.devices[d].next_us)
     return then
 
 
-@part
+@inlined
 def _end_ops(p: Problem, g: Groups, s: State, now: float) -> None:
     """Ends what ends now, by end and position; then their devices may stay awake for favourite children."""
     for d in range(len(s.devices)):
@@ -87,15 +85,16 @@ def _end_ops(p: Problem, g: Groups, s: State, now: float) -> None:
         home = NONE
         for d in range(len(s.devices)):
             v = s.devices[d].running
-            if v != NONE and s.ops[v].end_us <= now:
-                w = s.devices[home].running if home != NONE else v
-                if home == NONE or s.ops[v].end_us < s.ops[w].end_us or (s.ops[v].end_us == s.ops[w].end_us and v < w):
+            if v != NONE and s.devices[d].next_us <= now:
+                first_us = s.devices[home].next_us if home != NONE else NEVER
+                if s.devices[d].next_us < first_us or (s.devices[d].next_us == first_us and v < s.devices[home].running):
                     home = d
         if home == NONE:
             break
         v = s.devices[home].running
         s.devices[home].running = NONE
         s.devices[home].ended = v
+        s.devices[home].changed = True
         _end(p, s, v, home)
     for d in range(len(s.devices)):
         v = s.devices[d].ended
@@ -103,7 +102,7 @@ def _end_ops(p: Problem, g: Groups, s: State, now: float) -> None:
             _stay_awake(p, s, v, g.ops[v].favourite_child)
 
 
-@part
+@inlined
 def _end(p: Problem, s: State, v: int, home: int) -> None:
     s.ops[v].done = True
     s.devices[home].room += p.ops[v].working_bytes
@@ -146,18 +145,24 @@ def _stay_awake(p: Problem, s: State, v: int, child: int) -> None:
     s.devices[d].awake_for = child
 
 
-@part
+@inlined
 def _dispatch(p: Problem, g: Groups, s: State, now: float) -> None:
-    """Commits the best proposal of the idle devices until none of them has one; then sets their alarms."""
+    """Commits the best proposal of the idle devices until none of them has one.
+
+    At most instants all but one device are as they were when they had none: those are not asked again.
+    """
     k = len(s.devices)
     for d in range(k):
         s.devices[d].idle = s.devices[d].running == NONE
         s.devices[d].alarm_us = NEVER
+        s.devices[d].changed |= s.devices[d].next_us <= now
     while True:
         best = (NEVER, 0.0, 0.0, k, k)
         for d in range(k):
-            if s.devices[d].idle:
+            if s.devices[d].idle and s.devices[d].changed:
                 v = _propose(p, g, s, d, now)
+                s.devices[d].next_us = _next_look_us(s, d)
+                s.devices[d].changed = holds(s, d, STARTABLE) or s.devices[d].awake_for != NONE
                 if v != NONE:
                     schedule_us = max(_data_ready(p, s, v, d)[0], s.devices[d].free_us)
                     load_us = (s.devices[d].load_us + g.ops[v].group_us) / p.devices[d].speed
@@ -168,12 +173,9 @@ def _dispatch(p: Problem, g: Groups, s: State, now: float) -> None:
             break
         _start(p, g, s, best[4], best[3], now)
         s.devices[best[3]].idle = False
-    for d in range(k):
-        if s.devices[d].idle:
-            s.devices[d].alarm_us = min(s.devices[d].alarm_us, _next_look_us(s, d))
 
 
-@part
+@inlined
 def _propose(p: Problem, g: Groups, s: State, d: int, now: float) -> int:
     """The op that idle device d would start now, or -1."""
     while _next_look_us(s, d) <= now:
@@ -212,7 +214,7 @@ def _next_look_us(s: State, d: int) -> float:
     return then
 
 
-@part
+@inlined
 def _settle(p: Problem, g: Groups, s: State, v: int, d: int, now: float) -> bool:
     """Puts v into the queue of device d where it belongs now; whether it may start there.
 
@@ -360,10 +362,11 @@ def _offer(p: Problem, s: State, v: int) -> None:
         return
     least = NEVER
     for e in range(len(s.devices)):
-        least = min(least, _data_ready(p, s, v, e)[1])
+        s.devices[e].offered_us, s.devices[e].transfer_us = _data_ready(p, s, v, e)
+        least = min(least, s.devices[e].transfer_us)
     s.ops[v].least_transfer_us = least
     for e in range(len(s.devices)):
-        put(p, s, v, e, WAITING, _eligible_us(p, s, v, e))
+        put(p, s, v, e, WAITING, s.devices[e].offered_us + _detour_us(s, v, s.devices[e].transfer_us))
 
 
 @part
@@ -380,6 +383,7 @@ def _send(p: Problem, s: State, t: int, d: int) -> bool:
     else:
         at = max(at, s.devices[d].in_free_us, s.devices[source].out_free_us) + transfer_us
         s.devices[d].in_free_us = s.devices[source].out_free_us = at
+        s.devices[d].changed = True
     s.copies[t * k + d].arrival_us = at
     s.devices[d].room -= p.tensors[t].bytes
     return True
@@ -459,7 +463,7 @@ def _start(p: Problem, g: Groups, s: State, v: int, d: int, now: float) -> None:
     total.started += 1
     s.devices[d].running = v
     s.devices[d].awake_for = NONE
-    s.ops[v].end_us = s.devices[d].free_us = now + duration_us
+    s.ops[v].end_us = s.devices[d].free_us = s.devices[d].next_us = now + duration_us
     s.devices[d].room -= g.ops[v].output_bytes + p.ops[v].working_bytes
 
 

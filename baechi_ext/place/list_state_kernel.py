@@ -17,7 +17,9 @@ GROUPED_OP = record("group_us group_bytes output_bytes", "members_from members_t
 _OP_STATE = record("end_us least_transfer_us", "device missing parked started reconsidered", "begun done")
 _COPY = record("arrival_us", "", "taken_in new")
 _TOKEN = record("first", "queue position")
-_DEVICE_STATE = record("free_us out_free_us in_free_us load_us room alarm_us", "running awake_for ended", "idle reads")
+_DEVICE_STATE = record(
+    "free_us out_free_us in_free_us load_us room alarm_us next_us offered_us transfer_us", "running awake_for ended", "idle reads changed"
+)
 _TOTALS = record("ready_us speed reluctance looks usual_looks judged_looks most_looks enough", "started", "compares_speeds limited queues")
 
 
@@ -47,6 +49,9 @@ class State(NamedTuple):
     sizes: Ints
     """The sizes of the queues."""
     devices: Records
+    """`alarm_us`: when an awaited favourite child can start. `next_us`: when the op that runs ends; on an idle device, when one that waits
+    for it may be able to start there. `changed`: it may have another proposal than when it was asked last. `offered_us`, `transfer_us`: of
+    the op in hand."""
     totals: Records
     """One record. `looks`: at how many ops and inputs the scheduler looked for when they are on a device; after `most_looks` it ends.
     `queues`: ops may wait for the channel, which never changes a schedule but that of colocation groups; there it begins late."""
@@ -67,7 +72,8 @@ def make_state(p: Problem, reluctance: float) -> State:
     )
     s.ops["device"] = s.devices["running"] = s.devices["awake_for"] = NONE
     s.ops["missing"] = np.diff(p.ops["inputs_from"])
-    s.copies["arrival_us"] = s.devices["alarm_us"] = NEVER
+    s.copies["arrival_us"] = s.devices["alarm_us"] = s.devices["next_us"] = NEVER
+    s.devices["changed"] = True
     s.devices["room"] = p.devices["memory_bytes"]
     s.totals["reluctance"] = reluctance
     s.totals["usual_looks"] = s.totals["judged_looks"] = s.totals["most_looks"] = NEVER
@@ -88,6 +94,8 @@ def put(p: Problem, s: State, v: int, d: int, queue: int, first: float) -> None:
     if token.queue != OUT:
         _take_out(p, s, v, d)
     token.queue, token.first = queue, first
+    if d < len(s.devices):
+        s.devices[d].changed = True
     if queue == PARKED:
         s.ops[v].parked += 1
     if queue != OUT:
@@ -96,7 +104,7 @@ def put(p: Problem, s: State, v: int, d: int, queue: int, first: float) -> None:
         _sift(p, s, d, v, s.sizes[q] - 1)
 
 
-@part
+@inlined
 def _take_out(p: Problem, s: State, v: int, d: int) -> None:
     n = len(s.ops)
     token = s.tokens[d * n + v]
@@ -109,7 +117,7 @@ def _take_out(p: Problem, s: State, v: int, d: int) -> None:
         _sift(p, s, d, last, token.position)
 
 
-@part
+@inlined
 def _sift(p: Problem, s: State, d: int, v: int, i: int) -> None:
     """Puts v where it belongs in its heap, from place i up or down."""
     n = len(s.ops)

@@ -1,8 +1,9 @@
 """The moves of a guided step of the repair, all costed at once. Loading this loads numpy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,36 +34,43 @@ class Moves:
         """
         excess, room = over
         placement, busy = np.array(timeline.placement, np.int64), timeline.busy_us
-        sizes = {u: sum(held.get(v, 0.0) for v in unit) for u, unit in enumerate(self.units) if placement[unit[0]] == source}
-        units = np.array([u for u, size in sizes.items() if size > 0], np.int64)
-        size = np.array([size for size in sizes.values() if size > 0], np.float64)
+        members, of = self._members
+        held_bytes = np.zeros(len(placement))
+        held_bytes[list(held)] = list(held.values())
+        sizes = sums_by(of, held_bytes[members], len(self.units))
+        units = np.flatnonzero(sizes > 0)
+        size = sizes[units]
         cost, unit, device = [], [], []
-        for d in range(len(self.cluster)):
-            if d != source:
-                later_us = np.maximum(0.0, busy[d] + self._work_us[units] - busy[source])
-                transfer_us = np.maximum(0.0, self._extra_transfer_us(placement, units, source, d))
-                cost.append((transfer_us + later_us + 1.0) / np.minimum(size, excess))
-                unit.append(units)
-                device.append(np.full(len(units), d))
+        targets = [d for d in range(len(self.cluster)) if d != source]
+        for d, extra_us in zip(targets, self._extra_transfer_us(placement, units, source, targets), strict=True):
+            later_us = np.maximum(0.0, busy[d] + self._work_us[units] - busy[source])
+            cost.append((np.maximum(0.0, extra_us) + later_us + 1.0) / np.minimum(size, excess))
+            unit.append(units)
+            device.append(np.full(len(units), d))
         costs, all_units, devices = (np.concatenate(column) for column in (cost, unit, device))
         too_large = np.tile(size, len(cost)) > np.array(room)[devices]
         order = np.lexsort((devices, all_units, costs, too_large))
-        columns = (costs[order].tolist(), all_units[order].tolist(), devices[order].tolist())
-        return [(c, u, d, sizes[u]) for c, u, d in zip(*columns, strict=True)]
+        columns = (costs[order].tolist(), all_units[order].tolist(), devices[order].tolist(), sizes[all_units[order]].tolist())
+        return list(zip(*columns, strict=True))
+
+    @cached_property
+    def _members(self) -> tuple[Ints, Ints]:
+        """(ops, their units), unit by unit."""
+        sizes = np.array(list(map(len, self.units)), np.int64)
+        return np.array(list(chain.from_iterable(self.units)), np.int64), np.repeat(np.arange(len(sizes)), sizes)
 
     @cached_property
     def _work_us(self) -> Floats:
-        compute = self.graph.columns.compute_us.tolist()
-        return np.array([sum(compute[v] for v in unit) for unit in self.units])
+        members, of = self._members
+        return sums_by(of, self.graph.columns.compute_us[members], len(self.units))
 
     @cached_property
     def _edges(self) -> tuple[Ints, Ints, Ints]:
         """(units, tensors, ops at the other end) of all edges between units, unit by unit."""
         columns, n = self.graph.columns, len(self.graph)
         unit, rank = np.full(n, -1), np.zeros(n, np.int64)
-        for u, members in enumerate(self.units):
-            for i, v in enumerate(members):
-                unit[v], rank[v] = u, i
+        members, of = self._members
+        unit[members], rank[members] = of, np.arange(len(members))
         reader, tensor = columns.inputs.owners, columns.inputs.items
         read, other = columns.readers.owners, columns.readers.items
         by_op = np.argsort(columns.producer[read], kind="stable")  # an op's outputs are in the order of the tensors
@@ -80,15 +88,16 @@ class Moves:
         table = self.cluster.link_table()
         return np.array([[x.latency_us for x in row] for row in table]), np.array([[x.us_per_byte for x in row] for row in table])
 
-    def _extra_transfer_us(self, placement: Ints, units: Ints, source: int, target: int) -> Floats:
-        """Transfer time that moving each unit adds, each edge on its own; negative where its neighbours are at the target."""
+    def _extra_transfer_us(self, placement: Ints, units: Ints, source: int, targets: Sequence[int]) -> Iterator[Floats]:
+        """For each target, the transfer time that moving each unit adds, each edge on its own; negative where its neighbours are there."""
         of, tensor, other = self._edges
         number = np.full(len(self.units), -1)
         number[units] = np.arange(len(units))
         inside = number[of] >= 0
         at, size = placement[other[inside]], self.graph.columns.tensor_bytes[tensor[inside]]
         latency_us, us_per_byte = self._links
-        added = np.where(at == target, 0.0, latency_us[at, target] + size * us_per_byte[at, target])
+        mover = np.repeat(number[of[inside]], 2)
         saved = np.where(at == source, 0.0, latency_us[at, source] + size * us_per_byte[at, source])
-        changes = np.column_stack([added, -saved]).ravel()
-        return sums_by(np.repeat(number[of[inside]], 2), changes, len(units))
+        for target in targets:
+            added = np.where(at == target, 0.0, latency_us[at, target] + size * us_per_byte[at, target])
+            yield sums_by(mover, np.column_stack([added, -saved]).ravel(), len(units))
