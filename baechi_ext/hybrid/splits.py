@@ -53,13 +53,13 @@ def sharded_graph(graph: OpGraph, shard: Sequence[OpSplit]) -> OpGraph:
     return replace(graph, ops=tuple(ops), tensors=tuple(tensors))
 
 
-def op_splits(graph: OpGraph, sharding: Sharding, tables: Sequence[Tables], choice: Sequence[int]) -> list[OpSplit]:
-    """The split of each op by the strategy `choice` (an index for each node); what op v waits for are messages as `tables[v]` cost them.
+def op_splits(graph: OpGraph, sharding: Sharding, tables: Tables, choice: Sequence[int]) -> list[OpSplit]:
+    """The split of each op by the strategy `choice` (an index for each node); what ops wait for are messages as the tables cost them.
 
     The time of moving a tensor inside a group is the first reading op's; sums go with the op after which they are made.
     """
     waits = _waits(graph, sharding, tables, choice)
-    strategy = tables[0].strategy(choice)
+    strategy = tables.strategy(choice)
     found = []
     for v, op in enumerate(graph.ops):
         n = sharding.node_of[v]
@@ -93,7 +93,7 @@ def _share_by_size(node: Node, configuration: Sequence[int], size: float, phase:
     return max((1.0 / parts_of(tensor, configuration) for tensor in alike or known), default=1.0)
 
 
-def _waits(graph: OpGraph, sharding: Sharding, tables: Sequence[Tables], choice: Sequence[int]) -> list[float]:
+def _waits(graph: OpGraph, sharding: Sharding, tables: Tables, choice: Sequence[int]) -> list[float]:
     """Time that each op waits for messages, in microseconds of a device of speed 1."""
     found = [0.0] * len(graph)
 
@@ -109,10 +109,10 @@ def _waits(graph: OpGraph, sharding: Sharding, tables: Sequence[Tables], choice:
         for term in node.terms:
             v = None if isinstance(term, Compute) else waiting(n, backward=term.kind in _BACKWARD, first=False)
             if v is not None:
-                row = tables[v].spaces[n][choice[n] : choice[n] + 1]
-                found[v] += float(term.cost(Shares(node.sizes, row, tables[v].machine))[0])
+                row = tables.spaces[n][choice[n] : choice[n] + 1]
+                found[v] += float(term.cost(Shares(node.sizes, row, tables.machine))[0])
     for e, edge in enumerate(sharding.graph.edges):
         v = waiting(edge.target, backward=False, first=True)
         if v is not None:
-            found[v] += tables[v].edge_cost(e, choice)
+            found[v] += tables.edge_cost(e, choice)
     return found

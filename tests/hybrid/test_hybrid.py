@@ -184,37 +184,6 @@ def test_pinned_ops_stay_on_their_device() -> None:
     assert any("pinned" in note for note in result.notes)
 
 
-def test_layers_are_split_again_where_they_were_placed(tmp_path: Path) -> None:
-    """By itself each branch is cheapest split along what it sums up, and its reader then waits for both results in halves (125.8 us); with
-    one of them split by rows, whichever goes to the other group, it waits for one."""
-    link = Link(us_per_byte=0.05)
-    tensor = Tensor((WORDS,), ((0,),))
-    terms = (Compute(1.0, (0, 1)), AllReduce(40.0, (), (0,), "output sum"), AllReduce(1.0, (), (1,), "output sum"))
-    branches = [Node(name, "layer", (Axis("rows", 2), Axis("sums", 2)), (), (tensor,), terms) for name in "ab"]
-    graph, sharding = step([*branches, layer("join", 2, reads=2)], [(0, 2), (1, 2)])
-    result = hybrid(graph, devices(4, link), sharding, on_pairs)
-    assert sorted(str(dict(split.splits)) for split in result.plan.shard[:2]) == ["{'rows': 2}", "{'sums': 2}"]
-    assert len(set(result.plan.placement[:2])) == 2
-    whole, half = 4 * WORDS * 0.05, 4 * WORDS / 2 * 0.05
-    assert result.predicted_step_us == pytest.approx(50.0 + 4 * 0.05 + whole + 50.0 + half)
-    assert simulated_again(result, tmp_path) == pytest.approx(result.predicted_step_us)
-
-
-def test_each_group_has_its_own_links(tmp_path: Path) -> None:
-    """Layers that are too dear to split over slow links are split in the group whose link is fast."""
-    cluster = Cluster(devices(4).devices, Link(us_per_byte=1.0), {("device:0", "device:1"): FAST, ("device:1", "device:0"): FAST})
-    graph, sharding = step([layer(name, 2, sums=1000.0) for name in "abc"])
-
-    result = hybrid(graph, cluster, sharding, on_pairs)
-    assert result.group_size == 2
-    fast = [split for d, split in zip(result.plan.placement, result.plan.shard, strict=True) if d == 0]
-    slow = [split for d, split in zip(result.plan.placement, result.plan.shard, strict=True) if d == 2]
-    assert [dict(s.splits) for s in fast] == [{"rows": 2}] * len(fast)
-    assert [dict(s.splits) for s in slow] == [{}] * len(slow)
-    assert result.predicted_step_us == pytest.approx(max(50.0 * len(fast), 100.0 * len(slow)))
-    assert simulated_again(result, tmp_path) == pytest.approx(result.predicted_step_us)
-
-
 def test_one_group_takes_what_the_search_says() -> None:
     """All arithmetic and all messages of the strategy are in the ops' times, those of nodes without ops, too."""
     link = Link(us_per_byte=0.05, latency_us=2.0)

@@ -65,9 +65,7 @@ class PlanRequest:
 
     def without_grouping(self) -> "PlanRequest":
         """The same request for the graph as it is: groups only bind."""
-        return replace(
-            self, grouper="tf", placer_type="default", only_forward=False, group_options=GroupOptions(), adjustment_method=NOOP
-        )
+        return replace(self, grouper="tf", placer_type="default", only_forward=False, group_options=GroupOptions(), adjustment_method=NOOP)
 
     def to_json(self) -> dict[str, object]:
         """The request's part of a plan's options, `options` apart; Baechi's further flags only where they are used."""
@@ -155,7 +153,6 @@ def plan_hybrid(graph: OpGraph, cluster: Cluster, request: PlanRequest, sharding
     ShardError where the sharding is of another graph.
     """
     from baechi_ext.hybrid.groups import group_sizes
-    from baechi_ext.hybrid.placer import ROUNDS
     from baechi_ext.hybrid.placer import hybrid as place_and_shard
 
     def placer(seconds: float) -> "Placer":
@@ -163,7 +160,7 @@ def plan_hybrid(graph: OpGraph, cluster: Cluster, request: PlanRequest, sharding
         return lambda graph, cluster: plan(graph, cluster, auto)
 
     graph, seconds = prepared(graph, request, [d.name for d in cluster.devices]), request.options.time_limit_seconds
-    searches = max(len(group_sizes(cluster)) - 2, 1) * (1 + ROUNDS)
+    searches = max(len(group_sizes(cluster)) - 2, 1)
     return place_and_shard(graph, cluster, sharding, placer(seconds), placer(seconds / searches))
 
 
@@ -227,9 +224,7 @@ def _place_grouped(task: Task, grouping: Grouping, request: PlanRequest) -> Plan
     placement = coarse.placement
     if adjusts:
         limited, seed = request.adjustment_with_memory_limit, task.options.seed
-        placement = adjust(
-            grouping.coarse, task.cluster, placement, request.adjustment_method, with_memory_limit=limited, seed=seed
-        )
+        placement = adjust(grouping.coarse, task.cluster, placement, request.adjustment_method, with_memory_limit=limited, seed=seed)
     priorities = () if coarse.priority is None else (grouping.expand(coarse.priority),)
     return _as_found(result, conclude(task, [Proposal(grouping.expand(placement), priorities)]))
 
