@@ -99,6 +99,8 @@ def place_in_parts(
     if is_near_least(placement, found[0]):
         return whole, placement
     sizes = shared_sizes(whole.batch or 0, [device.speed for device in found[0].devices])
+    if len(sizes) == 1:
+        return whole, placement
     try:
         captured, parted = _in_parts(backend, whole, sizes, found)
     except (CaptureError, InfeasibleError) as e:
