@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from baechi_runtime.files.run_folder import RunFolder
+from tests.runtime.trainings import GPT2
 
 Run = Callable[..., tuple[int, str, str]]
-GPT2 = ("--model_name=gpt2", "--batch_size=4", "--vocab_size=60", "--max_seq_length=6", "--num_layers=2", "--d_model=32", "--num_heads=4")
 QUICK = ("--num_steps=2", "--time_limit=1")
 TOWERS = ("--model_name=wide_towers", "--image_size=16", "--batch_size=4")
 

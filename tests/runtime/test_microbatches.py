@@ -69,6 +69,33 @@ def test_padding_counts_in_no_part(padding: tuple[int, ...]) -> None:
     assert parity.max_rel_diff < 1e-5
 
 
+class Centred(nn.Module):
+    """The bias has no effect, so its gradient is rounding alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.layer(x)
+        return (scores - scores.mean(1, keepdim=True)).square().mean()
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
+def test_an_optimizer_that_divides_by_the_gradient_makes_no_mistake_of_rounding(optimizer: str) -> None:
+    """New values are those that it makes of the sums over the parts; a wrong update is found all the same."""
+    torch.manual_seed(3)
+    step = TrainingStep("centred", Centred(), (torch.randn(6, 5, 4),), optimizer_spec(optimizer, 0.1), batch=6)
+    graph, binding = in_parts(step, 2)
+    with ThreadExecutor(cpu_devices(2), timeout_seconds=60) as executor:
+        parity = check_parity(executor, scattered(graph, 2, 1), binding, step)
+        assert parity.passed, parity
+        slower = replace(step, optimizer=optimizer_spec(optimizer, 0.05))
+        executor_load = executor.load
+        executor.load = lambda timeline, binding, _, **kept: executor_load(timeline, binding, slower, **kept)
+        assert not check_parity(executor, scattered(graph, 2, 1), binding, step).passed
+
+
 class Summed(nn.Module):
     """Normalised over the batch, and summed up, not averaged."""
 
