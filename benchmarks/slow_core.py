@@ -3,7 +3,8 @@
     python -m benchmarks.slow_core --model_name=gpt2 --batch_size=6 --out=benchmarks/results/slow_core_gpt2.json
 
 Steps take turns: plain eager; `auto` of the whole batch and of two equal parts, planned for equal devices; `auto` of parts in proportion to
-the speeds, planned for a second device of half the speed; DistributedDataParallel, half of the batch each.
+the speeds, planned for a second device of half the speed; `auto` of the whole batch and of parts, planned for the speeds that the devices
+show side by side; DistributedDataParallel, half of the batch each.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from baechi_runtime.host.die_with_parent import die_with_parent
 from baechi_runtime.measure.parity_result import require_parity
 from baechi_runtime.models.registry import ModelOptions
 from baechi_runtime.torch.backend import Captured, TorchBackend, on_devices
+from baechi_runtime.torch.cluster import with_measured_speeds
 from benchmarks.baselines import DDP, Baseline
 from benchmarks.runner import Benchmark, Row, table
 from benchmarks.step_time import SIZES
@@ -31,6 +33,7 @@ from benchmarks.step_time import SIZES
 SLOW = 0.5
 """The speed of the core that is shared by two programs."""
 AWARE = "auto, parts by speed"
+MEASURED = "auto, parts by measured speed"
 COLUMNS = {
     "variant": "{variant}",
     "predicted ms": lambda row: "" if row["predicted_us"] is None else f"{row['predicted_us'] / 1e3:.1f}",
@@ -48,8 +51,11 @@ def slowed(core: int) -> Iterator[None]:
         die_with_parent()
         os.sched_setaffinity(0, {core})
 
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"], preexec_fn=begin) as other:
+    command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    with subprocess.Popen(command, preexec_fn=begin, stdout=subprocess.PIPE) as other:
         try:
+            if other.stdout is not None:
+                other.stdout.readline()  # it runs
             yield
         finally:
             other.kill()
@@ -65,6 +71,12 @@ def run(args: argparse.Namespace, backend: TorchBackend) -> Row:
         "auto, equal parts": (backend.in_parts(whole, len(even)), even),
         AWARE: (backend.in_parts(whole, sizes), slow),
     }
+    with slowed(backend.executor.devices[-1].core):
+        measured, _ = with_measured_speeds(even, backend.executor)
+    shown = shared_sizes(whole.batch or 0, [device.speed for device in measured.devices])
+    same = next((captured for captured, _ in kinds.values() if captured.microbatches == shown), None)
+    kinds["auto, whole batch, measured speeds"] = whole, measured
+    kinds[MEASURED] = same or backend.in_parts(whole, shown), measured
     plans = {name: pipeline.plan(captured.graph, cluster, backend.request.plan) for name, (captured, cluster) in kinds.items()}
     variants = {}
     for name, (captured, _) in kinds.items():
@@ -83,7 +95,14 @@ def run(args: argparse.Namespace, backend: TorchBackend) -> Row:
         }
         for name, samples in measurement.samples.items()
     ]
-    return {"model": backend.request.model, "sizes": list(sizes), "link": None if probe is None else probe.to_json(), "rows": rows}
+    return {
+        "model": backend.request.model,
+        "sizes": list(sizes),
+        "measured_speeds": [device.speed for device in measured.devices],
+        "measured_sizes": list(shown),
+        "link": None if probe is None else probe.to_json(),
+        "rows": rows,
+    }
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
@@ -91,14 +110,16 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     if args.batch_size:
         options = replace(options, batch_size=args.batch_size)
     plan = pipeline.PlanRequest(options=PlaceOptions(time_limit_seconds=10))
-    request = TrainRequest(args.model_name, plan, options, num_devices=2, batch_norm_per_part=True)
+    request = TrainRequest(args.model_name, plan, options, num_devices=2, batch_norm_per_part=True, device_speeds=(1.0,))
     found = on_devices(request, partial(run, args))
     if found is not None:
         yield found
 
 
 def report(found: Row) -> str:
-    return f"{found['model']}, parts of {' and '.join(map(str, found['sizes']))} examples\n\n{table(COLUMNS, found['rows'])}"
+    given, shown = (" and ".join(map(str, found[name])) for name in ("sizes", "measured_sizes"))
+    speeds = " and ".join(map(str, found["measured_speeds"]))
+    return f"{found['model']}, parts of {given} examples; measured speeds {speeds}, parts of {shown}\n\n{table(COLUMNS, found['rows'])}"
 
 
 FLAGS = {"--model_name": {"default": "gpt2"}, "--batch_size": {"type": int, "default": 0, "metavar": "N"}, "--num_steps": 15}

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from baechi_runtime.files.run_folder import RunFolder
+from tests.runtime.trainings import GPT2
+
 Run = Callable[..., tuple[int, str, str]]
-GPT2 = ("--model_name=gpt2", "--batch_size=4", "--vocab_size=60", "--max_seq_length=6", "--num_layers=2", "--d_model=32", "--num_heads=4")
 QUICK = ("--num_steps=2", "--time_limit=1")
 TOWERS = ("--model_name=wide_towers", "--image_size=16", "--batch_size=4")
 
@@ -58,3 +60,27 @@ def test_a_training_that_goes_on_keeps_its_parts(run: Run, tmp_path: Path) -> No
     assert first == never[:2]
     assert second == never
 
+
+def test_given_speeds_are_planned_for(run: Run, tmp_path: Path) -> None:
+    """Parts in proportion to them; and nothing is measured, so nothing is said."""
+    flags = ("--batch_size=6", "--microbatches=auto", "--device_speeds=1,0.5", f"--out={tmp_path}")
+    code, out, err = run("train", *GPT2, *QUICK, *flags, "--json")
+    assert code == 0, err
+    assert [device.speed for device in RunFolder.load(tmp_path).plan.cluster.devices] == [1, 0.5]
+    notes = json.loads(out)["notes"]
+    assert any("2 parts (4, 2 examples)" in note for note in notes)
+    assert not any("--device_speeds" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--device_speeds=1,1,1",), "--device_speeds has 3 speeds and the run 2 devices; give as many, or one for all"),
+        (("--device_speeds=0",), "argument --device_speeds"),
+        (("--device_speeds=1", "--sharding=ddp"), "drop --device_speeds"),
+    ],
+)
+def test_speeds_that_cannot_be(run: Run, flags: tuple[str, ...], message: str) -> None:
+    code, _, err = run("train", *GPT2, *QUICK, *flags)
+    assert code in (1, 2)
+    assert message in err

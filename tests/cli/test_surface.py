@@ -63,7 +63,7 @@ ORIGINAL_PASE = {"-p", "--procs", "-b", "--batch", "-m", "--model", "-g", "--gra
     "-d", "--dump_graph", "--algo", "-a", "--analyse",
 }  # fmt: skip
 TRAIN = CLUSTER | PLACING | STEP | CUDA | TENSORFLOW | MODEL | {
-    "--colocate_grads_with_ops", "--relaxed_random", "--cost_path", "--config", "--cuda_graphs", "--out", "--json",
+    "--colocate_grads_with_ops", "--relaxed_random", "--cost_path", "--config", "--cuda_graphs", "--device_speeds", "--out", "--json",
 }  # fmt: skip
 FLAGS = {
     "place": CLUSTER | PLACING | {"--config", "--out", "--json"},

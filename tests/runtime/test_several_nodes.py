@@ -12,8 +12,13 @@ from baechi_runtime.torch.cluster import pairs_to_probe
 from baechi_runtime.torch.lowering.devices import available_cores, cpu_workers
 from baechi_runtime.torch.processes.environment import INTERFACE, choose_interface
 from tests.runtime.namespaces import ADDRESSES, require_namespaces, two_nodes
-from tests.runtime.trainings import STEP, costs_of, losses_of
+from tests.runtime.trainings import GPT2, STEP, costs_of, here, losses_of
 
+PARTED = ("train", *GPT2, "--microbatches=3,1", "--optimizer=adam") + (
+    "--placement_method=round_robin",
+    "--comm_cost_coeffs=0.001,100",
+    "--device_speeds=1",
+)
 STEPS = 5
 TIMEOUT_SECONDS = 15
 ENDS_WITHIN = 45.0
@@ -48,6 +53,21 @@ def test_parity_and_losses(costs: str, tmp_path: Path) -> None:
     whole = losses_of(costs, f"--train_steps={STEPS}")
     assert report["losses"] == whole[:3]
     assert losses_of(costs, f"--train_steps={STEPS}", f"--checkpoint={run}", "--resume") == whole
+
+
+def test_parts_of_a_batch(tmp_path: Path) -> None:
+    """Parts of unequal sizes on two nodes, a checkpoint, and the same two go on; the losses are those of threads that never stopped."""
+    require_namespaces()
+    run = (*PARTED, f"--checkpoint={tmp_path / 'run'}", "--json")
+    begun, _ = two_nodes(on_two_nodes(*run, "--train_steps=2", f"--out={tmp_path / 'out'}"))
+    assert begun["code"] == 0, begun["err"]
+    report = json.loads(begun["out"])
+    assert report["parity"]["passed"]
+    assert len(set(RunFolder.load(tmp_path / "out").plan.placement)) == 2
+    resumed, second = two_nodes(on_two_nodes(*run, "--resume", "--train_steps=4"))
+    assert (resumed["code"], second["code"], second["out"]) == (0, 0, ""), resumed["err"] + second["err"]
+    whole = json.loads(here("--train_steps=4", "--json", step=PARTED))["losses"]
+    assert (report["losses"], json.loads(resumed["out"])["losses"]) == (whole[:2], whole)
 
 
 def test_links_across_nodes_and_on_one_are_probed_apart() -> None:

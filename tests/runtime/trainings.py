@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from baechi_runtime.cli.main import main
@@ -17,6 +18,7 @@ STEP = [
     *("--placement_method=contiguous", "--comm_cost_coeffs=0.001,100"),
 ]
 """No search, and no link to probe."""
+GPT2 = ("--model_name=gpt2", "--batch_size=4", "--vocab_size=60", "--max_seq_length=6", "--num_layers=2", "--d_model=32", "--num_heads=4")
 TIMEOUT_SECONDS = 240
 
 
@@ -27,11 +29,11 @@ def costs_of(folder: Path) -> str:
     return f"--cost_path={path}"
 
 
-def here(*flags: str) -> str:
+def here(*flags: str, step: Sequence[str] = STEP) -> str:
     """The output of the training in this process, with threads as devices."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        assert main([*STEP, *flags]) == 0
+        assert main([*step, *flags]) == 0
     return out.getvalue()
 
 

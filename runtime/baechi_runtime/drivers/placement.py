@@ -99,6 +99,8 @@ def place_in_parts(
     if is_near_least(placement, found[0]):
         return whole, placement
     sizes = auto_sizes(whole, found[0])
+    if len(sizes) == 1:
+        return whole, placement
     try:
         captured, parted = _in_parts(backend, whole, sizes, found)
     except (CaptureError, InfeasibleError) as e:

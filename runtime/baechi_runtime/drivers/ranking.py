@@ -56,11 +56,12 @@ class Engines(Protocol[C, L]):
 
 def is_ranked(request: TrainRequest) -> bool:
     """True if the request leaves it to `auto` how worker processes of this machine run a built-in model's step."""
-    asked = (request.cluster, request.link, request.cost_path, None if request.run is None else request.run.checkpoint)
+    files = request.cluster, request.cost_path, None if request.run is None else request.run.checkpoint
+    asked = (*files, request.link, request.device_speeds)
     factors = request.comm_cost_factor, request.plan.cost_factor
     free = request.microbatches is None and request.plan.method == "auto" and not (request.sharding or request.plan.only_forward)
     kind = request.framework == "torch" and request.workers == "process" and not request.cuda
-    return free and kind and asked == (None,) * 4 and factors == (1, 1) and not (request.costgen or request.log_device_placement)
+    return free and kind and set(asked) == {None} and factors == (1, 1) and not (request.costgen or request.log_device_placement)
 
 
 def ranked(whole: C, captured: C, placement: Placement, cluster: Cluster, engines: Engines[C, Any]) -> tuple[Engine | None, Placement]:

@@ -58,6 +58,8 @@ class TrainRequest:
     """thread: this process runs all devices; process: it is one of a group of workers (baechi_runtime.torch.processes.worker_group)."""
     cluster: Cluster | None = None
     device_memory: int | None = None
+    device_speeds: tuple[float, ...] | None = None
+    """One for all devices, or one each."""
     memory_fraction: float = 1.0
     link: Link | None = None
     comm_cost_factor: float = 1.0
@@ -106,6 +108,7 @@ class TrainRequest:
         return {
             **{name: getattr(self, name) for name in _OF_PLACING},
             "cluster": None if self.cluster is None else self.cluster.to_json(),
+            "device_speeds": None if self.device_speeds is None else list(self.device_speeds),
             "link": None if self.link is None else self.link.to_json(),
             "method": self.plan.method,
             "plan": self.plan.to_json(),

@@ -26,7 +26,7 @@ from baechi_runtime.models.registry import make_step
 from baechi_runtime.models.training_step import TrainingStep, optimizer_spec
 from baechi_runtime.report.link_report import ProbeRequest
 from baechi_runtime.report.progress import progress
-from baechi_runtime.torch.cluster import find_cluster, notes_on, topology
+from baechi_runtime.torch.cluster import find_cluster, notes_on, topology, with_measured_speeds
 from baechi_runtime.torch.lowering.cuda_graphs import CudaRecorder
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_devices, cpu_workers, cuda_devices, cuda_workers
 from baechi_runtime.torch.lowering.executor import Executor, LoadedStep
@@ -221,6 +221,7 @@ class TorchBackend(TrainingBackend[Captured, LoadedStep]):
         self.executor = executor
         self.kind = kind_of_executor(request)
         self.peaks_measured_by = how_measured(executor)
+        self._on_speeds: tuple[str, ...] = ()
 
     def capture(self) -> Captured:
         request = self.request
@@ -237,7 +238,11 @@ class TorchBackend(TrainingBackend[Captured, LoadedStep]):
         return replace(captured, graph=found.graph, alone=found.alone, profile=found.profile, binding=binding)
 
     def cluster(self) -> tuple[Cluster, LinkProbe | None]:
-        return find_cluster(self.request, self.executor)
+        """The speeds are measured unless they are given."""
+        cluster, probe = find_cluster(self.request, self.executor)
+        if self.request.cluster is None and self.request.device_speeds is None:
+            cluster, self._on_speeds = with_measured_speeds(cluster, self.executor)
+        return cluster, probe
 
     def load(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> LoadedStep:
         return self.executor.load(timeline, captured.binding, captured.step)
@@ -258,7 +263,7 @@ class TorchBackend(TrainingBackend[Captured, LoadedStep]):
         return TrainedStep(loaded)
 
     def notes(self, loaded: LoadedStep) -> Sequence[str]:
-        return notes_on(self.executor.devices, loaded)
+        return [*self._on_speeds, *notes_on(self.executor.devices, loaded)]
 
     def arithmetic(self) -> str:
         return self.executor.devices[0].torch_device.type

@@ -1,4 +1,4 @@
-"""The cluster that a run's devices are: names, memory, and measured links; for GPUs a link of each kind that NVML tells apart."""
+"""The cluster that a run's devices are: names, memory, measured speeds and links; for GPUs a link of each kind that NVML tells apart."""
 
 import os
 from collections.abc import Sequence
@@ -9,8 +9,9 @@ import torch
 
 from baechi_ext.errors import MissingBackendError
 from baechi_ext.ir import Cluster, Device, Link
-from baechi_runtime.drivers.costing import cluster_of, taking_up
+from baechi_runtime.drivers.costing import cluster_of, taking_up, with_speeds
 from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.measure.device_speeds import note_on, speeds_of
 from baechi_runtime.measure.link_probe import LinkProbe
 from baechi_runtime.report.progress import progress
 from baechi_runtime.torch.lowering.devices import TorchDevice, uuids_of_gpus
@@ -18,6 +19,10 @@ from baechi_runtime.torch.lowering.executor import Executor, LoadedStep
 from baechi_runtime.torch.lowering.gpus import Gpus, read_gpus
 from baechi_runtime.torch.lowering.split_gpu import GpuPart
 from baechi_runtime.torch.threads.executor import PlacedStep
+
+_GLANCE, _LOOK = (8, 0.025), (15, 0.1)
+"""Windows, and the seconds of each, in which devices are compared at first; and again, where one looks slower: what takes a core from a
+device for a moment is over by then, and a program that the system moves about is seen on several."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,23 @@ def find_cluster(request: TrainRequest, executor: Executor) -> tuple[Cluster, Li
         free = zip(cluster.devices, free_bytes(devices), strict=True)
         cluster = replace(cluster, devices=tuple(replace(d, memory_bytes=min(d.memory_bytes or size, size)) for d, size in free))
     return taking_up(cluster, request), probe
+
+
+def with_measured_speeds(cluster: Cluster, executor: Executor) -> tuple[Cluster, tuple[str, ...]]:
+    """The cluster with the speeds that its devices show side by side, where one is certainly slower than another, and a note on them.
+
+    Devices that share a core or a GPU wait for each other, which is no speed of theirs: they stay as they are.
+    """
+    devices = executor.devices
+    places = {(d.node, d.torch_device.index, getattr(d, "core", None)) for d in devices}
+    if len(devices) == 1 or len(places) < len(devices):
+        return cluster, ()
+    with progress("comparing the speeds of the devices"):
+        for look in (_GLANCE, _LOOK):
+            speeds = speeds_of(executor.paces(*look))
+            if len(set(speeds)) == 1:
+                return cluster, ()
+    return with_speeds(cluster, speeds), (note_on([d.name for d in devices], speeds),)
 
 
 def pairs_to_probe(devices: Sequence[TorchDevice]) -> list[list[tuple[int, int]]]:

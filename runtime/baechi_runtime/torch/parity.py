@@ -42,8 +42,9 @@ def check_parity(executor: Executor, timeline: Timeline, binding: Binding, step:
 
     Raises ExecutionError where the placed step fails.
     """
+    per_part = binding.parts if binding.parts is not None and binding.parts.batch_norm_per_part else None
+    sums_differ = binding.parts is not None and per_part is None
     with as_it_was(step) as saved:
-        per_part = binding.parts if binding.parts is not None and binding.parts.batch_norm_per_part else None
         expected = executor.call(0, lambda: unplaced_results(step, executor.devices[0].torch_device, per_part))
         step.restore(saved)
         placed = executor.load(timeline, binding, step, keep_gradients=True)
@@ -53,7 +54,7 @@ def check_parity(executor: Executor, timeline: Timeline, binding: Binding, step:
         loss, _ = placed.run()
         actual = named_results(loss, *placed.gather())
         kind = executor.devices[0].torch_device.type
-        if binding.parts is None or per_part is not None:
+        if not sums_differ:
             return compare(expected, actual, TOLERANCE[kind])
         step.restore(saved)
         return executor.call(0, lambda: parity_of_parts(step, executor.devices[0].torch_device, expected, actual))

@@ -60,6 +60,11 @@ def _strategies(text: str) -> tuple[str, ...]:
     return names
 
 
+def _speeds(text: str) -> tuple[float, ...]:
+    """Flag type: speeds with commas between them."""
+    return tuple(kinds.positive(part) for part in text.split(","))
+
+
 def _mesh(text: str) -> tuple[int, ...]:
     """Flag type: 2x2."""
     try:
@@ -156,6 +161,11 @@ _DEVICES: dict[str, Flag] = {
     "task_index": (kinds.WHOLE, "which of --cluster_hosts this is; 0, the default, places and measures, the others serve"),
     "cluster": (kinds.FILE, "a cluster file instead of the machine's own memory and a probed link"),
     "device_memory": (kinds.SIZE, "memory of each device: 16GiB, 800MB, or bytes"),
+    "device_speeds": (
+        Kind(_speeds, "F,F"),
+        "the speed of each device, or one for all: an op takes its cost divided by that (default: built-in models of PyTorch compare the "
+        "devices side by side, others take them to be equal)",
+    ),
     "memory_fraction": (kinds.FRACTION, "the fraction of each device's memory that a plan may use (default 1)", 1.0),
     "comm_cost_coeffs": (kinds.LINK, "sending n bytes takes A*n + B microseconds; without it the link is probed"),
 }
@@ -260,6 +270,8 @@ def train_request(args: argparse.Namespace) -> TrainRequest:
     cluster = None if args.cluster is None else Cluster.load(args.cluster)
     if cluster is not None and args.comm_cost_coeffs is not None:
         raise OptionError("--cluster and --comm_cost_coeffs cannot be used together; give one of them")
+    if cluster is not None and args.device_speeds is not None:
+        raise OptionError("--cluster and --device_speeds cannot be used together; give the speeds in the file")
     num_devices = number_given(args) or (len(cluster) if cluster is not None else DEFAULT_DEVICES)
     values = kinds.named(TrainRequest, args) | {
         "model": args.model_name,
@@ -298,6 +310,7 @@ def _settle_sharding(args: argparse.Namespace) -> None:
         "--workers=thread": args.workers == "thread",
         "--costgen": args.costgen,
         "--cluster": args.cluster is not None,
+        "--device_speeds": args.device_speeds is not None,
     }.items():
         if given:
             raise OptionError(f"--sharding splits a built-in model of torch's over worker processes; drop {flag}")

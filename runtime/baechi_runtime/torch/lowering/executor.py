@@ -10,6 +10,7 @@ import torch
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.simulate import Timeline
 from baechi_runtime.files.checkpoint_folder import Shard
+from baechi_runtime.measure.device_speeds import Pace
 from baechi_runtime.measure.link_probe import PROBE_BYTES, LinkProbe
 from baechi_runtime.measure.recording import Recording
 from baechi_runtime.measure.timing import StepTimes
@@ -66,6 +67,9 @@ class Executor(Protocol):
 
     def probe_link(self, source: int = 0, target: int = 1, sizes: Sequence[int] = PROBE_BYTES) -> LinkProbe:
         """The link between two devices, from transfers of `sizes` bytes."""
+
+    def paces(self, windows: int, window_seconds: float) -> list[Pace]:
+        """The pace of each device while all are at work."""
 
     def keep_busy(self, companions: int, timeline: Timeline, binding: Binding, step: TrainingStep) -> AbstractContextManager[None]:
         """While it is entered, that many of the devices other than 0 run `timeline`, a step on one device, each its own, over and over."""

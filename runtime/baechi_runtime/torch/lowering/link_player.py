@@ -19,14 +19,13 @@ import torch
 from baechi_ext.cost import LinkFit, fit_link
 from baechi_runtime.measure.link_probe import LinkProbe
 from baechi_runtime.torch.lowering.devices import TorchDevice
+from baechi_runtime.torch.lowering.pace_player import SIDE
 
 _BLOCKS, _BLOCKS_OF_SMALL, _LARGE_BYTES = 4, 12, 2**20
 TRANSFERS = 8
 """Transfers of a block: as many tensors are under way at once, at most, and one that ends it."""
 _AHEAD = 2
 """Receives that are posted beyond the one being waited for."""
-_SIDE = {"cpu": 192, "cuda": 1536}
-"""Side of the square matrices whose product is the unit of work: some 0.2 ms, and on CUDA well above what starting a kernel takes."""
 _LEAST_UNITS, _UNITS_PER_ONE_WAY = 2, 2
 _LEAST_US = 0.1
 Wait = Callable[[], object]
@@ -80,7 +79,7 @@ class Player:
         The receiver computes a little more per transfer, so that it finds what it takes in already there.
         """
         where = self.device.torch_device
-        matrix = torch.ones(_SIDE[where.type], _SIDE[where.type], device=where)
+        matrix = torch.ones(SIDE[where.type], SIDE[where.type], device=where)
         unit_us = min(self._timed(lambda: matrix @ matrix, 1) for _ in range(TRANSFERS))
         units = max(_LEAST_UNITS, int(_UNITS_PER_ONE_WAY * one_way_us / unit_us)) + (not self.leads)
 

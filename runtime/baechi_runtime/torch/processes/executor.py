@@ -24,11 +24,13 @@ from baechi_ext.simulate import Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.files.checkpoint_folder import Shard
 from baechi_runtime.host.host_memory import keep_freed_memory
+from baechi_runtime.measure.device_speeds import Pace
 from baechi_runtime.measure.link_probe import PROBE_BYTES, LinkProbe
 from baechi_runtime.measure.recording import DeviceMemory, DeviceNotes, Recording, recorded_run
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.torch.lowering.devices import TorchDevice, memory_bytes
+from baechi_runtime.torch.lowering.pace_player import play_pace
 from baechi_runtime.torch.lowering.random_state import decoded, encoded
 from baechi_runtime.torch.processes.channels import LostPeerError, in_order_of_ends
 from baechi_runtime.torch.processes.clocks import clock_ahead, clocks_ahead, tell_clock
@@ -209,6 +211,12 @@ class ProcessExecutor:
         part, others = self.on_all(own, do="probe", **command)
         return probed([part, *others], source, target, sizes)
 
+    def paces(self, windows: int, window_seconds: float) -> list[Pace]:
+        """See `Executor`."""
+        own = partial(play_pace, self.devices[0], windows, window_seconds)
+        first, others = self.on_all(partial(self.call, 0, own), do="pace", windows=windows, window_seconds=window_seconds)
+        return [first, *(Pace(tuple(found["wall_us"]), tuple(found["clock_us"])) for found in others)]
+
     def load(self, timeline: Timeline, binding: Binding, step: TrainingStep, *, keep_gradients: bool = False) -> ProcessStep | PlacedStep:
         """See ThreadExecutor.load. A timeline of one device is this process's alone; otherwise every rank loads its part."""
         if len(timeline.cluster) == 1:
@@ -299,6 +307,7 @@ class _Rank:
         group, device, part = self._group, self._device, self._part
         return {
             "probe": lambda c: play(group, device, c),
+            "pace": lambda c: asdict(play_pace(device, c["windows"], c["window_seconds"])),
             "memory": lambda c: memory_bytes(device, group.local_size),
             "time": lambda c: sum(os.times()[:2]),
             "clock": lambda c: tell_clock() if c["rank"] == group.rank else None,

@@ -20,6 +20,7 @@ from baechi_ext.ir import OpGraph
 from baechi_ext.simulate import Timeline
 from baechi_runtime.files.checkpoint_folder import Shard, verify_shard
 from baechi_runtime.host.host_memory import keep_freed_memory
+from baechi_runtime.measure.device_speeds import Pace
 from baechi_runtime.measure.link_probe import PROBE_BYTES, LinkProbe
 from baechi_runtime.measure.recording import DeviceMemory, Recording, recorded_run
 from baechi_runtime.measure.timing import StepTimes
@@ -32,6 +33,7 @@ from baechi_runtime.torch.lowering.mailbox import Mailboxes
 from baechi_runtime.torch.lowering.memory_limit import CudaMemoryLimit, loading
 from baechi_runtime.torch.lowering.op_error import OpError
 from baechi_runtime.torch.lowering.ops import LoweredProgram, Lowering, StepContext
+from baechi_runtime.torch.lowering.pace_player import play_pace
 from baechi_runtime.torch.lowering.program import cut
 from baechi_runtime.torch.threads.accounting import live_bytes, resident_bytes
 from baechi_runtime.torch.threads.step_recorder import NO_CUDA_TRANSFERS, DeviceLog, clock_of
@@ -313,6 +315,10 @@ class ThreadExecutor:
         The receiver waits asleep, as a device does that has nothing else to run. Raises ExecutionError where a device does not answer.
         """
         return fitted({size: self._round_trips_us(source, target, size) for size in sizes})
+
+    def paces(self, windows: int, window_seconds: float) -> list[Pace]:
+        """See `Executor`."""
+        return self.run_all([partial(play_pace, d, windows, window_seconds) for d in self.devices], on_failure=_nothing)
 
     def _round_trips_us(self, source: int, target: int, size: int) -> list[float]:
         boxes = Mailboxes(self.timeout_seconds)
