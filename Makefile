@@ -13,6 +13,8 @@ train: $(STAMP)
 	$(BIN)/baechi report runs/inception_v3
 
 # Two at a time, file by file, the longest first: many tests wait for processes of their own. The slowest ten are named at the end.
+# A hundred processes import this code: compiled once, also where the environment says not to keep what is compiled.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=10
 

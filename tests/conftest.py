@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST = (
+    "runtime/sharding/test_execute.py",
     "runtime/test_models_on_processes.py",
     "runtime/tensorflow/test_models_on_servers.py",
     "runtime/test_faults.py",
@@ -29,14 +30,14 @@ LONGEST = (
     "runtime/test_processes.py",
     "runtime/test_script_workers.py",
     "cli/test_made_by.py",
+    "runtime/tensorflow/test_scripts.py",
     "runtime/test_listeners.py",
     "runtime/test_several_nodes.py",
-    "runtime/sharding/test_execute.py",
-    "runtime/tensorflow/test_scripts.py",
-    "place/test_conformance.py",
     "docs/test_tutorial.py",
     "runtime/test_scripts.py",
     "cli/test_train_script.py",
+    "cli/test_microbatches.py",
+    "place/test_large_graphs.py",
 )
 """Files that take a minute and more come first: one that began last would be waited for by all other processes of the suite."""
 
