@@ -2,10 +2,11 @@
 
     python -m benchmarks.captured inception_v3 --out=FILE.json
     python -m benchmarks.captured inception_v3 --most_ops=500 --out=FILE.json.gz
+    python -m benchmarks.captured gpt2 --parts=2 --out=FILE.json
 
-With `--most_ops` neighbours are merged until so few ops are left, as in data sets: as many as a learned placer can visit one by one; with
-`--graph=FILE.json` those of a graph that was captured before. Profiled times differ from run to run, so a comparison keeps the graph
-file and uses it for all methods.
+With `--parts` the batch is split into so many parts with ops of their own, BatchNorm by part. With `--most_ops` neighbours are merged until
+so few ops are left, as in data sets: as many as a learned placer can visit one by one; with `--graph=FILE.json` those of a graph that was
+captured before. Profiled times differ from run to run, so a comparison keeps the graph file and uses it for all methods.
 """
 
 from collections.abc import Sequence
@@ -55,19 +56,27 @@ def captured_cases(folder: Path) -> tuple[CapturedCase, ...]:
     return tuple(CapturedCase(model, *setting, folder) for model in MODELS for setting in SETTINGS)
 
 
-def costed_graph(model: str) -> OpGraph:
-    """The model's training step, captured and profiled here."""
+def costed_graph(model: str, parts: int = 1) -> OpGraph:
+    """The model's training step over this many parts of its batch, captured and profiled here."""
     from baechi_runtime.drivers import pipeline
     from baechi_runtime.drivers.train_request import TrainRequest
-    from baechi_runtime.torch.backend import on_devices
+    from baechi_runtime.torch.backend import TorchBackend, on_devices
     from benchmarks.step_time import SIZES
 
-    request = TrainRequest(model, pipeline.PlanRequest(), SIZES[model], num_devices=1)
-    return on_devices(request, lambda backend: backend.capture().graph)
+    if model not in SIZES:
+        raise SystemExit(f"error: there is no size for a model {model!r}; choose one of {', '.join(SIZES)}")
+    request = TrainRequest(model, pipeline.PlanRequest(), SIZES[model], num_devices=1, batch_norm_per_part=parts > 1)
+
+    def captured(backend: TorchBackend) -> OpGraph:
+        whole = backend.capture()
+        return whole.graph if parts == 1 else backend.in_parts(whole, parts).graph
+
+    return on_devices(request, captured)
 
 
 FLAGS = {
-    "model": {"choices": MODELS},
+    "model": {},
+    "--parts": {"type": int, "default": 1, "metavar": "N", "help": "of the batch"},
     "--graph": {"type": Path, "help": "take this file instead of capturing"},
     "--most_ops": {"type": int, "help": "merge neighbours until so few ops are left"},
     "--out": {"type": Path, "required": True},
@@ -76,7 +85,7 @@ FLAGS = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parsed(__doc__, FLAGS, argv)
-    graph = costed_graph(args.model) if args.graph is None else OpGraph.load(args.graph)
+    graph = costed_graph(args.model, args.parts) if args.graph is None else OpGraph.load(args.graph)
     if args.most_ops is not None:
         graph = bundled(merge(graph, args.most_ops).coarse)
     graph.save(args.out, compact=args.out.suffix == ".gz")

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from baechi_ext.ir import OpGraph
 from benchmarks.captured import main
 from tests.build import graph_of
@@ -14,3 +16,8 @@ def test_neighbours_are_merged(tmp_path: Path) -> None:
     coarse = OpGraph.load(tmp_path / "coarse.json.gz")
     assert len(coarse) == 5
     assert coarse.total_compute_us() == chain.total_compute_us()
+
+
+def test_a_model_without_a_size(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="no size for a model 'lenet'; choose one of inception_v3, "):
+        main(["lenet", f"--out={tmp_path / 'graph.json'}"])

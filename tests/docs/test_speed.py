@@ -127,6 +127,15 @@ def test_seconds_to_place() -> None:
         assert cells == expected, ops
 
 
+def test_kinds_that_take_long() -> None:
+    rows = read("kinds.json")["rows"]
+    seconds = {name: [min(row[name]["cpu_seconds"]) for row in rows] for name in ("before", "now")}
+    ratio = statistics.geometric_mean(now / before for now, before in zip(seconds["now"], seconds["before"], strict=True))
+    assert f"{min(seconds['now']):.1f} to {max(seconds['now']):.1f} s of processor time" in PAGE
+    assert len(rows) == 8 and f"{ratio:.2f} of what\nthey took" in PAGE
+    assert all(row["now"]["predicted_us"] == row["before"]["predicted_us"] for row in rows)
+
+
 def test_public_scripts() -> None:
     rows = [row for number in (1, 2) for row in read(f"public_scripts_{number}.json")["rows"]]
     text = PAGE.partition("## Public scripts")[2].partition("\n## ")[0]
