@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+from msgspec import to_builtins
+
 from baechi_ext.capture.parts import shared_sizes
 from baechi_ext.ir import Cluster
 from baechi_ext.place.common import PlaceOptions
@@ -23,6 +25,7 @@ from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.host.die_with_parent import die_with_parent
 from baechi_runtime.measure.parity_result import require_parity
 from baechi_runtime.models.registry import ModelOptions
+from baechi_runtime.report.report import ProbedLink
 from baechi_runtime.torch.backend import Captured, TorchBackend, on_devices
 from benchmarks.baselines import DDP, Baseline
 from benchmarks.runner import Benchmark, Row, table
@@ -77,13 +80,14 @@ def run(args: argparse.Namespace, backend: TorchBackend) -> Row:
         {
             "variant": name,
             "predicted_us": plans[name].predicted_step_us if name in plans else None,
-            "measured_us": samples.to_json(),
-            "times_eager": measurement.ratio("eager", name).to_json(),
-            "aware_gains": measurement.ratio(name, AWARE).to_json(),
+            "measured_us": to_builtins(samples),
+            "times_eager": to_builtins(measurement.ratio("eager", name)),
+            "aware_gains": to_builtins(measurement.ratio(name, AWARE)),
         }
         for name, samples in measurement.samples.items()
     ]
-    return {"model": backend.request.model, "sizes": list(sizes), "link": None if probe is None else probe.to_json(), "rows": rows}
+    link = None if probe is None else to_builtins(ProbedLink.of(probe))
+    return {"model": backend.request.model, "sizes": list(sizes), "link": link, "rows": rows}
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:

@@ -16,13 +16,14 @@ from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.drivers.backend import Backend, Captured
 from baechi_runtime.drivers.compare_plots import save_steps
-from baechi_runtime.drivers.comparison import SINGLE, CompareRequest, Comparison, Contender
+from baechi_runtime.drivers.comparison import CompareRequest, Comparison, Contender
 from baechi_runtime.drivers.training import OnDevices, recorded
 from baechi_runtime.files.run_folder import COMPARISON, PLOT, SINGLE_GRAPH, SPLIT_GRAPH, begin_run, method_plan
 from baechi_runtime.host.as_main import EndedError
 from baechi_runtime.measure.parity_result import require_parity
 from baechi_runtime.measure.timing import WARMUP
 from baechi_runtime.report.progress import progress, rounds
+from baechi_runtime.report.report import SINGLE
 
 C = TypeVar("C", bound=Captured)
 L = TypeVar("L")

@@ -8,7 +8,7 @@ from baechi_ext.ir import Cluster
 from baechi_runtime.drivers.pipeline import LEAST_GAIN
 from baechi_runtime.drivers.placement import Placement, is_near_least
 from baechi_runtime.drivers.train_request import TrainRequest
-from baechi_runtime.report.report import Report
+from baechi_runtime.report.findings import Findings
 from baechi_runtime.report.tables import as_time
 
 C = TypeVar("C", contravariant=True)
@@ -42,7 +42,7 @@ class Engines(Protocol[C]):
     def refusal(self, whole: C, engine: Engine) -> str:
         """Why the engine does not compute the same step, and which flag allows that; empty where it does."""
 
-    def run(self, whole: C, engine: Engine, placement: Placement) -> Report:
+    def run(self, whole: C, engine: Engine, placement: Placement) -> Findings:
         """The report of a run by the engine, checked first; `placement` is the plan that it is ahead of. Raises ParityError."""
 
 
