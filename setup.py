@@ -12,7 +12,9 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 RANGES = {
-    "core": ["networkx>=3.6,<4", "pulp>=3.3.2,<4", "highspy>=1.8,<2", "rich>=13.9,<16", "numpy>=1.26,<3", "numba>=0.61,<1"],
+    "core": [
+        "networkx>=3.6,<4", "pulp>=3.3.2,<4", "highspy>=1.8,<2", "rich>=13.9,<16", "numpy>=1.26,<3", "numba>=0.61,<1", "msgspec>=0.20,<1",
+    ],  # fmt: skip
     "solvers": ["ortools>=9.12,<10", "pymetis>=2025.2"],
     "torch": ["torch>=2.11,<3", "safetensors>=0.5,<1"],
     "transformers": ["transformers>=5.8,<6"],

@@ -5,6 +5,7 @@ Values that a message repeats may come from anybody's file: what is too long of 
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 _MOST_OF_A_VALUE, _MOST_OF_A_WORD, _MOST = 200, 250, 1800
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
@@ -105,7 +106,7 @@ class InfeasibleError(BaechiError):
         self.conflict = conflict
         self.minimal = minimal
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """The output of `--json`."""
         found = {"conflict": list(self.conflict), "minimal": self.minimal} if self.conflict else {}
         return {"status": self.status, "error": str(self), **found}

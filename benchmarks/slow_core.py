@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+from msgspec import to_builtins
+
 from baechi_ext.capture.parts import shared_sizes
 from baechi_ext.ir import Cluster
 from baechi_ext.place.common import PlaceOptions
@@ -24,6 +26,7 @@ from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.host.die_with_parent import die_with_parent
 from baechi_runtime.measure.parity_result import require_parity
 from baechi_runtime.models.registry import ModelOptions
+from baechi_runtime.report.report import ProbedLink
 from baechi_runtime.torch.backend import Captured, TorchBackend, on_devices
 from baechi_runtime.torch.cluster import with_measured_speeds
 from benchmarks.baselines import DDP, Baseline
@@ -89,9 +92,9 @@ def run(args: argparse.Namespace, backend: TorchBackend) -> Row:
         {
             "variant": name,
             "predicted_us": plans[name].predicted_step_us if name in plans else None,
-            "measured_us": samples.to_json(),
-            "times_eager": measurement.ratio("eager", name).to_json(),
-            "aware_gains": measurement.ratio(name, AWARE).to_json(),
+            "measured_us": to_builtins(samples),
+            "times_eager": to_builtins(measurement.ratio("eager", name)),
+            "aware_gains": to_builtins(measurement.ratio(name, AWARE)),
         }
         for name, samples in measurement.samples.items()
     ]
@@ -100,7 +103,7 @@ def run(args: argparse.Namespace, backend: TorchBackend) -> Row:
         "sizes": list(sizes),
         "measured_speeds": [device.speed for device in measured.devices],
         "measured_sizes": list(shown),
-        "link": None if probe is None else probe.to_json(),
+        "link": None if probe is None else to_builtins(ProbedLink.of(probe)),
         "rows": rows,
     }
 

@@ -15,6 +15,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from msgspec import to_builtins
+
 from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.cli.flags import compare as compare_flags
@@ -22,11 +24,12 @@ from baechi_runtime.cli.flags.train import TENSORFLOW
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.drivers.backend import Backend
 from baechi_runtime.drivers.comparing import checked_contenders, in_parts, loaded_contenders
-from baechi_runtime.drivers.comparison import SINGLE, CompareRequest
+from baechi_runtime.drivers.comparison import CompareRequest
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.measure.samples import Measurement
 from baechi_runtime.models.registry import FRAMEWORKS, ModelOptions, find_model
 from baechi_runtime.models.training_step import TrainingStep
+from baechi_runtime.report.report import SINGLE, ParityCheck, ProbedLink
 from baechi_runtime.torch.backend import TorchBackend
 from baechi_runtime.torch.lowering.executor import Executor
 from baechi_runtime.torch.processes.environment import is_worker
@@ -68,7 +71,7 @@ def run(args: argparse.Namespace, requests: Mapping[str, pipeline.PlanRequest], 
     variants = loaded_contenders(captured, contenders, backend)
     plans = {c.method: c.result for c in contenders if c.method != SINGLE and c.result is not None and not c.refusal}
     peaks = {c.method: c.peak_bytes for c in contenders}
-    parity = {c.method: c.parity.to_json() for c in contenders if c.parity is not None}
+    parity = {c.method: to_builtins(ParityCheck.of(c.parity)) for c in contenders if c.parity is not None}
     notes = [*captured.notes, *backend.notes([*variants.values()][-1])]
     with ExitStack() as stack:
         left_out, refused = {}, {}
@@ -84,7 +87,7 @@ def run(args: argparse.Namespace, requests: Mapping[str, pipeline.PlanRequest], 
                 if contender.result is None or contender.parity is None or contender.refusal:
                     refused[name] = contender.refusal
                     continue
-                plans[name], parity[name], peaks[name] = contender.result, contender.parity.to_json(), contender.peak_bytes
+                plans[name], parity[name], peaks[name] = contender.result, to_builtins(ParityCheck.of(contender.parity)), contender.peak_bytes
                 (variants[name],) = loaded_contenders(captured, [contender], backend).values()
             baselines, left_out = _baselines(args.baselines, backend.request, captured.step, backend.executor, stack)
             peaks |= {name: tuple(baseline.peak_bytes()) for name, baseline in baselines.items()}
@@ -93,7 +96,7 @@ def run(args: argparse.Namespace, requests: Mapping[str, pipeline.PlanRequest], 
         measurement = backend.measure(captured, variants, args.num_steps, lambda i: None)
     single_us = one_device_timeline(captured.alone).makespan_us
     return {
-        "link": None if probe is None else probe.to_json(),
+        "link": None if probe is None else to_builtins(ProbedLink.of(probe)),
         "load_of_others": measurement.load_of_others,
         "workers": backend.kind,
         "devices": notes,
@@ -112,8 +115,8 @@ def _row(name: str, measurement: Measurement, plan: PlanResult | None, single_us
     return {
         "variant": name,
         "predicted_us": predicted_us,
-        "measured_us": samples.to_json(),
-        "times_eager": measurement.ratio("eager", name).to_json(),
+        "measured_us": to_builtins(samples),
+        "times_eager": to_builtins(measurement.ratio("eager", name)),
         "prediction_error": None if predicted_us is None else predicted_us / samples.median - 1,
         "transfers": 0 if plan is None else len(plan.timeline.transfers),
         "bytes_moved": 0 if plan is None else plan.timeline.bytes_moved,

@@ -1,6 +1,9 @@
 """The baseline of `benchmarks.step_time --framework=tensorflow`: devices written into the model by hand."""
 
+from msgspec import to_builtins
+
 from baechi_ext.place.common import PlanResult
+from baechi_runtime.report.report import ParityCheck
 from baechi_runtime.tensorflow.backend import TensorFlowBackend
 from baechi_runtime.tensorflow.lowering.placed_graph import placed_graph
 from baechi_runtime.tensorflow.parity import check_parity
@@ -18,7 +21,7 @@ def add_by_hand(backend: TensorFlowBackend, captured: Captured, plans: dict[str,
         return
     variants, peaks, parity = found
     with parted_by_hand(captured, plans["expert"], backend.devices) as session:
-        parity[BY_HAND], peaks[BY_HAND] = check_parity(captured, session).to_json(), peak_bytes(session)
+        parity[BY_HAND], peaks[BY_HAND] = to_builtins(ParityCheck.of(check_parity(captured, session))), peak_bytes(session)
     variants[BY_HAND] = parted_by_hand(captured, plans["expert"], backend.devices)
 
 

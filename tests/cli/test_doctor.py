@@ -28,7 +28,7 @@ def test_this_installation_is_healthy() -> None:
     found = json.loads(done.stdout)
     assert (done.returncode, found["schema_version"], found["kind"], found["healthy"]) == (0, 1, "baechi doctor", True), done.stderr
     checks = {(check["group"], check["name"]): check for check in found["checks"]}
-    for name in ("networkx", "pulp", "highspy", "rich", "numpy", "numba"):
+    for name in ("networkx", "pulp", "highspy", "rich", "numpy", "numba", "msgspec"):
         assert (checks["versions", name]["state"], checks["versions", name]["found"]) == ("ok", version(name))
     assert checks["solvers", "LP"]["found"].startswith("HiGHS")
     assert checks["compiled parts", "numba"]["state"] == "ok"

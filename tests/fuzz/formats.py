@@ -27,7 +27,7 @@ from baechi_runtime.cli.main import parsed
 from baechi_runtime.files.checkpoint_folder import CheckpointFolder, sealed, written_shard
 from baechi_runtime.files.run_folder import RunFolder, is_sharded_run
 from baechi_runtime.placeto.study_table import Point, Run, append, read_runs
-from baechi_runtime.report.run_summary import Compared, summary_of
+from baechi_runtime.report.reading import comparison_in, results_of
 from baechi_runtime.report.sharded_summary import ShardedRun
 from tests.fuzz.mutations import JSON_KINDS, TEXT_KINDS
 from tests.runtime.report_page.runs import towers, write_run
@@ -101,7 +101,7 @@ def _read_run(folder: Path) -> None:
         ShardedRun.load(folder / "run")
         return
     run = RunFolder.load(folder / "run")
-    summary_of(run, Compared.load(folder / "run"))
+    results_of(run, comparison_in(folder / "run"))
     str(run.made_by)
 
 
@@ -202,7 +202,7 @@ FORMATS = {
         Format("shard_plan", "plan.json", lambda folder: _shard_plan().save(folder / "plan.json", MADE_BY),
                lambda folder: _again(ShardPlan.load(folder / "plan.json"))),
         Format("report", "run/report.json", _towers, _read_run),
-        Format("comparison", "run/compare.json", _towers, lambda folder: Compared.load(folder / "run")),
+        Format("comparison", "run/compare.json", _towers, lambda folder: comparison_in(folder / "run")),
         Format("sharding_report", "run/report.json", _write_sharded, lambda folder: ShardedRun.load(folder / "run")),
         Format("sharded_plan", "run/shard_plan.json", _write_sharded, _read_run),
         Format("index", "ptb/index.json", _write_index, lambda folder: read_index("ptb", folder)),

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec import to_builtins
 
 from baechi_ext.capture.parts import Parts, shared_sizes
 from baechi_ext.capture.torch_joint import Binding, CaptureOptions, capture_joint
@@ -26,6 +27,7 @@ from baechi_runtime.drivers import pipeline
 from baechi_runtime.models.registry import make_step
 from baechi_runtime.models.torch import alexnet
 from baechi_runtime.models.training_step import EagerStep, TrainingStep, optimizer_spec
+from baechi_runtime.report.report import ParityCheck
 from baechi_runtime.torch.lowering.devices import cpu_devices, cuda_workers
 from baechi_runtime.torch.parity import check_parity
 from baechi_runtime.torch.processes.environment import is_worker, worker_place
@@ -91,7 +93,7 @@ def run(executor: ProcessExecutor, graph: OpGraph, binding: Binding, step: Train
     torch.manual_seed(5)
     eager_losses = [executor.call(0, eager.run).item() for _ in range(STEPS)]
     return {
-        "parity": {method: p.to_json() for method, p in parity.items()},
+        "parity": {method: to_builtins(ParityCheck.of(p)) for method, p in parity.items()},
         "devices": {method: sorted(set(timeline.placement)) for method, timeline in found.items()},
         "losses": {"placed": placed_losses, "eager": eager_losses},
         "trained_alike": {name: torch.equal(value.cpu(), trained[name].cpu()) for name, value in eager.step.state().items()},

@@ -8,15 +8,16 @@ from baechi_ext.ir import Cluster, Link
 from baechi_ext.place.registry import place
 from baechi_ext.simulate import simulate
 from baechi_runtime.measure.samples import Measurement, Samples, samples_by_name
-from baechi_runtime.report.call_report import OTHER_SHAPES, CallReport, Verified
-from baechi_runtime.report.report import Report, prediction_error
+from baechi_runtime.report.call_report import OTHER_SHAPES, CallReport
+from baechi_runtime.report.findings import Findings, prediction_error
+from baechi_runtime.report.report import ParityCheck, Verified
 from baechi_runtime.report.step_report import Progressed, RunReport, StepReport
 from tests.build import graph_of
 
 GRAPH = graph_of({"a": 100.0, "b": 100.0})
 RESULT = place("m_etf", GRAPH, Cluster.uniform(2, link=Link(us_per_byte=0.0, latency_us=1.0)))
 SINGLE = simulate(GRAPH, Cluster.uniform(1), [0, 0], None)
-PARITY = {"passed": True, "max_abs_diff": 0.0, "max_rel_diff": 0.0, "compared": 3, "tolerance": 1e-6}
+PARITY = ParityCheck(passed=True, max_abs_diff=0.0, max_rel_diff=0.0, compared=3, tolerance=1e-6)
 BREAK = "model.py:7"
 
 
@@ -86,7 +87,7 @@ UNPLACED = calls(kind="step", result=None, single=None, samples={})
 
 
 @pytest.mark.parametrize("report", [calls(), UNPLACED, step(IN_TURN), RUN], ids=["module", "unplaced", "step", "training"])
-def test_every_report_is_json_with_the_schema_and_the_same_fields_of_a_plan(report: Report) -> None:
+def test_every_report_is_json_with_the_schema_and_the_same_fields_of_a_plan(report: Findings) -> None:
     said = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert (said["schema_version"], said["method"]) == (1, "m_etf")
     assert {"predicted_step_us", "measured_step_us", "transfers", "bytes_moved", "notes"} <= set(said)

@@ -118,7 +118,7 @@ def test_a_split_that_the_unplaced_step_beats_is_not_recommended() -> None:
     over = Ratio.of(found.samples("eager"), found.samples("m_etf"), 0.05 / 3)
     told = f"m_etf is {found.gain('m_etf')} times as fast as our program on one device, but {over} times as fast as the step unplaced."
     assert found.recommendation() == f"Don't split: {told}"
-    assert found.to_json()["unplaced"]["ratio"] == found.gain("eager").to_json()
+    assert found.report().unplaced.ratio == found.gain("eager")
     alike = comparison({"eager": around(300, seed=2), "single": ONE, "m_etf": around(299.5, seed=1)})
     assert alike.recommended == "single"
 

@@ -14,6 +14,7 @@ from baechi_ext.ir import Cluster
 from baechi_ext.simulate import simulate
 from baechi_runtime.measure.link_probe import PROBE_BYTES
 from baechi_runtime.measure.samples import Measurement, Ratio, Samples, busy_seconds
+from baechi_runtime.report.report import ProbedLink
 from baechi_runtime.torch.lowering.devices import CpuDevice, available_cores, cpu_devices
 from baechi_runtime.torch.measure import measure
 from baechi_runtime.torch.threads.accounting import measured_peak_bytes
@@ -149,4 +150,4 @@ def test_a_probed_link() -> None:
     assert all(len(s) == 30 and min(s) > 0 for s in probe.samples_us.values())
     link = probe.to_link()
     assert link.latency_us + link.us_per_byte > 0
-    assert probe.to_json()["latency_us"] == link.latency_us
+    assert ProbedLink.of(probe).latency_us == link.latency_us

@@ -11,7 +11,7 @@ from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers.pipeline import PlanRequest, plan
 from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.ranking import Engine, ranked
-from baechi_runtime.report.report import Report
+from baechi_runtime.report.findings import Findings
 from tests.build import cluster_of, graph_of
 
 CHAIN = graph_of({"a": 100, "b": 100, "c": 100}, ("a", "b", 0), ("b", "c", 0))
@@ -38,7 +38,7 @@ class Told:
     def refusal(self, whole: str, engine: Engine) -> str:
         return "it draws other numbers" if engine.name in self.refused else ""
 
-    def run(self, whole: str, engine: Engine, placement: Placement) -> Report:
+    def run(self, whole: str, engine: Engine, placement: Placement) -> Findings:
         raise AssertionError("nothing is run here")
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from baechi_ext.ir.made_by import MadeBy
-from baechi_runtime.drivers.comparison import SINGLE, UNPLACED, Comparison, Contender
+from baechi_runtime.drivers.comparison import UNPLACED, Comparison, Contender
 from baechi_runtime.report.figure import save_figure
+from baechi_runtime.report.report import SINGLE
 from baechi_runtime.report.run_plots import methods_figure
-from baechi_runtime.report.run_summary import method_rows
 from baechi_runtime.report.tables import as_range, as_time, console, table_of
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def save_steps(path: Path, comparison: Comparison, made_by: MadeBy) -> None:
     """Writes all steps, their medians, what was predicted, and the recommendation. Raises MissingBackendError without matplotlib,
     FileError."""
     said, title = textwrap.wrap(comparison.recommendation(), _LETTERS), f"{comparison.model}, {comparison.executor}"
-    figure = methods_figure([row for row in method_rows(comparison.to_json()) if row.measured is not None])
+    figure = methods_figure([row for row in comparison.report().rows if row.measured_step_us is not None])
     width, height = figure.get_size_inches()
     figure.set_size_inches(width, height + 0.3 + 0.16 * len(said))
     figure.axes[0].set_title(title, parse_math=False)

@@ -16,7 +16,7 @@ from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.drivers.backend import Backend, Captured
 from baechi_runtime.drivers.compare_plots import save_steps
-from baechi_runtime.drivers.comparison import AUTO, SINGLE, CompareRequest, Comparison, Contender
+from baechi_runtime.drivers.comparison import AUTO, CompareRequest, Comparison, Contender
 from baechi_runtime.drivers.placement import Placement, auto_sizes, is_near_least, place
 from baechi_runtime.drivers.ranking import IN_REACH, Engines
 from baechi_runtime.drivers.train_request import TrainRequest
@@ -27,6 +27,7 @@ from baechi_runtime.measure.link_probe import LinkProbe
 from baechi_runtime.measure.parity_result import require_parity
 from baechi_runtime.measure.timing import WARMUP
 from baechi_runtime.report.progress import progress, rounds
+from baechi_runtime.report.report import SINGLE
 from baechi_runtime.report.tables import as_time
 
 C = TypeVar("C", bound=Captured)

@@ -19,14 +19,15 @@ from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.files.run_folder import method_plan
 from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.measure.samples import NOISY_SPREAD, Measurement, Ratio, Samples, enough_samples
-from baechi_runtime.report.report import Report
+from baechi_runtime.report.findings import Findings
+from baechi_runtime.report.report import SINGLE, Method, ParityCheck, PerDevice, Variant
+from baechi_runtime.report.report import Comparison as ComparisonReport
 
-AUTO, SINGLE = "auto", "single"
-"""The method that looks among all ways, and the one that is always there: one device, beside which all others are seen."""
+AUTO = "auto"
+"""The method that looks among all ways."""
 ERROR = 0.05
 UNPLACED = "eager"
 """The name that `measure` gives the unplaced step."""
-_OF_PLANS = ("plan", "splits", "lower_bound_us", "placement_seconds", "transfers", "bytes_moved")
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Comparison(Report):
+class Comparison(Findings):
     """Contenders, `single` among them, and the steps of those that could be measured."""
 
     model: str
@@ -159,23 +160,22 @@ class Comparison(Report):
             return contender.engine.predicted_us
         return None if contender.result is None else contender.result.predicted_step_us
 
-    def facts(self) -> dict[str, Any]:
+    def report(self) -> ComparisonReport:
         """The content of compare.json."""
         unplaced = self.measurement.samples.get(UNPLACED)
-        return {
-            "kind": "baechi comparison",
-            "model": self.model,
-            "executor": self.executor,
-            "methods": [self._row(contender) for contender in self.contenders],
-            "unplaced": None if unplaced is None else self._unplaced_row(unplaced),
-            "interval_error": self.error,
-            "load_of_others": self.measurement.load_of_others,
-            "doubts": self.doubts(),
-            "notes": list(self.notes),
-            "recommended": self.recommended,
-            "planned": self.planned,
-            "recommendation": self.recommendation(),
-        }
+        return ComparisonReport(
+            model=self.model,
+            executor=self.executor,
+            methods=[self._row(contender) for contender in self.contenders],
+            unplaced=None if unplaced is None else Variant(name=self.unplaced, measured_step_us=unplaced, ratio=self.gain(UNPLACED)),
+            interval_error=self.error,
+            load_of_others=self.measurement.load_of_others,
+            doubts=self.doubts(),
+            notes=list(self.notes),
+            recommended=self.recommended,
+            planned=self.planned,
+            recommendation=self.recommendation(),
+        )
 
     def lines(self) -> Iterator[str]:
         """Sentences below the table: how certain it is, and under what load; notes, and the recommendation."""
@@ -190,30 +190,26 @@ class Comparison(Report):
         yield ""
         yield self.recommendation()
 
-    def _unplaced_row(self, samples: Samples) -> dict[str, Any]:
-        gain = self.gain(UNPLACED)
-        return {"name": self.unplaced, "measured_step_us": samples.to_json(), "ratio": None if gain is None else gain.to_json()}
-
-    def _row(self, contender: Contender) -> dict[str, Any]:
+    def _row(self, contender: Contender) -> Method:
         method, result, gain = contender.method, contender.result, self.gain(contender.method)
-        there, planned = method in self.measured, dict[str, Any].fromkeys(_OF_PLANS)
+        there, planned = method in self.measured, dict[str, Any]()
         if result is not None:
-            planned |= {"plan": method_plan(method), "splits": result.splits, "lower_bound_us": result.lower_bound_us}
+            planned = {"plan": method_plan(method), "splits": result.splits, "lower_bound_us": result.lower_bound_us}
             planned |= {"placement_seconds": result.placement_seconds}
             planned |= {"transfers": len(result.timeline.transfers), "bytes_moved": result.timeline.bytes_moved}
-        return {
-            "method": method,
-            "predicted_step_us": self.predicted_us(contender),
-            "measured_step_us": self.samples(method).to_json() if there else None,
-            "ratio": None if gain is None else gain.to_json(),
-            "differs_from_one_device": self.differ(SINGLE, method) if gain is not None else None,
-            "differs_from_best": self.differ(method, self.best) if there and self.best is not None else None,
+        return Method(
+            name=method,
+            predicted_step_us=self.predicted_us(contender),
+            measured_step_us=self.samples(method) if there else None,
+            ratio=gain,
+            differs_from_one_device=self.differ(SINGLE, method) if gain is not None else None,
+            differs_from_best=self.differ(method, self.best) if there and self.best is not None else None,
             **planned,
-            "peak_memory_bytes": {"measured": list(contender.peak_bytes), "measured_by": self.peaks_measured_by},
-            "parity": None if contender.parity is None else contender.parity.to_json(),
-            "note": self.note(contender),
-            "flag": contender.flag,
-        }
+            peak_memory_bytes=PerDevice(measured=list(contender.peak_bytes), measured_by=self.peaks_measured_by),
+            parity=None if contender.parity is None else ParityCheck.of(contender.parity),
+            note=self.note(contender),
+            flag=contender.flag,
+        )
 
     def note(self, contender: Contender) -> str:
         """Why a method was not measured, or what else is to be said of its plan."""

@@ -9,7 +9,7 @@ from baechi_runtime.drivers.pipeline import LEAST_GAIN
 from baechi_runtime.drivers.placement import Placement, is_near_least
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.measure.parity_result import Parity
-from baechi_runtime.report.report import Report
+from baechi_runtime.report.findings import Findings
 from baechi_runtime.report.tables import as_time
 
 C = TypeVar("C", contravariant=True)
@@ -50,7 +50,7 @@ class Engines(Protocol[C, L]):
     def load(self, whole: C, engine: Engine) -> L:
         """The engine's step, to be timed beside others. Raises ExecutionError."""
 
-    def run(self, whole: C, engine: Engine, placement: Placement) -> Report:
+    def run(self, whole: C, engine: Engine, placement: Placement) -> Findings:
         """The report of a run by the engine, checked first; `placement` is the plan that it is ahead of. Raises ParityError."""
 
 

@@ -7,18 +7,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+from msgspec import convert
+from msgspec.structs import replace
+
 from baechi_ext.ir.made_by import MadeBy
 from baechi_runtime.files.run_folder import folder_of
 from baechi_runtime.files.script_folder import KeptStep, keep
 from baechi_runtime.measure.samples import LoadOfOthers
 from baechi_runtime.report.call_report import CallReport
-from baechi_runtime.report.report import Report
+from baechi_runtime.report.findings import Findings
+from baechi_runtime.report.report import Script
 
 P = TypeVar("P")
 
 
 @dataclass
-class ScriptRun(Report, Generic[P]):
+class ScriptRun(Findings, Generic[P]):
     """A script's exit code, and what of it was placed: modules, or with TensorFlow training steps."""
 
     kind: ClassVar[str]
@@ -63,21 +67,19 @@ class ScriptRun(Report, Generic[P]):
         """One line each: what was placed and what it gained; or why nothing was."""
         if not self.placed:
             return [f"nothing was placed: {self.why_nothing()}"]
-        return [
-            report.line() if step is None or report.refusal else step.with_doubts(report.line()) for report, step in self.all_found
-        ]
+        return [report.line() if step is None or report.refusal else step.with_doubts(report.line()) for report, step in self.all_found]
 
     def say(self) -> None:
         """Writes the lines to stderr, after all that the script has printed."""
         sys.stdout.flush()
         sys.stderr.write("".join(f"baechi: {line}\n" for line in self.lines()))
 
-    def facts(self) -> dict[str, Any]:
+    def report(self) -> Script:
         """The content of report.json: the first placed step, reported as a built-in model's is, and all of them in short."""
-        kept = self.kept_steps
-        each = [{**report.to_json(), "folder": None if step is None else folder_of(kept.index(step))} for report, step in self.all_found]
-        first = kept[0].report if kept else {"model": self.name}
-        return {**first, self.kind: each, "summary": self.lines(), **MadeBy(self.command).to_json()}
+        kept, made_by = self.kept_steps, MadeBy(self.command)
+        each = [replace(found.report(), folder=None if step is None else folder_of(kept.index(step))) for found, step in self.all_found]
+        first = {name: found for name, found in (kept[0].report if kept else {"model": self.name}).items() if name != "kind"}
+        return convert({**first, self.kind: each, "summary": self.lines(), **made_by.to_json()}, Script)
 
     def keep(self, folder: Path) -> None:
         """Writes the files of a run."""

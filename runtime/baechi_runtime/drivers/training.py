@@ -24,8 +24,9 @@ from baechi_runtime.files.run_folder import MEASURED, REPORT, begin_run, best_un
 from baechi_runtime.host.interrupts import finished_first
 from baechi_runtime.measure.parity_result import Parity, require_parity
 from baechi_runtime.measure.timing import WARMUP
+from baechi_runtime.report.findings import Findings
 from baechi_runtime.report.progress import progress, rounds
-from baechi_runtime.report.report import Report
+from baechi_runtime.report.report import ParityCheck
 from baechi_runtime.report.step_report import Progressed, RunReport, StepReport
 from baechi_runtime.report.tables import as_time
 
@@ -56,7 +57,7 @@ class OnDevices(Protocol):
 
 def train(
     request: TrainRequest, on_devices: OnDevices, sharding_of: SplitsOf | None = None, engines_of: EnginesOf | None = None
-) -> Report | Profile | None:
+) -> Findings | Profile | None:
     """The report of a measured, placed step, or with `run` of a training; with `costgen` the profile, written to `cost_path`. None in a
     process that does not drive. `sharding_of` is for `--placement_method=hybrid`; where there is `engines_of`, an engine may run the step.
 
@@ -72,7 +73,7 @@ def train(
     return on_devices(request, partial(_drive, sharding_of=sharding_of, engines_of=engines_of))
 
 
-def _drive(backend: TrainingBackend[C, L], sharding_of: SplitsOf | None, engines_of: EnginesOf | None) -> Report | Profile:
+def _drive(backend: TrainingBackend[C, L], sharding_of: SplitsOf | None, engines_of: EnginesOf | None) -> Findings | Profile:
     request, captured = backend.request, backend.capture()
     if request.costgen:
         captured.profile.save(request.costs_file, request.made_by)
@@ -103,7 +104,7 @@ def _drive(backend: TrainingBackend[C, L], sharding_of: SplitsOf | None, engines
     return _kept(request, _trained(backend, captured, placement, request.run))
 
 
-def _kept(request: TrainRequest, report: Report) -> Report:
+def _kept(request: TrainRequest, report: Findings) -> Findings:
     """The report, written where files are kept."""
     if request.out is not None:
         write_json(Path(request.out) / REPORT, signed(report.to_json(), request.made_by))
@@ -170,7 +171,7 @@ def _trained(backend: TrainingBackend[C, L], captured: C, placement: Placement, 
 
 def _about(backend: TrainingBackend[C, L], placement: Placement, parity: Parity) -> dict[str, Any]:
     """The fields that both reports have."""
-    step = {"result": placement.result, "single": placement.single, "parity": parity.to_json()}
+    step = {"result": placement.result, "single": placement.single, "parity": ParityCheck.of(parity)}
     return {"model": backend.request.model, "executor": backend.kind, **step}
 
 

@@ -2,7 +2,6 @@
 
 import statistics
 from dataclasses import dataclass
-from typing import Any
 
 from baechi_ext.cost import LinkFit
 from baechi_ext.ir import Link
@@ -46,10 +45,3 @@ class LinkProbe:
         if self.send is None or self.receive is None:
             return str(self.fit)
         return f"{self.fit}, of which sending takes {self.send} and receiving {self.receive} from the devices"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            **self.to_link().to_json(),
-            "one_way": {"us_per_byte": self.fit.us_per_byte, "latency_us": self.fit.latency_us, "r_squared": self.fit.r_squared},
-            "samples_us": {str(size): list(samples) for size, samples in self.samples_us.items()},
-        }

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from baechi_ext.errors import ParityError
 
@@ -43,16 +42,6 @@ class Parity:
         largest = max((d.absolute for d in differences.values()), default=0.0)
         beyond = tuple((name, d) for name, d in ranked if d.relative > tolerance)
         return cls(most <= tolerance, largest, most, worst, compared, tolerance, beyond)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "passed": self.passed,
-            "max_abs_diff": in_json(self.max_abs_diff),
-            "max_rel_diff": in_json(self.max_rel_diff),
-            "worst": self.worst,
-            "compared": self.compared,
-            "tolerance": self.tolerance,
-        }
 
 
 def in_json(difference: float) -> float | None:

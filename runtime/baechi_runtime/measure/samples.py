@@ -3,12 +3,17 @@
 import math
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from msgspec import Meta, Struct, structs
+
+Number = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
+"""A finite number of at least 0, as reports have most."""
 NOISY_LOAD = 0.10
 """Others taking more than this share of the cores spoil a measurement."""
 NOISY_SPREAD = 0.15
@@ -17,22 +22,24 @@ ENOUGH, TOO_FEW = 6, "fewer than 6 steps were measured"
 _ERROR = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """Raw wall times of one variant, in the order they were taken; statistics are computed."""
+class Samples(Struct, frozen=True):
+    """Raw wall times of one variant, in the order they were taken, with their statistics; in a file that does not keep them all, their
+    median is one. Raises ValueError where there is none."""
 
-    us: tuple[float, ...]
+    samples: Sequence[Number] = ()
+    median: Number = 0.0
+    min: Number = 0.0
+
+    def __post_init__(self) -> None:
+        if not len(self.samples) and not self.median:
+            raise ValueError("expected steps")
+        us = list(self.samples) or [self.median]
+        for name, value in (("samples", us), ("median", statistics.median(us)), ("min", min(us))):
+            structs.force_setattr(self, name, value)
 
     @property
-    def median(self) -> float:
-        return statistics.median(self.us)
-
-    @property
-    def min(self) -> float:
-        return min(self.us)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"median": self.median, "min": self.min, "samples": list(self.us)}
+    def us(self) -> tuple[float, ...]:
+        return tuple(self.samples)
 
 
 def samples_by_name(**us: Sequence[float]) -> dict[str, Samples]:
@@ -40,14 +47,13 @@ def samples_by_name(**us: Sequence[float]) -> dict[str, Samples]:
     return {name: Samples(tuple(times)) for name, times in us.items() if times}
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
+class Ratio(Struct, frozen=True):
     """A speedup: the median of the ratios of paired samples, and an interval that holds the true median in 95 of 100 cases, or
     in all but the share `error` of them."""
 
-    median: float
-    low: float
-    high: float
+    median: Number
+    low: Number
+    high: Number
 
     @classmethod
     def of(cls, slow: Samples, fast: Samples, error: float = 0.05) -> "Ratio":
@@ -66,9 +72,6 @@ class Ratio:
     def spread(self) -> float:
         """Width of the interval over the median."""
         return (self.high - self.low) / self.median
-
-    def to_json(self) -> dict[str, float]:
-        return {"median": self.median, "low": self.low, "high": self.high}
 
     def __str__(self) -> str:
         return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
@@ -165,10 +168,9 @@ class Measurement:
         """The disturbances of the devices meanwhile, one reason each."""
         return Noise(self.load_of_others, self.oversubscribed).disturbances()
 
-    def steps_json(self) -> dict[str, Any]:
-        """The samples of every variant; null where nothing was timed."""
-        unmeasured = {} if self.in_turn else dict.fromkeys(_OF_A_SCRIPT)
-        return {**unmeasured, **{name: samples.to_json() for name, samples in self.samples.items()}}
+    def reported(self) -> dict[str, Samples | None]:
+        """The samples of every variant; None where nothing was timed."""
+        return {**({} if self.in_turn else dict.fromkeys(_OF_A_SCRIPT)), **self.samples}
 
 
 class LoadOfOthers:

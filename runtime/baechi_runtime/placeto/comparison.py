@@ -19,8 +19,9 @@ from baechi_runtime.placeto.contenders import CONTENDERS, WITH_POLICY, Contest, 
 from baechi_runtime.placeto.graphs import Source
 from baechi_runtime.placeto.plots import save_distributions
 from baechi_runtime.report.figure import require_matplotlib
+from baechi_runtime.report.findings import Findings
+from baechi_runtime.report.printed import Evaluated, SourceCompared
 from baechi_runtime.report.progress import progress
-from baechi_runtime.report.report import Report
 
 NEAR = 0.01
 """A step that is longer by this part is near another."""
@@ -124,7 +125,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Comparison(Report):
+class Comparison(Findings):
     """All rows of one source."""
 
     title: str
@@ -163,19 +164,19 @@ class Comparison(Report):
             }
         return dict(sorted(found.items(), key=lambda item: item[1]["mean_ratio"] or float("inf")))
 
-    def facts(self) -> dict[str, Any]:
+    def report(self) -> SourceCompared:
         request = self.request
-        return {
-            "source": self.title,
-            "evaluations": request.evaluations,
-            "seed": request.seed,
-            "policy": request.policy or "default",
-            "policy_sha256": self.policy_sha256,
-            "cluster": request.cluster.to_json(),
-            "summary": self.summary(),
-            "distributions": {method: self.distribution(method) for method in self.methods},
-            "graphs": [row.to_json() for row in self.rows],
-        }
+        return SourceCompared(
+            source=self.title,
+            evaluations=request.evaluations,
+            seed=request.seed,
+            policy=request.policy or "default",
+            policy_sha256=self.policy_sha256,
+            cluster=request.cluster.to_json(),
+            summary=self.summary(),
+            distributions={method: self.distribution(method) for method in self.methods},
+            graphs=[row.to_json() for row in self.rows],
+        )
 
     def lines(self) -> list[str]:
         """Tables in Markdown: by method, of the plans that searches need, and graph by graph."""
@@ -204,13 +205,13 @@ class Comparison(Report):
 
 
 @dataclass(frozen=True, slots=True)
-class ComparisonReport(Report):
+class ComparisonReport(Findings):
     """A comparison for each source."""
 
     comparisons: tuple[Comparison, ...]
 
-    def facts(self) -> dict[str, Any]:
-        return {"comparisons": [comparison.to_json() for comparison in self.comparisons]}
+    def report(self) -> Evaluated:
+        return Evaluated(comparisons=[comparison.report() for comparison in self.comparisons])
 
     def lines(self) -> list[str]:
         return [line for comparison in self.comparisons for line in (*comparison.lines(), "")][:-1]

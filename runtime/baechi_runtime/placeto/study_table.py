@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from baechi_ext.errors import FileError
 from baechi_ext.ir.files import append_csv, read_text
-from baechi_runtime.report.report import Report
+from baechi_runtime.report.findings import Findings
+from baechi_runtime.report.printed import Studied, StudyRow
 
 RUNS = "runs.csv"
 """The file in a study's folder."""
@@ -95,28 +96,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Row:
-    """An order, or a control, on one source."""
-
-    source: str
-    order: str
-    ratio: float
-    """Step at the end over the step at the beginning, the geometric mean of the graphs."""
-    low: float
-    high: float
-    """95% of it."""
-    over_reference: float | None
-    """Step over that of the reference order, the geometric mean; None of the reference itself and where it is not studied."""
-    p: float | None
-    """The p-value of being equal to the reference; corrected among the orders of a source."""
-    episodes: float
-    """Mean number after which a run's best step is within NEAR of its last one."""
-    seconds: float
-    """Processor time, the mean of a run."""
-
-
-@dataclass(frozen=True)
-class StudyTable(Report):
+class StudyTable(Findings):
     """A study's runs and what follows from them."""
 
     settings: Mapping[str, Any]
@@ -150,11 +130,11 @@ class StudyTable(Report):
         return np.array([[column[graph] for column in columns] for graph in graphs]).reshape(len(graphs), len(orders))
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[StudyRow]:
         """By source, the orders and then the controls."""
         return [row for source in self.sources for row in self._rows(source)]
 
-    def _rows(self, source: str) -> Iterable[Row]:
+    def _rows(self, source: str) -> Iterable[StudyRow]:
         differences = {}
         for order in (*self.orders, *CONTROLS):
             if order != REFERENCE and REFERENCE in self.orders:
@@ -168,7 +148,7 @@ class StudyTable(Report):
                 over = float(np.exp(differences[order].mean())) if order in p else None
                 episodes = np.mean([near(points) for points in runs])
                 seconds = np.mean([points[-1].seconds for points in runs])
-                yield Row(source, order, ratio, low, high, over, p.get(order), float(episodes), float(seconds))
+                yield StudyRow(source, order, ratio, low, high, over, p.get(order), float(episodes), float(seconds))
 
     @cached_property
     def p_of_sources(self) -> dict[str, float]:
@@ -201,12 +181,11 @@ class StudyTable(Report):
             found.append(f"- {source}: the order {verdict} (p = {p:.4f}); the least steps are those of `{best.order}`.")
         return found
 
-    def facts(self) -> dict[str, Any]:
-        rows = [{name: getattr(row, name) for name in Row.__dataclass_fields__} for row in self.rows]
-        return {"settings": dict(self.settings), "runs": len(self.runs), "rows": rows, "p": self.p_of_sources}
+    def report(self) -> Studied:
+        return Studied(settings=dict(self.settings), runs=len(self.runs), rows=self.rows, p=self.p_of_sources)
 
 
-def _line(row: Row) -> str:
+def _line(row: StudyRow) -> str:
     compared = ("-", "-") if row.over_reference is None or row.p is None else (f"{row.over_reference:.3f}", f"{row.p:.3f}")
     step = f"{row.ratio:.3f} | {row.low:.3f} to {row.high:.3f}"
     return f"| {row.source} | `{row.order}` | {step} | {' | '.join(compared)} | {row.episodes:.0f} | {row.seconds:.1f} |"

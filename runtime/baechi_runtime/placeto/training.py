@@ -3,9 +3,8 @@
 import contextlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster, OpGraph
@@ -27,8 +26,9 @@ from baechi_ext.place.placeto.train import (
 )
 from baechi_ext.place.placeto.training_task import TrainingTask
 from baechi_runtime.placeto.graphs import Source
+from baechi_runtime.report.findings import Findings
+from baechi_runtime.report.printed import PolicyTrained
 from baechi_runtime.report.progress import progress
-from baechi_runtime.report.report import Report
 
 EXAM_SHARE = 4
 """Every fourth graph is for exams: which policy is kept is not decided on what it learned from."""
@@ -53,7 +53,7 @@ class TrainingRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingReport(Report):
+class TrainingReport(Findings):
     """The state of a training when its command ends."""
 
     file: str
@@ -64,9 +64,8 @@ class TrainingReport(Report):
     graphs: int
     exam_graphs: int
 
-    def facts(self) -> dict[str, Any]:
-        found = {name: getattr(self, name) for name in ("file", "updates", "done", "graphs", "exam_graphs")}
-        return {**found, "exam": None if math.isinf(self.exam) else self.exam}
+    def report(self) -> PolicyTrained:
+        return PolicyTrained(**asdict(self) | {"exam": None if math.isinf(self.exam) else self.exam})
 
     def lines(self) -> list[str]:
         exam = "" if math.isinf(self.exam) else f"; step over lower bound in exams on {self.exam_graphs} others: {self.exam:.4f}"

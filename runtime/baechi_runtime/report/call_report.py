@@ -1,14 +1,14 @@
 """The gain from placing the calls of a user's own module or training step: predicted, and measured in the user's own loop."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Literal
 
 from baechi_ext.ir.plan import Plan
-from baechi_runtime.measure.parity_result import in_json
 from baechi_runtime.measure.samples import Measurement, Noise, Samples
-from baechi_runtime.report.report import PlanReport
+from baechi_runtime.report.findings import PlanFindings
+from baechi_runtime.report.report import Call, PerDevice, Sides, Verified
 from baechi_runtime.report.tables import as_size, as_time
 
 INTERRUPTED = "the search for its plan was interrupted"
@@ -17,30 +17,8 @@ OTHER_SHAPES = "arguments of another shape"
 """The reason why a call ran as it is between placed ones."""
 
 
-@dataclass(frozen=True)
-class Verified:
-    """The outcome of comparing placed calls with unplaced ones."""
-
-    steps: int
-    of: int
-    """Calls that ran placed."""
-    last: int
-    """The number of the last one that was compared."""
-    max_rel_diff: float
-    rounding: tuple[str, ...] = ()
-    """Results and variables that rounding alone decides, and that may therefore differ."""
-
-    def __str__(self) -> str:
-        largest = f"largest relative difference {self.max_rel_diff:.2g}"
-        largest += f"; rounding decides {len(self.rounding)} variables" if self.rounding else ""
-        return f"verified {self.steps} of {self.of}, last at call {self.last} ({largest})"
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"max_rel_diff": in_json(self.max_rel_diff), "rounding": list(self.rounding)}
-
-
 @dataclass(frozen=True, kw_only=True)
-class CallReport(PlanReport):
+class CallReport(PlanFindings):
     """The first placed call of a module, or of a training step; `refusal` says why calls run as they are, where they do."""
 
     kind: Literal["module", "step"]
@@ -92,26 +70,26 @@ class CallReport(PlanReport):
         steps = int(self.setup_seconds * 1e6 / self.saved_us) + 1
         return f"{took}, placing saves {as_time(self.saved_us)} a step: paid back at step {steps}"
 
-    def facts(self) -> dict[str, Any]:
+    def report(self) -> Call:
         peaks = () if self.result is None else self.result.timeline.peak_memory_bytes
-        return {
-            self.kind: self.name,
-            **{"transfers": 0, "bytes_moved": 0, **self.plan_facts(), "method": self.method},
-            "devices": list(self.devices),
-            "num_ops": list(self.num_ops),
-            "fragments": self.fragments,
-            "measured_step_us": self.measurement(Noise(None, oversubscribed=False)).steps_json(),
-            "peak_memory_bytes": {"predicted": list(peaks)},
-            "verification": self.verified.to_json(),
-            "placed_steps": self.placed_steps,
-            "unplaced_steps": self.unplaced_steps,
-            "unplaced_calls": dict(self.unplaced_calls),
-            "shapes": self.shapes,
-            "setup_seconds": self.setup_seconds,
-            "refusal": self.refusal,
-            "graph_breaks": list(self.graph_breaks),
-            "recompiles": list(self.recompiles),
-        }
+        return Call(
+            **{**self.planned(), "method": self.method, self.kind: self.name},
+            devices=list(self.devices),
+            num_ops=list(self.num_ops),
+            fragments=self.fragments,
+            predicted_step_us=Sides(single=self.predicted_single_us, placed=self.predicted_us),
+            measured_step_us=self.measurement(Noise(None, oversubscribed=False)).reported(),
+            peak_memory_bytes=PerDevice(predicted=list(peaks)),
+            verification=self.verified,
+            placed_steps=self.placed_steps,
+            unplaced_steps=self.unplaced_steps,
+            unplaced_calls=dict(self.unplaced_calls),
+            shapes=self.shapes,
+            setup_seconds=self.setup_seconds,
+            refusal=self.refusal,
+            graph_breaks=list(self.graph_breaks),
+            recompiles=list(self.recompiles),
+        )
 
     def line(self) -> str:
         """One line: what was placed and what it gained, or why not."""

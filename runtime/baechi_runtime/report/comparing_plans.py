@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
 
 from baechi_ext.cost import scale_links, vary_costs
 from baechi_ext.explain import PlanDiff
@@ -12,6 +14,7 @@ from baechi_ext.ir.hints import Pin, with_pins
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import memory_violations, placement_violations
 from baechi_ext.simulate import Timeline, lower_bound_us
+from baechi_runtime.report import printed
 from baechi_runtime.report.explaining import MOST_DEVICES, change_of, noted, short
 from baechi_runtime.report.plan_files import as_planned, on_devices, other_costs, timeline_of
 from baechi_runtime.report.tables import aligned, as_size, as_time, print_timeline, share_of, show, table_of
@@ -126,11 +129,15 @@ class Simulated:
     before: Timeline | None
     notes: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """The JSON that `baechi simulate --json` prints (docs/files.md)."""
-        value = {**self.timeline.to_json(), "lower_bound_us": self.lower_bound_us, "violations": self.violations}
-        value["notes"] = list(self.notes)
-        return value if self.before is None else {**value, "before": self.before.to_json()}
+    def report(self) -> printed.Simulated:
+        """The JSON that `baechi simulate --json` prints."""
+        return printed.Simulated(
+            **self.timeline.to_json(),
+            lower_bound_us=self.lower_bound_us,
+            violations=self.violations,
+            notes=list(self.notes),
+            before=UNSET if self.before is None else printed.Simulation(**self.before.to_json()),
+        )
 
     def print(self) -> None:
         """Prints the step on stdout."""

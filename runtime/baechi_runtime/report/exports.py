@@ -13,15 +13,17 @@ from baechi_ext.ir.split_spec import split_spec, stages_of
 from baechi_ext.place.trial import try_orders
 from baechi_ext.simulate import Simulator, Timeline, simulate
 from baechi_runtime.report.palette import device_colour, text_colour
+from baechi_runtime.report.printed import ExportedDot, ExportedGraph, ExportedMap, ExportedSplit, ExportedStage
+from baechi_runtime.report.report import Report
 from baechi_runtime.report.tables import as_size, as_time
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The content of the file, an object or text; what --json prints; and lines for people."""
+    """The content of the file, an object or text; what --json reports; and lines for people."""
 
     content: dict[str, Any] | str
-    printed: dict[str, Any]
+    printed: Report
     lines: Sequence[str]
 
     def save(self, path: str) -> None:
@@ -47,15 +49,15 @@ def _device_map(plan: Plan, _: MadeBy) -> Export:
     kept_time, kept_bytes = (_kept([getattr(op, cost) for op in graph.ops], placement, plan) for cost in ("compute_us", "persistent_bytes"))
     placed = try_orders(Simulator(graph, cluster), placement, (plan.priority, None))
     violations = memory_violations(cluster, placed.timeline.peak_memory_bytes)
-    printed = {
-        "device_map": devices,
-        "kept_time": kept_time,
-        "kept_bytes": kept_bytes,
-        "plan_step_us": planned_us,
-        "predicted_step_us": placed.makespan_us,
-        "peak_memory_bytes": list(placed.timeline.peak_memory_bytes),
-        "violations": violations,
-    }
+    printed = ExportedMap(
+        device_map=devices,
+        kept_time=kept_time,
+        kept_bytes=kept_bytes,
+        plan_step_us=planned_us,
+        predicted_step_us=placed.makespan_us,
+        peak_memory_bytes=list(placed.timeline.peak_memory_bytes),
+        violations=violations,
+    )
     slower = f", {placed.makespan_us / planned_us - 1:+.1%} beside the plan's {as_time(planned_us)}" if planned_us else ""
     lines = [
         f"device map      {len(devices)} names",
@@ -78,14 +80,14 @@ def _split_spec(plan: Plan, _: MadeBy) -> Export:
     content = split_spec(stages)
     times = [sum(graph.ops[v].compute_us for v in stage.ops) for stage in stages]
     rows = [
-        {"device": stage.device, "begins": stage.begins, "forward_ops": len(stage.ops), "forward_us": us}
+        ExportedStage(device=stage.device, begins=stage.begins, forward_ops=len(stage.ops), forward_us=us)
         for stage, us in zip(stages, times, strict=True)
     ]
     lines = [
         f"stage {i:<9} {names[stage.device]}, {stage.begins or 'from the start'}: {len(stage.ops)} forward ops, {as_time(us)}"
         for i, (stage, us) in enumerate(zip(stages, times, strict=True))
     ]
-    return Export(content, {"split_spec": content, "stages": rows}, lines)
+    return Export(content, ExportedSplit(split_spec=content, stages=rows), lines)
 
 
 def _node_link(plan: Plan, made_by: MadeBy) -> Export:
@@ -97,7 +99,7 @@ def _node_link(plan: Plan, made_by: MadeBy) -> Export:
         device = plan.placement[v]
         node |= {"device": device, "device_name": names[device], "start_us": timeline.start_us[v], "end_us": timeline.end_us[v]}
     lines = [f"node-link       {len(content['nodes'])} nodes, {len(content['edges'])} edges; networkx.node_link_graph reads them"]
-    return Export(content, content, lines)
+    return Export(content, ExportedGraph(**content), lines)
 
 
 def _dot(plan: Plan, made_by: MadeBy) -> Export:
@@ -117,7 +119,7 @@ def _dot(plan: Plan, made_by: MadeBy) -> Export:
             sent = plan.placement[tensor.producer] != plan.placement[v]
             lines.append(f"  {ends}" + (f" [style=bold, label={_quoted(as_size(tensor.bytes))}]" if sent else "") + ";")
     text = "\n".join([*lines, "}", ""])
-    return Export(text, {"dot": text}, [f"graph           {len(graph)} ops; dot -Tsvg draws it"])
+    return Export(text, ExportedDot(dot=text), [f"graph           {len(graph)} ops; dot -Tsvg draws it"])
 
 
 def _simulated(plan: Plan) -> Timeline:

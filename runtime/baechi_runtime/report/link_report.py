@@ -3,14 +3,17 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from msgspec.structs import asdict
 
 from baechi_ext.cost import bend_bytes
 from baechi_ext.ir import Cluster, Device
 from baechi_ext.ir.files import write_json
 from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_runtime.measure.link_probe import LinkProbe
-from baechi_runtime.report.report import Report
+from baechi_runtime.report.findings import Findings
+from baechi_runtime.report.printed import Links, Pair
+from baechi_runtime.report.report import ProbedLink
 from baechi_runtime.report.tables import as_size
 
 _FLOAT_BYTES = 4
@@ -36,7 +39,7 @@ class ProbeRequest:
 
 
 @dataclass(frozen=True)
-class LinkReport(Report):
+class LinkReport(Findings):
     """The probes of all directed pairs, and the cluster they make."""
 
     cluster: Cluster
@@ -60,13 +63,10 @@ class LinkReport(Report):
                 found.append(f"  of which the sender is busy {probe.send}, the receiver {probe.receive}")
         return found
 
-    def facts(self) -> dict[str, Any]:
-        """The samples of every pair; `cluster` is what `--cluster` reads."""
-        pairs = [
-            {"source": self.cluster.devices[s].name, "target": self.cluster.devices[t].name, **probe.to_json()}
-            for (s, t), probe in self.probes.items()
-        ]
-        return {"cluster": self.cluster.to_json(), "pairs": pairs}
+    def report(self) -> Links:
+        names = [device.name for device in self.cluster.devices]
+        pairs = [Pair(source=names[s], target=names[t], **asdict(ProbedLink.of(probe))) for (s, t), probe in self.probes.items()]
+        return Links(cluster=self.cluster.to_json(), pairs=pairs)
 
 
 def reported(

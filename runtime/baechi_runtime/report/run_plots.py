@@ -12,8 +12,9 @@ from baechi_ext.ir.made_by import MadeBy
 from baechi_runtime.files.run_folder import SHARD_PLAN, RunFolder, is_sharded_run
 from baechi_runtime.report.figure import require_matplotlib, save_figure
 from baechi_runtime.report.palette import LIMIT, device_colour
+from baechi_runtime.report.reading import comparison_in, results_of
+from baechi_runtime.report.report import Variant
 from baechi_runtime.report.run_steps import steps_of
-from baechi_runtime.report.run_summary import Compared, Variant, summary_of
 from baechi_runtime.report.sharded_summary import ShardedRun
 from baechi_runtime.report.tables import size_unit, time_unit
 
@@ -47,8 +48,8 @@ def write_plots(folder: str, out: str | None, command: tuple[str, ...] = ()) -> 
 
 
 def _placed(folder: str) -> tuple[str, MadeBy, dict[str, "Figure"]]:
-    run, compared = RunFolder.load(folder), Compared.load(folder)
-    peaks = summary_of(run, compared).measured_peaks
+    run, compared = RunFolder.load(folder), comparison_in(folder)
+    peaks = results_of(run, compared).measured_peaks
     figures = {"timeline": timeline_figure(run), "memory": memory_figure(run, peaks), "busy": busy_figure(run)}
     if compared.rows:
         figures["methods"] = methods_figure(compared.rows)
@@ -57,9 +58,9 @@ def _placed(folder: str) -> tuple[str, MadeBy, dict[str, "Figure"]]:
 
 def _sharded(folder: str) -> tuple[str, MadeBy, dict[str, "Figure"]]:
     run = ShardedRun.load(folder)
-    if not run.strategies:
+    if run.report is None or not run.strategies:
         raise FileError(f"{folder!r} has a shard plan, and no steps to plot; baechi train --sharding={folder}/{SHARD_PLAN} measures some")
-    return f"{run.title}, sharded", run.summary.made_by, {"strategies": methods_figure(run.strategies)}
+    return f"{run.title}, sharded", run.report.made_by, {"strategies": methods_figure(run.strategies)}
 
 
 def timeline_figure(run: RunFolder) -> "Figure":
@@ -131,16 +132,16 @@ def busy_figure(run: RunFolder) -> "Figure":
 
 def methods_figure(rows: Sequence[Variant]) -> "Figure":
     """The measured steps of every method, or strategy, their median, and the prediction; methods without either are left empty."""
-    known = [us for row in rows for us in (*_samples(row), row.predicted_us) if us is not None]
+    known = [us for row in rows for us in (*_samples(row), row.predicted_step_us) if us is not None]
     scale, unit = time_unit(max(known, default=1.0))
     figure = require_matplotlib()(figsize=(WIDTH_INCHES, 0.32 * len(rows) + 0.9), layout="constrained")
     axes = figure.subplots()
     for y, row in enumerate(rows):
         axes.plot([us / scale for us in _samples(row)], [y] * len(_samples(row)), "o", color=device_colour(0), alpha=0.4, markersize=4)
-        if row.measured is not None:
-            axes.plot(row.measured.median / scale, y, "|", color=_MEASURED, markersize=14, markeredgewidth=2)
-        if row.predicted_us is not None:
-            axes.plot(row.predicted_us / scale, y, "o", color=_TRANSFER, markersize=8, fillstyle="none")
+        if row.measured_step_us is not None:
+            axes.plot(row.measured_step_us.median / scale, y, "|", color=_MEASURED, markersize=14, markeredgewidth=2)
+        if row.predicted_step_us is not None:
+            axes.plot(row.predicted_step_us / scale, y, "o", color=_TRANSFER, markersize=8, fillstyle="none")
     axes.set_yticks(range(len(rows)), [_plain(row.name) for row in rows])
     axes.invert_yaxis()
     axes.set_xlim(left=0)
@@ -150,7 +151,7 @@ def methods_figure(rows: Sequence[Variant]) -> "Figure":
 
 
 def _samples(row: Variant) -> tuple[float, ...]:
-    return () if row.measured is None else row.measured.us
+    return () if row.measured_step_us is None else row.measured_step_us.us
 
 
 def _names(run: RunFolder) -> list[str]:

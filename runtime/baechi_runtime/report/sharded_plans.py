@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from baechi_ext.errors import MismatchError
 from baechi_ext.shard.analysis import HIDDEN
@@ -20,6 +20,8 @@ from baechi_ext.shard.explain import (
 )
 from baechi_ext.shard.plan import ShardPlan
 from baechi_runtime.report.explaining import change_of, short
+from baechi_runtime.report.printed import LayerExplained, ShardDifference, ShardExplained
+from baechi_runtime.report.report import Report
 from baechi_runtime.report.tables import aligned, as_size, as_time, share_of, show, table_of
 
 if TYPE_CHECKING:
@@ -27,17 +29,17 @@ if TYPE_CHECKING:
 
 MOST_LAYERS, MOST_TALKATIVE, MOST_CHANGES = 12, 8, 16
 
-Printable = tuple[Callable[[], dict[str, Any]], Callable[[], None]]
-"""Two functions: one says it to a program, the other prints it for a person."""
+Printable = tuple[Callable[[], Report], Callable[[], None]]
+"""Two functions: one reports it to a program, the other prints it for a person."""
 
 
 def explain_sharded(plan: ShardPlan, layer: str | None) -> Printable:
     """Explains a plan, or a layer of it. Raises what `explain_shard_plan` and `explain_layer` raise."""
     if layer is None:
         explained = explain_shard_plan(plan)
-        return explained.to_json, partial(_print_plan, explained)
+        return lambda: ShardExplained(**explained.to_json()), partial(_print_plan, explained)
     why = explain_layer(plan, layer)
-    return why.to_json, partial(_print_layer, why)
+    return lambda: LayerExplained(**why.to_json()), partial(_print_layer, why)
 
 
 def diff_sharded(before: tuple[str, ShardPlan | None], after: tuple[str, ShardPlan | None]) -> Printable:
@@ -47,7 +49,7 @@ def diff_sharded(before: tuple[str, ShardPlan | None], after: tuple[str, ShardPl
         other = before[0] if first is None else after[0]
         raise MismatchError(f"{other} is not a shard plan, and the other one is; compare two of a kind")
     diff = diff_shard_plans(first, second)
-    return diff.to_json, partial(_print_diff, diff)
+    return lambda: ShardDifference(**diff.to_json()), partial(_print_diff, diff)
 
 
 def _split_text(splits: Mapping[str, int]) -> str:

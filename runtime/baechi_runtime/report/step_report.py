@@ -1,7 +1,7 @@
 """Reports of a model's placed step: StepReport, what it was predicted to take and what it took, and RunReport, a training of many steps."""
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,8 @@ from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline
 from baechi_runtime.measure.link_probe import LinkProbe
 from baechi_runtime.measure.samples import Measurement, Samples
-from baechi_runtime.report.report import PlanReport, inconclusive, labelled, load_text, parity_text, prediction_error
+from baechi_runtime.report.findings import PlanFindings, inconclusive, labelled, load_text, prediction_error
+from baechi_runtime.report.report import Checkpoint, ParityCheck, PerDevice, ProbedLink, Sides, Step, Training
 from baechi_runtime.report.tables import as_limit, as_range, as_size, as_time, share_of, show, table_of
 
 if TYPE_CHECKING:
@@ -19,19 +20,18 @@ _LOSSES_SHOWN = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ModelReport(PlanReport):
+class _ModelReport(PlanFindings):
     """A report on a step that was placed and run."""
 
     model: str
     executor: str
     result: PlanResult
     single: Timeline
-    parity: Mapping[str, Any] | None
-    """In JSON; None where nothing was compared."""
+    parity: ParityCheck | None
+    """None where nothing was compared."""
 
-    def plan_facts(self) -> dict[str, Any]:
-        parity = None if self.parity is None else dict(self.parity)
-        return {"model": self.model, "executor": self.executor, **super().plan_facts(), "parity": parity}
+    def planned(self) -> dict[str, Any]:
+        return {"model": self.model, "executor": self.executor, **super().planned(), "parity": self.parity}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,33 +47,28 @@ class StepReport(_ModelReport):
     unplaced: str = "eager, one device"
     """The unplaced step's name in reports."""
 
-    def facts(self) -> dict[str, Any]:
-        measured, timeline, over_unplaced = self.measurement, self.result.timeline, self.measurement.over_unplaced
-        doubts = measured.doubts()
-        return {
-            **self.plan_facts(),
-            "measured_step_us": measured.steps_json(),
+    def report(self) -> Step:
+        measured, timeline, doubts = self.measurement, self.result.timeline, self.measurement.doubts()
+        measured_by = self.peaks_measured_by if self.peak_bytes else "none"
+        return Step(
+            **self.planned(),
             **(self._over_one_device() if measured.in_turn else {"unplaced": self.unplaced}),
-            "speedup_over_eager": None if over_unplaced is None else over_unplaced.to_json(),
-            "busy_us": {"predicted": list(timeline.busy_us), "measured": list(measured.busy_us.get("placed", ()))},
-            "peak_memory_bytes": {
-                "predicted": list(timeline.peak_memory_bytes),
-                "measured": list(self.peak_bytes),
-                "measured_by": self.peaks_measured_by if self.peak_bytes else "none",
-            },
-            "link_probe": None if self.probe is None else self.probe.to_json(),
-            "load_of_others": measured.load_of_others,
-            "conclusive": not doubts,
-            "doubts": doubts,
-        }
+            predicted_step_us=Sides(single=self.predicted_single_us, placed=self.predicted_us),
+            measured_step_us=measured.reported(),
+            speedup_over_eager=measured.over_unplaced,
+            busy_us=PerDevice(predicted=list(timeline.busy_us), measured=list(measured.busy_us.get("placed", ()))),
+            peak_memory_bytes=PerDevice(
+                predicted=list(timeline.peak_memory_bytes), measured=list(self.peak_bytes), measured_by=measured_by
+            ),
+            link_probe=None if self.probe is None else ProbedLink.of(self.probe),
+            load_of_others=measured.load_of_others,
+            conclusive=not doubts,
+            doubts=doubts,
+        )
 
     def _over_one_device(self) -> dict[str, Any]:
         speedup, overhead = self.measurement.ratio("single"), self.measurement.ratio("single", "eager")
-        return {
-            "speedup": speedup.median,
-            "speedup_interval": speedup.to_json(),
-            "overhead_of_one_device_program": overhead.to_json(),
-        }
+        return {"speedup": speedup.median, "speedup_interval": speedup, "overhead_of_one_device_program": overhead}
 
     def print(self) -> None:
         """Prints the tables and the verdict on stdout."""
@@ -120,8 +115,8 @@ class StepReport(_ModelReport):
         yield labelled("lower bound", f"{as_time(bound)}; {above}" if bound else "none")
         yield labelled("moved", f"{len(timeline.transfers)} tensors, {as_size(timeline.bytes_moved)} a step")
         if self.parity is not None:
-            relative = "infinite" if self.parity["max_rel_diff"] is None else f"{self.parity['max_rel_diff']:.3g}"
-            yield labelled("parity", f"{parity_text(self.parity)} ({relative} relative, allowed {self.parity['tolerance']:g})")
+            relative = "infinite" if self.parity.max_rel_diff is None else f"{self.parity.max_rel_diff:.3g}"
+            yield labelled("parity", f"{self.parity} ({relative} relative, allowed {self.parity.tolerance or 0:g})")
         yield labelled("others' load", load_text(measured.load_of_others))
         yield from (labelled("note", note) for note in self.notes)
         if doubts := measured.doubts():
@@ -154,18 +149,18 @@ class RunReport(_ModelReport):
     checkpoint: str | None
     """The folder of its checkpoints."""
 
-    def facts(self) -> dict[str, Any]:
+    def report(self) -> Training:
         timeline, run = self.result.timeline, self.progressed
-        return {
-            **self.plan_facts(),
-            "cluster": timeline.cluster.to_json(),
-            "steps": len(run.losses),
-            "losses": list(run.losses),
-            "resumed_from": run.resumed_from,
-            "checkpoint": None if self.checkpoint is None else {"folder": self.checkpoint, "step": run.checkpoint_step},
-            "predicted_step_us": timeline.makespan_us,
-            "measured_step_us": Samples(run.step_us).to_json() if run.step_us else None,
-        }
+        return Training(
+            **self.planned(),
+            cluster=timeline.cluster.to_json(),
+            steps=len(run.losses),
+            losses=list(run.losses),
+            resumed_from=run.resumed_from,
+            checkpoint=None if self.checkpoint is None else Checkpoint(folder=self.checkpoint, step=run.checkpoint_step),
+            predicted_step_us=timeline.makespan_us,
+            measured_step_us=Samples(run.step_us) if run.step_us else None,
+        )
 
     def lines(self) -> Iterator[str]:
         """The losses, evenly spread where there are many, and the facts."""
@@ -182,7 +177,7 @@ class RunReport(_ModelReport):
         yield labelled("trained", f"{self.model}, {len(run.step_us)} steps from {begun}{took}")
         yield labelled("placed", f"{result.plan.method}, {devices} device{'s' * (devices > 1)}, {self.executor}")
         if self.parity is not None:
-            yield labelled("parity", parity_text(self.parity))
+            yield labelled("parity", str(self.parity))
         if self.checkpoint is not None:
             yield labelled("checkpoint", f"step {run.checkpoint_step} in {self.checkpoint}")
         yield from (labelled("note", note) for note in self.notes)

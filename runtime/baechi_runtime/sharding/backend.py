@@ -25,10 +25,11 @@ from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.models.registry import make_step
 from baechi_runtime.models.training_step import EagerStep, TrainingStep, optimizer_spec
 from baechi_runtime.report.progress import progress
+from baechi_runtime.report.report import Held
 from baechi_runtime.sharding.binding import lay_out
 from baechi_runtime.sharding.calibration import finish, measured_tera_flops
 from baechi_runtime.sharding.captured import CapturedGraph, captured_module
-from baechi_runtime.sharding.counts import StepBytes, Traffic, counted, counted_bytes
+from baechi_runtime.sharding.counts import Traffic, counted, counted_bytes
 from baechi_runtime.sharding.execute import ShardedStep, check_parity
 from baechi_runtime.sharding.forecast import Forecast, Forecaster
 from baechi_runtime.sharding.layout import checked_shape, make_mesh
@@ -159,11 +160,11 @@ class ShardBackend:
             return None
         return check_parity(captured.step, lay_out(captured.graph, plan.configurations, self.shape), self.mesh)
 
-    def counts(self, loaded: Loaded) -> tuple[Traffic, tuple[StepBytes, ...]]:
+    def counts(self, loaded: Loaded) -> tuple[Traffic, tuple[Held, ...]]:
         """Run a step, and count what this process sends, and the bytes that each one holds."""
         with counted() as traffic:
             own = counted_bytes(loaded.run, loaded.weights, loaded.optimizer)
-        held: list[StepBytes] = [own] * dist.get_world_size()
+        held: list[Held] = [own] * dist.get_world_size()
         dist.all_gather_object(held, own)
         return traffic, tuple(held)
 

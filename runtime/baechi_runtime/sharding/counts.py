@@ -3,13 +3,14 @@
 import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from baechi_ext.capture.torch_private import collectives
+from baechi_runtime.report.report import Held
 
 _ROUNDS = {"all_reduce": 2, "allreduce": 2, "allreduce_coalesced": 2}
 """A ring goes round twice for a sum that everybody gets, once for anything else."""
@@ -51,21 +52,7 @@ def counted() -> Iterator[Traffic]:
         yield traffic
 
 
-@dataclass(frozen=True, slots=True)
-class StepBytes:
-    """Bytes of one process: of parameters and buffers, of their gradients, of the optimizer's state, and of what the forward pass keeps for
-    the backward pass, these left out. Messages and what an op needs while it runs are not counted."""
-
-    weights: int
-    gradients: int
-    optimizer: int
-    kept: int
-
-    def to_json(self) -> dict[str, int]:
-        return {f"{name}_bytes": size for name, size in asdict(self).items()}
-
-
-def counted_bytes(run: Callable[[], object], weights: Iterable[Tensor], optimizer: torch.optim.Optimizer) -> StepBytes:
+def counted_bytes(run: Callable[[], object], weights: Iterable[Tensor], optimizer: torch.optim.Optimizer) -> Held:
     """Count the bytes of one step, which this runs: `run` leaves the gradients on the parameters among the `weights`."""
     own = [local(w) for w in weights]
     held = {_memory(w): w.untyped_storage().nbytes() for w in own}
@@ -79,7 +66,7 @@ def counted_bytes(run: Callable[[], object], weights: Iterable[Tensor], optimize
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
         run()
     states = [local(v) for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
-    return StepBytes(
+    return Held(
         weights=sum(held.values()),
         gradients=sum(local(p.grad).nbytes for group in optimizer.param_groups for p in group["params"] if p.grad is not None),
         optimizer=sum(s.nbytes for s in states),

@@ -12,6 +12,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
+
 from baechi_ext.errors import ShardError
 from baechi_ext.ir.files import require_writable, write_bytes
 from baechi_ext.ir.made_by import MadeBy
@@ -22,7 +24,8 @@ from baechi_ext.shard.machine import Machine
 from baechi_ext.shard.plan import ShardPlan
 from baechi_ext.shard.search import Found, SearchOptions, search
 from baechi_runtime.models.registry import ModelOptions
-from baechi_runtime.report.report import Report
+from baechi_runtime.report.findings import Findings
+from baechi_runtime.report.printed import Sharding
 from baechi_runtime.report.tables import as_size, as_time
 
 if TYPE_CHECKING:
@@ -66,7 +69,7 @@ class PaseRequest:
 
 
 @dataclass(frozen=True)
-class PaseReport(Report):
+class PaseReport(Findings):
     """The strategy found, and, where asked for: the seconds of each repeat, a profile, costs by layer, and what others would do."""
 
     request: PaseRequest
@@ -80,26 +83,22 @@ class PaseReport(Report):
     executable: str = ""
     """Says what it costs that the strategy can be run."""
 
-    def facts(self) -> dict[str, Any]:
-        """For a program."""
-        elimination = self.found.elimination
-        facts: dict[str, Any] = {
-            "search_seconds": self.seconds,
-            "seconds": self.found.seconds,
-            "configurations": sum(self.found.tables.sizes),
-            "largest_table_bytes": 8 * elimination.largest,
-            "operations": elimination.operations,
-            "width": elimination.width,
-        }
-        if self.model is not None:
-            facts["captured"] = self.model.to_json()
-        if self.executable:
-            facts["executable"] = self.executable
-        if self.layers:
-            facts["layers"] = [{"name": c.name, "own_flop": c.own, "kinds_flop": c.kinds, "moved_flop": c.moved} for c in self.layers]
-        if self.others:
-            facts["others"] = [{"name": b.name, "cost_flop": b.cost, "note": b.note} for b in self.others]
-        return {**self.plan.to_json(), **facts}
+    def report(self) -> Sharding:
+        elimination, plan = self.found.elimination, {key: value for key, value in self.plan.to_json().items() if key != "kind"}
+        layers = [{"name": c.name, "own_flop": c.own, "kinds_flop": c.kinds, "moved_flop": c.moved} for c in self.layers]
+        return Sharding(
+            **plan,
+            search_seconds=self.seconds,
+            seconds=self.found.seconds,
+            configurations=sum(self.found.tables.sizes),
+            largest_table_bytes=8 * elimination.largest,
+            operations=elimination.operations,
+            width=elimination.width,
+            captured=UNSET if self.model is None else self.model.to_json(),
+            executable=self.executable or UNSET,
+            layers=layers or UNSET,
+            others=[{"name": b.name, "cost_flop": b.cost, "note": b.note} for b in self.others] or UNSET,
+        )
 
     def lines(self) -> list[str]:
         """For a person."""

@@ -3,17 +3,16 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from baechi_ext.shard.machine import Machine
-from baechi_runtime.files.run_folder import SHARDING_REPORT
 from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.measure.samples import ENOUGH, TOO_FEW, Noise, Ratio, Samples
-from baechi_runtime.report.report import Report, inconclusive, labelled, load_text
+from baechi_runtime.report.findings import Findings, inconclusive, labelled, load_text
+from baechi_runtime.report.report import Held, Layer, MeasuredMachine, ParityCheck, Sent, SentBy, Sharded, StepParts, Strategy
 from baechi_runtime.report.tables import as_range, as_size, as_time
-from baechi_runtime.sharding.counts import StepBytes, Traffic
+from baechi_runtime.sharding.counts import Traffic
 from baechi_runtime.sharding.forecast import Forecast
 
 WHOLE = "not split"
@@ -30,7 +29,7 @@ class StrategyRun:
     forecast: Forecast
     samples: Samples
     traffic: Traffic
-    held: tuple[StepBytes, ...]
+    held: tuple[Held, ...]
     parity: Parity | None = None
     losses: tuple[float, ...] = ()
     plan: str | None = None
@@ -39,29 +38,33 @@ class StrategyRun:
     def predicted_us(self) -> float:
         return self.forecast.step_us
 
-    def to_json(self, single: Samples | None) -> dict[str, Any]:
+    def reported(self, single: Samples | None) -> Strategy:
         """`single`: the steps that are not split, taken in turn with these; None where they were not."""
         forecast = self.forecast
-        return {
-            "name": self.name,
-            "note": self.note,
-            "plan": self.plan,
-            "predicted_step_us": self.predicted_us,
-            "predicted_parts_us": forecast.to_json(),
-            "measured_step_us": self.samples.to_json(),
-            "ratio": None if single is None else Ratio.of(single, self.samples).to_json(),
-            "sent_bytes": self.traffic.sent_bytes,
-            "collectives": dict(self.traffic.calls),
-            "sent": {"predicted": None if forecast.traffic is None else forecast.traffic.to_json(), "counted": self.traffic.to_json()},
-            "held_bytes": [held.to_json() for held in self.held],
-            "layers": [{"name": name, **parts.to_json()} for name, parts in forecast.layers.items()],
-            "parity": None if self.parity is None else self.parity.to_json(),
-            "losses": list(self.losses),
-        }
+        return Strategy(
+            name=self.name,
+            note=self.note,
+            plan=self.plan,
+            predicted_step_us=self.predicted_us,
+            predicted_parts_us=StepParts(**forecast.to_json()),
+            measured_step_us=self.samples,
+            ratio=None if single is None else Ratio.of(single, self.samples),
+            sent_bytes=self.traffic.sent_bytes,
+            collectives=dict(self.traffic.calls),
+            sent=SentBy(predicted=None if forecast.traffic is None else _sent(forecast.traffic), counted=_sent(self.traffic)),
+            held_bytes=list(self.held),
+            layers=[Layer(name=name, **parts.to_json()) for name, parts in forecast.layers.items()],
+            parity=None if self.parity is None else ParityCheck.of(self.parity),
+            losses=list(self.losses),
+        )
+
+
+def _sent(traffic: Traffic) -> dict[str, Sent]:
+    return {kind: Sent(**sent) for kind, sent in traffic.to_json().items()}
 
 
 @dataclass(frozen=True)
-class ShardReport(Report):
+class ShardReport(Findings):
     """Everything `baechi train --sharding` found out, or `auto` that runs an engine of torch's own. `machine` are the processes as a
     search saw them, None where there was none, and `executable` the cost of keeping to what can be run; `single` is the step that every
     process runs whole. `load_of_others` and `oversubscribed` are as for Noise. `in_turn`: the steps took turns, to be
@@ -85,32 +88,26 @@ class ShardReport(Report):
         """Kendall's tau of predicted and measured steps; None for fewer than two."""
         return kendall_tau([run.predicted_us for run in self.runs], [run.samples.median for run in self.runs])
 
-    def facts(self) -> dict[str, Any]:
+    def report(self) -> Sharded:
         machine, single = self.machine, self.single.samples if self.in_turn else None
-        return {
-            "kind": SHARDING_REPORT,
-            "model": self.model,
-            "executor": "sharded",
-            "num_devices": prod(self.mesh),
-            "mesh": list(self.mesh),
-            "machine": None
-            if machine is None
-            else {
-                "tera_flops": machine.tera_flops,
-                "gigabytes_per_second": machine.gigabytes_per_second,
-                "latency_us": machine.latency_us,
-            },
-            "executable": self.executable,
-            "single_step_us": self.single.samples.to_json(),
-            "whole": self.single.to_json(single),
-            "strategies": [run.to_json(single) for run in self.runs],
-            "kendall_tau": self.tau,
-            "load_of_others": self.load_of_others,
-            "doubts": self.doubts(),
-            "notes": list(self.notes),
-            "command": list(self.command),
-            "versions": dict(self.versions),
-        }
+        seen = None if machine is None else (machine.tera_flops, machine.gigabytes_per_second, machine.latency_us)
+        return Sharded(
+            model=self.model,
+            executor="sharded",
+            num_devices=prod(self.mesh),
+            mesh=list(self.mesh),
+            machine=seen and MeasuredMachine(*seen),
+            executable=self.executable,
+            single_step_us=self.single.samples,
+            whole=self.single.reported(single),
+            strategies=[run.reported(single) for run in self.runs],
+            kendall_tau=self.tau,
+            load_of_others=self.load_of_others,
+            doubts=self.doubts(),
+            notes=list(self.notes),
+            command=list(self.command),
+            versions=dict(self.versions),
+        )
 
     def doubts(self) -> list[str]:
         """Why the steps are too noisy to compare, one reason each; empty where they are not."""

@@ -85,7 +85,7 @@ class Verification:
     unplaced_us: list[float] = field(default_factory=list)
     """Wall times of the unplaced steps."""
 
-    def to_json(self) -> dict[str, int | float | None]:
+    def to_json(self) -> dict[str, Any]:
         found = {"steps": self.steps, "compared": self.compared, "max_rel_diff": in_json(self.max_rel_diff)}
         return {**found, "decided_by_rounding": len(self.rounding)}
 

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from baechi_ext.errors import FileError
-from baechi_runtime.files.run_folder import RunFolder
+from baechi_runtime.files.run_folder import COMPARISON, RunFolder
 from baechi_runtime.measure.samples import Samples
 from baechi_runtime.report.page import data as page_of
 from baechi_runtime.report.page.data import choices_of, page_data
 from baechi_runtime.report.page.headline import headline
 from baechi_runtime.report.page.writing import render, write_page
 from baechi_runtime.report.palette import DEVICES, device_colour, text_colour
-from baechi_runtime.report.run_summary import COMPARISON, RunSummary
+from baechi_runtime.report.reading import results_of
+from baechi_runtime.report.report import Comparison, Step, Training
 from baechi_runtime.report.tables import as_time
 from tests.runtime.report_page.runs import ENDING, HOSTILE, comparison, report_of, towers, write_plan, write_run
 
@@ -24,6 +25,11 @@ from tests.runtime.report_page.runs import ENDING, HOSTILE, comparison, report_o
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     return RunFolder.load(write_run(tmp_path / "run", towers()))
+
+
+def changed_headline(run: RunFolder, changes: dict[str, Any]) -> dict[str, Any]:
+    changed = replace(run, report={**(run.report or {}), **changes})
+    return headline(changed, results_of(changed, Comparison()))
 
 
 def test_the_steps_are_those_of_the_files(run: RunFolder) -> None:
@@ -40,7 +46,7 @@ def test_the_steps_are_those_of_the_files(run: RunFolder) -> None:
 
 
 def test_a_plan_beside_a_graph_with_other_costs_is_noted(run: RunFolder) -> None:
-    assert not [text for _, text in headline(run, RunSummary())["facts"] if "other costs" in text]
+    assert not [text for _, text in headline(run, Step())["facts"] if "other costs" in text]
     other = run.graph.replace_ops([replace(op, compute_us=2 * op.compute_us) for op in run.graph.ops])
     other.save(run.path / "graph.json")
     facts = page_data(RunFolder.load(run.path))["headline"]["facts"]
@@ -123,7 +129,7 @@ def test_the_page_may_fetch_nothing_and_run_its_own_script_only(run: RunFolder) 
     ],
 )
 def test_the_verdict(run: RunFolder, changes: dict[str, Any], tone: str, text: str) -> None:
-    verdict = headline(run, RunSummary.of_report({**(run.report or {}), **changes}))["verdict"]
+    verdict = changed_headline(run, changes)["verdict"]
     assert verdict["tone"] == tone
     assert text in verdict["text"]
 
@@ -162,14 +168,14 @@ def test_a_comparison_says_what_a_report_would(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("report.json", {"speedup_interval": 3}, '"speedup_interval" is 3; expected an object; write it again with baechi train'),
-        ("report.json", {"speedup_interval": {"median": 1, "low": 1}}, "high of speedup_interval is None"),
-        ("report.json", {"load_of_others": "half"}, "load_of_others is 'half'"),
-        ("report.json", {"measured_step_us": {"placed": {"median": float("nan")}}}, "median is nan; expected a finite number"),
+        ("report.json", {"speedup_interval": 3}, r"Expected `object .*` - at `\$.speedup_interval`; write it again with baechi train"),
+        ("report.json", {"speedup_interval": {"median": 1, "low": 1}}, r"missing required field `high` - at `\$.speedup_interval`"),
+        ("report.json", {"load_of_others": "half"}, r"Expected `float .*`, got `str` - at `\$.load_of_others`"),
+        ("report.json", {"measured_step_us": {"placed": {"median": float("nan")}}}, "Expected `float` >= 0.0 - at"),
         ("report.json", {"command": "baechi train"}, "\"command\" is 'baechi train'; expected a list"),
-        ("compare.json", {"methods": {}}, '"methods" is {}; expected a list; write it again with baechi compare'),
-        ("compare.json", {"methods": ["m_sct"]}, "a method of the comparison is 'm_sct'"),
-        ("compare.json", {"methods": [{"ratio": []}]}, r'"ratio" is \[\]; expected an object'),
+        ("compare.json", {"methods": {}}, r"Expected `array`, got `object` - at `\$.methods`; write it again with baechi compare"),
+        ("compare.json", {"methods": ["m_sct"]}, r"Expected `object`, got `str` - at `\$.methods\[0\]`"),
+        ("compare.json", {"methods": [{"ratio": []}]}, r"Expected `object .*`, got `array` - at `\$.methods\[0\].ratio`"),
     ],
 )
 def test_what_is_no_report_is_refused(run: RunFolder, name: str, changes: dict[str, Any], message: str) -> None:
@@ -180,9 +186,10 @@ def test_what_is_no_report_is_refused(run: RunFolder, name: str, changes: dict[s
 
 
 def test_the_report_of_a_training_has_one_kind_of_step(run: RunFolder) -> None:
-    summary = RunSummary.of_report({"measured_step_us": {"median": 2.0, "samples": [1.0, 2.0, 3.0]}, "predicted_step_us": 2.0})
-    assert summary.measured == Samples((1.0, 2.0, 3.0))
-    assert [figure["label"] for figure in headline(run, summary)["figures"]] == ["predicted step", "measured step", "moved"]
+    older = {"losses": [], "measured_step_us": {"median": 2.0, "samples": [1.0, 2.0, 3.0]}, "predicted_step_us": 2.0}
+    report = results_of(replace(run, report=older), Comparison())
+    assert (type(report), report.measured) == (Training, Samples((1.0, 2.0, 3.0)))
+    assert [figure["label"] for figure in headline(run, report)["figures"]] == ["predicted step", "measured step", "moved"]
 
 
 def test_a_folder_without_a_plan_is_refused(tmp_path: Path) -> None:
@@ -213,11 +220,11 @@ def test_the_verdict_on_a_script(run: RunFolder, changes: dict[str, Any], tone: 
     eager = {"median": 20.0, "min": 10.0, "samples": [10.0, 20.0, 30.0]}
     modules = [{"module": "Net", "folder": "."}, {"module": "Small", "folder": None}, {"module": "Judge", "folder": "placed_2"}]
     script = {"unplaced": "eager, one thread", "measured_step_us": {"eager": eager, "placed": None}, "speedup_interval": None}
-    top = headline(run, RunSummary.of_report({**(run.report or {}), **script, "modules": modules, **changes}))
+    top = changed_headline(run, {**script, "modules": modules, "summary": [], **changes})
     assert top["verdict"]["tone"] == tone
     assert top["verdict"]["text"].startswith(text)
     assert {"label": "eager, one thread", "value": "20 us", "detail": "10 us to 30 us, 3 steps"} in top["figures"]
     once = {"measured_step_us": {"eager": {"median": 20.0, "min": 20.0, "samples": [20.0]}, "placed": None}}
-    figures = headline(run, RunSummary.of_report({**(run.report or {}), **script, **changes, **once}))["figures"]
+    figures = changed_headline(run, {**script, **changes, **once})["figures"]
     assert {"label": "eager, one thread", "value": "20 us", "detail": "1 step"} in figures
     assert [fact for fact in top["facts"] if fact[0] == "also placed"] == [("also placed", f"Judge: baechi report {run.path / 'placed_2'}")]

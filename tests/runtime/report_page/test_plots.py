@@ -11,10 +11,10 @@ from baechi_ext.errors import FileError, MissingBackendError
 from baechi_ext.explain.path import critical_ops
 from baechi_ext.ir import Plan
 from baechi_ext.ir.made_by import MadeBy
-from baechi_runtime.files.run_folder import RunFolder
+from baechi_runtime.files.run_folder import COMPARISON, RunFolder
 from baechi_runtime.report.figure import save_figure
+from baechi_runtime.report.reading import comparison_in
 from baechi_runtime.report.run_plots import FORMATS, methods_figure, timeline_figure, write_plots
-from baechi_runtime.report.run_summary import COMPARISON, method_rows
 from tests.runtime.report_page.runs import comparison, towers, write_plan, write_run
 
 PLOTS = ("timeline", "memory", "busy")
@@ -71,8 +71,8 @@ def test_the_timeline_has_every_op_of_both_steps(folder: Path) -> None:
         assert sum(bars) == len(run.graph) + len(path) + len(run.timeline.transfers)
 
 
-def test_a_method_that_did_not_run_has_an_empty_row() -> None:
-    figure = methods_figure(method_rows(comparison()))
+def test_a_method_that_did_not_run_has_an_empty_row(folder: Path) -> None:
+    figure = methods_figure(comparison_in(folder).rows)
     (axes,) = figure.axes
     assert len(axes.get_yticklabels()) == 2
     assert {y for line in axes.lines for y in line.get_ydata()} == {0}

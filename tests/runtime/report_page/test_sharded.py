@@ -116,9 +116,9 @@ def test_each_process_holds_its_part_of_the_weights(folder: Path) -> None:
     whole, _, parallel, ddp = ShardedRun.load(folder).strategies
     words = 64 * 16 * 2 + 64 + 2 * (16 + 16 + 1) * 4 * 16
     for strategy in (whole, parallel, ddp):
-        assert [held["gradients"] for held in strategy.held] == [4 * words] * 2
-    assert all(held["weights"] == 4 * words for held in whole.held)
-    assert all(0 < parallel.held[d]["kept"] < whole.held[d]["kept"] for d in range(2))
+        assert [held.gradients for held in strategy.held_bytes] == [4 * words] * 2
+    assert all(held.weights == 4 * words for held in whole.held_bytes)
+    assert all(0 < parallel.held_bytes[d].kept < whole.held_bytes[d].kept for d in range(2))
 
 
 def test_layers_add_up_to_the_step(folder: Path) -> None:
@@ -151,10 +151,10 @@ def test_a_plan_alone_has_a_page_and_no_plot(folder: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("report.json", {"strategies": 3}, '"strategies" is 3; expected a list; write it again with baechi train --sharding'),
-        ("report.json", {"strategies": [7]}, '"strategy" is 7; expected an object'),
-        ("report.json", {"whole": {"held_bytes": [3]}}, '"held_bytes" is 3; expected an object'),
-        ("report.json", {"whole": {"sent": {"predicted": {"x": 1}}}}, '"x" is 1; expected an object'),
+        ("report.json", {"strategies": 3}, "Expected `array`, got `int` - at `$.strategies`; write it again with baechi train --sharding"),
+        ("report.json", {"strategies": [7]}, "Expected `object`, got `int` - at `$.strategies[0]`"),
+        ("report.json", {"whole": {"held_bytes": [3]}}, "Expected `object`, got `int` - at `$.whole.held_bytes[0]`"),
+        ("report.json", {"whole": {"sent": {"predicted": {"x": 1}}}}, "Expected `object`, got `int` - at `$.whole.sent.predicted[...]`"),
         ("shard_plan.json", {"kind": "plan"}, "shard_plan.json: this is not a shard plan"),
     ],
 )

@@ -2,14 +2,15 @@
 
 from baechi_ext.shard.machine import Machine
 from baechi_runtime.measure.samples import TOO_FEW, Samples
-from baechi_runtime.sharding.counts import StepBytes, Traffic
+from baechi_runtime.report.report import Held
+from baechi_runtime.sharding.counts import Traffic
 from baechi_runtime.sharding.forecast import Forecast
 from baechi_runtime.sharding.report import WHOLE, ShardReport, StrategyRun
 
 
 def report(*, in_turn: bool, load_of_others: float) -> ShardReport:
     """A report of one strategy, twice as fast as not split; two steps of either."""
-    held = (StepBytes(0, 0, 0, 0),) * 2
+    held = (Held(),) * 2
     single = StrategyRun(WHOLE, "", Forecast(20.0), Samples((20.0, 22.0)), Traffic(), held)
     split = StrategyRun("pase", "", Forecast(10.0), Samples((10.0, 11.0)), Traffic(), held)
     return ShardReport("rnnlm", (2,), single, (split,), Machine(devices=2), load_of_others=load_of_others, in_turn=in_turn)

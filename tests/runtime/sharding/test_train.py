@@ -66,7 +66,7 @@ def test_strategies_are_run_and_compared(tmp_path: Path, workers: ForkedWorkers)
     assert run.plan is not None
     assert run.plan == ShardPlan.load(out / "shard_plan.json")
     assert run.plan.cost_model == "measured"
-    assert run.split[0].planned_bytes == run.plan.held_bytes
+    assert run.plans[run.split[0].name].held_bytes == run.plan.held_bytes
 
 
 @pytest.mark.parametrize(

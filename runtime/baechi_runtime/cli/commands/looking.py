@@ -47,15 +47,17 @@ def doctor(request: None, output: Output) -> int:
 
     with progress("examining the installation"):
         diagnosis = examine()
-    output.report(diagnosis.to_json, diagnosis.print)
+    output.report(diagnosis.report, diagnosis.print)
     return 0 if diagnosis.healthy else 1
 
 
 def datasets(request: DatasetsRequest, output: Output) -> int:
     """Lists or makes graphs for learned placers."""
     if not request.graphs:
+        from baechi_runtime.report.printed import DataSets
+
         indexes = [read_index(family, request.folder) for family in request.families]
-        output.report(lambda: {"families": indexes}, lambda: tables.print_families(indexes))
+        output.report(lambda: DataSets(families=indexes), lambda: tables.print_families(indexes))
         return 0
     try:
         with progress("loading torch"):
@@ -74,5 +76,5 @@ def placeto(request: PlacetoRequest, output: Output) -> int:
     """Trains, evaluates or studies learned placers."""
     with locked({"--out": request.out}):
         report = request.run()
-    output.report(report.to_json, report.print)
+    output.report(report.report, report.print)
     return 0

@@ -4,10 +4,13 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from baechi_ext.errors import legible
 from baechi_ext.ir.made_by import MadeBy, signed
+
+if TYPE_CHECKING:
+    from baechi_runtime.report.report import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +28,17 @@ class Output:
         """Who made what this command writes; the versions are of what is loaded by now."""
         return MadeBy(self.command)
 
-    def report(self, as_json: Callable[[], dict[str, Any]], as_text: Callable[[], object]) -> None:
+    def report(self, of: "Callable[[], Report]", as_text: Callable[[], object]) -> None:
         """Prints what a command found on stdout, for programs or for people, and who made it."""
         if self.json:
-            self.print_json(as_json())
+            self.print_json(of())
         else:
             as_text()
             print(f"made by        {self.made_by}")
 
-    def print_json(self, value: dict[str, Any]) -> None:
-        """Prints the JSON object, signed."""
-        print(json.dumps(signed(value, self.made_by), indent=1, allow_nan=False))
+    def print_json(self, report: "Report") -> None:
+        """Prints the report's JSON object, signed."""
+        print(json.dumps(signed(report.to_json(), self.made_by), indent=1, allow_nan=False))
 
 
 def fail(message: str, code: int) -> int:

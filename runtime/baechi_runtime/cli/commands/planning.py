@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from baechi_ext.errors import InfeasibleError
 from baechi_ext.ir import OpGraph, Plan
@@ -10,7 +11,9 @@ from baechi_runtime.cli.flags.planning import DiffRequest, ExplainRequest, Expor
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.host.interrupts import exit_code
 from baechi_runtime.report import exports, tables
+from baechi_runtime.report.printed import Choices, Difference, Explanation, NotPlaced, Placed
 from baechi_runtime.report.progress import progress
+from baechi_runtime.report.report import Report
 
 
 def place(request: PlaceRequest, output: Output) -> int:
@@ -20,12 +23,12 @@ def place(request: PlaceRequest, output: Output) -> int:
         result = pipeline.plan_watched(graph, cluster, wanted, pipeline.plan)
     except InfeasibleError as e:
         if output.json:
-            output.print_json(e.to_json())
+            output.print_json(NotPlaced(**e.to_json()))
         raise
     if request.out is not None:
         result.plan.save(request.out, output.made_by)
     timeline = result.timeline
-    known = {"busy_us": timeline.busy_us, "transfers": len(timeline.transfers), "notes": list(result.notes)}
+    known: dict[str, Any] = {"busy_us": list(timeline.busy_us), "transfers": len(timeline.transfers), "notes": list(result.notes)}
     facts = {
         "method": f"{result.plan.method} ({result.status}, {result.placement_seconds:.3g} s)",
         "plan": request.out or "not written (no --out)",
@@ -34,7 +37,7 @@ def place(request: PlaceRequest, output: Output) -> int:
         facts["verdict"] = result.why_whole
     if result.notes:
         facts["note"] = "; ".join(result.notes)
-    output.report(lambda: {**result.plan.to_json(), **known}, partial(tables.print_timeline, timeline, result.lower_bound_us, facts))
+    output.report(lambda: Placed(**result.plan.to_json(), **known), partial(tables.print_timeline, timeline, result.lower_bound_us, facts))
     if result.interrupted:
         return fail("interrupted; this is the best plan found until then", exit_code())
     return 0
@@ -47,7 +50,7 @@ def simulate(request: SimulateRequest, output: Output) -> int:
     graph = _read(request.graph)
     with progress(f"simulating {len(graph)} ops"):
         report = simulated(graph, request.what_if)
-    output.report(report.to_json, report.print)
+    output.report(report.report, report.print)
     return 0
 
 
@@ -73,11 +76,13 @@ def explain(request: ExplainRequest, output: Output) -> int:
         notes = other_costs(as_planned(plan_file, graph))
         if request.op is None:
             explained = explain_plan(plan)
-            value, print_text = explained.to_json(), partial(print_explanation, explained, notes)
+            said: Report = Explanation(**explained.to_json(), notes=list(notes))
+            print_text = partial(print_explanation, explained, notes)
         else:
             choices = op_choices(plan, request.op)
-            value, print_text = choices.to_json(), partial(print_choices, choices, request.op, plan.cluster, notes)
-    output.report(lambda: {**value, "notes": list(notes)}, print_text)
+            said = Choices(**choices.to_json(), notes=list(notes))
+            print_text = partial(print_choices, choices, request.op, plan.cluster, notes)
+    output.report(lambda: said, print_text)
     return 0
 
 
@@ -100,7 +105,7 @@ def diff(request: DiffRequest, output: Output) -> int:
     with progress(f"comparing two plans of {len(graph)} ops"):
         diff = diff_plans(*(on_devices(load_plan(file, graph)) for file in (before, after)))
         notes = [f"{name}: {note}" for name, file in (("A", before), ("B", after)) for note in other_costs(as_planned(file, graph))]
-    output.report(lambda: {**diff.to_json(), "notes": notes}, lambda: print_diff(diff, notes))
+    output.report(lambda: Difference(**diff.to_json(), notes=notes), lambda: print_diff(diff, notes))
     return 0
 
 

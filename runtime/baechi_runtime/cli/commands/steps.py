@@ -44,7 +44,7 @@ def _run_script(asked: ScriptRequest, output: Output) -> int:
     _keep_config(asked.request, output, "train")
     run = run_script(asked)
     if output.json and run.reports:
-        output.print_json(run.to_json())
+        output.print_json(run.report())
     if run.code is not None and not isinstance(run.code, int):
         print(run.code, file=sys.stderr)
         return 1
@@ -55,6 +55,7 @@ def _train(request: TrainRequest, output: Output) -> int:
     from baechi_ext.cost import Profile
     from baechi_runtime.drivers.ranking import is_ranked
     from baechi_runtime.drivers.training import train as train_on
+    from baechi_runtime.report.printed import NotPlaced, Profiled
 
     framework, ranks = request.framework, is_ranked(request)
     with progress(f"loading {framework}"):
@@ -69,12 +70,12 @@ def _train(request: TrainRequest, output: Output) -> int:
             outcome = train_on(request, stage.on_devices, splits, stage.TorchEngines if ranks else None)
     except InfeasibleError as e:
         if output.json:
-            output.print_json(e.to_json())
+            output.print_json(NotPlaced(**e.to_json()))
         raise
     if not isinstance(outcome, Profile):
         _report_on(outcome, output)
     elif output.json:
-        output.print_json(outcome.to_json())
+        output.print_json(Profiled(**outcome.to_json()))
     else:
         print(f"costs of {len(outcome.ops)} ops written to {request.costs_file}")
     return 0
@@ -102,7 +103,7 @@ def compare(request: "CompareRequest", output: Output) -> int:
         if comparison is not None:
             from baechi_runtime.drivers.compare_plots import show
 
-            output.report(comparison.to_json, lambda: show(comparison))
+            output.report(comparison.report, lambda: show(comparison))
     return 0
 
 
@@ -134,7 +135,7 @@ def pase(request: "PaseRequest", output: Output) -> int:
 def _report_on(report: Any, output: Output) -> None:
     """Prints a report; None is that of a process that leaves it to another one."""
     if report is not None:
-        output.report(report.to_json, report.print)
+        output.report(report.report, report.print)
 
 
 def _drives(request: TrainRequest) -> bool:

@@ -8,18 +8,21 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import baechi_ext
 from baechi_ext.errors import MissingBackendError
 from baechi_runtime.cli.doctor.packages import CORE, PACKAGES, PYTHON, Package, fits
 from baechi_runtime.host.host_memory import usable_bytes
 from baechi_runtime.host.processor import processor
-from baechi_runtime.report.report import Report
+from baechi_runtime.report.findings import Findings
 from baechi_runtime.report.tables import as_size
 from baechi_runtime.torch.lowering.gpus import Gpus, read_gpus
+
+if TYPE_CHECKING:
+    from baechi_runtime.report.printed import Doctor
 
 OK, MISSING, UNTRIED, BROKEN = "ok", "missing", "untried", "broken"
 """Untried: installed in a version that the project was not made for."""
@@ -44,7 +47,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Diagnosis(Report):
+class Diagnosis(Findings):
     """All checks, in the order in which people read them."""
 
     checks: tuple[Check, ...]
@@ -54,10 +57,11 @@ class Diagnosis(Report):
         """True if everything works that placing needs."""
         return not any(check.needed and check.state in (MISSING, BROKEN) for check in self.checks)
 
-    def facts(self) -> dict[str, Any]:
-        fine = {"costs": "", "remedy": ""}
-        checks = [asdict(check) | (fine if check.state == OK else {}) for check in self.checks]
-        return {"kind": "baechi doctor", "healthy": self.healthy, "checks": checks}
+    def report(self) -> "Doctor":
+        from baechi_runtime.report import printed  # here, as msgspec may be what is missing
+
+        checks = (check if check.state != OK else replace(check, costs="", remedy="") for check in self.checks)
+        return printed.Doctor(healthy=self.healthy, checks=[printed.Check(**asdict(check)) for check in checks])
 
     def lines(self) -> Iterator[str]:
         """For people: a line a check, and one each for costs and remedy where it is not ok."""

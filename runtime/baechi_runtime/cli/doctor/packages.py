@@ -50,6 +50,7 @@ PACKAGES: tuple[Package, ...] = (
     Package("rich>=13.9,<16", CORE, "every command"),
     Package("numpy>=1.26,<3", CORE, _PLACING),
     Package("numba>=0.61,<1", CORE, _PLACING),
+    Package("msgspec>=0.20,<1", CORE, "reports: train, compare, and --json of every command"),
     Package("torch>=2.11,<3", "torch", "train, compare and probe-links with PyTorch, baechi_ext.parallelize, datasets make, placeto"),
     Package("safetensors>=0.5,<1", "torch", "train --checkpoint, and --placement_method=placeto"),
     Package("transformers>=5.8,<6", "transformers", "--model_name=gpt2"),

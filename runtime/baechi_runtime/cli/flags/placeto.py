@@ -15,7 +15,7 @@ from baechi_runtime.cli.flags.kinds import Flag, Kind
 from baechi_runtime.cli.flags.placing import ClusterRequest, add_cluster_flags
 
 if TYPE_CHECKING:
-    from baechi_runtime.report.report import Report
+    from baechi_runtime.report.findings import Findings
 
 ORDERS = ("alpha", "topo", "reversed_topo", "dfs_preorder", "dfs_postorder", "bfs")
 """Those of the published experiment."""
@@ -89,7 +89,7 @@ class PlacetoRequest:
     """Work on learned placers, and the folder it writes into."""
 
     out: Path | None
-    run: "Callable[[], Report]"
+    run: "Callable[[], Findings]"
 
 
 class Action(NamedTuple):

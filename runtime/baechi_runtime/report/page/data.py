@@ -9,8 +9,9 @@ from baechi_ext.ir.op_graph import PHASES, OpGraph
 from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.report.page.headline import headline
 from baechi_runtime.report.palette import device_colour, text_colour
+from baechi_runtime.report.reading import results_of
+from baechi_runtime.report.report import Comparison
 from baechi_runtime.report.run_steps import RunStep, steps_of
-from baechi_runtime.report.run_summary import Compared, summary_of
 
 OPS_SIMULATED = 6_000_000
 """No more than this many ops are simulated for choices in all: some seconds."""
@@ -18,21 +19,21 @@ LEAST, MOST = 20, 1000
 """The number of ops, or groups, whose choices are simulated."""
 
 
-def page_data(run: RunFolder, compared: Compared = Compared()) -> dict[str, Any]:  # noqa: B008 - frozen
+def page_data(run: RunFolder, compared: Comparison = Comparison()) -> dict[str, Any]:  # noqa: B008 - frozen
     """The page data of a run and, where there is one, a comparison; all times are microseconds. Raises FileError for a damaged report."""
-    summary, steps = summary_of(run, compared), steps_of(run)
+    report, steps = results_of(run, compared), steps_of(run)
     return {
-        "headline": headline(run, summary),
-        "devices": _devices(run, summary.measured_peaks),
+        "headline": headline(run, report),
+        "devices": _devices(run, report.measured_peaks),
         "phases": list(PHASES),
         "ops": _ops(run.graph),
         "tensors": _tensors(run.graph),
         "placement": list(run.plan.placement),
         "predicted": _step(run, steps[0]) | {"critical": list(critical_ops(run.timeline))},
         "measured": _measured(run, steps),
-        "methods": [row.to_json() for row in compared.rows],
-        "recommended": compared.recommended,
-        "recommendation": compared.summary.recommendation if run.report is not None else "",  # else it is the verdict
+        "methods": [row.shown() for row in compared.rows],
+        "recommended": compared.recommended or "",
+        "recommendation": compared.recommendation if run.report is not None else "",  # else it is the verdict
         "explanation": _explanation(run),
         "choices": choices_of(run),
     }

@@ -6,24 +6,24 @@ from typing import Any
 
 from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.measure.samples import Ratio, Samples
+from baechi_runtime.report.findings import load_text, prediction_error
 from baechi_runtime.report.plan_files import other_costs
-from baechi_runtime.report.report import load_text, prediction_error
-from baechi_runtime.report.run_summary import RunSummary
+from baechi_runtime.report.report import Comparison, Run, Script, Step, Training
 from baechi_runtime.report.tables import as_range, as_size, as_time
 
 _MOST_NAMES = 6
 
 
-def headline(run: RunFolder, summary: RunSummary) -> dict[str, Any]:
+def headline(run: RunFolder, report: Run) -> dict[str, Any]:
     """Title, figures (label, value, detail), verdict (tone, sentence) and facts, all of them text."""
     return {
-        "title": summary.model or run.graph.name or run.path.resolve().name,
+        "title": report.model or run.graph.name or run.path.resolve().name,
         "method": run.plan.method,
         "lead": _lead(run),
-        "figures": _figures(run, summary),
-        "verdict": _verdict(run, summary),
-        "facts": _facts(run, summary),
-        "command": (summary.made_by.command_line or run.made_by.command_line),
+        "figures": _figures(run, report),
+        "verdict": _verdict(run, report),
+        "facts": _facts(run, report),
+        "command": report.made_by.command_line or run.made_by.command_line,
     }
 
 
@@ -33,22 +33,22 @@ def _lead(run: RunFolder) -> str:
     return f"{run.plan.method} on {len(names)} device{'s' * (len(names) != 1)} ({shown}), {ops} op{'s' * (ops != 1)}"
 
 
-def _figures(run: RunFolder, summary: RunSummary) -> list[dict[str, str]]:
+def _figures(run: RunFolder, report: Run) -> list[dict[str, str]]:
     step, bound = run.timeline.makespan_us, run.plan.lower_bound_us
     above = f"{step / bound - 1:.1%} above the lower bound of {as_time(bound)}" if bound else "no lower bound"
     figures = [figure("predicted step", as_time(step), above)]
-    if summary.measured is not None and summary.measured.median:
-        median = summary.measured.median
-        figures.append(figure("measured step", as_time(median), f"{_spread(summary.measured)}; {prediction_error(step, median)}"))
-    if summary.unplaced_steps is not None:
-        figures.append(figure(summary.unplaced, as_time(summary.unplaced_steps.median), _spread(summary.unplaced_steps)))
+    measured, unplaced, eager = report.measured, _unplaced(report), None
+    if measured is not None and measured.median:
+        figures.append(figure("measured step", as_time(measured.median), f"{_spread(measured)}; {prediction_error(step, measured.median)}"))
+    if unplaced and isinstance(report, Step) and (eager := report.measured_step_us.get("eager")) is not None:
+        figures.append(figure(unplaced, as_time(eager.median), _spread(eager)))
     for label, gain, predicted in (
-        ("against one device", summary.over_single, summary.predicted_speedup),
-        (f"against {summary.unplaced or 'eager'}", summary.over_eager, None),
+        ("against one device", report.over_single, report.predicted_speedup if isinstance(report, Step) else None),
+        (f"against {unplaced or 'eager'}", report.over_unplaced, None),
     ):
         if gain is not None:
             expected = "" if predicted is None else f"; predicted {predicted:.2f}"
-            figures.append(figure(label, f"{gain.median:.2f} times as fast", f"{interval_text(gain, summary.interval_error)}{expected}"))
+            figures.append(figure(label, f"{gain.median:.2f} times as fast", f"{interval_text(gain, report.error)}{expected}"))
     moved = f"{len(run.timeline.transfers)} transfers a step"
     return [*figures, figure("moved", as_size(run.timeline.bytes_moved), moved)]
 
@@ -79,31 +79,38 @@ def verdict_on(gain: Ratio, times: str, more: str = "") -> dict[str, str]:
     return {"tone": "bad", "text": f"Splitting does not {clearly}pay here: {times}.{more}"}
 
 
-def _verdict(run: RunFolder, summary: RunSummary) -> dict[str, str]:
-    gain, other = (summary.over_eager, summary.unplaced) if summary.unplaced else (summary.over_single, "one device")
-    if summary.recommendation:
-        return {"tone": "doubt" if summary.doubts else "good", "text": summary.recommendation}
+def _verdict(run: RunFolder, report: Run) -> dict[str, str]:
+    unplaced, doubts = _unplaced(report), report.doubts or []
+    gain, other = (report.over_unplaced, unplaced) if unplaced else (report.over_single, "one device")
+    if isinstance(report, Comparison) and report.recommendation:
+        return {"tone": "doubt" if doubts else "good", "text": report.recommendation}
     if len(set(run.plan.placement)) < 2:
         return {"tone": "plain", "text": "The plan runs everything on one device."}
-    if summary.unplaced and summary.doubts:
-        return inconclusive(summary.doubts, "`baechi compare` measures in turn.")
+    if unplaced and doubts:
+        return inconclusive(doubts, "`baechi compare` measures in turn.")
     if gain is None:
         return {"tone": "plain", "text": "This step is predicted; how it compares with one device was not measured."}
-    if summary.doubts:
-        return inconclusive(summary.doubts, "Run it again on a quiet machine, or with more --num_steps.")
-    return verdict_on(gain, f"{gain.median:.2f} times as fast as {other} ({interval_text(gain, summary.interval_error)})")
+    if doubts:
+        return inconclusive(doubts, "Run it again on a quiet machine, or with more --num_steps.")
+    return verdict_on(gain, f"{gain.median:.2f} times as fast as {other} ({interval_text(gain, report.error)})")
 
 
-def _facts(run: RunFolder, summary: RunSummary) -> list[tuple[str, str]]:
-    plan, load = run.plan, summary.load_of_others
+def _facts(run: RunFolder, report: Run) -> list[tuple[str, str]]:
+    plan, load, made_by = run.plan, report.load_of_others or None, report.made_by
     facts = [("plan", f"{plan.method}, {plan.status}, found in {plan.placement_seconds:.3g} s, seed {plan.seed}")]
-    if summary.executor:
-        facts.append(("executor", summary.executor))
-    if summary.parity:
-        facts.append(("parity", summary.parity))
+    if report.executor:
+        facts.append(("executor", report.executor))
+    if isinstance(report, Step | Training) and report.parity is not None:
+        facts.append(("parity", f"{'passed' if report.parity.passed else 'failed'}; {report.parity}"))
     if load is not None:
         facts.append(("others' load", load_text(load)))
-    noted = (*other_costs(plan, run.timeline), *summary.notes, *(run.measured.notes if run.measured is not None else ()))
+    noted = (*other_costs(plan, run.timeline), *report.notes, *(run.measured.notes if run.measured is not None else ()))
     facts += [("note", note) for note in noted]
-    facts += [("also placed", f"{name}: baechi report {shlex.quote(str(run.path / folder))}") for name, folder in summary.further]
-    return [*facts, ("versions", summary.made_by.programs or run.made_by.programs or "not recorded")]
+    further = report.further if isinstance(report, Script) else ()
+    facts += [("also placed", f"{name}: baechi report {shlex.quote(str(run.path / folder))}") for name, folder in further]
+    return [*facts, ("versions", made_by.programs or run.made_by.programs or "not recorded")]
+
+
+def _unplaced(report: Run) -> str:
+    """The name of a script's unplaced step, which its placed one is compared with; empty for other runs."""
+    return report.unplaced or "" if isinstance(report, Step) else ""

@@ -2,12 +2,15 @@
 
 from typing import Any
 
-from baechi_ext.shard.explain import COMPUTE, EXECUTOR, UPDATE, ShardExplanation
+from msgspec.structs import asdict, astuple
+
+from baechi_ext.shard.explain import COMPUTE, EXECUTOR, FORECAST_KINDS, UPDATE, ShardExplanation
 from baechi_ext.shard.plan import LayerSplit, ShardPlan
+from baechi_runtime.report.findings import load_text, prediction_error
 from baechi_runtime.report.page.headline import figure, inconclusive, interval_text, verdict_on
 from baechi_runtime.report.palette import device_colour
-from baechi_runtime.report.report import load_text, prediction_error
-from baechi_runtime.report.sharded_summary import ShardedRun, Strategy
+from baechi_runtime.report.report import Sent, Sharded, Strategy
+from baechi_runtime.report.sharded_summary import ShardedRun
 from baechi_runtime.report.tables import as_size, as_time, share_of
 
 
@@ -17,7 +20,7 @@ def sharded_data(run: ShardedRun) -> dict[str, Any]:
     return {
         "headline": sharded_headline(run),
         "kinds": [{"name": kind, "colour": device_colour(i)} for i, kind in enumerate(kinds)],
-        "strategies": [_strategy(s, kinds) for s in run.strategies],
+        "strategies": [_strategy(run, s, kinds) for s in run.strategies],
         "plans": [_plan(name, plan, kinds) for name, plan in run.plans.items()],
     }
 
@@ -33,21 +36,22 @@ def sharded_headline(run: ShardedRun) -> dict[str, Any]:
         "figures": _figures(run),
         "verdict": _verdict(run),
         "facts": _facts(run),
-        "command": run.summary.made_by.command_line,
+        "command": "" if run.report is None else run.report.made_by.command_line,
     }
 
 
 def _figures(run: ShardedRun) -> list[dict[str, str]]:
     found = []
     for s in run.strategies:
-        if s.measured is None:
+        if s.measured_step_us is None:
             continue
-        median, detail = s.measured.median, "not predicted" if s.predicted_us is None else f"predicted {as_time(s.predicted_us)}"
-        if s.predicted_us:
-            detail += f"; {prediction_error(s.predicted_us, median)}"
-        if s.gain is not None and not s.is_whole:
-            detail += f"; {s.gain} times as fast as not split"
-        found.append(figure("not split, each device does all" if s.is_whole else s.name, as_time(median), detail))
+        median, predicted_us, is_split = s.measured_step_us.median, s.predicted_step_us, s in run.split
+        detail = "not predicted" if predicted_us is None else f"predicted {as_time(predicted_us)}"
+        if predicted_us:
+            detail += f"; {prediction_error(predicted_us, median)}"
+        if s.ratio is not None and is_split:
+            detail += f"; {s.ratio} times as fast as not split"
+        found.append(figure(s.name if is_split else "not split, each device does all", as_time(median), detail))
     if not found and run.plan is not None:
         parts = ", ".join(f"{part} {as_time(us)}" for part, us in ShardExplanation(run.plan).shown_us.items())
         found.append(figure("predicted step", as_time(run.plan.predicted_step_us), parts))
@@ -57,17 +61,17 @@ def _figures(run: ShardedRun) -> list[dict[str, str]]:
 
 def _verdict(run: ShardedRun) -> dict[str, str]:
     bound = "" if run.plan is None else f" {_bound(run.plan)}"
-    measured = [(s.measured.median, s) for s in run.split if s.measured is not None]
+    measured = [(s.measured_step_us.median, s) for s in run.split if s.measured_step_us is not None]
     if not measured:
         return {"tone": "plain", "text": f"This step is predicted, and was not measured.{bound}"}
-    if run.summary.doubts:
-        more = ", or with more --num_steps" if any(s.gain for s in run.split) else ""  # a training has none, and knows no gain
-        return inconclusive(run.summary.doubts, f"Run it again on a quiet machine{more}.{bound}")
+    if run.report is not None and run.report.doubts:
+        more = ", or with more --num_steps" if any(s.ratio for s in run.split) else ""  # a training has none, and knows no gain
+        return inconclusive(run.report.doubts, f"Run it again on a quiet machine{more}.{bound}")
     best = min(measured, key=lambda pair: pair[0])[1]
-    if best.gain is None:
+    if best.ratio is None:
         return {"tone": "plain", "text": f"{best.name} has the shortest step; how it compares with the step not split is not known.{bound}"}
-    times = f"{best.name} is {best.gain.median:.2f} times as fast as the step not split ({interval_text(best.gain)})"
-    return verdict_on(best.gain, times, bound)
+    times = f"{best.name} is {best.ratio.median:.2f} times as fast as the step not split ({interval_text(best.ratio)})"
+    return verdict_on(best.ratio, times, bound)
 
 
 def _bound(plan: ShardPlan) -> str:
@@ -80,33 +84,53 @@ def _bound(plan: ShardPlan) -> str:
 
 
 def _facts(run: ShardedRun) -> list[tuple[str, str]]:
-    plan, summary, facts = run.plan, run.summary, []
+    plan, report, facts = run.plan, run.report or Sharded(), []
     if plan is not None:
         facts.append(("plan", f"{plan.status} by {plan.cost_model} costs, batch {plan.batch}, {len(plan.shard)} layers"))
-    facts += run.facts
-    facts += [("parity", f"{s.name}: {s.parity}") for s in run.strategies if s.parity]
-    if summary.load_of_others is not None:
-        facts.append(("others' load", load_text(summary.load_of_others)))
+    if run.report is not None:
+        facts.append(("processes", f"{report.num_devices}, mesh {' x '.join(map(str, report.mesh))}"))
+    if (machine := report.machine) is not None:
+        speeds = f"{machine.tera_flops:.3g} TFLOP/s, {machine.gigabytes_per_second:.3g} GB/s and {machine.latency_us:.4g} us a message"
+        facts.append(("machine", f"each process {speeds} (measured)"))
+    if report.executable:
+        facts.append(("executable", report.executable))
+    if report.kendall_tau is not None:
+        facts.append(("ranking", f"Kendall's tau of predicted and measured steps: {report.kendall_tau:+.2f}"))
+    largest = ((s.name, s.parity.max_rel_diff) for s in run.strategies if s.parity is not None)
+    facts += [("parity", f"{name}: largest difference {'inf' if far is None else f'{far:.1e}'} relative") for name, far in largest]
+    if isinstance(report.load_of_others, float):
+        facts.append(("others' load", load_text(report.load_of_others)))
     facts += [("note", f"{s.name}: {s.note}") for s in run.split if s.note]
-    return [*facts, ("versions", summary.made_by.programs or "not recorded")]
+    return [*facts, ("versions", report.made_by.programs or "not recorded")]
 
 
 def _kinds(run: ShardedRun) -> list[str]:
     """All kinds of cost that are shown: compute and update first, then messages."""
-    costs = [layer.costs_us for plan in run.plans.values() for layer in plan.shard.values()] + [s.parts_us for s in run.strategies]
+    costs = [layer.costs_us for plan in run.plans.values() for layer in plan.shard.values()] + [_parts_us(s) for s in run.strategies]
     found = list(dict.fromkeys(kind for kinds in costs for kind in kinds))
     first = [kind for kind in (COMPUTE, EXECUTOR, UPDATE) if kind in found]
     return [*first, *(kind for kind in found if kind not in first)]
 
 
-def _strategy(s: Strategy, kinds: list[str]) -> dict[str, Any]:
+def _parts_us(s: Strategy) -> dict[str, float]:
+    """Predicted microseconds by kind of cost; none where the report has no parts."""
+    return {kind: getattr(s.predicted_parts_us, part) for part, kind in FORECAST_KINDS.items()} if s.predicted_parts_us else {}
+
+
+def _strategy(run: ShardedRun, s: Strategy, kinds: list[str]) -> dict[str, Any]:
+    parts_us, plan, counted = _parts_us(s), run.plans.get(s.name), s.sent.counted
+    predicted, none = s.sent.predicted, Sent()
+    kinds_sent = dict.fromkeys((*counted, *(predicted or ())))
     return {
-        **s.to_json(),
-        **({"gain": None} if s.is_whole else {}),
-        "parts_us": [round(s.parts_us.get(kind, 0.0), 3) for kind in kinds],
-        "messages": [[m.kind, m.predicted, m.counted] for m in s.messages],
-        "held": [dict(held) for held in s.held],
-        "planned_bytes": None if s.planned_bytes is None else round(s.planned_bytes),
+        **s.shown(),
+        **({} if s in run.split else {"gain": None}),
+        "parts_us": [round(parts_us.get(kind, 0.0), 3) for kind in kinds],
+        "messages": [
+            [kind, None if predicted is None else astuple(predicted.get(kind, none)), astuple(counted.get(kind, none))]
+            for kind in kinds_sent
+        ],
+        "held": list(map(asdict, s.held_bytes)),
+        "planned_bytes": None if plan is None else round(plan.held_bytes),
     }
 
 

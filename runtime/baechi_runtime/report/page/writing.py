@@ -17,7 +17,7 @@ from baechi_runtime.files.run_folder import PAGE, RunFolder, is_sharded_run
 from baechi_runtime.report.page.data import page_data
 from baechi_runtime.report.page.sharded import sharded_data
 from baechi_runtime.report.palette import LIMIT
-from baechi_runtime.report.run_summary import Compared
+from baechi_runtime.report.reading import comparison_in
 from baechi_runtime.report.sharded_summary import ShardedRun
 
 _SHARED = ("elements.js", "header.js", "steps.js")
@@ -36,7 +36,7 @@ def write_page(folder: str, out: str | None) -> Path:
     if is_sharded_run(Path(folder)):
         page = render(sharded_data(ShardedRun.load(folder)), SHARDED)
     else:
-        page = render(page_data(RunFolder.load(folder), Compared.load(folder)))
+        page = render(page_data(RunFolder.load(folder), comparison_in(folder)))
     require_writable(path)
     write_bytes(path, page.encode())
     return path

@@ -2,8 +2,10 @@
 
 from baechi_runtime.files.run_folder import MEASURED
 from baechi_runtime.files.script_folder import KeptStep
+from baechi_runtime.measure.parity_result import in_json
 from baechi_runtime.measure.samples import Noise, samples_by_name
-from baechi_runtime.report.call_report import INTERRUPTED, CallReport, Verified
+from baechi_runtime.report.call_report import INTERRUPTED, CallReport
+from baechi_runtime.report.report import ParityCheck, Verified
 from baechi_runtime.report.step_report import StepReport
 from baechi_runtime.tensorflow.backend import kind_of_executor
 from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction
@@ -31,8 +33,8 @@ def report_of(placed: PlacedFunction) -> CallReport:
             sum(v.steps for v in verifications),
             sum(s.count for s in shapes),
             max((v.steps for v in verifications), default=0),
-            max((v.max_rel_diff for v in verifications), default=0.0),
-            tuple(sorted(set().union(*(v.rounding for v in verifications)))),
+            in_json(max((v.max_rel_diff for v in verifications), default=0.0)),
+            sorted(set().union(*(v.rounding for v in verifications))),
         ),
         placed_steps=sum(s.count for s in shapes),
         shapes=len(shapes),
@@ -57,6 +59,8 @@ def kept_step(function: PlacedFunction, script: str, noise: Noise) -> KeptStep |
     missing = [] if measured is not None else [f"no {MEASURED}: {why}"]
     refused = [f"it runs unplaced: {function.refusal}"] if function.refusal else []
     peaks = () if measured is None or measured.memory is None else measured.memory
+    verified = None if shape is None or not shape.verification.steps else shape.verification.to_json()
+    parity = None if verified is None else ParityCheck(**verified, passed=not function.refusal)
     step = StepReport(
         model=f"{function.name} of {script}",
         executor=executor,
@@ -65,7 +69,7 @@ def kept_step(function: PlacedFunction, script: str, noise: Noise) -> KeptStep |
         measurement=report.measurement(noise),
         unplaced=UNPLACED,
         peak_bytes=tuple(int(max((held.bytes for held in device), default=0)) for device in peaks),
-        parity=None if shape is None or not shape.verification.steps else {**shape.verification.to_json(), "passed": not function.refusal},
+        parity=parity,
         probe=placement.probe,
         notes=(*report.notes, *refused, *missing),
         peaks_measured_by="accounting" if shared_devices(function.settings.request)[1].shared_memory else "allocator",

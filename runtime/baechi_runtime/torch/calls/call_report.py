@@ -2,15 +2,16 @@
 
 import statistics
 from collections import deque
-from typing import Any
 
 from baechi_ext.ir.measured import MeasuredStep
 from baechi_runtime.files.run_folder import MEASURED
 from baechi_runtime.files.script_folder import KeptStep
+from baechi_runtime.measure.parity_result import in_json
 from baechi_runtime.measure.recording import RUNS
 from baechi_runtime.measure.samples import Noise, samples_by_name
 from baechi_runtime.measure.timing import StepTimes
-from baechi_runtime.report.call_report import INTERRUPTED, CallReport, Verified
+from baechi_runtime.report.call_report import INTERRUPTED, CallReport
+from baechi_runtime.report.report import ParityCheck, Verified
 from baechi_runtime.report.step_report import StepReport
 from baechi_runtime.torch.backend import kind_of_executor
 from baechi_runtime.torch.calls.fragments import PlacedGroup
@@ -39,7 +40,7 @@ def report_of(session: Session) -> CallReport:
             sum(f.verification.steps for f in placed),
             sum(f.count for f in placed),
             max((f.verification.last for f in placed), default=0),
-            max((f.verification.max_rel_diff for f in placed), default=0.0),
+            in_json(max((f.verification.max_rel_diff for f in placed), default=0.0)),
         ),
         placed_steps=session.placed_calls or max((g.calls for g in session.groups), default=0),
         shapes=len(session.groups),
@@ -78,8 +79,8 @@ def kept_step(session: Session, script: str, noise: Noise) -> KeptStep | None:
     return KeptStep(placement.graph, placement.profile, placement.result.plan, measured, step.to_json(), interrupted=group is None)
 
 
-def _parity(group: PlacedGroup) -> dict[str, Any]:
-    return {**group.lead.verification.to_json(), "passed": not group.lead.why_not}
+def _parity(group: PlacedGroup) -> ParityCheck:
+    return ParityCheck(**group.lead.verification.to_json(), passed=not group.lead.why_not)
 
 
 def _busy_us(session: Session, group: PlacedGroup) -> tuple[float, ...]:
