@@ -38,6 +38,24 @@ def towers(layers: int = 4, towers: int = 3) -> dict[str, Any]:
     return {"graph": graph, "nodes": nodes, "edges": [{"source": s, "target": t, "bytes": 4096} for s, t in edges]}
 
 
+def parted(layers: int = 3, parts: int = 2) -> dict[str, Any]:
+    """A training step over parts of its batch: each has ops of its own, and each layer a parameter and an update that all share."""
+    nodes: list[dict[str, Any]] = []
+    edges: list[tuple[str, str]] = []
+    for i in range(layers):
+        nodes += [{"id": f"w.{i}", "op": "parameter", "compute_us": 0, "persistent_bytes": 1 << 14, "colocation": f"w.{i}"}]
+        nodes += [{"id": f"update.{i}", "op": "sgd", "phase": "update", "compute_us": 20, "colocation": f"w.{i}"}]
+    for k in range(parts):
+        names = [f"layer.{i}@{k}" for i in range(layers)]
+        nodes += [{"id": name, "op": "linear", "compute_us": 100, "output_bytes": 4096, "part": k} for name in names]
+        back = {"op": "linear_backward", "phase": "backward", "compute_us": 200, "output_bytes": 4096, "part": k}
+        nodes += [{"id": f"grad.{name}", "forward_op": name, **back} for name in names]
+        chain = [*names, *(f"grad.{name}" for name in reversed(names))]
+        edges += zip(chain, chain[1:], strict=False)
+        edges += [(f"w.{i}", name) for i, name in enumerate(names)] + [(f"grad.{name}", f"update.{i}") for i, name in enumerate(names)]
+    return {"graph": {"name": "parted"}, "nodes": nodes, "edges": [{"source": s, "target": t, "bytes": 4096} for s, t in edges]}
+
+
 def write_plan(folder: Path, value: dict[str, Any], method: str = "m_etf") -> Path:
     """A folder with a graph and a plan for two devices, as `baechi place` makes them."""
     folder.mkdir()

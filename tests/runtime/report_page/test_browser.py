@@ -9,7 +9,7 @@ import pytest
 
 from baechi_runtime.report.page.writing import write_page
 from tests.runtime.report_page.pages import Page, needs_browser
-from tests.runtime.report_page.runs import ENDING, HOSTILE, towers, write_plan, write_run
+from tests.runtime.report_page.runs import ENDING, HOSTILE, parted, towers, write_plan, write_run
 
 pytestmark = needs_browser()
 ROOT = Path(__file__).parents[3]
@@ -24,6 +24,11 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_page(str(write_plan(tmp_path_factory.mktemp("runs") / "large", towers(layers=120, towers=9), "contiguous")), None)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_page(str(write_run(tmp_path_factory.mktemp("runs") / "parts", parted())), None)
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +193,55 @@ def test_no_other_script_runs_and_nothing_can_be_fetched(browser: Any, small: Pa
     page.drawn()
     assert page.run("return window.ran === undefined")
     assert len(page.errors()) >= 3
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_parts_of_a_batch_have_colours(browser: Any, parts: Path, scheme: str) -> None:
+    """Each op that of its part, with a line under backward ones; a button shows the devices' instead."""
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+    try:
+        page = Page(browser, parts)
+        forward = [page.run("return ops.id.indexOf(arguments[0])", f"layer.1@{k}") for k in range(2)]
+        backward, update = (page.run("return ops.id.indexOf(arguments[0])", name) for name in ("grad.layer.1@1", "update.1"))
+        expected = page.run("return data.parts.map((part) => part.colour)")
+        assert len(set(expected)) == 2
+        assert [inside(page, v, 5) for v in forward] == expected
+        ink, muted = page.run("return [ink('ink'), ink('transfer')]")
+        assert [inside(page, backward, 5), inside(page, backward, -2), inside(page, update, 5)] == [expected[1], ink, muted]
+        assert [word in page.text("#timeline .legend") for word in ("part 0", "part 1", "all parts", "backward")] == [True] * 4
+        page.run("[...document.querySelectorAll('#timeline button')].find((b) => b.innerText === 'Parts of the batch').click()")
+        page.drawn()
+        placed = page.run("return arguments[0].map((v) => devices[placement[v]].colour)", [*forward, backward])
+        assert [inside(page, v, 5) for v in (*forward, backward)] == placed
+        assert inside(page, backward, -2) == placed[2]
+        assert "part 0" not in page.text("#timeline .legend")
+        page.run("select(arguments[0])", forward[1])
+        assert "part\n1" in page.text("#details")
+        page.run("graph.regroup('part')")
+        assert set(page.run("return [...graph.root.groups.keys()]")) == {"all parts", "part 0", "part 1"}
+        assert page.errors() == []
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def inside(page: Page, op: int, below: int) -> str:
+    """The colour near the right end of an op, so many pixels below its top; negative: above its bottom."""
+    return page.run(
+        """
+        const [v, below] = arguments, t = tracks[0], top = timeline.y(t, placement[v]);
+        const canvas = document.querySelector("#timeline canvas"), copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d");
+        copy.drawImage(canvas, 0, 0);
+        const x = timeline.x(t.step.end_us[v]) - 4, y = below < 0 ? top + timeline.lane + below : top + below;
+        return "#" + [...copy.getImageData(x, y, 1, 1).data].slice(0, 3).map((c) => c.toString(16).padStart(2, "0")).join("");""",
+        op,
+        below,
+    )
+
+
+def test_a_whole_batch_has_no_colours_of_parts(browser: Any, small: Path) -> None:
+    page = Page(browser, small)
+    assert page.run("return [data.parts.length, timeline.byPart, timeline.withPath]") == [0, False, True]
+    assert "Parts of the batch" not in page.text("#timeline")
 
 
 def test_dark_pages_are_drawn_dark(browser: Any, small: Path) -> None:

@@ -26,6 +26,7 @@ def page_data(run: RunFolder, compared: Comparison = Comparison()) -> dict[str, 
         "headline": headline(run, report),
         "devices": _devices(run, report.measured_peaks),
         "phases": list(PHASES),
+        "parts": _parts(run.graph),
         "ops": _ops(run.graph),
         "tensors": _tensors(run.graph),
         "placement": list(run.plan.placement),
@@ -54,8 +55,14 @@ def _devices(run: RunFolder, measured: Sequence[float]) -> list[dict[str, Any]]:
     ]
 
 
+def _parts(graph: OpGraph) -> list[dict[str, str]]:
+    """The colours of the parts of the batch, and of text on them; empty where it is whole."""
+    count = 1 + max((op.part for op in graph.ops if op.part is not None), default=-1)
+    return [{"colour": device_colour(part), "text": text_colour(device_colour(part))} for part in range(count)]
+
+
 def _ops(graph: OpGraph) -> dict[str, list[Any]]:
-    fields = ("id", "op", "compute_us", "persistent_bytes", "output_bytes", "temporary_bytes", "colocation", "module", "pin")
+    fields = ("id", "op", "compute_us", "persistent_bytes", "output_bytes", "temporary_bytes", "colocation", "module", "pin", "part")
     columns: dict[str, list[Any]] = {name: [getattr(op, name) for op in graph.ops] for name in fields}
     return {
         **columns,

@@ -31,7 +31,8 @@ function opCard(v) {
   const device = placement[v], predicted = data.predicted, measured = data.measured;
   const when = (step) => `${time(step.end_us[v] - step.start_us[v])}, from ${time(step.start_us[v])}`;
   const costs = [
-    ["kind", ops.op[v] || "-"], ["phase", data.phases[ops.phase[v]]], ["module", ops.module[v] || null], ["colocation", ops.colocation[v]],
+    ["kind", ops.op[v] || "-"], ["phase", data.phases[ops.phase[v]]], ["part", ops.part[v] === null ? null : String(ops.part[v])],
+    ["module", ops.module[v] || null], ["colocation", ops.colocation[v]],
     ["device", devices[device].name + (ops.pin[v] === null ? "" : ", pinned")],
     ["cost", time(ops.compute_us[v])],
     ["predicted", when(predicted)], ["measured", measured && measured.start_us[v] !== null ? when(measured) : null],

@@ -303,7 +303,7 @@ const usualWay = ops.module.some((name) => name) || !ops.colocation.some((name) 
 const graph = new GraphView(usualWay, 560);
 
 function graphSection() {
-  const ways = [["module", "module"], ["colocation", "colocation group"], ["device", "device"]];
+  const ways = [["module", "module"], ["colocation", "colocation group"], ["device", "device"], ...(data.parts.length ? [["part", "part of the batch"]] : [])];
   const chosen = el("select", { "aria-label": "group by", onchange: () => { graph.regroup(chosen.value); graph.surface.redraw(); } },
     ways.map(([value, text]) => el("option", { value }, "by " + text)));
   chosen.value = usualWay;

@@ -18,10 +18,12 @@ class Group {
   items() { return [...this.groups.values(), ...this.ops]; }
 }
 
+const inModules = (v) => [data.phases[ops.phase[v]], ...(ops.module[v] ? ops.module[v].split(".") : [])];
 const WAYS = {
-  module: (v) => [data.phases[ops.phase[v]], ...(ops.module[v] ? ops.module[v].split(".") : [])],
+  module: inModules,
   colocation: (v) => (ops.colocation[v] === null ? ["not colocated"] : [ops.colocation[v]]),
-  device: (v) => [devices[placement[v]].name, data.phases[ops.phase[v]], ...(ops.module[v] ? ops.module[v].split(".") : [])],
+  device: (v) => [devices[placement[v]].name, ...inModules(v)],
+  part: (v) => [ops.part[v] === null ? "all parts" : "part " + ops.part[v], ...inModules(v)],
 };
 
 /* Each op's position in an order in which all its inputs come before it. */

@@ -93,10 +93,14 @@ function chain(step, lanes) {
 
 const tracks = [track("predicted", data.predicted), ...(data.measured ? [track("measured", data.measured)] : [])];
 
+/* How high the line under backward ops is, where colours are those of parts. */
+const BACKWARD = 4;
+
 class TimelineView {
   constructor() {
     Object.assign(this, timeAxis);
-    this.withPath = true;
+    this.byPart = data.parts.length > 0;
+    this.withPath = !this.byPart;  // what is not on the path is pale, which hides the parts
     const many = devices.length > 8;
     const between = many ? 3 : 8;
     [this.lane, this.copies] = many ? [12, 4] : [26, 8];
@@ -113,7 +117,7 @@ class TimelineView {
   }
 
   draw(context) {
-    this.colours = Object.fromEntries(["critical", "transfer", "accent", "muted", "paper"].map((name) => [name, ink(name)]));
+    this.colours = Object.fromEntries(["critical", "transfer", "accent", "muted", "paper", "ink"].map((name) => [name, ink(name)]));
     for (const t of tracks) {
       this.drawAxis(context, t.top - 4, t.bottom);
       context.save();
@@ -143,10 +147,16 @@ class TimelineView {
     });
   }
 
+  /* The colour of an op, and of text on it: that of its part of the batch, or of its device. */
+  paint(v) {
+    if (!this.byPart) return devices[placement[v]];
+    return ops.part[v] === null ? { colour: this.colours.transfer, text: this.colours.paper } : data.parts[ops.part[v]];
+  }
+
   y(t, device) { return t.top + device * this.row; }
 
   drawDevice(context, t, d) {
-    const y = this.y(t, d), { start_us, end_us } = t.step, { colour, text } = devices[d];
+    const y = this.y(t, d), { start_us, end_us } = t.step;
     context.textAlign = "left";
     let drawn = -Infinity;
     for (let i = firstAfter(t.lanes[d], end_us, span.from); i < t.lanes[d].length; i++) {
@@ -155,10 +165,15 @@ class TimelineView {
       const x = this.x(start_us[v]), w = this.x(end_us[v]) - x, onPath = t.critical.has(v);
       if (w < 0.7 && x - drawn < 0.7 && !onPath) continue;
       drawn = x;
+      const { colour, text } = this.paint(v);
       context.globalAlpha = this.withPath && !onPath ? 0.42 : 1;
       context.fillStyle = colour;
       context.fillRect(x, y, Math.max(0.7, w > 4 ? w - 0.8 : w), this.lane);
       context.globalAlpha = 1;
+      if (this.byPart && ops.part[v] !== null && data.phases[ops.phase[v]] === "backward") {
+        context.fillStyle = this.colours.ink;
+        context.fillRect(x, y + this.lane - BACKWARD, Math.max(0.7, w > 4 ? w - 0.8 : w), BACKWARD);
+      }
       if (onPath && this.withPath) {
         context.fillStyle = this.colours.critical;
         context.fillRect(x, y - 3, Math.max(0.7, w), 3);
@@ -309,8 +324,16 @@ function closest(lane, start_us, end_us, us, near) {
 
 const timeline = new TimelineView();
 
+/* What the colours mean. */
+const deviceNames = () => devices.map((device, d) => el("span", {}, swatch(d), device.name));
+function partNames() {
+  const named = ({ colour }, k) => el("span", {}, el("span", { class: "swatch", style: { background: colour } }), "part " + k);
+  return [...data.parts.map(named), el("span", {}, el("span", { class: "swatch shared" }), "all parts"),
+    el("span", {}, el("span", { class: "swatch backward" }), "a line under it: backward")];
+}
+
 function timelineSection() {
-  const path = el("button", { type: "button", "aria-pressed": "true" }, "Critical path");
+  const path = el("button", { type: "button", "aria-pressed": String(timeline.withPath) }, "Critical path");
   path.addEventListener("click", () => {
     timeline.withPath = !timeline.withPath;
     path.setAttribute("aria-pressed", String(timeline.withPath));
@@ -318,12 +341,21 @@ function timelineSection() {
   });
   const own = data.measured ? tracks.map(({ title, step }) =>
     el("button", { type: "button", onclick: () => span.show(0, step.step_us) }, "Fit " + title)) : [];
-  const names = el("div", { class: "legend" },
-    devices.map((device, d) => el("span", {}, swatch(d), device.name)),
+  const parts = data.parts.length ? el("button", { type: "button", "aria-pressed": "true" }, "Parts of the batch") : null;
+  const colours = el("span", { class: "colours" });
+  const name = () => colours.replaceChildren(...(timeline.byPart ? partNames() : deviceNames()));
+  parts?.addEventListener("click", () => {
+    timeline.byPart = !timeline.byPart;
+    parts.setAttribute("aria-pressed", String(timeline.byPart));
+    name();
+    timeline.surface.redraw();
+  });
+  name();
+  const names = el("div", { class: "legend" }, colours,
     el("span", {}, el("span", { class: "swatch transfer" }), "sent tensor, its end in the receiver's colour"),
     el("span", {}, el("span", { class: "swatch critical" }), "critical path"));
   section("timeline", "Timeline",
     el("p", { class: "note" }, "The critical path is a chain of ops, each held up by the one before it; what is not on it is pale. " +
       "Drag to move, ctrl and wheel, double click or + and \u2212 to zoom, 0 for the whole step, n and p for the next and previous op."),
-    el("div", { class: "bar" }, timeline.surface.buttons(), own, path), timeline.surface.canvas, names);
+    el("div", { class: "bar" }, timeline.surface.buttons(), own, path, parts), timeline.surface.canvas, names);
 }
