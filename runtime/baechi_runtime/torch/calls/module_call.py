@@ -65,8 +65,6 @@ class ModuleCall:
             self._lazy = any(isinstance(p, nn.UninitializedParameter) for p in self._module.parameters())
             if self._lazy:
                 return "its parameters had no shapes yet"
-        if session.paused:
-            session.plain_step()
         if why := session.why_plain():
             return why
         if not inside_one() and traced_elsewhere():

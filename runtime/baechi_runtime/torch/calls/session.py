@@ -364,10 +364,7 @@ class Session:
     def _turn(self, group: PlacedGroup) -> str:
         turns = group.turns
         if turns.decided:
-            mode = turns.begin()
-            if not self._several() and turns.changed():
-                group.turns = turns.again()
-            return mode
+            return turns.decided
         if _in_turns and time.monotonic() - _in_turns[0].last_turn > _TURN_SECONDS:
             _in_turns.clear()  # whose steps these were is no longer called
         if not _in_turns:
@@ -403,14 +400,6 @@ class Session:
         self.paused = why
         self.conclude()
         self.say_once(f"{self.name} runs as it is: {why}")
-
-    def plain_step(self) -> None:
-        """Begin a call while placing does not pay: if steps have changed since that was decided, the question is asked again."""
-        if self.groups and self.groups[0].turns.decided and not self._several():
-            turns = self.groups[0].turns
-            turns.begin()
-            if turns.changed():
-                self.groups[0].turns, self.paused = turns.again(), ""
 
     def give_up(self, error: BaechiError, members: Sequence[LiveFragment]) -> None:
         """Run these fragments as they are from now on, and say so once. Raises the error if `strict`, or if workers drifted or got lost."""
@@ -449,4 +438,3 @@ class Session:
 
 def _ms(us: Sequence[float]) -> str:
     return f"{statistics.median(us) / 1000:.1f} ms" if us else "nothing measured"
-

@@ -1,4 +1,4 @@
-"""The live contract on speed: in the first steps placed and plain take turns, and the slower one is dropped; again later if steps change.
+"""The live contract on speed: in the first steps placed and plain take turns, and the slower one is dropped.
 
 A step is the time from one call to the next: all that the user's loop does is in it, in both ways alike. A loop may call a module several
 times in one of its own steps, so the turns are in blocks of four, placed-plain-plain-placed and then the other way round: calls that come
@@ -7,7 +7,6 @@ by twos fall to both alike.
 
 import statistics
 import time
-from collections import deque
 from dataclasses import dataclass, field
 
 PLACED, PLAIN = "placed", "plain"
@@ -16,27 +15,22 @@ BLOCKS = 4
 MOST_BLOCKS = 6
 _PLAINLY = (1.5, 1.15)
 """Factors by which plain steps must be faster in the first block, or in each of the first two, to decide at once."""
-_WATCHED = 20
-_WORSE = 1.3
-"""Factor by which steps must take longer than the other kind did for the question to be asked again."""
-_MOST_TRIALS = 3
 
 
 @dataclass
 class Turns:
     """Decides which of the two runs the next step."""
 
-    trials: int = 1
-    """Trials so far, this one included."""
     placed_us: list[float] = field(default_factory=list)
     plain_us: list[float] = field(default_factory=list)
     decided: str = ""
     """PLACED or PLAIN; empty while they take turns."""
     _begun: float | None = None
-    _last: deque[float] = field(default_factory=lambda: deque(maxlen=_WATCHED))
 
     def begin(self) -> str:
         """Begin a step; returns what runs it."""
+        if self.decided:
+            return self.decided
         now = time.perf_counter()
         if self._begun is not None:
             self._take((now - self._begun) * 1e6)
@@ -53,9 +47,6 @@ class Turns:
         return first if position in (0, 3) else ({PLACED, PLAIN} - {first}).pop()
 
     def _take(self, step_us: float) -> None:
-        if self.decided:
-            self._last.append(step_us)
-            return
         (self.placed_us if self._mode() == PLACED else self.plain_us).append(step_us)
         if (len(self.placed_us) + len(self.plain_us)) % 4 == 0:
             self.decided = self._decision()
@@ -76,16 +67,3 @@ class Turns:
             return 0.0
         placed, plain = (statistics.fmean(sorted(us)[: max(1, len(us) - 1)]) for us in (self.placed_us, self.plain_us))
         return plain - placed
-
-    def changed(self) -> bool:
-        """True if steps now take so much longer than the other kind did that the question is to be asked again."""
-        if not self.decided or self.trials >= _MOST_TRIALS or len(self._last) < _WATCHED:
-            return False
-        other = self.plain_us if self.decided == PLACED else self.placed_us
-        now = statistics.median(self._last)
-        self._last.clear()
-        return bool(other) and now > _WORSE * statistics.median(other)
-
-    def again(self) -> "Turns":
-        """A further trial."""
-        return Turns(self.trials + 1)
