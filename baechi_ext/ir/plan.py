@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from baechi_ext.errors import ClusterError, MismatchError, PlanError
+from baechi_ext.errors import BaechiError, ClusterError, MismatchError, PlanError
 from baechi_ext.ir.cluster import Cluster
-from baechi_ext.ir.files import SCHEMA_VERSION
+from baechi_ext.ir.files import SCHEMA_VERSION, read_json
 from baechi_ext.ir.made_by import MadeBy, Saved, load_as
 from baechi_ext.ir.numbers import as_bytes, as_number, require_finite
 from baechi_ext.ir.op_graph import OpGraph
@@ -121,6 +121,26 @@ class Plan(Saved):
     def load(cls, path: str | Path, graph: OpGraph, cluster: Cluster | None = None) -> "Plan":
         """Raises FileError, PlanError or MismatchError."""
         return load_as(path, "plan", lambda value: cls.from_json(value, graph, cluster))
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """A plan file, read but not yet put onto a graph."""
+
+    path: str
+    value: dict[str, Any]
+
+    @classmethod
+    def load(cls, path: str | Path) -> "PlanFile":
+        """Raises FileError for what is no JSON object."""
+        return cls(str(path), read_json(path, "plan"))
+
+    def on(self, graph: OpGraph, cluster: Cluster) -> Plan:
+        """The plan, for a graph and a cluster. Raises what Plan.from_json does, with the file's name."""
+        try:
+            return Plan.from_json(self.value, graph, cluster)
+        except BaechiError as e:
+            raise type(e)(f"{self.path}: {e}") from e
 
 
 def require_same_graph(graph: OpGraph, value: Mapping[str, Any], kind: str, ids: Collection[str]) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import baechi_ext
+from baechi_ext.ir.plan import PlanFile
 from baechi_ext.place.common import PlaceOptions, Worth
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.torch.calls.module_call import call_of
@@ -133,5 +134,5 @@ def test_what_another_process_can_be_told() -> None:
     plain = PlanRequest("auto", options=PlaceOptions(seed=3, time_limit_seconds=7.0, worth=Worth(500.0, 0.02)))
     assert plan_from_json(plan_to_json(plain)) == plain
     assert is_serializable(PlanRequest("m_sct"))
-    assert not is_serializable(PlanRequest("auto", initial_plan="plan.json"))
+    assert not is_serializable(PlanRequest("auto", initial_plan=PlanFile("plan.json", {})))
     assert not is_serializable(PlanRequest("auto", cost_factor=2.0))

@@ -14,7 +14,7 @@ from baechi_ext.group.registry import group
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.hints import DeviceMap, ExpertFile, Pin, require_hints, with_pins, with_pins_of_groups
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_ext.ir.plan import Plan, verify_placement
+from baechi_ext.ir.plan import PlanFile, verify_placement
 from baechi_ext.place.adjust import NOOP, adjust
 from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, Task, Worth, begin, conclude, finish
 from baechi_ext.place.registry import place
@@ -46,8 +46,8 @@ class PlanRequest:
     only_forward: bool = False
     expert_file: ExpertFile | None = None
     """Hints that take the place of the graph's own."""
-    initial_plan: str | None = None
-    """A plan file that a search starts from."""
+    initial_plan: PlanFile | None = None
+    """The plan that a search starts from."""
     device_map: DeviceMap | None = None
     """Devices by module: hints for `expert`, where a search starts for `auto` and `refine`."""
     pins: tuple[Pin, ...] = ()
@@ -73,7 +73,7 @@ class PlanRequest:
         further = {
             **asdict(self.group_options),
             "expert_file": self.expert_file and self.expert_file.path,
-            "initial_plan": self.initial_plan,
+            "initial_plan": self.initial_plan and self.initial_plan.path,
             "device_map": self.device_map and dict(self.device_map.devices),
             "pins": list(map(str, self.pins)),
             "adjustment_method": adjusts and self.adjustment_method,
@@ -129,7 +129,7 @@ def plan(graph: OpGraph, cluster: Cluster, request: PlanRequest) -> PlanResult:
         )
     graph = prepared(graph, request, [d.name for d in cluster.devices])
     if request.initial_plan is not None:
-        given = Plan.load(request.initial_plan, graph, cluster)
+        given = request.initial_plan.on(graph, cluster)
         request = replace(request, options=replace(request.options, initial=Proposal(given.placement, (given.priority,))))
     elif request.device_map is not None and request.method != "expert":
         mapped = Proposal([op.expert or 0 for op in graph.ops])

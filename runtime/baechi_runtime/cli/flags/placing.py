@@ -10,6 +10,7 @@ from baechi_ext.group.grouping import GroupOptions
 from baechi_ext.group.registry import GROUPERS, PLACER_TYPES
 from baechi_ext.ir.cluster import Cluster, Device, Link
 from baechi_ext.ir.hints import DeviceMap, ExpertFile
+from baechi_ext.ir.plan import PlanFile
 from baechi_ext.place.adjust import ADJUSTMENTS
 from baechi_ext.place.common import PlaceOptions
 from baechi_ext.place.order_choice import AUTO
@@ -151,7 +152,7 @@ def add_placing_flags(parser: argparse.ArgumentParser, *, method: bool = True) -
 
 
 def plan_request(args: argparse.Namespace) -> PlanRequest:
-    """The request that the placing flags describe. Raises OptionError where they contradict each other, FileError for bad hints."""
+    """The request that the placing flags describe. Raises OptionError where they contradict each other, FileError for bad files."""
     for flag, takers in {"expert_file": ("expert",), "initial_plan": SEARCHES, "device_map": MAPPED}.items():
         if getattr(args, flag) is not None and args.placement_method not in takers:
             methods = (" and " if len(takers) == 2 else ", ").join(takers)
@@ -168,7 +169,7 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
         placer_type=args.placer_type or _DEFAULTS.placer_type,
         only_forward=args.only_forward,
         expert_file=None if args.expert_file is None else ExpertFile.load(args.expert_file),
-        initial_plan=args.initial_plan,
+        initial_plan=None if args.initial_plan is None else PlanFile.load(args.initial_plan),
         device_map=None if args.device_map is None else DeviceMap.load(args.device_map),
         pins=tuple(args.pin),
         options=options,
