@@ -87,7 +87,8 @@ def run(args: argparse.Namespace, requests: Mapping[str, pipeline.PlanRequest], 
                 if contender.result is None or contender.parity is None or contender.refusal:
                     refused[name] = contender.refusal
                     continue
-                plans[name], parity[name], peaks[name] = contender.result, to_builtins(ParityCheck.of(contender.parity)), contender.peak_bytes
+                plans[name], peaks[name] = contender.result, contender.peak_bytes
+                parity[name] = to_builtins(ParityCheck.of(contender.parity))
                 (variants[name],) = loaded_contenders(captured, [contender], backend).values()
             baselines, left_out = _baselines(args.baselines, backend.request, captured.step, backend.executor, stack)
             peaks |= {name: tuple(baseline.peak_bytes()) for name, baseline in baselines.items()}

@@ -1,9 +1,10 @@
-"""Binding calls to nodes of the shard graph: which of a node's tensors each argument is, what of the node's space can be run, and which of
-the ways to lay a strategy out moves least: a split of two is over one mesh dimension or another, best its neighbour's."""
+"""The shard graph's nodes as calls that a mesh of processes can run: which of a node's tensors each argument is, which configurations can
+be run, the best strategy of these, and which of the ways to lay it out moves least: a split of two is over one mesh dimension or another,
+best its neighbour's."""
 
 import operator
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -14,11 +15,12 @@ from torch import fx
 from torch.distributed.tensor import Partial, Placement
 
 from baechi_ext.errors import ShardError
-from baechi_ext.shard.graph import Node, Tensor
+from baechi_ext.shard.graph import Node, Strategy, Tensor
 from baechi_ext.shard.prune import restricted
-from baechi_ext.shard.tables import Tables, configurations
+from baechi_ext.shard.search import Found, SearchOptions, search_tables
+from baechi_ext.shard.tables import Tables, bytes_of, configurations
 from baechi_runtime.sharding.captured import CapturedGraph
-from baechi_runtime.sharding.layout import Argument, Assignment, Layout, Placements, assignments, placements
+from baechi_runtime.sharding.layout import Argument, Assignment, Layout, Placements, mesh_shape, placements
 from baechi_runtime.sharding.rules import arguments, rule_of, splittable
 
 
@@ -43,6 +45,55 @@ class Bound:
         return Layout(assignment, read, tuple(placements(tensor, assignment, Partial()) for tensor in self.written))
 
 
+def assignments(node: Node, configuration: Sequence[int], mesh: Sequence[int]) -> list[Assignment]:
+    """All ways to lay a configuration out on a mesh; none where the mesh, or DTensor, can't express it.
+
+    DTensor splits a dimension of a tensor over mesh dimensions from the outermost on. So where several axes split one dimension, those of
+    the outer axis have to come first, and an inner axis can only be split where the outer one is split to the last.
+    """
+    if any(not _whole_pieces(node, tensor, configuration) for tensor in _tensors(node)):
+        return []
+    return [a for a in _products(tuple(configuration), tuple(mesh)) if all(_in_order(t, a) for t in _tensors(node))]
+
+
+def _tensors(node: Node) -> tuple[Tensor, ...]:
+    return (*node.inputs, *node.outputs, *node.weights)
+
+
+def _products(rest: tuple[int, ...], mesh: tuple[int, ...]) -> Iterator[Assignment]:
+    if not mesh:
+        if all(parts == 1 for parts in rest):
+            yield ()
+        return
+    for axis in (*range(len(rest)), None):
+        if axis is None:
+            left = rest
+        elif rest[axis] % mesh[0]:
+            continue
+        else:
+            left = (*rest[:axis], rest[axis] // mesh[0], *rest[axis + 1 :])
+        yield from ((axis, *others) for others in _products(left, mesh[1:]))
+
+
+def _whole_pieces(node: Node, tensor: Tensor, configuration: Sequence[int]) -> bool:
+    for size, axes in zip(tensor.shape, tensor.axes, strict=True):
+        parts, free = 1, True
+        for axis in axes:
+            if configuration[axis] > 1 and not free:
+                return False
+            free &= configuration[axis] == node.axes[axis].size
+            parts *= configuration[axis]
+        if size % parts:
+            return False
+    split = [axis for axes in tensor.axes for axis in axes if configuration[axis] > 1]
+    return len(split) == len(set(split))
+
+
+def _in_order(tensor: Tensor, assignment: Assignment) -> bool:
+    used = ([axes.index(axis) for axis in assignment if axis in axes] for axes in tensor.axes)
+    return all(places == sorted(places) for places in used)
+
+
 def bind(captured: CapturedGraph) -> dict[str, Bound]:
     """Bind each node of the shard graph, by name, to its call in the forward graph. Raises ShardError for a node that is no call."""
     calls = {call.name: call for call in captured.forward.nodes}
@@ -53,8 +104,10 @@ def bind(captured: CapturedGraph) -> dict[str, Bound]:
     return {node.name: _bound(calls[node.name], node, captured) for node in graph.nodes}
 
 
-def executable(tables: Tables, bound: dict[str, Bound], mesh: Sequence[int]) -> Tables:
-    """The tables with only those configurations that can be run on a mesh; the one that splits nothing always can."""
+def executable(tables: Tables, bound: dict[str, Bound], mesh: Sequence[int] | None = None) -> Tables:
+    """The tables with only those configurations that can be run on a mesh, by default that of the prime factors; the one that splits
+    nothing always can."""
+    mesh = mesh or mesh_shape(tables.machine.devices)
     known: dict[object, np.ndarray] = {}
     kept = []
     for node, space in zip(tables.graph.nodes, tables.spaces, strict=True):
@@ -65,6 +118,41 @@ def executable(tables: Tables, bound: dict[str, Bound], mesh: Sequence[int]) -> 
             known[key] = np.array([i for i, row in enumerate(space) if b.assignments(row.tolist(), mesh)], np.int64)
         kept.append(known[key])
     return restricted(tables, kept)
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The best strategy of all, the best of those that can be run, and the tables of these. `measured`: the best of these by measured
+    costs, where calls were measured in all ways."""
+
+    free: Found
+    found: Found
+    measured: Found | None = None
+
+    @property
+    def tables(self) -> Tables:
+        """The tables of what can be run."""
+        return self.found.tables
+
+    def of(self, strategy: Strategy) -> Found:
+        """A strategy that can be run as if it had been found, in the tables of measured costs where there are some."""
+        found = self.measured or self.found
+        choice = tuple(found.tables.choice(strategy))
+        return replace(found, choice=choice, cost=found.tables.cost(choice), held_bytes=bytes_of(found.tables, choice))
+
+    def line(self) -> str:
+        """Say what it costs to keep to strategies that can be run."""
+        gap = self.found.cost / self.free.cost - 1 if self.free.cost else 0.0
+        sizes = f"{sum(self.tables.sizes)} of {sum(self.free.tables.sizes)} configurations"
+        return f"{gap:.2%} above the best without that limit ({sizes} can be run)"
+
+
+def among_runnable(
+    free: Found, captured: CapturedGraph, mesh: Sequence[int] | None = None, options: SearchOptions | None = None
+) -> Searched:
+    """A search's answer, and the best of the strategies that a mesh can run, by default that of the prime factors. Raises ShardError where
+    tables would be too large."""
+    return Searched(free, search_tables(executable(free.tables, bind(captured), mesh), options))
 
 
 def _bound(call: fx.Node, node: Node, captured: CapturedGraph) -> Bound:

@@ -4,7 +4,7 @@ The mesh has a dimension for every prime factor of the process count, so that an
 laid out by giving each axis as many mesh dimensions as make its split; mesh dimensions that are left over hold copies.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import prod
@@ -15,7 +15,7 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from baechi_ext.capture.torch_private import flatten_mesh
 from baechi_ext.errors import OptionError
-from baechi_ext.shard.graph import Node, Tensor
+from baechi_ext.shard.graph import Tensor
 from baechi_ext.shard.tables import divisors
 
 Placements = tuple[Placement, ...]
@@ -30,55 +30,6 @@ def mesh_shape(processes: int) -> tuple[int, ...]:
     while (left := processes // prod(factors)) > 1:
         factors.append(divisors(left, left)[1])
     return tuple(reversed(factors)) or (1,)
-
-
-def assignments(node: Node, configuration: Sequence[int], mesh: Sequence[int]) -> list[Assignment]:
-    """All ways to lay a configuration out on a mesh; none where the mesh, or DTensor, can't express it.
-
-    DTensor splits a dimension of a tensor over mesh dimensions from the outermost on. So where several axes split one dimension, those of
-    the outer axis have to come first, and an inner axis can only be split where the outer one is split to the last.
-    """
-    if any(not _whole_pieces(node, tensor, configuration) for tensor in _tensors(node)):
-        return []
-    return [a for a in _products(tuple(configuration), tuple(mesh)) if all(_in_order(t, a) for t in _tensors(node))]
-
-
-def _tensors(node: Node) -> tuple[Tensor, ...]:
-    return (*node.inputs, *node.outputs, *node.weights)
-
-
-def _products(rest: tuple[int, ...], mesh: tuple[int, ...]) -> Iterator[Assignment]:
-    if not mesh:
-        if all(parts == 1 for parts in rest):
-            yield ()
-        return
-    for axis in (*range(len(rest)), None):
-        if axis is None:
-            left = rest
-        elif rest[axis] % mesh[0]:
-            continue
-        else:
-            left = (*rest[:axis], rest[axis] // mesh[0], *rest[axis + 1 :])
-        yield from ((axis, *others) for others in _products(left, mesh[1:]))
-
-
-def _whole_pieces(node: Node, tensor: Tensor, configuration: Sequence[int]) -> bool:
-    for size, axes in zip(tensor.shape, tensor.axes, strict=True):
-        parts, free = 1, True
-        for axis in axes:
-            if configuration[axis] > 1 and not free:
-                return False
-            free &= configuration[axis] == node.axes[axis].size
-            parts *= configuration[axis]
-        if size % parts:
-            return False
-    split = [axis for axes in tensor.axes for axis in axes if configuration[axis] > 1]
-    return len(split) == len(set(split))
-
-
-def _in_order(tensor: Tensor, assignment: Assignment) -> bool:
-    used = ([axes.index(axis) for axis in assignment if axis in axes] for axes in tensor.axes)
-    return all(places == sorted(places) for places in used)
 
 
 def placements(tensor: Tensor, assignment: Assignment, absent: Placement) -> Placements:

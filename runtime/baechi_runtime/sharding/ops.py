@@ -5,6 +5,7 @@ in the same order. Gradients that are added up belong to nobody's call, and go w
 """
 
 from difflib import Match, SequenceMatcher
+from functools import partial
 
 from torch import Tensor, fx, nn
 from torch.fx import traceback
@@ -15,7 +16,6 @@ from baechi_ext.ir.op_graph import OpGraph
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.sharding.binding import bind, executable
 from baechi_runtime.sharding.captured import ForwardGraph, captured_graph, forward_graph
-from baechi_runtime.sharding.layout import mesh_shape
 from baechi_runtime.torch.backend import Captured
 
 _KEY, _META = "baechi_call", "custom"
@@ -60,7 +60,7 @@ def sharding_of(step: TrainingStep, graph: OpGraph) -> Sharding:
     for v in graph.order:
         if node_of[v] is None:
             node_of[v] = _inherited(graph, node_of, v)
-    return Sharding(nodes, tuple(node_of), lambda tables: executable(tables, bound, mesh_shape(tables.machine.devices)))
+    return Sharding(nodes, tuple(node_of), partial(executable, bound=bound))
 
 
 def _matching(graph: OpGraph, again: OpGraph) -> list[Match]:

@@ -193,13 +193,12 @@ def run(request: PaseRequest, model: "CapturedGraph | None" = None) -> PaseRepor
         if request.profile and not i:
             profile.enable()
         started = time.perf_counter()
+        found, executable = search(graph, request.machine, request.options), ""
         if model is not None and request.executable:
-            from baechi_runtime.sharding.strategies import search_runnable
+            from baechi_runtime.sharding.binding import among_runnable
 
-            searched = search_runnable(model, request.machine, options=request.options)
+            searched = among_runnable(found, model, options=request.options)
             found, executable = searched.found, searched.line()
-        else:
-            found, executable = search(graph, request.machine, request.options), ""
         if i >= WARMUP or not request.measure:
             seconds.append(time.perf_counter() - started)
         profile.disable()

@@ -14,6 +14,7 @@ import torch
 from baechi_ext.capture.parts import Parts
 from baechi_ext.errors import CaptureError, ExecutionError
 from baechi_ext.ir import Cluster
+from baechi_ext.shard.search import search
 from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.ranking import Engine
 from baechi_runtime.drivers.train_request import TrainRequest
@@ -24,11 +25,12 @@ from baechi_runtime.report.progress import progress
 from baechi_runtime.report.tables import as_size
 from baechi_runtime.sharding.backend import Captured as ShardCaptured
 from baechi_runtime.sharding.backend import Loaded, ShardBackend, Whole
+from baechi_runtime.sharding.binding import Searched, among_runnable
 from baechi_runtime.sharding.forecast import Forecast
 from baechi_runtime.sharding.layout import checked_shape
 from baechi_runtime.sharding.replicas import DDP, FSDP2, REPLICAS, Rehearsal, largest_piece_bytes, replica_results
 from baechi_runtime.sharding.report import ShardReport
-from baechi_runtime.sharding.strategies import NO_SPLIT, PASE, Predicted, Searched, predicted, search_runnable
+from baechi_runtime.sharding.strategies import NO_SPLIT, PASE, Predicted, predicted
 from baechi_runtime.sharding.training import Strategy, reported, save
 from baechi_runtime.torch import backend as torch_backend
 from baechi_runtime.torch.backend import Captured, TorchBackend, normalises, parts_of, sizes_of_parts
@@ -93,7 +95,8 @@ class _Worker:
 
     @cached_property
     def _searched(self) -> Searched:
-        return search_runnable(self._captured.graph, self._captured.machine, self.processes.shape)
+        graph = self._captured.graph
+        return among_runnable(search(graph.graph, self._captured.machine), graph, self.processes.shape)
 
     def rehearsed(self, names: Sequence[str], enough_us: float, limit: float | None) -> dict[str, _Rehearsed]:
         """The engines' predicted steps; each device may hold `limit` bytes."""

@@ -1,61 +1,18 @@
 """The strategies that are run: the cheapest that can be, and what people would do, from the same tables."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from baechi_ext.errors import OptionError, ShardError
 from baechi_ext.shard.baselines import Baseline, data_parallel, megatron, one_weird_trick
-from baechi_ext.shard.graph import Strategy
-from baechi_ext.shard.machine import Machine
 from baechi_ext.shard.plan import ShardPlan
-from baechi_ext.shard.search import Found, SearchOptions, search, search_tables
-from baechi_ext.shard.tables import Tables, bytes_of
+from baechi_ext.shard.search import search_tables
 from baechi_runtime.files.run_folder import STRATEGIES
-from baechi_runtime.sharding.binding import bind, executable
-from baechi_runtime.sharding.captured import CapturedGraph
+from baechi_runtime.sharding.binding import Searched
 from baechi_runtime.sharding.forecast import Forecast, Forecaster
-from baechi_runtime.sharding.layout import mesh_shape
 
 NAMES = STRATEGIES
 PASE, DATA_PARALLEL, EXPERT = NAMES
 NO_SPLIT = "nothing is split: no split was found that is predicted to pay"
-
-
-@dataclass(frozen=True)
-class Searched:
-    """The best strategy of all, the best of those that can be run, and the tables of these. `measured`: the best of these by measured
-    costs, where calls were measured in all ways."""
-
-    free: Found
-    found: Found
-    measured: Found | None = None
-
-    @property
-    def tables(self) -> Tables:
-        """The tables of what can be run."""
-        return self.found.tables
-
-    def of(self, strategy: Strategy) -> Found:
-        """A strategy that can be run as if it had been found, in the tables of measured costs where there are some."""
-        found = self.measured or self.found
-        choice = tuple(found.tables.choice(strategy))
-        return replace(found, choice=choice, cost=found.tables.cost(choice), held_bytes=bytes_of(found.tables, choice))
-
-    def line(self) -> str:
-        """Say what it costs to keep to strategies that can be run."""
-        gap = self.found.cost / self.free.cost - 1 if self.free.cost else 0.0
-        sizes = f"{sum(self.tables.sizes)} of {sum(self.free.tables.sizes)} configurations"
-        return f"{gap:.2%} above the best without that limit ({sizes} can be run)"
-
-
-def search_runnable(
-    captured: CapturedGraph, machine: Machine, mesh: Sequence[int] | None = None, options: SearchOptions | None = None
-) -> Searched:
-    """Searches among all strategies, and among those that a mesh can run, by default that of the prime factors. Raises ShardError where
-    tables would be too large."""
-    free = search(captured.graph, machine, options)
-    tables = executable(free.tables, bind(captured), mesh or mesh_shape(machine.devices))
-    return Searched(free, search_tables(tables, options))
 
 
 def search_measured(searched: Searched, forecaster: Forecaster) -> Searched:

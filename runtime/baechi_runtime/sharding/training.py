@@ -11,6 +11,7 @@ from baechi_ext.ir.files import make_folder, write_json
 from baechi_ext.ir.made_by import MadeBy, versions
 from baechi_ext.shard.explain import FORECAST_KINDS
 from baechi_ext.shard.plan import ShardPlan
+from baechi_ext.shard.search import search
 from baechi_runtime.drivers.comparison import UNPLACED
 from baechi_runtime.drivers.train_request import RunOptions, TrainRequest
 from baechi_runtime.drivers.training import train_on
@@ -20,10 +21,11 @@ from baechi_runtime.measure.samples import Samples
 from baechi_runtime.measure.timing import WARMUP
 from baechi_runtime.report.progress import progress, rounds
 from baechi_runtime.sharding.backend import UNSAVED, Captured, Loaded, ShardBackend, Whole, on_processes
+from baechi_runtime.sharding.binding import Searched, among_runnable
 from baechi_runtime.sharding.forecast import Forecast
 from baechi_runtime.sharding.replicas import REPLICAS
 from baechi_runtime.sharding.report import WHOLE, ShardReport, StrategyRun
-from baechi_runtime.sharding.strategies import NAMES, PASE, Predicted, Searched, predicted, search_measured, search_runnable
+from baechi_runtime.sharding.strategies import NAMES, PASE, Predicted, predicted, search_measured
 from baechi_runtime.sharding.tensor_parallel import tensor_parallel_plan
 from baechi_runtime.torch.measure import load_of_others
 
@@ -77,7 +79,7 @@ def _report(backend: ShardBackend) -> ShardReport:
     request, captured = backend.request, backend.capture()
     machine = captured.machine
     with progress(f"sharding {request.model} over {machine.devices} processes"):
-        searched = search_runnable(captured.graph, machine, backend.shape)
+        searched = among_runnable(search(captured.graph.graph, machine), captured.graph, backend.shape)
         own = [name for name in request.sharding if name not in REPLICAS]
         if PASE in own or (own and request.out is not None):  # plans say what other splits would cost by what was measured
             searched = search_measured(searched, captured.forecaster)

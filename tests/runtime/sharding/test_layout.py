@@ -4,7 +4,8 @@ import pytest
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from baechi_ext.shard.graph import Axis, Node, Tensor
-from baechi_runtime.sharding.layout import Argument, assignments, mesh_shape, placements
+from baechi_runtime.sharding.binding import assignments
+from baechi_runtime.sharding.layout import Argument, mesh_shape, placements
 
 LINEAR = Node(
     "linear",

@@ -17,16 +17,17 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import parallelize_module
 
 from baechi_ext.shard.machine import Machine
+from baechi_ext.shard.search import search
 from baechi_runtime.measure.comparator import compare
 from baechi_runtime.models.registry import ModelOptions, make_step
 from baechi_runtime.models.torch import alexnet
 from baechi_runtime.models.training_step import TrainingStep, optimizer_spec
-from baechi_runtime.sharding.binding import lay_out
+from baechi_runtime.sharding.binding import among_runnable, lay_out
 from baechi_runtime.sharding.captured import ForwardGraph, captured_graph, forward_graph
 from baechi_runtime.sharding.execute import ShardedStep, check_parity
 from baechi_runtime.sharding.layout import Argument, Layout, make_mesh, mesh_shape
 from baechi_runtime.sharding.moves import move, part_shape
-from baechi_runtime.sharding.strategies import DATA_PARALLEL, NAMES, PASE, candidates, search_runnable
+from baechi_runtime.sharding.strategies import DATA_PARALLEL, NAMES, PASE, candidates
 from baechi_runtime.sharding.tensor_parallel import parallelize_plan, tensor_parallel_plan
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 from tests.pairwise import pairwise
@@ -119,7 +120,7 @@ def split(step: TrainingStep, batch: int, processes: int, names: Sequence[str]) 
     forward = forward_graph(step.module, step.inputs)
     graph = captured_graph(forward, batch=batch)
     machine = Machine(devices=processes, tera_flops=0.001, gigabytes_per_second=2.0)
-    searched = search_runnable(graph, machine, shape)
+    searched = among_runnable(search(graph.graph, machine), graph, shape)
     random = Random(processes)
     chance = searched.tables.strategy([random.randrange(size) for size in searched.tables.sizes])
     tables = searched.tables
