@@ -158,6 +158,19 @@ def test_public_scripts() -> None:
     assert f"{min(seconds):.0f} to {max(seconds):.0f} seconds" in text
 
 
+def test_why_there_are_no_more_parts_than_devices() -> None:
+    """The table is that of the file, and in none of its rows twice as many parts could be 2% ahead, however well they were placed."""
+    found = read("more_parts.json")
+    assert f"    {found['command']}\n" in PARTS_PAGE
+    rows = [line for line in PARTS_PAGE.splitlines() if re.match(r"\| `\w+` \| [24] \|", line)]
+    assert len(rows) == len(found["rows"]) > 0
+    for row, line in zip(found["rows"], rows, strict=True):
+        one, two = str(row["devices"]), str(2 * row["devices"])
+        times_us = row["step_us"]["1"], row["step_us"][one], row["step_us"][two], row["least_us"][two]
+        assert line == f"| `{row['model']}` | {one} | {' | '.join(map(as_time, times_us))} | {row['seconds'][two]:.0f} s |"
+        assert row["gain_at_most"] < 1.02
+
+
 def test_every_command_is_that_of_a_committed_result() -> None:
     commands = set()
     for path in RESULTS.glob("*.json"):
