@@ -163,7 +163,7 @@ def memory_group() -> Iterator[Path]:
 
 def test_the_kernel_ends_a_worker_that_runs_out_of_memory(clean: None, costs: str, tmp_path: Path, memory_group: Path) -> None:
     run = tmp_path / "run"
-    process = baechi(*endless(costs, run))
+    process = start(*endless(costs, run))
     wait_for_checkpoints(run, process)
     worker = workers_of(process.pid)[1]
     limit = next(f for name in ("memory.limit_in_bytes", "memory.max") if (f := memory_group / name).exists())
