@@ -19,6 +19,7 @@ from baechi_ext.ir import OpGraph
 from baechi_ext.ir.made_by import MadeBy
 from baechi_runtime.cli.main import make_parser
 from tests.cli.files import ROOT, write
+from tests.docs.report_schema import require_reported
 from tests.place.placeto.graphs import distinct, towers, write_family
 
 Run = Callable[..., tuple[int, str, str]]
@@ -88,6 +89,7 @@ def baechi(folder: Path, *words: str) -> str:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_json_prints_and_every_file_name_command_and_versions(name: str, folder: Path) -> None:
     said = json.loads(baechi(folder, *command_of(name, "--json")))
+    require_reported(said)
     assert said["command"] == ["baechi", *command_of(name, "--json")]
     assert {key: said["versions"].get(key) for key in BASE} == BASE
     assert set(said["versions"]) - set(BASE) == ({"torch"} if CALLS[name][1] else set())
