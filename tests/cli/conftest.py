@@ -1,5 +1,6 @@
 """A runner of command lines in this process, and files to run them on."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,16 +9,20 @@ import pytest
 from baechi_ext.ir import OpGraph
 from baechi_runtime.cli.main import main
 from tests.cli.files import a_graph, write
+from tests.docs.report_schema import require_reported
 
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs a command line; returns its exit code, stdout and stderr."""
+    """Runs a command line; returns its exit code, stdout and stderr. What --json prints is what its kind declares."""
 
     def run_line(*argv: object) -> tuple[int, str, str]:
         capsys.readouterr()
         code = main([str(a) for a in argv])
-        return code, *capsys.readouterr()
+        out, err = capsys.readouterr()
+        if "--json" in argv and out.startswith("{"):
+            require_reported(json.loads(out))
+        return code, out, err
 
     return run_line
 

@@ -52,10 +52,10 @@ def test_a_solver_that_crashes_is_found_and_named(tmp_path: Path) -> None:
     assert lines[-2] == "broken: LP, numba; nothing can be placed"
 
 
-def test_without_rich_and_networkx_doctor_works_and_names_them(tmp_path: Path) -> None:
+def test_without_what_it_needs_doctor_works_and_names_that(tmp_path: Path) -> None:
     """All else that is installed is there by links: what is missing is really missing."""
     for installed in Path(pytest.__file__).parents[1].iterdir():
-        if not installed.name.startswith(("rich", "networkx")):
+        if not installed.name.startswith(("rich", "networkx", "msgspec")):
             (tmp_path / installed.name).symlink_to(installed)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "runtime")))}
 
@@ -65,14 +65,14 @@ def test_without_rich_and_networkx_doctor_works_and_names_them(tmp_path: Path) -
 
     done = without_them("doctor")
     lines = done.stdout.splitlines()
-    assert (done.returncode, lines[-2]) == (1, "broken: networkx, rich; nothing can be placed"), done.stderr
+    assert (done.returncode, lines[-2]) == (1, "broken: networkx, rich, msgspec; nothing can be placed"), done.stderr
     at = next(i for i, line in enumerate(lines) if line.split()[:2] == ["rich", "missing"])
     assert lines[at + 2].strip() == "pip install --force-reinstall baechi-ext"
     assert without_them("--help").returncode == 0
     (tmp_path / "g.json").write_text('{"nodes": [{"id": "a", "compute_us": 1}], "edges": []}')
     done = without_them("place", str(tmp_path / "g.json"), "--num_devices=2")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines()[-1].startswith("error: rich is not installed; pip install")
+    assert done.stderr.splitlines()[-1].startswith("error: msgspec is not installed; pip install")
 
 
 def test_with_the_core_alone_each_extra_is_missing_and_the_core_is_healthy(

@@ -19,6 +19,7 @@ from baechi_ext.ir import OpGraph
 from baechi_ext.ir.made_by import MadeBy
 from baechi_runtime.cli.main import make_parser
 from tests.cli.files import ROOT, write
+from tests.docs.report_schema import require_reported
 from tests.place.placeto.graphs import distinct, towers, write_family
 from tests.runtime import forked
 
@@ -91,6 +92,7 @@ def test_what_json_prints_and_every_file_name_command_and_versions(name: str, fo
     """Where PyTorch runs, from a process that has imported it; the others show that they name none."""
     words, runs_torch = command_of(name, "--json"), CALLS[name][1]
     said = json.loads(forked.output(*words, folder=folder) if runs_torch else baechi(folder, *words))
+    require_reported(said)
     assert said["command"] == ["baechi", *words]
     assert {key: said["versions"].get(key) for key in BASE} == BASE
     assert set(said["versions"]) - set(BASE) == ({"torch"} if runs_torch else set())

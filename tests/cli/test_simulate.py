@@ -15,7 +15,7 @@ Run = Callable[..., tuple[int, str, str]]
 def simulated(run: Run, *argv: object) -> dict[str, Any]:
     code, out, err = run("simulate", *argv, "--json")
     assert (code, "error" in err) == (0, False), err  # a machine at work may show progress there
-    return {key: value for key, value in json.loads(out).items() if key not in ("command", "versions")}
+    return {key: value for key, value in json.loads(out).items() if key not in ("schema_version", "kind", "command", "versions")}
 
 
 def test_json(run: Run, graph: Path, plan: Path) -> None:

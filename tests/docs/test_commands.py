@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from baechi_runtime.cli.main import make_parser, with_underscores
-from tests.docs import flags_page
+from tests.docs import flags_page, report_schema
 from tests.docs.pages import PAGES, ROOT, Page
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -119,6 +119,11 @@ def test_links_lead_somewhere(page: Page) -> None:
 def test_the_page_of_flags_is_the_parsers() -> None:
     written = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8")
     assert written == flags_page.rendered(), "python -m tests.docs.flags_page > docs/flags.md"
+
+
+def test_the_schema_is_the_declarations() -> None:
+    written = (ROOT / "docs" / "report.schema.json").read_text(encoding="utf-8")
+    assert written == report_schema.rendered(), "python -m tests.docs.report_schema > docs/report.schema.json"
 
 
 def test_the_readme_can_be_read_at_one_go() -> None:

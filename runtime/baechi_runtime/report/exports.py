@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from baechi_ext.ir import Plan
 from baechi_ext.ir.files import write_bytes, write_json
@@ -13,9 +13,10 @@ from baechi_ext.ir.split_spec import split_spec, stages_of
 from baechi_ext.place.trial import try_orders
 from baechi_ext.simulate import Simulator, Timeline, simulate
 from baechi_runtime.report.palette import device_colour, text_colour
-from baechi_runtime.report.printed import ExportedDot, ExportedGraph, ExportedMap, ExportedSplit, ExportedStage
-from baechi_runtime.report.report import Report
 from baechi_runtime.report.tables import as_size, as_time
+
+if TYPE_CHECKING:
+    from baechi_runtime.report.report import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Export:
     """The content of the file, an object or text; what --json reports; and lines for people."""
 
     content: dict[str, Any] | str
-    printed: Report
+    printed: "Report"
     lines: Sequence[str]
 
     def save(self, path: str) -> None:
@@ -42,6 +43,8 @@ def export(plan: Plan, kind: str, made_by: MadeBy) -> Export:
 def _device_map(plan: Plan, _: MadeBy) -> Export:
     """The device map that is nearest to the plan, how much of the plan it keeps, and what that costs. Ops without a named module follow
     their neighbours, as they do when the map is read. Raises GraphError for a graph whose ops don't know their modules."""
+    from baechi_runtime.report.printed import ExportedMap  # here as in the other formats: the command line reads them before it has msgspec
+
     graph, cluster, planned_us = plan.graph, plan.cluster, _simulated(plan).makespan_us
     devices = nearest_map(graph, plan.placement)
     hinted = DeviceMap("the exported map", devices).apply(graph, [d.name for d in cluster.devices])
@@ -75,6 +78,8 @@ def _kept(costs: Sequence[float], placement: Sequence[int], plan: Plan) -> float
 
 
 def _split_spec(plan: Plan, _: MadeBy) -> Export:
+    from baechi_runtime.report.printed import ExportedSplit, ExportedStage
+
     graph, names = plan.graph, [device.name for device in plan.cluster.devices]
     stages = stages_of(graph, plan.placement)
     content = split_spec(stages)
@@ -92,6 +97,8 @@ def _split_spec(plan: Plan, _: MadeBy) -> Export:
 
 def _node_link(plan: Plan, made_by: MadeBy) -> Export:
     """The graph file's object with the plan's and the simulated step's facts on its nodes."""
+    from baechi_runtime.report.printed import ExportedGraph
+
     timeline, names = _simulated(plan), [device.name for device in plan.cluster.devices]
     content = plan.graph.to_json()
     content["graph"] = signed(content["graph"], made_by)
@@ -104,6 +111,8 @@ def _node_link(plan: Plan, made_by: MadeBy) -> Export:
 
 def _dot(plan: Plan, made_by: MadeBy) -> Export:
     """Graphviz: a node an op, coloured by its device; tensors that are sent are bold."""
+    from baechi_runtime.report.printed import ExportedDot
+
     graph, timeline = plan.graph, _simulated(plan)
     lines = [f"// {made_by}", f"digraph {_quoted(graph.name or 'plan')} {{", '  rankdir=LR; node [shape=box, fontname="sans-serif"];']
     for device, about in enumerate(plan.cluster.devices):

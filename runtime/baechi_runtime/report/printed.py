@@ -28,7 +28,7 @@ class Placed(Report, frozen=True, kw_only=True, tag="baechi plan"):
     busy_us: list[Number]
     transfers: int
     notes: list[str]
-    priority: dict[str, int] | UnsetType = UNSET
+    priority: dict[str, Signed] | UnsetType = UNSET
     device_groups: list[list[int]] | UnsetType = UNSET
     shard: dict[str, Object] | UnsetType = UNSET
 

@@ -37,9 +37,11 @@ def comparison_in(folder: str | Path) -> Comparison:
 
 def results_of(run: RunFolder, compared: Comparison) -> Run:
     """The run's report, else its comparison. Raises FileError."""
-    if run.report is None:
-        return compared
+    return compared if run.report is None else report_of_run(run.report, run.path / REPORT)
+
+
+def report_of_run(value: Mapping[str, Any], path: Path) -> Run:
+    """The report in report.json, in those of older versions of the kind that its fields are of. Raises FileError."""
     kinds = {kind.__struct_config__.tag: kind for kind in (Step, Script, Training)}
-    older = Training if "losses" in run.report else Script if "summary" in run.report else Step
-    kind = kinds.get(run.report["kind"], Step) if "kind" in run.report else older
-    return read(run.report, kind, run.path / REPORT, "baechi train")
+    older = Training if "losses" in value else Script if "summary" in value else Step
+    return read(value, kinds.get(value["kind"], Step) if "kind" in value else older, path, "baechi train")

@@ -114,8 +114,16 @@ class Report(Struct, frozen=True, kw_only=True, tag_field="kind"):
 
     def to_json(self) -> dict[str, Any]:
         """The report's JSON object (docs/files.md)."""
-        found: dict[str, Any] = to_builtins(self, enc_hook=float)  # a float of numpy is one
+        found: dict[str, Any] = to_builtins(self, enc_hook=_plain)
         return found
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy, or a version of torch, as the float or text that it is."""
+    for kind in (str, float, int):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"a report holds {value!r}, which JSON can't say")
 
 
 # Steps that were run, whose reports are files

@@ -16,6 +16,7 @@ from baechi_runtime.report.run_plots import write_plots
 from baechi_runtime.report.sharded_summary import ShardedRun
 from baechi_runtime.report.tables import share_of
 from baechi_runtime.report.trace import write_trace
+from tests.docs.report_schema import require_reported
 from tests.runtime.forked_workers import ForkedWorkers
 from tests.runtime.report_page.pages import Page, needs_browser
 from tests.runtime.report_page.runs import ENDING, HOSTILE
@@ -53,6 +54,7 @@ def hostile(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_is_shown_is_what_the_files_say(folder: Path) -> None:
     report = json.loads((folder / "report.json").read_text())
+    require_reported(report)
     data = sharded_data(ShardedRun.load(folder))
     assert [s["name"] for s in data["strategies"]] == NAMES
     for shown, summary in zip(data["strategies"], [report["whole"], *report["strategies"]], strict=True):

@@ -11,13 +11,13 @@ from baechi_runtime.cli.flags.planning import DiffRequest, ExplainRequest, Expor
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.host.interrupts import exit_code
 from baechi_runtime.report import exports, tables
-from baechi_runtime.report.printed import Choices, Difference, Explanation, NotPlaced, Placed
 from baechi_runtime.report.progress import progress
-from baechi_runtime.report.report import Report
 
 
 def place(request: PlaceRequest, output: Output) -> int:
     """Makes a plan; 130 where a search was interrupted, 143 by SIGTERM, with its best plan written."""
+    from baechi_runtime.report.printed import NotPlaced, Placed
+
     cluster, wanted, graph = request.cluster, request.plan, _read(request.graph)
     try:
         result = pipeline.plan_watched(graph, cluster, wanted, pipeline.plan)
@@ -60,6 +60,8 @@ def explain(request: ExplainRequest, output: Output) -> int:
     from baechi_ext.hybrid.plan import load_plan
     from baechi_runtime.report.explaining import print_choices, print_explanation
     from baechi_runtime.report.plan_files import as_planned, on_devices, other_costs, plan_and_graph, shard_plan_at
+    from baechi_runtime.report.printed import Choices, Explanation
+    from baechi_runtime.report.report import Report
 
     sharded = shard_plan_at(request.plan)
     if sharded is not None:
@@ -92,6 +94,7 @@ def diff(request: DiffRequest, output: Output) -> int:
     from baechi_ext.hybrid.plan import load_plan
     from baechi_runtime.report.comparing_plans import print_diff
     from baechi_runtime.report.plan_files import as_planned, on_devices, other_costs, plan_and_graph, shard_plan_at
+    from baechi_runtime.report.printed import Difference
 
     sharded = shard_plan_at(request.before), shard_plan_at(request.after)
     if any(sharded):
