@@ -27,7 +27,8 @@ def report_of(session: Session) -> CallReport:
     placed = [f for f in session.fragments if f.count]
     first = session.groups[0] if session.groups else None
     placement = session.interrupted if first is None else first.placement
-    notes = [] if placement is None else [*placement.result.notes, *placement.notes, "" if first is None else first.note]
+    notes = [] if placement is None else [*placement.result.notes, *placement.notes]
+    notes += [] if first is None else [first.note, _on_parts(first)]
     return CallReport(
         kind="module",
         name=session.name,
@@ -51,6 +52,14 @@ def report_of(session: Session) -> CallReport:
         graph_breaks=tuple(session.log.breaks),
         recompiles=tuple(session.log.recompiles),
     )
+
+
+def _on_parts(group: PlacedGroup) -> str:
+    """A note on the parts that were asked for, or empty."""
+    call = group.captured
+    if call.parts:
+        return f"the batch goes in {len(call.parts)} parts ({', '.join(map(str, call.parts))} examples)"
+    return call.why_whole and f"the batch stays whole: {call.why_whole}"
 
 
 def kept_step(session: Session, script: str, noise: Noise) -> KeptStep | None:
