@@ -1,4 +1,4 @@
-"""The rules by which ops treat the rows of a batch: the proof that a graph computes the same over parts of its batch as over the whole of it.
+"""The rules by which ops treat the rows of a batch: the proof that a graph computes the same over parts of it as over the whole.
 
 A tensor of the graph is whole, or split: along one dimension the examples stand in order, each with as many rows. A rule says of an op
 with a split argument what it makes of the rows, for all numbers that may stand there: each row of its result comes from the same

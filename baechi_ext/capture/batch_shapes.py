@@ -158,7 +158,7 @@ def joined_along(new: bool) -> Rule:
     """Puts tensors beside each other along a dimension, a `new` one in a stack."""
 
     def rule(call: Call) -> Sequence[Kind]:
-        tensors = call.args["tensors"]
+        tensors = [t for t in call.args["tensors"] if tuple(t.meta["val"].shape) != (0,)]  # torch.cat passes over those
         split = next(s for t in tensors if (s := call.states.get(t)) is not None)
         rank = len(tensors[0].meta["val"].shape)
         dim = call.args["dim"] % (rank + new)

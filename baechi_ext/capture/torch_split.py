@@ -60,15 +60,19 @@ def split_batch(
 
     Raises CaptureError, naming the op and its line, where the rows of examples are mixed, or may be.
     """
-    proofs, error = [], None
+    proofs: list[_Proof] = []
+    errors: list[tuple[int, CaptureError]] = []
     for split in _choices(nodes, wanted):
+        lead, first = next(iter(split.items()))
+        proof = _Proof(lead.meta["val"].shape[first.dim], dict(split), {})
         try:
-            proofs.append(_Proof.of(module, nodes, split))
+            proof.complete(nodes)
+            proofs.append(proof)
         except CaptureError as e:
-            error = error or e
+            errors.append((len(proof.calls), e))
     proofs = [p for p in proofs if p.calls]
     if not proofs:
-        raise error or CaptureError("no input has a dimension to split")
+        raise max(errors, key=lambda e: e[0])[1] if errors else CaptureError("no input has a dimension to split")
     best = max(proofs, key=lambda p: len(p.calls))
     return _Emitter(module, best, _sizes(best.batch, wanted)).emitted(), _sizes(best.batch, wanted)
 
@@ -99,49 +103,45 @@ class _Proof:
     """The states of a graph's nodes that follow from those of its inputs."""
 
     batch: int
-    states: "Mapping[fx.Node, Split]"
-    calls: "Mapping[fx.Node, tuple[Call, Sequence[Kind]]]"
+    states: "dict[fx.Node, Split]"
+    calls: "dict[fx.Node, tuple[Call, Sequence[Kind]]]"
     """Ops over parts of the batch."""
 
-    @classmethod
-    def of(cls, module: "fx.GraphModule", nodes: _Nodes, split: "Mapping[fx.Node, Split]") -> "_Proof":
-        """Raises CaptureError at the first op that may mix examples."""
-        (batch,) = {n.meta["val"].shape[s.dim] for n, s in split.items()}
+    def complete(self, nodes: _Nodes) -> None:
+        """Adds what follows from the inputs. Raises CaptureError at the first op that may mix examples."""
         behind = _behind(nodes.calls, nodes.tangents.values())
-        states = dict(split)
-        calls: dict[fx.Node, tuple[Call, Sequence[Kind]]] = {}
         for node in (n for n in nodes.calls if n not in behind):
-            _judge(node, states, calls, batch)
+            self._judge(node)
         # A gradient that comes in is split as the output is.
-        states |= {tangent: states[nodes.outputs[i]] for i, tangent in nodes.tangents.items() if nodes.outputs[i] in states}
+        outputs = {tangent: nodes.outputs[i] for i, tangent in nodes.tangents.items()}
+        self.states.update({tangent: self.states[output] for tangent, output in outputs.items() if output in self.states})
         for node in (n for n in nodes.calls if n in behind):
-            _judge(node, states, calls, batch)
-        return cls(batch, states, calls)
+            self._judge(node)
 
+    def _judge(self, node: "fx.Node") -> None:
+        """Adds what follows for a node, whose arguments have been judged."""
+        if node.target is operator.getitem:
+            made: Any = node.args[0]
+            if made in self.calls and isinstance(kind := self.calls[made][1][node.args[1]], Split):  # type: ignore[index]
+                self.states[node] = kind
+            return
+        if self.states.keys().isdisjoint(node.all_input_nodes):
+            return
+        import torch
 
-def _judge(node: "fx.Node", states: "dict[fx.Node, Split]", calls: "dict[fx.Node, tuple[Call, Sequence[Kind]]]", batch: int) -> None:
-    """Adds what follows for a node, whose arguments have been judged."""
-    if node.target is operator.getitem:
-        if (found := calls.get(node.args[0])) is not None and isinstance(kind := found[1][node.args[1]], Split):  # type: ignore[arg-type, index]
-            states[node] = kind
-        return
-    if states.keys().isdisjoint(node.all_input_nodes):
-        return
-    import torch
-
-    try:
-        if draws(node) and node.target is not torch.ops.aten.native_dropout.default:
-            mixed("draws random numbers for the whole batch")
-        call = call_of(node, states, batch)
-        kinds = judged(call)
-    except MixedError as e:
-        stands = module_of(node)
-        frames = [(file, int(line), name) for file, line, name in _FRAME.findall(node.meta.get("stack_trace") or "")]
-        where = (f" in {stands}" if stands else "") + place_of(frames)
-        raise CaptureError(f"{node.target} {e}{where}") from e
-    calls[node] = call, kinds
-    if not isinstance(node.meta["val"], (tuple, list)) and isinstance(kinds[0], Split):
-        states[node] = kinds[0]
+        try:
+            if draws(node) and node.target is not torch.ops.aten.native_dropout.default:
+                mixed("draws random numbers for the whole batch")
+            call = call_of(node, self.states, self.batch)
+            kinds = judged(call)
+        except MixedError as e:
+            stands = module_of(node)
+            frames = [(file, int(line), name) for file, line, name in _FRAME.findall(node.meta.get("stack_trace") or "")]
+            where = (f" in {stands}" if stands else "") + place_of(frames)
+            raise CaptureError(f"{node.target} {e}{where}") from e
+        self.calls[node] = call, kinds
+        if not isinstance(node.meta["val"], (tuple, list)) and isinstance(kinds[0], Split):
+            self.states[node] = kinds[0]
 
 
 class _Emitter:

@@ -396,7 +396,7 @@ def script_request(args: argparse.Namespace) -> ScriptRequest:
         raise OptionError("--costgen profiles a built-in model; drop it, and --out=DIR keeps the profile of a script's model")
     require_none_of(args, {*OF_MODELS, *OF_RUNS})
     if args.batch_norm == PER_PART:
-        raise OptionError("--batch_norm=per_part is for built-in models; drop it: a script's batch that BatchNorm normalises over stays whole")
+        raise OptionError("--batch_norm=per_part is for built-in models; drop it: a batch that a script normalises over stays whole")
     request = train_request(args)
     require_one_start(request.workers)
     if request.workers == "process" and request.cuda:

@@ -28,7 +28,7 @@ def report_of(session: Session) -> CallReport:
     first = session.groups[0] if session.groups else None
     placement = session.interrupted if first is None else first.placement
     notes = [] if placement is None else [*placement.result.notes, *placement.notes]
-    notes += [] if first is None else [first.note, _on_parts(first)]
+    notes += [] if first is None else [first.note, first.captured.why_whole and f"the batch stays whole: {first.captured.why_whole}"]
     return CallReport(
         kind="module",
         name=session.name,
@@ -48,18 +48,11 @@ def report_of(session: Session) -> CallReport:
         refusal=session.refusal or session.paused or (INTERRUPTED if session.interrupted else ""),
         notes=tuple(filter(None, notes)),
         fragments=0 if first is None else len(first.members),
+        parts=() if first is None else first.captured.parts,
         setup_seconds=session.log.seconds + sum(g.setup_seconds for g in session.groups),
         graph_breaks=tuple(session.log.breaks),
         recompiles=tuple(session.log.recompiles),
     )
-
-
-def _on_parts(group: PlacedGroup) -> str:
-    """A note on the parts that were asked for, or empty."""
-    call = group.captured
-    if call.parts:
-        return f"the batch goes in {len(call.parts)} parts ({', '.join(map(str, call.parts))} examples)"
-    return call.why_whole and f"the batch stays whole: {call.why_whole}"
 
 
 def kept_step(session: Session, script: str, noise: Noise) -> KeptStep | None:

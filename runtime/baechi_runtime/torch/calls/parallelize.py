@@ -100,7 +100,7 @@ class ParallelizeOptions:
 
     def _parts(self) -> int | tuple[int, ...]:
         given = self.microbatches
-        sizes = (given,) if isinstance(given, int) else tuple(given)
+        sizes = tuple(given) if isinstance(given, Sequence) else (given,)
         if not sizes or not all(type(size) is int and size >= 1 for size in sizes):
             raise OptionError(f"microbatches={given!r} is neither a number of parts nor their sizes; give 1 or more")
         return sizes[0] if len(sizes) == 1 else sizes
