@@ -2,7 +2,9 @@
 said."""
 
 import copy
+import runpy
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from torch.nn.functional import cross_entropy
 
 import baechi_ext
 from baechi_ext.errors import CaptureError, OptionError
+from baechi_runtime.cli.main import main
 from baechi_runtime.torch.calls.parallelize import options_of
+from tests.runtime.forked_workers import ForkedWorkers
 from tests.torch_steps import Branches
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -100,6 +104,65 @@ def test_the_batch_stays_whole_where_examples_are_mixed(capsys: pytest.CaptureFi
         for _ in range(2):
             strict(torch.randn(4, 3, 8, 8))
     baechi_ext.unplace(strict)
+
+
+SCRIPT = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(30, 16)
+        self.layers = nn.Sequential(nn.Linear(16, 64), nn.LayerNorm(64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 30))
+
+    def forward(self, words, labels):
+        return nn.functional.cross_entropy(self.layers(self.embedding(words).mean(1)), labels, ignore_index=2)
+
+torch.manual_seed(3)
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+for step in range(9):
+    examples = 4 if step > 6 else 9
+    loss = model(torch.randint(30, (examples, 5)), torch.randint(30, (examples,)))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(loss.item(), torch.rand(1).item())
+"""
+
+
+def test_a_script_on_worker_processes(tmp_path: Path, workers: ForkedWorkers, capsys: pytest.CaptureFixture[str]) -> None:
+    """Losses as unplaced, random numbers to the last digit; workers and threads come to the same numbers."""
+    path = tmp_path / "loop.py"
+    path.write_text(SCRIPT)
+    runpy.run_path(str(path))
+    alone = [float(word) for word in capsys.readouterr().out.split()]
+    flags = ("train", "--placement_method=random", "--keep_placed", "--no_cache", "--comm_cost_coeffs=0.001,50", "--microbatches=2")
+    assert main([*flags, "--strict", str(path)]) == 0
+    threads = capsys.readouterr()
+    assert "the batch in 2 parts (5, 4 examples)" in threads.err
+    codes, out, err = workers.finish("baechi_on_processes", 2, *flags, "--strict", "--workers=process", "--timeout=120", str(path))
+    assert codes == [0, 0], err
+    assert "7 steps placed, verified 4 of 7" in err
+    assert out == threads.out
+    found = [float(word) for word in out.split()]
+    assert found[::2] == pytest.approx(alone[::2], rel=1e-5)
+    assert found[1::2] == alone[1::2]
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--microbatches=auto", "--microbatches=auto is for built-in models; give a number of parts, or their sizes"),
+        ("--batch_norm=per_part", "--batch_norm=per_part is for built-in models; drop it"),
+    ],
+)
+def test_what_scripts_do_not_take(tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, message: str) -> None:
+    path = tmp_path / "loop.py"
+    path.write_text("raise SystemExit(3)")
+    assert main(["train", flag, str(path)]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", [0, (), (2, 0), ("2",), True])

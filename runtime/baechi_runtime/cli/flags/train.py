@@ -181,7 +181,8 @@ _BATCH: dict[str, Flag] = {
     "microbatches": (
         Kind(_microbatches, "N"),
         "the parts that a batch is split into, each with ops of its own that are placed: auto (one for each device, where that is "
-        "faster), a number, or sizes, as 3,1 (default: auto where --placement_method=auto may choose freely, else 1)",
+        "faster), a number, or sizes, as 3,1 (default: auto where --placement_method=auto may choose freely, else 1); of a script a number "
+        "or sizes, and the batch stays whole where its examples are mixed",
     ),
     "batch_norm": (
         kinds.choice(("whole", PER_PART)),
