@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.capture.torch_dynamo import tracing_alone
-from baechi_ext.capture.torch_joint import Binding, BoundOp, CaptureOptions, Owner, _behind, _Builder, _bytes, _is_view, _Nodes
+from baechi_ext.capture.torch_joint import INPUT, Binding, BoundOp, CaptureOptions, Owner, _behind, _Builder, _bytes, _is_view, _Nodes
 from baechi_ext.capture.torch_private import distributions_unchecked, joint_graph, with_node_notes
 from baechi_ext.capture.torch_recurrent import recurrent_layers_kept
+from baechi_ext.capture.torch_split import OP_ID, PART, ROWS, split_batch
 from baechi_ext.capture.why_not import tracing
 from baechi_ext.errors import CaptureError
 from baechi_ext.ir.op_graph import Op, OpGraph
@@ -37,6 +38,11 @@ class Fragment:
     """For each argument the parameter's or buffer's name; None for any other tensor."""
     links: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """Argument -> (an earlier fragment of the call, the number of its output that this is)."""
+
+    @property
+    def state(self) -> dict[int, str]:
+        """Argument -> the parameter's or buffer's name."""
+        return {i: n for i, n in enumerate(self.names) if n is not None}
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,10 @@ class CapturedCall:
     """Costless."""
     binding: Binding
     fragments: tuple[CapturedFragment, ...]
+    parts: tuple[int, ...] = ()
+    """The examples of each part of the batch that has ops of its own; none: it is captured as a whole."""
+    why_whole: str = ""
+    """Why it is, where parts were asked for."""
 
     @property
     def phases(self) -> tuple[frozenset[int], ...]:
@@ -112,21 +122,33 @@ class CapturedCall:
         return tuple(ops for f in self.fragments for ops in (f.forward_ops, f.backward_ops))
 
 
-def capture_fragments(fragments: Sequence[Fragment], options: CaptureOptions, name: str = "") -> CapturedCall:
-    """The call whose fragments these are, in the order in which their forward passes run.
+def capture_fragments(
+    fragments: Sequence[Fragment], options: CaptureOptions, name: str = "", parts: int | Sequence[int] = 1
+) -> CapturedCall:
+    """The call whose fragments these are, in the order in which their forward passes run; over so many parts of its batch, or parts of
+    these shares, where that is proven to compute the same.
 
     No argument is changed. Raises CaptureError with the framework's reason.
     """
     traced = [_Traced.of(fragment, name) for fragment in fragments]
-    return _FragmentsBuilder(fragments, traced, options).capture(name)
+    if parts == 1:
+        return _FragmentsBuilder(fragments, traced, options).capture(name)
+    try:
+        split = [one.in_parts(fragment, parts) for one, fragment in zip(traced, fragments, strict=True)]
+    except CaptureError as e:
+        return replace(_FragmentsBuilder(fragments, traced, options).capture(name), why_whole=str(e))
+    return replace(_FragmentsBuilder(fragments, [one for one, _ in split], options).capture(name), parts=split[0][1])
 
 
 @dataclass(frozen=True)
 class _Traced:
     """A fragment's joint graph, and how what it returns is made of its outputs."""
 
+    module: "fx.GraphModule"
     nodes: _Nodes
     returned: tuple[Returned, ...]
+    parted: bool = False
+    """True if parts of the batch have nodes of their own."""
 
     @classmethod
     def of(cls, fragment: Fragment, name: str) -> "_Traced":
@@ -143,8 +165,13 @@ class _Traced:
             torch.enable_grad(),
         ):
             joint = joint_graph(flat, examples)
-        state = {i: n for i, n in enumerate(fragment.names) if n is not None}
-        return cls(_Nodes.of(joint, state), tuple(flat.returned))
+        return cls(joint, _Nodes.of(joint, fragment.state), tuple(flat.returned))
+
+    def in_parts(self, fragment: Fragment, parts: int | Sequence[int]) -> "tuple[_Traced, tuple[int, ...]]":
+        """The same over parts of the batch, and their sizes. Raises CaptureError where examples are mixed, or may be."""
+        with tracing_alone():
+            module, sizes = split_batch(self.module, self.nodes, parts)
+        return _Traced(module, _Nodes.of(module, fragment.state), self.returned, parted=True), sizes
 
 
 def _flat_module(graph: "fx.GraphModule") -> Any:
@@ -257,6 +284,25 @@ class _FragmentsBuilder(_Builder):
         first = len(self.ops)
         add()
         return frozenset(range(first, len(self.ops)))
+
+    def _id(self, node: "fx.Node") -> str:
+        return f"{self.id_prefix}{node.meta.get(OP_ID, node.name)}"
+
+    def _add(self, op: Op, bound: BoundOp) -> int:
+        part = None if bound.node is None else bound.node.meta.get(PART)
+        return super()._add(op if part is None else replace(op, part=part), bound)
+
+    def _add_input(self, node: "fx.Node", index: int) -> None:
+        rows, part = node.meta.get(ROWS), node.meta.get(PART)
+        if rows is None:
+            super()._add_input(node, index)
+            return
+        op = Op(f"{INPUT}_{index}@{part}", INPUT, output_bytes=_bytes(node.meta["val"]), part=part)
+        self._own(node, self._add(op, BoundOp(input_index=index, rows=rows)), "0")
+
+    def _lives_with_readers(self) -> bool:
+        """Every device has a call's parameters, so those that parts of the batch read are no reason to be on one device."""
+        return not any(t.parted for t in self.traced)
 
     def _begin(self, k: int) -> None:
         self.id_prefix = f"{k}." if len(self.fragments) > 1 else ""

@@ -375,6 +375,10 @@ class _Builder:
         """A gradient is made where it is taken in."""
         self.groups.join(update, maker)
 
+    def _lives_with_readers(self) -> bool:
+        """True if those who read a parameter or buffer are where it lives."""
+        return True
+
     def _owner(self, parameter: str) -> str | None:
         """The name of the module that holds a parameter; None for one that is not the model's."""
         return parameter.removeprefix(self.prefix).rpartition(".")[0] if parameter.startswith(self.prefix) else None
@@ -419,7 +423,8 @@ class _Builder:
     def _read(self, node: "fx.Node", v: int) -> None:
         base = self._base(node)
         if isinstance(base, str):
-            self.groups.join(v, base)
+            if self._lives_with_readers():
+                self.groups.join(v, base)
             readers = self.state_readers.setdefault(base, [])
             readers.append(v)
             if len(readers) == 1:

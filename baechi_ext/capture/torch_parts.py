@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 PARAMETER = "parameter"
 """The op whose tensor is a parameter or buffer."""
 _FORWARD = {"partitioner_tag": "is_forward"}
-_FAR = 1 << 40
+FAR = 1 << 40
 """The distance between the sequence numbers of two parts' autograd nodes; no step has so many."""
 
 
@@ -79,13 +79,28 @@ def _is_random(node: "fx.Node") -> bool:
 
 
 def dropout_masks(
-    shape: Sequence[int], rate: float, rows: Sequence[tuple[int, int, int]], dtype: "torch.dtype", device: "torch.device"
+    shape: Sequence[int],
+    strides: Sequence[int],
+    rate: float,
+    rows: Sequence[tuple[int, ...]],
+    dtype: "torch.dtype",
+    device: "torch.device",
 ) -> "tuple[torch.Tensor, ...]":
-    """The mask that aten.native_dropout draws for a tensor of `shape`, cut into `rows`: each a dimension, a begin and a length."""
+    """The mask that aten.native_dropout draws, in the order of its numbers in memory, for a tensor of this shape and strides, cut into
+    `rows`: each what `rows_of` takes."""
     import torch
 
-    mask = torch.ops.aten.native_dropout.default(torch.empty(tuple(shape), dtype=dtype, device=device), rate, True)[1]
-    return tuple(mask.narrow(*each).contiguous() for each in rows)
+    like = torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device=device)
+    mask = torch.ops.aten.native_dropout.default(like, rate, True)[1]
+    return tuple(rows_of(mask, *each) for each in rows)
+
+
+def rows_of(tensor: "torch.Tensor", dim: int, begin: int, length: int, blocks: int = 1) -> "torch.Tensor":
+    """Rows of a tensor, the same of each of the blocks along `dim`; in memory of their own where they are not in one piece."""
+    if blocks == 1:
+        return tensor.narrow(dim, begin, length).contiguous()
+    apart: torch.Tensor = tensor.unflatten(dim, (blocks, -1))
+    return apart.narrow(dim + 1, begin, length).flatten(dim, dim + 1).contiguous()
 
 
 @dataclass(frozen=True)
@@ -148,7 +163,7 @@ class _Merger:
             own = [d[i] for d in drawing]
             value = _value(of_whole)[0]
             rows = _rows([_value(n)[0].shape for n in own], value.shape)
-            arguments = (tuple(value.shape), of_whole.args[1], rows)
+            arguments = (tuple(value.shape), tuple(_value(of_whole.all_input_nodes[0]).stride()), of_whole.args[1], rows)
             draw = self.graph.call_function(dropout_masks, arguments, {"dtype": value.dtype, "device": value.device})
             draw.meta = {**own[0].meta, "val": tuple(_value(n)[1] for n in own), DRAWS: True}
             draw.meta.pop("seq_nr", None)
@@ -189,7 +204,7 @@ class _Merger:
     def _meta(self, node: "fx.Node", k: int) -> dict[str, Any]:
         meta = dict(node.meta)
         if meta.get("seq_nr") is not None:
-            meta["seq_nr"] += k * _FAR
+            meta["seq_nr"] += k * FAR
         return meta
 
     def _placeholder(self, node: "fx.Node", k: int) -> "fx.Node":
@@ -276,20 +291,26 @@ class _Merger:
         return self._own(aten.masked_fill.Scalar, (scaled, empty, 0.0), like, f"counted_loss@{k}", k)
 
     def _sum(self, values: "Sequence[fx.Node]", name: str, meta: Mapping[str, Any]) -> "fx.Node":
-        """The sum of the parts' values, of halves of the parts first: what one device has of them goes to another one as one tensor."""
+        """The sum of the parts' values."""
         import torch
 
-        sums = list(values)
-        while len(sums) > 1:
-            ahead = len(sums) // 2
-            pairs = [(sums[2 * i], sums[2 * i + 1]) for i in range(ahead)]
-            added = []
-            for i, pair in enumerate(pairs):
-                node = self._add(torch.ops.aten.add.Tensor, pair, meta)
-                self.ids[node] = f"sum.{name}.{len(sums)}.{i}"
-                added.append(node)
-            sums = [*added, *sums[2 * ahead :]]
-        return sums[0]
+        def add(pair: "tuple[fx.Node, fx.Node]", place: str) -> "fx.Node":
+            node = self._add(torch.ops.aten.add.Tensor, pair, meta)
+            self.ids[node] = f"sum.{name}.{place}"
+            return node
+
+        return sum_in_pairs(values, add)
+
+
+def sum_in_pairs(values: "Sequence[fx.Node]", add: "Callable[[tuple[fx.Node, fx.Node], str], fx.Node]") -> "fx.Node":
+    """The sum of the parts' values, of halves of the parts first: what one device has of them goes to another one as one tensor. `add`
+    makes the sum of two of them, given its place among the sums."""
+    sums = list(values)
+    while len(sums) > 1:
+        ahead = len(sums) // 2
+        added = [add((sums[2 * i], sums[2 * i + 1]), f"{len(sums)}.{i}") for i in range(ahead)]
+        sums = [*added, *sums[2 * ahead :]]
+    return sums[0]
 
 
 def _output(module: "fx.GraphModule") -> Any:

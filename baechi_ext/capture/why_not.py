@@ -23,7 +23,7 @@ _ADVICE = (
     ),
     (("use_reentrant",), "checkpoint with use_reentrant=False"),
 )
-_FRAMEWORKS = ("torch", "tensorflow", "keras", "tensorboard")
+_FRAMEWORKS = ("torch", "tensorflow", "keras", "tensorboard", "baechi_runtime")
 _OTHERWISE = "take what is no computation on tensors out of forward"
 
 

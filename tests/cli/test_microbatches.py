@@ -37,8 +37,8 @@ def test_batch_norm_decides_what_auto_may_do(run: Run) -> None:
         (("--microbatches=3,2",), "--microbatches=3,2 has 5 examples, the batch 4; give sizes that add up to that"),
         (("--microbatches=auto", "--cost_path=c.json"), "--microbatches=auto and --cost_path cannot be used together"),
         (("--microbatches=2", "--cost_path=c.json"), "--cost_path has the costs of a step with its whole batch"),
-        (("--microbatches=2", "--sharding=ddp"), "--microbatches is for a built-in model of PyTorch that is placed; drop it"),
-        (("--microbatches=2", "--framework=tensorflow"), "--microbatches is for a built-in model of PyTorch that is placed; drop it"),
+        (("--microbatches=2", "--sharding=ddp"), "--microbatches is for a built-in model or a script of PyTorch that is placed"),
+        (("--microbatches=2", "--framework=tensorflow"), "--microbatches is for a built-in model or a script of PyTorch that is placed"),
         (("--microbatches=0",), "argument --microbatches"),
     ],
 )

@@ -17,6 +17,7 @@ _OF_PLACING = ("framework", "workers", "num_devices", "cuda", "cuda_graphs", "sp
     "comm_cost_factor",
     "colocate_grads_with_ops",
     "relaxed_random",
+    "microbatches",
     "cost_path",
 )
 

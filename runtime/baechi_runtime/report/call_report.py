@@ -36,6 +36,8 @@ class CallReport(PlanFindings):
     refusal: str
     fragments: int
     """Pieces that graph breaks cut the call into, which are planned together."""
+    parts: tuple[int, ...] = ()
+    """The examples of each part that the batch goes in; none: it goes as a whole."""
     setup_seconds: float | None = None
     """Time for tracing, profiling and planning; None where it is not taken."""
     graph_breaks: tuple[str, ...] = ()
@@ -77,6 +79,7 @@ class CallReport(PlanFindings):
             devices=list(self.devices),
             num_ops=list(self.num_ops),
             fragments=self.fragments,
+            microbatches=list(self.parts),
             predicted_step_us=Sides(single=self.predicted_single_us, placed=self.predicted_us),
             measured_step_us=self.measurement(Noise(None, oversubscribed=False)).reported(),
             peak_memory_bytes=PerDevice(predicted=list(peaks)),
@@ -106,6 +109,7 @@ class CallReport(PlanFindings):
         else:
             ops = " + ".join(map(str, self.num_ops))
             yield f"{self.method}, {ops} ops on {', '.join(self.devices)}; {self.placed_steps} steps placed, {self.verified}"
+            yield f"the batch in {len(self.parts)} parts ({', '.join(map(str, self.parts))} examples)" if self.parts else ""
             if left_out := self.unplaced_calls.get(OTHER_SHAPES):
                 yield f"{left_out} steps of other shapes ran unplaced"
             yield self._predicted()

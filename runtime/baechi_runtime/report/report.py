@@ -225,6 +225,8 @@ class Call(Planned, frozen=True, kw_only=True, tag="baechi call report"):
     devices: list[str] = []
     num_ops: list[int] = []
     fragments: int = 0
+    microbatches: list[int] = []
+    """The sizes of the parts of its batch; empty where that is whole."""
     peak_memory_bytes: PerDevice = PerDevice()
     verification: Verified | None = None
     placed_steps: int = 0

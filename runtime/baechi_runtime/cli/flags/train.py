@@ -191,7 +191,8 @@ _BATCH: dict[str, Flag] = {
     "microbatches": (
         Kind(_microbatches, "N"),
         "the parts that a batch is split into, each with ops of its own that are placed: auto (one for each device, where that is "
-        "faster), a number, or sizes, as 3,1 (default: auto where --placement_method=auto may choose freely, else 1)",
+        "faster), a number, or sizes, as 3,1 (default: auto where --placement_method=auto may choose freely, else 1); of a script a number "
+        "or sizes, and the batch stays whole where its examples are mixed",
     ),
     "batch_norm": (
         kinds.choice(("whole", PER_PART)),
@@ -375,11 +376,13 @@ def number_given(args: argparse.Namespace) -> int | None:
 def _parts(args: argparse.Namespace) -> tuple[int, ...] | int | None:
     """TrainRequest.microbatches. Raises OptionError for parts of what can't be split, and for files of another split."""
     given: int | tuple[int, ...] | str | None = args.microbatches
-    splits = args.script is None and not args.sharding and args.framework == TORCH
+    splits = not args.sharding and args.framework == TORCH
     others = [name for name in _OF_ONE_STEP if getattr(args, name)]
     if given not in (None, 1):
         if not splits:
-            raise OptionError("--microbatches is for a built-in model of PyTorch that is placed; drop it")
+            raise OptionError("--microbatches is for a built-in model or a script of PyTorch that is placed; drop it")
+        if given == AUTO and args.script is not None:
+            raise OptionError("--microbatches=auto is for built-in models; give a number of parts, or their sizes")
         if given == AUTO and others:
             raise OptionError(
                 f"--microbatches=auto and --{others[0]} cannot be used together: the latter is about one way to split a batch; drop one"
@@ -387,7 +390,7 @@ def _parts(args: argparse.Namespace) -> tuple[int, ...] | int | None:
         if args.cost_path is not None:
             raise OptionError("--cost_path has the costs of a step with its whole batch; drop it, or give --microbatches=1")
     if given is None:
-        return None if splits and args.placement_method == AUTO and not others else 1
+        return None if splits and args.script is None and args.placement_method == AUTO and not others else 1
     return None if isinstance(given, str) else given
 
 
@@ -411,6 +414,8 @@ def script_request(args: argparse.Namespace) -> ScriptRequest:
     if args.costgen:
         raise OptionError("--costgen profiles a built-in model; drop it, and --out=DIR keeps the profile of a script's model")
     require_none_of(args, {*OF_MODELS, *OF_RUNS})
+    if args.batch_norm == PER_PART:
+        raise OptionError("--batch_norm=per_part is for built-in models; drop it: a batch that a script normalises over stays whole")
     request = train_request(args)
     require_one_start(request.workers)
     if request.workers == "process" and request.cuda:

@@ -178,7 +178,7 @@ class CallBackend(Backend[Captured, Loaded]):
         return find_cluster(self.request, self._executor)
 
     def in_parts(self, captured: Captured, parts: int | Sequence[int]) -> Captured:
-        raise CaptureError("a script's calls run with their whole batch; drop --microbatches, or give a built-in model")
+        raise CaptureError("a script's calls are compared with their whole batch; drop --microbatches")
 
     def load(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> Loaded:
         return _loaded(self._compared, timeline, self._executor)

@@ -28,7 +28,8 @@ def report_of(session: Session) -> CallReport:
     placed = [f for f in session.fragments if f.count]
     first = session.groups[0] if session.groups else None
     placement = session.interrupted if first is None else first.placement
-    notes = [] if placement is None else [*placement.result.notes, *placement.notes, "" if first is None else first.note]
+    notes = [] if placement is None else [*placement.result.notes, *placement.notes]
+    notes += [] if first is None else [first.note, first.captured.why_whole and f"the batch stays whole: {first.captured.why_whole}"]
     return CallReport(
         kind="module",
         name=session.name,
@@ -48,6 +49,7 @@ def report_of(session: Session) -> CallReport:
         refusal=session.refusal or session.paused or (INTERRUPTED if session.interrupted else ""),
         notes=tuple(filter(None, notes)),
         fragments=0 if first is None else len(first.members),
+        parts=() if first is None else first.captured.parts,
         setup_seconds=session.log.seconds + sum(g.setup_seconds for g in session.groups),
         graph_breaks=tuple(session.log.breaks),
         recompiles=tuple(session.log.recompiles),

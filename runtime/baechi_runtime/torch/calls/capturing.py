@@ -14,7 +14,7 @@ from baechi_ext.capture.torch_joint import CaptureOptions
 from baechi_ext.errors import CaptureError
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.torch.calls.optimizers import optimizer_slots
-from baechi_runtime.torch.parity import TOLERANCE
+from baechi_runtime.torch.parity import TOLERANCE, TOLERANCE_OF_PARTS
 
 LOW_PRECISION = 2e-2
 """Allowed relative difference where ops compute in 16 bits."""
@@ -92,7 +92,9 @@ def captured_call(request: TrainRequest, given: Sequence[Given], name: str, modu
     fragments = tuple(Fragment(graph, tuple(args), argument_names(graph, args, module), links) for graph, args, links in given)
     slots, note = optimizer_slots([a for f in fragments for a, n in zip(f.args, f.names, strict=True) if n is not None])
     options = CaptureOptions("in the caller's code", slots, request.colocate_grads_with_ops, request.relaxed_random)
-    captured = capture_fragments(fragments, options, name)
+    captured = capture_fragments(fragments, options, name, request.microbatches or 1)
+    if captured.parts and any(a.device.type != "cpu" for f in fragments for a in f.args):
+        raise CaptureError("the batch of a module of your own is split on CPU workers alone; drop microbatches")
     parts = list(zip(captured.fragments, fragments, strict=True))
     step = CallStep(
         name,
@@ -163,12 +165,13 @@ def backward_ops(tensors: Iterable[Tensor]) -> int:
     return len(seen)
 
 
-def tolerance_of(dtypes: Collection[torch.dtype], live: Mapping[str, Tensor]) -> float:
-    """The allowed relative difference of what is computed in these types where the parameters live."""
+def tolerance_of(dtypes: Collection[torch.dtype], live: Mapping[str, Tensor], *, parted: bool = False) -> float:
+    """The allowed relative difference of what is computed in these types where the parameters live, the whole batch at once or `parted`."""
     if any(d in (torch.float16, torch.bfloat16) for d in dtypes):
         return LOW_PRECISION
     device = next(iter(live.values()), torch.empty(0)).device
-    return max(FULL_PRECISION, TOLERANCE.get(device.type, FULL_PRECISION))
+    kinds = TOLERANCE_OF_PARTS if parted else TOLERANCE
+    return max(FULL_PRECISION, kinds.get(device.type, FULL_PRECISION))
 
 
 def leaf_of(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """Keys that plans and verdicts are kept under: the machine, its devices, what runs there, and what it is that runs."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -50,7 +51,8 @@ def op_signatures(graph: OpGraph, binding: Binding) -> list[str]:
 
 def _parts(bound: BoundOp) -> Iterator[str]:
     if bound.node is not None:
-        yield str(bound.node.target)
+        target = bound.node.target
+        yield target.__name__ if isinstance(target, FunctionType) else str(target)
         yield from map(_described, bound.node.args)
         yield from (f"{name}={_described(value)}" for name, value in bound.node.kwargs.items())
         yield f"-> {_described(bound.node)}"

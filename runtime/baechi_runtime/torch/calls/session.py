@@ -29,6 +29,7 @@ from baechi_ext.errors import BaechiError, CaptureError, ParityError
 from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.host.generators import python_generators_kept
+from baechi_runtime.measure.comparator import SHARE
 from baechi_runtime.report.progress import progress
 from baechi_runtime.torch.calls.capturing import (
     CallStep,
@@ -49,6 +50,7 @@ from baechi_runtime.torch.calls.turns import PLACED, PLAIN, Turns
 from baechi_runtime.torch.calls.verify import Verification, verified_run
 from baechi_runtime.torch.calls.workers import DriftError, Workers, loaded_phases
 from baechi_runtime.torch.lowering.random_state import as_it_was
+from baechi_runtime.torch.parity import SHARE_OF_PARTS
 from baechi_runtime.torch.processes.channels import LostPeerError
 
 _FIRST = "the first call of its kind"
@@ -280,6 +282,10 @@ class Session:
             call = captured_call(self.settings.request, given, self.name, self.module())
         if not any(part.trains for part in call.captured.fragments):
             raise CaptureError("no output has a gradient, so there is nothing to train")
+        if why := call.captured.why_whole:
+            if self.settings.strict:
+                raise CaptureError(f"the batch can't be split: {why}")
+            self.say_once(f"the batch of {self.name} stays whole: {why}")
         return Prepared(members, call, time.monotonic() - begun)
 
     def _search_aside(self, prepared: Prepared) -> bool:
@@ -322,7 +328,9 @@ class Session:
         recorder = CallRecorder(executor, phases, timeline, captured, group.live) if records else None
         relaxed = self.settings.request.relaxed_random and part.seeded
         always = 0 if relaxed else self.settings.verify_steps
-        f.verification = Verification(always, timed=not self._several(), tolerance=tolerance_of(part.dtypes, group.live))
+        parted = bool(captured.parts)
+        tolerance, share = tolerance_of(part.dtypes, group.live, parted=parted), SHARE_OF_PARTS if parted else SHARE
+        f.verification = Verification(always, timed=not self._several(), tolerance=tolerance, share=share)
         f.group = group
         failed = None if self._several() else partial(self.give_up, members=group.members)
         f.loaded = LoadedFragment(part, phases, f.graph, recorder=recorder, failed=failed, counted=f.counted)

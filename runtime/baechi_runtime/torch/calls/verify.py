@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from baechi_ext.capture.torch_private import backward_again
 from baechi_ext.errors import BaechiError, ParityError
+from baechi_runtime.measure.comparator import SHARE as SHARE_OF_LARGEST
 from baechi_runtime.measure.comparator import compare
 from baechi_runtime.measure.parity_result import in_json, require_parity
 from baechi_runtime.torch.calls.placed_function import Gradients, LoadedFragment
@@ -67,6 +68,8 @@ class Verification:
     """Keep later calls within SHARE of the time. False with several workers: all must verify the same calls, whatever their clocks say."""
     tolerance: float = 0.0
     """The allowed relative difference."""
+    share: float = SHARE_OF_LARGEST
+    """The part of the largest gradient that a gradient's magnitude counts as at least."""
     max_rel_diff: float = 0.0
     compared: int = 0
     steps: int = 0
@@ -103,7 +106,7 @@ class Verification:
 
     def require(self, expected: Mapping[str, Tensor | None], actual: Mapping[str, Tensor | None]) -> None:
         """Raise ParityError, naming the tensors that differ by more than the tolerance."""
-        found = compare(expected, actual, self.tolerance)
+        found = compare(expected, actual, self.tolerance, share=self.share)
         self.max_rel_diff = max(self.max_rel_diff, found.max_rel_diff)
         self.compared += found.compared
         require_parity(found)

@@ -1,0 +1,171 @@
+"""A module placed in the caller's own loop, its batch in parts: the training is that of the whole batch, or it stays whole and that is
+said."""
+
+import copy
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import baechi_ext
+from baechi_ext.errors import CaptureError, OptionError
+from baechi_runtime.cli.main import main
+from baechi_runtime.torch.calls.parallelize import options_of
+from tests.runtime.forked_workers import ForkedWorkers
+from tests.torch_steps import Branches
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+"""TorchDynamo reads it of what one fragment hands to the next one."""
+QUICK = {"method": "random", "keep_placed": True, "cache": False, "verify_steps": 1000}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    torch.compiler.reset()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Words(nn.Module):
+    """A transformer with tied weights and dropout, whose loss ignores some labels; `table` has no batch, but its length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 16)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.2, batch_first=True)
+        self.last = nn.Linear(16, 20)
+        self.last.weight = self.embedding.weight
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, table: Tensor, words: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        self.seen += 1
+        logits = self.last(self.layer(self.embedding(words)) @ (torch.eye(16) + table.mean()))
+        return cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=0), logits
+
+
+def trained(model: nn.Module, batches: list[int]) -> list[Tensor]:
+    """Losses, then parameters and buffers, and the random state, of a training with its last batch smaller."""
+    torch.manual_seed(5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    found = []
+    for i, size in enumerate(batches):
+        generator = torch.Generator().manual_seed(i)
+        words, labels = (torch.randint(20, (size, 4), generator=generator) for _ in range(2))
+        labels[: size // 2] = 0
+        loss, logits = model(torch.randn(6, 6, generator=generator), words, labels)
+        (loss + logits.square().mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.detach())
+    return [*found, *(v.detach().clone() for v in model.state_dict().values()), torch.get_rng_state()]
+
+
+@pytest.mark.parametrize(("parts", "sizes", "devices"), [(2, (3, 3), 2), (4, (2, 2, 1, 1), 3), ((4, 2), (4, 2), 2)])
+def test_a_training_over_parts_is_that_of_the_whole_batch(parts: int | tuple[int, ...], sizes: tuple[int, ...], devices: int) -> None:
+    torch.manual_seed(1)
+    model = Words()
+    placed = baechi_ext.parallelize(copy.deepcopy(model), **QUICK, devices=devices, microbatches=parts, strict=True)
+    batches = [6, 6, 6, 6, 5, 5, 5]
+    expected, found = trained(model, batches), trained(placed, batches)
+    for a, b in zip(expected, found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    report = baechi_ext.report(placed)
+    assert report.parts == sizes
+    assert (report.placed_steps, report.verified.steps) == (5, 5)
+    assert report.verified.max_rel_diff < 1e-5
+    assert report.facts()["microbatches"] == list(sizes)
+    assert f"the batch in {len(sizes)} parts ({', '.join(map(str, sizes))} examples)" in report.line()
+    baechi_ext.unplace(placed)
+
+
+def test_the_batch_stays_whole_where_examples_are_mixed(capsys: pytest.CaptureFixture[str]) -> None:
+    """BatchNorm: said once, with the layer and the line, and the call is placed all the same; an error with `strict`."""
+    model = Branches()
+    placed = baechi_ext.parallelize(model, **QUICK, microbatches=2)
+    for i in range(3):
+        torch.manual_seed(i)
+        cross_entropy(placed(torch.randn(4, 3, 8, 8)), torch.randint(5, (4,))).backward()
+    err = capsys.readouterr().err
+    said = "stays whole: aten._native_batch_norm_legit_functional.default normalises over the whole batch (BatchNorm in training) in "
+    assert err.count(said) == 1
+    assert "torch_steps.py" in err
+    report = baechi_ext.report(placed)
+    assert (report.parts, report.placed_steps) == ((), 2)
+    assert [note for note in report.notes if said in note]
+    baechi_ext.unplace(placed)
+    strict = baechi_ext.parallelize(model, **QUICK, microbatches=2, strict=True)
+    with pytest.raises(CaptureError, match="the batch can't be split: aten._native_batch_norm"):
+        for _ in range(2):
+            strict(torch.randn(4, 3, 8, 8))
+    baechi_ext.unplace(strict)
+
+
+SCRIPT = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(30, 16)
+        self.layers = nn.Sequential(nn.Linear(16, 64), nn.LayerNorm(64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 30))
+
+    def forward(self, words, labels):
+        return nn.functional.cross_entropy(self.layers(self.embedding(words).mean(1)), labels, ignore_index=2)
+
+torch.manual_seed(3)
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+for step in range(9):
+    examples = 4 if step > 6 else 9
+    loss = model(torch.randint(30, (examples, 5)), torch.randint(30, (examples,)))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(loss.item(), torch.rand(1).item())
+"""
+
+
+def test_a_script_on_worker_processes(tmp_path: Path, workers: ForkedWorkers, capsys: pytest.CaptureFixture[str]) -> None:
+    """Losses as unplaced, random numbers to the last digit; workers and threads come to the same numbers."""
+    path = tmp_path / "loop.py"
+    path.write_text(SCRIPT)
+    runpy.run_path(str(path))
+    alone = [float(word) for word in capsys.readouterr().out.split()]
+    flags = ("train", "--placement_method=random", "--keep_placed", "--no_cache", "--comm_cost_coeffs=0.001,50", "--microbatches=2")
+    assert main([*flags, "--strict", str(path)]) == 0
+    threads = capsys.readouterr()
+    assert "the batch in 2 parts (5, 4 examples)" in threads.err
+    codes, out, err = workers.finish("baechi_on_processes", 2, *flags, "--strict", "--workers=process", "--timeout=120", str(path))
+    assert codes == [0, 0], err
+    assert "7 steps placed, verified 4 of 7" in err
+    assert out == threads.out
+    found = [float(word) for word in out.split()]
+    assert found[::2] == pytest.approx(alone[::2], rel=1e-5)
+    assert found[1::2] == alone[1::2]
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--microbatches=auto", "--microbatches=auto is for built-in models; give a number of parts, or their sizes"),
+        ("--batch_norm=per_part", "--batch_norm=per_part is for built-in models; drop it"),
+    ],
+)
+def test_what_scripts_do_not_take(tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, message: str) -> None:
+    path = tmp_path / "loop.py"
+    path.write_text("raise SystemExit(3)")
+    assert main(["train", flag, str(path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [0, (), (2, 0), ("2",), True])
+def test_what_are_no_parts(given: object) -> None:
+    with pytest.raises(OptionError, match="is neither a number of parts nor their sizes"):
+        options_of({"microbatches": given}).request()
