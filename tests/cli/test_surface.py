@@ -68,7 +68,7 @@ TRAIN = CLUSTER | PLACING | STEP | CUDA | TENSORFLOW | MODEL | {
 FLAGS = {
     "place": CLUSTER | PLACING | {"--config", "--out", "--json"},
     "train": TRAIN | SCRIPT | RUN | BAECHI | REFUSED | {"--costgen", "--sharding", "--mesh", "--microbatches", "--batch_norm"},
-    "compare": TRAIN - {"--placement_method"} | {"--placement_methods"},
+    "compare": TRAIN - {"--placement_method"} | {"--placement_methods", "--microbatches", "--batch_norm"},
     "probe-links": CUDA | {
         "--framework", "--num_devices", "--num_gpus", "--workers", "--max_exponent", "--timeout", "--out", "--samples", "--json",
     },
