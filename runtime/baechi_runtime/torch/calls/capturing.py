@@ -1,7 +1,7 @@
 """From the fragments of a call to one captured graph, and to the step that it is profiled and run as."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -92,9 +92,10 @@ def captured_call(request: TrainRequest, given: Sequence[Given], name: str, modu
     fragments = tuple(Fragment(graph, tuple(args), argument_names(graph, args, module), links) for graph, args, links in given)
     slots, note = optimizer_slots([a for f in fragments for a, n in zip(f.args, f.names, strict=True) if n is not None])
     options = CaptureOptions("in the caller's code", slots, request.colocate_grads_with_ops, request.relaxed_random)
-    captured = capture_fragments(fragments, options, name, request.microbatches or 1)
-    if captured.parts and any(a.device.type != "cpu" for f in fragments for a in f.args):
-        raise CaptureError("the batch of a module of your own is split on CPU workers alone; drop microbatches")
+    wanted = request.microbatches or 1
+    captured = capture_fragments(fragments, options, name, 1 if request.cuda else wanted)
+    if request.cuda and wanted != 1:
+        captured = replace(captured, why_whole="CUDA devices run a script's batch as a whole")
     parts = list(zip(captured.fragments, fragments, strict=True))
     step = CallStep(
         name,
