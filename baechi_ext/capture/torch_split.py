@@ -54,7 +54,7 @@ def _strides(value: "torch.Tensor") -> tuple[int, ...]:
 
 
 def split_batch(
-    module: "fx.GraphModule", nodes: _Nodes, wanted: int | Sequence[int]
+    module: "fx.GraphModule", nodes: _Nodes, wanted: int | Sequence[float]
 ) -> "tuple[fx.GraphModule, tuple[int, ...]]":
     """The joint graph over so many parts, or parts of these shares, and their sizes. `nodes` are those of `module`.
 
@@ -84,11 +84,11 @@ def split_batch(
         raise CaptureError(f"an op does not take parts of the batch: {type(e).__name__}: {reason}") from e
 
 
-def _sizes(batch: int, wanted: int | Sequence[int]) -> tuple[int, ...]:
+def _sizes(batch: int, wanted: int | Sequence[float]) -> tuple[int, ...]:
     return shared_sizes(batch, [1] * wanted if isinstance(wanted, int) else list(wanted))
 
 
-def _choices(nodes: _Nodes, wanted: int | Sequence[int]) -> "Iterator[dict[fx.Node, Split]]":
+def _choices(nodes: _Nodes, wanted: int | Sequence[float]) -> "Iterator[dict[fx.Node, Split]]":
     """Dimensions of the inputs to split: of each input the first one, or the second of a sequence, with those of the other inputs that are
     as long, or alone. Given sizes that add up to one of these lengths are meant for it."""
     shapes = {n: tuple(n.meta["val"].shape) for n in nodes.plain if n.users}
@@ -99,7 +99,7 @@ def _choices(nodes: _Nodes, wanted: int | Sequence[int]) -> "Iterator[dict[fx.No
             if len(shape) > dim and (dim == 0 or sequence) and len(_sizes(shape[dim], wanted)) > 1:
                 alike = {n: Split(dim) for n, s in shapes.items() if len(s) > dim and s[dim] == shape[dim]}
                 found += [c for c in (alike, {lead: Split(dim)}) if c not in found]
-    if not isinstance(wanted, int):
+    if not isinstance(wanted, int) and all(type(size) is int for size in wanted):
         meant = [c for c in found if all(n.meta["val"].shape[s.dim] == sum(wanted) for n, s in c.items())]
         found = meant or found
     return iter(found[:_MOST_TRIED])
