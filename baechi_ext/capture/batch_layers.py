@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
-from baechi_ext.capture.batch_rows import FIRST, MEAN, RATIO, SUM, Call, Kind, Rows, Rule, Split, broadcast_shape, kept_rows, mixed
+from baechi_ext.capture.batch_rows import FIRST, MEAN, OWN, RATIO, SUM, Call, Kind, Rows, Rule, Split, broadcast_shape, kept_rows, mixed
 
 NORMALISES = "normalises over the whole batch (BatchNorm in training)"
 
@@ -177,6 +177,19 @@ def attention(call: Call) -> Sequence[Kind]:
         else:
             call.require_whole("attn_mask")
     return kept_rows(call, split)
+
+
+def recurrent(call: Call) -> Sequence[Kind]:
+    """An LSTM layer over sequences of examples, which stand in the second dimension; its last result is working memory."""
+    weights = [f"weight{i}" for i in range(5)]
+    call.require_whole(*(n for n in weights if call.is_tensor(n)))
+    names = [n for n in call.tensors() if n not in (*weights, "workspace")]
+    split, gradient = call.the_split(*names), "workspace" in call.args
+    if split.dim != 1 or call.args["batch_first"] or (gradient and call.split("workspace") != OWN):
+        mixed("works along the batch")
+    for name in names:
+        call.require(call.args[name], split)
+    return [split, *[SUM] * 4, split, split] if gradient else [split, split, split, OWN]
 
 
 def refused(reason: str) -> Rule:

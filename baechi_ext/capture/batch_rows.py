@@ -33,6 +33,8 @@ class Rows:
     times: int
 
 
+OWN = Split(-1)
+"""The working memory of a part's op, for its backward op alone."""
 SUM, MEAN, RATIO, FIRST = "sum", "mean", "ratio", "first"
 """Kinds of results that are not split: the sum of the parts' results, their mean by examples, the sum of these over that of the next
 results, or any part's, as all have the same."""

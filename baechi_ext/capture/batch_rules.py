@@ -11,7 +11,7 @@ from typing import Any
 
 from baechi_ext.capture import batch_layers as layers
 from baechi_ext.capture import batch_shapes as shapes
-from baechi_ext.capture.batch_rows import FIRST, MEAN, SUM, Call, Kind, Rule, mixed
+from baechi_ext.capture.batch_rows import FIRST, MEAN, OWN, SUM, Call, Kind, Rule, mixed
 
 
 def judged(call: Call) -> Sequence[Kind]:
@@ -25,7 +25,9 @@ def judged(call: Call) -> Sequence[Kind]:
         rule = shapes.elementwise
     if rule is None:
         mixed("is not known to keep the rows of examples apart")
-    if any(0 in shape for shape in call.results()) and "batch_norm" not in name:
+    if "rnn_layer" not in name and any(call.split(read) == OWN for read in call.tensors()):
+        mixed("reads the working memory of another op")
+    if any(0 in shape for shape in call.results()) and not ("batch_norm" in name or "rnn_layer" in name):
         mixed("makes a tensor of no numbers")
     return rule(call)
 
@@ -35,7 +37,7 @@ _ELEMENTWISE = (
     "mish_backward softshrink_backward hardshrink_backward log_sigmoid_forward log_sigmoid_backward native_dropout _prelu_kernel "
     "_prelu_kernel_backward"
 )
-_SAME = "alias detach lift_fresh_copy full_like zeros_like ones_like empty_like"
+_SAME = "alias detach lift_fresh_copy full_like zeros_like ones_like empty_like fill"
 _POOLS = "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d avg_pool3d max_pool3d_with_indices"
 _LOSSES = "mse_loss smooth_l1_loss huber_loss binary_cross_entropy"
 _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
@@ -72,11 +74,12 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty"), shapes.first),
     "repeat": shapes.repeated,
     **dict.fromkeys(("_softmax", "_log_softmax", "cumsum", "cumprod", "sort", "topk", "glu", "_safe_softmax"), shapes.along("dim", "self")),
-    **dict.fromkeys(("split", "split_with_sizes", "logcumsumexp"), shapes.along("dim", "self")),
+    **dict.fromkeys(("split", "split_with_sizes", "unsafe_split", "logcumsumexp"), shapes.along("dim", "self")),
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), shapes.along("dim", "grad_output", "output")),
     "glu_backward": shapes.along("dim", "grad_output", "self"),
-    **dict.fromkeys(("gather", "scatter", "scatter_add"), shapes.along("dim")),
+    **dict.fromkeys(("gather", "scatter", "scatter_add", "slice_scatter"), shapes.along("dim")),
     **dict.fromkeys(("flip", "roll"), shapes.along("dims", "self")),
+    "select_scatter": shapes.put_at,
     "index_select": shapes.along("dim", "self"),
     **dict.fromkeys(("index", "_unsafe_index"), shapes.indexed),
     **dict.fromkeys(("index_put", "_unsafe_index_put"), shapes.put),
@@ -95,6 +98,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("_batch_norm_with_update", "_batch_norm_with_update_functional"), layers.refused(layers.NORMALISES)),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), layers.nll),
     **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), layers.nll_gradient),
+    **{f"mkldnn_rnn_layer{way}": layers.recurrent for way in ("", "_backward")},
     "binary_cross_entropy_with_logits": layers.loss_of_pairs,
     **dict.fromkeys(_LOSSES.split(), layers.loss_of_pairs),
     **{f"{name}_backward": layers.gradient_of_pairs for name in _LOSSES.split()},

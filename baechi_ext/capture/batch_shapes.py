@@ -154,6 +154,18 @@ def spread(kept: bool) -> Rule:
     return rule
 
 
+def put_at(call: Call) -> Sequence[Kind]:
+    """Puts a tensor in one place of another one's dimension."""
+    rank = len(call.shape("self"))
+    dim, own, other = call.args["dim"] % rank, call.split("self"), call.split("src")
+    split = own or call.the_split("src").at(other.dim + (dim <= other.dim) if other else 0)
+    if split.dim == dim:
+        mixed(f"puts values in place of single examples (dimension {dim})")
+    call.require(call.args["self"], split)
+    call.require(call.args["src"], split.at(split.dim - (dim < split.dim)))
+    return kept_rows(call, split)
+
+
 def joined_along(new: bool) -> Rule:
     """Puts tensors beside each other along a dimension, a `new` one in a stack."""
 
@@ -241,6 +253,9 @@ def put(call: Call) -> Sequence[Kind]:
     """The gradient of x[indices]: values are added to places of a tensor."""
     split, places = call.the_split("values", "self"), _places(call)
     of_indices = [s for _, index in places if (s := call.states.get(index)) is not None]
+    rank = max(len(index.meta["val"].shape) for _, index in places) + len(call.shape("self")) - len(places)
+    if len(call.shape("values")) != rank:
+        mixed("puts the same values at several places")
     if not of_indices:
         for dim in range(len(call.shape("self"))):
             if dim not in [d for d, _ in places] and _after_indices(split.at(dim), places) == split:

@@ -123,7 +123,7 @@ class CapturedCall:
 
 
 def capture_fragments(
-    fragments: Sequence[Fragment], options: CaptureOptions, name: str = "", parts: int | Sequence[int] = 1
+    fragments: Sequence[Fragment], options: CaptureOptions, name: str = "", parts: int | Sequence[float] = 1
 ) -> CapturedCall:
     """The call whose fragments these are, in the order in which their forward passes run; over so many parts of its batch, or parts of
     these shares, where that is proven to compute the same.
@@ -167,7 +167,7 @@ class _Traced:
             joint = joint_graph(flat, examples)
         return cls(joint, _Nodes.of(joint, fragment.state), tuple(flat.returned))
 
-    def in_parts(self, fragment: Fragment, parts: int | Sequence[int]) -> "tuple[_Traced, tuple[int, ...]]":
+    def in_parts(self, fragment: Fragment, parts: int | Sequence[float]) -> "tuple[_Traced, tuple[int, ...]]":
         """The same over parts of the batch, and their sizes. Raises CaptureError where examples are mixed, or may be."""
         with tracing_alone():
             module, sizes = split_batch(self.module, self.nodes, parts)

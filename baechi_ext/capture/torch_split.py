@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from baechi_ext.capture.batch_rows import FIRST, MEAN, RATIO, SUM, Call, Kind, MixedError, Rows, Split, call_of, mixed
+from baechi_ext.capture.batch_rows import FIRST, MEAN, OWN, RATIO, SUM, Call, Kind, MixedError, Rows, Split, call_of, mixed
 from baechi_ext.capture.batch_rules import judged
 from baechi_ext.capture.module_names import module_of
 from baechi_ext.capture.parts import shared_sizes
@@ -54,7 +54,7 @@ def _strides(value: "torch.Tensor") -> tuple[int, ...]:
 
 
 def split_batch(
-    module: "fx.GraphModule", nodes: _Nodes, wanted: int | Sequence[int]
+    module: "fx.GraphModule", nodes: _Nodes, wanted: int | Sequence[float]
 ) -> "tuple[fx.GraphModule, tuple[int, ...]]":
     """The joint graph over so many parts, or parts of these shares, and their sizes. `nodes` are those of `module`.
 
@@ -74,14 +74,21 @@ def split_batch(
     if not proofs:
         raise max(errors, key=lambda e: e[0])[1] if errors else CaptureError("no input has a dimension to split")
     best = max(proofs, key=lambda p: len(p.calls))
-    return _Emitter(module, best, _sizes(best.batch, wanted)).emitted(), _sizes(best.batch, wanted)
+    sizes = _sizes(best.batch, wanted)
+    try:
+        return _Emitter(module, best, sizes).emitted(), sizes
+    except CaptureError:
+        raise
+    except Exception as e:  # noqa: BLE001 - whatever an op says of the shapes of a part
+        reason = (str(e).splitlines() or [""])[0]
+        raise CaptureError(f"an op does not take parts of the batch: {type(e).__name__}: {reason}") from e
 
 
-def _sizes(batch: int, wanted: int | Sequence[int]) -> tuple[int, ...]:
+def _sizes(batch: int, wanted: int | Sequence[float]) -> tuple[int, ...]:
     return shared_sizes(batch, [1] * wanted if isinstance(wanted, int) else list(wanted))
 
 
-def _choices(nodes: _Nodes, wanted: int | Sequence[int]) -> "Iterator[dict[fx.Node, Split]]":
+def _choices(nodes: _Nodes, wanted: int | Sequence[float]) -> "Iterator[dict[fx.Node, Split]]":
     """Dimensions of the inputs to split: of each input the first one, or the second of a sequence, with those of the other inputs that are
     as long, or alone. Given sizes that add up to one of these lengths are meant for it."""
     shapes = {n: tuple(n.meta["val"].shape) for n in nodes.plain if n.users}
@@ -92,7 +99,7 @@ def _choices(nodes: _Nodes, wanted: int | Sequence[int]) -> "Iterator[dict[fx.No
             if len(shape) > dim and (dim == 0 or sequence) and len(_sizes(shape[dim], wanted)) > 1:
                 alike = {n: Split(dim) for n, s in shapes.items() if len(s) > dim and s[dim] == shape[dim]}
                 found += [c for c in (alike, {lead: Split(dim)}) if c not in found]
-    if not isinstance(wanted, int):
+    if not isinstance(wanted, int) and all(type(size) is int for size in wanted):
         meant = [c for c in found if all(n.meta["val"].shape[s.dim] == sum(wanted) for n, s in c.items())]
         found = meant or found
     return iter(found[:_MOST_TRIED])
@@ -205,6 +212,8 @@ class _Emitter:
         """The node's whole value, put together where it is in parts."""
         if node not in self.whole:
             split, value = self.proof.states[node], node.meta["val"]
+            if split == OWN:
+                raise CaptureError(f"{node.name} is the working memory of an op, and can't be put together of parts")
             arguments = (self.parts[node], split.dim, split.blocks, tuple(value.shape), _strides(value))
             self.whole[node] = self._add(joined, arguments, {}, node, f"{node.name}.joined")
         return self.whole[node]
@@ -242,8 +251,7 @@ class _Emitter:
             self.whole[node] = copies[0]
         elif not isinstance(kinds[0], Split):
             self.whole[node] = self._summed(node, copies, kinds[0])
-        else:
-            self._require_shapes(node, copies, kinds[0])
+        self._require_shapes(node, copies, kinds[0])
 
     def _part_of(self, node: "fx.Node", call: Call, k: int, scaled: "Mapping[fx.Node, fx.Node]") -> "fx.Node":
         """A part's copy of an op."""
@@ -278,9 +286,9 @@ class _Emitter:
         if node in self.parts:  # of a dropout
             return
         copies = [self._element_of(node, made, index, k) for k in range(len(self.sizes))]
+        self._require_shapes(node, copies, kind)
         if isinstance(kind, Split):
             self.parts[node] = copies
-            self._require_shapes(node, copies, kind)
         elif kind == FIRST:
             self.whole[node] = copies[0]
         elif kind == RATIO:
@@ -325,11 +333,12 @@ class _Emitter:
         for user in node.users:
             self.parts[user] = [pair[user.args[1]] for pair in made]  # type: ignore[index]
 
-    def _require_shapes(self, node: "fx.Node", copies: "Sequence[fx.Node]", split: Split) -> None:
-        """Each part has its rows of the whole tensor's shape."""
-        for k, copy in enumerate(copies):
+    def _require_shapes(self, node: "fx.Node", copies: "Sequence[fx.Node]", kind: Kind) -> None:
+        """Each part has its rows of the whole tensor's shape, or that shape."""
+        for k, copy in enumerate(copies if kind != OWN else ()):
             expected = list(node.meta["val"].shape)
-            expected[split.dim] = self.sizes[k] * split.rows
+            if isinstance(kind, Split):
+                expected[kind.dim] = self.sizes[k] * kind.rows
             if list(copy.meta["val"].shape) != expected or copy.meta["val"].dtype != node.meta["val"].dtype:
                 made = tuple(copy.meta["val"].shape)
                 raise CaptureError(f"{node.target} makes a tensor of shape {made} of a part of the batch instead of {tuple(expected)}")

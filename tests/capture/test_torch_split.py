@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from baechi_ext.capture.torch_joint import _Nodes
 from baechi_ext.capture.torch_parts import rows_of
-from baechi_ext.capture.torch_private import descriptors, joint_graph
+from baechi_ext.capture.torch_private import as_if_recording, descriptors, joint_graph
+from baechi_ext.capture.torch_recurrent import recurrent_layers_kept
 from baechi_ext.capture.torch_split import PART, ROWS, split_batch
 from baechi_ext.errors import CaptureError
 
@@ -34,9 +35,12 @@ class Of(nn.Module):
 
 
 class Run(fx.Interpreter):
-    """Runs a graph as devices do, to which a view is a reshape."""
+    """Runs a graph as devices do, to which a view is a reshape, and an LSTM's layer makes what its backward op needs."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is torch.ops.aten.mkldnn_rnn_layer.default:
+            with as_if_recording():
+                return target(*args)
         view = target is torch.ops.aten.view.default
         return super().call_function(torch.ops.aten.reshape.default if view else target, args, kwargs)
 
@@ -133,6 +137,8 @@ MIXED: dict[str, tuple[Function, Sequence[Tensor], str]] = {
     "LayerNorm": (lambda x, w: F.layer_norm((x @ w).T, [4]), [r(4, 4)], "aten.native_layer_norm.default normalises along the batch"),
     "triangle": (lambda x, w: (x @ w).tril(), [r(4, 4)], "aten.tril.default works along the batch"),
     "attention": (lambda x, w: ((x @ w) @ (x @ w).T).softmax(-1) @ x, [r(4, 4)], "aten.mm.default multiplies rows of examples"),
+    "an example that is set": (lambda x, w: torch.select_scatter(x @ w, x[0], 0, 1), [r(4, 4)], "aten.select.int takes single examples"),
+    "a row for an example": (lambda x, w: torch.select_scatter(x @ w, w[0], 0, 1), [r(4, 4)], "puts values in place of single examples"),
     "noise": (lambda x, w: (x @ w) + torch.randn_like(x), [r(4, 4)], "aten.randn_like.default draws random numbers"),
     "distances": (lambda x, w: torch.cdist(x @ w, x @ w), [r(4, 4)], "aten._cdist_forward.default is not known to keep the rows"),
     "frequencies": (lambda y, w: F.embedding(y, w, scale_grad_by_freq=True), [n(4, 4, 3)], "counts how often words come in the whole"),
@@ -173,6 +179,7 @@ ALIKE: dict[str, tuple[Function, Sequence[Tensor]]] = {
     "rows of a table": (lambda y, w: w[y], [n(4, 5, 3)]),
     "columns": (lambda x, w: (x @ w)[:, torch.tensor([1, 0]), :, torch.tensor([2, 3])], [r(4, 4, 4, 4)]),
     "a triangle": (lambda x, w: (x @ w).tril(), [r(4, 4, 4)]),
+    "places that are set": (lambda x, t, w: torch.select_scatter(torch.slice_scatter(x @ w, x[:, :2], 1, 1, 3), t, 1, 0), [r(5, 4), r(5)]),
     "a gather": (lambda x, y, w: (x @ w).gather(1, y), [r(4, 4), n(4, 4, 2)]),
     "convolutions": (
         lambda x, w: F.max_pool2d(F.conv2d(F.conv2d(x, w[:, :, None, None]), w[:, :1, None, None], groups=4), 2),
@@ -197,6 +204,20 @@ ALIKE: dict[str, tuple[Function, Sequence[Tensor]]] = {
         [r(5, 4), r(5, 4), r(5, 1)],
     ),
 }
+
+
+class Recurrent(nn.Module):
+    """Two layers and directions with dropout between, in the order of time or of examples."""
+
+    def __init__(self, kind: type[nn.RNNBase], *, batch_first: bool) -> None:
+        super().__init__()
+        self.layer = kind(4, 3, num_layers=2, bidirectional=True, dropout=0.3, batch_first=batch_first)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        found, last = self.layer(x)
+        return found, last if isinstance(last, Tensor) else last[0]
+
+
 LOSSES = ("mse_loss", "huber_loss", "smooth_l1_loss", "l1_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
 
 
@@ -205,6 +226,18 @@ def test_parts_compute_what_the_whole_batch_does(name: str) -> None:
     function, inputs = ALIKE[name]
     sizes = require_same(function, inputs, W)
     assert sum(sizes) in {length for value in inputs for length in value.shape}
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_layers(kind: type[nn.RNNBase], batch_first: bool) -> None:
+    module, x = Recurrent(kind, batch_first=batch_first), r(*((5, 3, 4) if batch_first else (3, 5, 4)))
+    with recurrent_layers_kept():
+        whole = joint_graph(module, [x])
+    parted, sizes = split_batch(whole, _Nodes.of(whole), 2)
+    assert sizes == (3, 2)
+    assert any("mkldnn_rnn_layer_backward" in str(node.target) for node in parted.graph.nodes) == (kind is nn.LSTM)
+    assert largest_difference(results(module, whole, [x]), results(module, parted, [x])) < 1e-5
 
 
 @pytest.mark.parametrize("way", ["none", "mean", "sum"])

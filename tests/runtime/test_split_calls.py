@@ -2,6 +2,7 @@
 said."""
 
 import copy
+import json
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,10 +152,45 @@ def test_a_script_on_worker_processes(tmp_path: Path, workers: ForkedWorkers, ca
     assert found[1::2] == alone[1::2]
 
 
+WIDE = """
+import torch
+from torch import nn
+
+torch.manual_seed(3)
+model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(3)], nn.NORM(256))
+for step in range(3):
+    model(torch.randn(1024, 256)).square().mean().backward()
+"""
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_auto_splits_a_batch_where_that_is_predicted_to_be_faster(
+    tmp_path: Path, workers: ForkedWorkers, capsys: pytest.CaptureFixture[str], several: bool
+) -> None:
+    """Layers wait for each other, so the whole batch leaves a device idle; where BatchNorm is in it, it stays whole."""
+    path = tmp_path / "loop.py"
+    flags = ["train", "--time_limit=1", "--keep_placed", "--no_cache", "--comm_cost_coeffs=0.00001,5", "--microbatches=auto", "--json"]
+    for norm in ("LayerNorm", "BatchNorm1d"):
+        path.write_text(WIDE.replace("NORM", norm))
+        if several:
+            out = workers.run("baechi_on_processes", 2, *flags, "--workers=process", "--timeout=120", str(path))
+        else:
+            assert main([*flags, str(path)]) == 0
+            out = capsys.readouterr().out
+        (found,) = json.loads(out[out.index("{") :])["modules"]
+        assert found["placed_steps"] == 2
+        if norm == "LayerNorm":
+            assert found["microbatches"] == [512, 512]
+            assert [note for note in found["notes"] if note.startswith("whole the batch is predicted to take")]
+        else:
+            assert found["microbatches"] == []
+            assert [note for note in found["notes"] if "stays whole: aten._native_batch_norm" in note]
+
+
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--microbatches=auto", "--microbatches=auto is for built-in models; give a number of parts, or their sizes"),
+        ("--microbatches=0", "argument --microbatches"),
         ("--batch_norm=per_part", "--batch_norm=per_part is for built-in models; drop it"),
     ],
 )

@@ -191,8 +191,8 @@ _BATCH: dict[str, Flag] = {
     "microbatches": (
         Kind(_microbatches, "N"),
         "the parts that a batch is split into, each with ops of its own that are placed: auto (one for each device, where that is "
-        "faster), a number, or sizes, as 3,1 (default: auto where --placement_method=auto may choose freely, else 1); of a script a number "
-        "or sizes, and the batch stays whole where its examples are mixed",
+        "faster), a number, or sizes, as 3,1 (default: auto where --placement_method=auto may choose freely, else 1, and 1 for "
+        "scripts); a script's batch stays whole where its examples are mixed",
     ),
     "batch_norm": (
         kinds.choice(("whole", PER_PART)),
@@ -381,8 +381,6 @@ def _parts(args: argparse.Namespace) -> tuple[int, ...] | int | None:
     if given not in (None, 1):
         if not splits:
             raise OptionError("--microbatches is for a built-in model or a script of PyTorch that is placed; drop it")
-        if given == AUTO and args.script is not None:
-            raise OptionError("--microbatches=auto is for built-in models; give a number of parts, or their sizes")
         if given == AUTO and others:
             raise OptionError(
                 f"--microbatches=auto and --{others[0]} cannot be used together: the latter is about one way to split a batch; drop one"

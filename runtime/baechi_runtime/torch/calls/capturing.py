@@ -1,7 +1,7 @@
 """From the fragments of a call to one captured graph, and to the step that it is profiled and run as."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -85,21 +85,30 @@ class TrainingCall:
     """A note on the optimizer's memory, or empty."""
 
 
-def captured_call(request: TrainRequest, given: Sequence[Given], name: str, module: nn.Module | None) -> TrainingCall:
-    """A call of that name, captured from its fragments; of a module, if there is one. Raises CaptureError."""
+Parts = int | Sequence[float]
+"""The number of parts that a batch goes in, or the shares of each."""
+
+
+def captured_call(request: TrainRequest, given: Sequence[Given], name: str, module: nn.Module | None, parts: Parts = 1) -> TrainingCall:
+    """A call of that name, captured from its fragments; of a module, if there is one. See `call_of_fragments`. Raises CaptureError."""
     for _, args, _ in given:
         _require_plain_tensors(args)
     fragments = tuple(Fragment(graph, tuple(args), argument_names(graph, args, module), links) for graph, args, links in given)
+    return call_of_fragments(request, fragments, name, parts)
+
+
+def call_of_fragments(request: TrainRequest, fragments: tuple[Fragment, ...], name: str, parts: Parts) -> TrainingCall:
+    """The call of these fragments, over parts of its batch where that can be split. Raises CaptureError."""
     slots, note = optimizer_slots([a for f in fragments for a, n in zip(f.args, f.names, strict=True) if n is not None])
     options = CaptureOptions("in the caller's code", slots, request.colocate_grads_with_ops, request.relaxed_random)
-    captured = capture_fragments(fragments, options, name, request.microbatches or 1)
-    if captured.parts and any(a.device.type != "cpu" for f in fragments for a in f.args):
-        raise CaptureError("the batch of a module of your own is split on CPU workers alone; drop microbatches")
-    parts = list(zip(captured.fragments, fragments, strict=True))
+    captured = capture_fragments(fragments, options, name, 1 if request.cuda else parts)
+    if request.cuda and parts != 1:
+        captured = replace(captured, why_whole="CUDA devices run a script's batch as a whole")
+    pairs = list(zip(captured.fragments, fragments, strict=True))
     step = CallStep(
         name,
-        live={part.state[i]: f.args[i] for part, f in parts for i in part.state},
-        written=tuple(part.state[i] for part, _ in parts for i in part.written),
+        live={part.state[i]: f.args[i] for part, f in pairs for i in part.state},
+        written=tuple(part.state[i] for part, _ in pairs for i in part.written),
         inputs=tuple(a.detach() for f in fragments for a in f.args),
     )
     return TrainingCall(fragments, captured, step, note)

@@ -48,9 +48,9 @@ class ParallelizeOptions:
     """Stay placed without asking whether that is faster; otherwise placed and plain steps take turns, and the slower is dropped."""
     device_memory: int | None = None
     """Bytes of every device; by default an equal part of what the process may use, or all of a CUDA device's."""
-    microbatches: int | Sequence[int] = 1
-    """The parts that a call's batch is split into, each with ops of its own that are placed: how many, or their sizes; where that is not
-    proven to compute the same, the batch stays whole, and the reason is said once."""
+    microbatches: int | Sequence[int] | str = 1
+    """The parts that a call's batch is split into, each with ops of its own that are placed: how many, or their sizes; "auto": one for each
+    device, where that is predicted to be faster. Where it is not proven to compute the same, the batch stays whole."""
     time_limit: float | None = None
     """Seconds that a search or solver may take."""
     seed: int = 0
@@ -98,12 +98,15 @@ class ParallelizeOptions:
         workers = join_workers(request.num_devices, self.timeout_seconds)
         return Settings(replace(request, workers="process"), workers, self.verify_steps, self.strict, self.keep_placed)
 
-    def _parts(self) -> int | tuple[int, ...]:
+    def _parts(self) -> int | tuple[int, ...] | None:
         given = self.microbatches
-        sizes = tuple(given) if isinstance(given, Sequence) else (given,)
+        if given == "auto":
+            return None
+        sizes: tuple[Any, ...] = tuple(given) if isinstance(given, Sequence) else (given,)
         if not sizes or not all(type(size) is int and size >= 1 for size in sizes):
-            raise OptionError(f"microbatches={given!r} is neither a number of parts nor their sizes; give 1 or more")
-        return sizes[0] if len(sizes) == 1 else sizes
+            raise OptionError(f"microbatches={given!r} is neither a number of parts nor their sizes, nor 'auto'; give 1 or more")
+        parts: int | tuple[int, ...] = sizes[0] if len(sizes) == 1 else sizes
+        return parts
 
     def _devices(self) -> list[TorchDevice]:
         if isinstance(self.devices, int):

@@ -25,15 +25,19 @@ from baechi_ext.capture.torch_dynamo import module_classes, sees_single_ops
 from baechi_ext.capture.torch_fragments import CapturedCall
 from baechi_ext.capture.torch_guards import guard_the_unguarded
 from baechi_ext.capture.torch_private import inside_backward
-from baechi_ext.errors import BaechiError, CaptureError, ParityError
+from baechi_ext.errors import BaechiError, CaptureError, ExecutionError, InfeasibleError, ParityError
 from baechi_ext.simulate import Timeline
-from baechi_runtime.drivers.placement import Placement
+from baechi_runtime.drivers.placement import Placement, is_near_least
 from baechi_runtime.host.generators import python_generators_kept
 from baechi_runtime.measure.comparator import SHARE
 from baechi_runtime.report.progress import progress
+from baechi_runtime.report.tables import as_time
 from baechi_runtime.torch.calls.capturing import (
     CallStep,
     Given,
+    Parts,
+    TrainingCall,
+    call_of_fragments,
     captured_call,
     leaf_of,
     require_kept_activations,
@@ -91,6 +95,8 @@ class Session:
         self._lock = threading.RLock()
         self._process = os.getpid()
         self._calls = 0
+        self._parts: Parts | None = settings.request.microbatches
+        """The parts that a batch goes in, or their shares; None: not decided yet."""
         self.last_turn = 0.0
         """When it last took a turn, or asked for one."""
         self._experience: Experience | None = None
@@ -253,16 +259,16 @@ class Session:
                 return
         else:
             prepared, self._aside = found, None
-        members, captured, step = prepared.members, prepared.call.captured, prepared.call.step
         planning = time.monotonic()
-        with as_it_was(step):  # profiling draws random numbers, different ones on each of several workers
-            placement, timeline = self._planned(captured, step)
+        with as_it_was(prepared.call.step):  # profiling draws random numbers, different ones on each of several workers
+            call, placement, timeline = self._planned_best(prepared.call)
+        members, captured, step = prepared.members, call.captured, call.step
         if found is not None:
             notes = tuple(ASIDE if note.startswith(KEPT) else note for note in placement.result.notes)
             placement = replace(placement, result=replace(placement.result, notes=notes))
         planning = time.monotonic() - planning
         step = replace(step, live=weakref.WeakValueDictionary(step.live))  # what Dynamo keeps of a call is no reason to keep its module
-        group = PlacedGroup(members, captured, placement, step.live, 0.0, planning, note=prepared.call.note)
+        group = PlacedGroup(members, captured, placement, step.live, 0.0, planning, note=call.note)
         for k, f in enumerate(members):
             self._load(f, group, timeline, k, step)
         group.setup_seconds = time.monotonic() - begun + (0.0 if found is None else prepared.seconds)
@@ -279,7 +285,7 @@ class Session:
         for f, args in zip(members, arguments, strict=True):
             given.append((f.graph, args, {i: (number[s], o) for i, (s, o) in f.links.items() if s in number}))
         with progress(f"capturing a training call of {self.name}"):
-            call = captured_call(self.settings.request, given, self.name, self.module())
+            call = captured_call(self.settings.request, given, self.name, self.module(), self._parts or 1)
         if not any(part.trains for part in call.captured.fragments):
             raise CaptureError("no output has a gradient, so there is nothing to train")
         if why := call.captured.why_whole:
@@ -292,7 +298,9 @@ class Session:
         """Begin to search for the session's first plan in another process, unless placing is insisted on."""
         settings, call, begun = self.settings, prepared.call, time.monotonic()
         executor = settings.executor
-        if self.groups or self._aside is not None or settings.keep_placed or settings.strict or isinstance(executor, Workers):
+        if self.groups or self._aside is not None or settings.keep_placed or settings.strict:
+            return False
+        if self._parts is None or isinstance(executor, Workers):
             return False
         search = begin_search(replace(settings.request, model=call.step.name), executor, call.captured, call.step)
         if search is not None:
@@ -307,6 +315,33 @@ class Session:
         if self._aside is not None and self._aside.search is not None:
             self._aside.search.stop()
         self._aside = None
+
+    def _planned_best(self, call: TrainingCall) -> tuple[TrainingCall, Placement, Timeline]:
+        """The call with its plan; the first time that this is left to a search, the same call over parts of its batch, one for each device,
+        where that is predicted to be faster. Later calls go in as many parts."""
+        placement, timeline = self._planned(call.captured, call.step)
+        if self._parts is not None:
+            return call, placement, timeline
+        self._parts, cluster = 1, placement.result.plan.cluster
+        if self._as_worker_0(is_near_least(placement, cluster))[0]:
+            return call, placement, timeline
+        speeds = [device.speed for device in cluster.devices]
+        shares = len(speeds) if len(set(speeds)) == 1 else tuple(speeds)
+        parted = call_of_fragments(self.settings.request, call.fragments, self.name, shares)
+        if parted.captured.why_whole:
+            return call, placement.noting(f"the batch stays whole: {parted.captured.why_whole}"), timeline
+        try:
+            other, its = self._planned(parted.captured, parted.step)
+        except LostPeerError:
+            raise
+        except (InfeasibleError, ExecutionError) as e:
+            return call, placement.noting(f"the batch stays whole: {e}"), timeline
+        us, other_us = placement.result.predicted_step_us, other.result.predicted_step_us
+        if self._as_worker_0(other_us >= us)[0]:
+            note = f"the batch stays whole; in {len(speeds)} parts it is predicted to take {as_time(other_us)}"
+            return call, placement.noting(note), timeline
+        self._parts = shares
+        return parted, replace(other, single=placement.single).noting(f"whole the batch is predicted to take {as_time(us)}"), its
 
     def _planned(self, captured: CapturedCall, step: CallStep) -> tuple[Placement, Timeline]:
         for earlier in self.groups:
@@ -395,14 +430,17 @@ class Session:
 
     def _agree(self, turns: Turns, mode: str) -> str:
         """Take over worker 0's mode, where there are several, and note in `turns` if it is decided."""
-        workers = self.settings.executor
-        if not isinstance(workers, Workers):
+        if not self._several():
             return mode
-        own = torch.tensor([mode == PLACED, bool(turns.decided)], dtype=torch.int64)
-        placed, decided = workers.share([own], [own], 0)[0].tolist()
+        placed, decided = self._as_worker_0(mode == PLACED, bool(turns.decided))
         mode = PLACED if placed else PLAIN
         turns.decided = mode if decided else ""
         return mode
+
+    def _as_worker_0(self, *own: bool) -> tuple[bool, ...]:
+        """Worker 0's answers, where there are several workers."""
+        workers, marks = self.settings.executor, torch.tensor(own, dtype=torch.int64)
+        return tuple(map(bool, workers.share([marks], [marks], 0)[0].tolist())) if isinstance(workers, Workers) else own
 
     def _pause(self, why: str) -> None:
         self.paused = why
