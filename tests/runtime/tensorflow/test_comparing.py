@@ -55,7 +55,7 @@ def compared(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[str, di
     code = main([*COMPARE, *map(str, argv)])
     out, err = capsys.readouterr()
     assert code == 0, err
-    begin = out.index('{\n "schema_version"')
+    begin = out.index('{\n "kind"')
     return out[:begin], json.loads(out[begin:])
 
 
