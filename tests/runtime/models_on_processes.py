@@ -64,7 +64,8 @@ def parity_of_parts(executor: ProcessExecutor, name: str) -> dict[str, Any]:
     step = captured(name)[0]
     graph, binding = parted(name, shared_sizes(step.batch or 0, [1, 1]))
     plans = [scattered(graph, len(executor.devices), seed) for seed in range(3)]
-    return {str(seed): check_parity(executor, timeline, binding, step).to_json() for seed, timeline in enumerate(plans)}
+    found = [check_parity(executor, timeline, binding, step) for timeline in plans]
+    return {str(seed): to_builtins(ParityCheck.of(parity)) for seed, parity in enumerate(found)}
 
 
 def plans(executor: ProcessExecutor, graph: OpGraph, binding: Binding, step: TrainingStep) -> dict[str, Timeline]:
