@@ -80,7 +80,7 @@ def test_a_training_over_parts_is_that_of_the_whole_batch(parts: int | tuple[int
     assert report.parts == sizes
     assert (report.placed_steps, report.verified.steps) == (5, 5)
     assert report.verified.max_rel_diff < 1e-5
-    assert report.facts()["microbatches"] == list(sizes)
+    assert report.to_json()["microbatches"] == list(sizes)
     assert f"the batch in {len(sizes)} parts ({', '.join(map(str, sizes))} examples)" in report.line()
     baechi_ext.unplace(placed)
 

@@ -61,7 +61,8 @@ def is_ranked(request: TrainRequest) -> bool:
     factors = request.comm_cost_factor, request.plan.cost_factor
     free = request.microbatches is None and request.plan.method == "auto" and not (request.sharding or request.plan.only_forward)
     kind = request.framework == "torch" and request.workers == "process" and not request.cuda
-    return free and kind and not any(value is not None for value in asked) and factors == (1, 1) and not (request.costgen or request.log_device_placement)
+    unasked = all(value is None for value in asked) and factors == (1, 1)
+    return free and kind and unasked and not (request.costgen or request.log_device_placement)
 
 
 def ranked(whole: C, captured: C, placement: Placement, cluster: Cluster, engines: Engines[C, Any]) -> tuple[Engine | None, Placement]:
