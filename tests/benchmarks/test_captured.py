@@ -19,5 +19,6 @@ def test_neighbours_are_merged(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_size(tmp_path: Path) -> None:
+    pytest.importorskip("torch", exc_type=ImportError)
     with pytest.raises(SystemExit, match="no size for a model 'lenet'; choose one of inception_v3, "):
         main(["lenet", f"--out={tmp_path / 'graph.json'}"])
