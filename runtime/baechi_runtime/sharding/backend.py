@@ -87,7 +87,6 @@ def on_processes(request: TrainRequest, drive: Callable[["ShardBackend"], None])
         raise ExecutionError(f"{size} workers were started for --num_devices={request.num_devices}; start one worker per device")
     shape = checked_shape(size, request.mesh)
     devices = (cuda_workers if request.cuda else cpu_workers)(size)
-    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # how gloo does things is no news
     with WorkerGroup.join(request.timeout_seconds, devices[rank].torch_device):
         devices[rank].enter()
         drive(ShardBackend(request, shape, devices, rank))
@@ -99,6 +98,7 @@ class ShardBackend:
     """This process among the others, over which a mesh is laid. Every process calls the same methods in the same order."""
 
     def __init__(self, request: TrainRequest, shape: tuple[int, ...], devices: Sequence[TorchDevice], rank: int) -> None:
+        logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # how gloo does things is no news
         self.request, self.shape, self.devices = request, shape, tuple(devices)
         self.device = devices[rank].torch_device
         self.mesh = make_mesh(self.device.type, shape)
