@@ -221,6 +221,17 @@ def test_searches_in_speed() -> None:
     assert "does {:,.0f} steps of 500 ops a second, and {:.0f} of 10,000 ops".format(*(float(f"{rate:.2g}") for rate in rates)) in text
 
 
+def test_engines_beside_the_plans() -> None:
+    for model, *cells in table("docs/parts.md", "| model | whole batch, placed"):
+        rows = {row["method"]: row for row in read(f"engines_{model}.json")["methods"]}
+        expected = []
+        for row in (rows[name] for name in ("auto", "auto_2_parts", "ddp", "pase")):
+            error = row["predicted_step_us"] / row["measured_step_us"]["median"] - 1
+            expected.append(f"{interval(row['ratio'])}, {error:+.1%}")
+        assert cells == expected, model
+        assert rows["fsdp2"]["measured_step_us"] is None
+
+
 def test_a_slow_core() -> None:
     rows = {row["variant"]: row["aware_gains"] for row in read("slow_core_gpt2.json")["rows"]}
     equal, ddp = rows["auto, equal parts"], rows["ddp"]
