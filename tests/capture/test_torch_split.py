@@ -247,7 +247,7 @@ def test_losses_are_those_of_the_whole_batch(loss: str, way: str) -> None:
 
 
 def test_sizes_are_of_the_batch_that_comes() -> None:
-    """Of a batch that they do not divide; of a smaller one in proportion; of fewer examples than parts."""
+    """A batch that they do not divide, a smaller one in proportion, and one of fewer examples than parts."""
     linear = ALIKE["linear"][0]
     found = [require_same(linear, [r(batch, 4)], W, parts=parts) for batch, parts in ((7, 3), (8, (6, 2)), (4, (6, 2)), (2, 3))]
     assert found == [(3, 2, 2), (6, 2), (3, 1), (1, 1)]

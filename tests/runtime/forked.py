@@ -92,7 +92,7 @@ def run(*flags: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
 
 
 def output(*flags: str, folder: Path = ROOT) -> str:
-    """What `python -m baechi_ext FLAGS` prints, which ends well."""
+    """The output of `python -m baechi_ext FLAGS`, which ends well."""
     done = run(*flags, folder=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout

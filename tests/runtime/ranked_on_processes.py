@@ -1,23 +1,30 @@
 """`baechi` on worker processes whose `auto` takes an engine that is predicted to be slower, too, and splits layers as data parallelism does
 where that is predicted not to pay: so tests choose an engine, whatever the machine is like.
 
-    ENGINE[+unasked] ARGUMENTS
+    ENGINE[+unasked|+unsplittable] ARGUMENTS
 
-none: all are predicted, and none is ahead. +unasked: it is not asked whether that computes the same step.
+none: all are predicted, and none is ahead. +unasked: it is not asked whether that computes the same step. +unsplittable: layers can't be
+sharded.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NoReturn
 
+from baechi_ext.errors import ShardError
 from baechi_runtime.cli.main import main
 from baechi_runtime.drivers import comparing, ranking
 from baechi_runtime.sharding import ranked
 from baechi_runtime.sharding.strategies import DATA_PARALLEL, predicted
 
 
+def unsplittable(*_: object) -> NoReturn:
+    raise ShardError("no way to split it")
+
+
 def prepared(_: int, engine: str, *command_line: str) -> Callable[[], int]:
     """The command in each worker."""
-    name, _, unasked = engine.partition("+")
+    name, _, further = engine.partition("+")
 
     def work() -> int:
         ranked.predicted = lambda searched, forecaster, name: replace(predicted(searched, forecaster, DATA_PARALLEL), name=name)
@@ -25,7 +32,9 @@ def prepared(_: int, engine: str, *command_line: str) -> Callable[[], int]:
         ranking.LEAST_GAIN = 1.0 if name == "none" else -1e9
         ranking.is_near_least = comparing.is_near_least = lambda placement, cluster: False
         ranked.TITLES = {name: ranked.TITLES[name]} if name in ranked.TITLES else ranked.TITLES
-        if unasked:
+        if further == "unsplittable":
+            ranked.search = unsplittable
+        if further == "unasked":
             ranked.TorchEngines.refusal = lambda self, whole, engine: ""
         return main(command_line)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from baechi_ext.capture.parts import Parts
-from baechi_ext.errors import CaptureError, ExecutionError
+from baechi_ext.errors import CaptureError, ExecutionError, ShardError
 from baechi_ext.ir import Cluster
 from baechi_ext.shard.search import search
 from baechi_runtime.drivers.placement import Placement
@@ -108,7 +108,10 @@ class _Worker:
         return self._rehearsed
 
     def _best_sharding(self, rehearsal: Rehearsal, enough_us: float, limit: float | None) -> _Rehearsed:
-        strategy = predicted(self._searched, self._captured.forecaster, PASE)
+        try:
+            strategy = predicted(self._searched, self._captured.forecaster, PASE)
+        except (CaptureError, ShardError) as e:  # on every process: all capture and search the same
+            return _Rehearsed(Predicted(PASE, [], Forecast(0.0)), 0.0, str(e))
         found, held = _Rehearsed(strategy, strategy.forecast.step_us), self._searched.of(strategy.configurations).held_bytes
         if not strategy.splits:
             return replace(found, why_not=NO_SPLIT)

@@ -107,7 +107,8 @@ class Rehearsal:
 
     def run_us(self, run: Callable[[], object], device: torch.device, others: Callable[[], LoadOfOthers]) -> float:
         """Microseconds of a step that all processes run together, the same on each. Every process has to ask. Its values go on with it."""
-        rows, share = self._steps(partial(_timed, (run,), device), others)
+        with torch.random.fork_rng(devices=()):
+            rows, share = self._steps(partial(_timed, (run,), device), others)
         return 1e6 * self._typical(rows, agreed(share, device))
 
     def placed_us(self, loaded: LoadedStep, others: Callable[[], LoadOfOthers]) -> float:

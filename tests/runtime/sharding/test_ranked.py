@@ -114,6 +114,12 @@ def test_what_computes_another_step_is_a_parity_error(workers: ForkedWorkers) ->
     assert "differs" in only_error(err)
 
 
+def test_a_model_whose_layers_cannot_be_sharded_runs_by_its_plan(workers: ForkedWorkers) -> None:
+    report = json.loads(workers.run("ranked_on_processes", 2, "pase+unsplittable", *TRAIN, *GPT2))
+    assert "strategies" not in report
+    assert notes_of(report, "the best sharding of layers was not tried: no way to split it")
+
+
 def test_a_batch_that_does_not_divide_is_not_tried(workers: ForkedWorkers) -> None:
     report = json.loads(workers.run("ranked_on_processes", 2, "ddp", *TRAIN, *GPT2, "--batch_size=5"))
     assert notes_of(report, "DistributedDataParallel was not tried", "2 processes", "5 examples")
