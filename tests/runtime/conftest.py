@@ -1,4 +1,4 @@
-"""One process that forks workers for the tests of all files."""
+"""One process that forks workers for the tests of all files, and one thread for those whose sums are compared."""
 
 from collections.abc import Iterator
 
@@ -12,3 +12,15 @@ def workers() -> Iterator[ForkedWorkers]:
     """Imported and captured once for all of them."""
     with forked_workers() as workers:
         yield workers
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums are added up in one order everywhere. TorchDynamo knows nothing of other tests' modules."""
+    import torch
+
+    torch.compiler.reset()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -23,19 +23,12 @@ from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.torch.calls.call_report import report_of
 from baechi_runtime.torch.calls.dynamo_backend import baechi, sessions
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.usefixtures("one_thread"),
+]
 """TorchDynamo reads it of what one fragment hands to the next one."""
 OPTIONS = {"devices": 2, "method": "random", "strict": True, "keep_placed": True}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums are added up in one order everywhere. TorchDynamo knows nothing of other tests' modules."""
-    torch.compiler.reset()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Net(nn.Module):

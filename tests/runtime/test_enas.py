@@ -1,6 +1,5 @@
 """Networks drawn from the search spaces of ENAS: what is drawn, how it is wired, and that it learns."""
 
-from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -13,6 +12,8 @@ from baechi_runtime.models.torch.cells import Grid, Halve
 from baechi_runtime.models.torch.enas_cnn import Block, Macro, MacroNetwork, Micro, SearchedCell
 from baechi_runtime.models.training_step import EagerStep, TrainingStep, WithLoss, optimizer_spec
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CNN = enas_cnn.Sizes(batch_size=8, image_size=8, filters=4)
 RNN = enas_rnn.Sizes(batch_size=4, steps=3, units=8, vocab_size=12, chunk=2)
 SPACES = {
@@ -20,15 +21,6 @@ SPACES = {
     "micro": (Micro.sample, lambda layout: enas_cnn.build(layout, CNN)),
     "cell": (enas_rnn.Cell.sample, lambda cell: enas_rnn.build(cell, RNN)),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small are no work for several."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def built(space: str, seed: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:

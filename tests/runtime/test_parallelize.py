@@ -2,7 +2,7 @@
 
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -16,21 +16,14 @@ from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.torch.calls.call_report import report_of
 from tests.torch_steps import Branches, Tied
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.usefixtures("one_thread"),
+]
 """TorchDynamo reads it of what one fragment hands to the next one."""
 QUICK = {"devices": 2, "method": "random", "strict": True, "keep_placed": True}
 """Placed anywhere, without a search, and for good; what can't be placed is an error."""
 FIRST = "the first call of its kind"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums are added up in one order everywhere. TorchDynamo knows nothing of other tests' modules."""
-    torch.compiler.reset()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def place(model: nn.Module, *args: object, **options: object) -> nn.Module:

@@ -5,7 +5,6 @@ import io
 import json
 import re
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,10 @@ from baechi_runtime.torch.calls.recording import WARM_UP
 from baechi_runtime.torch.calls.script import ModulesRun, ScriptRequest, run_script
 from tests.runtime.forked_workers import ForkedWorkers
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.usefixtures("one_thread"),
+]
 """TorchDynamo reads it of what one fragment hands to the next one."""
 SCRIPTS = Path(__file__).parent / "scripts"
 VERIFIED_OF_11 = 4
@@ -52,16 +54,6 @@ for step in range(STEPS):
 print(seen, [repr(v.double().sum().item()) for v in model.state_dict().values()])
 print(len(seen), model.left[1].num_batches_tracked.item())
 """
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums are added up in one order everywhere. TorchDynamo knows nothing of other tests' modules."""
-    torch.compiler.reset()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def loop(folder: Path, steps: int, backward: str = "loss.backward()") -> Path:

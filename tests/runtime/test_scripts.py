@@ -5,7 +5,6 @@ import io
 import re
 import runpy
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,20 +16,13 @@ from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.torch.calls.script import ModulesRun, ScriptRequest, run_script
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.usefixtures("one_thread"),
+]
 """TorchDynamo reads it of what one fragment hands to the next one."""
 SCRIPTS = Path(__file__).parent / "scripts"
 FIRST = "the first call of its kind"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums are added up in one order everywhere. TorchDynamo knows nothing of other tests' modules."""
-    torch.compiler.reset()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def placed(

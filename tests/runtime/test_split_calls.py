@@ -4,7 +4,6 @@ said."""
 import copy
 import json
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,18 +18,12 @@ from baechi_runtime.torch.calls.parallelize import options_of
 from tests.runtime.forked_workers import ForkedWorkers
 from tests.torch_steps import Branches
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.usefixtures("one_thread"),
+]
 """TorchDynamo reads it of what one fragment hands to the next one."""
 QUICK = {"method": "random", "keep_placed": True, "cache": False, "verify_steps": 1000}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    torch.compiler.reset()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Words(nn.Module):

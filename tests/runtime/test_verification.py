@@ -2,7 +2,7 @@
 
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -100,15 +100,6 @@ class Halves(Net):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         return super().forward(x).chunk(2, 1)
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    torch.compiler.reset()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def train(model: nn.Module, steps: int, before: Callable[[int], None] = lambda step: None) -> list[str]:
