@@ -276,7 +276,7 @@ class _FragmentsBuilder(_Builder):
         for k in reversed(range(len(self.fragments))):
             self._begin(k)
             backward_ops[k] = self._added(lambda k=k: self._add_backward(k)) if self.traced[k].nodes.tangents else frozenset()
-        graph, binding = self._finish(name, (None, -1), frozenset().union(*forward_ops))
+        graph, binding = self._finish(name, (None, -1))
         parts = tuple(self._part(k, forward_ops[k], backward_ops[k]) for k in range(len(self.fragments)))
         return CapturedCall(graph, binding, parts)
 

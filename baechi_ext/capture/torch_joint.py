@@ -93,8 +93,6 @@ class Binding:
     """Parameter or buffer -> the first op that reads it; all its readers run on one device, where it lives."""
     state_names: Mapping[str, str]
     """Every parameter or buffer name -> the first name of the same one (differs for tied weights)."""
-    forward_ops: frozenset[int] = frozenset()
-    """Where a module was captured without its loss: the ops of its forward pass; the others wait for the gradients of its outputs."""
     parts: Parts | None = None
     """The parts of the batch that have ops of their own; None: it is captured as a whole."""
 
@@ -269,7 +267,7 @@ class _Builder:
             raise CaptureError("the loss is not a computed tensor; return one that is computed from the inputs and parameters")
         return self._finish(name, (loss, base[0]))
 
-    def _finish(self, name: str, loss: "tuple[fx.Node | None, int]", forward_ops: frozenset[int] = frozenset()) -> tuple[OpGraph, Binding]:
+    def _finish(self, name: str, loss: "tuple[fx.Node | None, int]") -> tuple[OpGraph, Binding]:
         writes = self._bind_buffer_writes()
         self._order_seeded_ops()
         graph = replace(OpGraph.from_edges(self.groups.labelled(self.ops), self.edges, name=name, framework="torch"), modules=self.modules)
@@ -285,7 +283,6 @@ class _Builder:
             seeded_ops=tuple(self.seeded),
             state_reader={name: readers[0] for name, readers in self.state_readers.items()},
             state_names=self.state_names,
-            forward_ops=forward_ops,
         )
         return graph, binding
 
