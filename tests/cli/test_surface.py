@@ -2,8 +2,11 @@
 
 import argparse
 import io
+import platform
 import sys
 import time
+from importlib.metadata import version
+from importlib.util import find_spec
 
 import pytest
 
@@ -143,7 +146,11 @@ def test_every_choice_begins_a_line_of_the_help(capsys: pytest.CaptureFixture[st
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         make_parser().parse_args(["--version"])
-    assert capsys.readouterr().out == f"{baechi_ext.__version__}\n"
+    found = dict(part.rsplit(" ", 1) for part in capsys.readouterr().out.strip().split(", "))
+    assert found.pop("baechi") == baechi_ext.__version__
+    assert found.pop("Python") == platform.python_version()
+    assert found.keys() == {name for name in ("torch", "tensorflow") if find_spec(name)}
+    assert "torch" not in found or found["torch"] == version("torch")
 
 
 def test_underscores() -> None:
