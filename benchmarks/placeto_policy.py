@@ -17,13 +17,15 @@ import numpy as np
 
 from baechi_ext.datasets import FAMILIES, INSTALLED, load
 from baechi_ext.ir import Cluster, Device, OpGraph
+from baechi_ext.ir.files import make_folder
 from baechi_ext.place.placeto.checkpoint import SHIPPED, save_policy
 from baechi_ext.place.placeto.decisions import Decisions
 from baechi_ext.place.placeto.environment import Rules
 from baechi_ext.place.placeto.learning import ALGORITHMS
 from baechi_ext.place.placeto.policy import Policy, PolicyConfig
-from baechi_ext.place.placeto.train import Trainer, TrainingConfig, TrainingProgress, csv_log, resume_training, save_training
+from baechi_ext.place.placeto.train import Trainer, TrainingConfig
 from baechi_ext.place.placeto.training_task import TrainingTask
+from baechi_runtime.placeto.training import train_in
 from benchmarks.families import link_of_ratio, tightened
 from benchmarks.runner import parsed
 from benchmarks.shapes import FAMILIES as SHAPES_OF
@@ -106,15 +108,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     taught += trainings(TRAININGS, args.episodes, 0, rules)
     exams += trainings(EXAMS, 1, _EXAM_SEEDS, rules)
     trainer = Trainer(policy, taught, config, exams)
-    args.out.mkdir(parents=True, exist_ok=True)
-    if (args.out / "training.json").exists():
-        resume_training(args.out / "training", trainer)
-    trainer.run(_watch(trainer, args.out), args.time_limit)
-    save_training(args.out / "training", trainer)
-    exam = None if math.isinf(trainer.best_exam) else trainer.best_exam
-    size = {"updates_made": trainer.updates, "lessons": len(taught), "exams": len(exams), "exam": exam}
-    training = {**config.to_json(), **size, "command": command(sys.argv[1:] if argv is None else argv)}
-    save_policy(args.out / "policy", trainer.result, training)
+    make_folder(args.out)
+    about = {"lessons": len(taught), "exams": len(exams), "command": command(sys.argv[1:] if argv is None else argv)}
+    training = train_in(args.out, trainer, about, args.time_limit)
     if args.ship:
         SHIPPED.parent.mkdir(exist_ok=True)
         save_policy(SHIPPED, trainer.result, training)
@@ -124,23 +120,6 @@ def command(argv: Sequence[str]) -> str:
     """The command that trains such a policy, whatever the folder, in however many parts."""
     said = [word for word in argv if not word.startswith(("--out", "--time_limit", "--ship", "--workers"))]
     return " ".join(["python -m benchmarks.placeto_policy --out=FOLDER", *said, "--ship"])
-
-
-def _watch(trainer: Trainer, folder: Path):  # noqa: ANN202
-    log = csv_log(folder / "progress.csv")
-
-    def watch(progress: TrainingProgress) -> None:
-        log(progress)
-        if progress.updates % trainer.config.exam_every == 0:
-            save_training(folder / "training", trainer)
-            exam = "-" if math.isinf(progress.exam) else f"{progress.exam:.4f}"
-            print(
-                f"{progress.seconds:7.0f} s  update {progress.updates:5d}  reward {progress.reward:.4f}  entropy {progress.entropy:.3f}  "
-                f"exam {exam} (best {progress.best_exam:.4f})  {progress.evaluations_per_second:.0f} plans/s",
-                flush=True,
-            )
-
-    return watch
 
 
 if __name__ == "__main__":

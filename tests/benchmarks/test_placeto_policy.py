@@ -34,7 +34,7 @@ def test_families_are_split_once_more_and_their_test_graphs_stay_unseen(tmp_path
     assert taught[0].decisions.cluster != taught[1].decisions.cluster
 
 
-def test_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"TRAININGS": 2, "EXAMS": 1, "MOST_OPS": 21}.items():
         monkeypatch.setattr(placeto_policy, name, value)
     for family in FAMILIES:
@@ -47,9 +47,7 @@ def test_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert said["entropy"] == [0.1, 0.01]
     options = f"--folder={tmp_path} --updates=25 --episodes=2 --visits=2 --entropy=0.1,0.01"
     assert said["command"] == f"python -m benchmarks.placeto_policy --out=FOLDER {options} --ship"
-    assert "update    25  reward " in capsys.readouterr().out
     assert len((tmp_path / "progress.csv").read_text().splitlines()) == 1 + 25
     main(command)
-    assert capsys.readouterr().out == ""
     again = load_policy(tmp_path / "policy")
     assert all(torch.equal(again.parameters[name], value) for name, value in policy.parameters.items())

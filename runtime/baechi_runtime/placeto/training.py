@@ -1,10 +1,10 @@
 """Training a policy on graphs of families: what `baechi placeto train` does. The same request goes on where its folder left off."""
 
-import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster, OpGraph
@@ -84,25 +84,47 @@ def train(request: TrainingRequest) -> TrainingReport:
     policy = Policy.fresh(request.network, request.config.seed) if request.policy is None else load_policy(request.policy)
     trainings, exams = _trainings(request, policy.config.visits)
     trainer = Trainer(policy, trainings, request.config, exams)
-    state = request.out / "training"
+    about = {"sources": [source.name for source in request.sources], "cluster": request.cluster.to_json()}
+    seconds = math.inf if request.time_limit_seconds is None else request.time_limit_seconds
+    scalars = [tensorboard_log(request.out / "tensorboard")] if request.tensorboard else []
+    train_in(request.out, trainer, about, seconds, MadeBy(request.command), scalars)
+    return TrainingReport(str(request.out / "policy.json"), trainer.updates, trainer.done, trainer.best_exam, len(trainings), len(exams))
+
+
+def train_in(
+    folder: Path,
+    trainer: Trainer,
+    about: Mapping[str, Any],
+    seconds: float,
+    made_by: MadeBy | None = None,
+    more_logs: Iterable[Watch] = (),
+) -> dict[str, Any]:
+    """Goes on with the training that the folder holds, if there is one, for this many seconds at most; what came of it is written there
+    however it ends, its progress to progress.csv and `more_logs`. Returns what the policy's file says of its training: `about`, beside the settings and how far it came.
+
+    Raises FileError or PolicyError for what can't be written or gone on with.
+    """
+    state, exam_every = folder / "training", trainer.config.exam_every
     if state.with_suffix(".json").exists():
         resume_training(state, trainer)
-    logs: list[Watch] = [csv_log(request.out / "progress.csv")]
-    if request.tensorboard:
-        logs.append(tensorboard_log(request.out / "tensorboard"))
-    with progress(f"training on {len(trainings)} graphs") as show:
+    logs = [csv_log(folder / "progress.csv"), *more_logs]
+    with progress(f"training on {len(trainer.trainings)} graphs") as show:
 
         def watch(now: TrainingProgress) -> None:
             for log in logs:
                 log(now)
             show(news(now))
-            if now.updates % request.config.exam_every == 0:
-                save_training(state, trainer, MadeBy(request.command))
+            if now.updates % exam_every == 0:
+                save_training(state, trainer, made_by)
 
-        with contextlib.ExitStack() as stack:
-            stack.callback(_save, request, trainer)
-            trainer.run(watch, math.inf if request.time_limit_seconds is None else request.time_limit_seconds)
-    return TrainingReport(str(request.out / "policy.json"), trainer.updates, trainer.done, trainer.best_exam, len(trainings), len(exams))
+        try:
+            trainer.run(watch, seconds)
+        finally:
+            save_training(state, trainer, made_by)
+            exam = None if math.isinf(trainer.best_exam) else trainer.best_exam
+            said = {**trainer.config.to_json(), **about, "updates_made": trainer.updates, "exam": exam}
+            save_policy(folder / "policy", trainer.result, said, made_by)
+    return said
 
 
 def news(now: TrainingProgress) -> str:
@@ -110,15 +132,6 @@ def news(now: TrainingProgress) -> str:
     best = "" if math.isinf(now.best) else f", best steps {now.best:.3f} x bound"
     exam = "" if math.isinf(now.exam) else f", exam {now.exam:.3f} (best {now.best_exam:.3f})"
     return f"update {now.updates}, episode {now.episodes}, reward {now.reward:.3f}{best}{exam}, {now.evaluations_per_second:.0f} plans/s"
-
-
-def _save(request: TrainingRequest, trainer: Trainer) -> None:
-    made_by = MadeBy(request.command)
-    save_training(request.out / "training", trainer, made_by)
-    sources = [source.name for source in request.sources]
-    training = {**request.config.to_json(), "sources": sources, "cluster": request.cluster.to_json(), "updates_made": trainer.updates}
-    exam = None if math.isinf(trainer.best_exam) else trainer.best_exam
-    save_policy(request.out / "policy", trainer.result, {**training, "exam": exam}, made_by)
 
 
 def _trainings(request: TrainingRequest, visits: int) -> tuple[list[TrainingTask], list[TrainingTask]]:
