@@ -100,7 +100,8 @@ def train_in(
     more_logs: Iterable[Watch] = (),
 ) -> dict[str, Any]:
     """Goes on with the training that the folder holds, if there is one, for this many seconds at most; what came of it is written there
-    however it ends, its progress to progress.csv and `more_logs`. Returns what the policy's file says of its training: `about`, beside the settings and how far it came.
+    however it ends, its progress to progress.csv and `more_logs`. Returns what the policy's file says of its training: `about`, beside the
+    settings and how far it came.
 
     Raises FileError or PolicyError for what can't be written or gone on with.
     """
