@@ -3,6 +3,7 @@
 import argparse
 import io
 import platform
+import re
 import sys
 import time
 from importlib.metadata import version
@@ -17,7 +18,7 @@ from baechi_ext.place.adjust import ADJUSTMENTS
 from baechi_ext.place.registry import METHODS
 from baechi_runtime.cli.flags.parser import with_underscores
 from baechi_runtime.cli.flags.placeto import ACTIONS as PLACETO_ACTIONS
-from baechi_runtime.cli.main import COMMANDS, make_parser
+from baechi_runtime.cli.main import COMMANDS, Command, make_parser
 from baechi_runtime.report import progress as progress_module
 from baechi_runtime.report import tables
 from baechi_runtime.report.progress import progress, restore_terminal, rounds
@@ -139,9 +140,19 @@ def test_every_command_and_flag_has_help(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_every_choice_begins_a_line_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
-        make_parser().parse_args(["place", "--help"])
+        make_parser().parse_args(["place", "--help_all"])
     begins = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()}
     assert {f"{name}:" for table in (METHODS, GROUPERS, PLACER_TYPES, ADJUSTMENTS) for name in table} <= begins
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.first], ids=lambda command: command.name)
+def test_help_shows_what_most_people_need(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        make_parser().parse_args([command.name, "--help"])
+    out = capsys.readouterr().out
+    assert tuple(re.findall(r"^  (--\w+)", out, re.MULTILINE)) == (*command.first, "--help_all")
+    assert len(command.first) <= 13
+    assert re.search(rf"^baechi {command.name} --help_all shows all \d\d flags\.$", out, re.MULTILINE)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

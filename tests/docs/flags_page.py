@@ -10,8 +10,8 @@ from baechi_runtime.cli.main import make_parser
 
 HEAD = """# Flags
 
-What `baechi COMMAND --help` says, on one page; `-` and `_` are the same in a flag's name. Flags of `place`, `train` and
-`compare` can also stand in a file that `--config` names ([files.md](files.md#config)).
+What `baechi COMMAND --help` says, `--help_all` of `place`, `train` and `compare`, on one page; `-` and `_` are the same in a
+flag's name. Flags of these three can also stand in a file that `--config` names ([files.md](files.md#config)).
 """
 
 

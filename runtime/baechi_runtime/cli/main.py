@@ -45,13 +45,22 @@ class Command:
     run: Callable[[Any, Output], int]
     add_flags: Callable[[argparse.ArgumentParser], None]
     request: Callable[[argparse.Namespace], Any]
+    first: tuple[str, ...] = ()
+    """The flags that --help shows; all where none is named."""
 
 
 _DOCTOR = "say what of this installation works, what is missing, and what that costs"
+_WRITTEN = ("--out", "--json")
+_PLAN = ("--num_devices", "--cluster", "--device_memory", "--comm_cost_coeffs", "--placement_method", "--pin", "--time_limit", *_WRITTEN)
+_STEP = ("--model_name", "--batch_size", "--num_devices", "--num_gpus", "--workers", "--device_memory", "--microbatches", "--num_steps")
+_TRAINED = (*_STEP, "--placement_method", "--train_steps", *_WRITTEN)
+_COMPARED = (*_STEP, "--placement_methods", *_WRITTEN)
 COMMANDS = (
-    Command("place", "decide which device runs which op of a graph, and write the plan", planning.place, *planning_flags.PLACE),
-    Command("train", "place a real training step, run it on several devices, and time it", steps.train, *train_flags.TRAIN),
-    Command("compare", "measure steps placed by several methods, and say which is worth it", steps.compare, *compare_flags.COMPARE),
+    Command("place", "decide which device runs which op of a graph, and write the plan", planning.place, *planning_flags.PLACE, _PLAN),
+    Command("train", "place a real training step, run it on several devices, and time it", steps.train, *train_flags.TRAIN, _TRAINED),
+    Command(
+        "compare", "measure steps placed by several methods, and say which is worth it", steps.compare, *compare_flags.COMPARE, _COMPARED
+    ),
     Command("probe-links", "measure what sending costs between every pair of devices", steps.probe, *probe_flags.PROBE),
     Command("datasets", "make families of graphs for learned placers, or list them", looking.datasets, *looking_flags.DATASETS),
     Command("placeto", "train the learned placer, or compare it with the others", looking.placeto, *placeto_flags.PLACETO),
@@ -85,6 +94,8 @@ def make_parser() -> argparse.ArgumentParser:
     for command in COMMANDS:
         sub = commands.add_parser(command.name, help=command.help, description=command.help, allow_abbrev=False, formatter_class=Lines)
         command.add_flags(sub)
+        if command.first:
+            sub.show_first(command.first)
         sub.set_defaults(does=command, parser=sub, json=False, given={}, command=("baechi",))
     return parser
 

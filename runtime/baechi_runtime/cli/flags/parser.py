@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -13,7 +14,36 @@ _PATHS = ("FILE", "DIR")
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with usage errors of one line."""
+    """argparse with usage errors of one line, and a help of the most important flags where there are many."""
+
+    _first: Sequence[str] = ()
+    """The flags that --help shows; all where none is named."""
+
+    def show_first(self, flags: Sequence[str]) -> None:
+        """Has --help show these flags alone, and --help_all the others, too."""
+        self._first = flags
+        self.add_argument("--help_all", action=_HelpAll, dest="help", nargs=0, help="show all flags, and end")
+
+    def format_help(self) -> str:
+        """The text of --help."""
+        if not self._first:
+            return super().format_help()
+        formatter, known = self._get_formatter(), self._option_string_actions
+        places = [action for action in self._actions if not action.option_strings]
+        named = [f"[{action.metavar}]" if action.nargs == "?" else str(action.metavar) for action in places]
+        formatter.add_usage(" ".join(["%(prog)s [FLAG ...]", *named]), (), ())
+        formatter.add_text(self.description)
+        for title, actions in (("positional arguments", places), ("flags", [known[flag] for flag in (*self._first, "--help_all")])):
+            formatter.start_section(title)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        flags = sum(bool(action.option_strings) for action in self._actions)
+        formatter.add_text(f"{self.prog} --help_all shows all {flags} flags.")
+        return formatter.format_help()
+
+    def format_whole_help(self) -> str:
+        """The text of --help_all."""
+        return super().format_help()
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Like argparse's, but an unknown argument is an error of the sub-command that it was given to."""
@@ -34,6 +64,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise OptionError(f"{message}; see {self.prog} --help")
+
+
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        if isinstance(parser, Parser):
+            sys.stdout.write(parser.format_whole_help())
+        parser.exit()
 
 
 class Lines(argparse.HelpFormatter):
