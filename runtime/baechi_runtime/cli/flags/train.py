@@ -404,7 +404,8 @@ def _run_options(args: argparse.Namespace) -> RunOptions | None:
         return None
     if args.costgen:
         raise OptionError("--costgen only profiles and --train_steps trains; give one of them")
-    return RunOptions(args.train_steps, args.checkpoint, args.checkpoint_every or CHECKPOINT_EVERY, args.resume, args.command)
+    every, keeps_parts = args.checkpoint_every or CHECKPOINT_EVERY, args.microbatches in (None, AUTO)
+    return RunOptions(args.train_steps, args.checkpoint, every, args.resume, args.command, keeps_parts)
 
 
 def script_request(args: argparse.Namespace) -> ScriptRequest:
