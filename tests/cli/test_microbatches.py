@@ -27,7 +27,9 @@ def test_batch_norm_decides_what_auto_may_do(run: Run) -> None:
     assert "20 BatchNorm layers normalise over the whole batch" in err
     code, out, err = run("train", *TOWERS, *QUICK, "--microbatches=2", "--batch_norm=per_part", "--json")
     assert code == 0, err
-    assert json.loads(out)["parity"]["max_abs_diff"] == 0
+    found = json.loads(out)
+    assert found["parity"]["max_abs_diff"] == 0
+    assert [note for note in found["notes"] if note.startswith("BatchNorm normalises each part of the batch by itself")]
 
 
 @pytest.mark.parametrize(
