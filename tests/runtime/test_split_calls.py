@@ -341,12 +341,13 @@ def test_auto_splits_a_batch_where_that_is_predicted_to_be_faster(
     [
         ("--microbatches=0", "argument --microbatches"),
         ("--batch_norm=mine", "argument --batch_norm"),
+        ("--batch_norm=per_part --framework=tensorflow", "is for parts of a batch, and TensorFlow's steps are not split into any"),
     ],
 )
 def test_what_scripts_do_not_take(tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, message: str) -> None:
     path = tmp_path / "loop.py"
     path.write_text("raise SystemExit(3)")
-    assert main(["train", flag, str(path)]) == 2
+    assert main(["train", *flag.split(), str(path)]) == 2
     assert message in capsys.readouterr().err
 
 
