@@ -1,20 +1,17 @@
 """Repair of a placement that exceeds memory limits: whole colocation groups and single ops move to where they fit.
 
-Every step is judged by the simulator, and is kept only where it lowers the bytes over the limits. Guided steps come first: from
-the device that exceeds most, the units whose move costs the least transfer and load per byte that it frees at the instant of
-the peak. Where those fail, random moves and exchanges (seeded) follow, and changes of the order of the ops; they may also raise
-the bytes over the limits, by less and less (threshold accepting: Dueck and Scheuer, J. Computational Physics 90, 1990). The number
-of simulations is bounded by the graph's size, never by a clock, so that the same input gives the same plan. Where repair fails, compiled
-search (`fitting`) goes on.
+Guided steps come first: from the device that exceeds most, the units whose move costs the least transfer and load per byte that it frees
+at the instant of the peak. Each is judged by the simulator, and is kept only where it lowers the bytes over the limits. Where those fail,
+compiled search (`fitting`, seeded) goes on. The number of simulations is bounded by the graph's size, never by a clock, so that the same
+input gives the same plan.
 """
 
-import random
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from baechi_ext.place.chunks import chunks, depth_first_order, held_bytes, least_memory_order, ranks, spread
-from baechi_ext.place.trial import Priority, Trial, draining_order, try_orders
+from baechi_ext.place.trial import Trial, draining_order, try_orders
 from baechi_ext.simulate import Simulator, Timeline
 
 if TYPE_CHECKING:
@@ -25,13 +22,17 @@ _FITTED_OPS = 20_000_000  # the most ops that a repair, and a search for a plan 
 _FEWEST_STEPS, _MOST_STEPS = 16, 10_000
 _STEPS_PER_MOVE = 50  # the most steps for each unit and device that it could move to: few units leave little to try
 _SINGLE_MOVES = 12
-_TOLERANCE = 0.02  # random steps may at first raise the bytes over the limits by this share of the mean limit
-_NEW_ORDER = 0.02  # the share of random steps that try another order of the ops
 
 
 def repair(simulator: Simulator, start: Trial, seed: int, simulated_ops: int = REPAIRED_OPS) -> Trial:
     """The best trial found from `start`: valid, or else with the fewest bytes over the limits."""
-    return _Repair(simulator, start, seed, simulated_ops).run()
+    guided = _Guided(simulator, start, simulated_ops)
+    best = guided.run()
+    if best.valid or guided.steps <= 0 or len(simulator.cluster) == 1:
+        return best
+    from baechi_ext.place.fitting import Effort, fit
+
+    return fit(best, seed, Effort(simulated_ops=guided.steps * len(simulator.graph)))
 
 
 def fitted(simulator: Simulator, nearest: Trial, seed: int) -> Trial:
@@ -49,48 +50,22 @@ def fitted(simulator: Simulator, nearest: Trial, seed: int) -> Trial:
     return fit(best, seed, Effort(simulated_ops=_FITTED_OPS))
 
 
-class _Repair:
-    """The state of one repair: the best trial so far and the steps left."""
+class _Guided:
+    """The guided steps of one repair: the best trial so far and the steps left."""
 
-    def __init__(self, simulator: Simulator, start: Trial, seed: int, simulated_ops: int) -> None:
+    def __init__(self, simulator: Simulator, start: Trial, simulated_ops: int) -> None:
         self.simulator = simulator
         self.graph = simulator.graph
         self.best = start
-        self.random = random.Random(seed)
         self.units = [unit for unit in self.graph.units() if unit[0] not in self.graph.pins]
         self.orders = (draining_order(simulator),)
         moves = len(self.units) * (len(simulator.cluster) - 1)
         self.steps = min(_MOST_STEPS, _STEPS_PER_MOVE * moves, max(_FEWEST_STEPS, simulated_ops // max(1, len(self.graph))))
 
     def run(self) -> Trial:
-        if len(self.simulator.cluster) == 1:
-            return self.best
-        while not self.best.valid and self.steps > 0 and self._guided_step():
+        while len(self.simulator.cluster) > 1 and not self.best.valid and self.steps > 0 and self._guided_step():
             pass
-        if not self.best.valid and self.steps > 0:
-            self._random_walk()
         return self.best
-
-    def _random_walk(self) -> None:
-        """Random steps from the best trial on, until one is valid or no steps are left."""
-        limits = [d.memory_bytes for d in self.simulator.cluster.devices if d.memory_bytes is not None]
-        tolerance = _TOLERANCE * sum(limits) / len(limits)
-        orders = (*self.orders, *(ranks(order) for order in (depth_first_order(self.graph), self.graph.order)))
-        now = self.best
-        priority: Priority | None = self.orders[0]
-        for left in range(self.steps, 0, -1):
-            if self.random.random() < _NEW_ORDER:
-                priority = self.random.choice(orders)
-                trial = Trial(now.placement, priority, self.simulator)
-            else:
-                trial = Trial(self._randomly_moved(now), priority, self.simulator)
-            if sum(trial.excess_bytes) <= sum(now.excess_bytes) + tolerance * left / self.steps:
-                now = trial
-                self.best = min(self.best, now, key=lambda t: t.key)
-                if self.best.valid:
-                    return
-            else:
-                priority = now.priority
 
     def _try(self, moves: Sequence[tuple[int, int]]) -> bool:
         """Keeps the plan with each (unit, device) moved, and returns True, if fewer bytes are then over the limits."""
@@ -128,25 +103,6 @@ class _Repair:
         from baechi_ext.place.moves import Moves
 
         return Moves(self.graph, self.simulator.cluster, self.units)
-
-    def _randomly_moved(self, trial: Trial) -> tuple[int, ...]:
-        """A unit of an overfull device moves; in every other step a unit of the target comes back for it."""
-        placement, excess = list(trial.placement), trial.excess_bytes
-        source = self.random.choice([d for d, over in enumerate(excess) if over > 0])
-        target = self.random.choice([d for d in range(len(excess)) if d != source])
-        self._move_one(placement, source, target)
-        if self.random.random() < 0.5:
-            self._move_one(placement, target, source)
-        return tuple(placement)
-
-    def _move_one(self, placement: list[int], source: int, target: int) -> None:
-        """Moves a unit of `source`, found by drawing, to `target`."""
-        for _ in range(20 * len(self.simulator.cluster)):
-            unit = self.random.choice(self.units)
-            if placement[unit[0]] == source:
-                for v in unit:
-                    placement[v] = target
-                return
 
 
 def held_at_peak(timeline: Timeline, device: int) -> dict[int, float]:
