@@ -33,15 +33,15 @@ def product(result: str, **letters: str) -> Rule:
     return rule
 
 
-def by_example(*whole: str, kinds: Sequence[str] = (), count: str = "") -> Rule:
-    """Works on each of the first dimension's places by itself, with the `whole` tensors alike. `kinds` are those of the results behind the
-    first, where they are not split; `count` names an argument that has the first dimension's size."""
+def by_example(*whole: str, kinds: Sequence[Kind] = (), count: str = "", own: Sequence[str] = ()) -> Rule:
+    """Works on each of the first dimension's places by itself, with the `whole` tensors alike, and a part with its `own`. `kinds` are those
+    of the results behind the first, where they are not split; `count` names an argument that has the first dimension's size."""
 
     def rule(call: Call) -> Sequence[Kind]:
         call.require_whole(*(n for n in whole if call.is_tensor(n)))
-        names = [n for n in call.tensors() if n not in whole]
+        names = [n for n in call.tensors() if n not in (*whole, *own)]
         split = call.the_split(*names)
-        if split.dim:
+        if split.dim or any(call.split(n) != OWN for n in own):
             mixed(f"works along the batch (dimension {split.dim})")
         for name in names:
             call.require(call.args[name], split)
@@ -76,12 +76,23 @@ def normalised(gradient: bool) -> Rule:
 
 
 def batch_norm(training: str) -> Rule:
+    """BatchNorm by running values; in training only where each part may be normalised by itself: running values are the first part's."""
+
     def rule(call: Call) -> Sequence[Kind]:
-        if call.args[training]:
+        read, kept = ("weight", "bias", "running_mean", "running_var"), ("save_mean", "save_invstd", "save_var", "reserve")
+        gradient, others = "grad_out" in call.args, len(call.results()) - 1
+        if not call.args[training]:
+            return by_example(*read, *kept, kinds=[SUM] * 2 if gradient else [FIRST] * others)(call)
+        if not call.normalised:
             mixed(NORMALISES)
-        read = ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd", "save_var", "reserve")
-        gradient = "grad_out" in call.args
-        return by_example(*read, kinds=([SUM] * 2 if gradient else [FIRST] * (len(call.results()) - 1)))(call)
+        if call.is_tensor("running_mean") and not gradient and others < 4:
+            mixed("changes running values in place")
+        own = [name for name in kept if call.is_tensor(name)]
+        kinds = by_example(*read, kinds=[SUM] * 2 if gradient else [OWN, OWN, *[FIRST] * (others - 2)], own=own)(call)
+        rows = call.the_split("grad_out", "input")
+        if rows.blocks > 1 or call.normalised * rows.rows * prod(call.shape("input")[2:]) < 2:
+            mixed("would normalise over a single number, or rows that do not stand together")
+        return kinds
 
     return rule
 

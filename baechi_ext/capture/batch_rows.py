@@ -36,7 +36,7 @@ class Rows:
 
 
 OWN = Split(-1)
-"""The working memory of a part's op, for its backward op alone."""
+"""A tensor that a part's op keeps for its own backward op alone: working memory, or what BatchNorm normalised by."""
 SUM, MEAN, RATIO, FIRST = "sum", "mean", "ratio", "first"
 """Kinds of results that are not split: the sum of the parts' results, their mean by examples, the sum of these over that of the next
 results, or any part's, as all have the same."""
@@ -56,6 +56,8 @@ class Call:
     batch: int
     args: dict[str, Any]
     """By name, defaults included."""
+    normalised: int = 0
+    """The examples of the smallest part, where BatchNorm may normalise over each part by itself; 0: it may not."""
     cut: "dict[tuple[fx.Node, Split], None]" = field(default_factory=dict)
     """Whole tensors of which each part reads its rows."""
     changed: dict[str, Any] = field(default_factory=dict)
@@ -118,11 +120,11 @@ def mixed(reason: str) -> NoReturn:
     raise MixedError(reason)
 
 
-def call_of(node: "fx.Node", states: "Mapping[fx.Node, Split]", batch: int) -> Call:
+def call_of(node: "fx.Node", states: "Mapping[fx.Node, Split]", batch: int, normalised: int = 0) -> Call:
     """The call, with its arguments by name. Raises MixedError for one whose arguments have no names."""
     if not hasattr(node.target, "_schema"):
         mixed("is not known")
-    return Call(node, states, batch, arguments_by_name(node))
+    return Call(node, states, batch, arguments_by_name(node), normalised)
 
 
 def broadcast_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

@@ -10,6 +10,13 @@ if TYPE_CHECKING:
     import torch
 
 
+NORMALISED = (
+    "BatchNorm normalises each part of the batch by itself, as --batch_norm=per_part allows; running means and variances are those of the "
+    "first part"
+)
+"""The note on a step of which that is so."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """The parts of a step's batch: how many examples each has, and along which dimension of each input they stand."""

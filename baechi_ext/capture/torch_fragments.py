@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.capture.torch_dynamo import tracing_alone
-from baechi_ext.capture.torch_joint import Binding, BoundOp, CaptureOptions, Owner, _behind, _Builder, _bytes, _is_view, _Nodes
+from baechi_ext.capture.torch_joint import PART, Binding, BoundOp, CaptureOptions, Owner, _behind, _Builder, _bytes, _is_view, _Nodes
+from baechi_ext.capture.torch_parts import normalising
 from baechi_ext.capture.torch_private import distributions_unchecked, joint_graph, with_node_notes
 from baechi_ext.capture.torch_recurrent import recurrent_layers_kept
 from baechi_ext.capture.torch_split import split_batch
@@ -88,6 +89,8 @@ class CapturedFragment:
     """True if its forward pass draws random numbers."""
     dtypes: "frozenset[torch.dtype]"
     """The dtypes of what its ops compute."""
+    normalised: tuple[int, ...] = ()
+    """The examples of each part of the batch, where BatchNorm normalises over these by themselves."""
 
     @property
     def trains(self) -> bool:
@@ -114,7 +117,7 @@ class CapturedCall:
     parts: tuple[int, ...] = ()
     """The examples of each part of the batch that has ops of its own; none: it is captured as a whole."""
     why_whole: str = ""
-    """Why it is, where parts were asked for."""
+    """Why it is, or some of its fragments are, where parts were asked for."""
 
     @property
     def phases(self) -> tuple[frozenset[int], ...]:
@@ -126,18 +129,21 @@ def capture_fragments(
     fragments: Sequence[Fragment], options: CaptureOptions, name: str = "", parts: int | Sequence[float] = 1
 ) -> CapturedCall:
     """The call whose fragments these are, in the order in which their forward passes run; over so many parts of its batch, or parts of
-    these shares, where that is proven to compute the same.
+    these shares, each fragment for which that is proven to compute the same.
 
     No argument is changed. Raises CaptureError with the framework's reason.
     """
     traced = [_Traced.of(fragment, name) for fragment in fragments]
     if parts == 1:
         return _FragmentsBuilder(fragments, traced, options).capture(name)
-    try:
-        split = [one.in_parts(fragment, parts) for one, fragment in zip(traced, fragments, strict=True)]
-    except CaptureError as e:
-        return replace(_FragmentsBuilder(fragments, traced, options).capture(name), why_whole=str(e))
-    return replace(_FragmentsBuilder(fragments, [one for one, _ in split], options).capture(name), parts=split[0][1])
+    whole = []
+    for k, fragment in enumerate(fragments):
+        try:
+            traced[k] = traced[k].in_parts(fragment, options, parts)
+        except CaptureError as e:
+            whole.append(f"in fragment {k + 1} of {len(fragments)} {e}" if len(fragments) > 1 else str(e))
+    sizes = next((one.sizes for one in traced if one.sizes), ())
+    return replace(_FragmentsBuilder(fragments, traced, options).capture(name), parts=sizes, why_whole="; ".join(whole))
 
 
 @dataclass(frozen=True)
@@ -147,8 +153,8 @@ class _Traced:
     module: "fx.GraphModule"
     nodes: _Nodes
     returned: tuple[Returned, ...]
-    parted: bool = False
-    """True if parts of the batch have nodes of their own."""
+    sizes: tuple[int, ...] = ()
+    """The examples of each part of the batch that has nodes of its own; none: it is whole."""
 
     @classmethod
     def of(cls, fragment: Fragment, name: str) -> "_Traced":
@@ -167,11 +173,16 @@ class _Traced:
             joint = joint_graph(flat, examples)
         return cls(joint, _Nodes.of(joint, fragment.state), tuple(flat.returned))
 
-    def in_parts(self, fragment: Fragment, parts: int | Sequence[float]) -> "tuple[_Traced, tuple[int, ...]]":
-        """The same over parts of the batch, and their sizes. Raises CaptureError where examples are mixed, or may be."""
+    def in_parts(self, fragment: Fragment, options: CaptureOptions, parts: int | Sequence[float]) -> "_Traced":
+        """The same over parts of the batch. Raises CaptureError where examples are mixed, or may be."""
         with tracing_alone():
-            module, sizes = split_batch(self.module, self.nodes, parts)
-        return _Traced(module, _Nodes.of(module, fragment.state), self.returned, parted=True), sizes
+            module, sizes = split_batch(self.module, self.nodes, parts, batch_norm_per_part=options.batch_norm_per_part)
+        return _Traced(module, _Nodes.of(module, fragment.state), self.returned, sizes)
+
+    @property
+    def normalised(self) -> tuple[int, ...]:
+        """See CapturedFragment."""
+        return self.sizes if any(PART in node.meta for node in normalising(self.nodes.calls)) else ()
 
 
 def _flat_module(graph: "fx.GraphModule") -> Any:
@@ -192,9 +203,7 @@ def _flat_module(graph: "fx.GraphModule") -> Any:
     return flat
 
 
-def _without_aliases(
-    values: "Sequence[torch.Tensor]", args: "Sequence[torch.Tensor]"
-) -> "tuple[list[torch.Tensor], list[Returned]]":
+def _without_aliases(values: "Sequence[torch.Tensor]", args: "Sequence[torch.Tensor]") -> "tuple[list[torch.Tensor], list[Returned]]":
     """The tensors to compute, of which no two share memory with each other or with an argument, and what is made of them.
 
     Raises CaptureError for views whose base can't be had.
@@ -287,7 +296,7 @@ class _FragmentsBuilder(_Builder):
 
     def _lives_with_readers(self) -> bool:
         """Every device has a call's parameters, so those that parts of the batch read are no reason to be on one device."""
-        return not any(t.parted for t in self.traced)
+        return not any(t.sizes for t in self.traced)
 
     def _begin(self, k: int) -> None:
         self.id_prefix = f"{k}." if len(self.fragments) > 1 else ""
@@ -396,6 +405,7 @@ class _FragmentsBuilder(_Builder):
             saved_outputs=saved_outputs,
             seeded=not forward_ops.isdisjoint(self.seeded),
             dtypes=frozenset(v.dtype for v in values),
+            normalised=self.traced[k].normalised,
         )
 
     def _saved(self, k: int, argument: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -43,6 +43,8 @@ class CaptureOptions:
     colocate_grads_with_ops: bool = False
     relaxed_random: bool = False
     """Free seeded ops (dropout) of their common device and order; they then draw other numbers than the unplaced step."""
+    batch_norm_per_part: bool = False
+    """BatchNorm may normalise over each part of a call's batch by itself."""
 
 
 @dataclass(frozen=True, slots=True)

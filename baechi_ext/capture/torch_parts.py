@@ -66,13 +66,18 @@ def capture_parts(
 
 def require_parts_may_differ(nodes: "Iterable[fx.Node]", parts: Parts) -> bool:
     """True if a layer normalises over the batch that is split. Raises CaptureError where the user has not allowed parts."""
-    found = [n for n in nodes if "batch_norm" in n.name and "backward" not in n.name and arguments_by_name(n).get("training")]
+    found = normalising(nodes)
     if found and not parts.batch_norm_per_part:
         raise CaptureError(
             f"{len(found)} BatchNorm layers normalise over the whole batch, and parts of it would give other numbers; "
             "--batch_norm=per_part allows that (DistributedDataParallel does it without asking), --microbatches=1 keeps the batch whole"
         )
     return bool(found)
+
+
+def normalising(nodes: "Iterable[fx.Node]") -> "list[fx.Node]":
+    """Those that normalise over a batch."""
+    return [n for n in nodes if "batch_norm" in n.name and "backward" not in n.name and arguments_by_name(n).get("training")]
 
 
 def _is_random(node: "fx.Node") -> bool:

@@ -31,9 +31,7 @@ _MOST_TRIED = 8
 """The most choices of dimensions that are tried: each takes a walk over the graph."""
 
 
-def joined(
-    parts: "Sequence[torch.Tensor]", dim: int, blocks: int, shape: Sequence[int], strides: Sequence[int]
-) -> "torch.Tensor":
+def joined(parts: "Sequence[torch.Tensor]", dim: int, blocks: int, shape: Sequence[int], strides: Sequence[int]) -> "torch.Tensor":
     """The whole tensor of parts whose rows stand along `dim` in so many blocks, laid out as it would be had it never been in parts."""
     import torch
 
@@ -52,9 +50,10 @@ def _strides(value: "torch.Tensor") -> tuple[int, ...]:
 
 
 def split_batch(
-    module: "fx.GraphModule", nodes: _Nodes, wanted: int | Sequence[float]
+    module: "fx.GraphModule", nodes: _Nodes, wanted: int | Sequence[float], *, batch_norm_per_part: bool = False
 ) -> "tuple[fx.GraphModule, tuple[int, ...]]":
-    """The joint graph over so many parts, or parts of these shares, and their sizes. `nodes` are those of `module`.
+    """The joint graph over so many parts, or parts of these shares, and their sizes. `nodes` are those of `module`; BatchNorm may normalise
+    over each part by itself, where that is of the first dimension: another one may be no batch.
 
     Raises CaptureError, naming the op and its line, where the rows of examples are mixed, or may be.
     """
@@ -62,7 +61,8 @@ def split_batch(
     errors: list[tuple[int, CaptureError]] = []
     for split in _choices(nodes, wanted):
         lead, first = next(iter(split.items()))
-        proof = _Proof(lead.meta["val"].shape[first.dim], dict(split), {})
+        batch = lead.meta["val"].shape[first.dim]
+        proof = _Proof(batch, dict(split), {}, min(_sizes(batch, wanted)) if batch_norm_per_part and first.dim == 0 else 0)
         try:
             proof.complete(nodes)
             proofs.append(proof)
@@ -111,6 +111,8 @@ class _Proof:
     states: "dict[fx.Node, Split]"
     calls: "dict[fx.Node, tuple[Call, Sequence[Kind]]]"
     """Ops over parts of the batch."""
+    normalised: int = 0
+    """See Call."""
 
     def complete(self, nodes: _Nodes) -> None:
         """Adds what follows from the inputs. Raises CaptureError at the first op that may mix examples."""
@@ -137,7 +139,7 @@ class _Proof:
         try:
             if draws(node) and node.target is not torch.ops.aten.native_dropout.default:
                 mixed("draws random numbers for the whole batch")
-            call = call_of(node, self.states, self.batch)
+            call = call_of(node, self.states, self.batch, self.normalised)
             kinds = judged(call)
         except MixedError as e:
             stands = module_of(node)
@@ -361,4 +363,3 @@ class _Emitter:
     def _likeness(self, node: "fx.Node") -> Any:
         value = node.meta.get("val")
         return value if value is not None else self.mode.from_tensor(getattr(self.module, str(node.target)))
-

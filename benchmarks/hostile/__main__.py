@@ -1,9 +1,11 @@
 """Runs hostile training loops plainly and wrapped, and says where the two differ.
 
     python -m benchmarks.hostile [--backend=aot_eager,baechi] [--only=hooks.,own_generator] [--out=benchmarks/results/hostile_loops.json]
+    python -m benchmarks.hostile --backend=baechi --microbatches=2 --out=benchmarks/results/hostile_loops_in_parts.json
 
 Each run has a process of its own. Two runs are `equal` where all that can be observed has the same bits: losses, parameters, buffers,
-gradients, what hooks collected, what was printed, states of generators. They are `rounding` within 1e-5 of a tensor's largest number.
+gradients, what hooks collected, what was printed, states of generators. They are `rounding` within 1e-5 of a tensor's largest number; where
+a batch goes in parts, within what its verified calls may differ by.
 """
 
 import argparse
@@ -52,9 +54,10 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     if args.list:
         print("\n".join(case.name for case in cases))
         return
-    rows = compare(cases, args.backend, Limits(args.jobs, args.time_limit))
-    counts = {b: dict(Counter(row["verdict"] for row in rows if row["backend"] == b)) for b in args.backend}
-    yield {"options": {"time_limit": args.time_limit}, "counts": counts, "rows": rows}
+    backends = [f"{name}@{args.microbatches}" if name == "baechi" and args.microbatches > 1 else name for name in args.backend]
+    rows = compare(cases, backends, Limits(args.jobs, args.time_limit))
+    counts = {b: dict(Counter(row["verdict"] for row in rows if row["backend"] == b)) for b in backends}
+    yield {"options": {"time_limit": args.time_limit, "microbatches": args.microbatches}, "counts": counts, "rows": rows}
 
 
 def backend_names(text: str) -> list[str]:
@@ -66,6 +69,7 @@ def backend_names(text: str) -> list[str]:
 
 FLAGS = {
     "--backend": {"type": backend_names, "default": ["aot_eager"], "help": f"{', '.join(BACKENDS)}, or MODULE:FUNCTION"},
+    "--microbatches": {"type": int, "default": 1, "help": "the parts that batches go in, where they can be split; for baechi alone"},
     "--only": (),
     "--jobs": {"type": int, "default": 2, "help": "processes at a time (default %(default)s)"},
     "--time_limit": {"type": float, "default": 120.0, "help": "seconds of one run (default %(default)s)"},

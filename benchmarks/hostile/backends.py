@@ -49,22 +49,23 @@ PLACED = {"devices": 2, "method": "m_etf", "keep_placed": True, "cache": False}
 """Whatever can be placed is placed, and stays so, though these models are far too small to gain."""
 
 
-def baechi() -> tuple[Wrap, Stats]:
-    """Placing on two workers."""
+def baechi(parts: int = 1) -> tuple[Wrap, Stats]:
+    """Placing on two workers, the batch of each call in so many parts where it can be split."""
     import baechi_ext
 
     modules: list[weakref.ref[nn.Module]] = []
 
     def wrap(module: nn.Module) -> nn.Module:
-        placed = baechi_ext.parallelize(module, **PLACED)
+        placed = baechi_ext.parallelize(module, **PLACED, microbatches=parts)
         modules.append(weakref.ref(placed))
         return placed
 
     def stats() -> dict[str, Any]:
         alive = [module for held in modules if (module := held()) is not None]
         found = [baechi_ext.report(module).to_json() for module in alive]
-        kept = ("placed_steps", "unplaced_calls", "verification", "shapes", "refusal")
-        return {"modules": [{name: report[name] for name in kept} for report in found]}
+        kept = ("placed_steps", "unplaced_calls", "verification", "shapes", "refusal", "microbatches", "notes")
+        allowed = [report["verification"]["tolerance"] for report in found if report["microbatches"]]
+        return {"modules": [{name: report[name] for name in kept} for report in found], "tolerance": max(allowed, default=0.0)}
 
     return wrap, stats
 
@@ -98,9 +99,13 @@ BACKENDS: dict[str, Callable[[], tuple[Wrap, Stats]]] = {
 
 
 def backend(name: str) -> tuple[Wrap, Stats]:
-    """Start the backend of this name, or of MODULE:FUNCTION, a function that returns the two as those here do.
+    """Start the backend of this name, of NAME@PARTS for calls whose batch goes in parts, or of MODULE:FUNCTION, a function that returns the
+    two as those here do.
 
     Raises KeyError for an unknown name.
     """
     module, colon, function = name.partition(":")
-    return getattr(import_module(module), function)() if colon else BACKENDS[name]()
+    if colon:
+        return getattr(import_module(module), function)()
+    name, _, parts = name.partition("@")
+    return BACKENDS[name](int(parts)) if parts else BACKENDS[name]()  # type: ignore[call-arg]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 TOLERANCE = 1e-5
-"""Differences up to this many parts of a tensor's largest number are rounding."""
+"""Differences up to this many parts of a tensor's largest number are rounding, where nothing is added up in another order."""
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -57,8 +57,8 @@ def _leaves_of_tensor(tensor: torch.Tensor, path: str) -> Iterator[tuple[str, An
     yield path, tensor.numpy().copy()
 
 
-def difference(path: str, plain: Any, wrapped: Any) -> tuple[bool, str]:
-    """Return whether two leaves differ by more than rounding, and how they differ; no text where they don't."""
+def difference(path: str, plain: Any, wrapped: Any, tolerance: float = TOLERANCE) -> tuple[bool, str]:
+    """Return whether two leaves differ by more than the tolerance, and how they differ; no text where they don't."""
     numbers = [isinstance(leaf, (int, float, np.ndarray)) and not isinstance(leaf, bool) for leaf in (plain, wrapped)]
     if not all(numbers) or type(plain) is not type(wrapped):
         same = type(plain) is type(wrapped) and plain == wrapped
@@ -74,7 +74,7 @@ def difference(path: str, plain: Any, wrapped: Any) -> tuple[bool, str]:
         return False, ""
     finite = np.isfinite(a)
     scale = float(np.abs(a[finite]).max()) if finite.any() else 0.0
-    close = np.isfinite(b) & finite & (np.abs(np.where(finite & np.isfinite(b), a - b, np.inf)) <= TOLERANCE * scale)
+    close = np.isfinite(b) & finite & (np.abs(np.where(finite & np.isfinite(b), a - b, np.inf)) <= tolerance * scale)
     return bool((differ & ~close).any()), f"{path}: {_example(a, b, differ)}"
 
 

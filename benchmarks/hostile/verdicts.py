@@ -1,6 +1,6 @@
 """Verdicts on two runs of a case, plain and wrapped."""
 
-from benchmarks.hostile.observed import difference
+from benchmarks.hostile.observed import TOLERANCE, difference
 from benchmarks.hostile.processes import Outcome, Raised
 
 VERDICTS = ("equal", "rounding", "same exception", "refused", "WRONG", "crash", "hang")
@@ -25,11 +25,11 @@ def verdict(plain: Outcome, wrapped: Outcome) -> tuple[str, str]:
 
 def _compared(plain: Outcome, wrapped: Outcome, same: str) -> tuple[str, str]:
     rounded = ""
-    other = dict(wrapped.leaves)
+    other, tolerance = dict(wrapped.leaves), max(TOLERANCE, wrapped.stats.get("tolerance", 0.0))
     for path, leaf in plain.leaves:
         if path not in other:
             return "WRONG", f"{path} is missing"
-        differs, how = difference(path, leaf, other.pop(path))
+        differs, how = difference(path, leaf, other.pop(path), tolerance)
         if differs:
             return "WRONG", how
         rounded = rounded or how

@@ -98,6 +98,21 @@ def test_a_sample_under_dynamo() -> None:
     assert rows[0]["stats"]["graph_runs"] >= 1
 
 
+def test_batches_in_parts() -> None:
+    """Under autocast what is allowed follows the type that sums are taken in."""
+    rows = compare(chosen("functions.class_of_a_layer_is_switched", "modes.autocast_is_entered_later"), ["baechi@2"], Limits(jobs=2))
+    assert [row["verdict"] for row in rows] == ["rounding", "rounding"], rows
+    assert [row["stats"]["modules"][0]["microbatches"] for row in rows] == [[4, 4]] * 2
+    assert [row["stats"]["tolerance"] for row in rows] == [1e-4, pytest.approx(0.0195, rel=0.01)]
+
+
+def test_what_a_run_allows_is_rounding() -> None:
+    leaf, other = (("x", np.array([1.0, 2.0])),), (("x", np.array([1.0, 2.01])),)
+    assert verdict(Outcome(leaf), Outcome(other))[0] == "WRONG"
+    assert verdict(Outcome(leaf), Outcome(other, stats={"tolerance": 0.02}))[0] == "rounding"
+    assert verdict(Outcome(leaf), Outcome(other, stats={"tolerance": 0.002}))[0] == "WRONG"
+
+
 def test_wrong_wrappers_are_found_out() -> None:
     names = ("frozen", "dying", "refusing", "rounding", "drawing")
     rows = compare(chosen(VICTIM), [f"{HERE}:{name}" for name in names], Limits(jobs=2))
@@ -117,11 +132,12 @@ def test_a_run_out_of_time_is_a_hang() -> None:
 
 def test_the_command_writes_its_result(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     out = tmp_path / "loops.json"
-    main(["--backend=plain", f"--only={VICTIM},exceptions.missing_key", f"--out={out}"])
+    main(["--backend=plain", "--microbatches=2", f"--only={VICTIM},exceptions.missing_key", f"--out={out}"])
     result = read_json(out, "result")
     assert result["counts"] == {"plain": {"equal": 1, "same exception": 1}}
     assert [row["case"] for row in result["rows"]] == [VICTIM, "exceptions.missing_key"]
-    assert result["command"].startswith("python -m benchmarks.hostile --backend=plain")
+    assert result["command"].startswith("python -m benchmarks.hostile --backend=plain --microbatches=2")
+    assert result["options"]["microbatches"] == 2
     assert "same exception" in capsys.readouterr().out
 
 

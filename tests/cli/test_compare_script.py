@@ -77,6 +77,27 @@ def test_paths_are_of_where_the_command_runs_and_an_earlier_comparison_goes(
     assert {path.name for path in (tmp_path / "c").iterdir()} == kept
 
 
+def test_parts_of_a_scripts_batch_are_compared_beside_the_whole(run: Run, script: Path, tmp_path: Path) -> None:
+    """With BatchNorm where it may normalise each part by itself; otherwise the row says why not."""
+    flags = ["--placement_methods=auto", "--time_limit=1", "--num_steps=3", "--comm_cost_coeffs=0.001,50", "--microbatches=2", "--json"]
+    code, out, err = run("compare", *flags, "--batch_norm=per_part", f"--out={tmp_path / 'c'}", script)
+    assert code == 0, err
+    rows = {row["method"]: row for row in json.loads(out[out.index("{") :])["methods"]}
+    assert list(rows) == ["single", "auto", "auto_2_parts"]
+    parted = rows["auto_2_parts"]
+    assert len(parted["measured_step_us"]["samples"]) == 3
+    assert parted["parity"]["passed"]
+    assert parted["parity"]["compared"] == 1 + 6 + 3
+    assert parted["parity"]["max_rel_diff"] < parted["parity"]["tolerance"] == 1e-4
+    assert "normalises each part of the batch by itself" in parted["note"]
+    assert rows["auto"]["parity"]["max_rel_diff"] == 0
+    code, out, err = run("compare", *flags, script)
+    assert code == 0, err
+    refused = json.loads(out[out.index("{") :])["methods"][-1]
+    assert (refused["method"], refused["measured_step_us"]) == ("auto_2_parts", None)
+    assert "the batch can't be split: aten._native_batch_norm" in refused["note"]
+
+
 def test_a_script_that_never_trains(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "small.py"
     path.write_text("import torch\ntorch.nn.Linear(4, 2)(torch.ones(1, 4)).sum().backward()\nprint('done')\n")
@@ -127,8 +148,7 @@ def test_a_call_of_several_fragments_is_compared(run: Run, tmp_path: Path, way: 
 def test_a_call_without_ops_is_an_error(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "sparse.py"
     path.write_text(
-        "import torch\n"
-        "try:\n    torch.nn.Linear(40, 40)(torch.eye(40).to_sparse())\nexcept BaseException:\n    print('goes on')\n"
+        "import torch\ntry:\n    torch.nn.Linear(40, 40)(torch.eye(40).to_sparse())\nexcept BaseException:\n    print('goes on')\n"
     )
     code, out, err = run("compare", path)
     assert (code, out) == (1, "goes on\n")

@@ -27,7 +27,9 @@ def test_batch_norm_decides_what_auto_may_do(run: Run) -> None:
     assert "20 BatchNorm layers normalise over the whole batch" in err
     code, out, err = run("train", *TOWERS, *QUICK, "--microbatches=2", "--batch_norm=per_part", "--json")
     assert code == 0, err
-    assert json.loads(out)["parity"]["max_abs_diff"] == 0
+    found = json.loads(out)
+    assert found["parity"]["max_abs_diff"] == 0
+    assert [note for note in found["notes"] if note.startswith("BatchNorm normalises each part of the batch by itself")]
 
 
 @pytest.mark.parametrize(
@@ -52,8 +54,10 @@ def test_a_training_that_goes_on_keeps_its_parts(run: Run, tmp_path: Path) -> No
     begun = ("train", *GPT2, "--json", "--placement_method=m_etf", "--microbatches=3,1")
     code, out, err = run(*begun, "--train_steps=2", f"--checkpoint={tmp_path}")
     assert code == 0, err
-    resumed = ("--train_steps=4", f"--checkpoint={tmp_path}", "--resume", "--num_devices=3")
-    code, again, err = run("train", *GPT2, "--json", "--time_limit=1", *resumed)
+    resumed = (f"--checkpoint={tmp_path}", "--resume", "--num_devices=3")
+    code, again, err = run("train", *GPT2, "--json", "--time_limit=1", "--train_steps=3", *resumed)
+    assert code == 0, err
+    code, again, err = run(*begun[:-1], "--train_steps=4", *resumed)  # a method that splits nothing by itself
     assert code == 0, err
     code, whole, err = run(*begun, "--train_steps=4")
     assert code == 0, err

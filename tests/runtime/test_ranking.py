@@ -43,10 +43,14 @@ class Told:
 
 
 def choice(told: Told, graph: Any = CHAIN) -> tuple[str | None, tuple[str, ...]]:
+    """The engine, and the notes on all; what was noted of the plan is said to be of it, and it alone, where it does not run."""
     cluster = cluster_of(2)
-    placement = Placement(graph, None, plan(graph, cluster, PlanRequest("m_etf")), one_device_timeline(graph))
+    placement = Placement(graph, None, plan(graph, cluster, PlanRequest("m_etf")), one_device_timeline(graph)).noting("in 2 parts")
     engine, noted = ranked("whole", "in parts", placement, cluster, told)
-    return None if engine is None else engine.name, noted.result.notes[len(placement.result.notes) :]
+    own = len(placement.result.notes)
+    ahead = "" if engine is None else "of the plan that it replaces: "
+    assert noted.result.notes[:own] == tuple(f"{ahead}{note}" for note in placement.result.notes)
+    return None if engine is None else engine.name, noted.result.notes[own:]
 
 
 @pytest.mark.parametrize(

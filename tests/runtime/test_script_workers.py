@@ -107,7 +107,8 @@ def test_the_methods_of_a_script_are_compared_on_worker_processes(tmp_path: Path
     """Those that fail have their reason; whatever ran computed what the script's own call does."""
     script, folder = tmp_path / "train.py", tmp_path / "c"
     script.write_text(COMPARED)
-    flags = ["--workers=process", "--placement_methods=m_topo,random,expert", "--num_steps=3", "--comm_cost_coeffs=0.001,50", "--json"]
+    flags = ["--workers=process", "--placement_methods=m_topo,random,expert,auto", "--num_steps=3", "--comm_cost_coeffs=0.001,50", "--json"]
+    flags += ["--time_limit=1", "--microbatches=2", "--batch_norm=per_part"]
     out = workers.run(BAECHI, 2, "compare", *flags, "--timeout=120", f"--out={folder}", str(script))
     said, found = out[: out.index("{")], json.loads(out[out.index("{") :])
     assert said == "as before True\n"
@@ -117,7 +118,8 @@ def test_the_methods_of_a_script_are_compared_on_worker_processes(tmp_path: Path
     assert len(kept.measured.memory) == len(kept.plan.cluster) == 2  # a plan that leaves one idle, too, has the memory of both
     assert write_trace(str(folder), None, None).exists()
     rows = {row["method"]: row for row in found["methods"]}
-    assert (found["executor"], list(rows)) == ("process", ["single", "m_topo", "random", "expert"])
+    assert (found["executor"], list(rows)) == ("process", ["single", "m_topo", "random", "expert", "auto", "auto_2_parts"])
+    assert (rows["auto_2_parts"]["parity"]["passed"], len(rows["auto_2_parts"]["measured_step_us"]["samples"])) == (True, 3)
     for method in ("single", "m_topo", "random"):
         assert len(rows[method]["measured_step_us"]["samples"]) == 3
         assert (rows[method]["parity"]["passed"], rows[method]["parity"]["max_rel_diff"]) == (True, 0)

@@ -165,10 +165,14 @@ def _beside_auto(
     if parts is None and is_near_least(best, cluster):
         return []
     train = replace(request.train, plan=request.plans[AUTO])
-    parted = in_parts(train, backend, whole, auto_sizes(whole, cluster) if parts is None else parts, found)
+    parted = in_parts(train, backend, whole, _parts_beside(whole, cluster) if parts is None else parts, found)
     if parted.result is not None and parted.result.predicted_step_us < auto.result.predicted_step_us:
         best = replace(best, result=parted.result)
     return [parted] if engines is None else [parted, *_of_engines(engines, whole, best, cluster)]
+
+
+def _parts_beside(whole: Captured, cluster: Cluster) -> int | tuple[int, ...]:
+    return len(cluster) if whole.batch is None else auto_sizes(whole, cluster)
 
 
 def in_parts(
@@ -183,7 +187,7 @@ def in_parts(
         if placement.result.interrupted:
             raise KeyboardInterrupt
         contender.step = replace(captured, graph=placement.graph)
-        contender.result, contender.notes = placement.result, [*placement.result.notes]
+        contender.result, contender.notes = placement.result, [*placement.result.notes, *captured.notes]
         _check(contender, backend, one_device_timeline(whole.alone))
     except BaechiError as e:
         contender.refusal = str(e)

@@ -117,10 +117,10 @@ def auto_sizes(whole: Captured, cluster: Cluster) -> tuple[int, ...]:
 
 
 def _wanted(request: TrainRequest) -> int | Sequence[int] | None:
-    """The parts that the request wants; of a training that goes on, where it leaves that to a search, those that it was begun with: the
-    losses are then those of a training that was never interrupted."""
+    """The parts that the request wants; of a training that goes on, where nobody names any, those that it was begun with: the losses are
+    then those of a training that was never interrupted."""
     run = request.run
-    if request.microbatches is None and run is not None and run.resume and run.checkpoint is not None:
+    if run is not None and run.keeps_parts and run.resume and run.checkpoint is not None:
         found = CheckpointFolder(run.checkpoint).last()
         if found is not None:
             return found.training.get("microbatches") or 1

@@ -1,7 +1,7 @@
 """The choice between a plan and the framework's own engines, such as DistributedDataParallel: what is predicted to take least is run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from baechi_ext.ir import Cluster
@@ -74,7 +74,7 @@ def ranked(whole: C, captured: C, placement: Placement, cluster: Cluster, engine
     """
     if is_near_least(placement, cluster):
         return None, placement
-    method, own_us = placement.result.plan.method, placement.result.predicted_step_us
+    method, own_us, own_notes = placement.result.plan.method, placement.result.predicted_step_us, placement.result.notes
     own, rehearsed, chosen = f"the plan of {method} {as_time(own_us)}", False, None
     for engine in sorted(engines.predicted(whole, placement, cluster, own_us * IN_REACH), key=lambda e: e.predicted_us or 0.0):
         if engine.predicted_us is None:
@@ -92,4 +92,7 @@ def ranked(whole: C, captured: C, placement: Placement, cluster: Cluster, engine
             else:
                 takes += f", {own}; it is not chosen, not being {LEAST_GAIN:.0%} ahead"
         placement = placement.noting(takes)
+    if chosen is not None:  # what is noted of the plan is not what runs
+        notes = (*(f"of the plan that it replaces: {note}" for note in own_notes), *placement.result.notes[len(own_notes) :])
+        placement = replace(placement, result=replace(placement.result, notes=notes))
     return chosen, placement

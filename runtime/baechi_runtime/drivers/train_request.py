@@ -18,6 +18,7 @@ _OF_PLACING = ("framework", "workers", "num_devices", "cuda", "cuda_graphs", "sp
     "colocate_grads_with_ops",
     "relaxed_random",
     "microbatches",
+    "batch_norm_per_part",
     "cost_path",
 )
 
@@ -32,6 +33,8 @@ class RunOptions:
     resume: bool = False
     command: tuple[str, ...] = ()
     """The command line, word by word, for the checkpoints."""
+    keeps_parts: bool = False
+    """Go on with the parts of the batch that the checkpoint has, as nobody names any."""
 
 
 @dataclass(frozen=True, slots=True)

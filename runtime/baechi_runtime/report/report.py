@@ -208,6 +208,8 @@ class Verified(Struct, frozen=True):
     """None: infinite."""
     rounding: list[str] = []
     """Results and variables that rounding alone decides, and that may therefore differ."""
+    tolerance: Number | UnsetType = UNSET
+    """The largest relative difference that is allowed."""
 
     def __str__(self) -> str:
         largest = f"largest relative difference {'inf' if self.max_rel_diff is None else f'{self.max_rel_diff:.2g}'}"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from baechi_ext.capture.parts import Parts, shared_sizes
+from baechi_ext.capture.parts import NORMALISED, Parts, shared_sizes
 from baechi_ext.capture.torch_joint import Binding, CaptureOptions, capture_joint
 from baechi_ext.capture.torch_parts import capture_parts, require_parts_may_differ
 from baechi_ext.errors import CaptureError, ExecutionError
@@ -59,6 +59,10 @@ class Captured(backend.Captured):
     @property
     def microbatches(self) -> tuple[int, ...] | None:
         return None if self.binding.parts is None else self.binding.parts.sizes
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (NORMALISED,) if self.binding.parts is not None and self.binding.parts.batch_norm_per_part else ()
 
     @property
     def seeded_ops(self) -> int:

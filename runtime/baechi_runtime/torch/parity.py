@@ -31,6 +31,9 @@ kernels for other sizes round differently. A part that is left out or counted tw
 SHARE_OF_PARTS = 1e-3
 """A gradient that ought to be 0, as of the bias of attention's keys, is what rounding leaves of sums of such a part of the largest one."""
 
+SHARE_OF_NORMALISED = 1e-2
+"""The same of a bias before BatchNorm over parts: a sum over all places of all pictures."""
+
 GRADIENT_OF, NEW_VALUE_OF = "gradient of ", "new value of "
 _ROUNDING = 1e-3
 _BERNOULLI = torch.ops.aten.bernoulli_.float

@@ -404,7 +404,8 @@ def _run_options(args: argparse.Namespace) -> RunOptions | None:
         return None
     if args.costgen:
         raise OptionError("--costgen only profiles and --train_steps trains; give one of them")
-    return RunOptions(args.train_steps, args.checkpoint, args.checkpoint_every or CHECKPOINT_EVERY, args.resume, args.command)
+    every, keeps_parts = args.checkpoint_every or CHECKPOINT_EVERY, args.microbatches in (None, AUTO)
+    return RunOptions(args.train_steps, args.checkpoint, every, args.resume, args.command, keeps_parts)
 
 
 def script_request(args: argparse.Namespace) -> ScriptRequest:
@@ -412,9 +413,9 @@ def script_request(args: argparse.Namespace) -> ScriptRequest:
     if args.costgen:
         raise OptionError("--costgen profiles a built-in model; drop it, and --out=DIR keeps the profile of a script's model")
     require_none_of(args, {*OF_MODELS, *OF_RUNS})
-    if args.batch_norm == PER_PART:
-        raise OptionError("--batch_norm=per_part is for built-in models; drop it: a batch that a script normalises over stays whole")
     request = train_request(args)
+    if request.batch_norm_per_part and request.framework == TENSORFLOW:
+        raise OptionError("--batch_norm=per_part is for parts of a batch, and TensorFlow's steps are not split into any; drop it")
     require_one_start(request.workers)
     if request.workers == "process" and request.cuda:
         raise OptionError("a script's model runs on all CUDA devices of a machine from one process; drop --workers=process")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from baechi_ext.capture.parts import NORMALISED
 from baechi_ext.errors import BaechiError, CaptureError, ParityError
 from baechi_ext.ir import Cluster
 from baechi_ext.ir.measured import MeasuredStep
@@ -24,11 +25,11 @@ from baechi_runtime.measure.recording import RUNS
 from baechi_runtime.measure.samples import Measurement
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.torch.backend import costed, devices_of, kind_of_executor
-from baechi_runtime.torch.calls.capturing import TrainingCall, tolerance_of
+from baechi_runtime.torch.calls.capturing import TrainingCall, call_of_fragments, limits_of
 from baechi_runtime.torch.calls.parallelize import executor_of
 from baechi_runtime.torch.calls.placed_function import LoadedFragment
 from baechi_runtime.torch.calls.recording import WARM_UP, CallRecorder
-from baechi_runtime.torch.calls.verify import RandomState, restore
+from baechi_runtime.torch.calls.verify import RandomState, normalised_by_part, restore
 from baechi_runtime.torch.calls.workers import Workers, loaded_phases
 from baechi_runtime.torch.cluster import find_cluster
 from baechi_runtime.torch.lowering.devices import on_core_of
@@ -59,20 +60,18 @@ class ComparedCall:
         self._args = [tuple(a.detach().requires_grad_(a.requires_grad) for a in f.args) for f in call.fragments]
         self._written = {(k, i): self._args[k][i].detach().clone() for k, p in enumerate(call.captured.fragments) for i in p.written}
         self._random = RandomState()
-        self._tolerance = tolerance_of(frozenset().union(*(part.dtypes for part in call.captured.fragments)), call.step.live)
-        self._tangents: dict[tuple[int, int], Tensor] = {}
         outputs = self._forward([f.module for f in call.fragments])
         self._tangents = _tangents({key: v for key, v in outputs.items() if v.requires_grad and v.dtype.is_floating_point})
-        self._expected = self._with_gradients(outputs)
-        self._after = RandomState()
-        self._new_values = {key: self._args[key[0]][key[1]].detach().clone() for key in self._written}
 
     def plain(self) -> Results:
         """Run the call as it is."""
-        return self._with_gradients(self._forward([f.module for f in self.call.fragments]))
+        return self._run([f.module for f in self.call.fragments])
 
     def placed(self, loaded: Sequence[LoadedFragment]) -> Results:
-        return self._with_gradients(self._forward([lambda *args, one=one: one.run(args) for one in loaded]))
+        return self._run([lambda *args, one=one: one.run(args) for one in loaded])
+
+    def _run(self, runs: Sequence[Run]) -> Results:
+        return self._with_gradients(self._forward(runs))
 
     def _forward(self, runs: Sequence[Run]) -> dict[tuple[int, int], Tensor]:
         made: dict[tuple[int, int], Tensor] = {}
@@ -96,19 +95,26 @@ class ComparedCall:
         for k, args in enumerate(self._args):
             restore(args, {i: v for (f, i), v in self._written.items() if f == k}, self._random)
 
-    def parity(self, loaded: Sequence[LoadedFragment], *, relaxed: bool) -> Parity:
+    def parity(self, loaded: "Loaded", *, relaxed: bool) -> Parity:
         """The parity of outputs, gradients and buffers with those of the call as it is, from the same state; unless random numbers are
         `relaxed`, raises ParityError where these or the random state differ."""
+        captured, step = loaded.call.captured, loaded.call.step
         self.rewind()
-        found = self.placed(loaded)
-        written = {f"new value of {self._name(*key)}": value for key, value in self._new_values.items()}
-        now = {f"new value of {self._name(*key)}": self._args[key[0]][key[1]] for key in self._written}
-        parity = compare(self._expected | written, found | now, self._tolerance)
+        expected = self._run([one.graph for one in loaded.fragments]) | self._new_values()
+        after = RandomState()
+        self.rewind()
+        found = self.placed(loaded.fragments) | self._new_values()
+        tolerance, share = limits_of(captured.fragments, step.live, parted=bool(captured.parts))
+        parity = compare(expected, found, tolerance, share=share)
         if not relaxed:
             require_parity(parity)
-            if not self._after.is_now():
+            if not after.is_now():
                 raise ParityError("the placed call drew other random numbers than the unplaced one")
         return parity
+
+    def _new_values(self) -> Results:
+        """Copies of what the call changes."""
+        return {f"new value of {self._name(*key)}": self._args[key[0]][key[1]].detach().clone() for key in self._written}
 
     def _name(self, fragment: int, argument: int) -> str:
         name = self.call.captured.fragments[fragment].state.get(argument, f"argument {argument}")
@@ -128,9 +134,21 @@ def _tangents(outputs: Mapping[tuple[int, int], Tensor]) -> dict[tuple[int, int]
 
 
 @dataclass(frozen=True)
+class CapturedStep(Captured):
+    """See Captured."""
+
+    call: TrainingCall
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (NORMALISED,) if any(part.normalised for part in self.call.captured.fragments) else ()
+
+
+@dataclass(frozen=True)
 class Loaded:
     """A plan of the call, ready to run."""
 
+    call: TrainingCall
     executor: ThreadExecutor | Workers
     timeline: Timeline
     fragments: Sequence[LoadedFragment]
@@ -158,7 +176,7 @@ def with_call(request: TrainRequest, compared: ComparedCall, workers: Workers | 
     return value
 
 
-class CallBackend(Backend[Captured, Loaded]):
+class CallBackend(Backend[CapturedStep, Loaded]):
     """Threads of this process; eager runs in the caller's own, on the core of device 0."""
 
     unplaced = "eager, one device"
@@ -167,30 +185,35 @@ class CallBackend(Backend[Captured, Loaded]):
         self.request, self.kind, self.peaks_measured_by = request, kind_of_executor(request), how_measured(executor)
         self._compared, self._call, self._executor = compared, compared.call, executor
 
-    def capture(self) -> Captured:
-        return self._costed(self._executor)
+    def capture(self) -> CapturedStep:
+        return self._costed(self._executor, self._call)
 
-    def _costed(self, executor: Executor) -> Captured:
-        captured = self._call.captured
-        return costed(self.request, executor, captured.graph, captured.binding, self._call.step)
+    def _costed(self, executor: Executor, call: TrainingCall) -> CapturedStep:
+        found = costed(self.request, executor, call.captured.graph, call.captured.binding, call.step)
+        return CapturedStep(found.graph, found.alone, found.profile, call)
 
     def cluster(self) -> tuple[Cluster, LinkProbe | None]:
         return find_cluster(self.request, self._executor)
 
-    def in_parts(self, captured: Captured, parts: int | Sequence[int]) -> Captured:
-        raise CaptureError("a script's calls are compared with their whole batch; drop --microbatches")
+    def in_parts(self, captured: CapturedStep, parts: int | Sequence[int]) -> CapturedStep:
+        return self._costed(self._executor, self._call_in_parts(parts))
 
-    def load(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> Loaded:
-        return _loaded(self._compared, timeline, self._executor)
+    def _call_in_parts(self, parts: int | Sequence[int]) -> TrainingCall:
+        call = call_of_fragments(self.request, self._call.fragments, self._call.step.name, parts)
+        if not call.captured.parts:
+            raise CaptureError(f"the batch can't be split: {call.captured.why_whole}")
+        return call
 
-    def check(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> Parity:
-        loaded = _loaded(self._compared, timeline, self._executor)
-        return self._compared.parity(loaded.fragments, relaxed=self.request.relaxed_random)
+    def load(self, captured: CapturedStep, timeline: Timeline, *, alone: bool = False) -> Loaded:
+        return _loaded(captured.call, timeline, self._executor)
 
-    def peak_bytes(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> tuple[int, ...]:
-        return measured_peak_bytes(self._executor, timeline, self._call.captured.binding, self._call.step)  # type: ignore[arg-type]
+    def check(self, captured: CapturedStep, timeline: Timeline, *, alone: bool = False) -> Parity:
+        return self._compared.parity(_loaded(captured.call, timeline, self._executor), relaxed=self.request.relaxed_random)
 
-    def measure(self, captured: Captured, loaded: Mapping[str, Loaded], num_steps: int, on_step: Callable[[int], None]) -> Measurement:
+    def peak_bytes(self, captured: CapturedStep, timeline: Timeline, *, alone: bool = False) -> tuple[int, ...]:
+        return measured_peak_bytes(self._executor, timeline, captured.call.captured.binding, captured.call.step)  # type: ignore[arg-type]
+
+    def measure(self, captured: CapturedStep, loaded: Mapping[str, Loaded], num_steps: int, on_step: Callable[[int], None]) -> Measurement:
 
         def eager() -> StepTimes:
             with on_core_of(self._executor.devices[0]):
@@ -199,7 +222,7 @@ class CallBackend(Backend[Captured, Loaded]):
         variants = {name: partial(_times, partial(self._compared.placed, one.fragments)) for name, one in loaded.items()}
         return measure_on(self._executor, {UNPLACED: eager, **variants}, num_steps=num_steps, on_step=on_step)
 
-    def record(self, captured: Captured, loaded: Loaded) -> MeasuredStep:
+    def record(self, captured: CapturedStep, loaded: Loaded) -> MeasuredStep:
         """Raises CaptureError for a call of several fragments, each of which is a step of its own."""
         if len(loaded.fragments) > 1:
             raise CaptureError("the call is of several fragments, with Python between them")
@@ -222,44 +245,49 @@ class WorkersBackend(CallBackend):
         self._loaded: list[Loaded] = []
         self._failure: BaechiError | None = None
 
-    def capture(self) -> Captured:
+    def capture(self) -> CapturedStep:
         with ProcessExecutor(self._workers.group, self._workers.devices) as executor:
-            captured = self._costed(executor)
+            captured = self._costed(executor, self._call)
             self._cluster = find_cluster(self.request, executor)
         return captured
+
+    def in_parts(self, captured: CapturedStep, parts: int | Sequence[int]) -> CapturedStep:
+        call = self._call_in_parts(parts)
+        self._tell({"do": "split", "parts": parts})
+        with ProcessExecutor(self._workers.group, self._workers.devices) as executor:
+            return self._costed(executor, call)
 
     def cluster(self) -> tuple[Cluster, LinkProbe | None]:
         return self._cluster
 
-    def load(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> Loaded:
+    def load(self, captured: CapturedStep, timeline: Timeline, *, alone: bool = False) -> Loaded:
         if alone:
             return super().load(captured, timeline, alone=True)
-        self._tell({"do": "load", "timeline": timeline_to_json(timeline)})
-        return self._load(timeline)
+        self._tell_of(captured, timeline, "load")
+        return self._load(captured.call, timeline)
 
-    def _load(self, timeline: Timeline) -> Loaded:
-        loaded = replace(_loaded(self._compared, timeline, self._workers), number=len(self._loaded))
+    def _load(self, call: TrainingCall, timeline: Timeline) -> Loaded:
+        loaded = replace(_loaded(call, timeline, self._workers), number=len(self._loaded))
         self._loaded.append(loaded)
         return loaded
 
-    def check(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> Parity:
+    def check(self, captured: CapturedStep, timeline: Timeline, *, alone: bool = False) -> Parity:
         if alone:
             return super().check(captured, timeline, alone=True)
-        self._tell({"do": "check", "timeline": timeline_to_json(timeline)})
+        self._tell_of(captured, timeline, "check")
         try:
-            loaded = _loaded(self._compared, timeline, self._workers)
-            return self._compared.parity(loaded.fragments, relaxed=self.request.relaxed_random)
+            return self._compared.parity(_loaded(captured.call, timeline, self._workers), relaxed=self.request.relaxed_random)
         except ParityError:
             raise
         except BaechiError as e:
             self._failure = e
             raise
 
-    def peak_bytes(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> tuple[int, ...]:
+    def peak_bytes(self, captured: CapturedStep, timeline: Timeline, *, alone: bool = False) -> tuple[int, ...]:
         """Nothing: each worker would have to count its own."""
         return ()
 
-    def measure(self, captured: Captured, loaded: Mapping[str, Loaded], num_steps: int, on_step: Callable[[int], None]) -> Measurement:
+    def measure(self, captured: CapturedStep, loaded: Mapping[str, Loaded], num_steps: int, on_step: Callable[[int], None]) -> Measurement:
         self._tell({"do": "measure", "numbers": {name: one.number for name, one in loaded.items()}, "num_steps": num_steps})
         runs = {name: partial(self._compared.placed, one.fragments) for name, one in loaded.items()}
         return self._in_turn({UNPLACED: self._compared.plain, **runs}, num_steps, on_step)
@@ -275,7 +303,7 @@ class WorkersBackend(CallBackend):
 
         return measure_on(self._workers, {name: partial(together, name) for name in runs}, num_steps=num_steps, on_step=on_step)
 
-    def record(self, captured: Captured, loaded: Loaded) -> MeasuredStep:
+    def record(self, captured: CapturedStep, loaded: Loaded) -> MeasuredStep:
         if loaded.number is not None and len(loaded.fragments) == 1:
             self._tell({"do": "record", "number": loaded.number})
         return super().record(captured, loaded)
@@ -289,19 +317,27 @@ class WorkersBackend(CallBackend):
             raise self._failure
         self._workers.group.command(dict(command))
 
+    def _tell_of(self, captured: CapturedStep, timeline: Timeline, do: str) -> None:
+        self._tell({"do": do, "timeline": timeline_to_json(timeline), "parted": captured.call is not self._call})
+
     def _run_of(self, number: int | None) -> Callable[[], Any]:
         """This worker's part of a step that worker 0 times."""
         return _nothing if number is None else partial(self._compared.placed, self._loaded[number].fragments)
 
     def follow(self) -> None:
         """Workers other than 0: do as worker 0 does, until its end. Raises ExecutionError where it fails."""
-        workers, compared, captured = self._workers, self._compared, self._call.captured
-        workers.follow(captured, self._call.step)
+        workers, compared, calls = self._workers, self._compared, [self._call]
+        workers.follow(self._call.captured, self._call.step)
         while (command := workers.received())["do"] != "end":
-            if command["do"] == "load":
-                self._load(timeline_from_json(captured.graph, command["timeline"]))
+            if command["do"] == "split":
+                calls.append(self._call_in_parts(command["parts"]))
+                workers.follow(calls[1].captured, calls[1].step)
+            elif command["do"] == "load":
+                call = calls[command["parted"]]
+                self._load(call, timeline_from_json(call.captured.graph, command["timeline"]))
             elif command["do"] == "check":
-                loaded = _loaded(compared, timeline_from_json(captured.graph, command["timeline"]), workers)
+                call = calls[command["parted"]]
+                loaded = _loaded(call, timeline_from_json(call.captured.graph, command["timeline"]), workers)
                 compared.rewind()
                 with suppress(ParityError):  # worker 0 reports it
                     compared.placed(loaded.fragments)
@@ -312,16 +348,16 @@ class WorkersBackend(CallBackend):
                 _recorded(compared, self._loaded[command["number"]])
 
 
-def _loaded(compared: ComparedCall, timeline: Timeline, executor: ThreadExecutor | Workers) -> Loaded:
-    call = compared.call
+def _loaded(call: TrainingCall, timeline: Timeline, executor: ThreadExecutor | Workers) -> Loaded:
     phases = [loaded_phases(executor, timeline, call.captured, k, call.step) for k in range(len(call.fragments))]
     parts = zip(call.captured.fragments, phases, call.fragments, strict=True)
-    return Loaded(executor, timeline, [LoadedFragment(part, one, fragment.module) for part, one, fragment in parts])
+    loaded = [LoadedFragment(part, one, normalised_by_part(fragment.module, part.normalised)) for part, one, fragment in parts]
+    return Loaded(call, executor, timeline, loaded)
 
 
 def _recorded(compared: ComparedCall, loaded: Loaded) -> CallRecorder:
     """Run the call until its recorder has all it records."""
-    (fragment,), call = loaded.fragments, compared.call
+    (fragment,), call = loaded.fragments, loaded.call
     recorder = CallRecorder(loaded.executor, fragment.placed, loaded.timeline, call.captured, call.step.live)
     for _ in range(WARM_UP + RUNS + 1):
         compared.rewind()

@@ -3,6 +3,7 @@
 import statistics
 from collections import deque
 
+from baechi_ext.capture.parts import NORMALISED
 from baechi_ext.ir.measured import MeasuredStep
 from baechi_runtime.files.run_folder import MEASURED
 from baechi_runtime.files.script_folder import KeptStep
@@ -29,7 +30,9 @@ def report_of(session: Session) -> CallReport:
     first = session.groups[0] if session.groups else None
     placement = session.interrupted if first is None else first.placement
     notes = [] if placement is None else [*placement.result.notes, *placement.notes]
-    notes += [] if first is None else [first.note, first.captured.why_whole and f"the batch stays whole: {first.captured.why_whole}"]
+    if first is not None:
+        notes += [first.note, first.captured.why_whole and f"the batch stays whole: {first.captured.why_whole}"]
+        notes += [NORMALISED] * any(part.normalised for part in first.captured.fragments)
     return CallReport(
         kind="module",
         name=session.name,
@@ -42,6 +45,7 @@ def report_of(session: Session) -> CallReport:
             sum(f.count for f in placed),
             max((f.verification.last for f in placed), default=0),
             in_json(max((f.verification.max_rel_diff for f in placed), default=0.0)),
+            tolerance=max((f.verification.tolerance for f in placed), default=0.0),
         ),
         placed_steps=session.placed_calls or max((g.calls for g in session.groups), default=0),
         shapes=len(session.groups),

@@ -9,15 +9,19 @@ from torch import Tensor, fx, nn
 
 from baechi_ext.capture.module_names import name_in_frame
 from baechi_ext.capture.torch_dynamo import source_of
-from baechi_ext.capture.torch_fragments import CapturedCall, Fragment, capture_fragments
+from baechi_ext.capture.torch_fragments import CapturedCall, CapturedFragment, Fragment, capture_fragments
 from baechi_ext.capture.torch_joint import CaptureOptions
 from baechi_ext.errors import CaptureError
 from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.measure.comparator import SHARE
 from baechi_runtime.torch.calls.optimizers import optimizer_slots
-from baechi_runtime.torch.parity import TOLERANCE, TOLERANCE_OF_PARTS
+from baechi_runtime.torch.parity import SHARE_OF_NORMALISED, SHARE_OF_PARTS, TOLERANCE, TOLERANCE_OF_PARTS
 
 LOW_PRECISION = 2e-2
 """Allowed relative difference where ops compute in 16 bits."""
+ROUNDINGS = 2.5
+"""The same of a batch in parts, in units in the last place: 2e-2 for bfloat16, 2.4e-3 for float16. A sum over parts is rounded once for
+each, and once more."""
 FULL_PRECISION = 1e-5
 SMALL_US = 200.0
 """A forward pass below this gains nothing: handing it to devices takes as long."""
@@ -100,7 +104,9 @@ def captured_call(request: TrainRequest, given: Sequence[Given], name: str, modu
 def call_of_fragments(request: TrainRequest, fragments: tuple[Fragment, ...], name: str, parts: Parts) -> TrainingCall:
     """The call of these fragments, over parts of its batch where that can be split. Raises CaptureError."""
     slots, note = optimizer_slots([a for f in fragments for a, n in zip(f.args, f.names, strict=True) if n is not None])
-    options = CaptureOptions("in the caller's code", slots, request.colocate_grads_with_ops, request.relaxed_random)
+    options = CaptureOptions(
+        "in the caller's code", slots, request.colocate_grads_with_ops, request.relaxed_random, request.batch_norm_per_part
+    )
     captured = capture_fragments(fragments, options, name, 1 if request.cuda else parts)
     if request.cuda and parts != 1:
         captured = replace(captured, why_whole="CUDA devices run a script's batch as a whole")
@@ -174,13 +180,17 @@ def backward_ops(tensors: Iterable[Tensor]) -> int:
     return len(seen)
 
 
-def tolerance_of(dtypes: Collection[torch.dtype], live: Mapping[str, Tensor], *, parted: bool = False) -> float:
-    """The allowed relative difference of what is computed in these types where the parameters live, the whole batch at once or `parted`."""
-    if any(d in (torch.float16, torch.bfloat16) for d in dtypes):
-        return LOW_PRECISION
+def limits_of(fragments: Collection[CapturedFragment], live: Mapping[str, Tensor], *, parted: bool) -> tuple[float, float]:
+    """The allowed relative difference of what fragments of a call compute where the parameters live, the whole batch at once
+    or `parted`, and the part of the largest gradient that a gradient counts as at least."""
+    half = [torch.finfo(d).eps for f in fragments for d in f.dtypes if d in (torch.float16, torch.bfloat16)]
     device = next(iter(live.values()), torch.empty(0)).device
     kinds = TOLERANCE_OF_PARTS if parted else TOLERANCE
-    return max(FULL_PRECISION, kinds.get(device.type, FULL_PRECISION))
+    tolerance = max(FULL_PRECISION, kinds.get(device.type, FULL_PRECISION))
+    if half:
+        tolerance = ROUNDINGS * max(half) if parted else LOW_PRECISION
+    normalised = any(f.normalised for f in fragments)
+    return tolerance, SHARE_OF_NORMALISED if normalised else SHARE_OF_PARTS if parted else SHARE
 
 
 def leaf_of(value: Any) -> Any:

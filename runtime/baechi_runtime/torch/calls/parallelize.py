@@ -51,6 +51,8 @@ class ParallelizeOptions:
     microbatches: int | Sequence[int] | str = 1
     """The parts that a call's batch is split into, each with ops of its own that are placed: how many, or their sizes; "auto": one for each
     device, where that is predicted to be faster. Where it is not proven to compute the same, the batch stays whole."""
+    batch_norm: str = "whole"
+    """"per_part": BatchNorm may normalise over each part of the batch by itself, as DistributedDataParallel does it."""
     time_limit: float | None = None
     """Seconds that a search or solver may take."""
     seed: int = 0
@@ -66,7 +68,10 @@ class ParallelizeOptions:
     """Keep plans, costs and the outcome of turns for later runs in $BAECHI_CACHE, else `baechi` in $XDG_CACHE_HOME or ~/.cache."""
 
     def request(self) -> TrainRequest:
-        """The options as a run's request. Raises OptionError for an unknown method, a malformed pin, or a device map for another method."""
+        """The options as a run's request. Raises OptionError for an unknown method, a malformed pin, a device map for another method, or
+        an unknown way of BatchNorm."""
+        if self.batch_norm not in ("whole", "per_part"):
+            raise OptionError(f"batch_norm={self.batch_norm!r} is neither 'whole' nor 'per_part'")
         if self.method not in METHODS:
             raise OptionError(f"unknown method {self.method!r}; choose one of {', '.join(METHODS)}")
         if self.device_map is not None and self.method not in MAPPED:
@@ -83,6 +88,7 @@ class ParallelizeOptions:
             cluster=self.cluster,
             device_memory=self.device_memory,
             microbatches=self._parts(),
+            batch_norm_per_part=self.batch_norm == "per_part",
             timeout_seconds=self.timeout_seconds,
             cache=cache_folder() if self.cache else None,
         )

@@ -31,7 +31,7 @@ class LoadedFragment:
     part: CapturedFragment
     placed: Phases
     graph: Callable[..., Sequence[Tensor]]
-    """The fragment as the user's code runs it."""
+    """The fragment as the user's code runs it; where parts of the batch may be normalised by themselves, with these."""
     times: deque[StepTimes] = field(default_factory=lambda: deque(maxlen=_TIMES))
     """Times of the last calls that were neither checked nor recorded: forward and backward phase together."""
     recorder: CallRecorder | None = None

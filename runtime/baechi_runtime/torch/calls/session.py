@@ -29,7 +29,7 @@ from baechi_ext.errors import BaechiError, CaptureError, ExecutionError, Infeasi
 from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers.placement import Placement, is_near_least
 from baechi_runtime.host.generators import python_generators_kept
-from baechi_runtime.measure.comparator import SHARE
+from baechi_runtime.measure.parity_result import UNPLACED_RANDOMNESS
 from baechi_runtime.report.progress import progress
 from baechi_runtime.report.tables import as_time
 from baechi_runtime.torch.calls.capturing import (
@@ -40,8 +40,8 @@ from baechi_runtime.torch.calls.capturing import (
     call_of_fragments,
     captured_call,
     leaf_of,
+    limits_of,
     require_kept_activations,
-    tolerance_of,
     why_too_small,
 )
 from baechi_runtime.torch.calls.experience import Experience, Verdict
@@ -51,12 +51,12 @@ from baechi_runtime.torch.calls.placing import KEPT, begin_search, place_alike, 
 from baechi_runtime.torch.calls.recording import CallRecorder
 from baechi_runtime.torch.calls.tracing import TraceLog
 from baechi_runtime.torch.calls.turns import PLACED, PLAIN, Turns
-from baechi_runtime.torch.calls.verify import Verification, verified_run
+from baechi_runtime.torch.calls.verify import Verification, normalised_by_part, verified_run
 from baechi_runtime.torch.calls.workers import DriftError, Workers, loaded_phases
 from baechi_runtime.torch.lowering.random_state import as_it_was
-from baechi_runtime.torch.parity import SHARE_OF_PARTS
 from baechi_runtime.torch.processes.channels import LostPeerError
 
+IN_ANOTHER_ORDER = "parts of a batch are added up in another order; --microbatches=1, or microbatches=1, places it whole"
 _FIRST = "the first call of its kind"
 SEARCHED_FOR = "its plan was being searched for"
 ASIDE = "its plan was searched for while training went on unplaced"
@@ -328,7 +328,7 @@ class Session:
         speeds = [device.speed for device in cluster.devices]
         shares = len(speeds) if len(set(speeds)) == 1 else tuple(speeds)
         parted = call_of_fragments(self.settings.request, call.fragments, self.name, shares)
-        if parted.captured.why_whole:
+        if not parted.captured.parts:
             return call, placement.noting(f"the batch stays whole: {parted.captured.why_whole}"), timeline
         try:
             other, its = self._planned(parted.captured, parted.step)
@@ -364,11 +364,13 @@ class Session:
         relaxed = self.settings.request.relaxed_random and part.seeded
         always = 0 if relaxed else self.settings.verify_steps
         parted = bool(captured.parts)
-        tolerance, share = tolerance_of(part.dtypes, group.live, parted=parted), SHARE_OF_PARTS if parted else SHARE
-        f.verification = Verification(always, timed=not self._several(), tolerance=tolerance, share=share)
+        advice = IN_ANOTHER_ORDER if parted else UNPLACED_RANDOMNESS
+        tolerance, share = limits_of([part], group.live, parted=parted)
+        f.verification = Verification(always, timed=not self._several(), tolerance=tolerance, share=share, advice=advice)
         f.group = group
         failed = None if self._several() else partial(self.give_up, members=group.members)
-        f.loaded = LoadedFragment(part, phases, f.graph, recorder=recorder, failed=failed, counted=f.counted)
+        graph = normalised_by_part(f.graph, part.normalised)
+        f.loaded = LoadedFragment(part, phases, graph, recorder=recorder, failed=failed, counted=f.counted)
 
     def _run_loaded(self, fragment: LiveFragment, group: PlacedGroup, loaded: LoadedFragment, args: Sequence[Tensor]) -> Any:
         if not group.ran or id(fragment) in group.ran:

@@ -4,6 +4,7 @@ The unplaced call works on the same tensors, but for those that it changes, of w
 and activations does not see it.
 """
 
+import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,13 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.nn import functional
 
 from baechi_ext.capture.torch_private import backward_again
 from baechi_ext.errors import BaechiError, ParityError
 from baechi_runtime.measure.comparator import SHARE as SHARE_OF_LARGEST
 from baechi_runtime.measure.comparator import compare
-from baechi_runtime.measure.parity_result import in_json, require_parity
+from baechi_runtime.measure.parity_result import UNPLACED_RANDOMNESS, in_json, require_parity
 from baechi_runtime.torch.calls.placed_function import Gradients, LoadedFragment
 from baechi_runtime.torch.lowering.devices import one_thread
 
@@ -70,6 +72,8 @@ class Verification:
     """The allowed relative difference."""
     share: float = SHARE_OF_LARGEST
     """The part of the largest gradient that a gradient's magnitude counts as at least."""
+    advice: str = UNPLACED_RANDOMNESS
+    """Advice about a larger one."""
     max_rel_diff: float = 0.0
     compared: int = 0
     steps: int = 0
@@ -102,14 +106,15 @@ class Verification:
             self._random += 1 + (self._random * 48271 + 11) % (2 * _RANDOM - 1)
 
     def to_json(self) -> dict[str, Any]:
-        return {"steps": self.steps, "compared": self.compared, "max_rel_diff": in_json(self.max_rel_diff), "last": self.last}
+        done = {"steps": self.steps, "last": self.last, "tolerance": self.tolerance}
+        return {**done, "compared": self.compared, "max_rel_diff": in_json(self.max_rel_diff)}
 
     def require(self, expected: Mapping[str, Tensor | None], actual: Mapping[str, Tensor | None]) -> None:
         """Raise ParityError, naming the tensors that differ by more than the tolerance."""
         found = compare(expected, actual, self.tolerance, share=self.share)
         self.max_rel_diff = max(self.max_rel_diff, found.max_rel_diff)
         self.compared += found.compared
-        require_parity(found)
+        require_parity(found, advice=self.advice)
 
 
 @dataclass
@@ -182,6 +187,29 @@ def verified_run(
         return loaded.graph(*args)
     verification.done(number, spent + time.monotonic() - begun)
     return values
+
+
+def normalised_by_part(graph: fx.GraphModule, sizes: Sequence[int]) -> Callable[..., Sequence[Tensor]]:
+    """The fragment as the user's code runs it, but that BatchNorm normalises over each part of the batch by itself: what such a placed call
+    computes. Running values are those of the first part. No sizes: it is as it is."""
+    return graph if not sizes else lambda *args: _ByPart(graph, sizes).run(*args)
+
+
+class _ByPart(fx.Interpreter):
+    def __init__(self, graph: fx.GraphModule, sizes: Sequence[int]) -> None:
+        super().__init__(graph)
+        self._sizes = sizes
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is not functional.batch_norm:
+            return super().call_function(target, args, kwargs)
+        given = inspect.signature(target).bind(*args, **kwargs).arguments
+        x = given.pop("input")
+        if not given.get("training") or x.shape[0] % sum(self._sizes):
+            return target(x, **given)
+        parts = x.split([size * x.shape[0] // sum(self._sizes) for size in self._sizes])
+        others = {**given, "running_mean": None, "running_var": None}
+        return torch.cat([target(part, **(others if k else given)) for k, part in enumerate(parts)])
 
 
 def restore(args: Sequence[Tensor], kept: Mapping[int, Tensor], generators: RandomState) -> None:
