@@ -22,6 +22,7 @@ from baechi_ext.errors import CaptureError
 from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.torch.calls.call_report import report_of
 from baechi_runtime.torch.calls.dynamo_backend import baechi, sessions
+from baechi_runtime.torch.calls.session import SINGLE_OPS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
@@ -334,6 +335,7 @@ def test_threads_that_call_models_for_the_first_time() -> None:
             placed(inputs[0]).sum().backward()
         assert baechi_ext.report(placed).placed_steps >= before + 2
         said = {"the first call of its kind", "another thread was tracing", "another thread was placing the call"}
+        said.add(SINGLE_OPS)  # torch's trace of a backward pass turns anomaly detection on, in all threads
         assert set(baechi_ext.report(placed).unplaced_calls) <= said
 
 
