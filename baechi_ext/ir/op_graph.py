@@ -79,7 +79,7 @@ class Tensor:
     readers: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OpGraph:
     """A directed acyclic graph of ops. Build it with `from_edges` or `from_json`; both validate.
 
@@ -95,6 +95,9 @@ class OpGraph:
     given_fingerprint: str | None = None
     modules: tuple[str, ...] = ()
     """Names of all modules of the model that was captured, where known; those without an op of their own, too."""
+
+    def __repr__(self) -> str:
+        return f"<OpGraph {self.name or 'a graph'}: {len(self.ops)} ops, {len(self.tensors)} tensors>"
 
     @classmethod
     @without_collection()

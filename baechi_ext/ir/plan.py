@@ -18,7 +18,7 @@ DEVICE_GROUPS = "device_groups"
 """The field of a plan file that splits ops over groups of devices; what reads plans of single devices refuses it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan(Saved):
     """`placement[v]` and `priority[v]` belong to `graph.ops[v]`; files key them by op id."""
 
@@ -36,6 +36,10 @@ class Plan(Saved):
     seed: int = 0
     made_by: MadeBy = field(default_factory=MadeBy, compare=False)
     """The same plan is the same, whatever made it."""
+
+    def __repr__(self) -> str:
+        step, bound = (f"{us / 1000:.4g} ms" for us in (self.predicted_step_us, self.lower_bound_us))
+        return f"<Plan {self.method}: {len(self.placement)} ops on {len(self.cluster)} devices, step {step}, bound {bound}, {self.status}>"
 
     def to_json(self) -> dict[str, Any]:
         """The plan file (docs/files.md)."""

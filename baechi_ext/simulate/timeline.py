@@ -19,7 +19,7 @@ class Transfer(NamedTuple):
     end_us: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Timeline:
     """One simulated step. `start_us[v]` and `end_us[v]` belong to `graph.ops[v]`, the other lists to the devices."""
 
@@ -33,6 +33,10 @@ class Timeline:
     """Op positions in the order the simulator started them: a topological order, also among ops of no duration."""
     busy_us: tuple[float, ...]
     transfers: tuple[Transfer, ...]
+
+    def __repr__(self) -> str:
+        count = f"{len(self.start_us)} ops on {len(self.cluster)} devices, {len(self.transfers)} transfers"
+        return f"<Timeline: {self.makespan_us / 1000:.4g} ms, {count}>"
 
     @cached_property
     def peak_memory_bytes(self) -> tuple[int | float, ...]:

@@ -10,6 +10,7 @@ import pytest
 from baechi_ext.errors import FileError, MismatchError, PlanError
 from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.ir.made_by import MadeBy
+from baechi_ext.simulate import simulate
 from tests.build import cluster_of, graph_of
 
 GRAPH = graph_of({"a": 1, "b": 2, "c": 3}, ("a", "b", 4), ("b", "c", 4))
@@ -159,3 +160,9 @@ def test_load_names_the_file(tmp_path: Path, value: dict[str, Any], error: type[
 def test_load_of_no_file(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="cannot read plan file"):
         Plan.load(tmp_path / "p.json", GRAPH, Cluster.uniform(1))
+
+
+def test_what_a_prompt_shows_is_short() -> None:
+    assert repr(a_plan()) == "<Plan by hand: 3 ops on 2 devices, step 0.01 ms, bound 0.006 ms, feasible>"
+    assert repr(GRAPH) == "<OpGraph a graph: 3 ops, 2 tensors>"
+    assert repr(simulate(GRAPH, a_plan().cluster, (0, 1, 1))).startswith("<Timeline: ")
