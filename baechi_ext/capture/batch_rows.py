@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from baechi_ext.capture.torch_private import arguments_by_name
+
 if TYPE_CHECKING:
     from torch import fx
 
@@ -118,11 +120,9 @@ def mixed(reason: str) -> NoReturn:
 
 def call_of(node: "fx.Node", states: "Mapping[fx.Node, Split]", batch: int) -> Call:
     """The call, with its arguments by name. Raises MixedError for one whose arguments have no names."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
+    if not hasattr(node.target, "_schema"):
         mixed("is not known")
-    args = {argument.name: argument.default_value for argument in schema.arguments}
-    return Call(node, states, batch, args | dict(zip(args, node.args, strict=False)) | node.kwargs)
+    return Call(node, states, batch, arguments_by_name(node))
 
 
 def broadcast_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

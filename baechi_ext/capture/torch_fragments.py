@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.capture.torch_dynamo import tracing_alone
-from baechi_ext.capture.torch_joint import INPUT, Binding, BoundOp, CaptureOptions, Owner, _behind, _Builder, _bytes, _is_view, _Nodes
+from baechi_ext.capture.torch_joint import Binding, BoundOp, CaptureOptions, Owner, _behind, _Builder, _bytes, _is_view, _Nodes
 from baechi_ext.capture.torch_private import distributions_unchecked, joint_graph, with_node_notes
 from baechi_ext.capture.torch_recurrent import recurrent_layers_kept
-from baechi_ext.capture.torch_split import OP_ID, PART, ROWS, split_batch
+from baechi_ext.capture.torch_split import split_batch
 from baechi_ext.capture.why_not import tracing
 from baechi_ext.errors import CaptureError
 from baechi_ext.ir.op_graph import Op, OpGraph
@@ -276,7 +276,7 @@ class _FragmentsBuilder(_Builder):
         for k in reversed(range(len(self.fragments))):
             self._begin(k)
             backward_ops[k] = self._added(lambda k=k: self._add_backward(k)) if self.traced[k].nodes.tangents else frozenset()
-        graph, binding = self._finish(name, (None, -1), frozenset().union(*forward_ops))
+        graph, binding = self._finish(name, (None, -1))
         parts = tuple(self._part(k, forward_ops[k], backward_ops[k]) for k in range(len(self.fragments)))
         return CapturedCall(graph, binding, parts)
 
@@ -284,21 +284,6 @@ class _FragmentsBuilder(_Builder):
         first = len(self.ops)
         add()
         return frozenset(range(first, len(self.ops)))
-
-    def _id(self, node: "fx.Node") -> str:
-        return f"{self.id_prefix}{node.meta.get(OP_ID, node.name)}"
-
-    def _add(self, op: Op, bound: BoundOp) -> int:
-        part = None if bound.node is None else bound.node.meta.get(PART)
-        return super()._add(op if part is None else replace(op, part=part), bound)
-
-    def _add_input(self, node: "fx.Node", index: int) -> None:
-        rows, part = node.meta.get(ROWS), node.meta.get(PART)
-        if rows is None:
-            super()._add_input(node, index)
-            return
-        op = Op(f"{INPUT}_{index}@{part}", INPUT, output_bytes=_bytes(node.meta["val"]), part=part)
-        self._own(node, self._add(op, BoundOp(input_index=index, rows=rows)), "0")
 
     def _lives_with_readers(self) -> bool:
         """Every device has a call's parameters, so those that parts of the batch read are no reason to be on one device."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from baechi_ext.capture.groups import Groups
 from baechi_ext.capture.module_names import known_model, module_of, noting_modules
 from baechi_ext.capture.parts import Parts
-from baechi_ext.capture.torch_private import descriptors, joint_graph
+from baechi_ext.capture.torch_private import arguments_by_name, descriptors, joint_graph
 from baechi_ext.capture.why_not import tracing
 from baechi_ext.errors import CaptureError
 from baechi_ext.ir.hints import with_experts
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 INPUT, UPDATE = "input", "update"
 DRAWS = "draws random numbers"
 """The mark of nodes that do so by a function of ours."""
+OP_ID, PART, ROWS = "baechi_op", "baechi_part", "baechi_rows"
+"""Marks of nodes: the id of their op, the part of the batch that they compute, and of an input, the rows that it reads."""
 ORDER = "order"
 """The name of a tensor that moves nothing: its reader only waits."""
 
@@ -91,8 +93,6 @@ class Binding:
     """Parameter or buffer -> the first op that reads it; all its readers run on one device, where it lives."""
     state_names: Mapping[str, str]
     """Every parameter or buffer name -> the first name of the same one (differs for tied weights)."""
-    forward_ops: frozenset[int] = frozenset()
-    """Where a module was captured without its loss: the ops of its forward pass; the others wait for the gradients of its outputs."""
     parts: Parts | None = None
     """The parts of the batch that have ops of their own; None: it is captured as a whole."""
 
@@ -267,7 +267,7 @@ class _Builder:
             raise CaptureError("the loss is not a computed tensor; return one that is computed from the inputs and parameters")
         return self._finish(name, (loss, base[0]))
 
-    def _finish(self, name: str, loss: "tuple[fx.Node | None, int]", forward_ops: frozenset[int] = frozenset()) -> tuple[OpGraph, Binding]:
+    def _finish(self, name: str, loss: "tuple[fx.Node | None, int]") -> tuple[OpGraph, Binding]:
         writes = self._bind_buffer_writes()
         self._order_seeded_ops()
         graph = replace(OpGraph.from_edges(self.groups.labelled(self.ops), self.edges, name=name, framework="torch"), modules=self.modules)
@@ -283,20 +283,21 @@ class _Builder:
             seeded_ops=tuple(self.seeded),
             state_reader={name: readers[0] for name, readers in self.state_readers.items()},
             state_names=self.state_names,
-            forward_ops=forward_ops,
         )
         return graph, binding
 
     def _add(self, op: Op, bound: BoundOp) -> int:
-        self.ops.append(op)
+        part = None if bound.node is None else bound.node.meta.get(PART)
+        self.ops.append(op if part is None else replace(op, part=part))
         self.bound.append(bound)
         self.ancestors.append(0)
         return len(self.ops) - 1
 
     def _add_input(self, node: "fx.Node", index: int) -> None:
-        size = _bytes(node.meta["val"])
-        id_ = f"input_{index}" if index >= 0 else f"tangent_{-index - 1}"
-        v = self._add(Op(id_, INPUT, output_bytes=size), BoundOp(input_index=index))
+        part, size = node.meta.get(PART), _bytes(node.meta["val"])
+        id_ = f"{INPUT}_{index}" if index >= 0 else f"tangent_{-index - 1}"
+        id_ = id_ if part is None else f"{id_}@{part}"
+        v = self._add(Op(id_, INPUT, output_bytes=size, part=part), BoundOp(input_index=index, rows=node.meta.get(ROWS)))
         self._own(node, v, "0")
 
     def _own(self, node: "fx.Node", v: int, element: str) -> None:
@@ -339,7 +340,7 @@ class _Builder:
             self.seeded.append(v)
 
     def _id(self, node: "fx.Node") -> str:
-        return f"{self.id_prefix}{node.name}"
+        return f"{self.id_prefix}{node.meta.get(OP_ID, node.name)}"
 
     def _add_update(self, parameter: str) -> None:
         op = Op(
@@ -469,16 +470,7 @@ def draws(node: "fx.Node") -> bool:
         return True
     # Attention and dropout that drop nothing draw nothing.
     rate = "p" if node.target is torch.ops.aten.native_dropout.default else "dropout_p"
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and argument(node, rate) != 0
-
-
-def argument(node: "fx.Node", name: str) -> Any:
-    """The value of an aten call's argument, or its default; None where it has none of that name."""
-    target: Any = node.target
-    if not hasattr(target, "_schema"):
-        return None
-    defaults = {argument.name: argument.default_value for argument in target._schema.arguments}
-    return (defaults | dict(zip(defaults, node.args, strict=False)) | node.kwargs).get(name)
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and arguments_by_name(node).get(rate) != 0
 
 
 def _behind(nodes: "Iterable[fx.Node]", first: "Iterable[fx.Node]") -> "set[fx.Node]":

@@ -12,14 +12,16 @@ does, is refused.
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.capture.parts import Parts
 from baechi_ext.capture.torch_joint import (
     DRAWS,
-    INPUT,
+    OP_ID,
+    PART,
+    ROWS,
     Binding,
     BoundOp,
     CaptureOptions,
@@ -28,11 +30,10 @@ from baechi_ext.capture.torch_joint import (
     _Builder,
     _bytes,
     _Nodes,
-    argument,
     draws,
     export,
 )
-from baechi_ext.capture.torch_private import descriptors
+from baechi_ext.capture.torch_private import arguments_by_name, descriptors
 from baechi_ext.errors import CaptureError
 from baechi_ext.ir.op_graph import Op, OpGraph
 
@@ -59,13 +60,13 @@ def capture_parts(
     parts = replace(parts, batch_norm_per_part=require_parts_may_differ(graphs[0].graph.nodes, parts))
     random = [node for node in graphs[0].graph.nodes if _is_random(node)]
     whole = [node for node in export(module, inputs).graph.nodes if _is_random(node)] if random else []
-    merged = _Merger(parts, graphs, whole).merged()
-    return _PartsBuilder(Owner.of(module), _Nodes.of(merged.module), options, merged, parts).build(name)
+    merged, gradients = _Merger(parts, graphs, whole).merged()
+    return _PartsBuilder(Owner.of(module), _Nodes.of(merged), options, gradients, parts).build(name)
 
 
 def require_parts_may_differ(nodes: "Iterable[fx.Node]", parts: Parts) -> bool:
     """True if a layer normalises over the batch that is split. Raises CaptureError where the user has not allowed parts."""
-    found = [n for n in nodes if "batch_norm" in n.name and "backward" not in n.name and argument(n, "training")]
+    found = [n for n in nodes if "batch_norm" in n.name and "backward" not in n.name and arguments_by_name(n).get("training")]
     if found and not parts.batch_norm_per_part:
         raise CaptureError(
             f"{len(found)} BatchNorm layers normalise over the whole batch, and parts of it would give other numbers; "
@@ -103,18 +104,6 @@ def rows_of(tensor: "torch.Tensor", dim: int, begin: int, length: int, blocks: i
     return apart.narrow(dim + 1, begin, length).flatten(dim, dim + 1).contiguous()
 
 
-@dataclass(frozen=True)
-class _Merged:
-    """The graphs of all parts as one, with what its nodes stand for."""
-
-    module: "fx.GraphModule"
-    ids: "Mapping[fx.Node, str]"
-    """Node of a part -> the id of its op."""
-    part_of: "Mapping[fx.Node, int]"
-    gradients: "Mapping[str, Sequence[fx.Node]]"
-    """Parameter name -> each part's gradient."""
-
-
 class _Merger:
     """Copies the parts' graphs into one."""
 
@@ -127,8 +116,6 @@ class _Merger:
         self.root: dict[str, Any] = {}
         self.shared: dict[str, fx.Node] = {}
         """Placeholders of parameters, buffers and inputs that all parts read, by descriptor."""
-        self.ids: dict[fx.Node, str] = {}
-        self.part_of: dict[fx.Node, int] = {}
         self.masks: dict[fx.Node, fx.Node] = {}
         """A dropout of the first part -> the op that draws it for all."""
         self.copied: list[dict[fx.Node, Any]] = [{} for _ in graphs]
@@ -136,7 +123,8 @@ class _Merger:
         self.weights: list[fx.Node] = []
         """Each part's weight in the loss."""
 
-    def merged(self) -> _Merged:
+    def merged(self) -> "tuple[fx.GraphModule, dict[str, list[fx.Node]]]":
+        """The graphs of all parts as one, and for each parameter's name the parts' gradients."""
         from torch import fx
 
         self._draw_masks()
@@ -147,7 +135,7 @@ class _Merger:
         for k, module in enumerate(self.graphs):
             self._copy(module, k, [n for n in module.graph.nodes if n in behind[k]])
         gradients = self._finish()
-        return _Merged(fx.GraphModule(self.root, self.graph), self.ids, self.part_of, gradients)
+        return fx.GraphModule(self.root, self.graph), gradients
 
     def _draw_masks(self) -> None:
         """Adds the draws of the unparted step, in its order."""
@@ -165,9 +153,8 @@ class _Merger:
             rows = _rows([_value(n)[0].shape for n in own], value.shape)
             arguments = (tuple(value.shape), tuple(_value(of_whole.all_input_nodes[0]).stride()), of_whole.args[1], rows)
             draw = self.graph.call_function(dropout_masks, arguments, {"dtype": value.dtype, "device": value.device})
-            draw.meta = {**own[0].meta, "val": tuple(_value(n)[1] for n in own), DRAWS: True}
+            draw.meta = {**own[0].meta, "val": tuple(_value(n)[1] for n in own), DRAWS: True, OP_ID: f"{of_whole.name}.masks"}
             draw.meta.pop("seq_nr", None)
-            self.ids[draw] = f"{of_whole.name}.masks"
             self.masks[drawing[0][i]] = draw
 
     def _copy(self, module: "fx.GraphModule", k: int, nodes: "Sequence[Any]") -> None:
@@ -185,7 +172,6 @@ class _Merger:
                 scale = 0.0 if rate == 1 else 1 / (1 - rate)
                 meta = {**self._meta(node, k), "val": _value(node)[0]}
                 kept = self._add(torch.ops.aten.native_dropout_backward.default, (copied[node.args[0]], mask, scale), meta)
-                self.ids[kept], self.part_of[kept] = f"{node.name}@{k}", k
                 copied[node] = kept, mask
             elif node.target is operator.getitem and isinstance(copied[node.args[0]], tuple):
                 copied[node] = copied[node.args[0]][node.args[1]]
@@ -198,11 +184,10 @@ class _Merger:
         if node.op == "get_attr":
             copy.target = f"{str(node.target).replace('.', '_')}_{k}"
             self.root[copy.target] = getattr(module, str(node.target))
-        self.ids[copy], self.part_of[copy] = f"{node.name}@{k}", k
         return copy
 
     def _meta(self, node: "fx.Node", k: int) -> dict[str, Any]:
-        meta = dict(node.meta)
+        meta = {**node.meta, OP_ID: f"{node.name}@{k}", PART: k}
         if meta.get("seq_nr") is not None:
             meta["seq_nr"] += k * FAR
         return meta
@@ -216,9 +201,7 @@ class _Merger:
         key = f"{desc}@{k}" if own else str(desc)
         if key not in self.shared:
             self.shared[key] = placeholder = self.graph.placeholder(f"primals_{len(self.shared) + 1}")
-            placeholder.meta = dict(node.meta)
-            if own:
-                self.part_of[placeholder] = k
+            placeholder.meta = {**node.meta, **({PART: k, ROWS: self.parts.rows(desc.idx, k)} if own else {})}
         return self.shared[key]
 
     def _add(self, target: Callable[..., Any], args: tuple[Any, ...], meta: Mapping[str, Any]) -> "fx.Node":
@@ -241,7 +224,8 @@ class _Merger:
             elif isinstance(desc, d.GradAOTOutput) and values[0] is not None:
                 target = getattr(desc.grad_of, "target", None)
                 meta = {**values[0].meta, "partitioner_tag": "is_backward"}
-                meta.pop("seq_nr", None)
+                for own in ("seq_nr", PART):
+                    meta.pop(own, None)
                 value = self._sum(values, f"gradient.{target}", meta)
                 gradients[str(target)] = values
             else:
@@ -274,9 +258,8 @@ class _Merger:
 
     def _own(self, target: Callable[..., Any], args: tuple[Any, ...], value: Any, id_: str, k: int, **options: Any) -> "fx.Node":
         """A node of part k that no graph of its has."""
-        node = self._add(target, args, {"val": value, **_FORWARD})
+        node = self._add(target, args, {"val": value, OP_ID: id_, PART: k, **_FORWARD})
         node.kwargs = options
-        self.ids[node], self.part_of[node] = id_, k
         return node
 
     def _part_of_loss(self, k: int, loss: "fx.Node") -> "fx.Node":
@@ -295,9 +278,7 @@ class _Merger:
         import torch
 
         def add(pair: "tuple[fx.Node, fx.Node]", place: str) -> "fx.Node":
-            node = self._add(torch.ops.aten.add.Tensor, pair, meta)
-            self.ids[node] = f"sum.{name}.{place}"
-            return node
+            return self._add(torch.ops.aten.add.Tensor, pair, {**meta, OP_ID: f"sum.{name}.{place}"})
 
         return sum_in_pairs(values, add)
 
@@ -366,9 +347,12 @@ def _rows(own: Sequence[Sequence[int]], whole: Sequence[int]) -> tuple[tuple[int
 class _PartsBuilder(_Builder):
     """Turns the merged nodes into ops, edges and colocation groups, in which parameters and buffers are ops with tensors."""
 
-    def __init__(self, owner: Owner, nodes: _Nodes, options: CaptureOptions, merged: _Merged, parts: Parts) -> None:
+    def __init__(
+        self, owner: Owner, nodes: _Nodes, options: CaptureOptions, gradients: "Mapping[str, Sequence[fx.Node]]", parts: Parts
+    ) -> None:
+        """`gradients`: by parameter, those of each part."""
         super().__init__(owner, nodes, options)
-        self.merged, self.parts = merged, parts
+        self.gradients, self.parts = gradients, parts
         self.sources: dict[str, int] = {}
         """Parameter or buffer -> its op."""
         self.read_by: dict[int, list[int]] = {}
@@ -393,21 +377,6 @@ class _PartsBuilder(_Builder):
             self.state_readers[state] = [v]
         self._own(node, self.sources[state], "0")
 
-    def _id(self, node: "fx.Node") -> str:
-        return self.merged.ids.get(node, node.name)
-
-    def _add(self, op: Op, bound: BoundOp) -> int:
-        part = None if bound.node is None else self.merged.part_of.get(bound.node)
-        return super()._add(op if part is None else replace(op, part=part), bound)
-
-    def _add_input(self, node: "fx.Node", index: int) -> None:
-        part = self.merged.part_of.get(node)
-        if part is None:
-            super()._add_input(node, index)
-            return
-        op = Op(f"{INPUT}_{index}@{part}", INPUT, output_bytes=_bytes(node.meta["val"]), part=part)
-        self._own(node, self._add(op, BoundOp(input_index=index, rows=self.parts.rows(index, part))), "0")
-
     def _read(self, node: "fx.Node", v: int) -> None:
         super()._read(node, v)
         base = self._base(node)
@@ -427,7 +396,7 @@ class _PartsBuilder(_Builder):
 
     def _makers(self, parameter: str) -> dict[int | None, int]:
         """Part -> the op that makes the parameter's gradient, where only sums and updates read what it makes."""
-        names = [name for name in self.merged.gradients if self.state_names[name] == parameter]
-        bases = [(part, self._base(node)) for name in names for part, node in enumerate(self.merged.gradients[name])]
+        names = [name for name in self.gradients if self.state_names[name] == parameter]
+        bases = [(part, self._base(node)) for name in names for part, node in enumerate(self.gradients[name])]
         made = {part: base[0] for part, base in bases if isinstance(base, tuple)}
         return {part: v for part, v in made.items() if all(self.ops[w].part is None for w in self.read_by.get(v, ()))}

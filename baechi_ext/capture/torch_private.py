@@ -89,6 +89,15 @@ def distributions_unchecked() -> Iterator[None]:
         Distribution.set_default_validate_args(checked)
 
 
+def arguments_by_name(node: "fx.Node") -> dict[str, Any]:
+    """A call's arguments by their names in the op's schema, defaults included; none where it has no schema."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return {}
+    defaults = {argument.name: argument.default_value for argument in schema.arguments}
+    return defaults | dict(zip(defaults, node.args, strict=False)) | node.kwargs
+
+
 def tree_flatten(value: Any) -> tuple[list[Any], Any]:
     """The leaves of nested containers, and what puts them together again with `tree_unflatten`."""
     import torch

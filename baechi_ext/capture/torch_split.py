@@ -16,7 +16,7 @@ from baechi_ext.capture.batch_rows import FIRST, MEAN, OWN, RATIO, SUM, Call, Ki
 from baechi_ext.capture.batch_rules import judged
 from baechi_ext.capture.module_names import module_of
 from baechi_ext.capture.parts import shared_sizes
-from baechi_ext.capture.torch_joint import DRAWS, _behind, _Nodes, draws
+from baechi_ext.capture.torch_joint import DRAWS, OP_ID, PART, ROWS, _behind, _Nodes, draws
 from baechi_ext.capture.torch_parts import FAR, dropout_masks, rows_of, sum_in_pairs
 from baechi_ext.capture.torch_private import descriptors
 from baechi_ext.capture.why_not import place_of
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-OP_ID, PART, ROWS = "baechi_op", "baechi_part", "baechi_rows"
-"""Marks of nodes: the id of their op, the part of the batch that they compute, and of an input, the rows that it reads."""
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 _MOST_TRIED = 8
 """The most choices of dimensions that are tried: each takes a walk over the graph."""

@@ -54,9 +54,13 @@ def read_bytes(path: str | Path, kind: str, most_bytes: int | None = None) -> by
     except (EOFError, zlib.error, gzip.BadGzipFile) as e:
         raise FileError(f"{named} is damaged: {e}; write it again") from e
     except (OSError, ValueError) as e:  # a name with a null byte is a ValueError
-        raise FileError(f"cannot read {named}: {getattr(e, 'strerror', None) or e}; check the path") from e
+        raise _cannot_read(named, e) from e
     except MemoryError as e:
         raise FileError(f"{named} does not fit into memory; give a smaller one") from e
+
+
+def _cannot_read(named: str, error: OSError | ValueError) -> FileError:
+    return FileError(f"cannot read {named}: {getattr(error, 'strerror', None) or error}; check the path")
 
 
 def read_text(path: str | Path, kind: str, most_bytes: int | None = None) -> str:
@@ -240,6 +244,14 @@ def append_csv(path: str | Path, names: Sequence[str], rows: Iterable[Sequence[o
             file.write(text.getvalue())
     except OSError as e:
         raise _cannot_write(path, e.strerror or str(e)) from e
+
+
+def require_there(path: str | Path, kind: str) -> None:
+    """Raises the FileError that `read_bytes` would raise where there is no such file, before anything else is looked at."""
+    try:
+        os.stat(path)
+    except (OSError, ValueError) as e:
+        raise _cannot_read(f"{kind} file {str(path)!r}", e) from e
 
 
 def require_writable(path: str | Path) -> None:

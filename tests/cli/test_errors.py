@@ -170,10 +170,11 @@ def test_a_bad_cluster_file(run: Run, tmp_path: Path, graph: Path) -> None:
 WRONG_USAGE = [
     ((), "the following arguments are required: COMMAND; see baechi --help"),
     (("plaice",), "invalid choice: 'plaice' (choose from "),
+    (("trian",), "(did you mean train?); see baechi --help"),
     (("place",), "the following arguments are required: GRAPH; see baechi place --help"),
     (("place", GRAPH), "no devices are given; add --num_devices=N or --cluster=FILE"),
     (("place", GRAPH, "--frobnicate"), "unrecognized arguments: --frobnicate"),
-    (("place", GRAPH, "--num_dev=2"), "unrecognized arguments: --num_dev=2; see baechi place --help"),
+    (("place", GRAPH, "--num_dev=2"), "unrecognized arguments: --num_dev=2 (did you mean --num_devices?); see baechi place --help"),
     (("train", "own.py", "--epochs", "3"), "--epochs 3; what own.py is to be given stands behind a --; see baechi train --help"),
     (("place", GRAPH, "--out"), "argument --out: expected one argument"),
     (("place", GRAPH, "--num_devices=2", "--cluster=c.json"), "--cluster and --num_devices cannot be used together; give one of them"),
@@ -204,6 +205,11 @@ WRONG_USAGE = [
 @pytest.mark.parametrize(("argv", "message"), WRONG_USAGE, ids=[m for _, m in WRONG_USAGE])
 def test_wrong_usage(run: Run, argv: tuple[str, ...], message: str) -> None:
     assert message in check_error(run(*argv), 2)
+
+
+def test_a_missing_graph_is_named_before_missing_devices(run: Run) -> None:
+    message = "cannot read graph file 'nowhere.json': No such file or directory; check the path"
+    assert check_error(run("place", "nowhere.json"), 1) == message
 
 
 def test_a_usage_error_in_a_process_of_its_own() -> None:

@@ -42,7 +42,7 @@ CALLS: dict[str, tuple[list[str], bool]] = {
     "explain": (["plan.json"], False),
     "diff": (["plan.json", "plan.json"], False),
     "export": (["graph.json", "plan.json", "--format=node_link", "--out=OUT/graph.json"], False),
-    "export-device-map": (["graph.json", "plan.json"], False),
+    "export-device-map": (["graph.json", "plan.json", "--out=map.json"], False),
     "doctor": ([], False),
 }
 """By command: its arguments, in a folder of input files, and whether PyTorch runs in it."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from baechi_ext.errors import PlanError
+from baechi_ext.shard.networks import NETWORKS
 from baechi_ext.shard.plan import LayerSplit, ShardPlan
 from tests.cli.files import ROOT, write
 
@@ -131,7 +132,6 @@ def test_the_graph_as_dot(run: Run, tmp_path: Path) -> None:
         (["-b", "9" * 20, "-p", "9" * 20], "a batch of 99999999999999999999; the limit is 999999999 (-b)"),
         (["--model_name", "alexnet", "-b", "9" * 20], "a batch of 99999999999999999999; the limit is 999999999 (-b)"),
         (["-g", "rnnlm", "-m", "9" * 20], "a hidden width of 99999999999999999999; the limit is 999999999 (-m)"),
-        (["-g", "lenet"], "unknown graph 'lenet'; choose one of alexnet, resnet101, inception3, rnnlm, transformer"),
         (["--flops", 0], "--flops is 0; give a finite number above 0"),
         (["--flops", "nan"], "--flops is nan; give a finite number above 0"),
         (["--bw", -1], "--bw is -1; give a finite number above 0"),
@@ -167,6 +167,10 @@ def test_bad_input_is_one_line(run: Run, line: list[object], message: str) -> No
     assert (code, out) == (1, "")
     assert error_of(err).startswith("error: ")
     assert message in err
+
+
+def test_an_unknown_graph(run: Run) -> None:
+    assert run("pase", "-g", "lenet")[::2] == (2, f"error: unknown graph 'lenet'; choose one of {', '.join(NETWORKS)}\n")
 
 
 def test_beam_and_limits(run: Run) -> None:

@@ -2,10 +2,14 @@
 
 import argparse
 import io
+import platform
 import sys
 import time
+from importlib.metadata import version
+from importlib.util import find_spec
 
 import pytest
+from rich.console import Console
 
 import baechi_ext
 from baechi_ext.group.registry import GROUPERS, PLACER_TYPES
@@ -143,7 +147,23 @@ def test_every_choice_begins_a_line_of_the_help(capsys: pytest.CaptureFixture[st
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         make_parser().parse_args(["--version"])
-    assert capsys.readouterr().out == f"{baechi_ext.__version__}\n"
+    found = dict(part.rsplit(" ", 1) for part in capsys.readouterr().out.strip().split(", "))
+    assert found.pop("baechi") == baechi_ext.__version__
+    assert found.pop("Python") == platform.python_version()
+    assert found.keys() == {name for name in ("torch", "tensorflow") if find_spec(name)}
+    assert "torch" not in found or found["torch"] == version("torch")
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
+def test_no_table_cuts_a_number(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where it has no room, its rows stand below each other."""
+    rows = [("eager, one device", "-", "868.1 ms to 1.133 s", "of some length"), ("m_sct, placed", "619 ms", "602.3 ms to 844.2 ms", "")]
+    monkeypatch.setattr(tables, "console", lambda _: Console(width=width, file=sys.stdout))
+    tables.show(tables.table_of(("step", "predicted", "min to max", "note"), rows, words=["note"]))
+    out = capsys.readouterr().out
+    assert "\u2026" not in out
+    assert all(number in out for number in ("619 ms", "868.1 ms to 1.133 s", "602.3 ms to 844.2 ms"))
+    assert ("\n  predicted   619 ms\n" in out) == (width < 45)
 
 
 def test_underscores() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +15,7 @@ from torch import nn
 
 from baechi_ext.errors import OptionError
 from baechi_ext.ir import Link
+from baechi_ext.ir.files import read_json, write_json
 from baechi_ext.ir.hints import Pin
 from baechi_ext.ir.plan import PlanFile
 from baechi_ext.place.common import PlaceOptions
@@ -30,7 +30,7 @@ from baechi_runtime.torch.calls import placing
 from baechi_runtime.torch.calls.experience import Verdict, keep_verdict, load_verdict
 from baechi_runtime.torch.calls.keys import op_signatures, plan_key, verdict_key
 from baechi_runtime.torch.calls.placing import place_call
-from baechi_runtime.torch.calls.plan_cache import PlanCache
+from baechi_runtime.torch.calls.plan_cache import find_plan, keep_plan
 from baechi_runtime.torch.lowering.devices import cpu_devices
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 from tests.torch_steps import capture, make_step
@@ -218,18 +218,16 @@ def test_ops_that_do_the_same_have_one_signature(captured) -> None:
     assert found["convolution"] != found["convolution_1"]  # one has a bias
 
 
-def entry(folder: Path) -> dict[str, Path]:
-    """The files of the only entry: record, profile and plan."""
-    files = sorted((folder / "plans").iterdir())
-    assert len(files) == 3
-    return {file.name.split(".")[1]: file for file in files}
+def entry(folder: Path) -> Path:
+    """The file of the only entry."""
+    (file,) = (folder / "plans").iterdir()
+    return file
 
 
-@pytest.mark.parametrize("name", ["json", "profile", "plan"])
 @pytest.mark.parametrize("damage", ["cut", "emptied", "nonsense", "gone", "folder"])
-def test_a_damaged_entry_is_none_and_is_replaced(tmp_path, executor, captured, step, name: str, damage: str) -> None:
+def test_a_damaged_entry_is_none_and_is_replaced(tmp_path, executor, captured, step, damage: str) -> None:
     place_call(request_of(tmp_path), executor, captured, step)
-    file = entry(tmp_path)[name]
+    file = entry(tmp_path)
     content = file.read_bytes()
     if damage in ("gone", "folder"):
         file.unlink()
@@ -245,13 +243,13 @@ def test_a_damaged_entry_is_none_and_is_replaced(tmp_path, executor, captured, s
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"kept_seconds": 0}, {"kept_seconds": 10**400}, {"kept_seconds": "now"}, {"key": "x"}, {"entry": None}, {"notes": 3}, {"notes": [1]}]
-    + [{"setup_seconds": None}, {"schema_version": 99}],
+    [{"kept_seconds": 0}, {"kept_seconds": 10**400}, {"kept_seconds": "now"}, {"key": "x"}, {"plan": None}, {"notes": 3}, {"notes": [1]}]
+    + [{"profile": {}}, {"schema_version": 99}],
 )  # fmt: skip
 def test_a_record_that_is_not_as_written_is_none(tmp_path, executor, captured, step, wrong: dict[str, Any]) -> None:
     place_call(request_of(tmp_path), executor, captured, step)
-    file = entry(tmp_path)["json"]
-    file.write_text(json.dumps(json.loads(file.read_text()) | wrong))
+    file = entry(tmp_path)
+    write_json(file, read_json(file, "entry") | wrong)
     assert not is_kept(place_call(request_of(tmp_path), executor, captured, step))
 
 
@@ -260,13 +258,12 @@ def test_a_plan_whose_step_is_not_what_it_says_is_none(tmp_path, executor, captu
     first = place_call(request_of(tmp_path), executor, captured, step)
     asked = request_of(tmp_path)
     key = plan_key(asked.choices(), executor.devices, captured.graph, captured.binding)
-    cache = PlanCache(tmp_path)
-    kept = cache.find(key, captured.graph)
+    kept = find_plan(tmp_path, key, captured.graph)
     assert kept is not None
     assert kept.plan.placement == first.result.plan.placement
     faster = replace(kept.plan, predicted_step_us=kept.plan.predicted_step_us * 0.99)
     for plan in (faster, kept.plan.on(replace(kept.plan.cluster, default=Link()))):
-        assert cache.keep(key, replace(kept, plan=plan), asked.made_by) == ""
+        assert keep_plan(tmp_path, key, replace(kept, plan=plan), asked.made_by) == ""
         assert not is_kept(place_call(asked, executor, captured, step))
     assert is_kept(place_call(asked, executor, captured, step))
 
@@ -278,34 +275,11 @@ def test_an_interrupted_search_is_not_kept(tmp_path, executor, captured, step, m
     assert list(tmp_path.iterdir()) == []
 
 
-def test_several_may_write_one_entry_at_once(tmp_path, executor, captured, step) -> None:
-    """At the end there is an entry of one of them, or none; never one of two."""
-    asked = request_of(tmp_path)
-    placed = [place_call(replace(asked, cache=tmp_path / str(i)), executor, captured, step) for i in range(2)]
-    key = plan_key(asked.choices(), executor.devices, captured.graph, captured.binding)
-    kept = [PlanCache(tmp_path / str(i)).find(key, captured.graph) for i in range(2)]
-    assert kept[0] != kept[1]
-
-    def keep(own: Any) -> None:
-        for _ in range(5):
-            assert PlanCache(tmp_path).keep(key, own, asked.made_by) == ""
-
-    threads = [threading.Thread(target=keep, args=(own,)) for own in kept]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        assert PlanCache(tmp_path).find(key, captured.graph) in (None, *kept)
-    assert PlanCache(tmp_path).find(key, captured.graph) in (None, *kept)
-    assert len(list((tmp_path / "plans").iterdir())) == 3
-    assert place_call(asked, executor, captured, step).result.splits == placed[0].result.splits
-
-
 def test_what_was_not_used_for_longest_goes_first(tmp_path) -> None:
     for i, name in enumerate("abcd"):
-        for part in ("json", "plan.json.gz"):
-            file = tmp_path / f"{name}.{part}"
-            file.write_bytes(bytes(50))
-            os.utime(file, (1000 + i, 1000 + i))
+        file = tmp_path / f"{name}.json"
+        file.write_bytes(bytes(100))
+        os.utime(file, (1000 + i, 1000 + i))
     os.utime(tmp_path / "a.json", (2000, 2000))  # used since
     for name, age in ((".old.tmp", 2 * 3600), (".new.tmp", 0)):
         (tmp_path / name).write_bytes(b"")

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import baechi_ext
 from baechi_ext.errors import BaechiError, OptionError
+from baechi_ext.ir.made_by import FRAMEWORKS, MadeBy, versions
 from baechi_runtime.cli.commands import looking, planning, steps
 from baechi_runtime.cli.commands.output import Output, fail
-from baechi_runtime.cli.doctor.packages import CORE_MODULES
+from baechi_runtime.cli.doctor.packages import CORE_MODULES, PACKAGES
 from baechi_runtime.cli.flags import baechi as baechi_flags
 from baechi_runtime.cli.flags import compare as compare_flags
 from baechi_runtime.cli.flags import config as config_flags
@@ -68,10 +68,19 @@ COMMANDS = (
 )
 
 
+class _Versions(argparse._VersionAction):  # noqa: SLF001 - the one behind action="version"
+    """Looks for the frameworks' versions only when they are asked for."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> None:
+        installed = {package.name: package.version() for package in PACKAGES if package.name in FRAMEWORKS}
+        self.version = MadeBy(versions=versions() | {name: found for name, found in installed.items() if found is not None}).programs
+        super().__call__(*arguments, **options)
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = Parser(prog="baechi", description="Automatic device placement for training deep networks.", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=baechi_ext.__version__)
+    parser.add_argument("--version", action=_Versions, help="print the versions of baechi, Python and the frameworks, and end")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         sub = commands.add_parser(command.name, help=command.help, description=command.help, allow_abbrev=False, formatter_class=Lines)

@@ -12,22 +12,23 @@ from baechi_runtime.report.figure import save_figure
 from baechi_runtime.report.report import SINGLE
 from baechi_runtime.report.run_plots import methods_figure
 from baechi_runtime.report.tables import as_range, as_time, console, table_of
+from baechi_runtime.report.tables import show as show_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_WIDTH, _BAR = 170, 60
+_WIDTH, _BAR, _TIME = 170, 60, len("  123.4 ms")
 _LETTERS = 110
 """Letters in a line of small print in the picture."""
-_COLUMNS = ("method", "predicted", "measured", "min to max", "one device / it", "interval", "one device", "best", "note")
+_COLUMNS = ("method", "predicted", "measured", "min to max", "speed-up", "interval", "one device", "best", "note")
 _PLAIN, _BLOCKS = ("#", "+", "-"), ("\u2588", "\u2593", "\u2591")
 
 
 def show(comparison: Comparison) -> None:
     """Prints the table, the bars and the recommendation on stdout."""
     out = console(_WIDTH)
-    out.print(_table(comparison))
-    for line in ("", *bars(comparison, _PLAIN if out.options.ascii_only else _BLOCKS), ""):
+    show_table(_table(comparison), width=_WIDTH)
+    for line in ("", *bars(comparison, _PLAIN if out.options.ascii_only else _BLOCKS, out.width), ""):
         out.print(Text(line), no_wrap=True)
     *found, recommendation = comparison.lines()
     for line in found:
@@ -71,8 +72,8 @@ def beside(comparison: Comparison, method: str, other: str) -> str:
     return "faster" if comparison.median(method) < comparison.median(other) else "slower"
 
 
-def bars(comparison: Comparison, marks: tuple[str, str, str] = _BLOCKS) -> list[str]:
-    """A bar for each variant that was measured: up to its least step, its median and its longest."""
+def bars(comparison: Comparison, marks: tuple[str, str, str] = _BLOCKS, most: int = _WIDTH) -> list[str]:
+    """A bar for each variant that was measured: up to its least step, its median and its longest. No line is longer than `most`."""
     named = {comparison.unplaced: comparison.measurement.samples.get(UNPLACED)}
     named |= {method: comparison.samples(method) for method in comparison.measured}
     there = {name: samples for name, samples in named.items() if samples is not None}
@@ -80,11 +81,12 @@ def bars(comparison: Comparison, marks: tuple[str, str, str] = _BLOCKS) -> list[
         return []
     longest = max(max(samples.us) for samples in there.values())
     width = max(map(len, there))
+    full = max(1, min(_BAR, most - width - 2 - _TIME))
     lines = []
     for name, samples in there.items():
-        ends = [round(_BAR * us / longest) for us in (samples.min, samples.median, max(samples.us))]
+        ends = [round(full * us / longest) for us in (samples.min, samples.median, max(samples.us))]
         parts = zip(marks, (ends[0], ends[1] - ends[0], ends[2] - ends[1]), strict=True)
-        lines.append(f"{name:<{width}}  {''.join(mark * length for mark, length in parts):<{_BAR}}  {as_time(samples.median)}")
+        lines.append(f"{name:<{width}}  {''.join(mark * length for mark, length in parts):<{full}}  {as_time(samples.median)}")
     return [*lines, f"{'':<{width}}  {marks[0]} least  {marks[1]} to the median  {marks[2]} to the longest"]
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,8 @@ from msgspec.structs import replace
 
 from baechi_ext.ir.made_by import MadeBy
 from baechi_runtime.files.run_folder import folder_of
-from baechi_runtime.files.script_folder import KeptStep, keep
+from baechi_runtime.files.script_folder import KeptStep, keep, said_of_interrupt
+from baechi_runtime.host.as_main import run_as_main
 from baechi_runtime.measure.samples import LoadOfOthers
 from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.report.findings import Findings
@@ -69,6 +71,26 @@ class ScriptRun(Findings, Generic[P]):
             return [f"nothing was placed: {self.why_nothing()}"]
         return [report.line() if step is None or report.refusal else step.with_doubts(report.line()) for report, step in self.all_found]
 
+    def main(self, path: Path, arguments: tuple[str, ...], folder: Path | None, conclude: Callable[[], None]) -> None:
+        """Runs the script to its end; then, behind `conclude`, says what was placed, and keeps that in a folder.
+
+        Raises what placing raises, and KeyboardInterrupt.
+        """
+        interrupt = None
+        try:
+            self.code = run_as_main(path, arguments)
+        except KeyboardInterrupt as e:
+            interrupt = e
+        conclude()
+        kept = folder if self.reports else None
+        if self.reports:
+            self.say()
+        if kept is not None:
+            keep(kept, self.kept_steps, self.to_json())
+        if interrupt is not None:
+            said = "" if kept is None else said_of_interrupt(kept, self.kept_steps)
+            raise KeyboardInterrupt(said or str(interrupt)) from interrupt
+
     def say(self) -> None:
         """Writes the lines to stderr, after all that the script has printed."""
         sys.stdout.flush()
@@ -80,7 +102,3 @@ class ScriptRun(Findings, Generic[P]):
         each = [replace(found.report(), folder=None if step is None else folder_of(kept.index(step))) for found, step in self.all_found]
         first = {name: found for name, found in (kept[0].report if kept else {"model": self.name}).items() if name != "kind"}
         return convert({**first, self.kind: each, "summary": self.lines(), **made_by.to_json()}, Script)
-
-    def keep(self, folder: Path) -> None:
-        """Writes the files of a run."""
-        keep(folder, self.kept_steps, self.to_json())

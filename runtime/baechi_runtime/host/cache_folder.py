@@ -1,4 +1,4 @@
-"""The folder in which runs keep what later runs may use again: where it is, how keys are made, and how it stays small.
+"""The folder in which runs keep what later runs may use again: where it is, how keys and entries are made, and how it stays small.
 
 Anything in it can be lost at any time, and may be damaged: whoever reads an entry checks it, and does without a damaged one.
 """
@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from baechi_ext.errors import FileError
+from baechi_ext.errors import BaechiError, FileError
+from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
 from baechi_ext.ir.numbers import as_number
 
 VARIABLE = "BAECHI_CACHE"
@@ -20,7 +21,7 @@ MOST_BYTES = 256 * 1024 * 1024
 """The limit for each kind of entry. Beyond it, those go that have not been used for longest."""
 MOST_SECONDS = 30 * 24 * 3600
 """Older entries are measured again: others may have been at work when they were made, or the machine may have changed since."""
-_FORMAT = 1
+_FORMAT = 2
 """Goes up when the meaning of what is kept changes: older entries are not found any more."""
 _LEFT_BEHIND_SECONDS = 3600
 """A file left half-written for this long belongs to a process that has ended."""
@@ -45,47 +46,52 @@ def key_of(parts: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def is_fresh(kept_seconds: Any) -> bool:
-    """True if what was kept at that time, in seconds since 1970, may still be used. The clock may have been set back since."""
+def find_entry(file: Path, key: str) -> dict[str, Any] | None:
+    """The entry in a file, which counts as used now; None where there is none, it is of another key, or old."""
     try:
-        age_seconds = time.time() - as_number(kept_seconds, "kept_seconds", FileError)
-    except FileError:
-        return False
+        entry = read_json(file, "entry")
+        if entry.get("key") != key or not _is_fresh(entry.get("kept_seconds")):
+            return None
+    except (BaechiError, OSError):
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(file)
+    return entry
+
+
+def keep_entry(file: Path, key: str, entry: Mapping[str, Any], most_bytes: int = MOST_BYTES) -> str:
+    """Writes an entry, in place of the one before; the reason where that was not possible, else nothing."""
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_json(file, {"schema_version": SCHEMA_VERSION, "key": key, "kept_seconds": time.time(), **entry})
+    except (FileError, OSError, ValueError) as e:  # a time that is no number has no JSON
+        return getattr(e, "strerror", None) or str(e)
+    trim(file.parent, most_bytes)
+    return ""
+
+
+def _is_fresh(kept_seconds: Any) -> bool:
+    """True if what was kept at that time, in seconds since 1970, may still be used. The clock may have been set back since."""
+    age_seconds = time.time() - as_number(kept_seconds, "kept_seconds", FileError)
     return -MOST_SECONDS < age_seconds < MOST_SECONDS
 
 
-def open_folder(folder: Path) -> str:
-    """Makes the folder, for its owner alone. Returns why files can't be written there; empty where they can."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as e:
-        return e.strerror or str(e)
-    return "" if os.access(folder, os.W_OK | os.X_OK) else "it is not writable"
-
-
-def touch(file: Path) -> None:
-    """Notes that an entry was used."""
-    with contextlib.suppress(OSError):
-        os.utime(file)
-
-
 def trim(folder: Path, most_bytes: int = MOST_BYTES) -> None:
-    """Deletes the entries that have not been used for longest, until the rest is no larger. An entry's files are called KEY.*"""
-    entries: dict[str, list[tuple[Path, os.stat_result]]] = {}
+    """Deletes the entries that have not been used for longest, until the rest is no larger."""
+    entries: list[tuple[float, int, Path]] = []
     for file in _files(folder):
         with contextlib.suppress(OSError):  # another process deletes, too
             found = file.stat()
             if not file.name.startswith("."):
-                entries.setdefault(file.name.split(".")[0], []).append((file, found))
+                entries.append((found.st_mtime, found.st_size, file))
             elif file.suffix == ".tmp" and time.time() - found.st_mtime > _LEFT_BEHIND_SECONDS:
                 file.unlink()
     held = 0
-    for files in sorted(entries.values(), key=lambda files: -max(stat.st_mtime for _, stat in files)):
-        held += sum(stat.st_size for _, stat in files)
+    for _, size, file in sorted(entries, reverse=True):
+        held += size
         if held > most_bytes:
-            for file, _ in files:
-                with contextlib.suppress(OSError):
-                    file.unlink()
+            with contextlib.suppress(OSError):
+                file.unlink()
 
 
 def _files(folder: Path) -> list[Path]:

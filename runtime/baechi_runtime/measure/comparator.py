@@ -19,7 +19,7 @@ it. The rules, by name:
 - No magnitude counts as less than 1e-30: what GPUs flush to 0, numbers below 1.2e-38, is within any tolerance of it.
 
 Numbers are subtracted in double precision, some at a time, so a comparison takes no more memory for larger tensors; equal tensors
-are not converted at all. Differences of doubles may overflow, which makes the absolute one infinite, but not the relative one.
+are not converted at all. A difference of doubles that overflows is infinite.
 """
 
 import math
@@ -69,8 +69,6 @@ class _Gap:
     """The difference of two tensors, before it is known what it is relative to."""
 
     absolute: float = 0.0
-    half: float = 0.0
-    """The difference of the halves, where that of the numbers overflows."""
     magnitude: float = 0.0
     """The expected tensor's; not looked for where there is no difference."""
     why: str = ""
@@ -80,10 +78,8 @@ class _Gap:
         return cls(absolute=math.inf, why=why)
 
     def difference(self, floor: float) -> Difference:
-        if self.why:
-            return Difference(math.inf, math.inf, self.why)
-        least = max(self.magnitude, floor, SMALLEST)
-        return Difference(self.absolute, self.absolute / least if math.isfinite(self.absolute) else self.half / (least / 2))
+        relative = math.inf if self.why else self.absolute / max(self.magnitude, floor, SMALLEST)
+        return Difference(self.absolute, relative, self.why)
 
 
 def _gap(expected: Any, actual: Any) -> _Gap:
@@ -113,8 +109,6 @@ def _gap_of_numbers(a: Any, b: Any) -> _Gap:
             old, new = np.where(same, 0.0, old), np.where(same, 0.0, new)
             with np.errstate(over="ignore"):
                 gap.absolute = max(gap.absolute, float(np.abs(old - new).max()))
-            if math.isinf(gap.absolute):
-                gap.half = max(gap.half, float(np.abs(old / 2 - new / 2).max()))
     return gap
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from baechi_ext.cost import LinkFit
 from baechi_ext.ir import Link
 
-PROBE_BYTES = tuple(4 * 4**i for i in range(12))
-"""4 bytes to 16 MiB."""
+PROBE_BYTES = (4, 256, *(4**i for i in range(7, 13)))
+"""4 bytes to 16 MiB, closer where the size begins to tell."""
 
 
 @dataclass(frozen=True, slots=True)

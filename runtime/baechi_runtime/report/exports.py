@@ -1,5 +1,6 @@
 """`baechi export`: a plan in the formats of other programs."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,13 @@ class Export:
             write_bytes(path, self.content.encode(errors="backslashreplace"))
         else:
             write_json(path, self.content)
+
+    @property
+    def text(self) -> str:
+        """The file's text, for a terminal or a pipe."""
+        if isinstance(self.content, str):
+            return self.content.encode(errors="backslashreplace").decode()
+        return json.dumps(self.content, indent=1, allow_nan=False)
 
 
 def export(plan: Plan, kind: str, made_by: MadeBy) -> Export:

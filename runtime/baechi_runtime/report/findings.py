@@ -89,8 +89,9 @@ def prediction_error(predicted_us: float, measured_us: float) -> str:
 
 
 def load_text(load_of_others: float | None) -> str:
-    share = "unknown" if load_of_others is None else f"{load_of_others:.1%} of the cores"
-    return f"{share} while measuring"
+    """Says what other processes took of the machine."""
+    share = "an unknown share" if load_of_others is None else f"{load_of_others:.1%}"
+    return f"{share} of the cores used by other processes while measuring"
 
 
 def inconclusive(doubts: Iterable[str], advice: str) -> str:

@@ -84,7 +84,7 @@ class StepReport(_ModelReport):
             times = predicted, as_time(samples.median), as_range(samples.us)
             return titles.get(name, name), *times, f"{ratio.median:.2f}", f"{ratio.low:.2f} to {ratio.high:.2f}"
 
-        names = ("step", "predicted", "measured", "min to max", "eager / it", "95% interval")
+        names = ("step", "predicted", "measured", "min to max", "speed-up over eager", "95% interval")
         return table_of(names, (row(name, samples) for name, samples in measured.samples.items()))
 
     def _devices(self) -> "Table":
@@ -113,11 +113,11 @@ class StepReport(_ModelReport):
         predicted = self.single.makespan_us / max(timeline.makespan_us, 1e-9)
         yield labelled("speed-up", f"{ratio} over one device, predicted {predicted:.2f}; {error}")
         yield labelled("lower bound", f"{as_time(bound)}; {above}" if bound else "none")
-        yield labelled("moved", f"{len(timeline.transfers)} tensors, {as_size(timeline.bytes_moved)} a step")
+        yield labelled("transferred", f"{len(timeline.transfers)} tensors, {as_size(timeline.bytes_moved)} per step")
         if self.parity is not None:
             relative = "infinite" if self.parity.max_rel_diff is None else f"{self.parity.max_rel_diff:.3g}"
             yield labelled("parity", f"{self.parity} ({relative} relative, allowed {self.parity.tolerance or 0:g})")
-        yield labelled("others' load", load_text(measured.load_of_others))
+        yield labelled("CPU load", load_text(measured.load_of_others))
         yield from (labelled("note", note) for note in self.notes)
         if doubts := measured.doubts():
             yield inconclusive(doubts, ", or with more --num_steps")

@@ -5,7 +5,7 @@ rich is imported where something is printed: `baechi doctor`, which also says th
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.datasets import SPLITS
@@ -47,10 +47,25 @@ def show(*parts: "str | Table", width: int = WIDTH) -> None:
 
     out = console(width)
     for part in parts:
-        if isinstance(part, str):
-            out.print(Text(part), soft_wrap=True)
-        else:
-            out.print(part)
+        for shown in (part,) if isinstance(part, str) else fitting(part, out.width):
+            out.print(Text(shown) if isinstance(shown, str) else shown, soft_wrap=isinstance(shown, str))
+
+
+def fitting(table: "Table", width: int) -> Iterator["str | Table"]:
+    """The table, or where a cell would be cut at this width, its rows below each other, with a line for each cell that is not empty."""
+    names = [str(column.header) for column in table.columns]
+    cells = [list(map(str, column.cells)) for column in table.columns]
+    least = 0
+    for column, texts in zip(table.columns, cells, strict=True):
+        whole = texts if column.no_wrap else [word for text in texts for word in text.split()]
+        least += max(map(len, [str(column.header), *whole])) + len("  ")
+    if least - len("  ") <= width:
+        yield table
+        return
+    aside = max(map(len, names[1:]), default=0)
+    for head, *row in zip(*cells, strict=True):
+        yield head
+        yield from (f"  {name:<{aside}}  {cell}" for name, cell in zip(names[1:], row, strict=True) if cell not in ("", "-"))
 
 
 def aligned(facts: Mapping[str, str]) -> list[str]:

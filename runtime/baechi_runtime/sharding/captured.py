@@ -24,7 +24,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils.flop_counter import FlopCounterMode
 
-from baechi_ext.capture.torch_private import lstm_states_as_they_are
+from baechi_ext.capture.torch_private import arguments_by_name, lstm_states_as_they_are
 from baechi_ext.capture.why_not import not_capturable
 from baechi_ext.errors import CaptureError
 from baechi_ext.shard.graph import Axis, Edge, Node, ShardGraph, Tensor
@@ -326,13 +326,7 @@ class _Walk:
 
     def _arguments(self, node: fx.Node) -> dict[str, Any]:
         """The call's arguments by their names in the schema, tensors as values, defaults included."""
-        schema = getattr(node.target, "_schema", None)
-        if schema is None:
-            return {}
-        names = [argument.name for argument in schema.arguments]
-        given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-        defaults = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
-        arguments = {name: self._argument(value) for name, value in (defaults | given).items()}
+        arguments = {name: self._argument(value) for name, value in arguments_by_name(node).items()}
         return arguments | ({"transposed": True} if name_of(node).startswith("conv_transpose") else {})
 
     def _argument(self, value: Any) -> Any:

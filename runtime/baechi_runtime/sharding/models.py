@@ -10,7 +10,7 @@ stands for the loss, unless the module returns one.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from torch import Tensor, fx, nn
 
 from baechi_ext.capture.module_names import known_model
 from baechi_ext.capture.torch_joint import INPUT, UPDATE, CaptureOptions, capture_joint
-from baechi_ext.capture.torch_tree import Tree, flatten
+from baechi_ext.capture.torch_private import tree_flatten, tree_unflatten
 from baechi_ext.cost import Profile
+from baechi_ext.errors import CaptureError
 from baechi_ext.shard.graph import Node
 from baechi_ext.shard.terms import Compute
 from baechi_runtime.host.as_main import EndedError, run_as_main
@@ -103,9 +104,10 @@ def _script_model(path: str, request: PaseRequest) -> CapturedGraph:
         with outermost_calls(_stopping):
             code = run_as_main(script, request.script_arguments)
     except _FoundError as found:
-        tensors, tree = flatten(found.arguments, "what the module takes")
-        called = _Called(found.module, tree)
-        return captured_module(called, [t.detach() for t in tensors], name=script.stem, splits_images=request.splits_images)
+        leaves, spec = tree_flatten(found.arguments)
+        inputs = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
+        called = _Called(found.module, [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
+        return captured_module(called, inputs, name=script.stem, splits_images=request.splits_images)
     raise never_trained(path, code)
 
 
@@ -129,19 +131,26 @@ class _FoundError(EndedError):
         self.arguments = arguments
 
 
+_TENSOR = object()
+"""Stands for a tensor among the arguments of a call."""
+
+
 class _Called(nn.Module):
     """A module with the arguments of a call, but for tensors, and a loss."""
 
     baechi_model = "model"
 
-    def __init__(self, model: nn.Module, arguments: Tree) -> None:
+    def __init__(self, model: nn.Module, leaves: Sequence[Any], spec: Any) -> None:
         super().__init__()
         self.model = model
-        self._arguments = arguments
+        self._leaves, self._spec = leaves, spec
 
     def forward(self, *tensors: Tensor) -> Tensor:
-        args, kwargs = self._arguments.fill(tensors)
-        found, _ = flatten(self.model(*args, **kwargs), "what the module returns")
-        trained = [t for t in found if t.requires_grad]
+        given = iter(tensors)
+        args, kwargs = tree_unflatten([next(given) if leaf is _TENSOR else leaf for leaf in self._leaves], self._spec)
+        found = tree_flatten(self.model(*args, **kwargs))[0]
+        trained = [leaf for leaf in found if isinstance(leaf, Tensor) and leaf.requires_grad]
+        if not trained:
+            raise CaptureError("what the module returns holds no tensor with a gradient; return tensors, tuples, lists or dicts")
         means = [t.mean() for t in trained]
         return next((t for t in trained if not t.dim()), means[0] if len(means) == 1 else torch.stack(means).sum())

@@ -184,7 +184,8 @@ class TorchEngines:
         if group.local_size < group.size:
             return []
         limit = min((device.memory_bytes for device in cluster.devices if device.memory_bytes is not None), default=None)
-        reasons = {name: self._why_not(name, whole.step, placement, limit) for name in TITLES}
+        kept, processes = max(placement.single.peak_memory_bytes), len(self._executor.devices)
+        reasons = {name: why_not(name, whole.step, processes, kept, limit) for name in TITLES}
         names = [name for name, why_not in reasons.items() if not why_not]
         rehearse = partial(self._of(whole).rehearsed, names, enough_us, limit)
         with progress(f"predicting a step by {', by '.join(TITLES[name] for name in names)}"):
@@ -193,15 +194,6 @@ class TorchEngines:
         return [
             Engine(name, title, None if reasons[name] else found[name].step_us, reasons[name]) for name, title in TITLES.items()
         ]
-
-    def _why_not(self, name: str, step: TrainingStep, placement: Placement, limit: float | None) -> str:
-        if name not in REPLICAS:
-            return ""
-        size = len(self._executor.devices)
-        if step.batch is None or step.batch % size:
-            return f"it gives each of {size} processes as much of a batch, and this one has {step.batch} examples"
-        needed = _needed_bytes(name, step, placement, size)
-        return "" if limit is None or needed <= limit else f"it would hold {as_size(needed)} on each device, which has {as_size(limit)}"
 
     def rehearsed_us(self, captured: Captured, placement: Placement) -> float:
         """See Engines."""
@@ -259,13 +251,24 @@ class TorchEngines:
         return parts_of(self._request, whole.step, sizes_of_parts(whole.step, len(self._executor.devices)))
 
 
-def _needed_bytes(name: str, step: TrainingStep, placement: Placement, processes: int) -> float:
+def why_not(name: str, step: TrainingStep, processes: int, single_peak_bytes: float, limit: float | None) -> str:
+    """The reason for which an engine is not even tried, if there is one: one device's peak is `single_peak_bytes`, and each device may hold
+    `limit` bytes."""
+    if name not in REPLICAS:
+        return ""
+    if step.batch is None or step.batch % processes:
+        return f"it gives each of {processes} processes as much of a batch, and this one has {step.batch} examples"
+    needed = _needed_bytes(name, step, processes, single_peak_bytes)
+    return "" if limit is None or needed <= limit else f"it would hold {as_size(needed)} on each device, which has {as_size(limit)}"
+
+
+def _needed_bytes(name: str, step: TrainingStep, processes: int, single_peak_bytes: float) -> float:
     """The bytes that each process would hold: parameters, gradients, the optimizer's state, what messages are made of, and its part of what
     a step on one device keeps beside these."""
     weights = sum(p.nbytes for p in step.module.parameters())
     buffers = sum(b.nbytes for b in step.module.buffers())
     state = weights * (1 + step.optimizer.slots)
-    kept = max(0.0, max(placement.single.peak_memory_bytes) - state - buffers) / processes
+    kept = max(0.0, single_peak_bytes - state - buffers) / processes
     if name == FSDP2:
         return (state + weights) / processes + 2 * largest_piece_bytes(step.module) + buffers + kept
     return state + 2 * weights + buffers + kept

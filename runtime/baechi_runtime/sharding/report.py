@@ -136,7 +136,7 @@ class ShardReport(Findings):
         if self.tau is not None:
             yield labelled("ranking", f"Kendall's tau of predicted and measured: {self.tau:+.2f}")
         if self.load_of_others is not None:
-            yield labelled("others' load", load_text(self.load_of_others))
+            yield labelled("CPU load", load_text(self.load_of_others))
         yield from (labelled("note", note) for note in self.notes)
         if doubts := self.doubts():
             yield inconclusive(doubts, ", or with more --num_steps" if self.in_turn else "")

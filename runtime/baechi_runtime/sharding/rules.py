@@ -5,17 +5,17 @@ An op that is not named here, and an axis that a rule excludes, is not split: wh
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor as Values
 from torch import fx
 from torch.fx.node import map_arg
 
+from baechi_ext.capture.torch_private import arguments_by_name
 from baechi_ext.shard.graph import Tensor
 from baechi_runtime.sharding import local_ops
 from baechi_runtime.sharding.local_ops import Runner
-from baechi_runtime.sharding.op_names import argument_at, is_pointwise, op_name, op_of
+from baechi_runtime.sharding.op_names import argument_at, is_pointwise, op_name
 
 Dimension = tuple[int, int]
 """Which of the tensors that a call reads, and one of its dimensions."""
@@ -79,20 +79,12 @@ def splittable(call: fx.Node, read: Sequence[Tensor], written: Sequence[Tensor])
 # Dimensions that have to be whole
 
 
-def _argument(call: fx.Node, name: str) -> Any:
-    """An argument by the name that the op's schema gives it."""
-    for i, wanted in enumerate(op_of(call)._schema.arguments):
-        if wanted.name == name:
-            return call.args[i] if i < len(call.args) else call.kwargs.get(name, wanted.default_value)
-    return None
-
-
 def _all(call: fx.Node) -> list[Dimension]:
     return [(i, d) for i, value in enumerate(arguments(call)) for d in range(_rank(value))]
 
 
 def _along_dim(call: fx.Node) -> list[Dimension]:
-    dim = _argument(call, "dim")
+    dim = arguments_by_name(call).get("dim")
     return [(0, dim)] if isinstance(dim, int) else _all(call)
 
 
@@ -101,9 +93,10 @@ def _image(call: fx.Node) -> list[Dimension]:
 
 
 def _convolution(call: fx.Node) -> list[Dimension]:
-    if _argument(call, "transposed"):
+    given = arguments_by_name(call)
+    if given.get("transposed"):
         return _all(call)
-    grouped = _argument(call, "groups") != 1
+    grouped = given.get("groups") != 1
     return [(i, d) for i, first in ((0, 1), (1, 0)) for d in range(first if grouped else 2, _rank(arguments(call)[i]))]
 
 
@@ -112,17 +105,18 @@ def _normalized(call: fx.Node) -> list[Dimension]:
 
 
 def _attention(call: fx.Node) -> list[Dimension]:
-    if _argument(call, "dropout_p") or _argument(call, "enable_gqa"):
+    given = arguments_by_name(call)
+    if given["dropout_p"] or given["enable_gqa"]:
         return _all(call)
     found = [(0, -1), (1, -1), (1, -2), (2, -1), (2, -2)]
-    rows = _argument(call, "is_causal") or _argument(call, "attn_mask") is not None
+    rows = given["is_causal"] or given["attn_mask"] is not None
     return [*found, (0, -2)] if rows else found
 
 
 def _entropy(call: fx.Node) -> list[Dimension]:
-    ranks = [_rank(value) for value in arguments(call)]
-    plain = ranks == [2, 1] and not _argument(call, "label_smoothing")
-    return [] if plain and _argument(call, "reduction") in (local_ops.MEAN, local_ops.SUM) else _all(call)
+    given, ranks = arguments_by_name(call), [_rank(value) for value in arguments(call)]
+    plain = ranks == [2, 1] and not given["label_smoothing"]
+    return [] if plain and given["reduction"] in (local_ops.MEAN, local_ops.SUM) else _all(call)
 
 
 def _recurrent(call: fx.Node) -> list[Dimension]:
@@ -132,7 +126,8 @@ def _recurrent(call: fx.Node) -> list[Dimension]:
 
 
 def _table(call: fx.Node) -> list[Dimension]:
-    return _all(call) if _argument(call, "scale_grad_by_freq") or _argument(call, "sparse") else []
+    given = arguments_by_name(call)
+    return _all(call) if given["scale_grad_by_freq"] or given["sparse"] else []
 
 
 def _rank(value: fx.Node) -> int:

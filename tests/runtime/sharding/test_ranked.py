@@ -1,6 +1,7 @@
 """torch's own engines beside the plans of `auto`: their predicted steps, which of them run, and that these compute the same step."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,8 @@ from baechi_runtime.drivers.train_request import RunOptions, TrainRequest
 from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.models.registry import ModelOptions, make_step
 from baechi_runtime.models.training_step import EagerStep, TrainingStep, optimizer_spec
+from baechi_runtime.sharding import ranked
+from baechi_runtime.sharding.ranked import why_not
 from baechi_runtime.torch.parity import is_mean_of_parts
 from tests.runtime.forked_workers import ForkedWorkers
 from tests.runtime.workers import only_error
@@ -52,19 +55,6 @@ def test_a_chosen_engine_runs_the_step_that_is_not_placed(engine: str, workers: 
     assert strategy["losses"] == pytest.approx(eager_losses(4), rel=1e-5)
 
 
-def test_steps_of_a_chosen_engine_are_timed_beside_those_that_are_not_split(
-    tmp_path_factory: pytest.TempPathFactory, workers: ForkedWorkers
-) -> None:
-    out = tmp_path_factory.mktemp("run")
-    report = json.loads(workers.run("ranked_on_processes", 2, "ddp", *TRAIN, *GPT2, f"--out={out}"))
-    (strategy,) = report["strategies"]
-    assert len(strategy["measured_step_us"]["samples"]) == len(report["single_step_us"]["samples"]) == 2
-    assert sum(strategy["predicted_parts_us"].values()) == pytest.approx(strategy["predicted_step_us"])
-    assert strategy["sent_bytes"] > 0
-    assert json.loads((out / "report.json").read_text()) == report
-    assert not (out / "plan.json").exists()
-
-
 def test_a_comparison_measures_parts_and_engines_beside_the_plan(tmp_path_factory: pytest.TempPathFactory, workers: ForkedWorkers) -> None:
     """The plan that it keeps is one that can be looked at, whatever is the fastest."""
     out = tmp_path_factory.mktemp("compared")
@@ -93,18 +83,22 @@ def test_a_comparison_says_why_an_engine_is_not_measured(workers: ForkedWorkers)
     assert "DistributedDataParallel: its processes would draw other random numbers" in row["note"]
 
 
-def test_batch_norm_keeps_an_engine_out_unless_parts_may_be_normalised(workers: ForkedWorkers) -> None:
+def test_batch_norm_keeps_an_engine_out_unless_parts_may_be_normalised(
+    tmp_path_factory: pytest.TempPathFactory, workers: ForkedWorkers
+) -> None:
+    """Then its steps are timed beside those that are not split."""
     kept = json.loads(workers.run("ranked_on_processes", 2, "ddp", *TRAIN, *TOWERS))
     assert "strategies" not in kept
     assert notes_of(kept, "DistributedDataParallel is predicted to take", "--batch_norm=per_part allows that", "--sharding=ddp runs it")
-    chosen = json.loads(workers.run("ranked_on_processes", 2, "ddp", *TRAIN, *TOWERS, "--batch_norm=per_part"))
-    assert chosen["strategies"][0]["parity"]["passed"]
-
-
-def test_dropout_keeps_an_engine_out(workers: ForkedWorkers) -> None:
-    report = json.loads(workers.run("ranked_on_processes", 2, "ddp", *TRAIN, *GPT2, "--dropout=0.1"))
-    assert "strategies" not in report
-    assert notes_of(report, "DistributedDataParallel is predicted to take", "other random numbers", "--dropout=0")
+    out = tmp_path_factory.mktemp("run")
+    chosen = json.loads(workers.run("ranked_on_processes", 2, "ddp", *TRAIN, *TOWERS, "--batch_norm=per_part", f"--out={out}"))
+    (strategy,) = chosen["strategies"]
+    assert strategy["parity"]["passed"]
+    assert len(strategy["measured_step_us"]["samples"]) == len(chosen["single_step_us"]["samples"]) == 2
+    assert sum(strategy["predicted_parts_us"].values()) == pytest.approx(strategy["predicted_step_us"])
+    assert strategy["sent_bytes"] > 0
+    assert json.loads((out / "report.json").read_text()) == chosen
+    assert not (out / "plan.json").exists()
 
 
 def test_what_computes_another_step_is_a_parity_error(workers: ForkedWorkers) -> None:
@@ -114,21 +108,16 @@ def test_what_computes_another_step_is_a_parity_error(workers: ForkedWorkers) ->
     assert "differs" in only_error(err)
 
 
-def test_a_model_whose_layers_cannot_be_sharded_runs_by_its_plan(workers: ForkedWorkers) -> None:
-    report = json.loads(workers.run("ranked_on_processes", 2, "pase+unsplittable", *TRAIN, *GPT2))
-    assert "strategies" not in report
-    assert notes_of(report, "the best sharding of layers was not tried: no way to split it")
-
-
-def test_a_batch_that_does_not_divide_is_not_tried(workers: ForkedWorkers) -> None:
-    report = json.loads(workers.run("ranked_on_processes", 2, "ddp", *TRAIN, *GPT2, "--batch_size=5"))
-    assert notes_of(report, "DistributedDataParallel was not tried", "2 processes", "5 examples")
-
-
-def test_a_model_too_large_for_each_device_is_not_tried(workers: ForkedWorkers) -> None:
-    """Half of it fits on each."""
-    report = json.loads(workers.run("ranked_on_processes", 2, "ddp", *TRAIN, *GPT2, "--optimizer=adam", "--device_memory=450KiB"))
-    assert notes_of(report, "DistributedDataParallel was not tried: it would hold", "which has 450 KiB")
+def test_what_is_not_even_tried() -> None:
+    """A batch that does not divide, and a model of which each device has room for half."""
+    step = make_step("gpt2", ModelOptions(**SIZES, dropout=0.0), optimizer_spec("adam", 0.1))
+    weights = sum(p.nbytes for p in step.module.parameters())
+    assert [why_not(name, step, 2, 0.0, None) for name in ranked.TITLES] == ["", "", ""]
+    reason = "it gives each of 3 processes as much of a batch, and this one has 4 examples"
+    assert [why_not(name, step, 3, 0.0, None) for name in ranked.TITLES] == [reason, reason, ""]
+    ddp, fsdp2, pase = (why_not(name, step, 2, 3.0 * weights, 4.0 * weights) for name in ranked.TITLES)
+    assert re.fullmatch(r"it would hold [\d.]+ KiB on each device, which has [\d.]+ KiB", ddp)
+    assert fsdp2 == pase == ""
 
 
 @pytest.mark.parametrize(
@@ -157,12 +146,14 @@ def test_who_asks_for_something_gets_it(asked: dict[str, Any]) -> None:
     assert not is_ranked(replace(request, **asked))
 
 
-def test_both_are_predicted_beside_the_plan_that_runs(workers: ForkedWorkers) -> None:
-    """The plan's own rehearsal leaves no trace in what it trains."""
-    report = json.loads(workers.run("ranked_on_processes", 2, "none", *TRAIN, *GPT2, "--train_steps=4", "--learning_rate=0.1"))
+def test_engines_are_predicted_beside_the_plan_that_runs(workers: ForkedWorkers) -> None:
+    """The plan's own rehearsal leaves no trace in what it trains. Layers that can't be sharded are no reason to stop."""
+    flags = ["--train_steps=4", "--learning_rate=0.1"]
+    report = json.loads(workers.run("ranked_on_processes", 2, "none+unsplittable", *TRAIN, *GPT2, *flags))
     assert "strategies" not in report
     assert notes_of(report, "DistributedDataParallel is predicted to take")
     assert notes_of(report, "FSDP2 is predicted to take")
+    assert notes_of(report, "the best sharding of layers was not tried: no way to split it")
     assert notes_of(report, "the plan of auto", "of which a few steps took")
     assert report["losses"] == pytest.approx(eager_losses(4), rel=1e-5)
 

@@ -113,13 +113,16 @@ def diff(request: DiffRequest, output: Output) -> int:
 
 
 def export(request: ExportRequest, output: Output) -> int:
-    """Writes a plan for another program."""
+    """Writes a plan for another program, to stdout where no file is given."""
     plan = Plan.load(request.plan, _read(request.graph))
     with progress(f"exporting a plan of {len(plan.graph)} ops as {request.format}"):
         exported = exports.export(plan, request.format, output.made_by)
     if request.out is not None:
         exported.save(request.out)
-    lines = [*exported.lines, f"written to      {request.out or 'nothing (no --out)'}"]
+    elif not output.json:
+        print(exported.text.rstrip("\n"))
+        return 0
+    lines = [*exported.lines, f"written to      {request.out}"]
     output.report(lambda: exported.printed, lambda: print("\n".join(lines)))
     return 0
 

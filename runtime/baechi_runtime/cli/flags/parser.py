@@ -1,8 +1,9 @@
 """Spelling, parsing and explaining command lines."""
 
 import argparse
+import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from baechi_ext.errors import OptionError
@@ -21,8 +22,15 @@ class Parser(argparse.ArgumentParser):
             command = getattr(parsed, "parser", self)
             script = getattr(parsed, "script", None)
             own = f"; what {script} is to be given stands behind a --" if script is not None else ""
-            command.error(f"unrecognized arguments: {' '.join(unknown)}{own}")
+            flags = [flag for action in command._actions for flag in action.option_strings]  # noqa: SLF001 - not to be asked otherwise
+            command.error(f"unrecognized arguments: {' '.join(unknown)}{meant(unknown[0].partition('=')[0], flags)}{own}")
         return parsed
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as e:
+            raise argparse.ArgumentError(action, f"{e.message}{meant(value, action.choices or ())}") from e
 
     def error(self, message: str) -> NoReturn:
         raise OptionError(f"{message}; see {self.prog} --help")
@@ -33,6 +41,12 @@ class Lines(argparse.HelpFormatter):
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return [line for part in text.split("\n") for line in super(Lines, self)._split_lines(part, width)]
+
+
+def meant(word: object, known: Iterable[object]) -> str:
+    """The end of an error message that names the known word nearest to a mistyped one; empty where none is near."""
+    near = difflib.get_close_matches(str(word), list(map(str, known)), n=1, cutoff=0.7)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def with_underscores(argv: Sequence[str]) -> list[str]:

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
-from baechi_ext.errors import ShardError
+from baechi_ext.errors import OptionError, ShardError
 from baechi_runtime.cli.flags import train as train_flags
 from baechi_runtime.cli.flags.kinds import FILE, NAME, SIZE, SWITCH, Flag, Kind, add, add_group, add_output_flags, choice, named
 from baechi_runtime.host.as_main import require_script
@@ -53,7 +53,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-p", "--procs", type=int, default=8, metavar="N", help="devices (default %(default)s); any number, primes too")
     group.add_argument("-b", "--batch", type=int, metavar="N", help="examples a step (default 128; a captured model's own)")
     group.add_argument("-m", "--model", type=int, metavar="N", help="hidden width of rnnlm or transformer (default: as published)")
-    group.add_argument("-g", "--graph", metavar="NAME", help="alexnet (default), resnet101, inception3, rnnlm or transformer")
+    group.add_argument("-g", "--graph", metavar="NAME", help="alexnet (default), resnet101, inception3, rnnlm, transformer or densenet121")
     add(group, _ORIGINAL)
     group.add_argument(
         "-d", "--dump_graph", nargs="?", const="graph.dot", metavar="FILE", help="write the graph in dot format (graph.dot unless named)"
@@ -71,9 +71,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def pase_request(args: argparse.Namespace) -> "PaseRequest":
-    """The request for `baechi pase`. Raises ShardError for what makes no sense, FileError for a script that is not there."""
+    """The request for `baechi pase`. Raises OptionError for an unknown graph, ShardError for what makes no sense, and
+    FileError for a script that is not there."""
     from baechi_ext.shard.machine import Machine
-    from baechi_ext.shard.networks import network
+    from baechi_ext.shard.networks import NETWORKS, network
     from baechi_ext.shard.search import DEFAULT_TABLE_BYTES, SearchOptions
     from baechi_runtime.sharding.pase import PaseRequest
 
@@ -104,6 +105,8 @@ def pase_request(args: argparse.Namespace) -> "PaseRequest":
     if args.script is not None:
         require_script(args.script)
     name, batch = args.graph or DEFAULT_GRAPH, DEFAULT_BATCH if args.batch is None else args.batch
+    if name not in NETWORKS:
+        raise OptionError(f"unknown graph {name!r}; choose one of {', '.join(NETWORKS)}")
     by_hand = None
     if args.script is None and options is None:
         by_hand = network(name, batch, args.model, cost_model=args.cost_model, splits_images=args.halo)

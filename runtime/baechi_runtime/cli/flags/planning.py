@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from baechi_ext.ir.cluster import Cluster
-from baechi_ext.ir.files import require_writable
+from baechi_ext.ir.files import require_there, require_writable
 from baechi_runtime.cli.flags import config as config_flags
 from baechi_runtime.cli.flags.kinds import FACTOR, FILE, WHOLE, Flag, add, add_group, add_output_flags, add_pin, becomes, explained
 from baechi_runtime.cli.flags.placing import (
@@ -97,6 +97,7 @@ def add_place_flags(parser: argparse.ArgumentParser) -> None:
 def place_request(args: argparse.Namespace) -> PlaceRequest:
     """The request for `baechi place`. Raises OptionError where flags contradict each other, FileError for a bad file."""
     plan = plan_request(args)
+    require_there(args.graph, "graph")
     request = PlaceRequest(args.graph, placers_view(args, ClusterRequest.of(args).cluster()), plan, args.out)
     if args.out is not None:
         require_writable(args.out)
@@ -153,7 +154,7 @@ def add_device_map_flags(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(format=DEFAULT)
     parser.add_argument("graph", metavar="GRAPH", help="a graph file whose ops know their modules: one that `baechi train --out` wrote")
     parser.add_argument("plan", metavar="PLAN", help="a plan file of this graph")
-    add_output_flags(parser, out="write the result to this file")
+    add_output_flags(parser, out="write the result to this file (default: stdout)")
 
 
 PLACE = (add_place_flags, place_request)

@@ -103,7 +103,7 @@ def _facts(run: RunFolder, report: Run) -> list[tuple[str, str]]:
     if isinstance(report, Step | Training) and report.parity is not None:
         facts.append(("parity", f"{'passed' if report.parity.passed else 'failed'}; {report.parity}"))
     if load is not None:
-        facts.append(("others' load", load_text(load)))
+        facts.append(("CPU load", load_text(load)))
     noted = (*other_costs(plan, run.timeline), *report.notes, *(run.measured.notes if run.measured is not None else ()))
     facts += [("note", note) for note in noted]
     further = report.further if isinstance(report, Script) else ()

@@ -99,7 +99,7 @@ def _facts(run: ShardedRun) -> list[tuple[str, str]]:
     largest = ((s.name, s.parity.max_rel_diff) for s in run.strategies if s.parity is not None)
     facts += [("parity", f"{name}: largest difference {'inf' if far is None else f'{far:.1e}'} relative") for name, far in largest]
     if isinstance(report.load_of_others, float):
-        facts.append(("others' load", load_text(report.load_of_others)))
+        facts.append(("CPU load", load_text(report.load_of_others)))
     facts += [("note", f"{s.name}: {s.note}") for s in run.split if s.note]
     return [*facts, ("versions", report.made_by.programs or "not recorded")]
 

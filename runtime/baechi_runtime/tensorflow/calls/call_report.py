@@ -18,9 +18,9 @@ UNPLACED = "tf.function as it is"
 
 def report_of(placed: PlacedFunction) -> CallReport:
     """The report of the function's first placed shape; the counts are of all shapes."""
-    shapes, placement = list(placed.shapes.values()), placed.placement or placed.interrupted
-    verifications = [shape.verification for shape in shapes]
-    times = [us for shape in shapes[:1] for us in shape.step.times_us]
+    steps, placement = list(placed.steps.values()), placed.placement or placed.interrupted
+    verifications = [step.verification for step in steps]
+    times = [us for step in steps[:1] for us in step.times_us]
     unplaced = [us for verification in verifications[:1] for us in verification.unplaced_us[1:]]  # in the first one it is traced
     return CallReport(
         kind="step",
@@ -31,17 +31,17 @@ def report_of(placed: PlacedFunction) -> CallReport:
         samples=samples_by_name(eager=unplaced, placed=times),
         verified=Verified(
             sum(v.steps for v in verifications),
-            sum(s.count for s in shapes),
+            sum(s.count for s in steps),
             max((v.steps for v in verifications), default=0),
             in_json(max((v.max_rel_diff for v in verifications), default=0.0)),
             sorted(set().union(*(v.rounding for v in verifications))),
         ),
-        placed_steps=sum(s.count for s in shapes),
-        shapes=len(shapes),
+        placed_steps=sum(s.count for s in steps),
+        shapes=len(steps),
         unplaced_calls=dict(placed.unplaced),
         refusal=placed.refusal or (INTERRUPTED if placed.interrupted else ""),
         notes=() if placement is None else (*placement.result.notes, *placement.notes),
-        fragments=len(shapes[:1]),
+        fragments=len(steps[:1]),
     )
 
 
@@ -51,15 +51,15 @@ def kept_step(function: PlacedFunction, script: str, noise: Noise) -> KeptStep |
     placement, report = function.placement or function.interrupted, report_of(function)
     if placement is None:
         return None
-    shape, executor = next(iter(function.shapes.values()), None), kind_of_executor(function.settings.request)
+    first, executor = next(iter(function.steps.values()), None), kind_of_executor(function.settings.request)
     measured = None
-    if shape is not None and shape.traces:
-        measured = record_step(shape.step.session, placement.result.timeline, executor, shape.traces)
+    if first is not None and first.traces:
+        measured = record_step(first.session, placement.result.timeline, executor, first.traces)
     why = INTERRUPTED if function.interrupted else f"no step ran after the {WARM_UP} that follow the verified ones"
     missing = [] if measured is not None else [f"no {MEASURED}: {why}"]
     refused = [f"it runs unplaced: {function.refusal}"] if function.refusal else []
     peaks = () if measured is None or measured.memory is None else measured.memory
-    verified = None if shape is None or not shape.verification.steps else shape.verification.to_json()
+    verified = None if first is None or not first.verification.steps else first.verification.to_json()
     parity = None if verified is None else ParityCheck(**verified, passed=not function.refusal)
     step = StepReport(
         model=f"{function.name} of {script}",

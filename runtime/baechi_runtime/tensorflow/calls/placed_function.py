@@ -10,7 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -117,15 +117,24 @@ class Settings:
 
 
 class PlacedStep:
-    """Trains the user's variables on the devices. They live there between steps, and are brought home when somebody looks at them."""
+    """Calls with arguments of one shape: they train the user's variables on the devices.
 
-    def __init__(self, captured: CapturedFunction, timeline: Timeline, devices: Devices) -> None:
-        """`timeline` has the placement, and the order that devices keep to."""
+    The variables live there between steps, and are brought home when somebody looks at them.
+    """
+
+    def __init__(self, captured: CapturedFunction, timeline: Timeline, devices: Devices, *, traces: bool) -> None:
+        """`timeline` has the placement, and the order that devices keep to; `traces`: some steps are traced."""
         self.captured = captured
         self.session = PlacedSession.of(captured, timeline, devices)
         self.live = LiveVariables({v.shared_name: v.variable for v in captured.variables}, self._fetch)
         self.times_us: deque[float] = deque(maxlen=_TIMES)
         """Times of the last steps, including what had to be sent first."""
+        self.verification = Verification()
+        self.count = 0
+        self.draws = draws_anew(captured)
+        """True if nothing can be compared."""
+        self.traces: list[Any] | None = [] if traces else None
+        """RunMetadata of steps; None where none is traced."""
         devices.at_end(self.close)
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -136,10 +145,15 @@ class PlacedStep:
         self.times_us.append((time.perf_counter() - began) * 1e6)
         return results
 
-    def traced(self, inputs: Sequence[np.ndarray]) -> tuple[list[np.ndarray], Any]:
-        """The same, traced op by op: its results, and its RunMetadata. It is not timed."""
+    def run_unverified(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The same, counted. Those behind a warm-up that are traced compute what all others do, and are not timed."""
+        self.count += 1
+        if self.traces is None or not WARM_UP < self.count - self.verification.steps <= WARM_UP + RUNS:
+            return self.run(inputs)
         self._begin()
-        return self.session.traced(inputs)
+        results, trace = self.session.traced(inputs)
+        self.traces.append(trace)
+        return results
 
     def _begin(self) -> None:
         """The devices have the variables' values."""
@@ -165,35 +179,13 @@ class PlacedStep:
             raise ExecutionError(f"{e}. What was trained since the variables were last looked at is lost; go on from a checkpoint") from e
 
 
-@dataclass
-class PlacedShape:
-    """Calls with arguments of one shape."""
-
-    step: PlacedStep
-    verification: Verification = field(default_factory=Verification)
-    count: int = 0
-    draws: bool = False
-    """True if nothing can be compared: see `draws_anew`."""
-    traces: list[Any] | None = None
-    """RunMetadata of steps; None where none is traced."""
-
-    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """One step that is not verified. Those behind a warm-up that are traced compute what all others do."""
-        self.count += 1
-        if self.traces is None or not WARM_UP < self.count - self.verification.steps <= WARM_UP + RUNS:
-            return self.step.run(inputs)
-        results, trace = self.step.traced(inputs)
-        self.traces.append(trace)
-        return results
-
-
 class PlacedFunction:
     """Stands in for a training step: `ordinary` runs it as it is, `python` is what is captured."""
 
     def __init__(self, name: str, python: Callable[..., Any], ordinary: Callable[..., Any], settings: Settings) -> None:
         self.name = name
         self.settings = settings
-        self.shapes: dict[Any, PlacedShape] = {}
+        self.steps: dict[Any, PlacedStep] = {}
         self.placement: Placement | None = None
         """The first shape's placement."""
         self.interrupted: Placement | None = None
@@ -228,8 +220,8 @@ class PlacedFunction:
     def unplace(self, reason: str = "it was unplaced") -> Callable[..., Any]:
         """The ordinary step; this one runs as it from now on. The variables are back, and the devices are free of them."""
         self.refusal = self.refusal or reason
-        for shape in self.shapes.values():
-            shape.step.close()
+        for step in self.steps.values():
+            step.close()
         return self._ordinary
 
     def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -237,20 +229,20 @@ class PlacedFunction:
         return self._ordinary(*args, **kwargs)
 
     def _run(self, given: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        shape = self.shapes.get(given.key)
+        step = self.steps.get(given.key)
         again, self._last = given.key == self._last, given.key
-        left = given.key in self._declined or len(self.shapes) == MOST_SHAPES
-        if shape is None and self.placement is not None and (left or not again):
+        left = given.key in self._declined or len(self.steps) == MOST_SHAPES
+        if step is None and self.placement is not None and (left or not again):
             return self._as_it_is(args, kwargs)
-        if shape is None:
-            shape = self._placed(given)
-        if shape is None:
+        if step is None:
+            step = self._placed(given)
+        if step is None:
             return self._as_it_is(args, kwargs)
-        if shape.count < self.settings.verify_steps and not shape.draws:
-            return self._verified(shape, given, args, kwargs)
-        return shape.step.returned(shape.run(given.inputs))
+        if step.count < self.settings.verify_steps and not step.draws:
+            return self._verified(step, given, args, kwargs)
+        return step.returned(step.run_unverified(given.inputs))
 
-    def _placed(self, given: Arguments) -> PlacedShape | None:
+    def _placed(self, given: Arguments) -> PlacedStep | None:
         """Captures these arguments, and places the step; None where it is better left as it is."""
         captured, placement = captured_call(self.name, self._python, given), self.placement
         if placement is None or captured.graph.index != placement.graph.index:
@@ -261,16 +253,16 @@ class PlacedFunction:
         self.placement, self.interrupted = self.placement or placement, None
         if self.settings.request.plan.method == "auto" and not placement.result.splits:
             self._declined.add(given.key)
-            self.refusal = "" if self.shapes else placement.result.why_whole
+            self.refusal = "" if self.steps else placement.result.why_whole
             return None
-        step = PlacedStep(captured, placement.result.timeline, shared_devices(self.settings.request)[1])
-        traces: list[Any] | None = [] if self.settings.request.out is not None and not (self.shapes or self._declined) else None
-        self.shapes[given.key] = PlacedShape(step, draws=draws_anew(captured), traces=traces)
-        return self.shapes[given.key]
+        request, first = self.settings.request, not (self.steps or self._declined)
+        devices, traces = shared_devices(request)[1], first and request.out is not None
+        self.steps[given.key] = PlacedStep(captured, placement.result.timeline, devices, traces=traces)
+        return self.steps[given.key]
 
-    def _verified(self, shape: PlacedShape, given: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _verified(self, step: PlacedStep, given: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call, placed, and as it is from the same state."""
-        captured, verification = shape.step.captured, shape.verification
+        captured, verification = step.captured, step.verification
         before = captured.values()
         began = time.perf_counter()
         returned = self._ordinary(*args, **kwargs)
@@ -279,27 +271,27 @@ class PlacedFunction:
         expected |= captured.values()
 
         def again(seed: int | None) -> dict[str, np.ndarray]:
-            shape.step.live.forget()
+            step.live.forget()
             captured.assign({n: perturbed(x, seed) for n, x in before.items()})
             args, kwargs = given.fill([tf.constant(perturbed(x, seed)) for x in given.inputs])
             return results_of(self._ordinary(*args, **kwargs)) | captured.values()
 
         captured.assign(before)
         try:
-            found = shape.step.run(given.inputs)
-            actual = shape.step.session.variables()
+            found = step.run(given.inputs)
+            actual = step.session.variables()
             verification.compare(expected, actual | results_of(found), again)
         except BaechiError as e:
-            shape.step.live.forget()
+            step.live.forget()
             captured.assign(expected)
             if not self.settings.fallback or not isinstance(e, ParityError):
                 raise
             self._go_on_unplaced(e)
             return returned
-        shape.step.times_us.clear()  # of steps that are verified
-        shape.step.live.leave()  # what perturbed steps made of the variables here is nobody's
-        shape.count += 1
-        return shape.step.returned(found)
+        step.times_us.clear()  # of steps that are verified
+        step.live.leave()  # what perturbed steps made of the variables here is nobody's
+        step.count += 1
+        return step.returned(found)
 
     def _go_on_unplaced(self, error: BaechiError) -> None:
         self.refusal = str(error)

@@ -7,7 +7,7 @@ The script runs as `python SCRIPT ARGUMENTS` would run it. While it does, every 
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,7 @@ from baechi_ext.errors import CaptureError
 from baechi_ext.ir.files import make_folder
 from baechi_runtime.drivers.script_run import ScriptRun
 from baechi_runtime.drivers.train_request import ScriptRequest
-from baechi_runtime.files.script_folder import KeptStep, said_of_interrupt
-from baechi_runtime.host.as_main import run_as_main
+from baechi_runtime.files.script_folder import KeptStep
 from baechi_runtime.measure.samples import Noise
 from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.tensorflow.backend import serve
@@ -75,23 +74,14 @@ def run_script(asked: ScriptRequest) -> StepsRun:
         return PlacedFunction(name, python, ordinary, settings)
 
     models, functions = PlacedModels(place), PlacedFunctions(place)
-    with ExitStack() as stack:
-        stack.enter_context(models.installed())
-        stack.enter_context(functions.installed())
-        interrupt = None
-        try:
-            run.code = run_as_main(path, asked.arguments)
-        except KeyboardInterrupt as e:
-            interrupt = e
+
+    def conclude() -> None:
         run.placed = models.functions + functions.functions
         run.too_small = max(models.too_small, functions.too_small)
         run.refused = functions.refused
-        run.say()
-        if folder is not None:
-            run.keep(folder)
-        if interrupt is not None:
-            said = "" if folder is None else said_of_interrupt(folder, run.kept_steps)
-            raise KeyboardInterrupt(said or str(interrupt)) from interrupt
+
+    with models.installed(), functions.installed():
+        run.main(path, asked.arguments, folder, conclude)
     return run
 
 

@@ -2,27 +2,24 @@
 
 import hashlib
 import inspect
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import ValidationError, convert
 from torch import Tensor, nn
 
 from baechi_ext.capture.torch_private import tree_flatten
-from baechi_ext.errors import BaechiError, FileError
-from baechi_ext.ir.files import SCHEMA_VERSION, read_json, write_json
-from baechi_ext.ir.numbers import as_number
 from baechi_runtime.drivers.train_request import TrainRequest
-from baechi_runtime.host.cache_folder import is_fresh, open_folder, touch, trim
+from baechi_runtime.host.cache_folder import find_entry, keep_entry
+from baechi_runtime.measure.samples import Number
 from baechi_runtime.report.tables import as_time
 from baechi_runtime.torch.calls.keys import verdict_key
 from baechi_runtime.torch.lowering.devices import TorchDevice
 
 ANEW = "--no_cache, or cache=False, asks again"
-_FOLDER = "verdicts"
 _MOST_BYTES = 16 * 1024 * 1024
 
 
@@ -34,25 +31,13 @@ class Verdict:
     """True if the run went on placed."""
     reason: str
     """Why, as a sentence for people."""
-    plain_us: float | None = None
+    plain_us: Number | None = None
     """A step as the script runs it; None where that was not measured."""
-    placed_us: float | None = None
-    setup_seconds: float = 0.0
+    placed_us: Number | None = None
+    setup_seconds: Number = 0.0
     """Seconds spent capturing and loading, and profiling and placing where a later run has to do that again."""
     steps: int = 0
     """Steps that the script ran in all."""
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Verdict":
-        """Raises FileError where a field is not what it should be."""
-        placed, reason = value.get("placed"), value.get("reason")
-        if not isinstance(placed, bool) or not isinstance(reason, str):
-            raise FileError(f'"placed" is {placed!r} and "reason" {reason!r}; expected true or false, and a text')
-        times = {
-            name: None if value.get(name) is None else as_number(value[name], name, FileError) for name in ("plain_us", "placed_us")
-        }
-        setup_seconds = as_number(value.get("setup_seconds"), "setup_seconds", FileError)
-        return cls(placed, reason, **times, setup_seconds=setup_seconds, steps=int(as_number(value.get("steps"), "steps", FileError)))
 
 
 class Experience:
@@ -87,30 +72,19 @@ class Experience:
 
 def load_verdict(folder: Path, key: str) -> Verdict | None:
     """The verdict of this key in a cache's folder; None where there is none, it is old, or not as it was written."""
-    file = folder / _FOLDER / f"{key}.json"
     try:
-        value = read_json(file, "verdict")
-        if value.get("key") != key or not is_fresh(value.get("kept_seconds")):
-            return None
-        verdict = Verdict.from_json(value)
-    except (BaechiError, OSError):
+        return convert(find_entry(_file(folder, key), key), Verdict)
+    except ValidationError:
         return None
-    touch(file)
-    return verdict
 
 
 def keep_verdict(folder: Path, key: str, verdict: Verdict) -> str:
     """Writes it, in place of the one before; the reason where that was not possible, else nothing."""
-    folder = folder / _FOLDER
-    if reason := open_folder(folder):
-        return reason
-    value = {"schema_version": SCHEMA_VERSION, "key": key, "kept_seconds": time.time(), **asdict(verdict)}
-    try:
-        write_json(folder / f"{key}.json", value)
-    except (FileError, OSError, ValueError) as e:  # a time that is no number has no JSON
-        return str(e)
-    trim(folder, _MOST_BYTES)
-    return ""
+    return keep_entry(_file(folder, key), key, asdict(verdict), _MOST_BYTES)
+
+
+def _file(folder: Path, key: str) -> Path:
+    return folder / "verdicts" / f"{key}.json"
 
 
 def _parts(module: nn.Module, arguments: tuple[Any, Any]) -> list[Any]:

@@ -3,7 +3,6 @@ Where an earlier run kept the costs and the plan of the same call, they are take
 
 import math
 import os
-import time
 from dataclasses import replace
 
 import torch
@@ -21,7 +20,7 @@ from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.torch.backend import costed
 from baechi_runtime.torch.calls.capturing import CallStep
 from baechi_runtime.torch.calls.keys import plan_key
-from baechi_runtime.torch.calls.plan_cache import KeptPlan, PlanCache
+from baechi_runtime.torch.calls.plan_cache import KeptPlan, find_plan, keep_plan
 from baechi_runtime.torch.calls.search_process import Search, is_serializable, plan_to_json
 from baechi_runtime.torch.cluster import find_cluster
 from baechi_runtime.torch.lowering.executor import Executor
@@ -42,22 +41,20 @@ def place_call(request: TrainRequest, executor: Executor, captured: CapturedCall
     Raises what the stages raise: ProfileError, MismatchError, InfeasibleError, ExecutionError.
     """
     prepared = _prepared(request, executor, captured.graph)  # what it lacks is told early
-    cache, key = None, ""
-    if request.cache is not None and not request.reads_files:
-        cache, key = PlanCache(request.cache), _key(request, executor, captured)
-        kept = cache.find(key, prepared)
+    cache, key = None if request.reads_files else request.cache, ""
+    if cache is not None:
+        key = _key(request, executor, captured)
+        kept = find_plan(cache, key, prepared)
         placement = None if kept is None else _placed_as_kept(request, executor, captured.graph, kept)
         if placement is not None:
-            cache.used(key)
-            return placement.noting(f"{KEPT}, kept in {request.cache}; {ANEW}")
-    begun = time.perf_counter()
+            return placement.noting(f"{KEPT}, kept in {cache}; {ANEW}")
     costs = costed(request, executor, captured.graph, captured.binding, step, QUICK)
     placement = place(request, costs, find_cluster(request, executor))
     result, profile = placement.result, placement.profile
     if cache is None or result.interrupted or profile is None:
         return placement
-    reason = cache.keep(key, KeptPlan(profile, result.plan, result.notes, result.untried, time.perf_counter() - begun), request.made_by)
-    return placement.noting(f"plan and costs can't be kept in {request.cache}: {reason}") if reason else placement
+    reason = keep_plan(cache, key, KeptPlan(profile, result.plan, result.notes, result.untried), request.made_by)
+    return placement.noting(f"plan and costs can't be kept in {cache}: {reason}") if reason else placement
 
 
 def begin_search(request: TrainRequest, executor: Executor, captured: CapturedCall, step: CallStep) -> Search | None:
@@ -69,7 +66,7 @@ def begin_search(request: TrainRequest, executor: Executor, captured: CapturedCa
     if not request.cuda and torch.get_num_threads() >= len(os.sched_getaffinity(0)):
         return None
     prepared, key = _prepared(request, executor, captured.graph), _key(request, executor, captured)
-    if PlanCache(request.cache).find(key, prepared) is not None:
+    if find_plan(request.cache, key, prepared) is not None:
         return None
     with as_it_was(step):
         costs = costed(request, executor, captured.graph, captured.binding, step, QUICK)

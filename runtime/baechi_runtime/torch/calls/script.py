@@ -21,8 +21,7 @@ from baechi_ext.errors import BaechiError
 from baechi_ext.ir.files import make_folder
 from baechi_runtime.drivers.script_run import ScriptRun
 from baechi_runtime.drivers.train_request import ScriptRequest, TrainRequest
-from baechi_runtime.files.script_folder import KeptStep, said_of_interrupt
-from baechi_runtime.host.as_main import run_as_main
+from baechi_runtime.files.script_folder import KeptStep
 from baechi_runtime.measure.samples import Noise
 from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.torch.backend import devices_of
@@ -73,29 +72,19 @@ def run_script(asked: ScriptRequest) -> ModulesRun:
         make_folder(folder)
     workers = workers_of(asked.request)
     run = ModulesRun(name=path.name, reports=workers is None or workers.group.rank == 0, command=asked.request.command)
+
+    def conclude() -> None:
+        for session in run.placed:
+            session.conclude(ended=True)
+
     try:
         with as_one_of(workers), outermost_calls(_Placing(asked, run).runner):
-            run.code = run_as_main(path, asked.arguments)
+            run.main(path, asked.arguments, folder, conclude)
     except BaechiError:
         if workers is not None:
             workers.failed = True
         raise
-    except KeyboardInterrupt as e:
-        _say_and_keep(run, folder)
-        if folder is None or not run.reports:
-            raise
-        raise KeyboardInterrupt(said_of_interrupt(folder, run.kept_steps) or str(e)) from e
-    _say_and_keep(run, folder)
     return run
-
-
-def _say_and_keep(run: ModulesRun, folder: Path | None) -> None:
-    for session in run.placed:
-        session.conclude(ended=True)
-    if run.reports:
-        run.say()
-        if folder is not None:
-            run.keep(folder)
 
 
 def workers_of(request: TrainRequest) -> Workers | None:

@@ -23,7 +23,7 @@ from baechi_ext.place.common import PlaceOptions, Worth
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.drivers.pipeline import PlanRequest
-from baechi_runtime.torch.calls.plan_cache import KeptPlan, PlanCache
+from baechi_runtime.torch.calls.plan_cache import KeptPlan, keep_plan
 
 _OPTIONS = ("seed", "sct_threshold", "time_limit_seconds", "traversal_order", "placeto_policy", "placeto_episodes", "fits")
 _NICENESS = 5
@@ -106,8 +106,8 @@ def search(asked: dict[str, Any]) -> None:
     together, alone = attach_costs(graph, profile, contended=len(cluster) > 1), attach_costs(graph, profile)
     result = pipeline.plan(together, cluster, request)
     result = pipeline.whole_if_faster(result, together, cluster, request, one_device_timeline(alone))
-    kept = KeptPlan(profile, result.plan, result.notes, result.untried, result.placement_seconds)
-    if reason := PlanCache(Path(asked["cache"])).keep(asked["key"], kept, MadeBy(tuple(asked["command"]))):
+    kept = KeptPlan(profile, result.plan, result.notes, result.untried)
+    if reason := keep_plan(Path(asked["cache"]), asked["key"], kept, MadeBy(tuple(asked["command"]))):
         raise BaechiError(reason)
 
 

@@ -21,7 +21,7 @@ from baechi_runtime.measure.link_probe import LinkProbe
 from baechi_runtime.torch.lowering.devices import TorchDevice
 from baechi_runtime.torch.lowering.pace_player import SIDE
 
-_BLOCKS, _BLOCKS_OF_SMALL, _LARGE_BYTES = 4, 12, 2**20
+_BLOCKS, _BLOCKS_OF_SMALL, _LARGE_BYTES = 4, 8, 2**20
 TRANSFERS = 8
 """Transfers of a block: as many tensors are under way at once, at most, and one that ends it."""
 _AHEAD = 2
