@@ -18,7 +18,7 @@ STEP = [
     *("--placement_method=contiguous", "--comm_cost_coeffs=0.001,100"),
 ]
 """No search, and no link to probe."""
-GPT2 = ("--model_name=gpt2", "--batch_size=4", "--vocab_size=60", "--max_seq_length=6", "--num_layers=2", "--d_model=32", "--num_heads=4")
+GPT2 = ("--model_name=gpt2", "--batch_size=4", "--vocab_size=60", "--max_seq_length=6", "--num_layers=1", "--d_model=32", "--num_heads=4")
 TIMEOUT_SECONDS = 240
 
 
