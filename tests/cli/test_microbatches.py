@@ -10,8 +10,9 @@ from baechi_runtime.files.run_folder import RunFolder
 from tests.runtime.trainings import GPT2
 
 Run = Callable[..., tuple[int, str, str]]
-QUICK = ("--num_steps=2", "--time_limit=1")
-TOWERS = ("--model_name=wide_towers", "--image_size=16", "--batch_size=4")
+LINK = "--comm_cost_coeffs=0.001,50"
+QUICK = ("--num_steps=2", "--time_limit=1", LINK)
+TOWERS = ("--model_name=wide_towers", "--image_size=8", "--batch_size=4")
 
 
 def test_auto_says_what_the_other_way_is_predicted_to_take(run: Run, tmp_path: Path) -> None:
@@ -51,11 +52,11 @@ def test_what_cannot_be_split_is_said(run: Run, flags: tuple[str, ...], message:
 
 
 def test_a_training_that_goes_on_keeps_its_parts(run: Run, tmp_path: Path) -> None:
-    begun = ("train", *GPT2, "--json", "--placement_method=m_etf", "--microbatches=3,1")
+    begun = ("train", *GPT2, LINK, "--json", "--placement_method=m_etf", "--microbatches=3,1")
     code, out, err = run(*begun, "--train_steps=2", f"--checkpoint={tmp_path}")
     assert code == 0, err
     resumed = (f"--checkpoint={tmp_path}", "--resume", "--num_devices=3")
-    code, again, err = run("train", *GPT2, "--json", "--time_limit=1", "--train_steps=3", *resumed)
+    code, again, err = run("train", *GPT2, LINK, "--json", "--time_limit=1", "--train_steps=3", *resumed)
     assert code == 0, err
     code, again, err = run(*begun[:-1], "--train_steps=4", *resumed)  # a method that splits nothing by itself
     assert code == 0, err

@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from baechi_ext.ir import OpGraph, Plan
 from baechi_runtime.files.run_folder import RunFolder
 from tests.runtime.forked import Forked, start
-from tests.runtime.trainings import STEP, costs_of, losses_of
+from tests.runtime.trainings import STEP, costs_of, losses_of, undisturbed
 from tests.runtime.workers import finish, only_error, shared_memory
 
 WITHIN = 10.0
@@ -49,7 +51,7 @@ def begun(kept: Path, process: Forked) -> None:
     while not (kept / "step_00000000" / "checkpoint.json").exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
-    time.sleep(0.5)
+    time.sleep(0.3)
 
 
 def ended(
@@ -127,6 +129,12 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> str:
     return costs_of(tmp_path_factory.mktemp("costs"))
 
 
+@pytest.fixture(scope="module")
+def whole(costs: str) -> Callable[[int], list[float]]:
+    """The losses of a training that never ended."""
+    return undisturbed(partial(losses_of, costs))
+
+
 @pytest.mark.parametrize(
     ("workers", "how"),
     [
@@ -137,7 +145,9 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("process", {"stopped": True, "kind": signal.SIGINT}),
     ],
 )
-def test_trainings_keep_a_checkpoint_of_the_step(tmp_path: Path, costs: str, workers: str, how: dict) -> None:
+def test_trainings_keep_a_checkpoint_of_the_step(
+    tmp_path: Path, costs: str, whole: Callable[[int], list[float]], workers: str, how: dict
+) -> None:
     """And go on from it to the losses of one that never ended."""
     kept = tmp_path / "kept"
     flags = (*STEP, costs, f"--checkpoint={kept}", "--checkpoint_every=1000000", f"--workers={workers}")
@@ -149,8 +159,7 @@ def test_trainings_keep_a_checkpoint_of_the_step(tmp_path: Path, costs: str, wor
     assert found, said
     step = int(found[1])
     assert hidden_in(kept) == []
-    here = (costs, f"--train_steps={step + 2}")
-    assert losses_of(*here, f"--checkpoint={kept}", "--resume") == losses_of(*here)
+    assert losses_of(costs, f"--train_steps={step + 2}", f"--checkpoint={kept}", "--resume") == whole(step + 2)
 
 
 @pytest.mark.parametrize("everybody", [False, True])

@@ -130,7 +130,7 @@ def errors_of(stderr: str) -> str:
         (["--comm_cost_coeffs=1"], 2, "is not two numbers a,b"),
         (["--num_gpus=99"], 1, "--num_gpus=99 asks for 99 CUDA devices and this machine has"),
         (["--workers=process", "--num_gpus=99"], 1, "--num_gpus=99 asks for 99 CUDA devices and this machine has"),
-        (["--device_memory=1KiB"], 1, "1024"),
+        (["--device_memory=1KiB", "--comm_cost_coeffs=0.001,50"], 1, "1024"),
     ],
 )
 def test_bad_input(flags: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,7 +141,7 @@ def test_bad_input(flags: list[str], code: int, message: str, capsys: pytest.Cap
 
 
 def test_a_model_that_does_not_fit_is_said_in_json_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", *SMALL, "--device_memory=1KiB", "--json"]) == 1
+    assert main(["train", *SMALL, "--device_memory=1KiB", "--comm_cost_coeffs=0.001,50", "--json"]) == 1
     captured = capsys.readouterr()
     assert json.loads(captured.out)["status"] == "infeasible"
     assert "1024" in errors_of(captured.err)
@@ -167,7 +167,7 @@ def test_a_bad_expert_file_is_told_before_torch_is_loaded(tmp_path: Path, conten
 @pytest.mark.parametrize(
     ("model", "names", "code", "message"),
     [
-        ("inception_v3", None, 2, "the graph has no expert hints; give some with --expert_file=FILE"),
+        ("alexnet", None, 2, "the graph has no expert hints; give some with --expert_file=FILE"),
         ("wide_towers", ["model.towers.*", "nowhere"], 1, "no op and no colocation group of the graph is called 'nowhere'; take names"),
     ],
 )
@@ -207,7 +207,7 @@ def test_the_flags_list_the_runtimes_optimizers() -> None:
 
 
 def test_ctrl_c_ends_a_run_at_once() -> None:
-    process = start("train", *SMALL[:3], "--time_limit=0.5", "--num_steps=100000")
+    process = start("train", *SMALL[:3], "--time_limit=0.5", "--num_steps=100000", "--comm_cost_coeffs=0.001,50")
     try:
         for line in process.stderr:
             if line.startswith("measuring"):

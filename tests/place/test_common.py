@@ -113,7 +113,7 @@ def test_tight_memory_is_met_by_every_method_that_spreads(method: str, share: fl
     graph = branchy_blocks(6, 4, 1, parameter_bytes=1_000_000)
     peak = place("single", graph, Cluster.uniform(1)).plan.peak_memory_bytes[0]
     cluster = Cluster.uniform(4, memory_bytes=share * peak, link=Link(1e-4, 30))
-    plan = place(method, graph, cluster, PlaceOptions(time_limit_seconds=2)).plan
+    plan = place(method, graph, cluster, PlaceOptions(time_limit_seconds=0.7)).plan
     assert oracle.violations(graph, cluster, plan.placement, plan.priority) == []
 
 

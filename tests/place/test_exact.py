@@ -170,7 +170,7 @@ def test_a_solver_that_fails_says_why() -> None:
 
 def test_beyond_the_proof_there_is_a_gap() -> None:
     graph, cluster = random_instance(60, 3, 0.1, 0)
-    result = place("exact", graph, cluster, PlaceOptions(time_limit_seconds=4))
+    result = place("exact", graph, cluster, PlaceOptions(time_limit_seconds=2))
     assert result.plan.lower_bound_us <= result.predicted_step_us
     assert result.predicted_step_us <= place("m_etf", graph, cluster).predicted_step_us
     assert result.placement_seconds < 60

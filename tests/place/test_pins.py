@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_repaired_around_the_pins() -> None:
     for found in (repair(start.simulator, start, 1), fit(start, 1, Effort(simulated_ops=1_000_000)), *trials_by_bytes(start.simulator)):
         assert found.placement == graph.pinned(found.placement)
         assert sum(found.excess_bytes) < sum(start.excess_bytes)
-    assert planned("auto", graph, cluster, replace(OPTIONS, time_limit_seconds=4)).splits
+    assert planned("auto", graph, cluster, OPTIONS).splits
 
 
 def test_pins_that_do_not_fit() -> None:

@@ -85,7 +85,7 @@ def test_a_start_that_splits_a_group_is_refused() -> None:
 
 def test_auto_takes_up_a_given_plan_that_is_better_than_its_own() -> None:
     graph, cluster = random_graph(40, 2), cluster_of(3, 20.0)
-    known = refined(graph, cluster, time_limit_seconds=1)
+    known = refined(graph, cluster, time_limit_seconds=0.5)
     initial = Proposal(known.plan.placement, (known.plan.priority,))
     found = place("auto", graph, cluster, PlaceOptions(initial=initial, time_limit_seconds=1e-9))
     assert found.predicted_step_us <= known.predicted_step_us
@@ -97,7 +97,7 @@ def test_auto_takes_up_a_given_plan_that_is_better_than_its_own() -> None:
 
 def test_a_start_that_does_not_fit_is_repaired() -> None:
     graph, cluster = random_graph(40, 3, groups=True), cluster_of(4, memory_bytes=900)
-    result = refined(graph, cluster, Proposal((0,) * 40), time_limit_seconds=2)
+    result = refined(graph, cluster, Proposal((0,) * 40), time_limit_seconds=0.7)
     assert oracle.violations(graph, cluster, result.plan.placement, result.plan.priority) == []
 
 

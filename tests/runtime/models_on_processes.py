@@ -24,8 +24,6 @@ from baechi_ext.cost import attach_costs
 from baechi_ext.ir import Cluster, Link, OpGraph
 from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers import pipeline
-from baechi_runtime.models.registry import make_step
-from baechi_runtime.models.torch import alexnet
 from baechi_runtime.models.training_step import EagerStep, TrainingStep, optimizer_spec
 from baechi_runtime.report.report import ParityCheck
 from baechi_runtime.torch.lowering.devices import cpu_devices, cuda_workers
@@ -35,14 +33,13 @@ from baechi_runtime.torch.processes.executor import ProcessExecutor, RankCapture
 from baechi_runtime.torch.processes.launch import run_workers
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 from baechi_runtime.torch.profiler import ProfileOptions, profile_step
-from tests.torch_steps import SMALL_MODELS, scattered
+from tests.torch_steps import SMALL_MODELS, narrow_step, scattered
 
 TIMEOUT_SECONDS, STEPS = 120.0, 20
 
 
 def small_step(name: str) -> TrainingStep:
-    alexnet.UNITS = 64  # nearly all of its parameters, and of the time of its steps
-    return make_step(name, SMALL_MODELS[name], optimizer_spec("momentum", 0.01))
+    return narrow_step(name, SMALL_MODELS[name], optimizer_spec("momentum", 0.01))
 
 
 @cache

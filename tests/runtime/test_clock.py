@@ -19,7 +19,7 @@ TENSORFLOW = [
     *("train", "--framework=tensorflow", "--model_name=gnmt_v2", "--rnn_units=8", "--vocab_size=50", "--max_seq_length=4"),
     *("--batch_size=2", "--optimizer=adam", "--learning_rate=0.001", "--placement_method=contiguous"),
 ]
-STEPS = "--train_steps=100"
+STEPS = "--train_steps=40"
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,7 @@ from baechi_runtime.host.listeners import keep_listeners_to
 def taken(address):
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as peer:
-        peer.settimeout(1.0)
+        peer.settimeout(0.25)
         try:
             peer.connect((address, port))
             return "taken"

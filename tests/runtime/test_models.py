@@ -12,13 +12,12 @@ from baechi_ext.errors import MissingBackendError, OptionError
 from baechi_ext.ir import Cluster, Link
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.models.registry import MODELS, ModelOptions, code_of, make_step
-from baechi_runtime.models.torch import alexnet
 from baechi_runtime.models.training_step import EagerStep, TrainingStep, optimizer_spec
 from baechi_runtime.torch.lowering.devices import cpu_devices
 from baechi_runtime.torch.parity import check_parity
 from baechi_runtime.torch.profiler import ProfileOptions, profile_step
 from baechi_runtime.torch.threads.executor import ThreadExecutor
-from tests.torch_steps import SMALL_MODELS
+from tests.torch_steps import SMALL_MODELS, narrow_step
 
 METHODS = {1: ("single",), 2: ("m_sct", "m_etf", "m_topo", "contiguous"), 4: ("m_sct",)}
 EXPERTS = {"wide_towers", "gnmt_v2"}
@@ -28,9 +27,7 @@ EXPERTS = {"wide_towers", "gnmt_v2"}
 @pytest.fixture(scope="module", params=list(MODELS))
 def captured(request):
     """(step, costed graph, binding) of a model at a small size, profiled for real."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(alexnet, "UNITS", 64)  # nearly all of its parameters, and of the time of its steps
-        step = make_step(request.param, SMALL_MODELS[request.param], optimizer_spec("momentum", 0.01))
+    step = narrow_step(request.param, SMALL_MODELS[request.param], optimizer_spec("momentum", 0.01))
     graph, binding = capture_joint(step.module, step.inputs, CaptureOptions("momentum", 1), request.param)
     with ThreadExecutor(cpu_devices(1), timeout_seconds=120) as executor:
         profile = profile_step(executor, graph, binding, step, ProfileOptions(warmup=1, repeats=2))

@@ -124,7 +124,7 @@ def test_an_interrupted_study_goes_on(folder: Path, monkeypatch: pytest.MonkeyPa
 def test_ctrl_c_of_a_study_in_two_processes(folder: Path) -> None:
     """As from a terminal, which tells the workers, too: what is done is kept, nobody and nothing else stays, and the study goes on."""
     before, table = shared_memory(), folder / "out" / "runs.csv"
-    line = command(folder, "--workers=2", "--repeats=4")
+    line = command(folder, "--workers=2", "--repeats=2")
     process = start(*line)
     while not table.exists():
         assert process.poll() is None
@@ -138,10 +138,10 @@ def test_ctrl_c_of_a_study_in_two_processes(folder: Path) -> None:
     assert ended(family)
     assert shared_memory() <= before
     kept = table.read_text()
-    assert 0 < len(read_runs(table, 2 * BATCH)) < 2 * 4 * (2 + len(CONTROLS))
+    assert 0 < len(read_runs(table, 2 * BATCH)) < 2 * 2 * (2 + len(CONTROLS))
     assert cli.main(line) == 0
     assert table.read_text().startswith(kept)
-    assert len(read_runs(table, 2 * BATCH)) == 2 * 4 * (2 + len(CONTROLS))
+    assert len(read_runs(table, 2 * BATCH)) == 2 * 2 * (2 + len(CONTROLS))
 
 
 def children_of(parent: int) -> list[int]:

@@ -90,7 +90,7 @@ def test_an_abort_is_told_with_its_last_words() -> None:
 
 def test_a_worker_that_never_answers_is_named_after_the_time_out() -> None:
     before = shared_memory()
-    process = start(*ENDLESS, "--timeout=5")
+    process = start(*ENDLESS, "--timeout=3")
     wait_for_line(process, "measuring")
     workers = workers_of(process.pid)
     os.kill(workers[1], signal.SIGSTOP)
@@ -106,7 +106,7 @@ def test_a_worker_that_never_answers_is_named_after_the_time_out() -> None:
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_torchrun_ends_all_where_a_worker_is_killed(rank: int) -> None:
     before = shared_memory()
-    process = torchrun(*ENDLESS, "--timeout=5")
+    process = torchrun(*ENDLESS, "--timeout=3")
     wait_for_line(process, "measuring")
     workers = workers_of(process.pid)
     assert set(workers) == {0, 1}
@@ -122,7 +122,7 @@ def test_torchrun_ends_all_where_a_worker_is_killed(rank: int) -> None:
 def test_torchrun_ends_all_where_a_worker_never_answers() -> None:
     """Slow since torchrun gives a worker that is stopped 30 s to end, which no setting of its makes shorter."""
     before = shared_memory()
-    process = torchrun(*ENDLESS, "--timeout=5")
+    process = torchrun(*ENDLESS, "--timeout=3")
     wait_for_line(process, "measuring")
     workers = workers_of(process.pid)
     os.kill(workers[1], signal.SIGSTOP)

@@ -28,6 +28,8 @@ with locked({"--out": sys.argv[1]}):
     sys.stdin.read()
 """
 SECONDS = 120.0
+TORCHRUN_SECONDS = 30.0
+"""After which torchrun kills a worker that SIGTERM has not ended."""
 
 
 @pytest.fixture
@@ -115,12 +117,14 @@ def test_two_trainings_into_one_checkpoint(tmp_path: Path, workers: str) -> None
         while not list(tmp_path.glob("kept/step_0000000[2-9]/checkpoint.json")):
             assert first.poll() is None, first.communicate()
             time.sleep(0.05)
+        first.send_signal(signal.SIGSTOP)  # each step that it trains meanwhile is trained twice more below
         code, _, err = finish(start(*flags, "--train_steps=4"))
         assert code == 1
         assert f"another run, process {first.pid} on" in only_error(err)
         assert f"writes into --checkpoint={tmp_path / 'kept'}; wait until it ends, or choose another --checkpoint" in only_error(err)
         assert first.poll() is None
     finally:
+        first.send_signal(signal.SIGCONT)
         first.send_signal(signal.SIGINT)
         code, _, err = finish(first)
     assert code == 130, err
@@ -131,7 +135,7 @@ def test_two_trainings_into_one_checkpoint(tmp_path: Path, workers: str) -> None
 
 
 def test_two_runs_into_one_folder(tmp_path: Path) -> None:
-    """Config, graph and plan stay those of the first one."""
+    """Config, graph and plan stay those of the first one, and all workers of the second end soon."""
     flags = (*STEP, f"--out={tmp_path / 'run'}")
     first = start(*flags, "--num_steps=100000")
     try:
@@ -141,8 +145,10 @@ def test_two_runs_into_one_folder(tmp_path: Path) -> None:
         begin = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
         second = [f"--out={tmp_path / 'run'}", "train", "--model_name=alexnet"]
         assert main([*second[1:], second[0]]) == 1
+        began = time.monotonic()
         code, _, err = finish(torchrun("train", "--model_name=alexnet", "--workers=process", second[0]))
         assert code == 1
+        assert time.monotonic() - began < TORCHRUN_SECONDS, "worker 1, which waited for worker 0, did not end when it was told to"
         assert f"error: another run, process {first.pid} on" in err
         assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == begin
     finally:

@@ -63,7 +63,7 @@ def is_searched_for(model: nn.Module) -> bool:
 def test_training_goes_on_until_the_plan_is_there() -> None:
     model = Towers()
     same = copy.deepcopy(model)
-    baechi_ext.parallelize(model, devices=2, time_limit=1.0)
+    baechi_ext.parallelize(model, devices=2, time_limit=0.3)
     losses = train(model, 2)
     assert call_of(model).session.is_searching()
     while is_searched_for(model):
@@ -80,7 +80,7 @@ def test_training_goes_on_until_the_plan_is_there() -> None:
 
 def test_where_the_search_fails_the_plan_is_searched_for_here() -> None:
     model = Towers()
-    baechi_ext.parallelize(model, devices=2, time_limit=1.0)
+    baechi_ext.parallelize(model, devices=2, time_limit=0.3)
     train(model, 2)
     call_of(model).session._aside.search._process.send_signal(signal.SIGKILL)
     while is_searched_for(model):
@@ -101,7 +101,7 @@ def test_a_module_that_is_unplaced_stops_its_search() -> None:
 
 def test_whoever_insists_on_placing_waits_for_the_plan() -> None:
     model = Towers()
-    baechi_ext.parallelize(model, devices=2, time_limit=1.0, keep_placed=True)
+    baechi_ext.parallelize(model, devices=2, time_limit=0.3, keep_placed=True)
     train(model, 2)
     assert baechi_ext.report(model).placed_steps == 1
 

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from baechi_runtime.cli.main import main
@@ -18,7 +18,7 @@ STEP = [
     *("--placement_method=contiguous", "--comm_cost_coeffs=0.001,100"),
 ]
 """No search, and no link to probe."""
-GPT2 = ("--model_name=gpt2", "--batch_size=4", "--vocab_size=60", "--max_seq_length=6", "--num_layers=2", "--d_model=32", "--num_heads=4")
+GPT2 = ("--model_name=gpt2", "--batch_size=4", "--vocab_size=60", "--max_seq_length=6", "--num_layers=1", "--d_model=32", "--num_heads=4")
 TIMEOUT_SECONDS = 240
 
 
@@ -53,6 +53,18 @@ def losses_of(*flags: str, workers: ForkedWorkers | None = None) -> list[float]:
     """The losses of a training that is to end well, on threads of this process or on two worker processes."""
     out = here(*flags, "--json") if workers is None else workers.run("baechi_on_processes", 2, *STEP, *flags, "--workers=process", "--json")
     return json.loads(out)["losses"]
+
+
+def undisturbed(losses_of: Callable[[str], list[float]]) -> Callable[[int], list[float]]:
+    """The losses of this many steps of a training that nothing happens to: the first of a longer one's, where there was one."""
+    known: list[float] = []
+
+    def losses(steps: int) -> list[float]:
+        if len(known) < steps:
+            known[:] = losses_of(f"--train_steps={steps + 50}")
+        return known[:steps]
+
+    return losses
 
 
 def steps_in(checkpoints: Path) -> list[int]:

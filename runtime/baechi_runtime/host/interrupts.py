@@ -99,6 +99,19 @@ def leave_to_others() -> None:
 
 
 @contextlib.contextmanager
+def ended_at_once() -> Iterator[None]:
+    """While its body waits in a library, where no handler of Python's runs, SIGTERM ends the process: for one that has nothing to save."""
+    if signal.getsignal(signal.SIGTERM) is not _term or threading.current_thread() is not threading.main_thread():
+        yield  # a program of the user's
+        return
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, _term)
+
+
+@contextlib.contextmanager
 def finished_first(seconds: float) -> Iterator[Callable[[], bool]]:
     """While its body runs, Ctrl-C is noted, which the yielded function says, and interrupts it only after so many seconds, or the second
     time. SIGTERM is the same. Outside of the main thread nothing changes."""

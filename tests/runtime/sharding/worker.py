@@ -19,8 +19,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from baechi_ext.shard.machine import Machine
 from baechi_ext.shard.search import search
 from baechi_runtime.measure.comparator import compare
-from baechi_runtime.models.registry import ModelOptions, make_step
-from baechi_runtime.models.torch import alexnet
+from baechi_runtime.models.registry import ModelOptions
 from baechi_runtime.models.training_step import TrainingStep, optimizer_spec
 from baechi_runtime.sharding.binding import among_runnable, lay_out
 from baechi_runtime.sharding.captured import ForwardGraph, captured_graph, forward_graph
@@ -35,6 +34,7 @@ from tests.runtime.sharding.by_hand import captured_by_hand, strategy
 from tests.runtime.sharding.small_models import BATCH
 from tests.runtime.sharding.small_models import CASES as SMALL
 from tests.runtime.sharding.steps import CASES
+from tests.torch_steps import narrow_step
 
 TOLERANCE = 2e-5
 CHANCE = "chance"
@@ -155,13 +155,12 @@ def captured(processes: int, *, rest: bool = False) -> list[Split]:
 def steps() -> Iterator[tuple[TrainingStep, int]]:
     """Steps to be split, and their batches."""
     optimizer = optimizer_spec("sgd", 0.1)
-    alexnet.UNITS = 64
     for name, case in SMALL.items():
         torch.manual_seed(0)
         module, inputs = case()
         yield TrainingStep(name, module, inputs, optimizer), BATCH
     for name, options in MODELS.items():
-        yield make_step(name, options, optimizer), options.batch_size
+        yield narrow_step(name, options, optimizer), options.batch_size
 
 
 def moved(processes: int) -> dict[str, str]:
@@ -193,7 +192,7 @@ def inception(processes: int) -> list[Split]:
     """Inception, which takes long: on 4 processes by the search's strategy, on 2 by the others and larger images."""
     image_size, names = (75, (PASE,)) if processes == 4 else (107, (DATA_PARALLEL, CHANCE))
     options = ModelOptions(batch_size=4, image_size=image_size)
-    return [split(make_step("inception_v3", options, optimizer_spec("sgd", 0.1)), 4, processes, names)]
+    return [split(narrow_step("inception_v3", options, optimizer_spec("sgd", 0.1)), 4, processes, names)]
 
 
 def exported(processes: int) -> dict[str, str]:

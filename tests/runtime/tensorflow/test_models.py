@@ -15,6 +15,7 @@ from baechi_runtime.models.options.gnmt_v2 import Options
 from baechi_runtime.models.registry import TENSORFLOW_MODELS, ModelOptions
 from baechi_runtime.models.tensorflow.gnmt_v2 import AdditiveAttention, GnmtV2
 from baechi_runtime.tensorflow.step import OPTIMIZERS, TensorFlowStep, build_step, make_optimizer
+from tests.tensorflow_steps import narrow_layers
 
 SMALL = {
     "inception_v3": ModelOptions(batch_size=2, image_size=75),
@@ -50,7 +51,8 @@ def losses(step: TensorFlowStep, count: int) -> list[float]:
 
 @pytest.mark.parametrize("name", TENSORFLOW_MODELS)
 def test_a_step_trains_and_makes_no_variable(name: str) -> None:
-    step = build_step(name, SMALL[name], "sgd", 0.05)
+    with narrow_layers():
+        step = build_step(name, SMALL[name], "sgd", 0.05)
     before = [v.numpy() for v in variables_of(step)]
     curve = losses(step, 3)
     assert np.isfinite(curve).all()

@@ -20,6 +20,7 @@ from baechi_runtime.tensorflow.parity import TOLERANCE, check_parity
 from baechi_runtime.tensorflow.profiler import ProfileOptions, profile
 from baechi_runtime.tensorflow.servers.devices import Servers
 from baechi_runtime.tensorflow.step import Captured
+from tests.tensorflow_steps import narrow_layers
 
 SMALL = {
     "inception_v3": ModelOptions(batch_size=1, image_size=75),
@@ -64,7 +65,8 @@ def model_of(servers: Servers) -> Callable[[str], Model]:
 
 def _model(servers: Servers, name: str) -> Model:
     asked = TrainRequest(name, pipeline.PlanRequest(), SMALL[name], optimizer="momentum", framework="tensorflow")
-    step, function = capture(asked)
+    with narrow_layers():
+        step, function = capture(asked)
     costs = profile(function, step.inputs, servers, ProfileOptions(warmup=1, repeats=1))
     together, alone = (attach_costs(function.graph, costs, contended=contended) for contended in (True, False))
     return Model(Captured(together, alone, costs, step, function, function.values()))

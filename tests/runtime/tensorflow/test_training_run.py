@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from baechi_runtime.tensorflow.backend import TrainedSession
 from baechi_runtime.tensorflow.servers.devices import Devices, Logical, Servers
 from tests.runtime.forked import Forked, start
 from tests.runtime.tensorflow.steps import Step, branches
+from tests.runtime.trainings import undisturbed
 from tests.runtime.workers import command_line, finish, only_error
 from tests.tensorflow_steps import image_step
 
@@ -151,14 +153,7 @@ def losses_of(*flags: str) -> list[float]:
 @pytest.fixture(scope="module")
 def whole(costs: str) -> Callable[[int], list[float]]:
     """The losses of this many steps of a training that nothing happens to."""
-    known: list[float] = []
-
-    def losses(steps: int) -> list[float]:
-        if len(known) < steps:
-            known[:] = losses_of(costs, f"--train_steps={steps + 100}")
-        return known[:steps]
-
-    return losses
+    return undisturbed(partial(losses_of, costs))
 
 
 @pytest.fixture(scope="module")

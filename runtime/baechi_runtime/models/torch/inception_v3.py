@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from baechi_runtime.models.torch.images import labelled
 
 CLASSES, SMALLEST_IMAGE = 1000, 75
+FEATURES = 2048
+"""Width of what the last layer reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ class InceptionV3(nn.Sequential):
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
             nn.Dropout(dropout),
-            nn.Linear(2048, classes),
+            nn.Linear(FEATURES, classes),
         )
 
 

@@ -26,7 +26,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from baechi_ext.capture.torch_private import abort_process_group, take_groups_from_meshes
 from baechi_ext.errors import ExecutionError
-from baechi_runtime.host.interrupts import leave_to_others
+from baechi_runtime.host.interrupts import ended_at_once, leave_to_others
 from baechi_runtime.torch.processes import environment, heartbeat
 from baechi_runtime.torch.processes.crash_log import CrashLog
 from baechi_runtime.torch.processes.lines import SHARED_MEMORY, Lines
@@ -76,9 +76,11 @@ class WorkerGroup:
             # NCCL's own watch ends the process of a transfer that takes too long. StreamChannels, which say what is missing, come first.
             backend = {"backend": "cpu:gloo,cuda:nccl", "timeout": 2 * timeout, "device_id": device}
         try:
-            store, rank, size = _met(timeout)
-            store.set_timeout(timeout)
-            dist.init_process_group(store=PrefixStore("gloo", store), rank=rank, world_size=size, **backend)
+            # Whoever has folders to unlock, rank 0, is awaited by the others.
+            with ended_at_once() if environment.worker_place()[0] else contextlib.nullcontext():
+                store, rank, size = _met(timeout)
+                store.set_timeout(timeout)
+                dist.init_process_group(store=PrefixStore("gloo", store), rank=rank, world_size=size, **backend)
         except (RuntimeError, ValueError) as e:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise ExecutionError(
