@@ -61,7 +61,7 @@ _TRANSFORMER = "encoder and decoder of Attention is all you need, base; 49.3 M p
 _GPT2 = "GPT-2 from transformers, fresh weights, 5.3 M parameters; GPT-2 small, 124.4 M, by its sizes"
 _NASNET = (*_IMAGES, "nasnet_cells", "nasnet_filters", "large")
 MODELS: dict[str, Model] = {
-    "inception_v3": Model(_IMAGES, "Inception-V3, 23.8 M parameters"),
+    "inception_v3": Model((*_IMAGES, "dropout"), "Inception-V3, 23.8 M parameters"),
     "wide_towers": Model(_IMAGES, "four independent convolutional towers"),
     "gnmt_v2": Model(_GNMT, "recurrent encoder and decoder with attention, 67.8 M parameters", has_loss=True),
     "nasnet": Model(_NASNET, "NASNet-A for CIFAR-10, 3.3 M parameters; with --large the one for ImageNet, 88.8 M"),

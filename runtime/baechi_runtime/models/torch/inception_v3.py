@@ -17,6 +17,8 @@ class Options:
     batch_size: int = 32
     image_size: int = 299
     """Height and width in pixels."""
+    dropout: float = 0.5
+    """Before the last layer."""
 
 
 class ConvNorm(nn.Sequential):
@@ -106,9 +108,9 @@ def _block_8(inputs: int) -> nn.Module:
 
 
 class InceptionV3(nn.Sequential):
-    """Images (batch, 3, size, size), size at least 75 -> logits (batch, classes). Dropout 0.5 before the last layer."""
+    """Images (batch, 3, size, size), size at least 75 -> logits (batch, CLASSES)."""
 
-    def __init__(self, classes: int = CLASSES, dropout: float = 0.5) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__(
             ConvNorm(3, 32, 3, stride=2),
             ConvNorm(32, 32, 3),
@@ -131,11 +133,11 @@ class InceptionV3(nn.Sequential):
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
             nn.Dropout(dropout),
-            nn.Linear(FEATURES, classes),
+            nn.Linear(FEATURES, CLASSES),
         )
 
 
 def build(options: Options) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The model, random images and labels. Raises OptionError for images that are too small."""
-    model = InceptionV3()
+    model = InceptionV3(options.dropout)
     return model, labelled("inception_v3", options.batch_size, options.image_size, smallest=SMALLEST_IMAGE, classes=CLASSES)
