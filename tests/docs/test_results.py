@@ -47,15 +47,10 @@ def in_ms(seconds: float) -> str:
 
 
 def test_the_readmes_steps() -> None:
-    for model, *cells in table("README.md", "| model | `auto`"):
-        rows = {row["variant"]: row for row in read(f"step_time_{model.partition(',')[0]}_2_processes.json")["rows"]}
-        auto = rows["auto"]
-        assert cells == [interval(auto["times_eager"]), f"{auto['prediction_error']:+.1%}", interval(rows["ddp"]["times_eager"])], model
-
-
-def test_what_parts_bring_gpt2_in_the_readme() -> None:
-    rows = {row["variant"]: row["times_eager"]["median"] for row in read("step_time_parts_gpt2_2_processes.json")["rows"]}
-    assert f"gains {rows['auto, 2 parts']:.2f} so, beside DistributedDataParallel's {rows['ddp']:.2f}" in page("README.md")
+    for model, *cells in table("README.md", "| model | whole batch"):
+        rows = {row["method"]: row for row in read(f"engines_{model.partition(',')[0]}.json")["methods"]}
+        found = map(rows.get, ("auto", "auto_2_parts", "ddp", "pase"))
+        assert cells == [f"{row['ratio']['median']:.2f}" if row and row["ratio"] else "-" for row in found], model
 
 
 class TestPase:
@@ -219,17 +214,6 @@ def test_searches_in_speed() -> None:
     assert said.format(*proven[20], *proven[24]) in text
     rates = [1 / statistics.median(row["seconds"]) for row in read("placers.json")["rows"] if row["task"] == "simulate"]
     assert "does {:,.0f} steps of 500 ops a second, and {:.0f} of 10,000 ops".format(*(float(f"{rate:.2g}") for rate in rates)) in text
-
-
-def test_engines_beside_the_plans() -> None:
-    for model, *cells in table("docs/parts.md", "| model | whole batch, placed"):
-        rows = {row["method"]: row for row in read(f"engines_{model}.json")["methods"]}
-        expected = []
-        for row in (rows[name] for name in ("auto", "auto_2_parts", "ddp", "pase")):
-            error = row["predicted_step_us"] / row["measured_step_us"]["median"] - 1
-            expected.append(f"{interval(row['ratio'])}, {error:+.1%}")
-        assert cells == expected, model
-        assert rows["fsdp2"]["measured_step_us"] is None
 
 
 def test_a_slow_core() -> None:

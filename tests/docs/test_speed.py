@@ -4,6 +4,7 @@ the commands are those of the results they name."""
 import json
 import re
 import statistics
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +47,45 @@ def test_the_table_of_steps_has_all_models() -> None:
     assert tuple(table("What a placed step gains")) == MODELS
 
 
+def compared(model: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """What `baechi compare` found for a model in two worker processes, and its rows by name."""
+    found = read(f"engines_{model}.json")
+    return found, {row["method"]: row for row in found["methods"]}
+
+
+def gained(row: dict[str, Any] | None) -> str:
+    """How many times as fast as one device's program, with the interval for all pairs, and how far the prediction was off."""
+    if row is None or row["measured_step_us"] is None:
+        return "-"
+    ratio, error = row["ratio"], row["predicted_step_us"] / row["measured_step_us"]["median"] - 1
+    return f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f}), {error:+.1%}"
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_steps(model: str) -> None:
-    rows = variants(f"step_time_{model}_2_processes.json")
-    auto = rows["auto"]
+    found, rows = compared(model)
     assert table("What a placed step gains")[model] == [
-        as_time(rows["eager"]["measured_us"]["median"]),
-        as_time(auto["measured_us"]["median"]),
-        times(auto),
-        f"{auto['prediction_error']:+.1%}",
-        f"{rows['single']['predicted_us'] / auto['lower_bound_us']:.2f}",
-        *(times(rows.get(name)) for name in ("m_sct", "contiguous", "ddp", "pipelining")),
+        as_time(found["unplaced"]["measured_step_us"]["median"]),
+        as_time(rows["single"]["measured_step_us"]["median"]),
+        *(gained(rows.get(name)) for name in ("m_sct", "auto", "auto_2_parts", "ddp", "fsdp2", "pase")),
     ]
+
+
+def test_predictions_of_steps() -> None:
+    """The page says between what the errors are, and how many are within a tenth."""
+    by_model = {model: [row for row in compared(model)[1].values() if row["measured_step_us"] is not None] for model in MODELS}
+    seen = [row for rows in by_model.values() for row in rows if row["method"] != "single"]
+    errors = [row["predicted_step_us"] / row["measured_step_us"]["median"] - 1 for row in seen]
+    within = sum(abs(error) <= 0.1 for error in errors)
+    assert f"{within} of {len(errors)} predictions are within 10%, all between {min(errors):+.1%} and {max(errors):+.1%}" in PAGE
+    fastest = {model: max((row for row in rows if row["ratio"]), key=lambda row: row["ratio"]["median"]) for model, rows in by_model.items()}
+    gains = [row["ratio"]["median"] for row in fastest.values()]
+    mean, count = statistics.geometric_mean(gains), Counter(row["method"] for row in fastest.values())
+    assert f"is {mean:.2f} times as fast as one device's program in the geometric mean, from {min(gains):.2f} to {max(gains):.2f}" in PAGE
+    assert (count["auto"], count["auto_2_parts"], count["ddp"], count["pase"]) == (4, 3, 1, 1)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"{mean:.2f} in the geometric mean" in readme
+    assert f"Of {len(errors)} predictions {within} are within 10%" in readme
 
 
 @pytest.mark.parametrize("model", TENSORFLOW)
@@ -68,15 +96,11 @@ def test_steps_of_tensorflow(model: str) -> None:
     assert table("Step times", TENSORFLOW_PAGE)[model] == expected
 
 
-WORKERS = {"What it brings": "threads", "In worker processes": "processes"}
-"""Heading of a table of steps over parts -> the workers of its results."""
-
-
-@pytest.mark.parametrize(("heading", "model"), [(heading, model) for heading in WORKERS for model in table(heading, PARTS_PAGE)])
-def test_steps_over_parts(heading: str, model: str) -> None:
-    rows = variants(f"step_time_parts_{model}_2_{WORKERS[heading]}.json")
+@pytest.mark.parametrize("model", table("What it brings", PARTS_PAGE))
+def test_steps_over_parts(model: str) -> None:
+    rows = variants(f"step_time_parts_{model}_2_threads.json")
     whole, parts = rows["auto"], rows["auto, 2 parts"]
-    assert table(heading, PARTS_PAGE)[model] == [
+    assert table("What it brings", PARTS_PAGE)[model] == [
         as_time(whole["predicted_us"]),
         times(whole),
         as_time(parts["predicted_us"]),
@@ -86,7 +110,7 @@ def test_steps_over_parts(heading: str, model: str) -> None:
 
 
 def test_the_tables_of_steps_over_parts_have_all_results() -> None:
-    shown = {f"step_time_parts_{model}_2_{kind}.json" for heading, kind in WORKERS.items() for model in table(heading, PARTS_PAGE)}
+    shown = {f"step_time_parts_{model}_2_threads.json" for model in table("What it brings", PARTS_PAGE)}
     assert shown == {path.name for path in RESULTS.glob("step_time_parts_*.json")}
 
 
