@@ -86,7 +86,7 @@ def test_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("flag", REFUSED)
 def test_what_replaces_a_refused_flag_is_there(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        make_parser().parse_args(["train", "--help"])
+        make_parser().parse_args(["train", "--help_all"])
     shown = capsys.readouterr().out
     named = [word.strip(",;").split("=")[0] for word in REFUSED[flag].split() if word.startswith("--")]
     assert named or "drop it" in REFUSED[flag]

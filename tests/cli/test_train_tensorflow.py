@@ -59,7 +59,7 @@ def test_logical_devices_and_a_search_that_does_not_split(run: Run) -> None:
     """With links that cost seconds nothing is moved: all is on one device, and it says so, but for ops that share no tensor with others."""
     code, out, err = run(*TRAIN, *SMALL, "--workers=thread", "--comm_cost_coeffs=1000,1000000", "--time_limit=0.5")
     assert code == 0, err
-    assert re.search(r"moved +0 tensors", out)
+    assert re.search(r"transferred +0 tensors", out)
     whole = "splitting does not pay" in out or "whether splitting pays is not known: the time limit" in out
     assert whole == bool(re.search(r"cpu:[01] +0 +0%", out))
     assert re.search(r"tf.function, (one thread|\d+ threads|a thread a core) +- ", out)  # others of this process may have chosen

@@ -149,6 +149,7 @@ def test_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compared = report["parity"]["compared"]
     assert report["parity"] == {
         "steps": verification.steps, "compared": compared, "max_rel_diff": 0.0, "last": verification.last, "passed": True,
+            "tolerance": verification.tolerance,
     }  # fmt: skip
     assert compared >= 8 * (1 + 8 + 3)  # output, gradients of parameters, buffers
     assert report["predicted_step_us"]["placed"] == found.timeline.makespan_us
