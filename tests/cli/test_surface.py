@@ -6,15 +6,16 @@ import platform
 import re
 import sys
 import time
-from importlib.metadata import distributions
 
 import pytest
 from rich.console import Console
 
 import baechi_ext
 from baechi_ext.group.registry import GROUPERS, PLACER_TYPES
+from baechi_ext.ir.made_by import FRAMEWORKS
 from baechi_ext.place.adjust import ADJUSTMENTS
 from baechi_ext.place.registry import METHODS
+from baechi_runtime.cli.doctor.packages import PACKAGES
 from baechi_runtime.cli.flags.parser import with_underscores
 from baechi_runtime.cli.flags.placeto import ACTIONS as PLACETO_ACTIONS
 from baechi_runtime.cli.main import COMMANDS, Command, make_parser
@@ -160,9 +161,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     found = dict(part.rsplit(" ", 1) for part in capsys.readouterr().out.strip().split(", "))
     assert found.pop("baechi") == baechi_ext.__version__
     assert found.pop("Python") == platform.python_version()
-    installed = {distribution.name: distribution.version for distribution in distributions()}
-    installed.setdefault("tensorflow", installed.get("tensorflow-cpu"))
-    assert found == {name: installed[name] for name in ("torch", "tensorflow") if installed.get(name) is not None}
+    assert found == {package.name: package.version() for package in PACKAGES if package.name in FRAMEWORKS and package.version()}
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
