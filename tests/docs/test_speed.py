@@ -48,13 +48,13 @@ def test_the_table_of_steps_has_all_models() -> None:
 
 
 def compared(model: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """What `baechi compare` found for a model in two worker processes, and its rows by name."""
+    """The comparison of a model's steps in two worker processes, by `baechi compare`, and its rows by name."""
     found = read(f"engines_{model}.json")
     return found, {row["method"]: row for row in found["methods"]}
 
 
 def gained(row: dict[str, Any] | None) -> str:
-    """How many times as fast as one device's program, with the interval for all pairs, and how far the prediction was off."""
+    """The speed-up over one device's program, with the interval for all pairs, and the prediction's error."""
     if row is None or row["measured_step_us"] is None:
         return "-"
     ratio, error = row["ratio"], row["predicted_step_us"] / row["measured_step_us"]["median"] - 1
