@@ -19,18 +19,21 @@ SLACK_BYTES = 64 * 1024 * 1024
 
 
 class MemoryLimit:
-    """As a context: this process may take this many bytes more than it had when the limit was made. None: no limit."""
+    """As a context: this process may take this many bytes more than it had when the limit was made. None: no limit. What it comes to hold
+    outside of the context, other plans that are loaded beside this one say, is not charged."""
 
     def __init__(self, more_bytes: int | None) -> None:
-        self._limit = None
+        self._limit: int | None = None
+        self._held = 0
         self._before: tuple[int, int] | None = None
         process_memory.trim()
         data = process_memory.data_bytes()
         if more_bytes is not None and data is not None and resource is not None:
-            self._limit = data + max(0, more_bytes) + SLACK_BYTES
+            self._limit, self._held = data + max(0, more_bytes) + SLACK_BYTES, data
 
     def __enter__(self) -> None:
         if self._limit is not None:
+            self._limit += max(0, (process_memory.data_bytes() or 0) - self._held)
             self._before = resource.getrlimit(resource.RLIMIT_DATA)
             hard = self._before[1]
             soft = self._limit if hard == resource.RLIM_INFINITY else min(self._limit, hard)
@@ -39,7 +42,7 @@ class MemoryLimit:
     def __exit__(self, *_: object) -> None:
         if self._before is not None:
             resource.setrlimit(resource.RLIMIT_DATA, self._before)
-            self._before = None
+            self._before, self._held = None, process_memory.data_bytes() or 0
 
 
 class CudaMemoryLimit:
