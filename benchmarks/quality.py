@@ -6,7 +6,7 @@
 Sets: tuning and held_out (benchmarks/families.py), captured (benchmarks/captured.py; graphs are kept in --graphs). Each method runs
 as `baechi place` in a process of its own, which is killed after --hard_limit seconds; its plan is simulated again here. With --out
 every result is written as soon as it is there, and a run that is started again goes on where it stopped; --redo=NAMES runs some
-methods anew (annealing among them). Several parts may run side by side, each on a core of its own (`taskset --cpu-list=0 ...`) and
+methods anew (annealing among them). Several parts may run side by side, each on a core of its own (`taskset -c 0 ...`) and
 with an --out of its own; `python -m benchmarks.quality_table FILE.json ...` prints the tables of them all.
 """
 
