@@ -206,8 +206,14 @@ def test_the_flags_list_the_runtimes_optimizers() -> None:
     assert tuple(REAL) == OPTIMIZERS
 
 
-def test_ctrl_c_ends_a_run_at_once() -> None:
-    process = start("train", *SMALL[:3], "--time_limit=0.5", "--num_steps=100000", "--comm_cost_coeffs=0.001,50")
+@pytest.mark.parametrize(
+    ("command", "kept"),
+    [("train", ""), ("train", "plan.json is kept"), ("compare", "plan.json is kept, and so are plan_m_etf.json, plan_single.json")],
+)
+def test_ctrl_c_ends_a_run_at_once_and_says_which_plan_is_kept(tmp_path: Path, command: str, kept: str) -> None:
+    flags = [f"--out={tmp_path}"] if kept else []
+    flags += ["--placement_methods=single,m_etf"] if command == "compare" else ["--time_limit=0.5"]
+    process = start(command, *SMALL[:3], *flags, "--num_steps=100000", "--comm_cost_coeffs=0.001,50")
     try:
         for line in process.stderr:
             if line.startswith("measuring"):
@@ -218,7 +224,9 @@ def test_ctrl_c_ends_a_run_at_once() -> None:
     finally:
         process.kill()
     assert (process.returncode, out) == (130, "")
-    assert errors_of(err) == "error: interrupted"
+    assert errors_of(err) == f"error: interrupted{f'; {tmp_path}/{kept}' if kept else ''}"
+    if kept:
+        Plan.load(tmp_path / "plan.json", OpGraph.load(tmp_path / "graph.json"))
 
 
 @pytest.mark.parametrize(("method", "workers"), [("auto", "thread"), ("refine", "process")])

@@ -21,7 +21,16 @@ from baechi_runtime.drivers.placement import Placement, auto_sizes, is_near_leas
 from baechi_runtime.drivers.ranking import IN_REACH, Engines
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.drivers.training import EnginesOf, OnDevices, recorded
-from baechi_runtime.files.run_folder import COMPARISON, PARTS_GRAPH, PLOT, SINGLE_GRAPH, SPLIT_GRAPH, begin_run, method_plan
+from baechi_runtime.files.run_folder import (
+    COMPARISON,
+    PARTS_GRAPH,
+    PLOT,
+    SINGLE_GRAPH,
+    SPLIT_GRAPH,
+    begin_run,
+    method_plan,
+    said_where_plans_are,
+)
 from baechi_runtime.host.as_main import EndedError
 from baechi_runtime.measure.link_probe import LinkProbe
 from baechi_runtime.measure.parity_result import require_parity
@@ -63,7 +72,13 @@ def compared(
     contenders = checked_contenders(captured, scale_links(found[0], train.comm_cost_factor), backend, request.plans)
     contenders += _beside_auto(request, backend, contenders, found, engines)
     variants = loaded_contenders(captured, contenders, backend, engines)
-    with progress(f"measuring {train.num_steps} steps of each of {len(variants) + 1} variants") as show:
+    if train.out is not None:
+        begin_run(Path(train.out))
+        keep_plans(Path(train.out), captured, contenders, _fastest(contenders), train.made_by)
+    with (
+        said_where_plans_are(train.out),
+        progress(f"measuring {train.num_steps} steps of each of {len(variants) + 1} variants") as show,
+    ):
         measurement = backend.measure(captured, variants, train.num_steps, rounds(show, WARMUP + train.num_steps))
     comparison = Comparison(
         model=model,
@@ -231,6 +246,12 @@ def loaded_contenders(
     return loaded
 
 
+def _fastest(contenders: Sequence[Contender]) -> Contender | None:
+    """The contender with the plan that is predicted to be the fastest; None where there is no plan."""
+    planned = [(c.result.predicted_step_us, c) for c in contenders if c.result is not None and not c.refusal]
+    return min(planned, key=lambda found: found[0], default=(0, None))[1]
+
+
 def _as_planned(backend: Backend[C, L], captured: C, contender: Contender, variants: Mapping[str, L]) -> L:
     """The contender's own plan, loaded. Of `single` that is not what was measured: a plan names one of all devices."""
     if contender.method != SINGLE or contender.result is None:
@@ -239,13 +260,21 @@ def _as_planned(backend: Backend[C, L], captured: C, contender: Contender, varia
 
 
 def keep(folder: Path, captured: Captured, comparison: Comparison, made_by: MadeBy) -> None:
-    """Writes graph.json, profile.json, every method's plan, that of `planned` as plan.json, compare.json, and with matplotlib compare.png.
-    The graph is that of plan.json: with the costs of devices at work beside others, where it has one device with those of one alone, or
-    over parts of the batch. The others, for plans made with them, are graph_split.json, graph_single.json and graph_parts.json."""
+    """Writes the plans, that of `planned` as plan.json, compare.json, and with matplotlib compare.png."""
     kept = None if comparison.planned is None else comparison.contender(comparison.planned)
+    keep_plans(folder, captured, comparison.contenders, kept, made_by)
+    write_json(folder / COMPARISON, signed(comparison.to_json(), made_by))
+    with contextlib.suppress(MissingBackendError):
+        save_steps(folder / PLOT, comparison, made_by)
+
+
+def keep_plans(folder: Path, captured: Captured, contenders: Sequence[Contender], kept: Contender | None, made_by: MadeBy) -> None:
+    """Writes every method's plan, that of `kept` as plan.json, too, profile.json and graph.json. The graph is that of plan.json: with the
+    costs of devices at work beside others, where it has one device with those of one alone, or over parts of the batch. The others, for
+    plans made with them, are graph_split.json, graph_single.json and graph_parts.json."""
     best = None if kept is None else kept.result
-    graphs = {SPLIT_GRAPH: captured.graph, SINGLE_GRAPH: comparison.single.graph}
-    for contender in comparison.contenders:
+    graphs = {SPLIT_GRAPH: captured.graph, SINGLE_GRAPH: one_device_timeline(captured.alone).graph}
+    for contender in contenders:
         if contender.result is not None and contender.step is not captured:
             graphs[PARTS_GRAPH] = contender.step.graph
     own = SPLIT_GRAPH if best is None or best.splits else SINGLE_GRAPH
@@ -255,11 +284,8 @@ def keep(folder: Path, captured: Captured, comparison: Comparison, made_by: Made
     for name, other in graphs.items():
         other.save(folder / name, made_by)
     captured.profile.save(folder / "profile.json", made_by)
-    for contender in comparison.contenders:
+    for contender in contenders:
         if contender.result is not None:
             contender.result.plan.save(folder / method_plan(contender.method), made_by)
     if best is not None:
         best.plan.save(folder / "plan.json", made_by)
-    write_json(folder / COMPARISON, signed(comparison.to_json(), made_by))
-    with contextlib.suppress(MissingBackendError):
-        save_steps(folder / PLOT, comparison, made_by)

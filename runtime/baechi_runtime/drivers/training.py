@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from baechi_ext.cost import Profile
 from baechi_ext.errors import BaechiError, CaptureError, CheckpointError, ExecutionError, OptionError
 from baechi_ext.hybrid.plan import HybridPlan
+from baechi_ext.ir import Cluster
 from baechi_ext.ir.files import make_folder, require_writable, write_json
 from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.place.common import PlanResult
@@ -20,7 +21,7 @@ from baechi_runtime.drivers.placement import Placement, log_device_placement, pl
 from baechi_runtime.drivers.ranking import Engines, ranked
 from baechi_runtime.drivers.train_request import RunOptions, TrainRequest
 from baechi_runtime.files.checkpoint_folder import Checkpoint, CheckpointFolder
-from baechi_runtime.files.run_folder import MEASURED, REPORT, begin_run, best_until_then
+from baechi_runtime.files.run_folder import MEASURED, REPORT, begin_run, best_until_then, said_where_plans_are
 from baechi_runtime.host.interrupts import finished_first
 from baechi_runtime.measure.parity_result import Parity, require_parity
 from baechi_runtime.measure.timing import WARMUP
@@ -89,9 +90,18 @@ def _drive(backend: TrainingBackend[C, L], sharding_of: SplitsOf | None, engines
         placement.save(Path(request.out), request.made_by)
     if placement.result.interrupted:
         raise KeyboardInterrupt(best_until_then(request.out))
+    with said_where_plans_are(request.out):
+        return _run(backend, whole, captured, placement, found[0], engines_of)
+
+
+def _run(
+    backend: TrainingBackend[C, L], whole: C, captured: C, placement: Placement, cluster: Cluster, engines_of: EnginesOf | None
+) -> Findings:
+    """Runs the plan, or the engine that is ahead of it."""
+    request = backend.request
     if engines_of is not None:
         engines = engines_of(backend)
-        engine, placement = ranked(whole, captured, placement, found[0], engines)
+        engine, placement = ranked(whole, captured, placement, cluster, engines)
         if engine is not None:
             if request.out is not None:
                 begin_run(Path(request.out))  # no plan is run

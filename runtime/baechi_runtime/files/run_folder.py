@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -112,6 +112,22 @@ def sharded_plan_of(folder: Path) -> Path | None:
 def folder_of(number: int) -> str:
     """The folder, in a script's, of the placed module of that number; the first one is 0."""
     return f"placed_{number + 1}" if number else "."
+
+
+@contextlib.contextmanager
+def said_where_plans_are(folder: str | Path | None) -> Iterator[None]:
+    """Adds, to an interrupt that says nothing yet, where the plans are that the folder holds by now."""
+    try:
+        yield
+    except KeyboardInterrupt as e:
+        plans = [] if folder is None else sorted(path.name for path in Path(folder).glob("plan*.json"))
+        if e.args or not plans or folder is None:
+            raise
+        raise KeyboardInterrupt(f"interrupted; {Path(folder) / plans[0]} is kept{_and_others(plans)}") from e
+
+
+def _and_others(plans: Sequence[str]) -> str:
+    return f", and so are {', '.join(plans[1:])}" if len(plans) > 1 else ""
 
 
 def best_until_then(folder: str | Path | None) -> str:

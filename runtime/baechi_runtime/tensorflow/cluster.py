@@ -1,10 +1,12 @@
 """The cluster that a run's devices are: names, memory, and a measured link."""
 
+from functools import partial
+
 from baechi_ext.ir import Cluster, Device, Link
 from baechi_runtime.drivers.costing import cluster_of, taking_up
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.host.host_memory import usable_bytes
-from baechi_runtime.measure.link_probe import LinkProbe
+from baechi_runtime.measure.link_probe import LinkProbe, sound
 from baechi_runtime.report.progress import progress
 from baechi_runtime.tensorflow.servers.devices import Devices
 from baechi_runtime.tensorflow.servers.links import probe_link
@@ -27,6 +29,6 @@ def measured_cluster(devices: Devices, given: Link | None) -> tuple[Cluster, Lin
     names, probe, link = devices.short_names, None, given or Link()
     if given is None and len(names) > 1:
         with progress(f"probing the link {names[0]} -> {names[1]}"):
-            probe = probe_link(devices, 0, 1)
+            probe = sound(partial(probe_link, devices, 0, 1), copies=not devices.shared_memory)
         link = probe.to_link()
     return Cluster(placer_devices(devices), link, parallel_transfers=devices.shared_memory), probe

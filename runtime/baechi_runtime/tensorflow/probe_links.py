@@ -1,8 +1,10 @@
 """`baechi probe-links --framework=tensorflow`: the communication benchmark, between TensorFlow's devices."""
 
+from functools import partial
 from itertools import permutations
 
 from baechi_ext.errors import OptionError
+from baechi_runtime.measure.link_probe import sound
 from baechi_runtime.report.link_report import LinkReport, ProbeRequest, reported, sizes_bytes
 from baechi_runtime.report.progress import progress
 from baechi_runtime.tensorflow.backend import devices_of
@@ -28,5 +30,6 @@ def probe_links(request: ProbeRequest) -> LinkReport:
         probes = {}
         for source, target in permutations(range(len(names)), 2):
             with progress(f"probing {names[source]} -> {names[target]}"):
-                probes[source, target] = probe_link(devices, source, target, sizes)
+                once = partial(probe_link, devices, source, target, sizes)
+                probes[source, target] = sound(once, copies=not devices.shared_memory)
         return reported(request, placer_devices(devices), probes, parallel=devices.shared_memory)

@@ -12,7 +12,7 @@ from baechi_ext.ir import Cluster, Device, Link
 from baechi_runtime.drivers.costing import cluster_of, taking_up, with_speeds
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.measure.device_speeds import note_on, speeds_of
-from baechi_runtime.measure.link_probe import LinkProbe
+from baechi_runtime.measure.link_probe import LinkProbe, sound
 from baechi_runtime.report.progress import progress
 from baechi_runtime.torch.lowering.devices import TorchDevice, uuids_of_gpus
 from baechi_runtime.torch.lowering.executor import Executor, LoadedStep
@@ -67,7 +67,7 @@ def measured_cluster(executor: Executor, found: Topology, given: Link | None, *,
         kinds = pairs_to_probe(devices) if found.gpus is None else list(found.gpus.alike().values())
         for alike in kinds:
             with progress(f"probing the link {names[alike[0][0]]} -> {names[alike[0][1]]}"):
-                measured = executor.probe_link(*alike[0])
+                measured = sound(partial(executor.probe_link, *alike[0]), copies=not (threads and by_reference(devices)))
             if probe is None:
                 probe, default = measured, measured.to_link()
             elif len(kinds) > 1:

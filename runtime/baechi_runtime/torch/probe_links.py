@@ -4,6 +4,7 @@ from functools import partial
 
 from baechi_ext.errors import OptionError
 from baechi_ext.ir import Device
+from baechi_runtime.measure.link_probe import sound
 from baechi_runtime.report.link_report import LinkReport, ProbeRequest, reported, sizes_bytes
 from baechi_runtime.report.progress import progress
 from baechi_runtime.torch.backend import with_executor
@@ -27,10 +28,10 @@ def _probe_all(request: ProbeRequest, executor: Executor) -> LinkReport:
     sizes = sizes_bytes(request.max_exponent, len(executor.devices))
     probes = {}
     ranks = range(len(executor.devices))
+    parallel = request.workers == "thread" and by_reference(executor.devices)
     for source, target in ((s, t) for s in ranks for t in ranks if s != t):
         with progress(f"probing {executor.devices[source].name} -> {executor.devices[target].name}"):
-            probes[source, target] = executor.probe_link(source, target, sizes)
+            probes[source, target] = sound(partial(executor.probe_link, source, target, sizes), copies=not parallel)
     memory = free_bytes(executor.devices) if request.use_free_memory else executor.memory_bytes()
     devices = tuple(Device(d.name, size) for d, size in zip(executor.devices, memory, strict=True))
-    parallel = request.workers == "thread" and by_reference(executor.devices)
     return reported(request, devices, probes, parallel=parallel, notes=notes)

@@ -1,0 +1,53 @@
+"""A link probe whose times fit no line is taken again, and then said and not used."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from baechi_ext.cost import fit_link
+from baechi_runtime.measure.link_probe import PROBE_BYTES, LinkProbe, sound
+
+
+def probe_of(times_us: Callable[[int], float]) -> LinkProbe:
+    samples = {size: (times_us(size),) for size in PROBE_BYTES}
+    return LinkProbe(samples, fit_link([(size, us) for size, (us,) in samples.items()]))
+
+
+GOOD = probe_of(lambda size: 40 + 8e-5 * size)
+RANDOM = np.random.default_rng(3)
+NOISE = probe_of(lambda _: float(RANDOM.uniform(50, 5000)))
+TOO_FAST = probe_of(lambda size: 0.001 + size / 575e3)
+CONSTANT = probe_of(lambda _: 70.0)
+BAD = [NOISE, TOO_FAST, CONSTANT]
+
+
+def taken(probes: Sequence[LinkProbe], *, copies: bool = True) -> tuple[LinkProbe, int]:
+    left = iter(probes)
+    found = sound(lambda: next(left), copies=copies)
+    return found, len(probes) - len(list(left))
+
+
+def test_a_good_probe_is_used_as_it_is() -> None:
+    assert taken([GOOD, GOOD]) == (GOOD, 1)
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_one_is_taken_again(bad: LinkProbe) -> None:
+    assert taken([bad, GOOD]) == (GOOD, 2)
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_two_bad_ones_are_said_and_not_used(bad: LinkProbe) -> None:
+    found, probes = taken([bad, bad])
+    assert probes == 2
+    assert "fit no line" in str(found) and "--comm_cost_coeffs" in str(found)
+    link = found.to_link()
+    assert link.latency_us == min(us for samples in bad.samples_us.values() for us in samples)
+    assert 1e-5 < link.us_per_byte < 1e-1  # two copies, between 200 GB/s and 20 MB/s
+    assert link.send_us == link.receive_us == 0
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_what_is_handed_over_by_reference_takes_no_time_by_size(bad: LinkProbe) -> None:
+    assert taken([bad, GOOD], copies=False) == (bad, 1)
