@@ -23,9 +23,10 @@ RANGES = {
     "plots": ["matplotlib>=3.9,<4", "tensorboard>=2.18,<3"],
     "nvidia": ["nvidia-ml-py>=12.535,<14"],
     "yaml": ["pyyaml>=6,<7"],
+    "completion": ["shtab>=1.7,<2"],
     "dev": [
         "pytest>=8.3,<10", "pytest-xdist>=3.6,<4", "hypothesis>=6.120,<7", "selenium>=4.27,<5",
-        "ruff>=0.15,<1", "mypy>=2.4,<3", "types-networkx>=3.6,<4", "pdoc>=16,<17", "psutil>=7,<8",
+        "ruff>=0.15,<1", "mypy>=2.4,<3", "types-networkx>=3.6,<4", "pdoc>=16,<17", "psutil>=7,<8", "shtab>=1.7,<2",
     ],  # fmt: skip
 }
 

@@ -4,8 +4,12 @@ import argparse
 import io
 import platform
 import re
+import shlex
+import subprocess
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -18,10 +22,10 @@ from baechi_ext.place.registry import METHODS
 from baechi_runtime.cli.doctor.packages import PACKAGES
 from baechi_runtime.cli.flags.parser import with_underscores
 from baechi_runtime.cli.flags.placeto import ACTIONS as PLACETO_ACTIONS
-from baechi_runtime.cli.main import COMMANDS, Command, make_parser
+from baechi_runtime.cli.main import COMMANDS, Command, make_parser, parsed
 from baechi_runtime.report import progress as progress_module
 from baechi_runtime.report import tables
-from baechi_runtime.report.progress import progress, restore_terminal, rounds
+from baechi_runtime.report.progress import progress, restore_terminal, rounds, set_loudness
 
 CLUSTER = {"--cluster", "--num_devices", "--num_gpus", "--device_memory", "--memory_fraction", "--comm_cost_coeffs"}
 PLACING = {"--placement_method", "--initial_plan", "--expert_file", "--grouper", "--placer_type", "--only_forward"} | {
@@ -136,6 +140,54 @@ def test_every_command_and_flag_has_help(capsys: pytest.CaptureFixture[str]) -> 
         command.add_flags(parser)
         assert all(action.help for action in parser._actions)
     assert "--placement_method" in capsys.readouterr().out
+
+
+def test_every_command_takes_quiet_and_verbose(run: Callable[..., tuple[int, str, str]]) -> None:
+    """Anywhere before a script's own arguments; the traceback of an error is for those who ask."""
+    for line in ("-q simulate graph.json plan.json", "simulate graph.json plan.json --quiet", "placeto evaluate -q nowhere"):
+        assert "quiet" in parsed(line.split())
+    (code, _, plain), (same_code, _, asked) = run("place", "nothing.json"), run("place", "nothing.json", "-v")
+    assert code == same_code == 1
+    assert "Traceback" not in plain and "FileError" in asked
+    assert asked.endswith(plain)
+
+
+def test_what_is_done_is_said_as_loud_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {}
+    for quiet, verbose in ((True, False), (False, False), (False, True)):
+        monkeypatch.setattr(sys, "stderr", io.StringIO())
+        set_loudness(quiet=quiet, verbose=verbose)
+        try:
+            with progress("placing", delay_seconds=0.01) as show:
+                time.sleep(0.6)
+                show("best 1 ms")
+        finally:
+            set_loudness(quiet=False, verbose=False)
+        said[quiet, verbose] = re.sub(r"\d+\.\d+", "0", sys.stderr.getvalue())
+    assert said == {
+        (True, False): "",
+        (False, False): "placing ...\n  best 1 ms\n",
+        (False, True): "placing ...\n  best 1 ms\n  took 0 s\n",
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["tr"], {"train", "trace"}),
+        (["train", "--model_n"], {"--model_name"}),
+        (["train", "--placement_method", "m_"], {method for method in METHODS if method.startswith("m_")}),
+        (["place", "--cluster", "clu"], {"cluster.json"}),
+    ],
+)
+def test_bash_completes_commands_flags_values_and_files(tmp_path: Path, words: list[str], found: set[str]) -> None:
+    (tmp_path / "cluster.json").touch()
+    script = subprocess.run([sys.executable, "-m", "baechi_ext", "--completion", "bash"], capture_output=True, text=True, check=True).stdout
+    (tmp_path / "completion.sh").write_text(script)
+    line = shlex.join(["baechi", *words])
+    asked = f'. ./completion.sh; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _shtab_baechi; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    completed = subprocess.run(["bash", "-c", asked], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert set(completed.stdout.split()) == found
 
 
 def test_every_choice_begins_a_line_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:

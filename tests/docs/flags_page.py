@@ -12,7 +12,13 @@ HEAD = """# Flags
 
 What `baechi COMMAND --help` says, `--help_all` of `place`, `train` and `compare`, on one page; `-` and `_` are the same in a
 flag's name. Flags of these three can also stand in a file that `--config` names ([files.md](files.md#config)).
+
+Every command also takes `-q` (`--quiet`: nothing on stderr of what is being done) and `-v` (`--verbose`: line by line, with the
+seconds that each took, and the traceback of an error).
 """
+
+
+_EVERYWHERE = ("help", "quiet", "verbose")
 
 
 def rendered() -> str:
@@ -32,7 +38,7 @@ def _of_parser(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 def _tables(parser: argparse.ArgumentParser) -> Iterator[str]:
     for group in parser._action_groups:
-        shown = [action for action in group._group_actions if action.dest != "help" and action.help is not argparse.SUPPRESS]
+        shown = [action for action in group._group_actions if action.dest not in _EVERYWHERE and action.help is not argparse.SUPPRESS]
         title = "" if group.title in ("options", "positional arguments") else _capital(group.title or "")
         if shown:
             yield "\n".join([f"| {title} | |", "|---|---|", *(_row(parser, action) for action in shown)]) + "\n"

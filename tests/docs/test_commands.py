@@ -71,7 +71,7 @@ def test_commands_and_their_flags_exist(page: Page) -> None:
         if not arguments or not re.fullmatch(r"[a-z][a-z-]*|--\w+", arguments[0]):
             continue  # a file's name, or the word COMMAND
         name = command_of(arguments)
-        assert name or arguments[0] in ("--help", "--version"), f"{page.name}: baechi {' '.join(arguments)}"
+        assert name or arguments[0] in ("--help", "--version", "--completion"), f"{page.name}: baechi {' '.join(arguments)}"
         known = {option for action in PARSERS[name]._actions for option in action.option_strings}
         end = arguments.index("--") if "--" in arguments else len(arguments)
         used = {word.partition("=")[0] for word in with_underscores(arguments)[:end] if word.startswith("-")}

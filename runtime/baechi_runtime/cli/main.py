@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,9 +29,9 @@ from baechi_runtime.cli.flags import planning as planning_flags
 from baechi_runtime.cli.flags import probe as probe_flags
 from baechi_runtime.cli.flags import train as train_flags
 from baechi_runtime.cli.flags.kinds import add_output_flags
-from baechi_runtime.cli.flags.parser import Lines, Parser, anchor, parted, with_underscores
+from baechi_runtime.cli.flags.parser import SHELLS, Lines, Parser, PrintCompletion, anchor, parted, with_underscores
 from baechi_runtime.host.interrupts import exit_code, unmasked
-from baechi_runtime.report.progress import restore_terminal
+from baechi_runtime.report.progress import restore_terminal, set_loudness
 
 _OF_A_PATH = (errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP)
 """Errors of a path that asking whether something is there (`Path.is_file`) does not take for no."""
@@ -90,6 +91,8 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = Parser(prog="baechi", description="Automatic device placement for training deep networks.", allow_abbrev=False)
     parser.add_argument("--version", action=_Versions, help="print the versions of baechi, Python and the frameworks, and end")
+    text = "print what completes commands and flags in that shell, for its start-up file, and end"
+    parser.add_argument("--completion", action=PrintCompletion, choices=SHELLS, help=text)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         sub = commands.add_parser(command.name, help=command.help, description=command.help, allow_abbrev=False, formatter_class=Lines)
@@ -129,14 +132,19 @@ def _run(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line (default: this process's own) and returns its exit code."""
+    verbose = False
     try:
         args = parsed(sys.argv[1:] if argv is None else argv)
+        verbose = "verbose" in args
+        set_loudness(quiet="quiet" in args, verbose=verbose)
         code = unmasked(_run, args)
         sys.stdout.flush()
         return code and exit_code(code)
     except OptionError as e:
         return fail(str(e), exit_code(2))
     except BaechiError as e:  # after SIGTERM it may be of a process that was told to end first
+        if verbose:
+            traceback.print_exc()
         return fail(str(e), exit_code(1))
     except ModuleNotFoundError as e:
         if e.name not in CORE_MODULES:

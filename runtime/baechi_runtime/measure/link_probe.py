@@ -77,8 +77,8 @@ def sound(probe: Callable[[], LinkProbe], *, copies: bool) -> LinkProbe:
     least_us = min(us for found in (first, second) for samples in found.samples_us.values() for us in samples)
     fit = replace(second.fit, us_per_byte=_copied_us_per_byte(), latency_us=least_us)
     none = f"r2 {second.fit.r_squared:.2f}, {second.fit.us_per_byte:.2g} us/B"
-    doubt = f"the link was probed twice, and its times fit no line ({none}), so these are of {_COPIES} copies in memory; end what else runs, "
-    return LinkProbe(second.samples_us, fit, doubt=f"{doubt}or give --comm_cost_coeffs")
+    doubt = f"the link was probed twice, and its times fit no line ({none}), so these are of {_COPIES} copies in memory"
+    return LinkProbe(second.samples_us, fit, doubt=f"{doubt}; end what else runs, or give --comm_cost_coeffs")
 
 
 def _copied_us_per_byte() -> float:

@@ -18,6 +18,12 @@ _LONG_SECONDS = 10.0
 _SHOW_CURSOR = "\x1b[?25h"
 _shown: list["Progress"] = []
 """The displays on the terminal now."""
+_loudness = {"quiet": False, "verbose": False}
+
+
+def set_loudness(*, quiet: bool, verbose: bool) -> None:
+    """From here on progress says nothing, or with `verbose` a line for everything, with how long it took."""
+    _loudness.update(quiet=quiet, verbose=verbose and not quiet)
 
 
 @contextmanager
@@ -27,6 +33,13 @@ def progress(message: str, delay_seconds: float = 1.0) -> Iterator[Callable[[str
     The body gets a function that takes news. They follow the message: at once on a terminal, elsewhere in lines of their own that
     become ever rarer. NO_COLOR and TERM=dumb are respected (by rich).
     """
+    if _loudness["quiet"]:
+        yield lambda news: None
+        return
+    if _loudness["verbose"]:
+        with _every_line(message) as show:
+            yield show
+        return
     console = _terminal()
     shown = _SparseLines(message, delay_seconds) if console is None else _Spinner(message, console)
     timer = Timer(delay_seconds, shown.begin)
@@ -38,6 +51,16 @@ def progress(message: str, delay_seconds: float = 1.0) -> Iterator[Callable[[str
         timer.cancel()
         timer.join()
         shown.end()
+
+
+@contextmanager
+def _every_line(message: str) -> Iterator[Callable[[str], None]]:
+    begin, lines = time.monotonic(), _SparseLines(message, 0.0)
+    lines.begin()
+    try:
+        yield lines.show
+    finally:
+        _write_line(f"  took {time.monotonic() - begin:.2f} s")
 
 
 def _terminal() -> "Console | None":

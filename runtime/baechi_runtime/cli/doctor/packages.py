@@ -61,6 +61,7 @@ PACKAGES: tuple[Package, ...] = (
     Package("tensorboard>=2.18,<3", "plots", "placeto train --tensorboard"),
     Package("nvidia-ml-py>=12.535,<14", "nvidia", "--use_free_memory, and saying how GPUs are linked and who else uses them"),
     Package("pyyaml>=6,<7", "yaml", "--config=FILE.yaml (FILE.toml works without it)"),
+    Package("shtab>=1.7,<2", "completion", "baechi --completion"),
 )
 CORE_MODULES = frozenset(package.name for package in PACKAGES if package.extra == CORE)
 """These are imported by the names that they are installed by."""

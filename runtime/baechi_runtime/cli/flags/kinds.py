@@ -3,7 +3,7 @@
 import argparse
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from baechi_ext.errors import OptionError
@@ -81,15 +81,16 @@ def _finite(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a finite number") from e
 
 
-def one_of(names: Iterable[str]) -> Callable[[str], str]:
+@dataclass(frozen=True)
+class OneOf:
     """A flag type that takes one of `names` and lists them where it gets another."""
 
-    def convert(text: str) -> str:
-        if text not in names:
-            raise argparse.ArgumentTypeError(f"unknown value {text!r}; choose one of {', '.join(names)}")
-        return text
+    names: tuple[str, ...]
 
-    return convert
+    def __call__(self, text: str) -> str:
+        if text not in self.names:
+            raise argparse.ArgumentTypeError(f"unknown value {text!r}; choose one of {', '.join(self.names)}")
+        return text
 
 
 def size_in_bytes(text: str) -> int:
@@ -143,7 +144,7 @@ def becomes(kind: type[T]) -> Callable[[argparse.Namespace], T]:
 
 def choice(names: Iterable[str], metavar: str = "NAME") -> Kind:
     """The kind of a flag that takes one of these names."""
-    return Kind(one_of(tuple(names)), metavar)
+    return Kind(OneOf(tuple(names)), metavar)
 
 
 def explained(table: Mapping[str, tuple[Any, ...]], default: str | None = None, otherwise: str = "the method's own") -> Flag:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from baechi_ext.datasets import FAMILIES, INSTALLED
 from baechi_ext.errors import OptionError
-from baechi_runtime.cli.flags.kinds import FILE, FOLDER, SWITCH, WHOLE, Flag, Kind, add, becomes, one_of, whole
+from baechi_runtime.cli.flags.kinds import FILE, FOLDER, SWITCH, WHOLE, Flag, Kind, OneOf, add, becomes, whole
 
 _FOLDER = "a folder with graph.json and plan.json, or with a shard plan, such as `baechi train --out=DIR` writes"
 _ONLY = {"make": ("out", "graphs", "seed"), "list": ("folder", "json")}
@@ -76,8 +76,8 @@ def add_trace_flags(parser: argparse.ArgumentParser) -> None:
 def add_datasets_flags(parser: argparse.ArgumentParser) -> None:
     """make or list, the families, and what belongs to either."""
     families = "; ".join(f"{name}: {text}" for name, text in FAMILIES.items())
-    parser.add_argument("action", type=one_of(tuple(_ONLY)), metavar="ACTION", help="make: graph files; list: what there is of them")
-    parser.add_argument("families", type=one_of(FAMILIES), nargs="*", metavar="FAMILY", help=f"{families} (list: default all)")
+    parser.add_argument("action", type=OneOf(tuple(_ONLY)), metavar="ACTION", help="make: graph files; list: what there is of them")
+    parser.add_argument("families", type=OneOf(tuple(FAMILIES)), nargs="*", metavar="FAMILY", help=f"{families} (list: default all)")
     add(parser, _DATASETS_FLAGS)
 
 

@@ -4,20 +4,34 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from baechi_ext.errors import OptionError
+from baechi_ext.errors import MissingBackendError, OptionError
 
-_PATHS = ("FILE", "DIR")
+PATHS = ("FILE", "DIR", "FOLDER")
 """The metavars of flags that take a path."""
 
 
+SHELLS = ("bash", "zsh", "tcsh")
+EVERYWHERE = {
+    ("-q", "--quiet"): "say nothing on stderr of what is being done",
+    ("-v", "--verbose"): "say it line by line, with the seconds that each took, and show the traceback of an error",
+}
+"""Flags of all commands, with their help."""
+
+
 class Parser(argparse.ArgumentParser):
-    """argparse with usage errors of one line, and a help of the most important flags where there are many."""
+    """argparse with usage errors of one line, EVERYWHERE's flags in all commands, and a help of the most important flags of many."""
 
     _first: Sequence[str] = ()
     """The flags that --help shows; all where none is named."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # Not set by default: a sub-command's default would take back what stands before its name.
+        for flags, text in EVERYWHERE.items():
+            self.add_argument(*flags, action="store_true", default=argparse.SUPPRESS, help=text)
 
     def show_first(self, flags: Sequence[str]) -> None:
         """Has --help show these flags alone, and --help_all the others, too."""
@@ -33,7 +47,8 @@ class Parser(argparse.ArgumentParser):
         named = [f"[{action.metavar}]" if action.nargs == "?" else str(action.metavar) for action in places]
         formatter.add_usage(" ".join(["%(prog)s [FLAG ...]", *named]), (), ())
         formatter.add_text(self.description)
-        for title, actions in (("positional arguments", places), ("flags", [known[flag] for flag in (*self._first, "--help_all")])):
+        shown = (*self._first, "--help_all", *map(min, EVERYWHERE))
+        for title, actions in (("positional arguments", places), ("flags", [known[flag] for flag in shown])):
             formatter.start_section(title)
             formatter.add_arguments(actions)
             formatter.end_section()
@@ -71,6 +86,30 @@ class _HelpAll(argparse.Action):
         if isinstance(parser, Parser):
             sys.stdout.write(parser.format_whole_help())
         parser.exit()
+
+
+class PrintCompletion(argparse.Action):
+    """Prints a script by which a shell completes commands, flags, their values and paths, and ends. Raises MissingBackendError."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: object, values: Any, *_: object) -> None:
+        try:
+            import shtab
+        except ImportError as e:
+            raise MissingBackendError("completion in a shell needs shtab; pip install 'baechi-ext[completion]'") from e
+        for action in _all_actions(parser):
+            action.choices = getattr(action.type, "names", action.choices)
+            if action.metavar in PATHS:
+                action.complete = shtab.FILE if action.metavar == "FILE" else shtab.DIRECTORY  # type: ignore[attr-defined]
+        sys.stdout.write(shtab.complete(parser, values))
+        parser.exit()
+
+
+def _all_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:  # noqa: SLF001 - argparse has no public way to ask
+        yield action
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            for command in action.choices.values():
+                yield from _all_actions(command)
 
 
 class Lines(argparse.HelpFormatter):
@@ -112,5 +151,5 @@ def anchor(args: argparse.Namespace) -> None:
     another folder. The script's own path stays: it is read before, and the script may look at it."""
     for action in args.parser._actions:  # noqa: SLF001 - argparse has no public way to ask
         path = getattr(args, action.dest, None)
-        if action.metavar in _PATHS and isinstance(path, str):
+        if action.metavar in PATHS and isinstance(path, str):
             setattr(args, action.dest, os.path.abspath(path))

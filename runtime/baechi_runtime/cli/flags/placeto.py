@@ -38,7 +38,7 @@ def _orders(text: str) -> tuple[str, ...]:
     """Flag type: different names of TRAVERSALS with commas."""
     names = tuple(text.split(","))
     for name in names:
-        kinds.one_of(TRAVERSALS)(name)
+        kinds.OneOf(tuple(TRAVERSALS))(name)
     if len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"{text!r} names an order twice")
     return names

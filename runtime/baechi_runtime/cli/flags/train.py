@@ -37,7 +37,7 @@ _OF_ONE_STEP = ("cost_path", "initial_plan", "device_map", "expert_file", "pin",
 def _optimizer(text: str) -> str:
     if text == "ftrl":
         raise argparse.ArgumentTypeError("ftrl is TensorFlow's alone; choose adagrad, which scales each weight's steps in the same way")
-    return kinds.one_of(OPTIMIZERS)(text)
+    return kinds.OneOf(tuple(OPTIMIZERS))(text)
 
 
 def _hosts(text: str) -> tuple[str, ...]:
