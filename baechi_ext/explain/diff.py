@@ -119,7 +119,7 @@ def diff_plans(before: Plan, after: Plan) -> PlanDiff:
     if [op.id for op in before.graph.ops] != [op.id for op in after.graph.ops]:
         raise MismatchError("the two plans are of different graphs; give two plans of one graph")
     first, second = (Simulator(plan.graph, plan.cluster).run(plan.placement, plan.priority) for plan in (before, after))
-    same_cluster, partner = before.cluster == after.cluster, _partners(before.cluster, after.cluster)
+    same_cluster, partner = before.cluster == after.cluster, partners(before.cluster, after.cluster)
     moved, recosted = tuple(v for v, d in enumerate(second.placement) if partner.get(d) != first.placement[v]), _recosted(before, after)
     renamed = _renamed(before, after) if same_cluster and moved else None
     crossed = None
@@ -154,7 +154,7 @@ def _module_of(graph: OpGraph, v: int) -> str:
     return op.op if op.module is None else op.module
 
 
-def _partners(before: Cluster, after: Cluster) -> dict[int, int]:
+def partners(before: Cluster, after: Cluster) -> dict[int, int]:
     """Device of the second cluster -> the same one in the first."""
     names = {device.name: d for d, device in enumerate(before.devices)}
     shared = {d: names[device.name] for d, device in enumerate(after.devices) if device.name in names}

@@ -52,6 +52,17 @@ def test_other_costs_are_no_other_graph(run: Run, tmp_path: Path, plan: Path) ->
     assert simulated(run, slower, plan)["makespan_us"] == 64
 
 
+def test_devices_that_are_called_otherwise_now_are_one_row(run: Run, graph: Path, plan: Path, tmp_path: Path) -> None:
+    renamed = json.loads(plan.read_text())
+    for device, name in zip(renamed["cluster"]["devices"], ("p", "q"), strict=True):
+        device["name"] = name
+    code, out, _ = run("diff", plan, write(tmp_path / "renamed.json", renamed), f"--graph={graph}")
+    rows = [" ".join(line.split()) for line in out.splitlines()]
+    assert code == 0
+    assert "x, now p 2 ops, 83% busy, 24 B of 100 B 2 ops, 83% busy, 24 B of 100 B" in rows
+    assert "y, now q 1 op, 42% busy, 14 B of 100 B 1 op, 42% busy, 14 B of 100 B" in rows
+
+
 def test_a_plan_that_was_made_with_other_costs(run: Run, graph: Path, tmp_path: Path) -> None:
     """Its own step is another one then. On another cluster it is as well, but that is no news."""
     plan, slower = tmp_path / "p.json", write(tmp_path / "slower.json", a_graph(c={"compute_us": 50}))

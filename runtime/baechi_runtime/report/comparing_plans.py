@@ -8,6 +8,7 @@ from msgspec import UNSET
 
 from baechi_ext.cost import scale_links, vary_costs
 from baechi_ext.explain import PlanDiff
+from baechi_ext.explain.diff import partners
 from baechi_ext.hybrid.plan import load_plan
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.hints import Pin, with_pins
@@ -70,9 +71,14 @@ def _reasons(diff: PlanDiff) -> Iterator[str]:
 
 
 def _sides(before: Timeline, after: Timeline, names: tuple[str, str]) -> "Table":
-    """Step, transfers, and each device's share and peak, of both; devices by their names."""
+    """Step, transfers, and each device's share and peak, of both; one that is called otherwise now, by both its names."""
     steps = (before, after)
-    cells = [dict(_cells(step)) for step in steps]
+    old = [device.name for device in before.cluster.devices]
+    partner = partners(before.cluster, after.cluster)
+    called = {device.name: old[partner[d]] for d, device in enumerate(after.cluster.devices) if d in partner}
+    shown = {name: name if name == new else f"{name}, now {new}" for new, name in called.items()}
+    cells = [{shown.get(name, name): does for name, does in _cells(before)}]
+    cells.append({shown.get(called.get(name, name), name): does for name, does in _cells(after)})
     devices = list(cells[0] | cells[1])
     rows = [
         ["step", *(as_time(t.makespan_us) for t in steps)],
