@@ -40,15 +40,23 @@ def read_version() -> str:
     return found[1]
 
 
+def read_description() -> str:
+    """The README without its pictures and the links into this folder, which lead nowhere from a package index."""
+    text = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"!\[[^\]]*\]\([^)]*\)\n*", "", text)
+    return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", text)
+
+
 class BuildWithKernels(build_py):
-    """Builds the package with its kernels compiled for this machine; on another one they are compiled when first used."""
+    """Builds the package with its kernels compiled for this machine; on another one they are compiled when first used. A wheel that is made
+    for others does without: BAECHI_KERNELS=0."""
 
     def run(self) -> None:
         super().run()
         root = Path(__file__).parent if self.editable_mode else Path(self.build_lib)
         if not self.editable_mode:
             shutil.rmtree(root / "baechi_ext" / "simulate" / "__pycache__", ignore_errors=True)
-        if find_spec("numba"):
+        if find_spec("numba") and os.environ.get("BAECHI_KERNELS") != "0":
             surroundings = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
             command = [sys.executable, "-m", "baechi_ext.place.kernels"]
             subprocess.run(command, cwd=root, env={**surroundings, "PYTHONDONTWRITEBYTECODE": "1"})
@@ -59,6 +67,29 @@ setup(
     name="baechi-ext",
     version=read_version(),
     description="Automatic device placement for training deep networks",
+    long_description=read_description(),
+    long_description_content_type="text/markdown",
+    author="The baechi-ext developers",
+    project_urls={
+        "Baechi (SoCC 2020)": "https://doi.org/10.1145/3419111.3421302",
+        "Placeto (NeurIPS 2019)": "https://arxiv.org/abs/1906.08879",
+        "PaSE (IPDPS 2021)": "https://arxiv.org/abs/2407.04001",
+    },
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
+    ],
+    keywords="device placement, model parallelism, data parallelism, pipeline, sharding, PyTorch, TensorFlow",
     python_requires=">=3.11,<3.14",
     packages=[*find_packages(include=["baechi_ext*"]), *find_packages("runtime")],
     package_dir={"baechi_runtime": "runtime/baechi_runtime"},

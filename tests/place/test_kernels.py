@@ -71,7 +71,7 @@ def test_another_processor_compiles_for_itself(moved: Path) -> None:
 
 @pytest.mark.slow
 def test_a_wheel_brings_its_kernels_along(tmp_path: Path) -> None:
-    for name in ("baechi_ext", "runtime", "setup.py", "pyproject.toml"):
+    for name in ("baechi_ext", "runtime", "setup.py", "pyproject.toml", "README.md"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / name)
     command = [sys.executable, "setup.py", "-q", "bdist_wheel", "--dist-dir", str(tmp_path)]
