@@ -3,6 +3,7 @@ the commands are those of the results they name."""
 
 import json
 import re
+import shlex
 import statistics
 from collections import Counter
 from pathlib import Path
@@ -149,6 +150,18 @@ def test_seconds_to_place() -> None:
     for ops, cells in table("How long placing takes").items():
         expected = [f"{rows[m, int(ops)]:.2g} s" if (m, int(ops)) in rows else "" for m in ("m_etf", "m_sct")]
         assert cells == expected, ops
+
+
+def test_a_model_that_fits_on_no_single_device() -> None:
+    found = read("fits_nowhere_transformer.json")
+    rows = {row["method"]: row for row in found["methods"]}
+    text = PAGE.partition("fits on no single device.**")[2].partition("By threads")[0]
+    measured = {name: row["measured_step_us"]["median"] for name, row in rows.items() if row["measured_step_us"]}
+    assert sorted(measured) == ["auto", "auto_2_parts", "contiguous", "m_sct", "m_topo"] and min(measured, key=measured.__getitem__) == "auto"
+    assert all(as_time(us) in text for us in measured.values())
+    needed = [re.search(r"(?:hold|needs) ([\d.]+)( MiB)?", rows[name]["note"]).groups() for name in ("single", "ddp", "fsdp2", "pase")]
+    assert all(f"{float(number) / (1 if unit else 2**20):.1f} MiB" in text for number, unit in needed)
+    assert shlex.join(found["command"]) in text and f"Others had {found['load_of_others']:.0%}" in text
 
 
 def test_kinds_that_take_long() -> None:
