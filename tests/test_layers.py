@@ -14,9 +14,10 @@ ROOT = Path(__file__).parent.parent
 LIBRARY = {
     "errors": set(),
     "collector": set(),
+    "stderr": set(),
     "ir": {"errors", "collector"},
     "datasets": {"errors", "ir"},
-    "capture": {"errors", "ir"},
+    "capture": {"errors", "ir", "stderr"},
     "cost": {"errors", "ir"},
     "simulate": {"errors", "ir", "capture", "cost"},
     "group": {"errors", "ir", "capture", "cost"},

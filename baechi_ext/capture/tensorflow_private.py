@@ -2,17 +2,16 @@
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.errors import MissingBackendError
+from baechi_ext.stderr import stderr_without
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-_STDERR = 2
 TRIED_WITH = "2.21"
 """The release that this was written against."""
 
@@ -21,27 +20,13 @@ def tensorflow() -> Any:
     """The module, its start-up remarks on stderr left out. Raises MissingBackendError."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
-        with nullcontext() if "tensorflow" in sys.modules else _silence():
+        with nullcontext() if "tensorflow" in sys.modules else stderr_without(b""):
             import tensorflow as tf
     except ImportError as e:
         raise MissingBackendError(
             f"this needs TensorFlow ({e}); install it with: pip install 'tensorflow=={TRIED_WITH}.*' (or 'tensorflow-cpu=={TRIED_WITH}.*')"
         ) from e
     return tf
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Discards what libraries write to stderr while they are loaded, before any setting of theirs counts."""
-    sys.stderr.flush()
-    kept, nowhere = os.dup(_STDERR), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, _STDERR)
-        yield
-    finally:
-        os.dup2(kept, _STDERR)
-        os.close(kept)
-        os.close(nowhere)
 
 
 def with_calls_inlined(concrete: Any) -> "tf.compat.v1.GraphDef":

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from baechi_ext.capture.torch_private import memory_profile
 from baechi_ext.cost import Profile, attach_costs
 from baechi_ext.errors import MismatchError
 from baechi_ext.ir.files import read_json
 from baechi_ext.simulate.one_device import one_device_timeline
+from baechi_ext.stderr import stderr_without
 from baechi_runtime.torch import profiler
 from baechi_runtime.torch.lowering.devices import cpu_devices
 from baechi_runtime.torch.profiler import ProfileOptions, profile_step
@@ -52,6 +54,19 @@ def test_temporary_bytes_are_what_an_op_allocates_beyond_its_outputs() -> None:
     norm = next(op for op in graph.ops if op.op == "aten.native_batch_norm_backward")
     size = next(graph.tensors[t].bytes for t in graph.outputs[graph.index[norm.id]] if graph.tensors[t].bytes)
     assert 0 <= profile.ops[norm.id].temporary_bytes <= 4 * size + 4096
+
+
+def test_memory_that_was_there_before_is_no_news(capfd: pytest.CaptureFixture[str]) -> None:
+    """torch's own profiler warns of every tensor that is freed while it looks, and was made before."""
+    older = [torch.ones(1000) for _ in range(3000)]
+    with stderr_without(b"nothing"), memory_profile():
+        older.clear()
+    assert "CPUAllocator" in capfd.readouterr().err
+    older = [torch.ones(1000) for _ in range(3000)]
+    with stderr_without(b"CPUAllocator.cpp"), memory_profile():
+        os.write(2, b"news\n")
+        older.clear()
+    assert capfd.readouterr().err == "news\n"
 
 
 def test_profiling_changes_nothing() -> None:

@@ -21,6 +21,7 @@ from baechi_ext.cost.profile import Contention, OpProfile, Profile
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.simulate import Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
+from baechi_ext.stderr import stderr_without
 from baechi_runtime.host.host_memory import available_bytes
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.report.progress import progress
@@ -31,6 +32,8 @@ from baechi_runtime.torch.lowering.random_state import as_it_was
 from baechi_runtime.torch.threads.executor import PlacedStep
 
 T = TypeVar("T")
+_NO_NEWS = b"CPUAllocator.cpp"
+"""The source of a warning of torch's profiler: memory that is freed while it looks was allocated before."""
 _ERROR_OF_MEDIAN = 1.2533
 """The standard error of a median: sqrt(pi / 2) times that of a mean."""
 
@@ -205,7 +208,7 @@ def _temporary_by_profiler(placed: PlacedStep) -> list[int]:
         with torch.profiler.record_function(f"op {segment.op}"):
             segment.compute(slots)
 
-    with one_thread(), memory_profile() as profiler:
+    with one_thread(), stderr_without(_NO_NEWS), memory_profile() as profiler:
         _run_computing(placed.programs[0], compute)
     events = profiler_events(profiler)
     spans = sorted((e.start_ns(), e.start_ns() + e.duration_ns(), int(e.name()[3:])) for e in events if e.name().startswith("op "))
