@@ -5,7 +5,7 @@ The calls of modules are watched by hooks, and torch notes on every node, those 
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -67,6 +67,13 @@ def module_of(node: "fx.Node") -> str | None:
         return noted
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     return name_in_frame(next(reversed(stack.values()))[0]) if stack else None
+
+
+def classes_of_modules(nodes: "Iterable[fx.Node]") -> dict[str, str]:
+    """The class of each module that TorchDynamo noted on nodes, by its name."""
+    stacks = (node.meta.get("nn_module_stack") or {} for node in nodes)
+    found = {name_in_frame(path): kind for stack in stacks for path, kind in stack.values()}
+    return {name: getattr(kind, "__name__", str(kind)).rpartition(".")[2] for name, kind in found.items() if name is not None}
 
 
 def name_in_frame(path: str) -> str | None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from baechi_ext.capture.module_names import classes_of_modules
 from baechi_ext.capture.torch_dynamo import tracing_alone
 from baechi_ext.capture.torch_joint import PART, Binding, BoundOp, CaptureOptions, Owner, _behind, _Builder, _bytes, _is_view, _Nodes
 from baechi_ext.capture.torch_parts import normalising
@@ -254,8 +255,9 @@ class _FragmentsBuilder(_Builder):
 
     def __init__(self, fragments: Sequence[Fragment], traced: Sequence[_Traced], options: CaptureOptions) -> None:
         state = {n: a for f in fragments for n, a in zip(f.names, f.args, strict=True) if n is not None}
-        modules = sorted({n.rpartition(".")[0] for n in state} - {""})
         all_nodes = [t.nodes for t in traced]
+        classes = classes_of_modules(node for nodes in all_nodes for node in nodes.calls)
+        modules = {name: classes.get(name, "") for name in sorted({n.rpartition(".")[0] for n in state} - {""})}
         written = [n for nodes in all_nodes for n in nodes.buffer_values]
         if twice := sorted({n for n in written if written.count(n) > 1}):
             raise CaptureError(f"buffer {twice[0]!r} is changed by two fragments of one call; let nothing break the graph between")
@@ -265,7 +267,7 @@ class _FragmentsBuilder(_Builder):
             constants={n: c for nodes in all_nodes for n, c in nodes.constants.items()},
             buffer_values={n: b for nodes in all_nodes for n, b in nodes.buffer_values.items()},
         )
-        super().__init__(Owner(state, tuple(modules)), merged, options)
+        super().__init__(Owner(state, modules), merged, options)
         self.fragments, self.traced = fragments, traced
         self.forward = [_forward_nodes(nodes) for nodes in all_nodes]
         self.first_input = [sum(len(f.args) for f in fragments[:k]) for k in range(len(fragments))]

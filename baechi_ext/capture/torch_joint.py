@@ -216,7 +216,8 @@ class Owner:
 
     state: "Mapping[str, torch.Tensor]"
     """By every name that they have."""
-    modules: tuple[str, ...]
+    modules: "Mapping[str, str]"
+    """The class of each, by its name."""
     prefix: str = ""
     """The start of the names of the model's own parameters."""
     expert_device: "Callable[[str], int | None] | None" = None
@@ -225,7 +226,8 @@ class Owner:
     def of(cls, module: "torch.nn.Module") -> "Owner":
         model, prefix = known_model(module)
         state = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
-        return cls(state, tuple(name for name, _ in model.named_modules() if name), prefix, getattr(module, "expert_device", None))
+        classes = {name: type(part).__name__ for name, part in model.named_modules() if name}
+        return cls(state, classes, prefix, getattr(module, "expert_device", None))
 
 
 class _Builder:
@@ -272,7 +274,8 @@ class _Builder:
     def _finish(self, name: str, loss: "tuple[fx.Node | None, int]") -> tuple[OpGraph, Binding]:
         writes = self._bind_buffer_writes()
         self._order_seeded_ops()
-        graph = replace(OpGraph.from_edges(self.groups.labelled(self.ops), self.edges, name=name, framework="torch"), modules=self.modules)
+        graph = OpGraph.from_edges(self.groups.labelled(self.ops), self.edges, name=name, framework="torch")
+        graph = replace(graph, modules=tuple(self.modules), classes=tuple(self.modules.values()))
         graph = with_experts(graph, self._expert_hints(self.expert_device)) if self.expert_device is not None else graph
         binding = Binding(
             ops=tuple(self.bound),

@@ -95,6 +95,8 @@ class OpGraph:
     given_fingerprint: str | None = None
     modules: tuple[str, ...] = ()
     """Names of all modules of the model that was captured, where known; those without an op of their own, too."""
+    classes: tuple[str, ...] = ()
+    """The class of each of `modules`, where known: one entry each, or none."""
 
     def __repr__(self) -> str:
         return f"<OpGraph {self.name or 'a graph'}: {len(self.ops)} ops, {len(self.tensors)} tensors>"
@@ -306,7 +308,7 @@ class OpGraph:
             "directed": True,
             "multigraph": True,
             "graph": {"name": self.name, "framework": self.framework, "fingerprint": self.fingerprint}
-            | ({"modules": list(self.modules)} if self.modules else {}),
+            | {name: list(names) for name, names in (("modules", self.modules), ("classes", self.classes)) if names},
             "nodes": nodes,
             "edges": edges,
         }
@@ -326,9 +328,12 @@ class OpGraph:
         for key in ("nodes", "edges"):
             if not isinstance(value.get(key), list):
                 raise GraphError(f'the graph file has no list "{key}"; expected networkx node-link JSON with "nodes" and "edges"')
-        fingerprint, modules = attributes.get("fingerprint"), attributes.get("modules", [])
-        if not isinstance(modules, list):
-            raise GraphError(f'the graph file\'s "modules" are {modules!r}; expected a list of names')
+        fingerprint, modules, classes = (attributes.get(key) for key in ("fingerprint", "modules", "classes"))
+        for key, names in (("modules", modules), ("classes", classes)):
+            if not isinstance(names, list | None):
+                raise GraphError(f'the graph file\'s "{key}" are {names!r}; expected a list of names')
+        if classes and len(classes) != len(modules or ()):
+            raise GraphError(f"the graph file has {len(classes)} classes for {len(modules or ())} modules; expected one each, or none")
         graph = cls.from_edges(
             [_op_from_json(node, position) for position, node in enumerate(value["nodes"])],
             [_edge_from_json(edge, position) for position, edge in enumerate(value["edges"])],
@@ -336,7 +341,7 @@ class OpGraph:
             framework=str(attributes.get("framework") or ""),
             given_fingerprint=fingerprint if isinstance(fingerprint, str) and fingerprint else None,
         )
-        return replace(graph, modules=tuple(map(str, modules))) if modules else graph
+        return replace(graph, modules=tuple(map(str, modules or ())), classes=tuple(map(str, classes or ())))
 
     def save(self, path: str | Path, made_by: MadeBy | None = None, *, compact: bool = False) -> None:
         """Writes the graph file, among whose graph's attributes is `made_by`, where that is given. Raises FileError.

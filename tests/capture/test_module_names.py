@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
+from baechi_ext.ir import OpGraph
 from baechi_ext.ir.hints import DeviceMap, Pin, module_names, nearest_map, with_pins
 from baechi_runtime.models.training_step import WithLoss
 
@@ -45,6 +46,8 @@ def test_forward_backward_and_update_know_their_module() -> None:
     assert "mul" in {part.split(".")[0] for part in modules["", "forward"]}
     assert modules["", "update"] == set()
     assert {"nll"} & modules[None, "forward"]  # the loss is not the model's
+    assert dict(zip(graph.modules, graph.classes, strict=True))["encoder.0"] == "Linear"
+    assert OpGraph.from_json(graph.to_json()).classes == graph.classes
     assert graph.modules == ("encoder", *(f"encoder.{i}" for i in range(4)), "embedding", "decoder", "decoder.0", "decoder.1")
 
 
