@@ -50,6 +50,8 @@ class RunFolder:
     report: Mapping[str, Any] | None
     measured: MeasuredStep | None
     """None where the plan has not been run yet."""
+    of_groups: bool = False
+    """True if the devices of `plan` are groups of a hybrid plan's, and its graph is not that of the folder's file."""
 
     @classmethod
     def load(cls, path: str | Path) -> "RunFolder":
@@ -71,11 +73,12 @@ class RunFolder:
         profile = Profile.load(folder / "profile.json", graph) if (folder / "profile.json").is_file() else None
         report = _read_report(folder / "report.json") if (folder / "report.json").is_file() else None
         measured = MeasuredStep.load(folder / MEASURED, graph) if (folder / MEASURED).is_file() else None
+        of_groups = isinstance(plan, HybridPlan)
         if isinstance(plan, HybridPlan):
             plan = plan.of_groups
         if measured is not None:
             _require_same_plan(plan, measured, folder)
-        return cls(folder, plan.graph, plan, profile, report, measured)
+        return cls(folder, plan.graph, plan, profile, report, measured, of_groups)
 
     @cached_property
     def timeline(self) -> Timeline:

@@ -28,6 +28,10 @@ SINGLE = "single"
 """The name, in a comparison, of the step on one device."""
 
 
+ACCOUNTING = "accounting"
+"""The source of measured bytes that are sums over live tensors."""
+
+
 # Sections that several kinds have
 
 
@@ -44,6 +48,10 @@ class PerDevice(Struct, frozen=True, kw_only=True):
     predicted: list[Number] | UnsetType = UNSET
     measured: list[Number] | UnsetType = UNSET
     measured_by: str | UnsetType = UNSET
+
+    @property
+    def is_computed(self) -> bool:
+        return self.measured_by == ACCOUNTING
 
 
 class ParityCheck(Struct, frozen=True, kw_only=True):
@@ -158,6 +166,11 @@ class Run(Report, frozen=True, kw_only=True):
     @property
     def measured_peaks(self) -> list[float]:
         return []
+
+    @property
+    def peaks_computed(self) -> bool:
+        """True if the peaks are sums over live tensors, of devices that share one process's memory."""
+        return False
 
     @property
     def error(self) -> float:
@@ -275,6 +288,10 @@ class Step(Planned, frozen=True, kw_only=True, tag="baechi step report"):
     def measured_peaks(self) -> list[float]:
         return self.peak_memory_bytes.measured or []
 
+    @property
+    def peaks_computed(self) -> bool:
+        return self.peak_memory_bytes.is_computed
+
 
 class Script(Step, frozen=True, kw_only=True, tag="baechi script report"):
     """A script's first placed step, as Step has it, and all of its modules, or with TensorFlow steps, that were to be placed."""
@@ -364,6 +381,16 @@ class Comparison(Run, frozen=True, kw_only=True, tag="baechi comparison"):
     @property
     def measured_peaks(self) -> list[float]:
         return [] if self._chosen is None else self._chosen.peak_memory_bytes.measured or []
+
+    @property
+    def peaks_computed(self) -> bool:
+        return self._chosen is not None and self._chosen.peak_memory_bytes.is_computed
+
+    @property
+    def over_unplaced(self) -> Ratio | None:
+        """The gain of the plan beside the report over the unplaced step, both measured in turn."""
+        steps, unplaced = self.measured, None if self.unplaced is None else self.unplaced.measured_step_us
+        return Ratio.of(unplaced, steps, self.error) if steps and unplaced and len(steps.us) == len(unplaced.us) else None
 
     @property
     def error(self) -> float:

@@ -75,6 +75,12 @@ class Page:
         actions.click().perform()
         self.drawn()
 
+    def press(self, node: Any) -> None:
+        """Clicks on an element, which is brought into sight first."""
+        self.run("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", node)
+        node.click()
+        self.drawn()
+
     def keys(self, section: str, keys: str) -> None:
         canvas = self.browser.find_element("css selector", f"#{section} canvas")
         self.run("arguments[0].focus()", canvas)

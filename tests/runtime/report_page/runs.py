@@ -19,8 +19,10 @@ def towers(layers: int = 4, towers: int = 3) -> dict[str, Any]:
     """A training step of some towers with forward, backward and update ops in modules; two ops and a module have hostile names."""
     nodes: list[dict[str, Any]] = [{"id": HOSTILE, "op": "input", "compute_us": 5, "output_bytes": 4096}]
     edges: list[tuple[str, str]] = []
+    classes = {}
     for tower in range(towers):
         module = ENDING if tower == 0 else f"towers.{tower}"
+        classes |= {module: HOSTILE, **{f"{module}.{i}": "Conv2d" for i in range(layers)}}
         names = [f"conv.{tower}.{i}" for i in range(layers)]
         if tower == 0:
             names[0] = ENDING
@@ -34,7 +36,7 @@ def towers(layers: int = 4, towers: int = 3) -> dict[str, Any]:
         edges += [*zip(chain, chain[1:], strict=False), *((name, f"grad {name}") for name in names)]
         edges += [(f"grad {name}", f"update {name}") for name in names]
     nodes.append({"id": "loss", "op": "loss", "compute_us": 20, "output_bytes": 8})
-    graph = {"name": f"towers {HOSTILE}"}
+    graph = {"name": f"towers {HOSTILE}", "modules": list(classes), "classes": list(classes.values())}
     return {"graph": graph, "nodes": nodes, "edges": [{"source": s, "target": t, "bytes": 4096} for s, t in edges]}
 
 

@@ -13,7 +13,7 @@ from tests.runtime.report_page.runs import ENDING, HOSTILE, parted, towers, writ
 
 pytestmark = needs_browser()
 ROOT = Path(__file__).parents[3]
-SECTIONS = ["timeline", "devices", "memory", "graph", "methods", "explanation"]
+SECTIONS = ["methods", "timeline", "whatif", "devices", "memory", "graph", "explanation"]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,10 @@ def test_what_a_page_asks_for_is_seen(browser: Any, tmp_path: Path) -> None:
 def test_what_stands_at_the_top(browser: Any, small: Path) -> None:
     page = Page(browser, small)
     assert page.text("h1") == f"towers {HOSTILE}"
-    assert "Splitting pays: 1.40 times as fast as one device" in page.text("header")
+    assert page.text("header .large") == "1.40 times as fast as plain eager"
+    assert "Splitting pays (95% interval 1.30 to 1.50)." in page.text("header .verdict")
+    tops = page.run("return ['h1', '.large', '.figures'].map((one) => document.querySelector('header ' + one).getBoundingClientRect().top)")
+    assert tops == sorted(tops)
     assert "baechi train '--out=a folder'" in page.text("header pre")
     page.run("document.querySelector('header details').open = true")
     assert f"a note on {HOSTILE}" in page.text("header details")
@@ -176,10 +179,12 @@ def test_names_from_files_are_text_and_nothing_else(browser: Any, small: Path) -
     for name in (HOSTILE, ENDING):
         page.run("select(ops.id.indexOf(arguments[0]))", name)
         assert name in page.text("#details h3")
-    field = page.browser.find_element("css selector", "input[type=search]")
+    field = page.browser.find_element("css selector", "#graph input[type=search]")
     field.send_keys("onerror")
     assert ENDING in page.text("#graph .found")
     assert ENDING in page.text("#methods")
+    show_colours(page, "timeline", "module")
+    assert f"{ENDING}.0 (Conv2d)" in page.text("#timeline .legend")
     assert page.run("return document.querySelectorAll('img').length") == 0
     assert page.errors() == []
     assert page.requests() == []
@@ -203,14 +208,13 @@ def test_parts_of_a_batch_have_colours(browser: Any, parts: Path, scheme: str) -
         page = Page(browser, parts)
         forward = [page.run("return ops.id.indexOf(arguments[0])", f"layer.1@{k}") for k in range(2)]
         backward, update = (page.run("return ops.id.indexOf(arguments[0])", name) for name in ("grad.layer.1@1", "update.1"))
-        expected = page.run("return data.parts.map((part) => part.colour)")
+        expected = page.run("return [0, 1].map((part) => data.palette[part].colour)")
         assert len(set(expected)) == 2
         assert [inside(page, v, 5) for v in forward] == expected
         ink, muted = page.run("return [ink('ink'), ink('transfer')]")
         assert [inside(page, backward, 5), inside(page, backward, -2), inside(page, update, 5)] == [expected[1], ink, muted]
         assert [word in page.text("#timeline .legend") for word in ("part 0", "part 1", "all parts", "backward")] == [True] * 4
-        page.run("[...document.querySelectorAll('#timeline button')].find((b) => b.innerText === 'Parts of the batch').click()")
-        page.drawn()
+        show_colours(page, "timeline", "device")
         placed = page.run("return arguments[0].map((v) => devices[placement[v]].colour)", [*forward, backward])
         assert [inside(page, v, 5) for v in (*forward, backward)] == placed
         assert inside(page, backward, -2) == placed[2]
@@ -222,6 +226,13 @@ def test_parts_of_a_batch_have_colours(browser: Any, parts: Path, scheme: str) -
         assert page.errors() == []
     finally:
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def show_colours(page: Page, section: str, by: str) -> None:
+    """Chooses what colours show."""
+    chooser = page.browser.find_element("css selector", f"#{section} select[aria-label='what colours show']")
+    page.run("arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('change'))", chooser, by)
+    page.drawn()
 
 
 def inside(page: Page, op: int, below: int) -> str:
@@ -240,8 +251,50 @@ def inside(page: Page, op: int, below: int) -> str:
 
 def test_a_whole_batch_has_no_colours_of_parts(browser: Any, small: Path) -> None:
     page = Page(browser, small)
-    assert page.run("return [data.parts.length, timeline.byPart, timeline.withPath]") == [0, False, True]
-    assert "Parts of the batch" not in page.text("#timeline")
+    assert page.run("return [hasParts, colours.by, timeline.withPath]") == [False, "device", True]
+    assert "part of the batch" not in page.text("#timeline select")
+
+
+def test_colours_show_devices_phases_or_modules(browser: Any, small: Path) -> None:
+    """Whichever bar they are chosen in, in the timeline and in the graph."""
+    page = Page(browser, small)
+    page.run("timeline.withPath = false")
+    ops = [page.run("return ops.id.indexOf(arguments[0])", name) for name in ("conv.1.3", "grad conv.1.3", "conv.2.3")]
+    for section, by, key in (
+        ("timeline", "phase", "ops.phase[v]"),
+        ("graph", "module", "colours.names.indexOf(around[v].slice(0, 2).join('.'))"),
+        ("graph", "device", "placement[v]"),
+    ):
+        show_colours(page, section, by)
+        expected = page.run(f"return arguments[0].map((v) => data.palette[{key} % data.palette.length].colour)", ops)
+        assert [inside(page, v, 5) for v in ops] == expected
+        names = page.run("return colours.names")
+        assert all(name in page.text(f"#{where} .legend") for where in ("timeline", "graph") for name in names[:9])
+        values = page.run("return [...document.querySelectorAll('select[aria-label=\"what colours show\"]')].map((one) => one.value)")
+        assert values == [by, by]
+    assert page.errors() == []
+
+
+def test_the_tooltip_never_covers_the_panel(browser: Any, small: Path) -> None:
+    for width in (1280, 420):
+        page = Page(browser, small, width)
+        page.run("select(0)")
+        canvas = browser.find_element("css selector", "#timeline canvas")
+        page.run("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", canvas)
+        page.drawn()
+        apart = page.run("""
+            const [box, panel] = [arguments[0], document.getElementById("details")].map((one) => one.getBoundingClientRect());
+            const found = [];
+            for (let x = timeline.left + 2; x < box.width; x += 7) for (const y of [32, 40, box.height - 40]) {
+              const [clientX, clientY] = [box.x + x, box.y + y];
+              if (document.elementFromPoint(clientX, clientY) !== arguments[0]) continue;
+              arguments[0].dispatchEvent(new PointerEvent("pointermove", { clientX, clientY }));
+              const { left, right, top, bottom } = tip.getBoundingClientRect();
+              if (!tip.hidden) found.push(right <= panel.left || bottom <= panel.top || left >= panel.right || top >= panel.bottom);
+            }
+            return found;""", canvas)
+        assert len(apart) > 10
+        assert all(apart)
 
 
 def test_dark_pages_are_drawn_dark(browser: Any, small: Path) -> None:
@@ -259,12 +312,24 @@ def test_dark_pages_are_drawn_dark(browser: Any, small: Path) -> None:
 def test_thousands_of_ops_can_be_opened_and_one_found(browser: Any, large: Path) -> None:
     page = Page(browser, large)
     assert page.run("return opCount") > 3000
+    blocks = page.run("return devices.map((_, d) => timeline.blocks(tracks[0], d))")
+    assert [1 <= len(found) <= 20 for found in blocks] == [True, True]
+    assert sum(block["ops"] for found in blocks for block in found) == page.run("return opCount")
+    block = blocks[0][0]
+    page.click("timeline", "[timeline.x((arguments[0].start_us + arguments[0].end_us) / 2), timeline.y(tracks[0], 0) + 6]", block)
+    assert page.run("return [span.from, span.to]") == [block["start_us"], block["end_us"]]
     assert 5 < page.run("return graph.boxes.length") < 200
     page.run("graph.openAll(true)")
     page.drawn()
     assert page.run("return graph.boxOfOp.size === opCount")
+    seen, named = page.run("const [seen, named] = graph.shown(); return [seen.size, [...named].map((box) => box.w * graph.scale)]")
+    assert seen <= page.run("return graph.boxes.length")
+    assert named
+    assert min(named) >= page.run("return ROOM[0]")
+    page.run("graph.zoomTo([...graph.shown()[1]][0])")
+    assert page.run("return graph.scale") > 0
     op = page.run("return ops.id.indexOf('grad conv.5.70')")
-    page.run("select(arguments[0]); span.show(data.predicted.start_us[arguments[0]], data.predicted.end_us[arguments[0]])", op)
+    page.run("select(arguments[0]); span.show(predicted.start_us[arguments[0]], predicted.end_us[arguments[0]])", op)
     page.click("timeline", "timeline.centre(arguments[0])", op)
     assert page.run("return selection.op") == op
     assert "Why it is here" in page.text("#details")

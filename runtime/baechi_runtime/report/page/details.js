@@ -28,18 +28,18 @@ function search(text) {
 }
 
 function opCard(v) {
-  const device = placement[v], predicted = data.predicted, measured = data.measured;
+  const device = placement[v], { measured } = data;
   const when = (step) => `${time(step.end_us[v] - step.start_us[v])}, from ${time(step.start_us[v])}`;
   const costs = [
     ["kind", ops.op[v] || "-"], ["phase", data.phases[ops.phase[v]]], ["part", ops.part[v] === null ? null : String(ops.part[v])],
-    ["module", ops.module[v] || null], ["colocation", ops.colocation[v]],
+    ["module", ops.module[v] ? called(ops.module[v]) : null], ["colocation", ops.colocation[v]],
     ["device", devices[device].name + (ops.pin[v] === null ? "" : ", pinned")],
     ["cost", time(ops.compute_us[v])],
     ["predicted", when(predicted)], ["measured", measured && measured.start_us[v] !== null ? when(measured) : null],
     ["persistent", size(ops.persistent_bytes[v])], ["outputs", size(ops.output_bytes[v])], ["temporary", size(ops.temporary_bytes[v])],
     ["critical path", critical.has(v) ? "yes" : "no"],
   ].filter(([, value]) => value !== null);
-  const inputs = [...new Set(read[v].map((t) => tensors.producer[t]))], readers = [...new Set(made[v].flatMap((t) => tensors.readers[t]))];
+  const inputs = [...new Set(read[v].map((t) => tensors.producer[t]))], readBy = [...new Set(made[v].flatMap((t) => readers[t]))];
   const goTo = (id, text, show) =>
     el("button", { type: "button", onclick: () => { show(); document.getElementById(id).scrollIntoView(); } }, text);
   const reveal = goTo("graph", "Show in graph", () => graph.reveal(v));
@@ -49,7 +49,7 @@ function opCard(v) {
   });
   const close = el("button", { type: "button", class: "close", "aria-label": "close", onclick: () => select(null) }, "\u2715");
   return el("div", { class: "card" }, close, el("h3", { id: "op-name" }, swatch(device), " ", ops.id[v]), definitions(costs), choicesOf(v),
-    neighbours("Reads from", inputs), neighbours("Read by", readers), el("div", { class: "bar" }, zoom, reveal));
+    neighbours("Reads from", inputs), neighbours("Read by", readBy), el("div", { class: "bar" }, zoom, reveal, devices.length > 1 ? goTo("whatif", "Move it", () => {}) : null));
 }
 
 function neighbours(title, found) {
@@ -68,17 +68,46 @@ const WHY = {
   "better elsewhere": "As far as this op alone goes, the step would be shorter with it elsewhere.",
 };
 
+/* So many ops times devices are simulated for an op at once, and more when asked. */
+const AT_ONCE = 40000;
+
 /* Why an op is where it is: the predicted step with it, and what has to be with it, on every device. */
 function choicesOf(v) {
-  const { of, found, shown } = data.choices, choices = of[v] === null ? null : found[of[v]];
-  const title = el("h3", {}, "Why it is here");
-  if (!choices) return el("div", { id: "choices" }, title, el("p", { class: "note" }, shown));
-  const others = choices.moved - 1;
-  const rows = choices.choices.map((choice) => [
-    [swatch(choice.device), " ", devices[choice.device].name, choice.device === placement[v] ? " (here)" : "",
-      choice.fits ? "" : ", no room"],
-    time(choice.step_us), choice.device === placement[v] ? "" : difference(choice.step_us - choices.step_us)]);
-  return el("div", { id: "choices" }, title, el("p", {}, WHY[choices.verdict] ?? choices.verdict),
+  const box = el("div", { id: "choices" }), show = () => box.replaceChildren(el("h3", {}, "Why it is here"), ...choices(elsewhere(v)));
+  if (opCount * devices.length <= AT_ONCE) show();
+  else box.append(el("button", { type: "button", onclick: show }, "Simulate it elsewhere"));
+  return box;
+}
+
+/* As baechi explain has it: the ops that move together, the steps with them on each device, which of these fit, and which of WHY it is. */
+function elsewhere(v) {
+  const moved = together([v]), here = placement[v], isSplit = moved.some((w) => placement[w] !== here);
+  const steps = devices.map((_, d) => {
+    if (d === here && !isSplit) return predicted;
+    const place = [...placement];
+    for (const w of moved) place[w] = d;
+    return simulate(flow, cluster, place, priority);
+  });
+  const fits = steps.map(({ peaks }) => devices.every(({ memory_bytes: limit }, d) => limit === null || peaks[d] <= limit));
+  return { here, moved, steps, fits, verdict: verdict({ here: isSplit ? null : here, moved, steps, fits }) };
+}
+
+function verdict({ here, moved, steps, fits }) {
+  const best = steps.filter((_, d) => fits[d] && d !== here).reduce((least, { step_us }) => Math.min(least, step_us), Infinity);
+  if (moved.some((w) => ops.pin[w] !== null)) return "pinned";
+  if (devices.length === 1) return "no other device";
+  if (best === Infinity) return "no room elsewhere";
+  if (Math.abs(best - predicted.step_us) <= 1e-9 * predicted.step_us) return "as good";
+  return best > predicted.step_us ? "best" : "better elsewhere";
+}
+
+function choices({ here, moved, steps, fits, verdict: why }) {
+  const rows = devices.map(({ name }, d) => [
+    [swatch(d), " ", name, d === here ? " (here)" : "", fits[d] ? "" : ", no room"],
+    time(steps[d].step_us), d === here ? "" : difference(steps[d].step_us - predicted.step_us)]);
+  return [
+    el("p", {}, WHY[why]),
     table([{ title: "on" }, { title: "step", number: true }, { title: "", number: true }], rows),
-    others > 0 ? el("p", { class: "note" }, `With ${plural(others, "op")} of its colocation group, which moves along.`) : null);
+    moved.length > 1 ? el("p", { class: "note" }, `With ${plural(moved.length - 1, "op")} of its colocation group, which moves along.`) : "",
+  ];
 }

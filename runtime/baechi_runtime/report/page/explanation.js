@@ -3,7 +3,6 @@
 
 function explanationSection() {
   const said = data.explanation;
-  if (!said) return;
   const name = (d) => devices[d]?.name ?? String(d), numbers = (...titles) => titles.map((title) => ({ title, number: true }));
   const way = (from, to) => name(from) + (to === null ? "" : " to " + name(to));
   const where = (part) => way(part.device, part.target) + (part.phase ? ", " + part.phase : "");
@@ -30,7 +29,7 @@ function surprises() {
   if (!data.measured) return [];
   const took = (step, v) => step.end_us[v] - step.start_us[v], number = { number: true };
   const off = [...ops.id.keys()].filter((v) => data.measured.start_us[v] !== null)
-    .map((v) => ({ v, predicted: took(data.predicted, v), measured: took(data.measured, v) }))
+    .map((v) => ({ v, predicted: took(predicted, v), measured: took(data.measured, v) }))
     .sort((a, b) => Math.abs(b.measured - b.predicted) - Math.abs(a.measured - a.predicted)).slice(0, 10);
   const rows = off.map((one) => [
     opLink(one.v), devices[placement[one.v]].name, time(one.predicted), time(one.measured), difference(one.measured - one.predicted)]);

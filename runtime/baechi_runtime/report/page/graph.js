@@ -1,14 +1,17 @@
 "use strict";
-// The graph of groups and ops: coloured by device, a click opens a group or selects an op.
+// The graph of groups and ops: a click opens a group or selects an op, and what is too small to read is shown as what it is part of.
 
-const MOST_EDGES = 1500;
+const MOST_EDGES = 1500, FEW_EDGES = 150;
+/* In pixels: the least room in which a group's name is read, and the least width at which an op is seen. */
+const ROOM = [70, 26], SPECK = 6;
 
 class GraphView {
   constructor(way, height) {
-    this.surface = new Surface(this, "The graph of ops in groups, coloured by device", height);
+    this.surface = new Surface(this, "The graph of ops in groups", height);
     this.surface.canvas.classList.add("free");
     this.focus = null;
     this.regroup(way);
+    colours.listeners.push(() => this.surface.redraw());
   }
 
   regroup(way) {
@@ -61,7 +64,7 @@ class GraphView {
     const seen = new Map(), boxes = ops.id.map((_, v) => this.boxOf(v)), numbers = new Map(this.boxes.map((box, i) => [box, i]));
     tensors.producer.forEach((v, t) => {
       const a = boxes[v];
-      for (const w of tensors.readers[t]) {
+      for (const w of readers[t]) {
         const b = boxes[w];
         if (a === b) continue;
         const key = numbers.get(a) * this.boxes.length + numbers.get(b);
@@ -99,18 +102,41 @@ class GraphView {
     return x < this.width && y < this.tall && x + box.w * this.scale > 0 && y + box.h * this.scale > 0;
   }
 
+  /* The boxes that are drawn: of open groups those in them, as long as an op could be seen there; and which of the groups have their names
+     written over them: the innermost with room for it, where titles can't be read. */
+  shown() {
+    const boxes = new Set(), named = new Set(), specks = SIZES.op[0] * this.scale < SPECK;
+    const visit = (group) => {
+      for (const box of group.boxes) {
+        if (!this.inSight(box)) continue;
+        boxes.add(box);
+        if (!box.open) continue;
+        const hasRoom = box.w * this.scale >= ROOM[0] && box.h * this.scale >= ROOM[1];
+        const before = named.size;
+        box.folded = specks && !(hasRoom && [...box.groups.values()].some((child) => child.w * this.scale >= SPECK && child.h * this.scale >= SPECK));
+        if (!box.folded) visit(box);
+        if (hasRoom && named.size === before && !this.legible()) named.add(box);
+      }
+    };
+    visit(this.root);
+    return [boxes, named];
+  }
+
   draw(context) {
+    colours.refresh();
     this.colours = Object.fromEntries(["paper", "card", "line", "ink", "muted", "accent", "faint"].map((name) => [name, ink(name)]));
     context.translate(this.dx, this.dy);
     context.scale(this.scale, this.scale);
-    const seen = new Set(this.boxes.filter((box) => this.inSight(box)));
-    for (const box of seen) if (box.open) this.drawOpen(context, box);
+    const [seen, named] = this.shown();
+    for (const box of seen) if (box.open && !box.folded) this.drawOpen(context, box);
     const selected = selection.op === null ? null : this.boxOf(selection.op);
     this.drawEdges(context, this.edges.filter(({ a, b }) => seen.has(a) || seen.has(b)), selected);
     for (const box of seen) {
       if (box.op !== undefined) this.drawOp(context, box);
       else if (!box.open) this.drawClosed(context, box);
+      else if (box.folded) this.drawShares(context, box, box.X, box.Y, box.w, box.h);
     }
+    for (const box of named) this.drawName(context, box);
     if (selected) this.outline(context, selected, this.colours.accent, 3 / this.scale);
     if (this.focus) this.outline(context, this.focus, this.colours.ink, 2 / this.scale);
   }
@@ -133,14 +159,53 @@ class GraphView {
     if (!this.legible()) return;
     context.fillStyle = this.colours.muted;
     context.textAlign = "left";
-    context.fillText(clipped(context, "\u2212 " + box.name, box.w - 20), box.X + 10, box.Y + 15);
+    this.write(context, "\u2212 " + box.name, box, 10, 15);
   }
 
-  /* Of more edges than an eye can follow only those of the selected box and those that move most. */
+  /* A group's name, and beside it the class of its module. */
+  write(context, name, box, dx, dy) {
+    const room = box.w - 2 * dx, shown = clipped(context, name, room), width = context.measureText(shown + " ").width;
+    context.fillText(shown, box.X + dx, box.Y + dy);
+    context.fillStyle = this.colours.muted;
+    context.fillText(clipped(context, classOf(box.module), room - width), box.X + dx + width, box.Y + dy);
+  }
+
+  /* A name over a group whose own title is too small to read. */
+  drawName(context, box) {
+    const letters = 11 / this.scale, text = [box.depth === 1 ? box.name : box.module || box.name, classOf(box.module)].join(" ");
+    context.font = `${letters}px system-ui, sans-serif`;
+    const shown = clipped(context, text, box.w - letters);
+    context.fillStyle = this.colours.paper;
+    context.globalAlpha = 0.85;
+    context.fillRect(box.X, box.Y, context.measureText(shown).width + letters, letters * 1.5);
+    context.globalAlpha = 1;
+    context.fillStyle = this.colours.ink;
+    context.textAlign = "left";
+    context.fillText(shown, box.X + letters / 2, box.Y + letters * 0.8);
+    context.font = "12px system-ui, sans-serif";
+  }
+
+  /* The colours of a group's ops, each as wide as its part of their time. */
+  drawShares(context, box, x, y, width, height) {
+    const sums = new Map();
+    for (const v of box.all) {
+      const { colour } = colours.paint(v, placement);
+      sums.set(colour, (sums.get(colour) ?? 0) + (box.us ? ops.compute_us[v] : 1));
+    }
+    for (const [colour, sum] of [...sums].sort()) {
+      const part = (width * sum) / (box.us || box.all.length);
+      context.fillStyle = colour;
+      context.fillRect(x, y, part, height);
+      x += part;
+    }
+  }
+
+  /* Of more edges than an eye can follow only those of the selected box and those that move most, and where nothing can be read, only the first. */
   drawEdges(context, edges, selected) {
-    const isSelected = ({ a, b }) => a === selected || b === selected, strength = edges.length > 150 ? 0.5 : 1;
+    const isSelected = ({ a, b }) => a === selected || b === selected, strength = edges.length > FEW_EDGES ? 0.5 : 1;
     let shown = edges;
-    if (edges.length > MOST_EDGES) {
+    if (edges.length > FEW_EDGES && !this.legible()) shown = edges.filter(isSelected);
+    else if (edges.length > MOST_EDGES) {
       const moving = edges.filter((edge) => edge.moved && !isSelected(edge)).sort((x, y) => y.moved - x.moved);
       shown = [...moving.slice(0, MOST_EDGES), ...edges.filter(isSelected)];
     }
@@ -182,19 +247,12 @@ class GraphView {
     rounded(context, box, 6);
     context.fill();
     context.stroke();
-    const total = box.byDevice.reduce((a, b) => a + b, 0) || 1;
-    let x = box.X + 8;
-    box.byDevice.forEach((part, d) => {
-      const w = ((box.w - 16) * part) / total;
-      context.fillStyle = devices[d].colour;
-      context.fillRect(x, box.Y + box.h - 12, w, 6);
-      x += w;
-    });
+    this.drawShares(context, box, box.X + 8, box.Y + box.h - 12, box.w - 16, 6);
     if (!this.legible()) return;
     const used = box.counts.map((count, d) => (count ? devices[d].name : null)).filter(Boolean);
     context.textAlign = "left";
     context.fillStyle = this.colours.ink;
-    context.fillText(clipped(context, "+ " + box.name, box.w - 16), box.X + 8, box.Y + 14);
+    this.write(context, "+ " + box.name, box, 8, 14);
     context.fillStyle = this.colours.muted;
     context.font = "11px system-ui, sans-serif";
     const where = used.length === 1 ? used[0] : used.length + " devices";
@@ -203,8 +261,8 @@ class GraphView {
   }
 
   drawOp(context, box) {
-    const device = devices[placement[box.op]];
-    context.fillStyle = device.colour;
+    const device = devices[placement[box.op]], { colour, text } = colours.paint(box.op, placement);
+    context.fillStyle = colour;
     if (!this.legible()) {
       context.fillRect(box.X, box.Y, box.w, box.h);
       return;
@@ -217,7 +275,7 @@ class GraphView {
       context.stroke();
     }
     context.textAlign = "left";
-    context.fillStyle = device.text;
+    context.fillStyle = text;
     context.fillText(clipped(context, ops.id[box.op], box.w - 14), box.X + 7, box.Y + 12);
     context.font = "11px system-ui, sans-serif";
     const cost = time(ops.compute_us[box.op]) + ", ";
@@ -227,20 +285,31 @@ class GraphView {
 
   pick(x, y) {
     const X = (x - this.dx) / this.scale, Y = (y - this.dy) / this.scale;
-    return this.boxes.findLast((box) => X >= box.X && X <= box.X + box.w && Y >= box.Y && Y <= box.Y + box.h &&
-      (!box.open || Y <= box.Y + TITLE)) ?? null;
+    const title = Math.max(TITLE, this.legible() ? 0 : 16 / this.scale);
+    return [...this.shown()[0]].findLast((box) => X >= box.X && X <= box.X + box.w && Y >= box.Y && Y <= box.Y + box.h &&
+      (!box.open || box.folded || Y <= box.Y + title)) ?? null;
   }
 
   describe(box) {
     const { op } = box;
     if (op !== undefined) return `${ops.id[op]}\n${ops.op[op]}\n${time(ops.compute_us[op])} on ${devices[placement[op]].name}`;
     const on = devices.map((device, d) => (box.counts[d] ? `${device.name}: ${plural(box.counts[d], "op")}` : null)).filter(Boolean);
-    return `${box.name}\n${plural(box.all.length, "op")}, ${time(box.us)}\n${on.join("\n")}`;
+    return `${box.module ? called(box.module) : box.name}\n${plural(box.all.length, "op")}, ${time(box.us)}\n${on.join("\n")}`;
   }
 
   choose(box) {
+    if (box.module) whatIf.suggest(box.module);
     if (box.op !== undefined) select(box.op);
+    else if (box.open && !this.legible()) this.zoomTo(box);
     else this.toggle(box);
+  }
+
+  /* Shows a group alone. */
+  zoomTo(box) {
+    this.scale = Math.min(this.width / box.w, this.tall / box.h, 1.2) * 0.96;
+    this.dx = this.width / 2 - (box.X + box.w / 2) * this.scale;
+    this.dy = this.tall / 2 - (box.Y + box.h / 2) * this.scale;
+    this.surface.redraw();
   }
 
   /* Opens or closes a group, whose corner stays where it is on the screen. */
@@ -303,15 +372,16 @@ const usualWay = ops.module.some((name) => name) || !ops.colocation.some((name) 
 const graph = new GraphView(usualWay, 560);
 
 function graphSection() {
-  const ways = [["module", "module"], ["colocation", "colocation group"], ["device", "device"], ...(data.parts.length ? [["part", "part of the batch"]] : [])];
+  const ways = [["module", "module"], ["colocation", "colocation group"], ["device", "device"], ...(hasParts ? [["part", "part of the batch"]] : [])];
   const chosen = el("select", { "aria-label": "group by", onchange: () => { graph.regroup(chosen.value); graph.surface.redraw(); } },
     ways.map(([value, text]) => el("option", { value }, "by " + text)));
   chosen.value = usualWay;
   const all = (text, open) => el("button", { type: "button", onclick: () => graph.openAll(open) }, text);
   section("graph", "Graph",
     el("p", { class: "note" }, "A click on a group opens or closes it, one on an op selects it. Dashed lines are tensors that " +
-      "change devices, where there are thousands the largest of them; ops on the critical path have a frame. " +
+      "change devices, where there are thousands the largest of them; ops on the critical path have a frame. What is too small to read is named " +
+      "by its group, and a click on that shows it alone. " +
       "n and p go from box to box, Enter is a click."),
-    el("div", { class: "bar" }, chosen, all("Open all", true), all("Close all", false), graph.surface.buttons()), graph.surface.canvas,
-    el("div", { class: "legend" }, devices.map((device, d) => el("span", {}, swatch(d), device.name))));
+    el("div", { class: "bar" }, chosen, all("Open all", true), all("Close all", false), graph.surface.buttons(), colours.chooser()),
+    graph.surface.canvas, el("div", { class: "legend" }, colours.legend()));
 }

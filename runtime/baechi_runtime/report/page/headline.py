@@ -1,9 +1,10 @@
-"""The top of a run's page: the step's times side by side, the verdict, and how the run was made."""
+"""The top of a run's page: the verdict, the step's times side by side, and how the run was made."""
 
 import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.measure.samples import Ratio, Samples
 from baechi_runtime.report.findings import load_text, prediction_error
@@ -15,7 +16,7 @@ _MOST_NAMES = 6
 
 
 def headline(run: RunFolder, report: Run) -> dict[str, Any]:
-    """Title, figures (label, value, detail), verdict (tone, sentence) and facts, all of them text."""
+    """Title, verdict (tone, a few large words, a sentence), figures (label, value, detail) and facts, all of them text."""
     return {
         "title": report.model or run.graph.name or run.path.resolve().name,
         "method": run.plan.method,
@@ -37,14 +38,14 @@ def _figures(run: RunFolder, report: Run) -> list[dict[str, str]]:
     step, bound = run.timeline.makespan_us, run.plan.lower_bound_us
     above = f"{step / bound - 1:.1%} above the lower bound of {as_time(bound)}" if bound else "no lower bound"
     figures = [figure("predicted step", as_time(step), above)]
-    measured, unplaced, eager = report.measured, _unplaced(report), None
+    measured, unplaced = report.measured, _unplaced(report) or "plain eager"
     if measured is not None and measured.median:
         figures.append(figure("measured step", as_time(measured.median), f"{_spread(measured)}; {prediction_error(step, measured.median)}"))
-    if unplaced and isinstance(report, Step) and (eager := report.measured_step_us.get("eager")) is not None:
+    if isinstance(report, Step) and (eager := report.measured_step_us.get("eager")) is not None:
         figures.append(figure(unplaced, as_time(eager.median), _spread(eager)))
     for label, gain, predicted in (
         ("against one device", report.over_single, report.predicted_speedup if isinstance(report, Step) else None),
-        (f"against {unplaced or 'eager'}", report.over_unplaced, None),
+        (f"against {unplaced}", report.over_unplaced, None),
     ):
         if gain is not None:
             expected = "" if predicted is None else f"; predicted {predicted:.2f}"
@@ -66,33 +67,48 @@ def interval_text(gain: Ratio, error: float = 0.05) -> str:
     return f"{100 * (1 - error):.4g}% interval {gain.low:.2f} to {gain.high:.2f}"
 
 
+def verdict(tone: str, large: str, text: str) -> dict[str, str]:
+    """A verdict: its tone, the words that a reader sees first, and a sentence."""
+    return {"tone": tone, "large": large, "text": text}
+
+
 def inconclusive(doubts: Sequence[str], advice: str) -> dict[str, str]:
     """The verdict on times that are in doubt."""
-    return {"tone": "doubt", "text": f"Inconclusive: {'; '.join(doubts)}. {advice}"}
+    return verdict("doubt", "Inconclusive", f"{'; '.join(doubts)}. {advice}")
 
 
-def verdict_on(gain: Ratio, times: str, more: str = "") -> dict[str, str]:
-    """The verdict on a gain that was measured: `times` says how large it is over what, `more` is added."""
+def verdict_on(gain: Ratio, other: str, more: str = "", error: float = 0.05) -> dict[str, str]:
+    """The verdict on a gain over another step that was measured; `more` is added."""
+    large, interval = f"{gain.median:.2f} times as fast as {other}", interval_text(gain, error)
     if gain.low > 1:
-        return {"tone": "good", "text": f"Splitting pays: {times}.{more}"}
+        return verdict("good", large, f"Splitting pays ({interval}).{more}")
     clearly = "clearly " if gain.high > 1 else ""
-    return {"tone": "bad", "text": f"Splitting does not {clearly}pay here: {times}.{more}"}
+    return verdict("bad", large, f"Splitting does not {clearly}pay here ({interval}).{more}")
 
 
 def _verdict(run: RunFolder, report: Run) -> dict[str, str]:
-    unplaced, doubts = _unplaced(report), report.doubts or []
-    gain, other = (report.over_unplaced, unplaced) if unplaced else (report.over_single, "one device")
+    doubts, (gain, other) = report.doubts or [], _compared(report)
     if isinstance(report, Comparison) and report.recommendation:
-        return {"tone": "doubt" if doubts else "good", "text": report.recommendation}
+        large = "" if gain is None else f"{run.plan.method}: {gain.median:.2f} times as fast as {other}"
+        return verdict("doubt" if doubts else "good", large, report.recommendation)
     if len(set(run.plan.placement)) < 2:
-        return {"tone": "plain", "text": "The plan runs everything on one device."}
-    if unplaced and doubts:
-        return inconclusive(doubts, "`baechi compare` measures in turn.")
-    if gain is None:
-        return {"tone": "plain", "text": "This step is predicted; how it compares with one device was not measured."}
+        return verdict("plain", "Not split", "The plan runs everything on one device.")
     if doubts:
-        return inconclusive(doubts, "Run it again on a quiet machine, or with more --num_steps.")
-    return verdict_on(gain, f"{gain.median:.2f} times as fast as {other} ({interval_text(gain, report.error)})")
+        advice = "`baechi compare` measures in turn." if _unplaced(report) else "Run it again on a quiet machine, or with more --num_steps."
+        return inconclusive(doubts, advice)
+    if gain is None:
+        step_us, whole_us = run.timeline.makespan_us, one_device_timeline(run.graph).makespan_us
+        large = f"{whole_us / step_us:.2f} times as fast as one device, predicted" if step_us else ""
+        return verdict("plain", large, "This step is predicted; how it compares with one device was not measured.")
+    over_one = "" if gain is report.over_single or report.over_single is None else f" Over our program on one device: {report.over_single}."
+    return verdict_on(gain, other, over_one, report.error)
+
+
+def _compared(report: Run) -> tuple[Ratio | None, str]:
+    """The gain and what it is over: the step as it is without us, where that was measured, else our program on one device."""
+    if report.over_unplaced is not None:
+        return report.over_unplaced, _unplaced(report) or "plain eager"
+    return report.over_single, "one device"
 
 
 def _facts(run: RunFolder, report: Run) -> list[tuple[str, str]]:

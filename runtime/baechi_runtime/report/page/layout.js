@@ -6,7 +6,7 @@ const ROW_GAP = 22, ITEM_GAP = 14, COLUMN_GAP = 46, PADDING = 14, TITLE = 24, LE
 const SHAPE = innerWidth < 600 ? 0.8 : 1.7;
 const SIZES = { op: [150, 36], group: [170, 56] };
 
-/* A group: `groups` by name and `ops` in it, `all` ops below it, and whether it shows what is in it. */
+/* A group: `groups` by name and `ops` in it, `all` ops below it, whether it shows what is in it, and the module that it is, where it is one. */
 class Group {
   constructor(name, parent) {
     Object.assign(this, { name, parent, groups: new Map(), ops: [], all: [], open: false, depth: parent ? parent.depth + 1 : 0 });
@@ -18,7 +18,7 @@ class Group {
   items() { return [...this.groups.values(), ...this.ops]; }
 }
 
-const inModules = (v) => [data.phases[ops.phase[v]], ...(ops.module[v] ? ops.module[v].split(".") : [])];
+const inModules = (v) => [data.phases[ops.phase[v]], ...around[v]];
 const WAYS = {
   module: inModules,
   colocation: (v) => (ops.colocation[v] === null ? ["not colocated"] : [ops.colocation[v]]),
@@ -27,24 +27,19 @@ const WAYS = {
 };
 
 /* Each op's position in an order in which all its inputs come before it. */
-function topologicalRank() {
-  const missing = read.map((inputs) => inputs.length), rank = new Array(opCount).fill(0), queue = [];
-  missing.forEach((count, v) => { if (count === 0) queue.push(v); });
-  for (let i = 0; i < queue.length; i++) {
-    rank[queue[i]] = i;
-    for (const t of made[queue[i]]) for (const w of tensors.readers[t]) if (--missing[w] === 0) queue.push(w);
-  }
-  return rank;
-}
-
-const rank = topologicalRank();
+const rank = new Array(opCount);
+flow.order.forEach((v, i) => { rank[v] = i; });
 
 /* The tree of groups of one way to group; `home[v]` is the group that op v stands in. */
 function treeBy(way) {
   const root = new Group("", null), home = new Array(opCount);
   for (let v = 0; v < opCount; v++) {
+    const names = WAYS[way](v), before = names.length - (way === "colocation" ? 0 : around[v].length);
     let group = root;
-    for (const name of WAYS[way](v)) group = group.child(name);
+    names.forEach((name, i) => {
+      group = group.child(name);
+      if (i >= before) group.module ??= around[v].slice(0, i + 1 - before).join(".");
+    });
     group.ops.push(v);
   }
   tidy(root);
@@ -81,14 +76,11 @@ function tidy(group) {
 
 function summarize(group) {
   group.us = 0;
-  group.byDevice = devices.map(() => 0);
   group.counts = devices.map(() => 0);
   for (const v of group.all) {
     group.us += ops.compute_us[v];
-    group.byDevice[placement[v]] += ops.compute_us[v];
     group.counts[placement[v]]++;
   }
-  if (group.us === 0) group.byDevice = group.counts;
 }
 
 /* For every group, which of its items feed which: `links.get(group)` maps item -> set of items. */
@@ -101,7 +93,7 @@ function linksOf(home) {
     from.get(a).add(b);
   };
   tensors.producer.forEach((v, t) => {
-    for (const w of tensors.readers[t]) {
+    for (const w of readers[t]) {
       let [a, b, A, B] = [v, w, home[v], home[w]];
       while (A !== B) {
         if (A.depth >= B.depth) [a, A] = [A, A.parent];

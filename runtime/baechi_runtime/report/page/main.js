@@ -1,11 +1,16 @@
 "use strict";
-// Puts the page together, from the top down.
+// Puts the page together, from the top down: what was compared, before any one of the plans.
 
 headerPanel();
+if (Math.abs(predicted.step_us - data.predicted.step_us) > 0.001) {
+  document.getElementById("top").append(el("p", { class: "verdict bad" },
+    `This page simulates a step of ${time(predicted.step_us)}, and baechi one of ${time(data.predicted.step_us)}: what it predicts is wrong. Please report it.`));
+}
+methodsSection();
 timelineSection();
+whatIfSection();
 devicesSection();
 memorySection();
 graphSection();
-methodsSection();
 explanationSection();
 detailsPanel();

@@ -8,9 +8,9 @@ class MemoryView {
     this.surface = new Surface(this, "Memory of each device over the step, against its limit", this.each * devices.length + 24);
     span.surfaces.push(this.surface);
     this.tops = devices.map((device, d) => {
-      const peak = Math.max(...data.predicted.memory[d][1], device.peak_measured_bytes ?? 0, 1);
-      const near = device.limit_bytes !== null && device.limit_bytes < 3 * peak;
-      return (near ? Math.max(device.limit_bytes, peak) : peak) * 1.08;
+      const peak = Math.max(predicted.peaks[d], device.peak_measured_bytes ?? 0, 1);
+      const near = device.memory_bytes !== null && device.memory_bytes < 3 * peak;
+      return (near ? Math.max(device.memory_bytes, peak) : peak) * 1.08;
     });
   }
 
@@ -23,10 +23,10 @@ class MemoryView {
       context.rect(this.left, this.each * d, this.width - this.left, this.each + 1);
       context.clip();
       context.fillStyle = context.strokeStyle = device.colour;
-      this.curve(context, d, data.predicted.memory[d]);
+      this.curve(context, d, predicted.memory[d]);
       const measured = data.measured?.memory?.[d];
       if (measured) this.line(context, d, measured, data.measured.step_us);
-      if (device.limit_bytes !== null && device.limit_bytes <= this.tops[d]) this.level(context, d, device.limit_bytes, ink("limit"), []);
+      if (device.memory_bytes !== null && device.memory_bytes <= this.tops[d]) this.level(context, d, device.memory_bytes, ink("limit"), []);
       if (device.peak_measured_bytes !== null) this.level(context, d, device.peak_measured_bytes, ink("ink"), [2, 3]);
       context.restore();
       this.label(context, d);
@@ -48,7 +48,7 @@ class MemoryView {
   }
 
   curve(context, d, memory) {
-    const last = this.trace(context, d, memory, data.predicted.step_us);
+    const last = this.trace(context, d, memory, predicted.step_us);
     context.lineWidth = 1.5;
     context.stroke();
     context.lineTo(last, this.y(d, 0));
@@ -79,19 +79,19 @@ class MemoryView {
   }
 
   label(context, d) {
-    const { name, colour, peak_predicted_bytes } = devices[d], y = this.each * d + 20;
+    const { name, colour } = devices[d], y = this.each * d + 20;
     context.textAlign = "left";
     context.fillStyle = colour;
     context.fillRect(8, y - 5, 4, 10);
     context.fillStyle = ink("muted");
     context.fillText(clipped(context, name, this.left - 24, true), 17, y);
-    if (this.each > 60 && this.left > 100) context.fillText(clipped(context, size(peak_predicted_bytes), this.left - 12), 8, y + 18);
+    if (this.each > 60 && this.left > 100) context.fillText(clipped(context, size(predicted.peaks[d]), this.left - 12), 8, y + 18);
   }
 
   pick(x, y) {
     const d = Math.floor(y / this.each);
     if (d < 0 || d >= devices.length || x < this.left) return null;
-    const us = this.at(x), [at, held] = data.predicted.memory[d];
+    const us = this.at(x), [at, held] = predicted.memory[d];
     let i = at.findIndex((instant) => instant > us);
     if (i < 0) i = at.length;
     return { d, us, bytes: held[Math.max(0, i - 1)] };
@@ -104,16 +104,17 @@ class MemoryView {
 const memory = new MemoryView();
 
 function memorySection() {
+  const counted = data.peaks_computed ? "computed" : "measured";
   const cell = (bytes) => el("td", { class: "number" }, bytes === null ? "-" : size(bytes));
   const rows = devices.map((device, d) => el("tr", {},
-    el("td", { class: "name" }, swatch(d), " ", device.name), cell(device.peak_predicted_bytes), cell(device.peak_measured_bytes),
-    el("td", { class: "number" }, device.limit_bytes === null ? "none" : size(device.limit_bytes)),
-    el("td", { class: "number" }, device.limit_bytes === null ? "-" : share(device.peak_predicted_bytes, device.limit_bytes))));
-  const head = ["device", "peak predicted", "peak measured", "limit", "of the limit"];
+    el("td", { class: "name" }, swatch(d), " ", device.name), cell(predicted.peaks[d]), cell(device.peak_measured_bytes),
+    el("td", { class: "number" }, device.memory_bytes === null ? "none" : size(device.memory_bytes)),
+    el("td", { class: "number" }, device.memory_bytes === null ? "-" : share(predicted.peaks[d], device.memory_bytes))));
+  const head = ["device", "peak predicted", "peak " + counted, "limit", "of the limit"];
   section("memory", "Memory",
-    el("p", { class: "note" }, "The area is what is predicted" +
-      (data.measured?.memory ? ", the thin line what was measured, and " : ", ") + "the dotted line the measured peak. " +
-      "A limit is drawn where it is within three times the peak."),
+    el("p", { class: "note" }, "The area is what is predicted" + (data.measured?.memory ? ", the thin line what was " + counted : "") +
+      (data.peaks.length ? `, the dotted line the ${counted} peak` : "") + ". A limit is drawn where it is within three times the peak." +
+      (data.peaks.length && data.peaks_computed ? " Computed is what live tensors sum up to, as all devices are in one process, whose memory nobody can tell apart." : "")),
     memory.surface.canvas,
     el("div", { class: "scroll" }, el("table", {},
       el("thead", {}, el("tr", {}, head.map((text, i) => el("th", i ? { class: "number", scope: "col" } : { scope: "col" }, text)))),

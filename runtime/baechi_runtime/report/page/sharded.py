@@ -7,7 +7,7 @@ from msgspec.structs import asdict, astuple
 from baechi_ext.shard.explain import COMPUTE, EXECUTOR, FORECAST_KINDS, UPDATE, ShardExplanation
 from baechi_ext.shard.plan import LayerSplit, ShardPlan
 from baechi_runtime.report.findings import load_text, prediction_error
-from baechi_runtime.report.page.headline import figure, inconclusive, interval_text, verdict_on
+from baechi_runtime.report.page.headline import figure, inconclusive, verdict, verdict_on
 from baechi_runtime.report.palette import device_colour
 from baechi_runtime.report.report import Sent, Sharded, Strategy
 from baechi_runtime.report.sharded_summary import ShardedRun
@@ -63,15 +63,14 @@ def _verdict(run: ShardedRun) -> dict[str, str]:
     bound = "" if run.plan is None else f" {_bound(run.plan)}"
     measured = [(s.measured_step_us.median, s) for s in run.split if s.measured_step_us is not None]
     if not measured:
-        return {"tone": "plain", "text": f"This step is predicted, and was not measured.{bound}"}
+        return verdict("plain", "", f"This step is predicted, and was not measured.{bound}")
     if run.report is not None and run.report.doubts:
         more = ", or with more --num_steps" if any(s.ratio for s in run.split) else ""  # a training has none, and knows no gain
         return inconclusive(run.report.doubts, f"Run it again on a quiet machine{more}.{bound}")
     best = min(measured, key=lambda pair: pair[0])[1]
     if best.ratio is None:
-        return {"tone": "plain", "text": f"{best.name} has the shortest step; how it compares with the step not split is not known.{bound}"}
-    times = f"{best.name} is {best.ratio.median:.2f} times as fast as the step not split ({interval_text(best.ratio)})"
-    return verdict_on(best.ratio, times, bound)
+        return verdict("plain", "", f"{best.name} has the shortest step; how it compares with the step not split is not known.{bound}")
+    return verdict_on(best.ratio, f"the step not split, with {best.name}", bound)
 
 
 def _bound(plan: ShardPlan) -> str:

@@ -1,123 +1,39 @@
 "use strict";
-// The predicted and the measured step on one time axis: a lane of ops and a lane of sent tensors for every device.
+// The timeline: a lane of ops and a lane of sent tensors for every device of every step, and what they say.
 
-/* The part of the step that is shown, shared by all that have a time axis. */
-const span = {
-  whole: Math.max(data.predicted.step_us, data.measured ? data.measured.step_us : 0) || 1,
-  surfaces: [],
-  pan(us) {
-    const width = this.to - this.from;
-    this.from = Math.min(Math.max(0, this.from + us), this.whole - width);
-    this.to = this.from + width;
-    this.redraw();
-  },
-  zoom(factor, at) {
-    const width = Math.min(this.whole, Math.max(this.whole / 1e5, (this.to - this.from) / factor));
-    const part = (at - this.from) / (this.to - this.from);
-    this.from = Math.min(Math.max(0, at - part * width), this.whole - width);
-    this.to = this.from + width;
-    this.redraw();
-  },
-  show(from, to) {
-    this.from = Math.max(0, from);
-    this.to = Math.min(this.whole, Math.max(to, this.from + this.whole / 1e5));
-    this.redraw();
-  },
-  redraw() { for (const surface of this.surfaces) surface.redraw(); },
-};
-span.from = 0;
-span.to = span.whole;
-
-/* What all views with a time axis do; they have `left`, where the axis begins, and `width`, where it ends. */
-const timeAxis = {
-  x(us) { return this.left + ((us - span.from) / (span.to - span.from)) * (this.width - this.left); },
-  at(x) { return span.from + ((x - this.left) / (this.width - this.left)) * (span.to - span.from); },
-  pan(dx) { span.pan((-dx / (this.width - this.left)) * (span.to - span.from)); },
-  zoom(factor, x) { span.zoom(factor, Math.min(span.to, Math.max(span.from, this.at(x)))); },
-  fit() { span.show(0, span.whole); },
-  resized(width) { this.width = width - 1; this.left = width < 600 ? 80 : 110; },
-  drawAxis(context, top, bottom) {
-    context.fillStyle = ink("muted");
-    context.strokeStyle = ink("line");
-    context.textAlign = "center";
-    context.lineWidth = 1;
-    for (const us of ticks(span.from, span.to, (this.width - this.left) / (this.width < 600 ? 75 : 110))) {
-      const x = Math.round(this.x(us)) + 0.5;
-      context.beginPath();
-      context.moveTo(x, top);
-      context.lineTo(x, bottom);
-      context.stroke();
-      if (x > this.left + 16 && x < this.width - 20) context.fillText(us === 0 ? "0" : time(us), x, bottom + 10);
-    }
-  },
-};
-
-/* Ops and transfers of one step in the order of their starts, by device, and the chain that ends it. */
-function track(title, step) {
-  const byStart = (a, b) => step.start_us[a] - step.start_us[b] || step.end_us[a] - step.end_us[b];
-  const ran = [...ops.id.keys()].filter((v) => step.start_us[v] !== null);
-  const lanes = devices.map((_, d) => ran.filter((v) => placement[v] === d).sort(byStart));
-  const sent = devices.map((_, d) => step.transfers.filter((t) => t[1] === d).sort((a, b) => a[3] - b[3]));
-  const path = step.critical ?? chain(step, lanes);
-  return { title, step, lanes, sent, critical: new Set(path), hops: hops(path) };
-}
-
-/* The transfers between the ops of a path, as "tensor>device". */
-function hops(path) {
-  const found = new Set();
-  for (let i = 1; i < path.length; i++) {
-    const [a, b] = [path[i - 1], path[i]];
-    const tensor = placement[a] === placement[b] ? undefined : made[a].find((t) => tensors.readers[t].includes(b));
-    if (tensor !== undefined) found.add(tensor + ">" + placement[b]);
-  }
-  return found;
-}
-
-/* Ops of a measured step that held each other up, from the last one back: what came last of its inputs and of its device. */
-function chain(step, lanes) {
-  const arrival = new Map(step.transfers.map((t) => [t[0] + ">" + t[2], t[4]])), before = new Map();
-  for (const lane of lanes) lane.forEach((v, i) => before.set(v, i ? lane[i - 1] : null));
-  const path = new Set();
-  let v = lanes.flat().reduce((a, b) => (a === null || step.end_us[b] > step.end_us[a] ? b : a), null);
-  while (v !== null && !path.has(v)) {
-    path.add(v);
-    let cause = before.get(v) ?? null, latest = cause === null ? -1 : step.end_us[cause];
-    for (const t of read[v]) {
-      const producer = tensors.producer[t], there = arrival.get(t + ">" + placement[v]) ?? step.end_us[producer];
-      if (there !== null && there > latest) [cause, latest] = [producer, there];
-    }
-    v = cause;
-  }
-  return [...path].reverse();
-}
-
-const tracks = [track("predicted", data.predicted), ...(data.measured ? [track("measured", data.measured)] : [])];
-
-/* How high the line under backward ops is, where colours are those of parts. */
+/* How high the line under backward ops is, where colours are those of modules or parts. */
 const BACKWARD = 4;
+/* An op or block whose name is to be read is this wide, on average; ops are drawn one by one where they are that wide. */
+const NAMED = 60, SEEN = 4;
+/* More arrows than these hide what they point at. */
+const MOST_ARROWS = 200;
 
 class TimelineView {
   constructor() {
     Object.assign(this, timeAxis);
-    this.byPart = data.parts.length > 0;
-    this.withPath = !this.byPart;  // what is not on the path is pale, which hides the parts
+    this.withPath = !hasParts;  // what is not on the path is pale, which hides the parts
     const many = devices.length > 8;
-    const between = many ? 3 : 8;
     [this.lane, this.copies] = many ? [12, 4] : [26, 8];
-    const device = this.lane + this.copies + between;
+    this.row = this.lane + this.copies + (many ? 3 : 8);
+    this.surface = new Surface(this, "Timeline of the step by device: predicted" + (data.measured ? " above measured" : ""), this.placed());
+    span.surfaces.push(this.surface);
+    colours.listeners.push(() => this.surface.redraw());
+  }
+
+  /* Puts the steps below each other and returns how high all are. */
+  placed() {
     let top = 0;
     for (const t of tracks) {
       t.top = top + 26;
-      t.bottom = t.top + device * devices.length;
+      t.bottom = t.top + this.row * devices.length;
       top = t.bottom + 20;
     }
-    this.row = device;
-    this.surface = new Surface(this, "Timeline of the step by device: predicted" + (data.measured ? " above measured" : ""), top + 4);
-    span.surfaces.push(this.surface);
+    return top + 4;
   }
 
   draw(context) {
     this.colours = Object.fromEntries(["critical", "transfer", "accent", "muted", "paper", "ink"].map((name) => [name, ink(name)]));
+    colours.refresh();
     for (const t of tracks) {
       this.drawAxis(context, t.top - 4, t.bottom);
       context.save();
@@ -147,69 +63,122 @@ class TimelineView {
     });
   }
 
-  /* The colour of an op, and of text on it: that of its part of the batch, or of its device. */
-  paint(v) {
-    if (!this.byPart) return devices[placement[v]];
-    return ops.part[v] === null ? { colour: this.colours.transfer, text: this.colours.paper } : data.parts[ops.part[v]];
-  }
-
   y(t, device) { return t.top + device * this.row; }
 
+  /* The ops of a device that can be seen, from where to where in its lane. */
+  inSight(t, d) {
+    const { start_us, end_us } = t.step, lane = t.lanes[d], first = firstAfter(lane, (v) => end_us[v], span.from);
+    return [first, Math.max(first, firstAfter(lane, (v) => start_us[v], span.to))];
+  }
+
+  /* The blocks that are drawn instead of single ops, where these are too narrow to see; null where they are not. */
+  blocks(t, d) {
+    const [first, end] = this.inSight(t, d), { start_us, end_us } = t.step, lane = t.lanes[d];
+    if (end === first) return null;
+    const width = Math.min(this.width, this.x(end_us[lane[end - 1]])) - Math.max(this.left, this.x(start_us[lane[first]]));
+    return (end - first) * SEEN <= width ? null : blocksInSight(t, d, Math.max(1, width / NAMED));
+  }
+
   drawDevice(context, t, d) {
-    const y = this.y(t, d), { start_us, end_us } = t.step;
+    const blocks = this.blocks(t, d), y = this.y(t, d) + this.lane + 1;
+    if (blocks) this.drawBlocks(context, t, d, blocks);
+    else this.drawOps(context, t, d);
+    const sent = t.sent[d].filter(([, , , start, end]) => end >= span.from && start <= span.to);
+    if (sent.length * SEEN > this.width - this.left) {
+      this.profile(context, sent.map(([, , , start, end]) => [start, end, this.colours.transfer]), y, this.copies - 2);
+      return;
+    }
+    for (const [, , target, start, end] of sent) {
+      const x = this.x(start), w = Math.max(0.8, this.x(end) - x);
+      context.fillStyle = this.colours.transfer;
+      context.fillRect(x, y, w, this.copies - 2);
+      if (w > 5) {
+        context.fillStyle = devices[target].colour;
+        context.fillRect(x + w - 3, y, 3, this.copies - 2);
+      }
+    }
+  }
+
+  drawOps(context, t, d) {
+    const y = this.y(t, d), { start_us, end_us } = t.step, [first, last] = this.inSight(t, d);
     context.textAlign = "left";
-    let drawn = -Infinity;
-    for (let i = firstAfter(t.lanes[d], end_us, span.from); i < t.lanes[d].length; i++) {
-      const v = t.lanes[d][i];
-      if (start_us[v] > span.to) break;
-      const x = this.x(start_us[v]), w = this.x(end_us[v]) - x, onPath = t.critical.has(v);
-      if (w < 0.7 && x - drawn < 0.7 && !onPath) continue;
-      drawn = x;
-      const { colour, text } = this.paint(v);
+    for (const v of t.lanes[d].slice(first, last)) {
+      const x = this.x(start_us[v]), w = this.x(end_us[v]) - x, drawn = Math.max(0.7, w > 4 ? w - 0.8 : w), onPath = t.critical.has(v);
+      const { colour, text } = colours.paint(v, t.step.placement);
       context.globalAlpha = this.withPath && !onPath ? 0.42 : 1;
       context.fillStyle = colour;
-      context.fillRect(x, y, Math.max(0.7, w > 4 ? w - 0.8 : w), this.lane);
+      context.fillRect(x, y, drawn, this.lane);
       context.globalAlpha = 1;
-      if (this.byPart && ops.part[v] !== null && data.phases[ops.phase[v]] === "backward") {
+      if (colours.markBackward && data.phases[ops.phase[v]] === "backward") {
         context.fillStyle = this.colours.ink;
-        context.fillRect(x, y + this.lane - BACKWARD, Math.max(0.7, w > 4 ? w - 0.8 : w), BACKWARD);
+        context.fillRect(x, y + this.lane - BACKWARD, drawn, BACKWARD);
       }
-      if (onPath && this.withPath) {
-        context.fillStyle = this.colours.critical;
-        context.fillRect(x, y - 3, Math.max(0.7, w), 3);
-      }
+      if (onPath && this.withPath) this.drawOnPath(context, x, w, y);
       if (w > 34 && this.lane > 14) {
-        context.fillStyle = this.withPath && !onPath ? ink("ink") : text;
+        context.fillStyle = this.withPath && !onPath ? this.colours.ink : text;
         const from = Math.max(x, this.left);
         context.fillText(clipped(context, ops.id[v], x + w - from - 9), from + 4, y + this.lane / 2);
       }
     }
-    context.fillStyle = this.colours.transfer;
-    for (const [, , target, start, end] of t.sent[d]) {
-      if (end < span.from || start > span.to) continue;
-      const x = this.x(start), w = Math.max(0.8, this.x(end) - x);
-      context.fillStyle = this.colours.transfer;
-      context.fillRect(x, y + this.lane + 1, w, this.copies - 2);
-      if (w > 5) {
-        context.fillStyle = devices[target].colour;
-        context.fillRect(x + w - 3, y + this.lane + 1, 3, this.copies - 2);
+  }
+
+  drawOnPath(context, x, w, y) {
+    context.fillStyle = this.colours.critical;
+    context.fillRect(x, y - 3, Math.max(0.7, w), 3);
+  }
+
+  /* Blocks with their modules' names, and below these how busy the device is. */
+  drawBlocks(context, t, d, blocks) {
+    const y = this.y(t, d), { start_us, end_us, placement: place } = t.step, [first, last] = this.inSight(t, d), lane = t.lanes[d].slice(first, last);
+    const title = this.lane > 14 ? 13 : 0;
+    this.profile(context, lane.map((v) => [start_us[v], end_us[v], colours.paint(v, place).colour]), y + title, this.lane - title);
+    if (this.withPath) for (const v of lane) if (t.critical.has(v)) this.drawOnPath(context, this.x(start_us[v]), this.x(end_us[v]) - this.x(start_us[v]), y);
+    if (!title) return;
+    context.textAlign = "left";
+    context.font = "11px system-ui, sans-serif";
+    for (const block of blocks) {
+      const x = Math.max(this.left, this.x(block.start_us)), w = Math.min(this.width, this.x(block.end_us)) - x;
+      context.fillStyle = this.colours.faint;
+      context.globalAlpha = 0.25;
+      context.fillRect(x, y, Math.max(0.7, w - 1), title);
+      context.globalAlpha = 1;
+      context.fillStyle = this.colours.ink;
+      if (w > 20) context.fillText(clipped(context, titleOf(block).split(".").slice(-2).join("."), w - 5, true), x + 2, y + title / 2);
+    }
+    context.font = "12px system-ui, sans-serif";
+  }
+
+  /* How much of each bit of time is taken, as a height, in the colour of what takes the most of it. */
+  profile(context, taken, y, height) {
+    const bit = 2, sums = new Map();
+    for (const [start, end, colour] of taken) {
+      const from = Math.max(this.left, this.x(start)), to = Math.min(this.width, this.x(end));
+      for (let i = Math.floor(from / bit); i * bit < to; i++) {
+        const part = Math.min(to, (i + 1) * bit) - Math.max(from, i * bit), sum = sums.get(i) ?? { all: 0, most: 0, colour };
+        sum.all += part;
+        if (part > sum.most) [sum.most, sum.colour] = [part, colour];
+        sums.set(i, sum);
       }
+    }
+    for (const [i, { all, colour }] of sums) {
+      const high = height * Math.min(1, all / bit);
+      context.fillStyle = colour;
+      context.fillRect(i * bit, y + height - high, bit, high);
     }
   }
 
   /* Lines where the critical path changes devices: along the transfer it waits for. */
   drawPath(context, t) {
+    const shown = t.sent.flat().filter(([tensor, , target, start, end]) =>
+      end >= span.from && start <= span.to && t.hops.has(tensor + ">" + target));
+    if (shown.length > MOST_ARROWS) return;
     context.strokeStyle = this.colours.critical;
     context.lineWidth = 1.2;
-    for (let d = 0; d < devices.length; d++) {
-      for (const [tensor, , target, start, end] of t.sent[d]) {
-        if (end >= span.from && start <= span.to && t.hops.has(tensor + ">" + target)) this.arrow(context, t, tensor, target, start, end);
-      }
-    }
+    for (const [tensor, , target, start, end] of shown) this.arrow(context, t, tensor, target, start, end);
   }
 
   arrow(context, t, tensor, target, start, end) {
-    const source = placement[tensors.producer[tensor]], down = target > source;
+    const source = t.step.placement[tensors.producer[tensor]], down = target > source;
     const from = this.y(t, source) + this.lane + this.copies / 2, to = this.y(t, target) + (down ? 0 : this.lane);
     context.beginPath();
     context.moveTo(this.x(start), from);
@@ -223,10 +192,10 @@ class TimelineView {
     context.strokeStyle = this.colours.accent;
     context.lineWidth = 1.2;
     for (const [tensor, , target, start, end] of transfers) {
-      const goes = tensors.producer[tensor] === v, comes = target === placement[v] && tensors.readers[tensor].includes(v);
+      const goes = tensors.producer[tensor] === v, comes = target === t.step.placement[v] && readers[tensor].includes(v);
       if (goes || comes) this.arrow(context, t, tensor, target, start, end);
     }
-    const x = this.x(start_us[v]), w = Math.max(3, this.x(end_us[v]) - x), y = this.y(t, placement[v]);
+    const x = this.x(start_us[v]), w = Math.max(3, this.x(end_us[v]) - x), y = this.y(t, t.step.placement[v]);
     context.lineWidth = 4;
     context.strokeStyle = this.colours.paper;
     context.strokeRect(x, y, w, this.lane);
@@ -240,7 +209,9 @@ class TimelineView {
     if (!t || x < this.left) return null;
     const d = Math.floor((y - t.top) / this.row), within = y - this.y(t, d), us = this.at(x), near = this.at(x + 2) - us;
     if (within <= this.lane) {
-      const v = closest(t.lanes[d], t.step.start_us, t.step.end_us, us, near);
+      const block = this.blocks(t, d)?.find((one) => one.start_us <= us && us <= one.end_us);
+      if (block) return { block, op: null, track: t };
+      const v = closest(t.lanes[d], t.step, us, near);
       return v === null ? this.gap(t, d, us) : { op: v, track: t };
     }
     const sent = t.sent[d].find((one) => one[3] - near <= us && us <= one[4] + near);
@@ -253,7 +224,12 @@ class TimelineView {
     return gap ? { gap, op: gap.op === null ? null : positions.get(gap.op), track: t } : null;
   }
 
-  describe({ op, sent, gap, track: t }) {
+  describe({ op, sent, gap, block, track: t }) {
+    if (block) {
+      const whole = block.end_us - block.start_us;
+      return `${called(titleOf(block))}\n${t.title}: ${plural(block.ops, "op")}, ${block.pass}\n` +
+        `busy ${share(block.busy_us, whole)} of ${time(whole)}, from ${time(block.start_us)}\na click shows it alone`;
+    }
     if (gap) return this.describeGap(gap);
     if (sent) {
       const [tensor, source, target, start, end] = sent, named = tensors.name[tensor];
@@ -261,7 +237,7 @@ class TimelineView {
         `${size(tensors.bytes[tensor])} in ${time(end - start)}`;
     }
     const took = t.step.end_us[op] - t.step.start_us[op];
-    return `${ops.id[op]}\n${ops.op[op]}\n${t.title} ${time(took)} on ${devices[placement[op]].name}, from ${time(t.step.start_us[op])}` +
+    return `${ops.id[op]}\n${ops.op[op]}\n${t.title} ${time(took)} on ${devices[t.step.placement[op]].name}, from ${time(t.step.start_us[op])}` +
       (t.critical.has(op) ? "\non the critical path" : "");
   }
 
@@ -275,7 +251,10 @@ class TimelineView {
     return [idle + ", until " + gap.op + " can start; it waits for", ...waits.map(([what, us]) => `${what}: ${time(us)}`)].join("\n");
   }
 
-  choose({ op }) { if (op !== null) select(op); }
+  choose({ op, block }) {
+    if (block) span.show(block.start_us, block.end_us);
+    else if (op !== null) select(op);
+  }
 
   /* n and p: the next and the previous op of the device. */
   key(key) {
@@ -288,49 +267,19 @@ class TimelineView {
 
   /* Moves what is shown so that an op is in it. */
   reveal(op) {
-    const start = data.predicted.start_us[op], end = data.predicted.end_us[op], width = span.to - span.from;
+    const start = predicted.start_us[op], end = predicted.end_us[op], width = span.to - span.from;
     const from = Math.max(0, (start + end - width) / 2);
     if (start < span.from || end > span.to) span.show(from, from + width);
   }
 
   /* The middle of an op in the canvas, in CSS pixels. */
   centre(op) {
-    const { start_us, end_us } = data.predicted;
+    const { start_us, end_us } = predicted;
     return [this.x((start_us[op] + end_us[op]) / 2), this.y(tracks[0], placement[op]) + this.lane / 2];
   }
 }
 
-/* The first of a lane that ends after a time; ends are in order, since a device runs one op at a time. */
-function firstAfter(lane, end_us, us) {
-  let low = 0, high = lane.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (end_us[lane[middle]] < us) low = middle + 1;
-    else high = middle;
-  }
-  return low;
-}
-
-/* The op of a lane that runs at a time, or else the nearest within `near`. */
-function closest(lane, start_us, end_us, us, near) {
-  let best = null, distance = near;
-  for (let i = firstAfter(lane, end_us, us - near); i < lane.length && start_us[lane[i]] <= us + near; i++) {
-    const off = Math.max(start_us[lane[i]] - us, us - end_us[lane[i]], 0);
-    const longer = best !== null && off === distance && end_us[lane[i]] - start_us[lane[i]] > end_us[best] - start_us[best];
-    if (off < distance || best === null || longer) [best, distance] = [lane[i], off];
-  }
-  return best;
-}
-
 const timeline = new TimelineView();
-
-/* What the colours mean. */
-const deviceNames = () => devices.map((device, d) => el("span", {}, swatch(d), device.name));
-function partNames() {
-  const named = ({ colour }, k) => el("span", {}, el("span", { class: "swatch", style: { background: colour } }), "part " + k);
-  return [...data.parts.map(named), el("span", {}, el("span", { class: "swatch shared" }), "all parts"),
-    el("span", {}, el("span", { class: "swatch backward" }), "a line under it: backward")];
-}
 
 function timelineSection() {
   const path = el("button", { type: "button", "aria-pressed": String(timeline.withPath) }, "Critical path");
@@ -339,23 +288,14 @@ function timelineSection() {
     path.setAttribute("aria-pressed", String(timeline.withPath));
     timeline.surface.redraw();
   });
-  const own = data.measured ? tracks.map(({ title, step }) =>
-    el("button", { type: "button", onclick: () => span.show(0, step.step_us) }, "Fit " + title)) : [];
-  const parts = data.parts.length ? el("button", { type: "button", "aria-pressed": "true" }, "Parts of the batch") : null;
-  const colours = el("span", { class: "colours" });
-  const name = () => colours.replaceChildren(...(timeline.byPart ? partNames() : deviceNames()));
-  parts?.addEventListener("click", () => {
-    timeline.byPart = !timeline.byPart;
-    parts.setAttribute("aria-pressed", String(timeline.byPart));
-    name();
-    timeline.surface.redraw();
-  });
-  name();
-  const names = el("div", { class: "legend" }, colours,
+  const own = data.measured ? ["predicted", "measured"].map((title) =>
+    el("button", { type: "button", onclick: () => span.show(0, trackOf(title).step.step_us) }, "Fit " + title)) : [];
+  const names = el("div", { class: "legend" }, colours.legend(),
     el("span", {}, el("span", { class: "swatch transfer" }), "sent tensor, its end in the receiver's colour"),
     el("span", {}, el("span", { class: "swatch critical" }), "critical path"));
-  section("timeline", "Timeline",
+  section("timeline", data.methods.length ? `Timeline of ${data.plan.method}` : "Timeline",
     el("p", { class: "note" }, "The critical path is a chain of ops, each held up by the one before it; what is not on it is pale. " +
+      "Where ops are too narrow to see, there are blocks of modules instead, with how busy the device is below; a click shows one alone. " +
       "Drag to move, ctrl and wheel, double click or + and \u2212 to zoom, 0 for the whole step, n and p for the next and previous op."),
-    el("div", { class: "bar" }, timeline.surface.buttons(), own, path, parts), timeline.surface.canvas, names);
+    el("div", { class: "bar" }, timeline.surface.buttons(), own, path, colours.chooser()), timeline.surface.canvas, names);
 }

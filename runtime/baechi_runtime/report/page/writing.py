@@ -22,8 +22,8 @@ from baechi_runtime.report.sharded_summary import ShardedRun
 
 _SHARED = ("elements.js", "header.js", "steps.js")
 PLACED = (
-    *(*_SHARED, "base.js", "summary.js", "surface.js", "timeline.js", "memory.js", "layout.js", "graph.js"),
-    *("methods.js", "explanation.js", "details.js", "main.js"),
+    *(*_SHARED, "simulate.js", "base.js", "summary.js", "surface.js", "tracks.js", "timeline.js", "whatif.js", "memory.js"),
+    *("layout.js", "graph.js", "methods.js", "explanation.js", "details.js", "main.js"),
 )
 """The scripts of a placed run's page, in the order they run: each uses only those before it."""
 SHARDED = (*_SHARED, "sharded_parts.js", "sharded_layers.js", "sharded_main.js")
