@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from baechi_ext.errors import FileError
+from baechi_ext.ir import OpGraph
 from baechi_runtime.files.run_folder import COMPARISON, RunFolder
 from baechi_runtime.measure.samples import Samples
-from baechi_runtime.report.page.data import page_data
+from baechi_runtime.report.page.data import graph_data, page_data
 from baechi_runtime.report.page.headline import headline
 from baechi_runtime.report.page.writing import render, write_page
 from baechi_runtime.report.palette import DEVICES, device_colour, text_colour
@@ -60,6 +61,15 @@ def test_an_op_that_was_not_seen_to_run_has_no_times(run: RunFolder) -> None:
 def test_a_backward_op_has_the_module_of_its_forward_op(run: RunFolder) -> None:
     bare = run.graph.replace_ops([replace(op, module=None) if op.phase == "backward" else op for op in run.graph.ops])
     assert page_data(replace(run, graph=bare))["ops"]["module"] == [op.module for op in run.graph.ops]
+
+
+def test_a_sum_of_gradients_has_the_module_that_all_of_them_are_in() -> None:
+    modules = {"a": "net.1.left", "b": "net.1.right", "c": None}
+    nodes = [{"id": name, "compute_us": 1, "phase": "backward", "module": module} for name, module in modules.items()]
+    nodes += [{"id": name, "compute_us": 1, "phase": "backward"} for name in ("sum", "all")]
+    edges = [(s, t) for t, sources in (("sum", "ab"), ("all", ["sum", "c"])) for s in sources]
+    graph = OpGraph.from_json({"nodes": nodes, "edges": [{"source": s, "target": t, "bytes": 1} for s, t in edges]})
+    assert graph_data(graph)["ops"]["module"] == ["net.1.left", "net.1.right", None, "net.1", None]
 
 
 def embedded(page: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 is not in it: the page simulates the plan itself (simulate.js)."""
 
 from collections.abc import Iterable
+from os.path import commonprefix
 from typing import Any
 
 from baechi_ext.explain import explain_plan
@@ -54,9 +55,17 @@ def _ops(graph: OpGraph) -> dict[str, list[Any]]:
 
 
 def _modules(graph: OpGraph) -> list[str | None]:
-    """The module of each op, or else of the forward op it belongs to: a backward pass has the groups of its forward pass."""
-    forward = [graph.index.get(op.forward_op or "") for op in graph.ops]
-    return [op.module if op.module is not None or f is None else graph.ops[f].module for op, f in zip(graph.ops, forward, strict=True)]
+    """The module of each op, so that a backward pass has the groups of its forward pass: of one that knows none that of the forward op it
+    belongs to, or else, as of sums of gradients, the innermost that all it reads are in."""
+    found = [op.module for op in graph.ops]
+    for v in graph.order:
+        op = graph.ops[v]
+        if found[v] is None and op.forward_op in graph.index:
+            found[v] = found[graph.index[op.forward_op]]
+        elif found[v] is None and op.phase == "backward":
+            read = [(found[graph.tensors[t].producer] or "").split(".") for t in graph.inputs[v]]
+            found[v] = ".".join(commonprefix(read)) or None
+    return found
 
 
 def _plan(run: RunFolder) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 
 const MOST_EDGES = 1500, FEW_EDGES = 150;
 /* In pixels: the least room in which a group's name is read, and the least width at which an op is seen. */
-const ROOM = [70, 26], SPECK = 6;
+const ROOM = [90, 26], SPECK = 6;
 
 class GraphView {
   constructor(way, height) {

@@ -143,7 +143,8 @@ class TimelineView {
       context.fillRect(x, y, Math.max(0.7, w - 1), title);
       context.globalAlpha = 1;
       context.fillStyle = this.colours.ink;
-      if (w > 20) context.fillText(clipped(context, titleOf(block).split(".").slice(-2).join("."), w - 5, true), x + 2, y + title / 2);
+      const short = titleOf(block).split(".").slice(-2).join("."), whole = `${short} ${kindOf(block)}`;
+      if (w > 20) context.fillText(context.measureText(whole).width < w - 5 ? whole : clipped(context, short, w - 5, true), x + 2, y + title / 2);
     }
     context.font = "12px system-ui, sans-serif";
   }
@@ -227,7 +228,7 @@ class TimelineView {
   describe({ op, sent, gap, block, track: t }) {
     if (block) {
       const whole = block.end_us - block.start_us;
-      return `${called(titleOf(block))}\n${t.title}: ${plural(block.ops, "op")}, ${block.pass}\n` +
+      return `${titleOf(block)} ${kindOf(block)}\n${t.title}: ${plural(block.ops, "op")}, ${block.pass}\n` +
         `busy ${share(block.busy_us, whole)} of ${time(whole)}, from ${time(block.start_us)}\na click shows it alone`;
     }
     if (gap) return this.describeGap(gap);

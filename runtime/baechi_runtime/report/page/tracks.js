@@ -130,7 +130,7 @@ function closest(lane, { start_us, end_us }, us, near) {
 }
 
 /* What stands for ops that are too narrow to see: those of a lane that run one after another, of one pass and one module, by the first
-   `depth` parts of its name. Ops of no module go with those before them, updates with the backward pass. */
+   `depth` parts of its name. Ops of no module go with their neighbours, updates with the backward pass. */
 function blocksOf(t, d, depth) {
   return (t.levels[d][depth] ??= gathered(t.lanes[d], t.step, depth));
 }
@@ -140,6 +140,7 @@ function gathered(lane, { start_us, end_us }, depth) {
   let last = null;
   for (const v of lane) {
     const name = around[v].slice(0, depth).join("."), pass = ops.phase[v] === 0 ? "forward" : "backward";
+    if (last?.name === "" && last.pass === pass) last.name = name;
     if (last === null || last.pass !== pass || (name !== last.name && around[v].length)) {
       found.push(last = { name, pass, start_us: start_us[v], end_us: end_us[v], busy_us: 0, ops: 0 });
     }
@@ -174,3 +175,4 @@ function blocksInSight(t, d, room) {
 
 const cut = (name, depth) => name.split(".").slice(0, depth).join(".");
 const titleOf = ({ name, pass, to = name }) => (to === name ? name || pass : `${name} \u2013 ${to.slice(to.lastIndexOf(".") + 1)}`);
+const kindOf = ({ name, to = name }) => (classOf(name) === classOf(to) ? classOf(name) : "");
