@@ -148,12 +148,15 @@ def test_a_comparison_says_what_a_report_would(tmp_path: Path) -> None:
     data = embedded(write_page(str(folder), None).read_text())
     top = data["headline"]
     assert (top["title"], top["command"]) == ("towers", "baechi compare")
-    assert top["verdict"] == {"tone": "good", "large": "m_etf: 1.33 times as fast as plain eager", "text": "Split, with m_sct."}
+    assert top["verdict"] == {"tone": "good", "large": "1.33 times as fast as plain eager, with m_etf", "text": "Split, with m_sct."}
     assert data["peaks_computed"]
     assert data["recommendation"] == ""  # it is given once
     assert [figure["value"] for figure in top["figures"][1:3]] == ["900 us", "1.40 times as fast"]
     assert top["figures"][2]["detail"] == "99.5% interval 1.30 to 1.50"
     assert data["peaks"] == [1, 2]
+    for changes, large in (({"recommended": "single"}, "Don't split"), ({"doubts": ["a reason"]}, "Inconclusive")):
+        (folder / COMPARISON).write_text(json.dumps({**comparison(), **summary, "methods": methods, **changes}))
+        assert embedded(write_page(str(folder), None).read_text())["headline"]["verdict"]["large"] == large
     run = RunFolder.load(folder)
     (folder / "report.json").write_text(json.dumps(report_of(run)))
     data = embedded(write_page(str(folder), None).read_text())

@@ -2,8 +2,8 @@
 // The graph of groups and ops: a click opens a group or selects an op, and what is too small to read is shown as what it is part of.
 
 const MOST_EDGES = 1500, FEW_EDGES = 150;
-/* In pixels: the least room in which a group's name is read, and the least width at which an op is seen. */
-const ROOM = [90, 26], SPECK = 6;
+/* In pixels: about how wide a letter of a group's name is, the least height of a group that is named, and the least width at which an op is seen. */
+const LETTER = 6.5, ROOM = 26, SPECK = 6;
 
 class GraphView {
   constructor(way, height) {
@@ -111,7 +111,7 @@ class GraphView {
         if (!this.inSight(box)) continue;
         boxes.add(box);
         if (!box.open) continue;
-        const hasRoom = box.w * this.scale >= ROOM[0] && box.h * this.scale >= ROOM[1];
+        const hasRoom = box.w * this.scale >= LETTER * (this.nameOf(box).length + 2) && box.h * this.scale >= ROOM;
         const before = named.size;
         box.folded = specks && !(hasRoom && [...box.groups.values()].some((child) => child.w * this.scale >= SPECK && child.h * this.scale >= SPECK));
         if (!box.folded) visit(box);
@@ -170,11 +170,13 @@ class GraphView {
     context.fillText(clipped(context, classOf(box.module), room - width), box.X + dx + width, box.Y + dy);
   }
 
+  nameOf(box) { return box.depth === 1 ? box.name : box.module || box.name; }
+
   /* A name over a group whose own title is too small to read. */
   drawName(context, box) {
-    const letters = 11 / this.scale, text = [box.depth === 1 ? box.name : box.module || box.name, classOf(box.module)].join(" ");
+    const letters = 11 / this.scale;
     context.font = `${letters}px system-ui, sans-serif`;
-    const shown = clipped(context, text, box.w - letters);
+    const shown = fitted(context, this.nameOf(box), classOf(box.module), box.w - letters);
     context.fillStyle = this.colours.paper;
     context.globalAlpha = 0.85;
     context.fillRect(box.X, box.Y, context.measureText(shown).width + letters, letters * 1.5);

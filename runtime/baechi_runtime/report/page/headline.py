@@ -9,7 +9,7 @@ from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.measure.samples import Ratio, Samples
 from baechi_runtime.report.findings import load_text, prediction_error
 from baechi_runtime.report.plan_files import other_costs
-from baechi_runtime.report.report import Comparison, Run, Script, Step, Training
+from baechi_runtime.report.report import SINGLE, Comparison, Run, Script, Step, Training
 from baechi_runtime.report.tables import as_range, as_size, as_time
 
 _MOST_NAMES = 6
@@ -89,8 +89,10 @@ def verdict_on(gain: Ratio, other: str, more: str = "", error: float = 0.05) -> 
 def _verdict(run: RunFolder, report: Run) -> dict[str, str]:
     doubts, (gain, other) = report.doubts or [], _compared(report)
     if isinstance(report, Comparison) and report.recommendation:
-        large = "" if gain is None else f"{run.plan.method}: {gain.median:.2f} times as fast as {other}"
-        return verdict("doubt" if doubts else "good", large, report.recommendation)
+        large = "" if gain is None else f"{gain.median:.2f} times as fast as {other}, with {run.plan.method}"
+        if report.recommended == SINGLE:
+            large = "Don't split"
+        return verdict("doubt" if doubts else "good", "Inconclusive" if doubts else large, report.recommendation)
     if len(set(run.plan.placement)) < 2:
         return verdict("plain", "Not split", "The plan runs everything on one device.")
     if doubts:

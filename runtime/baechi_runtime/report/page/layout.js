@@ -174,7 +174,7 @@ function rowsOf(boxes, links) {
 function columnsOf(rows) {
   const height = rows.reduce((h, row) => h + row.h + ROW_GAP, 0);
   let best = null;
-  for (let wanted = 1; wanted <= Math.min(rows.length, 24); wanted++) {
+  for (let wanted = 1; wanted <= Math.min(rows.length, 24); wanted += 0.5) {
     const columns = [[]];
     let tall = 0, tallest = 0, width = 0;
     for (const row of rows) {

@@ -141,6 +141,12 @@ class Surface {
   }
 }
 
+/* A name and its class, or as much of the name's end as there is room for. */
+function fitted(context, name, kind, width) {
+  const whole = kind ? `${name} ${kind}` : name;
+  return context.measureText(whole).width <= width ? whole : clipped(context, name, width, true);
+}
+
 /* `text` shortened to a width in pixels, at its end or, as names of devices differ there, at its beginning. */
 function clipped(context, text, width, keepsEnd = false) {
   if (context.measureText(text).width <= width) return text;

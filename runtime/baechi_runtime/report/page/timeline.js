@@ -143,8 +143,8 @@ class TimelineView {
       context.fillRect(x, y, Math.max(0.7, w - 1), title);
       context.globalAlpha = 1;
       context.fillStyle = this.colours.ink;
-      const short = titleOf(block).split(".").slice(-2).join("."), whole = `${short} ${kindOf(block)}`;
-      if (w > 20) context.fillText(context.measureText(whole).width < w - 5 ? whole : clipped(context, short, w - 5, true), x + 2, y + title / 2);
+      const short = titleOf(block).split(".").slice(-2).join(".");
+      if (w > 20) context.fillText(fitted(context, short, kindOf(block), w - 5), x + 2, y + title / 2);
     }
     context.font = "12px system-ui, sans-serif";
   }
