@@ -28,10 +28,6 @@ SINGLE = "single"
 """The name, in a comparison, of the step on one device."""
 
 
-ACCOUNTING = "accounting"
-"""The source of measured bytes that are sums over live tensors."""
-
-
 # Sections that several kinds have
 
 
@@ -50,8 +46,9 @@ class PerDevice(Struct, frozen=True, kw_only=True):
     measured_by: str | UnsetType = UNSET
 
     @property
-    def is_computed(self) -> bool:
-        return self.measured_by == ACCOUNTING
+    def found(self) -> str:
+        """The word for how the bytes were found: computed, or measured."""
+        return "computed" if self.measured_by == "accounting" else "measured"
 
 
 class ParityCheck(Struct, frozen=True, kw_only=True):
@@ -168,9 +165,9 @@ class Run(Report, frozen=True, kw_only=True):
         return []
 
     @property
-    def peaks_computed(self) -> bool:
-        """True if the peaks are sums over live tensors, of devices that share one process's memory."""
-        return False
+    def peaks_found(self) -> str:
+        """The word for how the peaks were found: measured, or computed as sums over live tensors, where devices share memory."""
+        return "measured"
 
     @property
     def error(self) -> float:
@@ -289,8 +286,8 @@ class Step(Planned, frozen=True, kw_only=True, tag="baechi step report"):
         return self.peak_memory_bytes.measured or []
 
     @property
-    def peaks_computed(self) -> bool:
-        return self.peak_memory_bytes.is_computed
+    def peaks_found(self) -> str:
+        return self.peak_memory_bytes.found
 
 
 class Script(Step, frozen=True, kw_only=True, tag="baechi script report"):
@@ -383,8 +380,8 @@ class Comparison(Run, frozen=True, kw_only=True, tag="baechi comparison"):
         return [] if self._chosen is None else self._chosen.peak_memory_bytes.measured or []
 
     @property
-    def peaks_computed(self) -> bool:
-        return self._chosen is not None and self._chosen.peak_memory_bytes.is_computed
+    def peaks_found(self) -> str:
+        return "measured" if self._chosen is None else self._chosen.peak_memory_bytes.found
 
     @property
     def over_unplaced(self) -> Ratio | None:

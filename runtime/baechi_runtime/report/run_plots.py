@@ -13,7 +13,7 @@ from baechi_runtime.files.run_folder import SHARD_PLAN, RunFolder, is_sharded_ru
 from baechi_runtime.report.figure import require_matplotlib, save_figure
 from baechi_runtime.report.palette import LIMIT, device_colour
 from baechi_runtime.report.reading import comparison_in, results_of
-from baechi_runtime.report.report import Variant
+from baechi_runtime.report.report import Run, Variant
 from baechi_runtime.report.run_steps import steps_of
 from baechi_runtime.report.sharded_summary import ShardedRun
 from baechi_runtime.report.tables import size_unit, time_unit
@@ -49,8 +49,8 @@ def write_plots(folder: str, out: str | None, command: tuple[str, ...] = ()) -> 
 
 def _placed(folder: str) -> tuple[str, MadeBy, dict[str, "Figure"]]:
     run, compared = RunFolder.load(folder), comparison_in(folder)
-    peaks = results_of(run, compared).measured_peaks
-    figures = {"timeline": timeline_figure(run), "memory": memory_figure(run, peaks), "busy": busy_figure(run)}
+    report = results_of(run, compared)
+    figures = {"timeline": timeline_figure(run), "memory": memory_figure(run, report), "busy": busy_figure(run)}
     if compared.rows:
         figures["methods"] = methods_figure(compared.rows)
     return f"{run.graph.name}, {run.plan.method}", run.made_by, figures
@@ -85,8 +85,8 @@ def timeline_figure(run: RunFolder) -> "Figure":
     return figure
 
 
-def memory_figure(run: RunFolder, measured: Sequence[float]) -> "Figure":
-    """The memory that every device holds over the predicted step, with its limit, and the measured peak where there is one."""
+def memory_figure(run: RunFolder, report: Run) -> "Figure":
+    """The memory that every device holds over the predicted step, with its limit, and the peak that was found, where one was."""
     courses, devices = memory_courses(run.timeline), run.plan.cluster.devices
     scale, unit = time_unit(run.timeline.makespan_us)
     size, size_name = size_unit(max(held for course in courses for _, held in course))
@@ -97,8 +97,8 @@ def memory_figure(run: RunFolder, measured: Sequence[float]) -> "Figure":
         held = [bytes_ / size for _, bytes_ in course] + [course[-1][1] / size]
         axes.fill_between(at, held, step="post", color=device_colour(i), alpha=0.25, linewidth=0)
         axes.step(at, held, where="post", color=device_colour(i), linewidth=1.2, label="predicted")
-        if i < len(measured):
-            axes.axhline(measured[i] / size, color=_MEASURED, linestyle=":", linewidth=1, label="measured peak")
+        if i < len(report.measured_peaks):
+            axes.axhline(report.measured_peaks[i] / size, color=_MEASURED, linestyle=":", linewidth=1, label=f"{report.peaks_found} peak")
         if device.memory_bytes is not None and device.memory_bytes / size < 3 * max(held):
             axes.axhline(device.memory_bytes / size, color=LIMIT, linewidth=1, label="limit")
         axes.set_ylim(bottom=0)

@@ -10,7 +10,7 @@ from baechi_ext.simulate import Timeline
 from baechi_runtime.measure.link_probe import LinkProbe
 from baechi_runtime.measure.samples import Measurement, Samples
 from baechi_runtime.report.findings import PlanFindings, inconclusive, labelled, load_text, prediction_error
-from baechi_runtime.report.report import ACCOUNTING, Checkpoint, ParityCheck, PerDevice, ProbedLink, Sides, Step, Training
+from baechi_runtime.report.report import Checkpoint, ParityCheck, PerDevice, ProbedLink, Sides, Step, Training
 from baechi_runtime.report.tables import as_limit, as_range, as_size, as_time, share_of, show, table_of
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class StepReport(_ModelReport):
             )
             for i, (device, order) in enumerate(zip(timeline.cluster.devices, timeline.device_order(), strict=True))
         )
-        peak = "peak computed" if self.peaks_measured_by == ACCOUNTING else "peak measured"
+        peak = f"peak {PerDevice(measured_by=self.peaks_measured_by).found}"
         return table_of(("device", "ops", "busy predicted", "busy measured", "peak predicted", peak, "limit"), rows)
 
     def lines(self) -> Iterator[str]:

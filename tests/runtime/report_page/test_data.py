@@ -149,7 +149,7 @@ def test_a_comparison_says_what_a_report_would(tmp_path: Path) -> None:
     top = data["headline"]
     assert (top["title"], top["command"]) == ("towers", "baechi compare")
     assert top["verdict"] == {"tone": "good", "large": "1.33 times as fast as plain eager, with m_etf", "text": "Split, with m_sct."}
-    assert data["peaks_computed"]
+    assert data["peaks_found"] == "computed"
     assert data["recommendation"] == ""  # it is given once
     assert [figure["value"] for figure in top["figures"][1:3]] == ["900 us", "1.40 times as fast"]
     assert top["figures"][2]["detail"] == "99.5% interval 1.30 to 1.50"

@@ -2,7 +2,8 @@
 // What every part of a placed run's page uses: its ops, the predicted step, which op is selected, and what colours show.
 
 const { ops, tensors, placement } = data, { cluster, priority } = data.plan, opCount = ops.id.length;
-const devices = cluster.devices.map((device, d) => ({ ...device, ...data.palette[d % data.palette.length], peak_measured_bytes: data.peaks[d] ?? null }));
+const devices = cluster.devices.map((device, d) =>
+  ({ ...device, ...data.palette[d % data.palette.length], peak_measured_bytes: data.peaks[d] ?? null }));
 const flow = new Flow(ops, tensors), { made, read, readers } = flow;
 const predicted = simulate(flow, cluster, placement, priority);
 const critical = new Set(data.predicted.critical);

@@ -49,7 +49,8 @@ function opCard(v) {
   });
   const close = el("button", { type: "button", class: "close", "aria-label": "close", onclick: () => select(null) }, "\u2715");
   return el("div", { class: "card" }, close, el("h3", { id: "op-name" }, swatch(device), " ", ops.id[v]), definitions(costs), choicesOf(v),
-    neighbours("Reads from", inputs), neighbours("Read by", readBy), el("div", { class: "bar" }, zoom, reveal, devices.length > 1 ? goTo("whatif", "Move it", () => {}) : null));
+    neighbours("Reads from", inputs), neighbours("Read by", readBy),
+    el("div", { class: "bar" }, zoom, reveal, devices.length > 1 ? goTo("whatif", "Move it", () => {}) : null));
 }
 
 function neighbours(title, found) {

@@ -2,7 +2,7 @@
 // The graph of groups and ops: a click opens a group or selects an op, and what is too small to read is shown as what it is part of.
 
 const MOST_EDGES = 1500, FEW_EDGES = 150;
-/* In pixels: about how wide a letter of a group's name is, the least height of a group that is named, and the least width at which an op is seen. */
+/* In pixels: the width of a letter of a group's name, about; the least height of a group that is named, and width of an op that is seen. */
 const LETTER = 6.5, ROOM = 26, SPECK = 6;
 
 class GraphView {
@@ -111,9 +111,10 @@ class GraphView {
         if (!this.inSight(box)) continue;
         boxes.add(box);
         if (!box.open) continue;
+        const isSeen = (child) => child.w * this.scale >= SPECK && child.h * this.scale >= SPECK;
         const hasRoom = box.w * this.scale >= LETTER * (this.nameOf(box).length + 2) && box.h * this.scale >= ROOM;
         const before = named.size;
-        box.folded = specks && !(hasRoom && [...box.groups.values()].some((child) => child.w * this.scale >= SPECK && child.h * this.scale >= SPECK));
+        box.folded = specks && !(hasRoom && [...box.groups.values()].some(isSeen));
         if (!box.folded) visit(box);
         if (hasRoom && named.size === before && !this.legible()) named.add(box);
       }
@@ -202,7 +203,7 @@ class GraphView {
     }
   }
 
-  /* Of more edges than an eye can follow only those of the selected box and those that move most, and where nothing can be read, only the first. */
+  /* Of more edges than an eye can follow only those of the selected box and, where boxes can be read, those that move most. */
   drawEdges(context, edges, selected) {
     const isSelected = ({ a, b }) => a === selected || b === selected, strength = edges.length > FEW_EDGES ? 0.5 : 1;
     let shown = edges;
@@ -381,8 +382,8 @@ function graphSection() {
   const all = (text, open) => el("button", { type: "button", onclick: () => graph.openAll(open) }, text);
   section("graph", "Graph",
     el("p", { class: "note" }, "A click on a group opens or closes it, one on an op selects it. Dashed lines are tensors that " +
-      "change devices, where there are thousands the largest of them; ops on the critical path have a frame. What is too small to read is named " +
-      "by its group, and a click on that shows it alone. " +
+      "change devices, where there are thousands the largest of them; ops on the critical path have a frame. " +
+      "What is too small to read is named by its group, and a click on that shows it alone. " +
       "n and p go from box to box, Enter is a click."),
     el("div", { class: "bar" }, chosen, all("Open all", true), all("Close all", false), graph.surface.buttons(), colours.chooser()),
     graph.surface.canvas, el("div", { class: "legend" }, colours.legend()));

@@ -5,7 +5,8 @@ function headerPanel() {
   const { title, lead, figures: cards, verdict, facts, command } = data.headline;
   fill(document.getElementById("top"),
     el("h1", {}, title),
-    el("div", { class: "verdict " + verdict.tone }, verdict.large ? el("p", { class: "large" }, verdict.large) : null, el("p", {}, verdict.text)),
+    el("div", { class: "verdict " + verdict.tone },
+      verdict.large ? el("p", { class: "large" }, verdict.large) : null, el("p", {}, verdict.text)),
     el("p", { class: "lead" }, lead),
     el("div", { class: "figures" }, cards.map((card) => el("div", { class: "figure" },
       el("div", { class: "label" }, card.label), el("div", { class: "value" }, card.value), el("div", { class: "detail" }, card.detail)))),

@@ -6,7 +6,7 @@ const ROW_GAP = 22, ITEM_GAP = 14, COLUMN_GAP = 46, PADDING = 14, TITLE = 24, LE
 const SHAPE = innerWidth < 600 ? 0.8 : 1.7;
 const SIZES = { op: [150, 36], group: [170, 56] };
 
-/* A group: `groups` by name and `ops` in it, `all` ops below it, whether it shows what is in it, and the module that it is, where it is one. */
+/* A group: `groups` by name and `ops` in it, `all` ops below it, whether it shows what is in it, and which module it is, if one. */
 class Group {
   constructor(name, parent) {
     Object.assign(this, { name, parent, groups: new Map(), ops: [], all: [], open: false, depth: parent ? parent.depth + 1 : 0 });

@@ -4,7 +4,8 @@
 headerPanel();
 if (Math.abs(predicted.step_us - data.predicted.step_us) > 0.001) {
   document.getElementById("top").append(el("p", { class: "verdict bad" },
-    `This page simulates a step of ${time(predicted.step_us)}, and baechi one of ${time(data.predicted.step_us)}: what it predicts is wrong. Please report it.`));
+    `This page simulates a step of ${predicted.step_us} us, and baechi one of ${data.predicted.step_us} us: what it predicts is wrong. ` +
+    "Please report it."));
 }
 methodsSection();
 timelineSection();

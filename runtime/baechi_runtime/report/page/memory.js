@@ -104,7 +104,7 @@ class MemoryView {
 const memory = new MemoryView();
 
 function memorySection() {
-  const counted = data.peaks_computed ? "computed" : "measured";
+  const counted = data.peaks_found;
   const cell = (bytes) => el("td", { class: "number" }, bytes === null ? "-" : size(bytes));
   const rows = devices.map((device, d) => el("tr", {},
     el("td", { class: "name" }, swatch(d), " ", device.name), cell(predicted.peaks[d]), cell(device.peak_measured_bytes),
@@ -114,7 +114,8 @@ function memorySection() {
   section("memory", "Memory",
     el("p", { class: "note" }, "The area is what is predicted" + (data.measured?.memory ? ", the thin line what was " + counted : "") +
       (data.peaks.length ? `, the dotted line the ${counted} peak` : "") + ". A limit is drawn where it is within three times the peak." +
-      (data.peaks.length && data.peaks_computed ? " Computed is what live tensors sum up to, as all devices are in one process, whose memory nobody can tell apart." : "")),
+      (data.peaks.length && counted === "computed"
+        ? " Computed is what live tensors sum up to: all devices are in one process, whose memory nobody can tell apart." : "")),
     memory.surface.canvas,
     el("div", { class: "scroll" }, el("table", {},
       el("thead", {}, el("tr", {}, head.map((text, i) => el("th", i ? { class: "number", scope: "col" } : { scope: "col" }, text)))),

@@ -33,8 +33,8 @@ function isBefore(a, b) {
   return false;
 }
 
-/* The ops and tensors of a graph, in columns, and what follows from them: `made` and `readers` of ops and tensors, `order`, in which all inputs
-   come before what reads them, and `tail_us`, the longest compute-only path to the end. */
+/* The ops and tensors of a graph, in columns, and what follows from them: `made` and `readers` of ops and tensors, `order`, in which
+   all inputs come before what reads them, and `tail_us`, the longest compute-only path to the end. */
 class Flow {
   constructor(ops, tensors) {
     const read = ops.inputs, lists = ({ length }) => Array.from({ length }, () => []);
@@ -52,8 +52,8 @@ class Flow {
     this.working_bytes = this.made.map((outputs, v) =>
       ops.temporary_bytes[v] + Math.max(0, outputs.reduce((beyond, t) => beyond - tensors.bytes[t], ops.output_bytes[v])));
     this.nameRank = tensors.name.map(() => 0);
-    for (const outputs of this.made) {
-      if (outputs.length > 1) [...outputs].sort((a, b) => byCodePoints(tensors.name[a], tensors.name[b])).forEach((t, i) => { this.nameRank[t] = i; });
+    for (const outputs of this.made.filter(({ length }) => length > 1)) {
+      [...outputs].sort((a, b) => byCodePoints(tensors.name[a], tensors.name[b])).forEach((t, i) => { this.nameRank[t] = i; });
     }
   }
 
@@ -100,7 +100,8 @@ class Simulation {
     this.unread = new Int32Array(flow.readers.length * devices.length);  // by tensor and device; at home with the transfers to others
     this.takenIn = new Uint8Array(this.unread.length);
     this.readersOn = flow.readers.map((readers) => byDevice(readers, placement));
-    this.targets = this.readersOn.map((on, t) => [...on.keys()].filter((d) => d !== placement[flow.tensors.producer[t]]).sort((a, b) => a - b));
+    const home = flow.tensors.producer.map((v) => placement[v]);
+    this.targets = this.readersOn.map((on, t) => [...on.keys()].filter((d) => d !== home[t]).sort((a, b) => a - b));
     this.ready = devices.map(() => new Heap());
     this.waiting = devices.map(() => devices.map(() => new Heap()));
     [this.running, this.sending, this.receiving] = [each(false), each(false), each(false)];
@@ -128,7 +129,8 @@ class Simulation {
   }
 
   finished(step_us) {
-    const { start_us, end_us, transfers, busy_us, memory, placement, cluster } = this, peaks = memory.map(([, held]) => held.reduce((a, b) => Math.max(a, b)));
+    const { start_us, end_us, transfers, busy_us, memory, placement, cluster } = this;
+    const peaks = memory.map(([, held]) => held.reduce((a, b) => Math.max(a, b)));
     const sent = transfers.map((x) => [x.tensor, x.source, x.target, x.start_us, x.end_us]);
     return { step_us, start_us, end_us, transfers: sent, busy_us, memory, peaks, placement, cluster };
   }
@@ -153,7 +155,9 @@ class Simulation {
       duration += this.links[source][d].receive_us + tensors.bytes[t] * this.links[source][d].receive_us_per_byte;
     }
     for (const t of made[v]) {
-      for (const target of this.targets[t]) sending += this.links[d][target].send_us + tensors.bytes[t] * this.links[d][target].send_us_per_byte;
+      for (const { send_us, send_us_per_byte } of this.targets[t].map((target) => this.links[d][target])) {
+        sending += send_us + tensors.bytes[t] * send_us_per_byte;
+      }
       this.unread[t * this.devices + d] = (this.readersOn[t].get(d)?.length ?? 0) + this.targets[t].length;
     }
     duration += sending;

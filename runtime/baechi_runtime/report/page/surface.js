@@ -105,7 +105,8 @@ class Surface {
     tip.textContent = this.view.describe(thing);
     // It stays off the panel, which is beside the canvas or, on small screens, below it.
     const panel = document.getElementById("details").getBoundingClientRect(), isBeside = panel.left > event.clientX;
-    const right = isBeside ? Math.min(innerWidth, panel.left) : innerWidth, bottom = isBeside || !panel.height ? innerHeight : Math.min(innerHeight, panel.top);
+    const right = isBeside ? Math.min(innerWidth, panel.left) : innerWidth;
+    const bottom = isBeside || !panel.height ? innerHeight : Math.min(innerHeight, panel.top);
     const left = Math.min(event.clientX + 14, right - tip.offsetWidth - 6);
     const top = event.clientY + 18 + tip.offsetHeight > bottom ? event.clientY - tip.offsetHeight - 10 : event.clientY + 18;
     Object.assign(tip.style, { left: Math.max(4, left) + "px", top: top + "px" });

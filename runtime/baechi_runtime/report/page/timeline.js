@@ -129,10 +129,12 @@ class TimelineView {
 
   /* Blocks with their modules' names, and below these how busy the device is. */
   drawBlocks(context, t, d, blocks) {
-    const y = this.y(t, d), { start_us, end_us, placement: place } = t.step, [first, last] = this.inSight(t, d), lane = t.lanes[d].slice(first, last);
-    const title = this.lane > 14 ? 13 : 0;
+    const { start_us, end_us, placement: place } = t.step, lane = t.lanes[d].slice(...this.inSight(t, d));
+    const y = this.y(t, d), title = this.lane > 14 ? 13 : 0;
     this.profile(context, lane.map((v) => [start_us[v], end_us[v], colours.paint(v, place).colour]), y + title, this.lane - title);
-    if (this.withPath) for (const v of lane) if (t.critical.has(v)) this.drawOnPath(context, this.x(start_us[v]), this.x(end_us[v]) - this.x(start_us[v]), y);
+    for (const v of this.withPath ? lane.filter((w) => t.critical.has(w)) : []) {
+      this.drawOnPath(context, this.x(start_us[v]), this.x(end_us[v]) - this.x(start_us[v]), y);
+    }
     if (!title) return;
     context.textAlign = "left";
     context.font = "11px system-ui, sans-serif";
@@ -238,7 +240,8 @@ class TimelineView {
         `${size(tensors.bytes[tensor])} in ${time(end - start)}`;
     }
     const took = t.step.end_us[op] - t.step.start_us[op];
-    return `${ops.id[op]}\n${ops.op[op]}\n${t.title} ${time(took)} on ${devices[t.step.placement[op]].name}, from ${time(t.step.start_us[op])}` +
+    const where = devices[t.step.placement[op]].name;
+    return `${ops.id[op]}\n${ops.op[op]}\n${t.title} ${time(took)} on ${where}, from ${time(t.step.start_us[op])}` +
       (t.critical.has(op) ? "\non the critical path" : "");
   }
 

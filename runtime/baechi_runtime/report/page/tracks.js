@@ -157,8 +157,8 @@ function sightedBlocks(t, d, depth) {
   return [blocks, first, Math.max(first, firstAfter(blocks, (block) => block.start_us, span.to))];
 }
 
-/* The blocks to draw where there is room for so many names: of the deepest modules of which there are no more, or, where these leave much of it,
-   of neighbours a level below. Which of them go together depends on their places in the lane alone, and not on where the reader looks. */
+/* The blocks to draw where there is room for so many names: of the deepest modules of which there are no more, or, where these leave much
+   of it, of neighbours a level below. Which of them go together depends on their places in the lane, and not on where the reader looks. */
 function blocksInSight(t, d, room) {
   let depth = deepest, sighted = sightedBlocks(t, d, depth);
   while (depth > 0 && sighted[2] - sighted[1] > room) sighted = sightedBlocks(t, d, --depth);
@@ -167,8 +167,9 @@ function blocksInSight(t, d, room) {
   const [finer, from, to] = sightedBlocks(t, d, depth + 1), size = 2 ** Math.ceil(Math.log2((to - from) / room)), found = [];
   for (let i = from; i < to; i++) {
     const block = finer[i], place = Math.floor(i / size), parent = cut(block.name, depth), before = found.at(-1);
-    if (before?.place !== place || before.parent !== parent || before.pass !== block.pass) found.push({ ...block, place, parent, to: block.name });
-    else Object.assign(before, { to: block.name, end_us: block.end_us, busy_us: before.busy_us + block.busy_us, ops: before.ops + block.ops });
+    if (before?.place === place && before.parent === parent && before.pass === block.pass) {
+      Object.assign(before, { to: block.name, end_us: block.end_us, busy_us: before.busy_us + block.busy_us, ops: before.ops + block.ops });
+    } else found.push({ ...block, place, parent, to: block.name });
   }
   return found;
 }

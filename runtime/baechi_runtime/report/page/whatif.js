@@ -10,7 +10,7 @@ function membersOf(name, device) {
   return { all, moved: all.filter((v) => !bound.has(v) && !groups.has(ops.colocation[v])) };
 }
 
-/* A bound that holds whatever the links are: the longest chain and the heaviest group on the fastest device, and all work on all devices. */
+/* A bound that holds whatever the links are: the longest chain or heaviest group on the fastest device, and all work on all devices. */
 function computeBound() {
   const sum = (list) => list.reduce((us, v) => us + ops.compute_us[v], 0), speeds = devices.map(({ speed }) => speed);
   const longest = [flow.tail_us, [...colocated.values()].map(sum)].flat().reduce((a, b) => Math.max(a, b), 0);
@@ -34,7 +34,8 @@ const whatIf = {
   },
   move(name, device) {
     const { all, moved } = membersOf(name, device), stay = all.length - moved.length;
-    const text = `${called(name)} to ${devices[device].name}: ${plural(moved.length, "op")}` + (stay ? `; ${stay} stay, as pins have it` : "");
+    const pinned = stay ? `; ${stay} stay, as pins have it` : "";
+    const text = `${called(name)} to ${devices[device].name}: ${plural(moved.length, "op")}${pinned}`;
     if (moved.length) this.changes.push({ text, apply: (state) => moved.forEach((v) => { state.placement[v] = device; }) });
     return moved.length;
   },
@@ -57,7 +58,8 @@ const whatIf = {
     const byId = (values) => Object.fromEntries(ops.id.map((id, v) => [id, values[v]]));
     return {
       ...data.plan, method: data.plan.method + " what-if", status: "feasible", cluster: changed, placement: byId(place),
-      priority: priority ? byId(priority) : undefined, predicted_step_us: step.step_us, lower_bound_us: bound_us, peak_memory_bytes: step.peaks,
+      priority: priority ? byId(priority) : undefined,
+      predicted_step_us: step.step_us, lower_bound_us: bound_us, peak_memory_bytes: step.peaks,
     };
   },
 };
@@ -73,8 +75,8 @@ function whatIfSection() {
     result.replaceChildren(...(state ? changed(state, update) : []));
   };
   section("whatif", "What if",
-    el("p", { class: "note" }, "Moves a module, an op or a colocation group, with what has to share its device, or changes a link, and simulates " +
-      "the step again. Order and all else stay as the plan has them. Units are those of cluster files."),
+    el("p", { class: "note" }, "Moves a module, an op or a colocation group, with what has to share its device, or changes a link, and " +
+      "simulates the step again. Order and all else stay as the plan has them. Units are those of cluster files."),
     moveForm(update), linkForm(update), result);
 }
 
@@ -84,8 +86,9 @@ const form = (act, ...children) => el("form", { class: "bar", onsubmit: (event) 
 
 function moveForm(update) {
   const names = new Set(around.flatMap((parts) => parts.map((_, i) => parts.slice(0, i + 1).join("."))));
-  const options = el("datalist", { id: "movable" }, [...names, ...colocated.keys()].map((value) => el("option", { value }, classOf(value))));
-  const name = el("input", { type: "search", list: "movable", required: true, placeholder: "module, op or group" }), to = deviceChoice("to the device");
+  const movable = [...names, ...colocated.keys()].map((value) => el("option", { value }, classOf(value)));
+  const options = el("datalist", { id: "movable" }, movable), to = deviceChoice("to the device");
+  const name = el("input", { type: "search", list: "movable", required: true, placeholder: "module, op or group" });
   for (const node of [name, to]) node.addEventListener("input", () => name.setCustomValidity(""));
   whatIf.suggest = (value) => {
     name.value = value;
@@ -122,15 +125,18 @@ function linkForm(update) {
 /* The list of changes, what they do, and the plan to save. */
 function changed(state, update) {
   const { step, bound_us, faster } = state, number = { number: true };
-  const drop = (i) => el("button", { type: "button", "aria-label": "take back", onclick: () => { whatIf.changes.splice(i, 1); update(); } }, "\u2715");
+  const takeBack = (i) => { whatIf.changes.splice(i, 1); update(); };
+  const drop = (i) => el("button", { type: "button", "aria-label": "take back", onclick: () => takeBack(i) }, "\u2715");
   const sent = (one) => one.transfers.reduce((bytes, [t]) => bytes + tensors.bytes[t], 0);
   const rows = [
     ["step", time(predicted.step_us), time(step.step_us), difference(step.step_us - predicted.step_us)],
-    ["lower bound", time(data.plan.lower_bound_us), time(bound_us), faster ? "of compute alone, as a link is faster" : difference(bound_us - data.plan.lower_bound_us)],
+    ["lower bound", time(data.plan.lower_bound_us), time(bound_us),
+      faster ? "of compute alone, as a link is faster" : difference(bound_us - data.plan.lower_bound_us)],
     ["moved", size(sent(predicted)), size(sent(step)), unlike(sent(step) - sent(predicted))],
     ...devices.map(({ name, memory_bytes: limit }, d) => [
       [swatch(d), " ", name, " memory"], size(predicted.peaks[d]), size(step.peaks[d]),
-      [unlike(step.peaks[d] - predicted.peaks[d]), limit !== null && step.peaks[d] > limit ? el("strong", {}, ` over its ${size(limit)}`) : ""]]),
+      [unlike(step.peaks[d] - predicted.peaks[d]),
+        limit !== null && step.peaks[d] > limit ? el("strong", {}, ` over its ${size(limit)}`) : ""]]),
   ];
   const save = el("button", { type: "button", onclick: () => {
     const url = URL.createObjectURL(new Blob([JSON.stringify(whatIf.file(state), null, 1)], { type: "application/json" }));
