@@ -58,6 +58,12 @@ def test_an_op_that_was_not_seen_to_run_has_no_times(run: RunFolder) -> None:
     assert [v for v, start in enumerate(measured["start_us"]) if start is None] == [missing]
 
 
+def test_a_plan_names_its_graph_unless_its_devices_are_groups(run: RunFolder) -> None:
+    """Then it is of another graph than that of the folder, and can't be saved."""
+    assert page_data(run)["plan"]["graph_fingerprint"] == run.graph.fingerprint
+    assert "graph_fingerprint" not in page_data(replace(run, of_groups=True))["plan"]
+
+
 def test_a_backward_op_has_the_module_of_its_forward_op(run: RunFolder) -> None:
     bare = run.graph.replace_ops([replace(op, module=None) if op.phase == "backward" else op for op in run.graph.ops])
     assert page_data(replace(run, graph=bare))["ops"]["module"] == [op.module for op in run.graph.ops]
@@ -66,10 +72,11 @@ def test_a_backward_op_has_the_module_of_its_forward_op(run: RunFolder) -> None:
 def test_a_sum_of_gradients_has_the_module_that_all_of_them_are_in() -> None:
     modules = {"a": "net.1.left", "b": "net.1.right", "c": None}
     nodes = [{"id": name, "compute_us": 1, "phase": "backward", "module": module} for name, module in modules.items()]
-    nodes += [{"id": name, "compute_us": 1, "phase": "backward"} for name in ("sum", "all")]
+    nodes += [{"id": name, "compute_us": 1, "phase": "backward", "forward_op": "loss"} for name in ("sum", "all")]
+    nodes += [{"id": "loss", "compute_us": 1}]
     edges = [(s, t) for t, sources in (("sum", "ab"), ("all", ["sum", "c"])) for s in sources]
     graph = OpGraph.from_json({"nodes": nodes, "edges": [{"source": s, "target": t, "bytes": 1} for s, t in edges]})
-    assert graph_data(graph)["ops"]["module"] == ["net.1.left", "net.1.right", None, "net.1", None]
+    assert graph_data(graph)["ops"]["module"] == ["net.1.left", "net.1.right", None, "net.1", None, None]
 
 
 def embedded(page: str) -> dict[str, Any]:

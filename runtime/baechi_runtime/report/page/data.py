@@ -62,7 +62,7 @@ def _modules(graph: OpGraph) -> list[str | None]:
         op = graph.ops[v]
         if found[v] is None and op.forward_op in graph.index:
             found[v] = found[graph.index[op.forward_op]]
-        elif found[v] is None and op.phase == "backward":
+        if found[v] is None and op.phase == "backward":
             read = [(found[graph.tensors[t].producer] or "").split(".") for t in graph.inputs[v]]
             found[v] = ".".join(commonprefix(read)) or None
     return found
