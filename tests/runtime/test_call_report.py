@@ -7,7 +7,7 @@ import pytest
 from baechi_ext.ir import Cluster, Link
 from baechi_ext.place.registry import place
 from baechi_ext.simulate import simulate
-from baechi_runtime.measure.samples import Measurement, Samples, samples_by_name
+from baechi_runtime.measure.samples import Measurement, Noise, Samples, samples_by_name
 from baechi_runtime.report.call_report import OTHER_SHAPES, CallReport
 from baechi_runtime.report.findings import Findings, prediction_error
 from baechi_runtime.report.report import ParityCheck, Verified
@@ -28,7 +28,8 @@ def calls(**changes: object) -> CallReport:
         "method": "m_etf",
         "result": RESULT,
         "single": SINGLE,
-        "samples": samples_by_name(eager=[300.0], placed=[150.0]),
+        "samples": samples_by_name(eager=[300.0] * 7, placed=[150.0] * 8),
+        "noise": Noise(0.0, oversubscribed=False),
         "verified": Verified(2, 5, 4, 0.0),
         "placed_steps": 5,
         "shapes": 1,
@@ -59,6 +60,27 @@ def test_the_line_of_calls_that_run_placed() -> None:
         "predicted 200 us on one device, 100 us placed; measured steps of 150 us placed, 300 us as it is (2.00 times); "
         f"set-up took 1.5 s, placing saves 150 us a step: paid back at step 10001; 1 graph breaks, the first: {BREAK}"
     )
+
+
+FEW = {"samples": samples_by_name(eager=[300.0], placed=[150.0] * 8)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "doubts"),
+    [
+        ({}, []),
+        (FEW, ["fewer than 7 plain steps were timed (1); let the script take more steps"]),
+        ({"noise": Noise(0.5, oversubscribed=False)}, ["other processes took 50% of the cores (more than 10%)"]),
+        ({"noise": Noise(None, oversubscribed=True)}, ["there are more CPU devices than cores, so devices take turns"]),
+        ({"samples": samples_by_name(placed=[150.0])}, []),
+    ],
+)
+def test_a_gain_that_is_in_doubt_says_so_behind_its_number_and_pays_nothing_back(changes: dict[str, object], doubts: list[str]) -> None:
+    report = calls(**changes)
+    said = f"(2.00 times); inconclusive: {'; '.join(doubts)}; set-up took 1.5 s; " if doubts else "set-up took 1.5 s"
+    assert said in str(report)
+    assert ("inconclusive" in str(report), "paid back" in str(report)) == (bool(doubts), not doubts and len(report.samples) == 2)
+    assert report.to_json()["doubts"] == report.doubts == doubts
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from baechi_ext.ir.made_by import MadeBy
 from baechi_runtime.files.run_folder import folder_of
 from baechi_runtime.files.script_folder import KeptStep, keep, said_of_interrupt
 from baechi_runtime.host.as_main import run_as_main
-from baechi_runtime.measure.samples import LoadOfOthers
 from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.report.findings import Findings
 from baechi_runtime.report.report import Script
@@ -40,8 +39,6 @@ class ScriptRun(Findings, Generic[P]):
     """The most parameters of what trained and was too small."""
     command: tuple[str, ...] = ()
     """The command line, word by word."""
-    load: LoadOfOthers | None = None
-    """The load of other processes, from the first placed call on."""
 
     @abstractmethod
     def found(self, placed: P) -> tuple[CallReport, KeptStep | None]:
@@ -50,10 +47,6 @@ class ScriptRun(Findings, Generic[P]):
     @abstractmethod
     def why_nothing(self) -> str:
         """The reason why nothing was placed."""
-
-    @property
-    def share_of_others(self) -> float | None:
-        return None if self.load is None else self.load.share()
 
     @cached_property
     def all_found(self) -> list[tuple[CallReport, KeptStep | None]]:
@@ -69,7 +62,7 @@ class ScriptRun(Findings, Generic[P]):
         """One line each: what was placed and what it gained; or why nothing was."""
         if not self.placed:
             return [f"nothing was placed: {self.why_nothing()}"]
-        return [report.line() if step is None or report.refusal else step.with_doubts(report.line()) for report, step in self.all_found]
+        return [report.line() for report, _ in self.all_found]
 
     def main(self, path: Path, arguments: tuple[str, ...], folder: Path | None, conclude: Callable[[], None]) -> None:
         """Runs the script to its end; then, behind `conclude`, says what was placed, and keeps that in a folder.

@@ -28,12 +28,6 @@ class KeptStep:
     interrupted: bool = False
     """True if the plan is what an interrupted search had found, and no step ran by it."""
 
-    def with_doubts(self, line: str) -> str:
-        """`line`, which says what was measured, with why nothing can be concluded from that; as it is where placed and unplaced
-        calls were not both timed."""
-        compared = all(self.report["measured_step_us"].values())
-        return f"{line}; inconclusive: {'; '.join(self.report['doubts'])}" if compared and self.report["doubts"] else line
-
 
 def keep(folder: Path, steps: Sequence[KeptStep], report: Mapping[str, Any]) -> None:
     """Writes graph.json, plan.json, profile.json, measured.json and report.json of every step, as far as they exist. The first one's

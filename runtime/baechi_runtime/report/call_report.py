@@ -27,6 +27,8 @@ class CallReport(PlanFindings):
     samples: Mapping[str, Samples]
     """`placed` and `eager`, the unplaced ones, as far as they were timed: steps in which the call ran so, unplaced ones with the user's own
     threads."""
+    noise: Noise
+    """The disturbances of the devices since the call was first seen."""
     verified: Verified
     placed_steps: int
     shapes: int
@@ -56,16 +58,21 @@ class CallReport(PlanFindings):
         """Microseconds that placing saves per step; None if nothing was measured."""
         return self.samples["eager"].median - self.samples["placed"].median if len(self.samples) == 2 else None
 
-    def measurement(self, noise: Noise, busy_us: tuple[float, ...] = ()) -> Measurement:
+    @property
+    def doubts(self) -> list[str]:
+        """Why nothing can be concluded from the times, one reason each; empty where nothing is: placed or unplaced steps were not timed."""
+        return self.measurement().doubts() if len(self.samples) == 2 else []
+
+    def measurement(self, busy_us: tuple[float, ...] = ()) -> Measurement:
         """The calls as what a report of their step is made from; `busy_us` are medians, one per device, where they are known."""
-        return Measurement(self.samples, {"placed": busy_us}, noise.load_of_others, noise.oversubscribed, in_turn=False)
+        return Measurement(self.samples, {"placed": busy_us}, self.noise.load_of_others, self.noise.oversubscribed, in_turn=False)
 
     def paid_back(self) -> str:
         """Say how long set-up took, what placing saves per step, and when that has paid back."""
         if self.setup_seconds is None:
             return ""
         took = f"set-up took {self.setup_seconds:.1f} s"
-        if self.saved_us is None:
+        if self.saved_us is None or self.doubts:
             return took
         if self.saved_us <= 0:
             return f"{took}; placing saves nothing"
@@ -81,7 +88,9 @@ class CallReport(PlanFindings):
             fragments=self.fragments,
             microbatches=list(self.parts),
             predicted_step_us=Sides(single=self.predicted_single_us, placed=self.predicted_us),
-            measured_step_us=self.measurement(Noise(None, oversubscribed=False)).reported(),
+            measured_step_us=self.measurement().reported(),
+            load_of_others=self.noise.load_of_others,
+            doubts=self.doubts,
             peak_memory_bytes=PerDevice(predicted=list(peaks)),
             verification=self.verified,
             placed_steps=self.placed_steps,
@@ -114,6 +123,7 @@ class CallReport(PlanFindings):
                 yield f"{left_out} steps of other shapes ran unplaced"
             yield self._predicted()
             yield self._measured()
+            yield f"inconclusive: {'; '.join(self.doubts)}" if self.doubts else ""
             yield "" if self.result.splits or len(self.devices) == 1 else self.result.why_whole
         if self.result is not None:
             yield self.paid_back()

@@ -9,7 +9,8 @@ from baechi_runtime.report.report import ParityCheck, Verified
 from baechi_runtime.report.step_report import StepReport
 from baechi_runtime.tensorflow.backend import kind_of_executor
 from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction
-from baechi_runtime.tensorflow.calls.placing import shared_devices
+from baechi_runtime.tensorflow.calls.placing import opened, shared_devices
+from baechi_runtime.tensorflow.measure import oversubscribed
 from baechi_runtime.tensorflow.servers.step_recorder import WARM_UP, record_step
 
 UNPLACED = "tf.function as it is"
@@ -29,6 +30,7 @@ def report_of(placed: PlacedFunction) -> CallReport:
         result=None if placement is None else placement.result,
         single=None if placement is None else placement.single,
         samples=samples_by_name(eager=unplaced, placed=times),
+        noise=Noise(placed.load.share(), oversubscribed(opened())),
         verified=Verified(
             sum(v.steps for v in verifications),
             sum(s.count for s in steps),
@@ -45,10 +47,10 @@ def report_of(placed: PlacedFunction) -> CallReport:
     )
 
 
-def kept_step(function: PlacedFunction, script: str, noise: Noise) -> KeptStep | None:
+def kept_step(function: PlacedFunction, script: str, report: CallReport) -> KeptStep | None:
     """The step to keep: its first placed shape, or what an interrupted search had found of it; None where there is no plan. `script` is the
-    script's name."""
-    placement, report = function.placement or function.interrupted, report_of(function)
+    script's name, `report` that of the function."""
+    placement = function.placement or function.interrupted
     if placement is None:
         return None
     first, executor = next(iter(function.steps.values()), None), kind_of_executor(function.settings.request)
@@ -66,7 +68,7 @@ def kept_step(function: PlacedFunction, script: str, noise: Noise) -> KeptStep |
         executor=executor,
         result=placement.result,
         single=placement.single,
-        measurement=report.measurement(noise),
+        measurement=report.measurement(),
         unplaced=UNPLACED,
         peak_bytes=tuple(int(max((held.bytes for held in device), default=0)) for device in peaks),
         parity=parity,

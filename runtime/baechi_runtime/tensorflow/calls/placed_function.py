@@ -23,8 +23,9 @@ from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.report.call_report import OTHER_SHAPES
 from baechi_runtime.report.progress import progress
-from baechi_runtime.tensorflow.calls.placing import place_step, shared_devices
+from baechi_runtime.tensorflow.calls.placing import opened, place_step, shared_devices
 from baechi_runtime.tensorflow.lowering.live_variables import LiveVariables
+from baechi_runtime.tensorflow.measure import load_of_others
 from baechi_runtime.tensorflow.parity import Verification, draws_anew, perturbed, results_of
 from baechi_runtime.tensorflow.servers.devices import Devices
 from baechi_runtime.tensorflow.servers.session import PlacedSession
@@ -185,6 +186,7 @@ class PlacedFunction:
     def __init__(self, name: str, python: Callable[..., Any], ordinary: Callable[..., Any], settings: Settings) -> None:
         self.name = name
         self.settings = settings
+        self.load = load_of_others(opened, one_machine=settings.request.cluster_hosts is None)
         self.steps: dict[Any, PlacedStep] = {}
         self.placement: Placement | None = None
         """The first shape's placement."""

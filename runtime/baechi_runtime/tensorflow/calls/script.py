@@ -21,14 +21,11 @@ from baechi_ext.ir.files import make_folder
 from baechi_runtime.drivers.script_run import ScriptRun
 from baechi_runtime.drivers.train_request import ScriptRequest
 from baechi_runtime.files.script_folder import KeptStep
-from baechi_runtime.measure.samples import Noise
 from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.tensorflow.backend import serve
 from baechi_runtime.tensorflow.calls.call_report import kept_step, report_of
 from baechi_runtime.tensorflow.calls.keras_fit import LARGE_ENOUGH, Place, PlacedModels
 from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction, Settings, is_running
-from baechi_runtime.tensorflow.calls.placing import opened
-from baechi_runtime.tensorflow.measure import load_of_others, oversubscribed
 
 _UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
 """Prefixes of the kinds of ops that change a variable."""
@@ -43,7 +40,8 @@ class StepsRun(ScriptRun[PlacedFunction]):
     """Why a tf.function was left as it is, where one had what no placed step can."""
 
     def found(self, placed: PlacedFunction) -> tuple[CallReport, KeptStep | None]:
-        return report_of(placed), kept_step(placed, self.name, Noise(self.share_of_others, oversubscribed(opened())))
+        report = report_of(placed)
+        return report, kept_step(placed, self.name, report)
 
     def why_nothing(self) -> str:
         if self.refused:
@@ -68,8 +66,6 @@ def run_script(asked: ScriptRequest) -> StepsRun:
     run = StepsRun(name=path.name, command=asked.request.command)
 
     def place(name: str, python: Callable[..., Any], ordinary: Callable[..., Any]) -> PlacedFunction:
-        if run.load is None:
-            run.load = load_of_others(opened, one_machine=asked.request.cluster_hosts is None)
         settings = Settings(replace(asked.request, model=name), asked.verify_steps, not asked.strict)
         return PlacedFunction(name, python, ordinary, settings)
 

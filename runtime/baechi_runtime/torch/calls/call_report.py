@@ -19,6 +19,7 @@ from baechi_runtime.torch.calls.fragments import PlacedGroup
 from baechi_runtime.torch.calls.recording import WARM_UP
 from baechi_runtime.torch.calls.session import Session
 from baechi_runtime.torch.calls.workers import Workers
+from baechi_runtime.torch.measure import oversubscribed
 
 UNPLACED = "as it is, with the script's own threads"
 """The name of steps in which the module's call runs unplaced."""
@@ -40,6 +41,7 @@ def report_of(session: Session) -> CallReport:
         result=None if placement is None else placement.result,
         single=None if placement is None else placement.single,
         samples={} if first is None else samples_by_name(eager=first.turns.plain_us, placed=first.turns.placed_us),
+        noise=Noise(None if session.load is None else session.load.share(), oversubscribed(session.settings.executor.devices)),
         verified=Verified(
             sum(f.verification.steps for f in placed),
             sum(f.count for f in placed),
@@ -60,11 +62,11 @@ def report_of(session: Session) -> CallReport:
     )
 
 
-def kept_step(session: Session, script: str, noise: Noise) -> KeptStep | None:
+def kept_step(session: Session, script: str, report: CallReport) -> KeptStep | None:
     """The record of the module's first placed call, or of what its interrupted search had found; None if there is no plan. `script` is the
-    script's name."""
+    script's name, `report` that of the session."""
     group = session.groups[0] if session.groups else None
-    placement, report = session.interrupted if group is None else group.placement, report_of(session)
+    placement = session.interrupted if group is None else group.placement
     if placement is None:
         return None
     executor = kind_of_executor(session.settings.request)
@@ -75,7 +77,7 @@ def kept_step(session: Session, script: str, noise: Noise) -> KeptStep | None:
         result=placement.result,
         single=placement.single,
         parity=None if group is None or not group.lead.verification.steps else _parity(group),
-        measurement=report.measurement(noise, () if group is None else _busy_us(session, group)),
+        measurement=report.measurement(() if group is None else _busy_us(session, group)),
         peak_bytes=() if measured is None or measured.memory is None else tuple(max(h.bytes for h in held) for held in measured.memory),
         peaks_measured_by="accounting",
         probe=placement.probe,

@@ -22,7 +22,6 @@ from baechi_ext.ir.files import make_folder
 from baechi_runtime.drivers.script_run import ScriptRun
 from baechi_runtime.drivers.train_request import ScriptRequest, TrainRequest
 from baechi_runtime.files.script_folder import KeptStep
-from baechi_runtime.measure.samples import Noise
 from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.torch.backend import devices_of
 from baechi_runtime.torch.calls.call_report import kept_step, report_of
@@ -33,7 +32,6 @@ from baechi_runtime.torch.calls.parallelize import executor_of
 from baechi_runtime.torch.calls.session import Session
 from baechi_runtime.torch.calls.tracing import watch_compiles
 from baechi_runtime.torch.calls.workers import Workers, join_workers
-from baechi_runtime.torch.measure import load_of_others, oversubscribed
 
 MOST_MODULES = 4
 """The most modules of a script that are placed, such as a generator and a discriminator."""
@@ -48,8 +46,8 @@ class ModulesRun(ScriptRun[Session]):
     """The class of a module that the script compiles itself, and that is left to it."""
 
     def found(self, placed: Session) -> tuple[CallReport, KeptStep | None]:
-        noise = Noise(self.share_of_others, oversubscribed(placed.settings.executor.devices))
-        return report_of(placed), kept_step(placed, self.name, noise)
+        report = report_of(placed)
+        return report, kept_step(placed, self.name, report)
 
     def why_nothing(self) -> str:
         if self.compiled:
@@ -142,7 +140,5 @@ class _Placing:
     def _settings(self) -> Settings:
         asked, request = self._asked, self._asked.request
         executor = workers_of(request) or executor_of(devices_of(request), request.timeout_seconds)
-        if self._run.load is None and not isinstance(executor, Workers):  # of several processes none sees what the others use
-            self._run.load = load_of_others(executor)
         return Settings(request, executor, asked.verify_steps, asked.strict, asked.keep_placed, record=request.out is not None)
 

@@ -54,6 +54,7 @@ from baechi_runtime.torch.calls.turns import PLACED, PLAIN, Turns
 from baechi_runtime.torch.calls.verify import Verification, normalised_by_part, verified_run
 from baechi_runtime.torch.calls.workers import DriftError, Workers, loaded_phases
 from baechi_runtime.torch.lowering.random_state import as_it_was
+from baechi_runtime.torch.measure import load_of_others
 from baechi_runtime.torch.processes.channels import LostPeerError
 
 IN_ANOTHER_ORDER = "parts of a batch are added up in another order; --microbatches=1, or microbatches=1, places it whole"
@@ -73,6 +74,7 @@ class Session:
     def __init__(self, settings: Settings, name: str, module: nn.Module | None = None) -> None:
         self.settings = settings
         self.name = name
+        self.load = None if self._several() else load_of_others(settings.executor)  # of several processes none sees what the others use
         self.log = TraceLog()
         self.fragments: list[LiveFragment] = []
         self.groups: list[PlacedGroup] = []
