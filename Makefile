@@ -34,9 +34,9 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# The Python API from its docstrings.
+# The names that baechi_ext hands out, from their docstrings.
 docs: $(STAMP)
-	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -W error -m pdoc -o build/api baechi_ext
+	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -W error -m tests.docs.api_pages build/api
 
 # Kernels are compiled beside the downloads: the build, which would do it, then finds them.
 $(STAMP): setup.py pyproject.toml constraints.txt

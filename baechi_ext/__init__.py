@@ -1,13 +1,87 @@
 """Automatic device placement for training deep networks: the deciding half. Importing it loads no deep-learning framework."""
 
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from baechi_ext.options import ApplyOptions, ParallelizeOptions, PlanOptions
+    from baechi_runtime.library import (
+        CallReport,
+        Cluster,
+        Compared,
+        Device,
+        Explained,
+        Link,
+        Op,
+        OpChoices,
+        OpGraph,
+        Plan,
+        PlanExplanation,
+        Run,
+        Tensor,
+        Timeline,
+        Transfer,
+    )
 
 __version__ = "0.1.0"
+__all__ = [
+    "plan", "parallelize", "report", "unplace", "Run", "Compared", "Explained", "CallReport", "PlanOptions", "ApplyOptions",
+    "ParallelizeOptions", "OpGraph", "Op", "Tensor", "Cluster", "Device", "Link", "Plan", "Timeline", "Transfer", "PlanExplanation",
+    "OpChoices",
+]  # fmt: skip
+T = TypeVar("T")
+M = TypeVar("M", bound="nn.Module")
+
+if not TYPE_CHECKING:  # a type checker sees the names themselves
+
+    def __getattr__(name: str) -> Any:
+        """The value types, which are loaded when they are asked for."""
+        if name not in __all__:
+            raise AttributeError(f"module 'baechi_ext' has no attribute {name!r}")
+        from baechi_ext import options
+        from baechi_runtime import library
+
+        return getattr(library if hasattr(library, name) else options, name)
 
 
-def parallelize(model: Any = None, example_inputs: Any = None, *, framework: str | None = None, **options: Any) -> Any:
+def plan(
+    model_or_step: Any, inputs: Any = None, *, devices: "int | Sequence[str] | Cluster" = 2, **options: "Unpack[PlanOptions]"
+) -> "Run":
+    """A training step and its plan for these devices, as a value to look at, to ask and to run: `Run`.
+
+        run = baechi_ext.plan(model, (x,), devices=4)
+        run.explain("encoder.3"); run.pin("head", 1); run.what_if(devices=8, link="25GB/s"); run.compare("m_etf", "single")
+        run.apply(); run.save("runs/mine"); run.report("report.html")
+
+    Of a PyTorch module with the inputs of a training call (a tuple of arguments, or a dict of keyword arguments): its forward and backward
+    passes, captured and profiled as by `parallelize`; loss and optimizer stay in your loop. Of a built-in model's name, with its sizes
+    (`{"batch_size": 8}`) as inputs: the whole step. Of a costed `OpGraph`: that. `devices` are so many CPU workers, CUDA devices by name,
+    or a `Cluster`, which the machine need not have: costs are then those of its own devices.
+
+    Raises MissingBackendError without the framework, OptionError for what is not known, CaptureError where the module can't be placed,
+    InfeasibleError where nothing fits.
+    """
+    from baechi_runtime.library.planning import plan
+
+    return plan(model_or_step, inputs, devices, options)
+
+
+@overload
+def parallelize(
+    model: None = None, example_inputs: Any = None, *, framework: str | None = None, **options: "Unpack[ParallelizeOptions]"
+) -> Callable[[T], T]: ...
+
+
+@overload
+def parallelize(model: T, example_inputs: Any = None, *, framework: str | None = None, **options: "Unpack[ParallelizeOptions]") -> T: ...
+
+
+def parallelize(
+    model: Any = None, example_inputs: Any = None, *, framework: str | None = None, **options: "Unpack[ParallelizeOptions]"
+) -> Any:
     """A counterpart of `model` that computes the same on several devices at the same time, in your own training loop.
 
     PyTorch: the training calls of a module run placed from now on; the very module is returned.
@@ -28,9 +102,7 @@ def parallelize(model: Any = None, example_inputs: Any = None, *, framework: str
 
     The variables stay the caller's: after a step they live on the devices, and whoever looks at them has them brought home first.
 
-    The options are those of baechi_runtime.torch.calls.parallelize.ParallelizeOptions and
-    baechi_runtime.tensorflow.calls.parallelize.ParallelizeOptions. The `framework`, "torch" or "tensorflow", is found out
-    where it is not given.
+    The options are those of `ParallelizeOptions`. The `framework`, "torch" or "tensorflow", is found out where it is not given.
 
     Raises MissingBackendError without the framework, OptionError for an unknown option. What can't be placed runs as it is, which is
     said on stderr once. With strict=True (TensorFlow: unless fallback=True) a training call raises CaptureError where it can't be captured,
@@ -49,22 +121,23 @@ def parallelize(model: Any = None, example_inputs: Any = None, *, framework: str
     return _parallelize_torch(model, example_inputs, options)
 
 
-def report(model: Any) -> Any:
-    """The report of a PyTorch module that `parallelize` was given: its plan, what it was predicted to gain, and what was measured so far
-    (baechi_runtime.report.call_report.CallReport). Raises OptionError for a module that is not placed."""
+def report(model: Any) -> "CallReport":
+    """The report of a PyTorch module that `parallelize` was given: its plan, what it was predicted to gain, and what was measured so far.
+    Raises OptionError for a module that is not placed."""
     from baechi_runtime.torch.calls.parallelize import report
 
     return report(model)
 
 
-def unplace(model: Any) -> Any:
+def unplace(model: M) -> M:
     """The module itself, whose calls run as they are from now on."""
     from baechi_runtime.torch.calls.parallelize import unplace
 
-    return unplace(model)
+    unplace(model)
+    return model
 
 
-def _require_options_of_one(frameworks: Sequence[str], example_inputs: Any, options: dict[str, Any]) -> None:
+def _require_options_of_one(frameworks: Sequence[str], example_inputs: Any, options: "ParallelizeOptions") -> None:
     """Raises OptionError where the options are those of none of these frameworks: what is decorated comes later, an error need not."""
     from baechi_ext.errors import OptionError
 
@@ -78,7 +151,7 @@ def _require_options_of_one(frameworks: Sequence[str], example_inputs: Any, opti
         raise errors[0]
 
 
-def _parallelize_torch(model: Any, example_inputs: Any, options: dict[str, Any]) -> Any:
+def _parallelize_torch(model: Any, example_inputs: Any, options: "ParallelizeOptions") -> Any:
     from baechi_ext.errors import MissingBackendError
 
     try:
@@ -93,7 +166,7 @@ def _parallelize_torch(model: Any, example_inputs: Any, options: dict[str, Any])
         return parallelize(model, example_inputs, options)
 
 
-def _parallelize_tensorflow(target: Any, example_inputs: Any, options: dict[str, Any]) -> Any:
+def _parallelize_tensorflow(target: Any, example_inputs: Any, options: "ParallelizeOptions") -> Any:
     from baechi_ext.capture.tensorflow_private import tensorflow
     from baechi_ext.errors import OptionError
 

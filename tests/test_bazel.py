@@ -36,7 +36,7 @@ EXCLUDED = {
 """Python files in no target, and why."""
 RULES = ("py_library", "py_binary", "py_test", "pytest_test", "test_suite")
 _MODULE = re.compile(r"[a-z_]\w*(?:\.\w+)+")
-_FRONT_DOORS = ("baechi_ext/__init__.py", "baechi_ext/__main__.py")
+_FRONT_DOORS = ("baechi_ext/__init__.py", "baechi_ext/__main__.py", "baechi_ext/options.py")
 _NOT_OURS = re.compile(r"\.|bazel-|(build|dist|runs|__pycache__)$|.*\.egg-info$")
 
 

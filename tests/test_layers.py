@@ -15,6 +15,7 @@ LIBRARY = {
     "errors": set(),
     "collector": set(),
     "stderr": set(),
+    "options": {"ir"},
     "ir": {"errors", "collector"},
     "datasets": {"errors", "ir"},
     "capture": {"errors", "ir", "stderr"},
@@ -53,6 +54,7 @@ RUNTIME = {
     },
     "sharding": {"drivers", "files", "host", "measure", "models", "report", "torch", "torch.calls", "torch.lowering", "torch.processes"},
     "datasets": {"host", "models", "models.options", "models.torch", "report", "torch", "torch.lowering", "torch.threads"},
+    "library": {"drivers", "files", "host", "models", "report", "report.page", "torch", "torch.calls"},
     "cli.doctor": {"host", "report", "torch.lowering"},
     "cli.flags": {"drivers", "host", "models", "models.options", "placeto", "report", "sharding", "tensorflow"},
     "cli.commands": {

@@ -58,6 +58,10 @@ class Link:
         return cls(**{f.name: as_number(value.get(f.name, 0.0), f"{f.name} of {what}", ClusterError) for f in fields(cls)})
 
 
+DEFAULT_LINK = Link(us_per_byte=0.0001754, latency_us=134.0)
+"""Baechi's own defaults."""
+
+
 @dataclass(frozen=True)
 class Cluster(Saved):
     """Devices and directed links. `link(i, j)` is the link from device i to device j.

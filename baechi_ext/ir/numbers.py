@@ -1,9 +1,23 @@
 """Checks on the numbers that come in from files and flags."""
 
 import math
+import re
 from typing import Any
 
 _LARGEST = 2**63
+_UNITS = {"": 1, "B": 1}
+_UNITS |= {f"{prefix}B": 1000**i for i, prefix in enumerate("KMGT", 1)}
+_UNITS |= {f"{prefix}IB": 1024**i for i, prefix in enumerate("KMGT", 1)}
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)")
+
+
+def size_in_bytes(text: str) -> int:
+    """Bytes, written plainly or with a unit: KB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers of 1024). Raises ValueError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[2].upper() not in _UNITS:
+        raise ValueError(f"{text!r} is not a size; write it like 16GiB, 800MB or 1000000 (bytes)")
+    number = int(match[1]) if "." not in match[1] else float(match[1])
+    return int(number * _UNITS[match[2].upper()])
 
 
 def as_number(value: Any, what: str, error: type[Exception], *, minimum: float = 0.0) -> float:

@@ -17,7 +17,7 @@ from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import PlanFile, verify_placement
 from baechi_ext.place.adjust import NOOP, adjust
 from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, Task, Worth, begin, conclude, finish
-from baechi_ext.place.registry import place
+from baechi_ext.place.registry import METHODS, place
 from baechi_ext.place.trial import try_orders
 from baechi_ext.simulate import Timeline
 from baechi_runtime.report.progress import progress
@@ -58,6 +58,19 @@ class PlanRequest:
     adjustment_with_memory_limit: bool = False
     cost_factor: float = 1.0
     """Above 1: plan with costs that are wrong by up to that factor, and judge the plan with the right ones."""
+
+    @classmethod
+    def of(
+        cls, method: str, *, pins: Sequence[str] = (), device_map: DeviceMap | None = None, seed: int = 0, time_limit: float | None = None
+    ) -> "PlanRequest":
+        """The request in words, as Python calls have it; pins are written `encoder.*=0`, the limit is in seconds. Raises OptionError for an
+        unknown method, a malformed pin, or a device map for a method that takes none."""
+        if method not in METHODS:
+            raise OptionError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
+        if device_map is not None and method not in MAPPED:
+            raise OptionError(f"device_map is only for the methods {', '.join(MAPPED)}; drop it or choose one of them")
+        options = PlaceOptions(seed=seed, time_limit_seconds=time_limit or METHODS[method].time_limit_seconds)
+        return cls(method=method, options=options, pins=tuple(map(Pin.parse, pins)), device_map=device_map)
 
     def worthwhile(self, worth: Worth = Worth()) -> "PlanRequest":  # noqa: B008 - frozen
         """The same request, whose search ends where more time is not worth it for this many steps."""

@@ -57,10 +57,15 @@ class OnDevices(Protocol):
 
 
 def train(
-    request: TrainRequest, on_devices: OnDevices, sharding_of: SplitsOf | None = None, engines_of: EnginesOf | None = None
+    request: TrainRequest,
+    on_devices: OnDevices,
+    sharding_of: SplitsOf | None = None,
+    engines_of: EnginesOf | None = None,
+    planned: Placement | None = None,
 ) -> Findings | Profile | None:
     """The report of a measured, placed step, or with `run` of a training; with `costgen` the profile, written to `cost_path`. None in a
-    process that does not drive. `sharding_of` is for `--placement_method=hybrid`; where there is `engines_of`, an engine may run the step.
+    process that does not drive. `sharding_of` is for `--placement_method=hybrid`; where there is `engines_of`, an engine may run the step;
+    `planned`: a plan of the step with its whole batch that is made already.
 
     Raises what the stages raise: CaptureError, ProfileError, MismatchError, InfeasibleError, ParityError, ExecutionError,
     MissingBackendError where there are too few devices; with `run` what train_on raises.
@@ -71,21 +76,23 @@ def train(
         make_folder(Path(request.out))
     if request.run is not None and request.run.resume and request.run.checkpoint is not None:
         CheckpointFolder(request.run.checkpoint).verify()
-    return on_devices(request, partial(_drive, sharding_of=sharding_of, engines_of=engines_of))
+    return on_devices(request, partial(_drive, sharding_of=sharding_of, engines_of=engines_of, planned=planned))
 
 
-def _drive(backend: TrainingBackend[C, L], sharding_of: SplitsOf | None, engines_of: EnginesOf | None) -> Findings | Profile:
+def _drive(
+    backend: TrainingBackend[C, L], sharding_of: SplitsOf | None, engines_of: EnginesOf | None, planned: Placement | None
+) -> Findings | Profile:
     request, captured = backend.request, backend.capture()
     if request.costgen:
         captured.profile.save(request.costs_file, request.made_by)
         return captured.profile
-    found = backend.cluster()
+    found = (planned.result.plan.cluster, None) if planned is not None else backend.cluster()
     sharding = None
     if sharding_of is not None:
         with progress(f"finding out how the layers of {request.model} split"):
             sharding = sharding_of(captured)
     whole = captured
-    captured, placement = place_in_parts(backend, whole, found, sharding)
+    captured, placement = (whole, planned) if planned is not None else place_in_parts(backend, whole, found, sharding)
     if request.out is not None:
         placement.save(Path(request.out), request.made_by)
     if placement.result.interrupted:

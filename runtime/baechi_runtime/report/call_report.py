@@ -17,7 +17,7 @@ OTHER_SHAPES = "arguments of another shape"
 """The reason why a call ran as it is between placed ones."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class CallReport(PlanFindings):
     """The first placed call of a module, or of a training step; `refusal` says why calls run as they are, where they do."""
 
@@ -150,6 +150,3 @@ class CallReport(PlanFindings):
                 yield f"  {device}: {ops} ops, {as_size(peak)} at most (predicted)"
             yield f"  moved: {len(timeline.transfers)} tensors, {as_size(timeline.bytes_moved)} a step"
         yield from (f"  note: {note}" for note in self.notes)
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines())

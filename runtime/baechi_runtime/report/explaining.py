@@ -1,20 +1,26 @@
-"""`baechi explain`: what is said of a plan, or of an op's place in it, the most important first."""
+"""Explanations of a plan, or of the places of ops in it, the most important first: what `baechi explain` prints and a Run says."""
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from baechi_ext.explain import OpChoices, PlanExplanation
+from baechi_ext.explain import OpChoices, PlanExplanation, explain_plan, op_choices
 from baechi_ext.explain.op_choices import BEST, EQUAL, NO_OTHER, PINNED
 from baechi_ext.explain.path import COMPUTE, DEVICE_BUSY, HANDLING, LINK_BUSY, TRANSFER
 from baechi_ext.explain.sensitivity import ALL_FASTER, CostlyTransfer
 from baechi_ext.ir.cluster import Cluster
-from baechi_runtime.report.tables import aligned, as_limit, as_size, as_time, share_of, show, table_of
+from baechi_ext.ir.plan import Plan
+from baechi_runtime.report.findings import Findings
+from baechi_runtime.report.printed import Choices, Explanation
+from baechi_runtime.report.tables import aligned, as_limit, as_size, as_time, share_of, show, table_of, text_of
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from baechi_runtime.report.report import Report
 
 MOST_PARTS, MOST_LONGEST, MOST_GAPS, MOST_MODULES = 6, 5, 5, 4
 FULL = 0.9
@@ -38,16 +44,41 @@ _PATH_KINDS = {
 }
 
 
-def print_explanation(explained: PlanExplanation, notes: Sequence[str] = ()) -> None:
-    """Prints on stdout what bounds a plan's step, where its time goes, and, last, what would change it."""
-    tables = (part for title, table in _tables(explained) for part in ("", title, table))
-    sentences = _headline(explained), *_balance(explained), _waits(explained), *_memory_news(explained)
-    show(*sentences, *noted(notes), *tables, "", _what_would_change(explained))
+@dataclass(frozen=True, repr=False)
+class Explained(Findings):
+    """An explanation: as text where it is printed or shown, as values in `findings`."""
+
+    findings: PlanExplanation | OpChoices
+    """The explanation of a plan, or the choices for the ops that were asked for."""
+    notes: tuple[str, ...]
+    _parts: "tuple[str | Table, ...]"
+
+    def report(self) -> "Report":
+        kind = Explanation if isinstance(self.findings, PlanExplanation) else Choices
+        return kind(**self.findings.to_json(), notes=list(self.notes))
+
+    def lines(self) -> Iterator[str]:
+        yield from text_of(*self._parts).splitlines()
+
+    def print(self) -> None:
+        """Prints it on stdout."""
+        show(*self._parts)
 
 
-def print_choices(choices: OpChoices, name: str, cluster: Cluster, notes: Sequence[str] = ()) -> None:
-    """Prints on stdout why ops are where they are, what they are, and the step with them on each device."""
-    show(_verdict(choices, name, cluster), *noted(notes), "", *aligned(_facts(choices)), "", _choices(choices, cluster))
+def explained(plan: Plan, name: str | None, notes: Sequence[str] = ()) -> Explained:
+    """The explanation of a plan's step: what bounds it, where its time goes, and, last, what would change it; or of ops by their name (see
+    `op_choices`): why they are where they are, what they are, and the step with them on each device.
+
+    Raises OptionError where nothing is called so.
+    """
+    if name is not None:
+        choices, cluster = op_choices(plan, name), plan.cluster
+        said = _verdict(choices, name, cluster), *noted(notes), "", *aligned(_facts(choices)), ""
+        return Explained(choices, tuple(notes), (*said, _choices(choices, cluster)))
+    found = explain_plan(plan)
+    tables = (part for title, table in _tables(found) for part in ("", title, table))
+    sentences = _headline(found), *_balance(found), _waits(found), *_memory_news(found)
+    return Explained(found, tuple(notes), (*sentences, *noted(notes), *tables, "", _what_would_change(found)))
 
 
 def noted(notes: Sequence[str]) -> Iterator[str]:

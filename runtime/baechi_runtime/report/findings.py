@@ -24,6 +24,12 @@ class Findings(ABC):
     def lines(self) -> Iterable[str]:
         """For a person."""
 
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    __repr__ = __str__
+    """At a Python prompt, and in a notebook, they are what they say."""
+
     def to_json(self) -> dict[str, Any]:
         """The report's JSON object (docs/files.md)."""
         return self.report().to_json()
@@ -33,7 +39,7 @@ class Findings(ABC):
         sys.stdout.write("".join(f"{line}\n" for line in self.lines()))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PlanFindings(Findings):
     """A report on a plan; `result` and `single` are None where there is no plan."""
 

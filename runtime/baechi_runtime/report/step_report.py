@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _LOSSES_SHOWN = 12
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class _ModelReport(PlanFindings):
     """A report on a step that was placed and run."""
 
@@ -34,7 +34,7 @@ class _ModelReport(PlanFindings):
         return {"model": self.model, "executor": self.executor, **super().planned(), "parity": self.parity}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class StepReport(_ModelReport):
     """Everything `baechi train` found out about one step, of a built-in model or of a user's own script."""
 
@@ -141,7 +141,7 @@ class Progressed:
     """The last checkpoint's step."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunReport(_ModelReport):
     """A training: what was run where, and its losses."""
 

@@ -6,6 +6,7 @@ rich is imported where something is printed: `baechi doctor`, which also says th
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.datasets import SPLITS
@@ -41,11 +42,20 @@ def console(width: int = WIDTH) -> "Console":
     return terminal if terminal.is_terminal else Console(file=sys.stdout, highlight=False, width=width)
 
 
-def show(*parts: "str | Table", width: int = WIDTH) -> None:
-    """Prints lines, as they are, and tables on stdout."""
+def text_of(*parts: "str | Table", width: int = WIDTH) -> str:
+    """Lines and tables as text of this width."""
+    from rich.console import Console
+
+    out = StringIO()
+    show(*parts, out=Console(file=out, highlight=False, width=width))
+    return out.getvalue()
+
+
+def show(*parts: "str | Table", width: int = WIDTH, out: "Console | None" = None) -> None:
+    """Prints lines, as they are, and tables on stdout, or on `out`."""
     from rich.text import Text
 
-    out = console(width)
+    out = out or console(width)
     for part in parts:
         for shown in (part,) if isinstance(part, str) else fitting(part, out.width):
             out.print(Text(shown) if isinstance(shown, str) else shown, soft_wrap=isinstance(shown, str))

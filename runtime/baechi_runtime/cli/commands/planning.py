@@ -56,12 +56,9 @@ def simulate(request: SimulateRequest, output: Output) -> int:
 
 def explain(request: ExplainRequest, output: Output) -> int:
     """Says what bounds a plan, or where else an op could be."""
-    from baechi_ext.explain import explain_plan, op_choices
     from baechi_ext.hybrid.plan import load_plan
-    from baechi_runtime.report.explaining import print_choices, print_explanation
+    from baechi_runtime.report.explaining import explained
     from baechi_runtime.report.plan_files import as_planned, on_devices, other_costs, plan_and_graph, shard_plan_at
-    from baechi_runtime.report.printed import Choices, Explanation
-    from baechi_runtime.report.report import Report
 
     sharded = shard_plan_at(request.plan)
     if sharded is not None:
@@ -75,16 +72,8 @@ def explain(request: ExplainRequest, output: Output) -> int:
         plan = load_plan(plan_file, graph, request.cluster.file)
     plan = on_devices(plan.on(request.cluster.cluster(plan.cluster)))
     with progress(f"explaining a plan of {len(graph)} ops"):
-        notes = other_costs(as_planned(plan_file, graph))
-        if request.op is None:
-            explained = explain_plan(plan)
-            said: Report = Explanation(**explained.to_json(), notes=list(notes))
-            print_text = partial(print_explanation, explained, notes)
-        else:
-            choices = op_choices(plan, request.op)
-            said = Choices(**choices.to_json(), notes=list(notes))
-            print_text = partial(print_choices, choices, request.op, plan.cluster, notes)
-    output.report(lambda: said, print_text)
+        found = explained(plan, request.op, other_costs(as_planned(plan_file, graph)))
+    output.report(found.report, found.print)
     return 0
 
 

@@ -9,16 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from baechi_ext.errors import OptionError
 from baechi_ext.ir.cluster import Link
 from baechi_ext.ir.hints import Pin
-from baechi_ext.ir.numbers import as_number
+from baechi_ext.ir.numbers import as_number, size_in_bytes
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
-_UNITS = {"": 1, "B": 1}
-_UNITS |= {f"{prefix}B": 1000**i for i, prefix in enumerate("KMGT", 1)}
-_UNITS |= {f"{prefix}IB": 1024**i for i, prefix in enumerate("KMGT", 1)}
-_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)")
 
 
 class Kind(NamedTuple):
@@ -93,13 +89,11 @@ class OneOf:
         return text
 
 
-def size_in_bytes(text: str) -> int:
-    """Flag type: bytes, written plainly or with a unit: KB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers of 1024)."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None or match[2].upper() not in _UNITS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write it like 16GiB, 800MB or 1000000 (bytes)")
-    number = int(match[1]) if "." not in match[1] else float(match[1])
-    return int(number * _UNITS[match[2].upper()])
+def _size(text: str) -> int:
+    try:
+        return size_in_bytes(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from e
 
 
 def link_of_coefficients(text: str) -> Link:
@@ -127,7 +121,7 @@ WHOLE, COUNT, DEVICES = Kind(whole, "N"), Kind(at_least_one, "N"), Kind(whole_nu
 FACTOR, SECONDS = Kind(positive, "F"), Kind(positive, "SECONDS")
 FRACTION = Kind(number(lambda value: 0 < value <= 1, "above 0 and up to 1"), "F")
 SHARE = Kind(number(lambda value: 0 <= value <= 1, "from 0 to 1"), "F")
-SIZE, LINK = Kind(size_in_bytes, "SIZE"), Kind(link_of_coefficients, "A,B")
+SIZE, LINK = Kind(_size, "SIZE"), Kind(link_of_coefficients, "A,B")
 FILE, DIR, FOLDER, NAME = (Kind(str, metavar) for metavar in ("FILE", "DIR", "FOLDER", "NAME"))
 JSON: Flag = (SWITCH, "print the result as JSON")
 

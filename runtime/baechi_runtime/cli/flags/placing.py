@@ -8,7 +8,7 @@ from baechi_ext.cost import scale_links
 from baechi_ext.errors import OptionError
 from baechi_ext.group.grouping import GroupOptions
 from baechi_ext.group.registry import GROUPERS, PLACER_TYPES
-from baechi_ext.ir.cluster import Cluster, Device, Link
+from baechi_ext.ir.cluster import DEFAULT_LINK, Cluster, Device, Link
 from baechi_ext.ir.hints import DeviceMap, ExpertFile
 from baechi_ext.ir.plan import PlanFile
 from baechi_ext.place.adjust import ADJUSTMENTS
@@ -21,8 +21,6 @@ from baechi_runtime.cli.flags import kinds
 from baechi_runtime.cli.flags.kinds import Flag
 from baechi_runtime.drivers.pipeline import MAPPED, SEARCHES, PlanRequest
 
-DEFAULT_LINK = Link(us_per_byte=0.0001754, latency_us=134.0)
-"""Baechi's own defaults."""
 _DEFAULTS = PlanRequest()
 _CLUSTER: dict[str, Flag] = {
     "cluster": (kinds.FILE, "a cluster file; see docs/files.md"),

@@ -10,10 +10,7 @@ import keras
 
 from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster
-from baechi_ext.ir.hints import Pin
 from baechi_ext.ir.plan import Plan
-from baechi_ext.place.common import PlaceOptions
-from baechi_ext.place.registry import METHODS
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.train_request import TrainRequest, WorkerKind
 from baechi_runtime.report.call_report import CallReport
@@ -25,40 +22,27 @@ from baechi_runtime.tensorflow.coarse import COARSE, begins_coarse
 
 @dataclass(frozen=True)
 class ParallelizeOptions:
-    """The options of `parallelize` for TensorFlow."""
+    """The options of `parallelize` for TensorFlow, with their defaults; baechi_ext.options says what each is."""
 
     devices: int = 2
-    """Number of servers, each a process with one thread on a core of its own."""
     method: str = "auto"
-    """The placement method; `baechi place --help` lists all of them. "auto" leaves the step as it is where splitting does not pay."""
     verify_steps: int = 2
-    """Calls of each shape that also run as they are, to compare results and variables; a difference is a ParityError."""
     fallback: bool = False
-    """Where a call can't be captured, or differs: go on with the step as it is, and say so on stderr."""
     device_memory: int | None = None
-    """Bytes of every device; by default an equal part of what the process may use."""
     time_limit: float | None = None
-    """Seconds that a search or solver may take."""
     seed: int = 0
     cluster: Cluster | None = None
-    """The devices as the placer is to see them, instead of what is found and probed."""
     pins: Sequence[str] = ()
-    """Ops and the devices they stay on: "encoder.*=0", as for --pin."""
     workers: WorkerKind = "process"
-    """process: a server process per device; thread: logical devices of this process, which share its threads."""
     timeout_seconds: float = 300.0
-    """Time that a device may take to answer."""
 
     def request(self, name: str) -> TrainRequest:
         """The options as a run's request. Raises OptionError for an unknown method or kind of workers, and what is not a pin."""
-        if self.method not in METHODS:
-            raise OptionError(f"unknown method {self.method!r}; choose one of {', '.join(METHODS)}")
         if self.workers not in ("process", "thread"):
             raise OptionError(f"workers={self.workers!r} is unknown; choose process or thread")
         if not isinstance(self.devices, int) or self.devices < 1:
             raise OptionError(f"devices={self.devices!r} is not a number of devices; give 1 or more")
-        options = PlaceOptions(seed=self.seed, time_limit_seconds=self.time_limit or METHODS[self.method].time_limit_seconds)
-        plan = PlanRequest(method=self.method, options=options, pins=tuple(map(Pin.parse, self.pins)))
+        plan = PlanRequest.of(self.method, pins=self.pins, seed=self.seed, time_limit=self.time_limit)
         if self.workers == "process" and begins_coarse(self.method):
             plan = replace(plan, grouper=COARSE[0], placer_type=COARSE[1])
         return TrainRequest(

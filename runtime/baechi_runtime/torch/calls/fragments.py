@@ -31,6 +31,8 @@ class Settings:
     """Stay placed without asking whether that is faster."""
     record: bool = False
     """Record some calls; see baechi_runtime.torch.calls.recording."""
+    planned: Placement | None = None
+    """A plan that is made already, for calls of the same ops."""
 
 
 @dataclass(eq=False)

@@ -12,10 +12,9 @@ from torch import nn
 
 from baechi_ext.errors import CaptureError, OptionError
 from baechi_ext.ir import Cluster
-from baechi_ext.ir.hints import DeviceMap, Pin
-from baechi_ext.place.common import PlaceOptions
-from baechi_ext.place.registry import METHODS
-from baechi_runtime.drivers.pipeline import MAPPED, PlanRequest
+from baechi_ext.ir.hints import DeviceMap
+from baechi_runtime.drivers.pipeline import PlanRequest
+from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.host.cache_folder import cache_folder
 from baechi_runtime.report.call_report import CallReport
@@ -32,54 +31,32 @@ CUDA_IN_ONE_PROCESS = "a module of your own runs on all CUDA devices of a machin
 
 @dataclass(frozen=True)
 class ParallelizeOptions:
-    """The options of `parallelize`."""
+    """The options of `parallelize`, with their defaults; baechi_ext.options says what each is."""
 
     devices: int | Sequence[str | torch.device] = 2
-    """Number of CPU workers, each a thread on a core of its own; or names of devices: ["cuda:0", "cuda:1"]. If torchrun started several
-    processes: their number, as each of them is a CPU worker."""
     method: str = "auto"
-    """The placement method; `baechi place --help` lists all."""
     verify_steps: int = 2
-    """Number of calls of each fragment that are also run as they are, with everything compared; later ones are too, more and more seldom,
-    within 1% of the time. 0: none."""
     strict: bool = False
-    """Raise an error for what can't be placed, or differs; otherwise the module goes on as it is, and says so on stderr once."""
     keep_placed: bool = False
-    """Stay placed without asking whether that is faster; otherwise placed and plain steps take turns, and the slower is dropped."""
     device_memory: int | None = None
-    """Bytes of every device; by default an equal part of what the process may use, or all of a CUDA device's."""
     microbatches: int | Sequence[int] | str = 1
-    """The parts that a call's batch is split into, each with ops of its own that are placed: how many, or their sizes; "auto": one for each
-    device, where that is predicted to be faster. Where it is not proven to compute the same, the batch stays whole."""
     batch_norm: str = "whole"
-    """"per_part": BatchNorm may normalise over each part of the batch by itself, as DistributedDataParallel does it."""
     time_limit: float | None = None
-    """Seconds that a search or solver may take."""
     seed: int = 0
     cluster: Cluster | None = None
-    """The devices as the placer is to see them, instead of what is found and probed."""
     pins: Sequence[str] = ()
-    """Ops pinned to devices: "encoder.*=0", as for --pin."""
     device_map: Mapping[str, int | str] | None = None
-    """Devices by module, as accelerate has them: method "expert" does what it says, "auto" and "refine" start from it."""
     timeout_seconds: float = 300.0
-    """Time that a device may take to answer."""
     cache: bool = True
-    """Keep plans, costs and the outcome of turns for later runs in $BAECHI_CACHE, else `baechi` in $XDG_CACHE_HOME or ~/.cache."""
 
     def request(self) -> TrainRequest:
         """The options as a run's request. Raises OptionError for an unknown method, a malformed pin, a device map for another method, or
         an unknown way of BatchNorm."""
         if self.batch_norm not in ("whole", "per_part"):
             raise OptionError(f"batch_norm={self.batch_norm!r} is neither 'whole' nor 'per_part'")
-        if self.method not in METHODS:
-            raise OptionError(f"unknown method {self.method!r}; choose one of {', '.join(METHODS)}")
-        if self.device_map is not None and self.method not in MAPPED:
-            raise OptionError(f"device_map is only for the methods {', '.join(MAPPED)}; drop it or choose one of them")
         device_map = None if self.device_map is None else DeviceMap("device_map", dict(self.device_map))
+        plan = PlanRequest.of(self.method, pins=self.pins, device_map=device_map, seed=self.seed, time_limit=self.time_limit)
         devices = self._devices()
-        options = PlaceOptions(seed=self.seed, time_limit_seconds=self.time_limit or METHODS[self.method].time_limit_seconds)
-        plan = PlanRequest(method=self.method, options=options, pins=tuple(map(Pin.parse, self.pins)), device_map=device_map)
         return TrainRequest(
             model="",
             plan=plan if self.time_limit is not None else plan.worthwhile(),
@@ -145,7 +122,7 @@ def parallelize(model: Any, example_inputs: Any, options: Mapping[str, Any]) -> 
     """See `baechi_ext.parallelize`."""
     chosen = options_of(options)
     if isinstance(model, nn.Module):
-        return _placed(model, example_inputs, chosen)
+        return placed(model, example_inputs, chosen)
     chosen.request()
     if model is None:
         return lambda target: _decorated(target, example_inputs, chosen)
@@ -178,21 +155,21 @@ def _known(module: nn.Module) -> ModuleCall:
     return found
 
 
-def _placed(module: nn.Module, example_inputs: Any, options: ParallelizeOptions) -> nn.Module:
+def placed(module: nn.Module, example_inputs: Any, options: ParallelizeOptions, plan: Placement | None = None) -> nn.Module:
+    """The module, whose calls run placed from now on; by `plan`, if that is of their ops. Raises OptionError where it is placed already."""
     if call_of(module) is not None:
         raise OptionError("the module is placed already; call baechi_ext.unplace(model) first")
-    calls = place_in(module, options.settings())
+    calls = place_in(module, replace(options.settings(), planned=plan))
     if example_inputs is not None:
-        args, kwargs = _examples(example_inputs)
         try:
-            calls.prepare(args, kwargs)
+            calls.prepare(*arguments_of(example_inputs))
         except CaptureError:
             if options.strict:
                 raise
     return module
 
 
-def _examples(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """(args, kwargs) of what was given: a dict of keyword arguments, a tuple or list of arguments, or the only one."""
     if isinstance(given, Mapping):
         return (), dict(given)
@@ -206,7 +183,7 @@ def _decorated(target: Any, example_inputs: Any, options: ParallelizeOptions) ->
 
         @functools.wraps(target)
         def make(*args: Any, **kwargs: Any) -> nn.Module:
-            return _placed(target(*args, **kwargs), example_inputs, options)
+            return placed(target(*args, **kwargs), example_inputs, options)
 
         return make
     raise OptionError(f"parallelize takes an nn.Module, a class of modules or a function that makes one, not a {type(target).__name__}")

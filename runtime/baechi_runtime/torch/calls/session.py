@@ -300,7 +300,7 @@ class Session:
         """Begin to search for the session's first plan in another process, unless placing is insisted on."""
         settings, call, begun = self.settings, prepared.call, time.monotonic()
         executor = settings.executor
-        if self.groups or self._aside is not None or settings.keep_placed or settings.strict:
+        if self.groups or self._aside is not None or settings.keep_placed or settings.strict or settings.planned is not None:
             return False
         if self._parts is None or isinstance(executor, Workers):
             return False
@@ -346,10 +346,11 @@ class Session:
         return parted, replace(other, single=placement.single).noting(f"whole the batch is predicted to take {as_time(us)}"), its
 
     def _planned(self, captured: CapturedCall, step: CallStep) -> tuple[Placement, Timeline]:
-        for earlier in self.groups:
-            alike = place_alike(earlier.placement, captured)
+        planned = self.settings.planned
+        for earlier in (*([] if planned is None else [planned]), *(group.placement for group in self.groups)):
+            alike = place_alike(earlier, captured)
             if alike is not None:
-                return earlier.placement, alike
+                return earlier, alike
         executor = self.settings.executor
         place = executor.place if isinstance(executor, Workers) else partial(place_call, executor=executor)
         placement = place(replace(self.settings.request, model=step.name), captured=captured, step=step)

@@ -1,0 +1,131 @@
+"""Steps that a Run plans, with their costs, and how a plan of them is run: of a graph, a module's training call, a built-in model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from baechi_ext.cost import Profile
+from baechi_ext.errors import OptionError
+from baechi_ext.ir import Cluster, OpGraph
+from baechi_ext.options import ApplyOptions
+from baechi_ext.place.common import PlanResult
+from baechi_ext.simulate import Timeline
+from baechi_ext.simulate.one_device import one_device_timeline
+from baechi_runtime.drivers import pipeline
+from baechi_runtime.drivers.pipeline import PlanRequest
+from baechi_runtime.drivers.placement import Placement, place
+from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.drivers.training import train
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from baechi_runtime.drivers.backend import Backend
+    from baechi_runtime.torch.calls.parallelize import ParallelizeOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A graph with its costs; a subclass has the code whose graph it is."""
+
+    name: str
+    graph: OpGraph
+    """With the costs of devices that work side by side."""
+    single: Timeline
+    """On one device that works alone."""
+    profile: Profile | None = None
+    """None where the graph came with its costs."""
+
+    def plan(self, request: PlanRequest, cluster: Cluster, number: str = "") -> PlanResult:
+        """The step's plan on these devices. Raises what `pipeline.plan` raises."""
+        result = pipeline.plan_watched(self.graph, cluster, request, pipeline.plan, number)
+        return result if self.profile is None else pipeline.whole_if_faster(result, self.graph, cluster, request, self.single)
+
+    def placement(self, result: PlanResult) -> Placement:
+        """A plan of the step, as what runs steps takes it."""
+        return Placement(result.plan.graph, self.profile, result, self.single)
+
+    def apply(self, result: PlanResult, request: PlanRequest, options: ApplyOptions) -> Any:
+        """Has the step run by a plan. Raises OptionError where there is nothing to run."""
+        raise OptionError(f"{self.name} is a graph, and there is no code of it to run; plan a module, or a built-in model by its name")
+
+
+def _known(options: ApplyOptions, names: Sequence[str], what: str) -> dict[str, Any]:
+    if unknown := [name for name in options if name not in names]:
+        raise OptionError(f"unknown option {unknown[0]!r} of apply() for {what}; it takes {', '.join(names)}")
+    return dict(options)
+
+
+def of_graph(graph: OpGraph) -> Step:
+    """The step of a costed graph."""
+    return Step(name=graph.name or "graph", graph=graph, single=one_device_timeline(graph))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleStep(Step):
+    """A training call of a module: its forward and backward passes. Loss and optimizer stay in the caller's loop."""
+
+    module: "nn.Module"
+    inputs: Any
+    options: "ParallelizeOptions"
+
+    def apply(self, result: PlanResult, request: PlanRequest, options: ApplyOptions) -> "nn.Module":
+        from baechi_runtime.torch.calls.planned import apply_plan
+
+        cluster = result.plan.cluster
+        devices = self.options.devices
+        if len(cluster) != (devices if isinstance(devices, int) else len(devices)):
+            devices = len(cluster) if isinstance(devices, int) else [f"cuda:{d}" for d in range(len(cluster))]
+        given = _known(options, ("verify_steps", "strict", "keep_placed", "timeout_seconds"), "a module")
+        pins = tuple(map(str, request.pins))
+        chosen = replace(self.options, devices=devices, cluster=cluster, method=request.method, pins=pins, **given)
+        return apply_plan(self.module, self.inputs, chosen, self.placement(result))
+
+
+def of_module(module: "nn.Module", inputs: Any, options: "ParallelizeOptions") -> tuple[Step, PlanResult]:
+    """The step of a module's training call with these inputs, and its plan. Raises CaptureError where it can't be placed, and what placing
+    raises."""
+    from baechi_runtime.torch.calls.planned import plan_call
+
+    graph, placement = plan_call(module, inputs, options)
+    known: dict[str, Any] = {"name": type(module).__name__, "graph": graph, "single": placement.single, "profile": placement.profile}
+    return ModuleStep(**known, module=module, inputs=inputs, options=options), placement.result
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelStep(Step):
+    """The training step of a built-in model: forward, loss, backward and update."""
+
+    request: TrainRequest
+
+    def apply(self, result: PlanResult, request: PlanRequest, options: ApplyOptions) -> Any:
+        """The report of the step, measured beside the unplaced one and one device's."""
+        from baechi_runtime.torch.backend import on_devices
+
+        given = _known(options, ("num_steps", "timeout_seconds"), "a built-in model")
+        if self.profile is None:
+            raise OptionError(f"the costs of {self.name} were not measured here; plan it again")
+        cluster = result.plan.cluster
+        with TemporaryDirectory() as folder:
+            costs = Path(folder) / "costs.json"
+            self.profile.save(costs)
+            wanted = replace(self.request, plan=request, num_devices=len(cluster), cluster=cluster, cost_path=str(costs), **given)
+            return train(wanted, on_devices, planned=self.placement(result))
+
+
+def of_model(request: TrainRequest) -> tuple[Step, PlanResult]:
+    """The step of a built-in model, and its plan. Raises what capturing, profiling and placing raise."""
+    from baechi_runtime.torch.backend import on_devices
+
+    def drive(backend: "Backend[Any, Any]") -> tuple[Step, PlanResult]:
+        captured = backend.capture()
+        placement = place(request, captured, backend.cluster())
+        step = ModelStep(name=request.model, graph=captured.graph, single=placement.single, profile=captured.profile, request=request)
+        return step, placement.result
+
+    found = on_devices(request, drive)
+    if found is None:
+        raise OptionError("plan() is for one process; start it without torchrun")
+    return found

@@ -1,0 +1,259 @@
+"""The library's front door: plans as values, what is asked of them, and what they run."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import baechi_ext
+from baechi_ext.errors import InfeasibleError, MismatchError, OptionError
+from baechi_ext.ir.op_graph import PHASES
+from baechi_ext.simulate import simulate
+from baechi_runtime.report.palette import DEVICES
+from tests.build import cluster_of, graph_of
+from tests.test_layers import ROOT
+
+GRAPH = ROOT / "baechi_ext" / "datasets" / "graphs" / "nmt" / "graph_00.json.gz"
+
+
+class Mixture(nn.Module):
+    """A few experts of the same input."""
+
+    def __init__(self, experts: int = 2) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1)) for _ in range(experts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([expert(x) for expert in self.experts], dim=1).sum(dim=1)
+
+
+@pytest.fixture(scope="module")
+def graph() -> baechi_ext.OpGraph:
+    return baechi_ext.OpGraph.load(GRAPH)
+
+
+@pytest.fixture(scope="module")
+def run(graph: baechi_ext.OpGraph) -> baechi_ext.Run:
+    return baechi_ext.plan(graph, devices=4, method="m_etf")
+
+
+def commanded(*words: object) -> dict:
+    """What a command prints as JSON."""
+    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'runtime'}", "PATH": ""}
+    command = [sys.executable, "-m", "baechi_ext", *map(str, words), "--json"]
+    return json.loads(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+
+
+# A graph
+
+
+def test_a_plan_is_what_the_command_makes_and_what_it_simulates_to(run: baechi_ext.Run, graph: baechi_ext.OpGraph, tmp_path: Path) -> None:
+    planned = commanded("place", GRAPH, "--num_devices=4", "--placement_method=m_etf")
+    assert (run.step_us, run.bound_us, list(run.peak_memory_bytes)) == tuple(
+        planned[name] for name in ("predicted_step_us", "lower_bound_us", "peak_memory_bytes")
+    )
+    assert dict(zip(graph.index, run.plan.placement, strict=True)) == planned["placement"]
+    assert simulate(graph, run.cluster, run.plan.placement, run.plan.priority).makespan_us == run.step_us
+    assert run.speedup == pytest.approx(graph.total_compute_us() / run.step_us)
+    run.save(tmp_path / "run")
+    simulated = commanded("simulate", tmp_path / "run" / "graph.json", tmp_path / "run" / "plan.json")
+    assert (simulated["makespan_us"], simulated["violations"]) == (run.step_us, [])
+    assert commanded("explain", tmp_path / "run")["step_us"] == run.step_us == run.explain().findings.to_json()["step_us"]
+    assert "lstm" in run.report(tmp_path / "run").read_text()
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_what_is_pinned_stays_there_and_the_run_is_as_it_was(run: baechi_ext.Run, tmp_path: Path) -> None:
+    before = run.plan
+    pinned = run.pin("lstm*", "device:3").pin("input_0", 1)
+    where = {op.id: device for op, device in zip(pinned.graph.ops, pinned.plan.placement, strict=True)}
+    assert {device for id_, device in where.items() if id_.startswith("lstm")} == {3}
+    assert where["input_0"] == 1
+    assert run.plan is before
+    assert str(pinned.explain("lstm")).startswith("lstm is on device:3: pinned to device:3.")
+    pinned.save(tmp_path)
+    assert commanded("explain", tmp_path, "lstm")["pin"] == 3
+
+
+def test_what_if_is_the_step_planned_for_another_cluster(run: baechi_ext.Run) -> None:
+    other = run.what_if(devices=8, link="25GB/s")
+    assert [device.name for device in other.cluster.devices] == [f"device:{i}" for i in range(8)]
+    assert (other.cluster.default.us_per_byte, other.cluster.default.latency_us) == (1e6 / 25e9, run.cluster.default.latency_us)
+    assert simulate(other.graph, other.cluster, other.plan.placement, other.plan.priority).makespan_us == other.step_us
+    assert [device.memory_bytes for device in run.what_if(devices=1, device_memory="1GiB").cluster.devices] == [2**30]
+    with pytest.raises(InfeasibleError):
+        run.what_if(device_memory="1KB")
+
+
+def test_devices_that_are_added_are_like_the_last(graph: baechi_ext.OpGraph) -> None:
+    kinds = (baechi_ext.Device("gpu:1", 2**40, 2.0), baechi_ext.Device("gpu:0", 2**41, 1.0))
+    run = baechi_ext.plan(graph, devices=baechi_ext.Cluster(kinds), method="single").what_if(devices=3)
+    assert run.cluster.devices == (*kinds, baechi_ext.Device("gpu:2", 2**41, 1.0))
+
+
+def test_methods_beside_each_other_by_simulation(run: baechi_ext.Run) -> None:
+    compared = run.compare("m_etf", "single")
+    assert compared["m_etf"] is run
+    assert compared["single"].step_us == pytest.approx(run.graph.total_compute_us())
+    assert compared.best is min(compared.values(), key=lambda one: one.step_us)
+    rows = [line.split()[0] for line in repr(compared).splitlines()]
+    assert rows == ["method", *compared]
+    page = ElementTree.fromstring(compared._repr_html_())
+    assert [cell.text for cell in page.iter("td")][:3] == ["m_etf", f"{run.step_us / 1000:.4g} ms", f"{run.speedup:.2f}"]
+
+
+def test_methods_that_have_no_plan_say_why() -> None:
+    graph = graph_of({"a": 1.0, "b": 1.0}, persistent_bytes={"a": 60, "b": 60})
+    run = baechi_ext.plan(graph, devices=cluster_of(2, memory_bytes=100), method="m_etf")
+    compared = run.compare("single", "m_etf")
+    assert list(compared) == ["m_etf"]
+    assert "single: " in repr(compared)
+    assert "memory" in compared.refusals["single"] or "bytes" in compared.refusals["single"]
+
+
+# A cell of a notebook
+
+
+def test_a_cell_has_the_numbers_and_bars_as_long_as_devices_work(run: baechi_ext.Run) -> None:
+    html = run._repr_html_()
+    page = ElementTree.fromstring(html)
+    said = "".join(page.itertext())
+    assert f"{run.speedup:.2f} over one device" in said
+    assert f"{run.step_us / 1000:.4g} ms" in said
+    for device, row in enumerate(page.iter("g")):
+        bars = [path.get("d") for path in row.iter("path") if path.get("fill") == DEVICES[device]]
+        painted = sum(float(width) for bar in bars for width in re.findall(r"z|h(\d[\d.]*)", bar) if width)
+        assert painted / 600 == pytest.approx(run.timeline.busy_us[device] / run.timeline.makespan_us, abs=0.05)
+    assert len(html) < 20_000
+
+
+def test_a_cell_is_read_on_light_and_dark_ground(run: baechi_ext.Run) -> None:
+    """No colour is set but those of devices, which are not of the ground."""
+    html = run._repr_html_() + run.compare("m_etf", "single")._repr_html_()
+    assert set(re.findall(r"#[0-9a-f]{3,8}", html)) <= set(DEVICES)
+    assert set(re.findall(r'fill="([^"]*)"', html)) <= {*DEVICES, "currentColor"}
+    assert "background" not in html
+    assert not re.search(r"[^-]color:", html)
+
+
+def test_names_are_text_and_large_graphs_small() -> None:
+    costs = {f"<b>{i}</b>": 1.0 for i in range(20_000)}
+    cluster = baechi_ext.Cluster(tuple(baechi_ext.Device(f"<i>&{d}") for d in range(20)))
+    run = baechi_ext.plan(graph_of(costs), devices=cluster, method="contiguous")
+    page = ElementTree.fromstring(run._repr_html_())
+    assert len(run._repr_html_()) < 40_000
+    assert [text.text for text in page.iter("text")][:2] == ["<i>&0", "<i>&1"]
+    assert "4 more devices" in "".join(page.itertext())
+    assert "\n" not in repr(run)
+    assert len(repr(run)) < 300
+    assert {op.phase for op in run.graph.ops} <= set(PHASES)
+
+
+# A module
+
+
+@pytest.fixture(scope="module")
+def planned() -> tuple[Mixture, Tensor, baechi_ext.Run]:
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model, x = Mixture(), torch.randn(16, 32)
+    return model, x, baechi_ext.plan(model, (x,), devices=2, method="round_robin")
+
+
+def test_planning_a_module_leaves_it_as_it_was(one_thread: None) -> None:
+    model, x = Mixture().eval(), torch.randn(16, 32)
+    state, random = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
+    run = baechi_ext.plan(model, {"x": x}, devices=2, method="m_etf")
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert (model.training, [p.grad for p in model.parameters()]) == (False, [None] * 8)
+    with pytest.raises(OptionError, match="not placed"):
+        baechi_ext.report(model)
+    assert {op.module for op in run.graph.ops} >= {"experts.0.0", "experts.1.2"}
+    assert "no optimizer of its parameters was found" in run.notes[-1]
+
+
+def test_a_module_runs_by_the_plan_that_was_pinned(planned: tuple[Mixture, Tensor, baechi_ext.Run], one_thread: None) -> None:
+    model, x, run = planned
+    pinned = run.pin("experts.0", 0).pin("experts.1", 1)
+    model(x).sum().backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    assert pinned.apply(keep_placed=True) is model
+    try:
+        assert baechi_ext.report(model).plan.placement == pinned.plan.placement
+        model(x).sum().backward()
+        assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
+        assert baechi_ext.report(model).placed_steps >= 2
+        with pytest.raises(OptionError, match="placed already"):
+            run.apply()
+    finally:
+        baechi_ext.unplace(model)
+
+
+def test_a_plan_for_more_devices_runs_on_more(planned: tuple[Mixture, Tensor, baechi_ext.Run], one_thread: None) -> None:
+    model, x, run = planned
+    wide = run.what_if(devices=3)
+    wide.apply(keep_placed=True, verify_steps=0)
+    report = baechi_ext.report(model)
+    baechi_ext.unplace(model)
+    assert report.devices == ("cpu:0", "cpu:1", "cpu:2")
+    assert (set(report.plan.placement), report.plan.placement) == ({0, 1, 2}, wide.plan.placement)
+
+
+def test_a_plan_of_what_the_module_was_is_not_run(one_thread: None) -> None:
+    model, x = Mixture(), torch.randn(16, 32)
+    run = baechi_ext.plan(model, (x,), devices=2, method="round_robin")
+    model.experts[1] = nn.Linear(32, 1)
+    with pytest.raises(MismatchError, match="other ops than the plan"):
+        run.apply(keep_placed=True)
+    with pytest.raises(OptionError, match="not placed"):
+        baechi_ext.report(model)
+
+
+# A built-in model
+
+
+def test_a_model_is_planned_and_its_step_measured() -> None:
+    run = baechi_ext.plan("wide_towers", {"image_size": 8, "batch_size": 2}, devices=2, method="m_etf", optimizer="adam")
+    assert {op.phase for op in run.graph.ops} == set(PHASES)
+    pinned = run.pin("towers.0*", 1)
+    report = pinned.apply(num_steps=2)
+    assert report.result.plan.placement == pinned.plan.placement
+    assert report.parity.passed
+    assert repr(report).startswith("speed-up ")
+
+
+# What can't be
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0})).apply(), "there is no code of it to run"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0})).explain("b"), "'b' matches nothing"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0})).what_if(link="fast"), "link='fast' is not a speed; write it like '25GB/s'"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0})).what_if(link="0GB/s"), "is not a speed"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0})).what_if(devices=0), "devices=0 is not a number of devices"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0})).what_if(device_memory="much"), "device_memory: 'much' is not a size"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0})).compare("best"), "unknown method 'best'"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0}), (1,)), "a graph has no inputs"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0}), speed=1), "unknown option 'speed' of plan.. for a graph"),
+        (lambda: baechi_ext.plan("nonesuch"), "unknown model 'nonesuch'"),
+        (lambda: baechi_ext.plan("alexnet", {"size": 1}), "'size'; known are batch_size, "),
+        (lambda: baechi_ext.plan("alexnet", 8), "not a int"),
+        (lambda: baechi_ext.plan(nn.Linear(1, 1)), r"plan\(Linear\) needs the inputs of a training call"),
+        (lambda: baechi_ext.plan(nn.Linear(1, 1), (1,), link="1GB/s"), "unknown option 'link' of plan.. for a module"),
+        (lambda: baechi_ext.plan(3), "takes an nn.Module, the name of a built-in model or an OpGraph, not a int"),
+        (lambda: baechi_ext.nonesuch, "has no attribute 'nonesuch'"),
+    ],
+)
+def test_what_can_not_be_says_what_can(ask: object, said: str) -> None:
+    with pytest.raises((OptionError, AttributeError), match=said):
+        ask()
