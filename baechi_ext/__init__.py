@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "plan", "parallelize", "report", "unplace", "Run", "Compared", "Explained", "CallReport", "PlanOptions", "ApplyOptions",
+    "plan", "parallelize", "report", "unplace", "log", "Run", "Compared", "Explained", "CallReport", "PlanOptions", "ApplyOptions",
     "ParallelizeOptions", "OpGraph", "Op", "Tensor", "Cluster", "Device", "Link", "Plan", "Timeline", "Transfer", "PlanExplanation",
     "OpChoices",
 ]  # fmt: skip
@@ -127,6 +127,16 @@ def report(model: Any) -> "CallReport":
     from baechi_runtime.torch.calls.parallelize import report
 
     return report(model)
+
+
+def log(report: "CallReport", to: Any) -> None:
+    """Logs what was measured of a placed module (`baechi_ext.report(model)`) where your training logs: `to` is a `SummaryWriter` of
+    `torch.utils.tensorboard`, an open run of Weights & Biases (`wandb.run`), or the module `mlflow` with a run. They get times of steps,
+    speed-up and memory under `baechi/`, and the latter two the page as an artifact; `baechi train SCRIPT` does so by itself. Raises
+    OptionError for another logger, or where nothing is placed."""
+    from baechi_runtime.library.loggers import log
+
+    log(report, to)
 
 
 def unplace(model: M) -> M:

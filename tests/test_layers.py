@@ -54,11 +54,11 @@ RUNTIME = {
     },
     "sharding": {"drivers", "files", "host", "measure", "models", "report", "torch", "torch.calls", "torch.lowering", "torch.processes"},
     "datasets": {"host", "models", "models.options", "models.torch", "report", "torch", "torch.lowering", "torch.threads"},
-    "library": {"drivers", "files", "host", "models", "report", "report.page", "torch", "torch.calls"},
+    "library": {"drivers", "files", "host", "measure", "models", "report", "report.page", "torch", "torch.calls"},
     "cli.doctor": {"host", "report", "torch.lowering"},
     "cli.flags": {"drivers", "host", "models", "models.options", "placeto", "report", "sharding", "tensorflow"},
     "cli.commands": {
-        *("cli.doctor", "cli.flags", "datasets", "drivers", "host", "report", "report.page", "sharding"),
+        *("cli.doctor", "cli.flags", "datasets", "drivers", "host", "library", "report", "report.page", "sharding"),
         *("torch.lowering", "torch.processes"),
     },
     "cli": {"cli.commands", "cli.doctor", "cli.flags", "host", "report"},

@@ -62,7 +62,7 @@ MODEL = {"--vocab_size", "--max_seq_length", "--rnn_units", "--rnn_unit_type", "
     "--dropout",
     "--resnet_filters",
 }
-SCRIPT = {"--verify_steps", "--strict", "--keep_placed", "--fallback", "--no_cache", "--cache_dir"}
+SCRIPT = {"--tensorboard", "--verify_steps", "--strict", "--keep_placed", "--fallback", "--no_cache", "--cache_dir"}
 RUN = {"--train_steps", "--checkpoint", "--checkpoint_every", "--resume"}
 BAECHI = {"--data_format", "--logdir", "--log_device_placement", "--log_placer_device_placement"}
 REFUSED = {f"--{name}" for name in (

@@ -75,6 +75,8 @@ class TrainRequest:
     num_steps: int = 15
     timeout_seconds: float = 300.0
     out: str | None = None
+    tensorboard: str | None = None
+    """The folder that scalars are written to."""
     log_device_placement: bool = False
     run: RunOptions | None = None
     """Where given, the placed model is trained; otherwise its step is timed."""

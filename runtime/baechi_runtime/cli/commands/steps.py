@@ -23,6 +23,7 @@ from baechi_runtime.torch.processes.launch import run_workers
 
 if TYPE_CHECKING:
     from baechi_runtime.drivers.comparison import CompareRequest
+    from baechi_runtime.drivers.script_run import ScriptRun
     from baechi_runtime.report.link_report import ProbeRequest
     from baechi_runtime.sharding.pase import PaseRequest
 
@@ -33,16 +34,23 @@ def train(request: TrainRequest | ScriptRequest, output: Output) -> int:
     with locked(_folders_of(of_step)):
         if _wants_workers(of_step):
             return _run_workers(of_step)
-        return _run_script(request, output) if isinstance(request, ScriptRequest) else _train(request, output)
+        writer = None
+        if of_step.tensorboard is not None and _drives(of_step):
+            from baechi_runtime.library.loggers import tensorboard_writer
+
+            writer = tensorboard_writer(of_step.tensorboard)
+        return _run_script(request, output, writer) if isinstance(request, ScriptRequest) else _train(request, output, writer)
 
 
-def _run_script(asked: ScriptRequest, output: Output) -> int:
+def _run_script(asked: ScriptRequest, output: Output, writer: Any) -> int:
     """The exit code of a script, whose run is printed where --json asks for it."""
     framework = asked.request.framework
     with progress(f"loading {framework}"):
         run_script = _stage(framework, f"{framework}.calls.script").run_script
     _keep_config(asked.request, output, "train")
     run = run_script(asked)
+    if run.reports:
+        _log(run, writer)
     if output.json and run.reports:
         output.print_json(run.report())
     if run.code is not None and not isinstance(run.code, int):
@@ -51,7 +59,18 @@ def _run_script(asked: ScriptRequest, output: Output) -> int:
     return int(run.code or 0)
 
 
-def _train(request: TrainRequest, output: Output) -> int:
+def _log(run: "ScriptRun[Any]", writer: Any) -> None:
+    """Logs what a script's run has measured where it logs itself; what a logger does not take is told, and no error of the script."""
+    from baechi_runtime.library.loggers import active_loggers, log_script
+
+    for to in (*([] if writer is None else [writer]), *active_loggers()):
+        try:
+            log_script(run, to)
+        except Exception as e:  # noqa: BLE001 - whatever a logger raises: the training is over, and was well
+            print(f"baechi: {getattr(to, '__name__', type(to).__name__)} has logged nothing: {type(e).__name__}: {e}", file=sys.stderr)
+
+
+def _train(request: TrainRequest, output: Output, writer: Any) -> int:
     from baechi_ext.cost import Profile
     from baechi_runtime.drivers.ranking import is_ranked
     from baechi_runtime.drivers.training import train as train_on
@@ -74,6 +93,10 @@ def _train(request: TrainRequest, output: Output) -> int:
         raise
     if not isinstance(outcome, Profile):
         _report_on(outcome, output)
+        if writer is not None and outcome is not None:
+            from baechi_runtime.library.loggers import log_scalars
+
+            log_scalars(outcome.report(), writer)
     elif output.json:
         output.print_json(Profiled(**outcome.to_json()))
     else:

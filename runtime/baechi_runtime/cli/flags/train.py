@@ -187,6 +187,13 @@ _RUN: dict[str, Flag] = {
     "out": (kinds.DIR, "keep graph, profile, plan and report there as JSON"),
     "json": (kinds.SWITCH, "print the report as JSON"),
 }
+_LOGGING: dict[str, Flag] = {
+    "tensorboard": (
+        kinds.DIR,
+        "write times of steps, speed-up and memory there as scalars (needs tensorboard); a script's own run of Weights & Biases or MLflow "
+        "gets them in any case, and the page",
+    ),
+}
 _BATCH: dict[str, Flag] = {
     "microbatches": (
         Kind(_microbatches, "N"),
@@ -218,6 +225,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     kinds.add_group(parser, "script", _SCRIPT)
     kinds.add(add_shared_flags(parser), _SHARDING)
     add_batch_flags(parser)
+    kinds.add_group(parser, "logging", _LOGGING)
     kinds.add_group(parser, "costs", {"costgen": (kinds.SWITCH, "only profile, and write the costs to --cost_path")})
     kinds.add(parser.add_argument_group("training on", "With --train_steps the placed model is trained instead of timed."), _TRAINING)
     baechi_flags.add_flags(parser)

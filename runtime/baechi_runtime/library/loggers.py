@@ -1,0 +1,148 @@
+"""A run's numbers where a training logs its own: as scalars for TensorBoard, and in runs of Weights & Biases and MLflow, which also get the
+page as an artifact."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from baechi_ext.errors import MissingBackendError, OptionError
+from baechi_runtime.drivers.script_run import ScriptRun
+from baechi_runtime.files.run_folder import RunFolder
+from baechi_runtime.measure.samples import Samples
+from baechi_runtime.report.call_report import CallReport
+from baechi_runtime.report.page.data import page_data
+from baechi_runtime.report.page.writing import render
+from baechi_runtime.report.report import Run, Step
+from baechi_runtime.report.step_report import StepReport
+
+PREFIX = "baechi/"
+PAGE = "baechi.html"
+
+
+def log(report: CallReport, to: Any) -> None:
+    """See `baechi_ext.log`."""
+    if report.result is None or report.single is None:
+        raise OptionError(f"there is nothing to log of {report.name}: it is not placed{'; ' * bool(report.refusal)}{report.refusal}")
+    known: dict[str, Any] = {"result": report.result, "single": report.single, "notes": report.notes}
+    step = StepReport(
+        model=report.name,
+        executor="",
+        parity=None,
+        measurement=report.measurement(),
+        peak_bytes=(),
+        peaks_measured_by="none",
+        probe=None,
+        unplaced="as it is",
+        **known,
+    ).report()
+    plan = report.result.plan
+    log_step(step, to, RunFolder(Path(report.name), plan.graph, plan, None, step.to_json(), None))
+
+
+def log_script(run: ScriptRun[Any], to: Any) -> None:
+    """Logs the first placed step of a script, and its page; nothing where there is none."""
+    for kept in run.kept_steps[:1]:
+        step = run.report()
+        log_step(step, to, RunFolder(Path(run.name), kept.graph, kept.plan, kept.profile, step.to_json(), kept.measured))
+
+
+def active_loggers() -> list[Any]:
+    """The runs that this process's script logs to: Weights & Biases' that is open, and MLflow's that is open or was last."""
+    wandb, mlflow = sys.modules.get("wandb"), sys.modules.get("mlflow")
+    found = [run] if hasattr(run := getattr(wandb, "run", None), "log_artifact") else []
+    return [*found, mlflow] if mlflow is not None and _mlflow_run(mlflow) is not None else found
+
+
+def tensorboard_writer(folder: str) -> Any:
+    """PyTorch's writer of TensorBoard's files. Raises MissingBackendError where TensorBoard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as e:
+        message = f"--tensorboard needs PyTorch and tensorboard ({e}); pip install 'baechi-ext[torch,plots]', or drop it"
+        raise MissingBackendError(message) from e
+    return SummaryWriter(folder)
+
+
+def numbers_of(said: Run) -> dict[str, float]:
+    """The numbers of a step: times in microseconds, speed-ups with their intervals, bytes of each device at most."""
+    numbers: dict[str, float | None] = {f"step_us/{name}": samples.median for name, samples in samples_of(said).items()}
+    peaks: Any = said.measured_peaks
+    if isinstance(said, Step):
+        numbers |= {"predicted_step_us": said.predicted_step_us.placed, "predicted_speedup": said.predicted_speedup}
+        peaks = peaks or said.peak_memory_bytes.predicted or ()
+    numbers |= {f"peak_memory_bytes/{d}": peak for d, peak in enumerate(peaks)}
+    for name, ratio in (("speedup_over_unplaced", said.over_unplaced), ("speedup_over_one_device", said.over_single)):
+        if ratio is not None:
+            numbers |= {name: ratio.median, f"{name}/low": ratio.low, f"{name}/high": ratio.high}
+    return {PREFIX + name: float(value) for name, value in numbers.items() if value is not None}
+
+
+def samples_of(said: Run) -> dict[str, Samples]:
+    """The steps that were timed, by what they are: placed, eager, single."""
+    found = said.measured_step_us if isinstance(said, Step) else {"placed": said.measured}
+    return {name: samples for name, samples in found.items() if samples is not None}
+
+
+def log_step(said: Step, to: Any, run: RunFolder) -> None:
+    """Logs a step to a SummaryWriter, a run of Weights & Biases, or `mlflow`; its page, of `run`, to the latter two. Raises OptionError for
+    anything else, and what the logger raises."""
+    doubts = _doubts(said)
+    if hasattr(to, "add_scalar"):
+        log_scalars(said, to)
+    elif hasattr(to, "log_artifact") and hasattr(to, "summary"):
+        to.summary.update({**numbers_of(said), PREFIX + "doubts": doubts})
+        with _page(run) as page:
+            artifact = sys.modules["wandb"].Artifact("baechi", type="report")
+            artifact.add_file(str(page))
+            to.log_artifact(artifact)
+    elif hasattr(to, "MlflowClient"):
+        _to_mlflow(to, said, doubts, run)
+    else:
+        raise OptionError(f"{type(to).__name__} is no logger; give a SummaryWriter, a run of Weights & Biases, or the module mlflow")
+
+
+def log_scalars(said: Run, writer: Any) -> None:
+    """Writes numbers for TensorBoard: of each timed step, and of all of them."""
+    for name, samples in samples_of(said).items():
+        for number, us in enumerate(samples.us):
+            writer.add_scalar(f"{PREFIX}steps_us/{name}", us, number)
+    for name, value in numbers_of(said).items():
+        writer.add_scalar(name, value, 0)
+    if doubts := _doubts(said):
+        writer.add_text(PREFIX + "doubts", doubts)
+    writer.flush()
+
+
+def _doubts(said: Run) -> str:
+    return "; ".join(said.doubts or ())
+
+
+def _mlflow_run(mlflow: Any) -> Any:
+    return mlflow.active_run() or mlflow.last_active_run()
+
+
+def _to_mlflow(mlflow: Any, said: Step, doubts: str, run: RunFolder) -> None:
+    """Raises OptionError where there is no run."""
+    found, client = _mlflow_run(mlflow), mlflow.MlflowClient()
+    if found is None:
+        raise OptionError("mlflow has no run; call mlflow.start_run() first")
+    for name, samples in samples_of(said).items():
+        for number, us in enumerate(samples.us):
+            client.log_metric(found.info.run_id, f"{PREFIX}steps_us/{name}", us, step=number)
+    for name, value in numbers_of(said).items():
+        client.log_metric(found.info.run_id, name, value)
+    client.set_tag(found.info.run_id, PREFIX + "doubts", doubts)
+    with _page(run) as page:
+        client.log_artifact(found.info.run_id, str(page))
+
+
+@contextmanager
+def _page(run: RunFolder) -> Iterator[Path]:
+    """The run's page in a file, as long as the body takes."""
+    with TemporaryDirectory() as folder:
+        page = Path(folder) / PAGE
+        page.write_text(render(page_data(run)), encoding="utf-8")
+        yield page
