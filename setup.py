@@ -27,6 +27,7 @@ RANGES = {
     "dev": [
         "pytest>=8.3,<10", "pytest-xdist>=3.6,<4", "hypothesis>=6.120,<7", "selenium>=4.27,<5",
         "ruff>=0.15,<1", "mypy>=2.4,<3", "types-networkx>=3.6,<4", "pdoc>=16,<17", "psutil>=7,<8", "shtab>=1.7,<2",
+        "nbclient>=0.10,<1", "ipykernel>=6.29,<8",
     ],  # fmt: skip
 }
 

@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from tests.test_layers import ROOT
 
@@ -77,6 +79,48 @@ def test_a_network_of_ones_own_is_sharded(tmp_path: Path) -> None:
     assert float(re.search(r"alone (\S+) times", printed)[1]) > 1
     plan = json.loads((tmp_path / "shards.json").read_text())
     assert (plan["kind"], plan["status"], plan["devices"]) == ("baechi shard plan", "optimal", 4)
+
+
+class Watched(NotebookClient):
+    """Keeps what cells show, one after the other, as the outputs in the end do not."""
+
+    def process_message(self, msg: dict, cell: dict, cell_index: int) -> object:
+        if msg["msg_type"] in ("display_data", "update_display_data"):
+            self.shown.append(msg["content"]["data"]["text/plain"])
+        return super().process_message(msg, cell, cell_index)
+
+
+SLOW_CELL = """
+import time
+from baechi_runtime.report.progress import progress
+with progress("counting", delay_seconds=0.0) as show:
+    while show.__self__._handle is None:
+        time.sleep(0.01)
+    show("half of it")
+"""
+
+
+def test_the_notebook_runs_in_a_kernel_and_shows_plans_and_progress(tmp_path: Path) -> None:
+    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
+    assert [cell.outputs for cell in notebook.cells if cell.cell_type == "code"] == [[]] * 10
+    notebook.cells.append(nbformat.v4.new_code_cell(SLOW_CELL))
+    client = Watched(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
+    client.shown = []
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "runtime")])
+    client.execute(env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "IPYTHONDIR": str(tmp_path)})
+    results = [output.data for cell in notebook.cells for output in cell.get("outputs", ()) if output.output_type == "execute_result"]
+    planned, explained, layer, pinned, what_if, compared, report, page = results
+    for run in (planned, pinned, what_if):
+        assert run["text/plain"].startswith("<Run of Mixture: m_etf, ")
+        assert "<svg" in run["text/html"]
+    assert "on 4 devices" in what_if["text/plain"]
+    assert explained["text/plain"].startswith("The step is ")
+    assert re.match(r"The \d+ ops of experts\.0 are", layer["text/plain"])
+    assert compared["text/html"].count("<tr>") == 4
+    assert report["text/plain"].startswith("Mixture: ")
+    assert "report.html" in page["text/plain"]
+    assert {path.name for path in (tmp_path / "runs" / "notebook").iterdir()} == {"graph.json", "plan.json", "profile.json", "report.html"}
+    assert [re.sub(r"\d+ s", "N s", text) for text in client.shown[-3:]] == ["counting ...", "counting: half of it (N s)", ""]
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)

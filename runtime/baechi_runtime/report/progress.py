@@ -1,11 +1,11 @@
-"""Progress: what is being done, said on stderr where it takes over a second. stdout is for results alone."""
+"""Progress: what is being done, said on stderr, or in a notebook's cell, where it takes over a second. stdout is for results alone."""
 
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Timer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,6 +15,8 @@ _FIRST_PAUSE_SECONDS = 0.5
 _LONGER_PAUSE = 2.0
 _LONG_SECONDS = 10.0
 """Work that took at least this long says so at its end, where no clock was seen running."""
+_BETWEEN_NEWS_SECONDS = 0.2
+"""No eye needs them sooner in a cell, where each is a message."""
 _SHOW_CURSOR = "\x1b[?25h"
 _shown: list["Progress"] = []
 """The displays on the terminal now."""
@@ -28,10 +30,11 @@ def set_loudness(*, quiet: bool, verbose: bool) -> None:
 
 @contextmanager
 def progress(message: str, delay_seconds: float = 1.0) -> Iterator[Callable[[str], None]]:
-    """While its body runs, a spinner with a clock on a terminal or one plain line elsewhere, first seen after `delay_seconds`.
+    """While its body runs, a spinner with a clock on a terminal, a line in a notebook's cell, or one plain line elsewhere, first seen after
+    `delay_seconds`.
 
-    The body gets a function that takes news. They follow the message: at once on a terminal, elsewhere in lines of their own that
-    become ever rarer. NO_COLOR and TERM=dumb are respected (by rich).
+    The body gets a function that takes news. They follow the message: at once on a terminal and in a notebook, elsewhere in lines of their
+    own that become ever rarer. NO_COLOR and TERM=dumb are respected (by rich).
     """
     if _loudness["quiet"]:
         yield lambda news: None
@@ -40,8 +43,7 @@ def progress(message: str, delay_seconds: float = 1.0) -> Iterator[Callable[[str
         with _every_line(message) as show:
             yield show
         return
-    console = _terminal()
-    shown = _SparseLines(message, delay_seconds) if console is None else _Spinner(message, console)
+    shown = _shown_by(message, delay_seconds)
     timer = Timer(delay_seconds, shown.begin)
     timer.daemon = True
     timer.start()
@@ -61,6 +63,14 @@ def _every_line(message: str) -> Iterator[Callable[[str], None]]:
         yield lines.show
     finally:
         _write_line(f"  took {time.monotonic() - begin:.2f} s")
+
+
+def _shown_by(message: str, delay_seconds: float) -> "_Spinner | _CellLine | _SparseLines":
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if hasattr(shell, "kernel"):
+        return _CellLine(message)
+    console = _terminal()
+    return _SparseLines(message, delay_seconds) if console is None else _Spinner(message, console)
 
 
 def _terminal() -> "Console | None":
@@ -125,6 +135,33 @@ class _Spinner:
         self._live.stop()
         if self._live in _shown:
             _shown.remove(self._live)
+
+
+class _CellLine:
+    """A line in the cell of a notebook: what is being done, the last news, and how long it has taken by then; empty at the end."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+        self._begin = time.monotonic()
+        self._next_seconds = 0.0
+        self._handle: Any = None
+
+    def begin(self) -> None:
+        from IPython.display import display
+
+        self._handle = display({"text/plain": f"{self._message} ..."}, raw=True, display_id=True)
+
+    def show(self, news: str) -> None:
+        if self._handle is not None and time.monotonic() >= self._next_seconds:
+            self._update(f"{self._message}: {news} ({_seconds(time.monotonic() - self._begin)})")
+            self._next_seconds = time.monotonic() + _BETWEEN_NEWS_SECONDS
+
+    def end(self) -> None:
+        if self._handle is not None:
+            self._update("")
+
+    def _update(self, text: str) -> None:
+        self._handle.update({"text/plain": text}, raw=True)
 
 
 class _SparseLines:

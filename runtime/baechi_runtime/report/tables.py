@@ -47,7 +47,7 @@ def text_of(*parts: "str | Table", width: int = WIDTH) -> str:
     from rich.console import Console
 
     out = StringIO()
-    show(*parts, out=Console(file=out, highlight=False, width=width))
+    show(*parts, out=Console(file=out, highlight=False, width=width, force_jupyter=False))
     return out.getvalue()
 
 
