@@ -167,7 +167,7 @@ class Run:
 
     @property
     def _facts(self) -> dict[str, str]:
-        above = f" (the step is {self.step_us / self.bound_us - 1:.1%} above it)" if self.bound_us else ""
+        above = f" (step {self.step_us / self.bound_us - 1:.1%} above)" if self.bound_us else ""
         return {
             "step": f"{as_time(self.step_us)}, predicted",
             "bound": f"{as_time(self.bound_us)}{above}",

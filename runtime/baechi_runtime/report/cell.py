@@ -17,6 +17,8 @@ MOST_DEVICES = 16
 """Rows of the timeline."""
 _NAMES, _WIDTH, _ROW, _BAR, _SHARPNESS = 110, 600, 24, 15, 2
 """Pixels: of a device's name, the step, a device's row and its bar; and how many parts of a pixel are told apart."""
+_TABLE = '<table style="color:inherit">'
+"""Where a page says nothing of its kind, tables are black."""
 _SHADES = dict(zip(PHASES, (1.0, 0.65, 0.4), strict=True))
 
 
@@ -28,7 +30,7 @@ def page_of(title: str, *parts: str) -> str:
 def facts_of(facts: Mapping[str, str]) -> str:
     """Names above their values, side by side."""
     cells = "".join(f'<td style="text-align:left"><small>{escape(name)}</small><br/>{escape(value)}</td>' for name, value in facts.items())
-    return f"<table><tr>{cells}</tr></table>"
+    return f"{_TABLE}<tr>{cells}</tr></table>"
 
 
 def lines_of(lines: Iterable[str]) -> str:
@@ -42,7 +44,7 @@ def html_of(table: "Table") -> str:
     head = "".join(f'<th style="text-align:{side}">{escape(str(column.header))}</th>' for column, side in columns)
     rows = zip(*([f'<td style="text-align:{side}">{escape(str(cell))}</td>' for cell in c.cells] for c, side in columns), strict=True)
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
+    return f"{_TABLE}<tr>{head}</tr>{body}</table>"
 
 
 def timeline_of(timeline: Timeline) -> str:
@@ -56,7 +58,7 @@ def timeline_of(timeline: Timeline) -> str:
         for x, anchor, text in ((_NAMES, "start", "0"), (_NAMES + _WIDTH, "end", as_time(step_us)))
     )
     more = [f"{len(devices) - len(shown)} more devices"] if len(devices) > len(shown) else []
-    legend = "; ".join([f"{', '.join(PHASES)} from dark to light", "thin: tensors on their way to the device", *more])
+    legend = "; ".join([f"{', '.join(PHASES)} from strong to faint", "thin: tensors on their way to the device", *more])
     return (
         f'<svg role="img" aria-label="timeline of the step" viewBox="0 0 {_NAMES + _WIDTH} {height}" style="max-width:{_NAMES + _WIDTH}px" '
         f'font-size="12" font-family="sans-serif">{rows}{axis}</svg>{lines_of([legend])}'
