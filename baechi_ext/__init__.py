@@ -46,6 +46,10 @@ if not TYPE_CHECKING:  # a type checker sees the names themselves
 
         return getattr(library if hasattr(library, name) else options, name)
 
+    def __dir__() -> list[str]:
+        """For completion: loaded or not."""
+        return sorted({*globals(), *__all__})
+
 
 def plan(
     model_or_step: Any, inputs: Any = None, *, devices: "int | Sequence[str] | Cluster" = 2, **options: "Unpack[PlanOptions]"

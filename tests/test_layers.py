@@ -187,6 +187,12 @@ def test_importing_every_module_of_the_library_loads_no_framework() -> None:
     assert loaded & FRAMEWORKS == set()
 
 
+def test_the_values_that_the_library_hands_out_load_no_framework() -> None:
+    loaded = loaded_by("import baechi_ext\nfor name in dir(baechi_ext): getattr(baechi_ext, name)")
+    assert "baechi_runtime" in loaded
+    assert loaded & FRAMEWORKS == set()
+
+
 def test_the_command_line_loads_no_framework_no_solver_and_no_compiler() -> None:
     loaded = loaded_by("import baechi_runtime.cli.main")
     assert "baechi_runtime" in loaded
