@@ -2,7 +2,7 @@
 page as an artifact."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -42,18 +42,32 @@ def log(report: CallReport, to: Any) -> None:
     log_step(step, to, RunFolder(Path(report.name), plan.graph, plan, None, step.to_json(), None))
 
 
-def log_script(run: ScriptRun[Any], to: Any) -> None:
-    """Logs the first placed step of a script, and its page; nothing where there is none."""
-    for kept in run.kept_steps[:1]:
-        step = run.report()
-        log_step(step, to, RunFolder(Path(run.name), kept.graph, kept.plan, kept.profile, step.to_json(), kept.measured))
+def log_script(run: ScriptRun[Any], writer: Any) -> Iterator[str]:
+    """Logs the first placed step of a script, and its page, to a `writer` of TensorBoard's files where there is one, and where the script
+    logs: to Weights & Biases' run that is open, and MLflow's that is open or was last. What a logger raises is a line: the training is
+    over, and was well."""
+    kept = next(iter(run.kept_steps), None)
+    if kept is None:
+        return
+    step = run.report()
+    folder = RunFolder(Path(run.name), kept.graph, kept.plan, kept.profile, step.to_json(), kept.measured)
+    finders: dict[str, Callable[[], Any]] = {"TensorBoard": lambda: writer, "Weights & Biases": _wandb_run, "MLflow": _used_mlflow}
+    for name, find in finders.items():
+        try:
+            if (to := find()) is not None:
+                log_step(step, to, folder)
+        except Exception as e:  # noqa: BLE001 - whatever a logger raises
+            yield f"{name} has logged nothing, or not all: {type(e).__name__}: {e}"
 
 
-def active_loggers() -> list[Any]:
-    """The runs that this process's script logs to: Weights & Biases' that is open, and MLflow's that is open or was last."""
-    wandb, mlflow = sys.modules.get("wandb"), sys.modules.get("mlflow")
-    found = [run] if hasattr(run := getattr(wandb, "run", None), "log_artifact") else []
-    return [*found, mlflow] if mlflow is not None and _mlflow_run(mlflow) is not None else found
+def _wandb_run() -> Any:
+    run = getattr(sys.modules.get("wandb"), "run", None)
+    return run if hasattr(run, "log_artifact") else None
+
+
+def _used_mlflow() -> Any:
+    mlflow = sys.modules.get("mlflow")
+    return None if mlflow is None or _mlflow_run(mlflow) is None else mlflow
 
 
 def tensorboard_writer(folder: str) -> Any:

@@ -23,7 +23,6 @@ from baechi_runtime.torch.processes.launch import run_workers
 
 if TYPE_CHECKING:
     from baechi_runtime.drivers.comparison import CompareRequest
-    from baechi_runtime.drivers.script_run import ScriptRun
     from baechi_runtime.report.link_report import ProbeRequest
     from baechi_runtime.sharding.pase import PaseRequest
 
@@ -50,24 +49,16 @@ def _run_script(asked: ScriptRequest, output: Output, writer: Any) -> int:
     _keep_config(asked.request, output, "train")
     run = run_script(asked)
     if run.reports:
-        _log(run, writer)
+        from baechi_runtime.library.loggers import log_script
+
+        for line in log_script(run, writer):
+            print(f"baechi: {line}", file=sys.stderr)
     if output.json and run.reports:
         output.print_json(run.report())
     if run.code is not None and not isinstance(run.code, int):
         print(run.code, file=sys.stderr)
         return 1
     return int(run.code or 0)
-
-
-def _log(run: "ScriptRun[Any]", writer: Any) -> None:
-    """Logs what a script's run has measured where it logs itself; what a logger does not take is told, and no error of the script."""
-    from baechi_runtime.library.loggers import active_loggers, log_script
-
-    for to in (*([] if writer is None else [writer]), *active_loggers()):
-        try:
-            log_script(run, to)
-        except Exception as e:  # noqa: BLE001 - whatever a logger raises: the training is over, and was well
-            print(f"baechi: {getattr(to, '__name__', type(to).__name__)} has logged nothing: {type(e).__name__}: {e}", file=sys.stderr)
 
 
 def _train(request: TrainRequest, output: Output, writer: Any) -> int:
