@@ -250,6 +250,7 @@ def test_a_model_is_planned_and_its_step_measured() -> None:
         (lambda: baechi_ext.plan("alexnet", 8), "not a int"),
         (lambda: baechi_ext.plan(nn.Linear(1, 1)), r"plan\(Linear\) needs the inputs of a training call"),
         (lambda: baechi_ext.plan(nn.Linear(1, 1), (1,), link="1GB/s"), "unknown option 'link' of plan.. for a module"),
+        (lambda: baechi_ext.plan(nn.Linear(1, 1), (1,), devices=["a"]), "devices=.'a'. are no devices of PyTorch; name them as 'cuda:0'"),
         (lambda: baechi_ext.plan(3), "takes an nn.Module, the name of a built-in model or an OpGraph, not a int"),
         (lambda: baechi_ext.nonesuch, "has no attribute 'nonesuch'"),
     ],

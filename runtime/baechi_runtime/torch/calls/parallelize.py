@@ -96,7 +96,10 @@ class ParallelizeOptions:
             if self.devices < 1:
                 raise OptionError(f"devices={self.devices} is not a number of devices; give 1 or more")
             return cpu_devices(self.devices)
-        named = [torch.device(d) for d in self.devices]
+        try:
+            named = [torch.device(d) for d in self.devices]
+        except RuntimeError as e:
+            raise OptionError(f"devices={list(self.devices)} are no devices of PyTorch; name them as 'cuda:0', or give their number") from e
         kinds = {d.type for d in named}
         if kinds == {"cpu"}:
             return cpu_devices(len(named))
