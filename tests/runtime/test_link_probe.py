@@ -48,6 +48,11 @@ def test_two_bad_ones_are_said_and_not_used(bad: LinkProbe) -> None:
     assert link.send_us == link.receive_us == 0
 
 
+def test_of_small_tensors_alone_the_size_tells_nothing() -> None:
+    small = LinkProbe({size: (70.0,) for size in (4, 64, 4096)}, fit_link([(size, 70.0) for size in (4, 64, 4096)]))
+    assert taken([small, GOOD]) == (small, 1)
+
+
 @pytest.mark.parametrize("bad", BAD)
 def test_what_is_handed_over_by_reference_takes_no_time_by_size(bad: LinkProbe) -> None:
     assert taken([bad, GOOD], copies=False) == (bad, 1)

@@ -12,7 +12,7 @@ from baechi_ext.ir import Link
 
 PROBE_BYTES = (4, 256, *(4**i for i in range(7, 13)))
 """4 bytes to 16 MiB, closer where the size begins to tell."""
-_LEAST_R_SQUARED = 0.5
+_LEAST_R_SQUARED, _LARGE_BYTES = 0.25, 2**20
 _LEAST_US_PER_BYTE = 2e-6
 """500 GB/s: faster than two processes, or two GPUs, of one machine hand a copy over."""
 _COPIES, _COPY_REPEATS = 2, 5
@@ -33,7 +33,9 @@ class LinkProbe:
 
     @property
     def says_something(self) -> bool:
-        """False where the line explains little of the times, or is faster than any copy."""
+        """False where the line explains little of the times, or is faster than any copy; of small tensors the size tells nothing."""
+        if max(self.samples_us) < _LARGE_BYTES:
+            return True
         return self.fit.r_squared >= _LEAST_R_SQUARED and self.fit.us_per_byte >= _LEAST_US_PER_BYTE
 
     def medians(self) -> list[tuple[float, float]]:
