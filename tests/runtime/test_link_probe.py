@@ -49,7 +49,7 @@ def test_two_bad_ones_are_said_and_not_used(bad: LinkProbe) -> None:
 
 
 def test_of_small_tensors_alone_the_size_tells_nothing() -> None:
-    small = LinkProbe({size: (70.0,) for size in (4, 64, 4096)}, fit_link([(size, 70.0) for size in (4, 64, 4096)]))
+    small = LinkProbe(dict.fromkeys((4, 64, 4096), (70.0,)), fit_link([(size, 70.0) for size in (4, 64, 4096)]))
     assert taken([small, GOOD]) == (small, 1)
 
 
