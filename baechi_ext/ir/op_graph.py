@@ -27,7 +27,7 @@ _DEFAULTS = {"op": "", "phase": "forward", "persistent_bytes": 0, "output_bytes"
     "tensor": "",
 }
 """Defaults of the optional fields of a graph file."""
-_RARE = {"forward_op": None, "module": None, "pin": None, "resident": False, "part": None}
+_RARE = {"forward_op": None, "module": None, "pin": None, "resident": False, "part": None, "flop": None, "moved_bytes": None}
 """Fields that a graph file has only where they have another value than this one."""
 _OF_EDGES = ("index", "order", "predecessors", "successors", "depths", "size")  # attributes that are derived from ids and edges alone
 
@@ -62,6 +62,10 @@ class Op:
     """Its tensors are among its persistent bytes, as a parameter's are: where it runs they take no further memory, copies elsewhere do."""
     part: int | None = None
     """The part of the batch that it computes, where the step is captured over parts; its id is its name there, "@" and the part."""
+    flop: int | float | None = None
+    """Floating-point operations, where they were counted."""
+    moved_bytes: int | float | None = None
+    """Bytes that it reads and writes, where they were counted."""
 
     @property
     def name(self) -> str:
@@ -417,6 +421,7 @@ def _op_from_json(node: Any, position: int) -> Op:
         pin=pin,
         resident=resident,
         part=part,
+        **{key: as_bytes(node[key], f"{key} of op {id_!r}", GraphError) for key in ("flop", "moved_bytes") if node.get(key) is not None},
     )
 
 

@@ -49,6 +49,7 @@ PLACING = {"--placement_method", "--initial_plan", "--expert_file", "--grouper",
     "--placer_memory_fraction",
 }
 STEP = {"--model_name", "--batch_size", "--image_size", "--optimizer", "--learning_rate", "--num_steps", "--timeout", "--workers"}
+HARDWARE = {"--hardware", "--measured_on"}
 CUDA = {"--split_gpu", "--use_free_memory"}
 TENSORFLOW = {"--framework", "--cluster_hosts", "--task_index"}
 MODEL = {"--vocab_size", "--max_seq_length", "--rnn_units", "--rnn_unit_type", "--num_layers", "--encoder_type", "--residual"} | {
@@ -75,8 +76,8 @@ TRAIN = CLUSTER | PLACING | STEP | CUDA | TENSORFLOW | MODEL | {
     "--colocate_grads_with_ops", "--relaxed_random", "--cost_path", "--config", "--cuda_graphs", "--device_speeds", "--out", "--json",
 }  # fmt: skip
 FLAGS = {
-    "place": CLUSTER | PLACING | {"--config", "--out", "--json"},
-    "train": TRAIN | SCRIPT | RUN | BAECHI | REFUSED | {"--costgen", "--sharding", "--mesh", "--microbatches", "--batch_norm"},
+    "place": CLUSTER | PLACING | HARDWARE | {"--config", "--out", "--json"},
+    "train": TRAIN | SCRIPT | RUN | BAECHI | REFUSED | HARDWARE | {"--costgen", "--sharding", "--mesh", "--microbatches", "--batch_norm"},
     "compare": TRAIN - {"--placement_method"} | {"--placement_methods", "--microbatches", "--batch_norm"},
     "probe-links": CUDA | {
         "--framework", "--num_devices", "--num_gpus", "--workers", "--max_exponent", "--timeout", "--out", "--samples", "--json",

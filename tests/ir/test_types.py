@@ -9,7 +9,7 @@ from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph, Plan, Tensor
 from baechi_ext.simulate import Timeline, Transfer
 
 VALUES = [Op, Tensor, OpGraph, Device, Link, Cluster, Plan, OpProfile, LinkFit, Transfer, Timeline]
-UNITS = ("_us", "_bytes", "_us_per_byte", "_seconds")
+UNITS = ("_us", "_bytes", "_us_per_byte", "_seconds", "flop")
 NO_UNIT = {"bytes", "us_per_byte", "speed", "r_squared", "seed", "producer", "tensor", "source", "target", "expert", "pin", "part"}
 
 

@@ -75,10 +75,19 @@ class Trained(Protocol):
         """Takes up a checkpoint, which may be of another plan. Raises CheckpointError."""
 
 
-class Backend(Protocol[S, L]):
-    """The devices of one run. Everything that fails on them raises ExecutionError, naming the device and the op."""
+class Splitting(Protocol[S]):
+    """A source of captured steps, which can capture its request's again over parts of the batch."""
 
     request: TrainRequest
+
+    def in_parts(self, captured: S, parts: int | Sequence[int], /) -> S:
+        """The captured step over so many parts of its batch, or parts of these sizes, with their costs. Raises CaptureError where the batch
+        can't be split, and what `capture` raises."""
+
+
+class Backend(Splitting[S], Protocol[S, L]):
+    """The devices of one run. Everything that fails on them raises ExecutionError, naming the device and the op."""
+
     kind: str
     """The name that reports give to what runs the devices."""
     unplaced: str
@@ -91,10 +100,6 @@ class Backend(Protocol[S, L]):
 
         Raises CaptureError, ProfileError, MismatchError; and first what the request's hints and pins raise.
         """
-
-    def in_parts(self, captured: S, parts: int | Sequence[int], /) -> S:
-        """The captured step over so many parts of its batch, or parts of these sizes, with their costs. Raises CaptureError where the batch
-        can't be split, and what `capture` raises."""
 
     def cluster(self) -> tuple[Cluster, LinkProbe | None]:
         """The devices as the placer sees them, and the link probe, where one was needed. Raises ClusterError."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from baechi_ext.capture.parts import shared_sizes
 from baechi_ext.cost import Profile, scale_links
@@ -18,7 +18,7 @@ from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers import pipeline
-from baechi_runtime.drivers.backend import Backend, Captured
+from baechi_runtime.drivers.backend import Captured, Splitting
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.files.checkpoint_folder import CheckpointFolder
 from baechi_runtime.files.run_folder import begin_run
@@ -80,7 +80,7 @@ def place(
 
 
 def place_in_parts(
-    backend: Backend[C, Any], whole: C, found: tuple[Cluster, LinkProbe | None], sharding: "Sharding | None" = None
+    backend: Splitting[C], whole: C, found: tuple[Cluster, LinkProbe | None], sharding: "Sharding | None" = None
 ) -> tuple[C, Placement]:
     """The captured step that is to run, and its plan: `whole`, or the step over the parts that the request's `microbatches` want.
 
@@ -127,9 +127,7 @@ def _wanted(request: TrainRequest) -> int | Sequence[int] | None:
     return request.microbatches
 
 
-def _in_parts(
-    backend: Backend[C, Any], whole: C, parts: int | Sequence[int], found: tuple[Cluster, LinkProbe | None]
-) -> tuple[C, Placement]:
+def _in_parts(backend: Splitting[C], whole: C, parts: int | Sequence[int], found: tuple[Cluster, LinkProbe | None]) -> tuple[C, Placement]:
     captured = backend.in_parts(whole, parts)
     placement = place(backend.request, captured, found)
     return captured, replace(placement, single=one_device_timeline(whole.alone))

@@ -72,6 +72,10 @@ class TrainRequest:
     cache: Path | None = None
     """The folder in which a script's plans are kept for later runs, and looked for first; None: they are not."""
     costgen: bool = False
+    hardware: str | None = None
+    """The name of hardware that is not here: the step is planned for it, and not run."""
+    measured_on: str | None = None
+    """The hardware that the costs in `cost_path` are of; None: that of this run."""
     num_steps: int = 15
     timeout_seconds: float = 300.0
     out: str | None = None

@@ -31,6 +31,7 @@ class Placed(Report, frozen=True, kw_only=True, tag="baechi plan"):
     priority: dict[str, Signed] | UnsetType = UNSET
     device_groups: list[list[int]] | UnsetType = UNSET
     shard: dict[str, Object] | UnsetType = UNSET
+    elsewhere: Object | UnsetType = UNSET
 
 
 class NotPlaced(Report, frozen=True, kw_only=True, tag="baechi no plan"):

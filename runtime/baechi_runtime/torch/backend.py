@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from baechi_ext.capture.parts import NORMALISED, Parts, shared_sizes
+from baechi_ext.capture.torch_counts import with_counts
 from baechi_ext.capture.torch_joint import Binding, CaptureOptions, capture_joint
 from baechi_ext.capture.torch_parts import capture_parts, require_parts_may_differ
 from baechi_ext.errors import CaptureError, ExecutionError
@@ -175,7 +176,7 @@ def costed(
 ) -> backend.Captured:
     """See drivers.costing.costed; costs are measured on device 0 by running `step`, a TrainingStep or a CallStep. Raises ExecutionError."""
     names, clock = [d.name for d in executor.devices], executor.devices[0].clock_name
-    return costing.costed(request, graph, names, clock, lambda: profile_step(executor, graph, binding, step, options))
+    return costing.costed(request, with_counts(graph, binding), names, clock, lambda: profile_step(executor, graph, binding, step, options))
 
 
 def kind_of_executor(request: TrainRequest) -> str:

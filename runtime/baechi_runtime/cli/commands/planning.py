@@ -1,43 +1,70 @@
 """The commands about plans of graphs in files: place, simulate, explain, diff and export. They return exit codes."""
 
+import contextlib
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from baechi_ext.cost.hardware import costs_on
 from baechi_ext.errors import InfeasibleError
 from baechi_ext.ir import OpGraph, Plan
+from baechi_ext.place.common import PlanResult
+from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.cli.commands.output import Output, fail
+from baechi_runtime.cli.commands.stages import stage_of
 from baechi_runtime.cli.flags.planning import DiffRequest, ExplainRequest, ExportRequest, PlaceRequest, SimulateRequest
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.host.interrupts import exit_code
 from baechi_runtime.report import exports, tables
+from baechi_runtime.report.elsewhere import Elsewhere
 from baechi_runtime.report.progress import progress
 
 
 def place(request: PlaceRequest, output: Output) -> int:
     """Makes a plan; 130 where a search was interrupted, 143 by SIGTERM, with its best plan written."""
-    from baechi_runtime.report.printed import NotPlaced, Placed
+    cluster, graph, elsewhere = request.cluster, _read(request.graph), None
+    if request.hardware is not None:
+        source = None
+        if request.measured_on is not None:
+            source = stage_of("torch", "torch.hardware_probe").hardware_of(request.measured_on)
+        graph = costs_on(graph, request.hardware, source)
+        elsewhere = Elsewhere(request.hardware, source, one_device_timeline(graph), graph)
+    with infeasible_printed(output):
+        result = pipeline.plan_watched(graph, cluster, request.plan, pipeline.plan)
+    if request.out is not None:
+        result.plan.save(request.out, output.made_by)
+    return report_plan(result, output, request.out, elsewhere)
 
-    cluster, wanted, graph = request.cluster, request.plan, _read(request.graph)
+
+@contextlib.contextmanager
+def infeasible_printed(output: Output) -> Iterator[None]:
+    """Where nothing fits, --json says so on stdout before the error goes on."""
+    from baechi_runtime.report.printed import NotPlaced
+
     try:
-        result = pipeline.plan_watched(graph, cluster, wanted, pipeline.plan)
+        yield
     except InfeasibleError as e:
         if output.json:
             output.print_json(NotPlaced(**e.to_json()))
         raise
-    if request.out is not None:
-        result.plan.save(request.out, output.made_by)
-    timeline = result.timeline
+
+
+def report_plan(result: PlanResult, output: Output, out: str | None, elsewhere: Elsewhere | None) -> int:
+    """Prints a plan that is not run; the exit code of the search."""
+    from baechi_runtime.report.printed import Placed
+
+    timeline, plan = result.timeline, result.plan
     known: dict[str, Any] = {"busy_us": list(timeline.busy_us), "transfers": len(timeline.transfers), "notes": list(result.notes)}
-    facts = {
-        "method": f"{result.plan.method} ({result.status}, {result.placement_seconds:.3g} s)",
-        "plan": request.out or "not written (no --out)",
-    }
-    if wanted.method in pipeline.SEARCHES and len(cluster) > 1 and not result.splits:
+    facts = {"method": f"{plan.method} ({result.status}, {result.placement_seconds:.3g} s)", "plan": out or "not written (no --out)"}
+    if elsewhere is not None:
+        known["elsewhere"] = elsewhere.to_json(result)
+        facts |= elsewhere.facts(result)
+    elif plan.method in pipeline.SEARCHES and len(timeline.cluster) > 1 and not result.splits:
         facts["verdict"] = result.why_whole
     if result.notes:
         facts["note"] = "; ".join(result.notes)
-    output.report(lambda: Placed(**result.plan.to_json(), **known), partial(tables.print_timeline, timeline, result.lower_bound_us, facts))
+    output.report(lambda: Placed(**plan.to_json(), **known), partial(tables.print_timeline, timeline, result.lower_bound_us, facts))
     if result.interrupted:
         return fail("interrupted; this is the best plan found until then", exit_code())
     return 0

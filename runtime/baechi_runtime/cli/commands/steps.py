@@ -3,16 +3,14 @@
 import os
 import sys
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext import hybrid
-from baechi_ext.capture.tensorflow_private import tensorflow
-from baechi_ext.collector import importing
-from baechi_ext.errors import InfeasibleError, MissingBackendError
 from baechi_ext.ir.files import make_folder
 from baechi_runtime.cli.commands.output import Output
+from baechi_runtime.cli.commands.planning import infeasible_printed, report_plan
+from baechi_runtime.cli.commands.stages import stage_of
 from baechi_runtime.cli.flags import config as config_flags
 from baechi_runtime.cli.flags.train import TENSORFLOW
 from baechi_runtime.drivers.train_request import ScriptRequest, TrainRequest
@@ -45,7 +43,7 @@ def _run_script(asked: ScriptRequest, output: Output, writer: Any) -> int:
     """The exit code of a script, whose run is printed where --json asks for it."""
     framework = asked.request.framework
     with progress(f"loading {framework}"):
-        run_script = _stage(framework, f"{framework}.calls.script").run_script
+        run_script = stage_of(framework, f"{framework}.calls.script").run_script
     _keep_config(asked.request, output, "train")
     run = run_script(asked)
     if run.reports:
@@ -61,27 +59,37 @@ def _run_script(asked: ScriptRequest, output: Output, writer: Any) -> int:
     return int(run.code or 0)
 
 
+def _plan_only(request: TrainRequest, output: Output) -> int:
+    """Plans a model's step for hardware that is not here."""
+    with progress("loading torch"):
+        stage = stage_of("torch", "torch.plan_only")
+    _keep_config(request, output, "train")
+    with infeasible_printed(output):
+        placement, elsewhere = stage.plan_only(request)
+    if request.out is not None:
+        placement.save(Path(request.out), request.made_by)
+    return report_plan(placement.result, output, request.out, elsewhere)
+
+
 def _train(request: TrainRequest, output: Output, writer: Any) -> int:
     from baechi_ext.cost import Profile
     from baechi_runtime.drivers.ranking import is_ranked
     from baechi_runtime.drivers.training import train as train_on
-    from baechi_runtime.report.printed import NotPlaced, Profiled
+    from baechi_runtime.report.printed import Profiled
 
+    if request.hardware is not None:
+        return _plan_only(request, output)
     framework, ranks = request.framework, is_ranked(request)
     with progress(f"loading {framework}"):
-        stage = _stage(framework, "sharding.training" if request.sharding else "sharding.ranked" if ranks else f"{framework}.backend")
+        stage = stage_of(framework, "sharding.training" if request.sharding else "sharding.ranked" if ranks else f"{framework}.backend")
         shares_layers = request.plan.method == hybrid.METHOD and framework != TENSORFLOW
-        splits = _stage("torch", "sharding.ops").sharding_of_captured if shares_layers else None
+        splits = stage_of("torch", "sharding.ops").sharding_of_captured if shares_layers else None
     _keep_config(request, output, "train")
-    try:
+    with infeasible_printed(output):
         if request.sharding:
             outcome = stage.train(request)
         else:
             outcome = train_on(request, stage.on_devices, splits, stage.TorchEngines if ranks else None)
-    except InfeasibleError as e:
-        if output.json:
-            output.print_json(NotPlaced(**e.to_json()))
-        raise
     if not isinstance(outcome, Profile):
         _report_on(outcome, output)
         if writer is not None and outcome is not None:
@@ -108,7 +116,7 @@ def compare(request: "CompareRequest", output: Output) -> int:
             return _run_workers(request.train)
         with progress(f"loading {framework}"):
             of_model = "sharding.ranked" if ranks else f"{framework}.backend"
-            stage = _stage(framework, of_model if request.script is None else f"{framework}.calls.comparing")
+            stage = stage_of(framework, of_model if request.script is None else f"{framework}.calls.comparing")
         _keep_config(request.train, output, "compare")
         if request.script is None:
             comparison = compare_on(request, stage.on_devices, stage.TorchEngines if ranks else None)
@@ -126,7 +134,7 @@ def probe(request: "ProbeRequest", output: Output) -> int:
     if _wants_workers(request):
         return _run_workers(request)
     with progress(f"loading {request.framework}"):
-        probe_links = _stage(request.framework, f"{request.framework}.probe_links").probe_links
+        probe_links = stage_of(request.framework, f"{request.framework}.probe_links").probe_links
     _report_on(probe_links(request), output)
     return 0
 
@@ -138,7 +146,7 @@ def pase(request: "PaseRequest", output: Output) -> int:
     model = None
     if request.script is not None or request.model_options is not None:
         with progress("loading torch"):
-            captured_model = _stage("torch", "sharding.models").captured_model
+            captured_model = stage_of("torch", "sharding.models").captured_model
         model = captured_model(request)
     with progress(f"sharding {request.graph} over {request.machine.devices} devices"):
         report = run(request, model)
@@ -169,21 +177,6 @@ def _keep_config(request: TrainRequest, output: Output, command: str) -> None:
         config_flags.keep(Path(request.out), command, output.settings, output.made_by)
 
 
-def _stage(framework: str, module: str) -> Any:
-    """A module of baechi_runtime that loads the framework. Raises MissingBackendError where that is not installed."""
-    try:
-        with importing():
-            if framework == TENSORFLOW:
-                tensorflow()
-            return import_module(f"baechi_runtime.{module}")
-    except ModuleNotFoundError as e:
-        if e.name not in (framework, "keras"):
-            raise
-        extra = "tensorflow-cpu" if framework == TENSORFLOW else framework
-        message = f"--framework={framework} needs {e.name}, which is not installed; pip install 'baechi-ext[{extra}]'"
-        raise MissingBackendError(message) from e
-
-
 def _wants_workers(request: "TrainRequest | ProbeRequest") -> bool:
     """True if this process must launch PyTorch's worker processes."""
     return request.framework != TENSORFLOW and request.workers == "process" and not is_worker()
@@ -192,5 +185,5 @@ def _wants_workers(request: "TrainRequest | ProbeRequest") -> bool:
 def _run_workers(request: "TrainRequest | ProbeRequest") -> int:
     """Runs this very command on one worker per device."""
     if request.cuda:
-        _stage("torch", "torch.lowering.devices").cuda_workers(request.num_devices)  # raises where there are too few, before any starts
+        stage_of("torch", "torch.lowering.devices").cuda_workers(request.num_devices)  # raises where there are too few, before any starts
     return run_workers(request.command[1:], request.num_devices)

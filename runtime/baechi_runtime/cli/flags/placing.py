@@ -1,10 +1,12 @@
 """The flags that say where ops are placed and how, and the ClusterRequest and PlanRequest they become."""
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from baechi_ext import hybrid
 from baechi_ext.cost import scale_links
+from baechi_ext.cost.hardware import CPU, HARDWARE
 from baechi_ext.errors import OptionError
 from baechi_ext.group.grouping import GroupOptions
 from baechi_ext.group.registry import GROUPERS, PLACER_TYPES
@@ -30,6 +32,26 @@ _CLUSTER: dict[str, Flag] = {
     "memory_fraction": (kinds.FRACTION, "the fraction of each device's memory that a plan may use"),
     "comm_cost_coeffs": (kinds.LINK, "sending n bytes takes A*n + B microseconds on every link (default 0.0001754,134)"),
 }
+
+
+_HERE = "this machine's cores, which are probed"
+
+
+def hardware_flags(costs: str, names: Mapping[str, str]) -> dict[str, Flag]:
+    """--hardware, which takes one of these names, and --measured_on for the `costs` of that command."""
+    lines = "\n".join(f"{name}: {text}" for name, text in names.items())
+    measured = f"the hardware that {costs} was measured on, whose times are then scaled; without it operations and bytes are counted"
+    return {
+        "hardware": (
+            kinds.choice(names),
+            f"plan for devices of this kind, which need not be here, and run nothing; see docs/hardware.md\n{lines}",
+        ),
+        "measured_on": (kinds.choice((*HARDWARE, CPU)), measured),
+    }
+
+
+PUBLISHED = {name: hardware.source for name, hardware in HARDWARE.items()}
+PUBLISHED_AND_HERE = {**PUBLISHED, CPU: _HERE}
 
 
 def add_cluster_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,17 +1,21 @@
 """The flags of the commands about plans of graphs in files, place, simulate, explain, diff and export, and the requests they become."""
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from baechi_ext.cost.hardware import HARDWARE, Hardware
+from baechi_ext.errors import OptionError
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.files import require_there, require_writable
 from baechi_runtime.cli.flags import config as config_flags
 from baechi_runtime.cli.flags.kinds import FACTOR, FILE, WHOLE, Flag, add, add_group, add_output_flags, add_pin, becomes, explained
 from baechi_runtime.cli.flags.placing import (
+    PUBLISHED,
     ClusterRequest,
     add_cluster_flags,
     add_placing_flags,
+    hardware_flags,
     placers_view,
     plan_request,
 )
@@ -30,6 +34,10 @@ class PlaceRequest:
     cluster: Cluster
     plan: PlanRequest
     out: str | None
+    hardware: Hardware | None = None
+    """The hardware that the devices are of, for which costs are made; None: the graph's own costs count."""
+    measured_on: str | None = None
+    """The name of the hardware that the graph's costs are of; None: its counts are taken instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +98,22 @@ def add_place_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("graph", metavar="GRAPH", help="a graph file; see docs/files.md")
     add_placing_flags(parser)
     add_cluster_flags(parser)
+    add_group(parser, "hardware", hardware_flags("GRAPH", PUBLISHED))
     config_flags.add_flag(parser)
     add_output_flags(parser, out="write the plan to this file")
 
 
 def place_request(args: argparse.Namespace) -> PlaceRequest:
     """The request for `baechi place`. Raises OptionError where flags contradict each other, FileError for a bad file."""
-    plan = plan_request(args)
+    plan, asked, hardware = plan_request(args), ClusterRequest.of(args), HARDWARE.get(args.hardware)
+    if hardware is None and args.measured_on is not None:
+        raise OptionError("--measured_on is for --hardware, whose costs are made of the measured ones; give that as well")
+    if hardware is not None:
+        if asked.num_devices is None:
+            raise OptionError(f"--hardware={args.hardware} is what the devices are; add --num_devices=N, without --cluster")
+        asked = replace(asked, file=hardware.cluster(asked.num_devices), num_devices=None)
     require_there(args.graph, "graph")
-    request = PlaceRequest(args.graph, placers_view(args, ClusterRequest.of(args).cluster()), plan, args.out)
+    request = PlaceRequest(args.graph, placers_view(args, asked.cluster()), plan, args.out, hardware, args.measured_on)
     if args.out is not None:
         require_writable(args.out)
     return request

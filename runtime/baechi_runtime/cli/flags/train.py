@@ -12,7 +12,7 @@ from baechi_runtime.cli.flags import baechi as baechi_flags
 from baechi_runtime.cli.flags import config as config_flags
 from baechi_runtime.cli.flags import kinds
 from baechi_runtime.cli.flags.kinds import Flag, Kind
-from baechi_runtime.cli.flags.placing import add_placing_flags, plan_request
+from baechi_runtime.cli.flags.placing import PUBLISHED_AND_HERE, add_placing_flags, hardware_flags, plan_request
 from baechi_runtime.drivers.train_request import RunOptions, ScriptRequest, TrainRequest
 from baechi_runtime.host.as_main import require_script
 from baechi_runtime.host.cache_folder import cache_folder
@@ -30,6 +30,8 @@ OF_MODELS = {"model_name", "optimizer", "learning_rate", *(f.name for f in field
 """The flags that say what a built-in model's step is."""
 OF_RUNS = {"num_steps", "train_steps", "checkpoint", "checkpoint_every", "resume"}
 """Those that say how long `baechi train` runs it."""
+_OF_RUNNING = ("sharding", "costgen", "cluster", "train_steps", "split_gpu", "cuda_graphs", "use_free_memory", "workers", "cluster_hosts")
+"""Flags of runs that a plan for other hardware has no use for."""
 _OF_ONE_STEP = ("cost_path", "initial_plan", "device_map", "expert_file", "pin", "grouper", "placer_type")
 """Flags whose files and names are of the step with its whole batch."""
 
@@ -224,6 +226,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_script(parser, "a training script, run unmodified with its model placed, instead of a built-in model")
     kinds.add_group(parser, "script", _SCRIPT)
     kinds.add(add_shared_flags(parser), _SHARDING)
+    kinds.add_group(parser, "hardware", hardware_flags("--cost_path", PUBLISHED_AND_HERE))
     add_batch_flags(parser)
     kinds.add_group(parser, "logging", _LOGGING)
     kinds.add_group(parser, "costs", {"costgen": (kinds.SWITCH, "only profile, and write the costs to --cost_path")})
@@ -234,7 +237,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def add_shared_flags(parser: argparse.ArgumentParser, *, method: bool = True) -> argparse._ArgumentGroup:
     """Those that `compare` takes, too, except --placement_method where that is asked for; and the group of devices, for more."""
     parser.set_defaults(script=None, script_args=None, costgen=False, sharding=(), mesh=None, log_device_placement=False)
-    parser.set_defaults(train_steps=None, checkpoint=None, checkpoint_every=None, resume=False)
+    parser.set_defaults(train_steps=None, hardware=None, measured_on=None, checkpoint=None, checkpoint_every=None, resume=False)
     kinds.add_group(parser, "training step", _STEP)
     add_model_flags(parser)
     add_placing_flags(parser, method=method)
@@ -274,6 +277,7 @@ def request_of(args: argparse.Namespace) -> TrainRequest | ScriptRequest:
 def train_request(args: argparse.Namespace) -> TrainRequest:
     """The request the flags ask for. Raises OptionError where they contradict each other, FileError or ClusterError for a bad file."""
     _settle_sharding(args)
+    _require_hardware_alone(args)
     settle_framework(args)
     plan = plan_request(args)
     cluster = None if args.cluster is None else Cluster.load(args.cluster)
@@ -324,6 +328,26 @@ def _settle_sharding(args: argparse.Namespace) -> None:
         if given:
             raise OptionError(f"--sharding splits a built-in model of torch's over worker processes; drop {flag}")
     args.workers = "process"
+
+
+def _require_hardware_alone(args: argparse.Namespace) -> None:
+    """Raises OptionError where another flag contradicts --hardware, for which a model is planned and not run."""
+    if args.hardware is None:
+        if args.measured_on is not None:
+            raise OptionError("--measured_on is for --hardware, whose costs are made of the measured ones; give that as well")
+        return
+    if (args.cost_path is None) != (args.measured_on is None):
+        raise OptionError(
+            "--cost_path and --measured_on go together with --hardware: costs to scale, and what they were measured on; give both"
+        )
+    if args.script is not None:
+        raise OptionError(f"--hardware plans a built-in model; for {args.script} give baechi place its graph, which --out keeps")
+    for flag, given in {
+        f"--framework={args.framework}": args.framework == TENSORFLOW,
+        **{f"--{name}": getattr(args, name) not in (None, False, ()) for name in _OF_RUNNING},
+    }.items():
+        if given:
+            raise OptionError(f"--hardware={args.hardware} plans a built-in model of PyTorch's and runs nothing; drop {flag}")
 
 
 def settle_framework(args: argparse.Namespace) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import register_flop_formula
 
 FORGET_BIAS = 1.0
 
@@ -255,6 +256,21 @@ def _(
     inputs: Sequence[Tensor], state: Sequence[Tensor], ys: Sequence[Tensor], ds: Sequence[Tensor], kept: Sequence[Tensor], reverse: bool
 ) -> Tensor:
     return ds[0].new_empty(_weight_shape(inputs[: len(inputs) // len(ys)], ys[0], ds[0], kept))
+
+
+@register_flop_formula([torch.ops.baechi.lstm, torch.ops.baechi.gru], get_raw=True)
+def _(inputs: Sequence[Tensor], state: object, weight: Tensor, *_: object, **__: object) -> int:
+    return 2 * math.prod(inputs[0].shape[:2]) * weight.numel()
+
+
+@register_flop_formula([torch.ops.baechi.lstm_backward, torch.ops.baechi.gru_backward], get_raw=True)
+def _(sizes: object, state: object, weight: Tensor, saved: Sequence[Tensor], *_: object, **__: object) -> int:
+    return 2 * math.prod(saved[0].shape[:2]) * weight.numel()
+
+
+@register_flop_formula(torch.ops.baechi.rnn_weight_gradient, get_raw=True)
+def _(inputs: object, state: object, ys: Sequence[Tensor], *_: object, out_val: Tensor, **__: object) -> int:
+    return 2 * sum(math.prod(y.shape[:2]) for y in ys) * out_val.numel()
 
 
 @dataclass(frozen=True, slots=True)
