@@ -11,7 +11,7 @@ from baechi_ext.errors import OptionError, ProfileError
 from baechi_ext.ir.cluster import Cluster, Link
 from baechi_ext.ir.op_graph import Op, OpGraph
 
-START_US = 8.0
+START_US = 10.0
 """The time to start an op: one with next to nothing to do takes it on a CPU core (`small_op_us` of benchmarks/results/hardware.json)."""
 _CONVOLUTIONS = ("aten.convolution", "aten.convolution_backward")
 
@@ -96,19 +96,28 @@ def hardware_named(name: str) -> Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Steps measured on CPU cores, in parts of their prediction: the middle one, and two that 90% lie between."""
+    """Times measured on CPU cores, in parts of their prediction: the middle one, and two that 90% lie between."""
 
     middle: float
     low: float
     high: float
 
     def around(self, us: float) -> tuple[float, float]:
-        """Where a step that is predicted to take so long lies, if predictions there are off by as much."""
+        """The least and the longest of a step that is predicted to take so long, if that is off by as much."""
         return us * self.low / self.middle, us * self.high / self.middle
 
 
-COUNTED, SCALED = Spread(2.0, 1.0, 4.0), Spread(1.0, 0.7, 1.4)
+COUNTED, SCALED = Spread(1.11, 0.59, 1.24), Spread(1.0, 0.8, 1.23)
 """Steps whose ops were counted alone, and those whose ops were measured elsewhere; from benchmarks/results/hardware.json."""
+OF_OPS = Spread(COUNTED.middle, 0.49, 12.88)
+"""Single ops that were counted, between which 90% of the time lies: a step may be as far off on hardware to which other ops come easily."""
+
+
+def spread_on(target: Hardware, source: Hardware | None) -> Spread:
+    """The spread to go by for costs on `target` of those that were measured on `source`, or counted."""
+    if source is None:
+        return COUNTED if target.name == CPU else OF_OPS
+    return SCALED if (source.name == CPU) == (target.name == CPU) else OF_OPS
 
 
 def costs_on(graph: OpGraph, target: Hardware, source: Hardware | None = None) -> OpGraph:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from baechi_ext.cost import HARDWARE, Profile
-from baechi_ext.cost.hardware import COUNTED, SCALED
+from baechi_ext.cost.hardware import COUNTED, OF_OPS, SCALED
 from baechi_ext.ir import OpGraph, Plan
 from baechi_ext.simulate.one_device import one_device_timeline
 from tests.cli.files import ROOT, write
@@ -36,7 +36,7 @@ def test_a_model_is_planned_and_not_run(planned: Path) -> None:
     assert [(d.name, d.memory_bytes) for d in plan.cluster.devices] == [("h100:0", 80e9), ("h100:1", 80e9)]
     step, found = printed["predicted_step_us"], printed["elsewhere"]
     assert step == plan.predicted_step_us
-    assert found["step_range_us"] == pytest.approx([step * COUNTED.low / COUNTED.middle, step * COUNTED.high / COUNTED.middle])
+    assert found["step_range_us"] == pytest.approx([step * OF_OPS.low / COUNTED.middle, step * OF_OPS.high / COUNTED.middle])
     assert (found["hardware"]["name"], found["hardware"]["source"], found["measured_on"]) == ("h100", H100.source, None)
 
 

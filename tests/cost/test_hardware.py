@@ -4,7 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from baechi_ext.cost.hardware import COUNTED, HARDWARE, SCALED, Hardware, Spread, costs_on, hardware_named, uncounted
+from baechi_ext.cost.hardware import (
+    COUNTED,
+    CPU,
+    HARDWARE,
+    OF_OPS,
+    SCALED,
+    Hardware,
+    Spread,
+    costs_on,
+    hardware_named,
+    spread_on,
+    uncounted,
+)
 from baechi_ext.errors import ClusterError, OptionError, ProfileError
 from baechi_ext.ir import Link, OpGraph
 from tests.build import graph_of
@@ -72,4 +84,7 @@ def test_the_source_says_the_figures(hardware: Hardware) -> None:
 
 def test_a_range_is_around_a_prediction() -> None:
     assert Spread(2.0, 1.0, 3.0).around(100) == (50, 150)
-    assert all(s.low <= s.middle <= s.high for s in (COUNTED, SCALED))
+    assert all(s.low <= s.high for s in (COUNTED, SCALED, OF_OPS))
+    card, core = HARDWARE["h100"], replace(SLOW, name=CPU)
+    assert [spread_on(*pair) for pair in ((core, None), (card, None), (card, HARDWARE["a100"]))] == [COUNTED, OF_OPS, SCALED]
+    assert [spread_on(*pair) for pair in ((card, core), (core, card), (core, core))] == [OF_OPS, OF_OPS, SCALED]

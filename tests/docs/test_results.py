@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from baechi_ext.cost.hardware import COUNTED, OF_OPS, SCALED, START_US, Spread
 from baechi_ext.place.placeto.checkpoint import SHIPPED, parameters_sha256
 from benchmarks.pase import PUBLISHED, Cell
 from benchmarks.reference_comparison import pairs
@@ -51,6 +52,21 @@ def test_the_readmes_steps() -> None:
         rows = {row["method"]: row for row in read(f"engines_{model.partition(',')[0]}.json")["methods"]}
         found = map(rows.get, ("auto", "auto_2_parts", "ddp", "pase"))
         assert cells == [f"{row['ratio']['median']:.2f}" if row and row["ratio"] else "-" for row in found], model
+
+
+def test_predictions_for_other_hardware() -> None:
+    found = read("hardware.json")
+    cells = []
+    for row in found["rows"]:
+        of_ops = [f"{row[f'ops_{what}_error']:.0%}" if "ops" in row else "" for what in ("median", "90")]
+        ms = [f"{row[f'{what}_us'] / 1e3:.4g}" for what in ("predicted", "measured")]
+        cells.append([row["model"], row["setting"], *ms, f"{row['ratio']:.2f}", *of_ops, f"{row['load_of_others']:.0%}"])
+    assert table("docs/hardware.md", "| model") == cells
+    counted, scaled, ops = (found[f"spread_{name}"] for name in ("counted", "scaled", "of_ops"))
+    assert Spread(*(round(counted[name], 2) for name in ("middle", "low", "high"))) == COUNTED
+    assert Spread(1.0, *(round(scaled[name], 2) for name in ("low", "high"))) == SCALED
+    assert Spread(COUNTED.middle, *(round(ops[name], 2) for name in ("low", "high"))) == OF_OPS
+    assert round(found["small_op_us"]) == START_US
 
 
 class TestPase:

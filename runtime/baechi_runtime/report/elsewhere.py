@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from baechi_ext.cost.hardware import COUNTED, CPU, SCALED, Hardware, Spread, uncounted
+from baechi_ext.cost.hardware import CPU, OF_OPS, Hardware, spread_on, uncounted
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline
@@ -21,19 +21,16 @@ class Elsewhere:
     single: Timeline
     graph: OpGraph
 
-    @property
-    def _spread(self) -> Spread:
-        return COUNTED if self.source is None else SCALED
-
     def facts(self, result: PlanResult) -> dict[str, str]:
         """Lines for people, by title."""
-        low, high = self._spread.around(result.predicted_step_us)
+        spread = spread_on(self.target, self.source)
+        of = "ops" if spread is OF_OPS else "such predictions"
         compared = "" if self.target.name == CPU else "; no step on a GPU was compared"
         source = self.source
         costs = "counted operations and bytes" if source is None else f"measured on {source.name} ({source.source}), scaled"
         return {
             "planned for": f"{len(result.timeline.cluster)} x {self.target.name}, not run",
-            "range": f"{as_range((low, high))}, if off by as much as 90% of such predictions for CPU cores were{compared}",
+            "range": f"{as_range(spread.around(result.predicted_step_us))}, if off by as much as 90% of {of} were on CPU cores{compared}",
             "verdict": self._verdict(result),
             "costs": "; ".join([costs, *self.notes()]),
             "figures": self.target.source,
@@ -62,7 +59,7 @@ class Elsewhere:
         return {
             "hardware": self._figures(self.target),
             "measured_on": None if self.source is None else self._figures(self.source),
-            "step_range_us": list(self._spread.around(result.predicted_step_us)),
+            "step_range_us": list(spread_on(self.target, self.source).around(result.predicted_step_us)),
             "one_device_us": self.single.makespan_us,
             "one_device_bytes": self.single.peak_memory_bytes[0],
             "verdict": self._verdict(result),
