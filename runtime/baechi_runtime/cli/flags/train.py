@@ -30,7 +30,10 @@ OF_MODELS = {"model_name", "optimizer", "learning_rate", *(f.name for f in field
 """The flags that say what a built-in model's step is."""
 OF_RUNS = {"num_steps", "train_steps", "checkpoint", "checkpoint_every", "resume"}
 """Those that say how long `baechi train` runs it."""
-_OF_RUNNING = ("sharding", "costgen", "cluster", "train_steps", "split_gpu", "cuda_graphs", "use_free_memory", "workers", "cluster_hosts")
+_OF_RUNNING = (
+    *("sharding", "costgen", "cluster", "train_steps", "split_gpu", "cuda_graphs", "use_free_memory", "workers", "cluster_hosts"),
+    *("log_device_placement", "tensorboard"),
+)
 """Flags of runs that a plan for other hardware has no use for."""
 _OF_ONE_STEP = ("cost_path", "initial_plan", "device_map", "expert_file", "pin", "grouper", "placer_type")
 """Flags whose files and names are of the step with its whole batch."""
