@@ -51,7 +51,12 @@ def test_a_graph_with_counts_is_placed_for_other_hardware(planned: Path, tmp_pat
     assert found["elsewhere"]["step_range_us"] == pytest.approx([expected * SCALED.low, expected * SCALED.high])
     code, out, _ = run("place", us, "--hardware=a100", "--num_devices=2", "--device_memory=1GB", "--comm_cost_coeffs=1,1", "--time_limit=1")
     assert code == 0
-    for said in ("planned for     2 x a100, not run", "no step on a GPU was compared", "counted operations and bytes", a100.source):
+    for said in (
+        "planned for     2 x a100, not run",
+        "no step on a GPU was compared",
+        "counted operations and bytes; memory that ops need while",
+        a100.source,
+    ):
         assert said in out
 
 
@@ -76,7 +81,7 @@ def test_measured_costs_of_this_machine_are_scaled(planned: Path, tmp_path: Path
     Profile.load(costs, graph)
     words = ("--hardware=rtx4090", "--num_devices=2", f"--cost_path={costs}", "--measured_on=cpu", f"--out={tmp_path / 'out'}")
     code, out, err = run("train", *SMALL, *words)
-    assert (code, "measured on cpu (a core of" in out) == (0, True), err
+    assert (code, "measured on cpu (a core of" in out, "beyond their outputs, is not known" in out) == (0, True, False), err
     on_card, measured = OpGraph.load(tmp_path / "out" / "graph.json"), Profile.load(costs, graph).compute_us()
     ratios = {op.op: op.compute_us / measured[op.id] for op in on_card.ops}
     assert ratios["aten.convolution"] < ratios["input"] / 4  # a card computes faster, and nothing starts faster for it

@@ -41,7 +41,7 @@ class Elsewhere:
         unknown = uncounted(self.graph.ops)
         if unknown:
             yield f"operations of {', '.join(unknown)} are not known: taken to move bytes alone, which is too little"
-        if self.source is None:
+        if not any(op.temporary_bytes for op in self.graph.ops):
             yield "memory that ops need while they run, beyond their outputs, is not known and not in the peaks"
 
     def _verdict(self, result: PlanResult) -> str:
