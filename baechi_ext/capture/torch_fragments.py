@@ -16,7 +16,7 @@ from baechi_ext.capture.module_names import classes_of_modules
 from baechi_ext.capture.torch_dynamo import tracing_alone
 from baechi_ext.capture.torch_joint import PART, Binding, BoundOp, CaptureOptions, Owner, _behind, _Builder, _bytes, _is_view, _Nodes
 from baechi_ext.capture.torch_parts import normalising
-from baechi_ext.capture.torch_private import distributions_unchecked, joint_graph, with_node_notes
+from baechi_ext.capture.torch_private import distributions_unchecked, joint_graph, with_node_notes, without_values
 from baechi_ext.capture.torch_recurrent import recurrent_layers_kept
 from baechi_ext.capture.torch_split import split_batch
 from baechi_ext.capture.why_not import tracing
@@ -134,7 +134,7 @@ def capture_fragments(
 
     No argument is changed. Raises CaptureError with the framework's reason.
     """
-    traced = [_Traced.of(fragment, name) for fragment in fragments]
+    traced = [_Traced.of(fragment, name, options.device) for fragment in fragments]
     if parts == 1:
         return _FragmentsBuilder(fragments, traced, options).capture(name)
     whole = []
@@ -158,11 +158,14 @@ class _Traced:
     """The examples of each part of the batch that has nodes of its own; none: it is whole."""
 
     @classmethod
-    def of(cls, fragment: Fragment, name: str) -> "_Traced":
+    def of(cls, fragment: Fragment, name: str, device: str = "cpu") -> "_Traced":
+        """Traced on that kind of device, wherever the arguments are."""
         import torch
 
         flat = _flat_module(fragment.module)
         examples = [a.detach().requires_grad_(a.requires_grad) if a.requires_grad else a for a in fragment.args]
+        if device != "cpu" and any(a.device.type != device for a in examples):
+            examples = without_values(examples, device)
         with (
             tracing(f"a call of {name or 'the module'}"),
             tracing_alone(),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from baechi_ext.capture.groups import Groups
 from baechi_ext.capture.module_names import known_model, module_of, noting_modules
 from baechi_ext.capture.parts import Parts
-from baechi_ext.capture.torch_private import arguments_by_name, descriptors, joint_graph
+from baechi_ext.capture.torch_private import arguments_by_name, descriptors, joint_graph, moved_to
 from baechi_ext.capture.why_not import tracing
 from baechi_ext.errors import CaptureError
 from baechi_ext.ir.hints import with_experts
@@ -45,6 +45,8 @@ class CaptureOptions:
     """Free seeded ops (dropout) of their common device and order; they then draw other numbers than the unplaced step."""
     batch_norm_per_part: bool = False
     """BatchNorm may normalise over each part of a call's batch by itself."""
+    device: str = "cpu"
+    """The kind of device that will run the ops: torch chooses kernels by it while it traces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +114,13 @@ def capture_joint(
     The module is left as it is: no parameter, buffer or random state changes. Raises CaptureError with the framework's reason,
     MissingBackendError with a release of torch that lacks what capturing uses.
     """
-    return _Builder(Owner.of(module), _Nodes.of(export(module, inputs)), options).build(name)
+    return _Builder(Owner.of(module), _Nodes.of(export(module, inputs, options.device)), options).build(name)
 
 
-def export(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> "fx.GraphModule":
-    """AOTAutograd's joint graph of `module(*inputs)` and its backward pass; raises as `capture_joint` does."""
+def export(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]", device: str = "cpu") -> "fx.GraphModule":
+    """AOTAutograd's joint graph of `module(*inputs)` and its backward pass on that kind of device; raises as `capture_joint` does."""
+    if device != "cpu":
+        module, inputs = moved_to(module, inputs, device)
     with tracing(f"the training step of {type(module).__name__}"), noting_modules(known_model(module)[0]):
         return joint_graph(module, inputs)
 

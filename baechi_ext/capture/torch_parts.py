@@ -55,11 +55,12 @@ def capture_parts(
 
     Raises CaptureError, too, where the step draws random numbers in another way than by dropout, and where it normalises over a batch.
     """
-    of_size = {size: export(module, parts.inputs_of(inputs, parts.sizes.index(size))) for size in dict.fromkeys(parts.sizes)}
+    device = options.device
+    of_size = {size: export(module, parts.inputs_of(inputs, parts.sizes.index(size)), device) for size in dict.fromkeys(parts.sizes)}
     graphs = [of_size[size] for size in parts.sizes]
     parts = replace(parts, batch_norm_per_part=require_parts_may_differ(graphs[0].graph.nodes, parts))
     random = [node for node in graphs[0].graph.nodes if _is_random(node)]
-    whole = [node for node in export(module, inputs).graph.nodes if _is_random(node)] if random else []
+    whole = [node for node in export(module, inputs, device).graph.nodes if _is_random(node)] if random else []
     merged, gradients = _Merger(parts, graphs, whole).merged()
     return _PartsBuilder(Owner.of(module), _Nodes.of(merged), options, gradients, parts).build(name)
 

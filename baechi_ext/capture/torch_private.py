@@ -6,10 +6,11 @@ and `make test-compat` runs the torch tests with another release than `make test
 """
 
 import contextlib
+import copy
 import gc
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,32 @@ def joint_graph(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> 
         stack.enter_context(without_autocast)
         stack.enter_context(lstm_states_as_they_are())
         return aot_export_joint_with_descriptors(stack, module, tuple(inputs)).graph_module
+
+
+def without_values(tensors: "Iterable[torch.Tensor]", device: str) -> "list[torch.Tensor]":
+    """Tensors like these on that kind of device, which take no memory: good for tracing alone. Raises MissingBackendError."""
+    import torch
+
+    fakes = valueless()
+
+    def like(tensor: "torch.Tensor") -> "torch.Tensor":
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+        if isinstance(tensor, torch.nn.Parameter):
+            return torch.nn.Parameter(fake, tensor.requires_grad)
+        return fake.requires_grad_(tensor.requires_grad)
+
+    with fakes:
+        return [like(tensor) for tensor in tensors]
+
+
+def moved_to(
+    module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]", device: str
+) -> "tuple[torch.nn.Module, Sequence[torch.Tensor]]":
+    """A copy of the module, and its inputs, as they are after `.to(device)`, but without values: no memory is taken there."""
+    state = [*module.parameters(), *module.buffers()]
+    moved = without_values([*state, *inputs], device)
+    known: dict[int, Any] = {id(old): new for old, new in zip(state, moved, strict=False)}
+    return copy.deepcopy(module, known), moved[len(state) :]
 
 
 @contextlib.contextmanager

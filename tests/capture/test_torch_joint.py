@@ -5,10 +5,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
+from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint, export
+from baechi_ext.capture.torch_private import moved_to
 from baechi_ext.errors import CaptureError
 from baechi_runtime.models.training_step import WithLoss
-from tests.torch_steps import Branches, capture, make_step
+from tests.torch_steps import SMALL_MODELS, Branches, capture, make_step, narrow_step
 
 
 def named(graph, fragment: str) -> list:
@@ -230,3 +231,23 @@ def test_expert_hints_come_from_the_module_and_spread() -> None:
 def test_a_model_without_hints_gets_none() -> None:
     graph, _ = capture(make_step("branches"))
     assert {op.expert for op in graph.ops} == {None}
+
+
+@pytest.mark.parametrize("name", ["branches", "tied"])
+def test_a_copy_without_values_is_traced_as_the_step_itself(name: str) -> None:
+    step = make_step(name)
+    before = step.snapshot()
+    module, inputs = moved_to(step.module, step.inputs, "cpu")
+    assert all(type(value).__name__ == "FakeTensor" for value in (*module.parameters(), *module.buffers(), *inputs))
+    traced = [[(n.name, n.target) for n in export(*of).graph.nodes] for of in ((step.module, step.inputs), (module, inputs))]
+    assert traced[0] == traced[1]
+    assert all(torch.equal(value, before[name]) for name, value in step.state().items())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["transformer", "gpt2"])
+def test_a_step_for_a_gpu_has_no_op_of_the_host(name: str) -> None:
+    step = narrow_step(name, SMALL_MODELS[name], make_step("tied").optimizer)
+    graph, _ = capture_joint(step.module, step.inputs, CaptureOptions(device="cuda"), name)
+    assert not [op.id for op in graph.ops if "cpu" in op.op or "mkldnn" in op.op]

@@ -168,7 +168,9 @@ def sizes_of_parts(step: TrainingStep, parts: int | Sequence[int]) -> tuple[int,
 
 def _capture_options(request: TrainRequest, step: TrainingStep) -> CaptureOptions:
     spec = step.optimizer
-    return CaptureOptions(spec.name, spec.slots, request.colocate_grads_with_ops, request.relaxed_random)
+    return CaptureOptions(
+        spec.name, spec.slots, request.colocate_grads_with_ops, request.relaxed_random, device="cuda" if request.cuda else "cpu"
+    )
 
 
 def costed(

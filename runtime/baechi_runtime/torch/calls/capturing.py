@@ -105,7 +105,12 @@ def call_of_fragments(request: TrainRequest, fragments: tuple[Fragment, ...], na
     """The call of these fragments, over parts of its batch where that can be split. Raises CaptureError."""
     slots, note = optimizer_slots([a for f in fragments for a, n in zip(f.args, f.names, strict=True) if n is not None])
     options = CaptureOptions(
-        "in the caller's code", slots, request.colocate_grads_with_ops, request.relaxed_random, request.batch_norm_per_part
+        "in the caller's code",
+        slots,
+        request.colocate_grads_with_ops,
+        request.relaxed_random,
+        request.batch_norm_per_part,
+        "cuda" if request.cuda else "cpu",
     )
     captured = capture_fragments(fragments, options, name, 1 if request.cuda else parts)
     if request.cuda and parts != 1:
