@@ -193,6 +193,14 @@ def profiler_events(profiler: "torch.profiler.profile") -> list[Any]:
     return events
 
 
+def hold_stream(stream: "torch.cuda.Stream", cycles: int) -> None:
+    """A kernel on the stream that does nothing for so many cycles of its device's clock."""
+    import torch
+
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(cycles)
+
+
 def abort_process_group() -> None:
     """Ends all communicators of this process at once, without their peers. Raises MissingBackendError."""
     with needed("leaving a group of workers"):

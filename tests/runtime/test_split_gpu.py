@@ -14,8 +14,8 @@ from baechi_runtime.torch.lowering import split_gpu
 from baechi_runtime.torch.lowering.devices import CudaDevice, cpu_devices, memory_bytes
 from baechi_runtime.torch.lowering.split_gpu import GpuPart
 from baechi_runtime.torch.parity import check_parity
+from baechi_runtime.torch.streams.executor import StreamExecutor
 from baechi_runtime.torch.threads.accounting import measured_peak_bytes, require_room
-from baechi_runtime.torch.threads.executor import ThreadExecutor
 from tests.runtime.workers import finish, start
 from tests.torch_steps import capture, make_step, scattered
 
@@ -77,7 +77,7 @@ def test_four_parts_compute_what_one_device_computes(name: str, seed: int) -> No
     step = make_step(name, "momentum")
     graph, binding = capture(step)
     timeline = scattered(graph, 4, seed)
-    with ThreadExecutor(split_gpu.split_gpu(4), 60) as executor:
+    with StreamExecutor(split_gpu.split_gpu(4), 60) as executor:
         assert check_parity(executor, timeline, binding, step).passed
         placed = executor.load(timeline, binding, step)
         losses = [placed.run()[0].item() for _ in range(20)]

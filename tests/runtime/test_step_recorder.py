@@ -20,6 +20,7 @@ from baechi_runtime.report.trace import trace
 from baechi_runtime.torch.lowering.devices import CpuDevice, cpu_devices
 from baechi_runtime.torch.lowering.split_gpu import split_gpu
 from baechi_runtime.torch.processes.clocks import clocks_ahead
+from baechi_runtime.torch.streams.executor import StreamExecutor
 from baechi_runtime.torch.threads.accounting import live_bytes, measured_peak_bytes
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 from baechi_runtime.torch.threads.step_recorder import NO_CUDA_TRANSFERS, clock_of, record_step
@@ -175,7 +176,7 @@ def test_a_split_gpu() -> None:
     step = make_step("branches")
     graph, binding = capture(step)
     timeline = scattered(graph, 2, 5)
-    with ThreadExecutor(split_gpu(2), timeout_seconds=60) as executor:
+    with StreamExecutor(split_gpu(2), timeout_seconds=60) as executor:
         placed = executor.load(timeline, binding, step)
         placed.run()
         measured = record_step(placed).measured(graph, "one gpu split")

@@ -28,7 +28,6 @@ from baechi_runtime.models.training_step import TrainingStep, optimizer_spec
 from baechi_runtime.report.link_report import ProbeRequest
 from baechi_runtime.report.progress import progress
 from baechi_runtime.torch.cluster import find_cluster, notes_on, topology, with_measured_speeds
-from baechi_runtime.torch.lowering.cuda_graphs import CudaRecorder
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_devices, cpu_workers, cuda_devices, cuda_workers
 from baechi_runtime.torch.lowering.executor import Executor, LoadedStep
 from baechi_runtime.torch.lowering.random_state import decoded, encoded
@@ -39,8 +38,9 @@ from baechi_runtime.torch.processes.environment import worker_place
 from baechi_runtime.torch.processes.executor import Further, ProcessExecutor, RankCapture, follow
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 from baechi_runtime.torch.profiler import FULL, ProfileOptions, profile_step
+from baechi_runtime.torch.streams.executor import executor_of
+from baechi_runtime.torch.streams.step_graph import CudaRecorder
 from baechi_runtime.torch.threads.accounting import how_measured, measured_peak_bytes
-from baechi_runtime.torch.threads.executor import ThreadExecutor
 from baechi_runtime.torch.threads.step_recorder import record_step
 
 T = TypeVar("T")
@@ -85,10 +85,7 @@ def on_devices(request: TrainRequest, drive: Callable[["TorchBackend"], T], furt
 
     if request.workers == "process" and (size := worker_place()[1]) != request.num_devices:
         raise ExecutionError(f"{size} workers were started for --num_devices={request.num_devices}; start one worker per device")
-    recorder = CudaRecorder if request.cuda_graphs else None
-    return with_executor(
-        request, lambda executor: drive(TorchBackend(request, executor)), obey, recorder=recorder, share_memory=not request.limits_memory
-    )
+    return with_executor(request, lambda executor: drive(TorchBackend(request, executor)), obey, share_memory=not request.limits_memory)
 
 
 def with_executor(
@@ -96,13 +93,13 @@ def with_executor(
     drive: Callable[[Executor], T],
     obey: Callable[[WorkerGroup, Sequence[TorchDevice]], object],
     *,
-    recorder: Callable[[], CudaRecorder] | None = None,
     share_memory: bool = True,
 ) -> T | None:
     """The value of `drive` for an executor of the request's devices: threads, or all worker processes, of which those but rank 0 `obey`."""
     if request.workers == "thread":
-        with ThreadExecutor(devices_of(request), request.timeout_seconds, recorder) as threads:
-            return drive(threads)
+        recorder = CudaRecorder if isinstance(request, TrainRequest) and request.cuda_graphs else None
+        with executor_of(devices_of(request), request.timeout_seconds, recorder) as executor:
+            return drive(executor)
     rank, size = worker_place()
     devices = (cuda_workers if request.cuda else cpu_workers)(size)
     with WorkerGroup.join(request.timeout_seconds, devices[rank].torch_device, share_memory=share_memory) as group:
@@ -115,7 +112,7 @@ def with_executor(
     return None
 
 
-def devices_of(request: TrainRequest | ProbeRequest) -> list[TorchDevice]:
+def devices_of(request: TrainRequest | ProbeRequest) -> Sequence[TorchDevice]:
     """The devices that one process runs. Raises MissingBackendError where there are too few."""
     make = split_gpu if request.split_gpu else cuda_devices if request.cuda else cpu_devices
     return make(request.num_devices)

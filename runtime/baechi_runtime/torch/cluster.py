@@ -18,7 +18,7 @@ from baechi_runtime.torch.lowering.devices import TorchDevice, uuids_of_gpus
 from baechi_runtime.torch.lowering.executor import Executor, LoadedStep
 from baechi_runtime.torch.lowering.gpus import Gpus, read_gpus
 from baechi_runtime.torch.lowering.split_gpu import GpuPart
-from baechi_runtime.torch.threads.executor import PlacedStep
+from baechi_runtime.torch.streams.executor import StreamStep
 
 _GLANCE, _LOOK = (8, 0.025), (15, 0.1)
 """Windows, and the seconds of each, in which devices are compared at first; and again, where one looks slower: what takes a core from a
@@ -126,9 +126,9 @@ def free_bytes(devices: Sequence[TorchDevice]) -> list[int]:
 
 
 def notes_on(devices: Sequence[TorchDevice], placed: LoadedStep) -> list[str]:
-    """The report's notes on CUDA devices: which they are, how they were split, and which CUDA graphs they run."""
+    """The report's notes on CUDA devices: which they are, how they were split, and whether their steps are CUDA graphs."""
     notes = list(topology(devices).notes)
     notes += dict.fromkeys(d.note for d in devices if isinstance(d, GpuPart))
-    if isinstance(placed, PlacedStep):
-        notes += [graphed.note(device.name) for graphed, device in zip(placed.graphed, devices, strict=False)]
+    if isinstance(placed, StreamStep) and placed.executor.recorder is not None:
+        notes.append(placed.note)
     return notes

@@ -20,7 +20,7 @@ from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.models.training_step import EagerStep, TrainingStep
 from baechi_runtime.torch.lowering.executor import Executor
 from baechi_runtime.torch.lowering.random_state import as_it_was
-from baechi_runtime.torch.threads.executor import PlacedStep
+from baechi_runtime.torch.streams.executor import StreamStep
 
 TOLERANCE = {"cpu": 1e-6, "cuda": 1e-4}
 """Largest relative difference. On CPU devices 0 is expected; CUDA kernels may add in another order from run to run."""
@@ -51,7 +51,7 @@ def check_parity(executor: Executor, timeline: Timeline, binding: Binding, step:
         expected = executor.call(0, lambda: unplaced_results(step, executor.devices[0].torch_device, per_part))
         step.restore(saved)
         placed = executor.load(timeline, binding, step, keep_gradients=True)
-        if isinstance(placed, PlacedStep):
+        if isinstance(placed, StreamStep):
             placed.rehearse()
         torch.manual_seed(step.seed)
         loss, _ = placed.run()

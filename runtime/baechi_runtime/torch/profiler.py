@@ -99,13 +99,11 @@ def profile_step(executor: Executor, graph: OpGraph, binding: Binding, step: Tra
 
 
 def _companions(executor: Executor, timeline: Timeline) -> int:
-    """The number of other devices to keep at work: all CPU devices, or parts of one GPU, for whose own steps there is memory. Whole
-    CUDA devices share nothing that their clocks would not see."""
-    if any(d.torch_device.type != "cpu" and d.share == 1 for d in executor.devices):
+    """The number of other devices to keep at work: all CPU devices for whose own steps there is memory. CUDA devices share nothing that
+    their clocks would not see, but for parts of one GPU, which are for trying plans out."""
+    if any(d.torch_device.type != "cpu" for d in executor.devices):
         return 0
     others, available, needed = len(executor.devices) - 1, available_bytes(), timeline.peak_memory_bytes[0]
-    if executor.devices[0].share > 1:
-        available = torch.cuda.get_device_properties(executor.devices[0].torch_device).total_memory
     return others if available is None or needed == 0 else max(0, min(others, int(available / needed) - 1))
 
 

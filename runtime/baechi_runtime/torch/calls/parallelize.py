@@ -23,6 +23,7 @@ from baechi_runtime.torch.calls.fragments import Settings
 from baechi_runtime.torch.calls.module_call import ModuleCall, call_of, place_in, take_out
 from baechi_runtime.torch.calls.workers import join_workers, several_workers
 from baechi_runtime.torch.lowering.devices import CudaDevice, TorchDevice, cpu_devices, cuda_devices
+from baechi_runtime.torch.streams.executor import executor_of as streams_or_threads
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 
 _EXECUTORS: dict[tuple[str, ...], ThreadExecutor] = {}
@@ -114,7 +115,7 @@ def executor_of(devices: Sequence[TorchDevice], timeout_seconds: float) -> Threa
     key = (*(d.name for d in devices), str(timeout_seconds))
     if key not in _EXECUTORS:
         threads = torch.get_num_threads()
-        _EXECUTORS[key] = ThreadExecutor(devices, timeout_seconds)
+        _EXECUTORS[key] = streams_or_threads(devices, timeout_seconds)
         for index in range(len(devices)):
             _EXECUTORS[key].call(index, lambda: None)
         torch.set_num_threads(threads)  # which the devices' threads set for themselves, and for all threads to come

@@ -1,5 +1,5 @@
-"""Fragments of placed calls, whose forward and backward passes run as programs of their own: what all of them have, and those on device
-threads."""
+"""Fragments of placed calls, whose forward and backward passes run as programs of their own: what all of them have, and those on the
+devices of this process."""
 
 import copy
 import threading
@@ -7,7 +7,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Self
 
 import torch
@@ -20,10 +19,9 @@ from baechi_runtime.measure.recording import NotedTimes
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.torch.calls.capturing import CallStep
 from baechi_runtime.torch.lowering.devices import TorchDevice
-from baechi_runtime.torch.lowering.mailbox import Mailboxes
 from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram, Lowering, Slots, StepContext
 from baechi_runtime.torch.lowering.program import in_phases
-from baechi_runtime.torch.threads.executor import ThreadExecutor, busy_us
+from baechi_runtime.torch.threads.executor import ThreadExecutor
 from baechi_runtime.torch.threads.step_recorder import DeviceLog
 
 
@@ -171,7 +169,7 @@ class Phases(ABC):
 
 
 class PhasedFragment(Phases):
-    """A fragment on device threads."""
+    """A fragment on the devices of this process."""
 
     def __init__(self, executor: ThreadExecutor, timeline: Timeline, call: CapturedCall, fragment: int, step: CallStep) -> None:
         super().__init__(timeline, call, fragment, step)
@@ -179,11 +177,12 @@ class PhasedFragment(Phases):
         self._load()
 
     def _load(self) -> None:
-        mailboxes = Mailboxes(self._executor.timeout_seconds)
-        self._abort = mailboxes.abort
-        context = StepContext(self._timeline.graph, self._call.binding, self._step, mailboxes, {}, state_in_slots=True)  # type: ignore[arg-type]
         devices = self._executor.devices[: len(self._timeline.cluster)]
-        self._lower(context, [mailboxes, mailboxes], list(enumerate(devices)))
+        exchange = self._executor.exchange(self._timeline)
+        context = StepContext(self._timeline.graph, self._call.binding, self._step, exchange, {}, state_in_slots=True)  # type: ignore[arg-type]
+        self._lower(context, [exchange, exchange], list(enumerate(devices)))
+        programs = [[programs[phase] for _, programs, _ in self._programs] for phase in range(2)]
+        self._together = [self._executor.together(self._timeline, exchange, of_phase) for of_phase in programs]
 
     def _begin(self, phase: int) -> int:
         """Wait for all earlier work on CUDA devices, too."""
@@ -194,10 +193,8 @@ class PhasedFragment(Phases):
         return time.monotonic_ns()
 
     def _run(self, phase: int, kept: list[Slots], args: Sequence[Tensor]) -> tuple[float, ...]:
-        own, graph = zip(self._programs, kept, strict=True), self._timeline.graph
-        tasks = [partial(busy_us, device, graph, partial(programs[phase].run, slots)) for (device, programs, _), slots in own]
         try:
-            busy = self._executor.run_all(tasks, on_failure=self._abort)
+            busy = self._together[phase](kept)
         except BaseException:
             self._load()  # the boxes of an aborted step are useless
             raise

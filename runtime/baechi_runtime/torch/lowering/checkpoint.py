@@ -35,8 +35,8 @@ def write_shard(folder: Path, device: int, state: Mapping[str, Tensor], optimize
     """Writes what lives on a device, with the state of its parameters' optimizers. Raises FileError where that is not possible."""
     tensors = {_STATE + name: value for name, value in state.items()}
     for name in optimizers.keys() & state.keys():
-        for slots in optimizers[name].state.values():
-            tensors |= {f"{_OPTIMIZER}{name}/{slot}": value for slot, value in slots.items() if isinstance(value, Tensor)}
+        slots = optimizers[name].state.get(state[name], {})
+        tensors |= {f"{_OPTIMIZER}{name}/{slot}": value for slot, value in slots.items() if isinstance(value, Tensor)}
     return written_shard(folder, device, lambda path: save_file({name: _plain(tensors[name]) for name in sorted(tensors)}, path))
 
 
@@ -62,12 +62,14 @@ def read_shards(checkpoint: Path, files: Iterable[str], state: Mapping[str, Tens
             raise CheckpointError(f"{checkpoint / file} can't be read: {e}; {another(checkpoint)}") from e
     if missing:
         raise CheckpointError(f"{checkpoint} has no tensor {min(missing)!r}; it is of another model: choose another --checkpoint")
-    for name, optimizer in optimizers.items():
+    for optimizer in dict.fromkeys(optimizers.values()):
+        names = [name for name, own in optimizers.items() if own is optimizer]  # in the order of its parameters
         kept = optimizer.state_dict()
         try:
-            optimizer.load_state_dict({**kept, "state": {0: slots[name]} if slots[name] else {}})
+            optimizer.load_state_dict({**kept, "state": {i: slots[name] for i, name in enumerate(names) if slots[name]}})
         except (LookupError, ValueError, TypeError, RuntimeError, AttributeError) as e:  # each optimizer looks at its own
-            raise CheckpointError(f"{checkpoint}: the optimizer can't take up its state of {name!r} ({e!r}); {another(checkpoint)}") from e
+            what = ", ".join(map(repr, names))
+            raise CheckpointError(f"{checkpoint}: the optimizer can't take up its state of {what} ({e!r}); {another(checkpoint)}") from e
 
 
 def _take(into: Tensor, value: Tensor, what: str) -> None:

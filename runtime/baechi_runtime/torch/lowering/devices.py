@@ -3,26 +3,27 @@
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from baechi_ext.capture.torch_private import hold_stream
 from baechi_ext.errors import MissingBackendError
 from baechi_runtime.host.host_memory import usable_bytes
 
 
 class TorchDevice(ABC):
-    """A device as the executor needs it. Tensors are handed over as they are, and work given to it is done at once, unless a kind of device
-    says otherwise."""
+    """A device as the executor needs it. Work given to it is done at once, unless a kind of device says otherwise."""
 
     clock_name: str
     share = 1
     """The number of parts that its GPU is split into, of which this is one; 1 where it is not split."""
+    let_go: Callable[[Any], None] | None = None
+    """To be called after a tensor from another device was let go of; None: its memory is free at once."""
 
     def __init__(self, name: str, torch_device: torch.device, node: int = 0) -> None:
         self.name = name
@@ -36,15 +37,6 @@ class TorchDevice(ABC):
         """Prepares the calling thread: core or stream, one intra-op thread."""
         torch.get_num_threads()  # a thread's first look takes over what another thread set last; after it, what it sets is its own
         torch.set_num_threads(1)
-
-    def pack(self, value: torch.Tensor) -> Any:
-        """Packs a tensor just computed here, to be handed to another device."""
-        return value
-
-    def unpack(self, packed: Any) -> torch.Tensor:
-        """The tensor here, from what another device packed."""
-        value: torch.Tensor = packed
-        return value
 
     def synchronize(self) -> None:  # noqa: B027 - nothing to wait for
         """Returns when all work given to the device is done."""
@@ -95,24 +87,26 @@ class CpuDevice(TorchDevice):
         return (end - start) / 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Handover:
-    """A tensor on its way from a CUDA device to another."""
-
-    value: torch.Tensor
-    ready: torch.cuda.Event
-    """Behind the kernel that computes it."""
-    outgoing: torch.cuda.Stream
-    """The stream of the sending device that copies."""
+_CYCLES_PER_US = 2000
+"""No GPU's clock is faster by much."""
 
 
-class CudaWorker(TorchDevice):
-    """The CUDA device of a worker process: number `index` of the machine `node`. StreamChannels hand tensors over as they are."""
+class CudaDevice(TorchDevice):
+    """One of the CUDA devices of one process, whose host thread gives all of them their work; or that of the worker process `rank`, number
+    `index` of the machine `node`.
+
+    Memory is used again in the order of the stream it was taken on. So a tensor that is copied out is kept until this device knows of
+    the copy's end, and a copy in waits until all is done that read what was let go of before. torch's allocator need not be told of the
+    other streams: it would hold memory back until it sees their events, which it does not while a graph is captured.
+    """
 
     clock_name = "cuda_event"
 
-    def __init__(self, rank: int, index: int, node: int = 0) -> None:
-        super().__init__(f"cuda:{rank}", torch.device("cuda", index), node)
+    def __init__(self, index: int, rank: int | None = None, node: int = 0) -> None:
+        super().__init__(f"cuda:{index if rank is None else rank}", torch.device("cuda", index), node)
+        self.let_go = self._note_end_of_use
+        self._unused: torch.cuda.Event | None = None
+        """Behind the last reader of what was let go of in this step."""
 
     # Made at their first use, which opens the device: a worker process opens none but its own.
     @cached_property
@@ -128,13 +122,40 @@ class CudaWorker(TorchDevice):
     def outgoing(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self.torch_device)
 
+    @property
+    def streams(self) -> tuple[torch.cuda.Stream, ...]:
+        return self.compute, self.copy, self.outgoing
+
     def enter(self) -> None:
         super().enter()
         torch.cuda.set_device(self.torch_device)
         torch.cuda.set_stream(self.compute)
 
+    def take_turn(self, _: Any = None) -> None:
+        """Has the calling thread give its GPU work as this device, where several share one."""
+        torch.cuda.set_stream(self.compute)
+
+    def begin(self) -> None:
+        """Before a step, or a phase of one, with all devices idle."""
+        self._unused = None
+
+    def take_in(self, value: torch.Tensor, source: "CudaDevice") -> tuple[torch.Tensor, torch.cuda.Event]:
+        """Begins to copy a tensor that `source` was just told to compute; the copy, and the event behind which it is there."""
+        self.copy.wait_stream(source.compute)
+        if self._unused is not None:
+            self.copy.wait_event(self._unused)
+        # torch copies between two devices on the current stream of the source's; before and after, it and that of the target wait for
+        # each other. So a device sends one tensor at a time, and takes in one at a time.
+        with torch.cuda.stream(source.outgoing), torch.cuda.stream(self.copy):
+            here = torch.empty_like(value, device=self.torch_device)
+            here.copy_(value, non_blocking=True)
+        return here, self.copy.record_event()
+
+    def _note_end_of_use(self, _: Any) -> None:
+        self._unused = self.compute.record_event()
+
     def synchronize(self) -> None:
-        for stream in (self.compute, self.copy, self.outgoing):
+        for stream in self.streams:
             stream.synchronize()
 
     def mark(self) -> torch.cuda.Event:
@@ -145,7 +166,11 @@ class CudaWorker(TorchDevice):
     def elapsed_us(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         return float(start.elapsed_time(end)) * 1000
 
-    def peak_bytes(self) -> int:
+    def hold(self, us: float) -> None:
+        """Keeps the device waiting for so long, or longer where its clock is slow, before it does what it is given next."""
+        hold_stream(self.compute, int(us * _CYCLES_PER_US))
+
+    def peak_bytes(self) -> int | None:
         return torch.cuda.max_memory_allocated(self.torch_device)
 
     def reset_peak(self) -> None:
@@ -156,32 +181,6 @@ class CudaWorker(TorchDevice):
 
     def set_random_state(self, state: torch.Tensor) -> None:
         torch.cuda.set_rng_state(state, self.torch_device)
-
-
-class CudaDevice(CudaWorker):
-    """One of the CUDA devices of one process, which copies to its own memory what others hand over."""
-
-    def __init__(self, index: int) -> None:
-        super().__init__(index, index)
-
-    def pack(self, value: torch.Tensor) -> Any:
-        ready = torch.cuda.Event()
-        ready.record(self.compute)
-        return Handover(value, ready, self.outgoing)
-
-    def unpack(self, packed: Any) -> torch.Tensor:
-        value: torch.Tensor = packed.value
-        self.copy.wait_event(packed.ready)
-        # torch copies between two devices on the current stream of the source's; before and after, it and that of the target wait for
-        # each other. So a device sends one tensor at a time, and takes in one at a time.
-        with torch.cuda.stream(packed.outgoing), torch.cuda.stream(self.copy):
-            here = torch.empty_like(value, device=self.torch_device)
-            here.copy_(value, non_blocking=True)
-        # The allocator knows each tensor by the stream it was made on: it must hear of the others that use it.
-        value.record_stream(packed.outgoing)
-        self.compute.wait_stream(self.copy)
-        here.record_stream(self.compute)
-        return here
 
 
 @contextmanager
@@ -225,7 +224,7 @@ def cpu_workers(count: int, environment: Mapping[str, str] = os.environ) -> list
     return [CpuDevice(rank, rank // here, rank % here) for rank in range(count)]
 
 
-def cuda_devices(count: int) -> list[TorchDevice]:
+def cuda_devices(count: int) -> list[CudaDevice]:
     """The first `count` CUDA devices. Raises MissingBackendError where there are fewer."""
     _require_cuda(count, count)
     return [CudaDevice(i) for i in range(count)]
@@ -241,7 +240,7 @@ def cuda_workers(count: int, environment: Mapping[str, str] = os.environ) -> lis
     _require_cuda(count, here)
     if not dist.is_nccl_available():
         raise MissingBackendError("--workers=process for CUDA devices needs NCCL, which this torch lacks; drop --workers=process")
-    return [CudaWorker(rank, rank % here, rank // here) for rank in range(count)]
+    return [CudaDevice(rank % here, rank, rank // here) for rank in range(count)]
 
 
 def cuda_found() -> int:

@@ -39,10 +39,6 @@ class Segment:
     views: tuple[Action, ...]
     compute: Action
     after: tuple[Action, ...]
-    departs: bool = False
-    """True if `after` gives tensors away."""
-    capturable: bool = False
-    """True if a CUDA graph can do again what the op does, view by view and kernel by kernel."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +76,10 @@ class LoweredProgram:
         except BaechiError:
             raise
         except Exception as e:
-            raise OpError(op, e, self._live(slots)) from e
+            raise OpError(op, e, self.live(slots)) from e
         return slots
 
-    def _live(self, slots: Slots) -> Storages:
+    def live(self, slots: Slots) -> Storages:
         """The tensors in the slots, by their names in the graph; views go by what they look at, where that is here."""
         keys = sorted(self.slot_of.items(), key=lambda item: not isinstance(item[0], tuple))
         return storages_of((key[1] if isinstance(key, tuple) else key.name, slots[slot]) for key, slot in keys)
@@ -116,7 +112,7 @@ class StepContext:
     step: TrainingStep
     mailboxes: Exchange
     optimizers: dict[str, torch.optim.Optimizer]
-    """One per parameter, so that an update can run as soon as its gradient is there; kept from plan to plan."""
+    """For each parameter its own, so that an update can run as soon as its gradient is there, or one for several; see `updates`."""
     gradients: dict[str, torch.Tensor] | None = None
     """Where given, every gradient is kept in it; otherwise a gradient lives until its update."""
     pre_hooks: Mapping[int, tuple[Action, ...]] = field(default_factory=dict)
@@ -142,22 +138,26 @@ class Lowering:
         made: set[fx.Node] = set()
         segments: list[Segment] = []
         coming: list[Action] = []
+        received: set[int] = set()
         for instruction in program:
             match instruction:
                 case Receive(tensor=t):
                     coming.append(self._receive(t))
+                    received.add(t)
                 case Run(op=v):
                     views = tuple(self._call(view) for view in bound[v].views if view not in made)
                     made.update(bound[v].views)
                     compute = self._compute(v)
                     frees = self._free([view for view in bound[v].views if last_use.get(view) == v])
                     arrivals = (*context.pre_hooks.get(v, ()), *coming)
-                    segments.append(Segment(v, arrivals, views, compute, frees, capturable=self._capturable(bound[v])))
+                    segments.append(Segment(v, arrivals, views, compute, frees))
                     coming = []
                 case Send(tensor=t, target=target):
-                    segments[-1] = replace(segments[-1], after=(*segments[-1].after, self._send(t, target)), departs=True)
+                    segments[-1] = replace(segments[-1], after=(*segments[-1].after, self._send(t, target)))
                 case Free(tensor=t) if self._tensor_key(t) not in self._kept:
                     segments[-1] = replace(segments[-1], after=(*segments[-1].after, *self._free([self._tensor_key(t)])))
+                    if t in received and self.device.let_go is not None:
+                        segments[-1] = replace(segments[-1], after=(*segments[-1].after, self.device.let_go))
         loss = context.binding.loss if any(s.op == context.binding.loss_op for s in segments) else None
         loss_slot = None if loss is None else self._slot(loss)
         writes = tuple(self._write(*write) for s in segments for write in context.binding.buffer_writes.get(s.op, ()))
@@ -194,22 +194,20 @@ class Lowering:
 
     def _receive(self, tensor: int) -> Action:
         slot, take = self._slot_of_key(self._tensor_key(tensor)), self.context.mailboxes.taker(tensor, self.index)
-        unpack = self.device.unpack
 
         def receive(slots: Slots) -> None:
-            slots[slot] = unpack(take())
+            slots[slot] = take()
 
         return receive
 
     def _send(self, tensor: int, target: int) -> Action:
         slot, give = self._slot_of_key(self._tensor_key(tensor)), self.context.mailboxes.giver(tensor, target)
-        pack = self.device.pack
         if moves_nothing(self.context.graph.tensors[tensor]):
             token = torch.empty_like(TOKEN, device=self.device.torch_device)
-            return lambda _: give(pack(token))
+            return lambda _: give(token)
 
         def send(slots: Slots) -> None:
-            give(pack(slots[slot]))
+            give(slots[slot])
 
         return send
 
@@ -231,7 +229,7 @@ class Lowering:
             return self._input(v, bound.input_index, bound.rows)
         if bound.state is not None:
             return self._read_state(v, bound.state)
-        if bound.parameters and self.context.binding.loss is not None:
+        if bound.parameters and self._has_loss:
             return self._update(bound)
         key = self.context.binding.state_names[bound.parameters[0]] if bound.parameters else bound.input_gradient
         if key is not None:
@@ -246,18 +244,10 @@ class Lowering:
             return self._call(bound.node, {int(key[1].rsplit(":", 1)[1]): self._slot_of_key(key) for key in self._keys_of.get(v, ())})
         return self._call(bound.node)
 
-    def _capturable(self, bound: BoundOp) -> bool:
-        """False for what reads the host's memory, or makes tensors whose sizes depend on values."""
-        if bound.input_index is not None:
-            return bound.input_index < 0
-        if bound.state is not None:
-            return True
-        if bound.parameters and self.context.binding.loss is not None:
-            return replayable(self.context.optimizers[self.context.binding.state_names[bound.parameters[0]]])
-        if bound.node is None:
-            return False
-        tags = getattr(bound.node.target, "tags", ())
-        return not {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(tags)
+    @property
+    def _has_loss(self) -> bool:
+        """True for a training step; a call has none."""
+        return self.context.binding.loss is not None
 
     @cached_property
     def _keys_of(self) -> dict[int, list[tuple[int, str]]]:
@@ -280,32 +270,43 @@ class Lowering:
     def _input(self, v: int, index: int, rows: tuple[int, int, int] | None) -> Action:
         slot = self._slot_of_key(self._keys_of[v][0])
         step, device = self.context.step, self.device.torch_device
-        ones = torch.ones((), device=device)
 
-        def tangent(slots: Slots) -> None:
-            slots[slot] = ones
+        def here() -> torch.Tensor:
+            value = step.inputs[index]
+            return (value if rows is None else value.narrow(*rows).contiguous()).to(device)
 
         def read(slots: Slots) -> None:
-            value = step.inputs[index]
-            slots[slot] = (value if rows is None else value.narrow(*rows).contiguous()).to(device, non_blocking=True)
+            slots[slot] = here()
 
-        return tangent if index < 0 else read
+        # A step's own inputs are there once and for all, as eager's are; a call has others every time.
+        kept = torch.ones((), device=device) if index < 0 else here() if device.type != "cpu" and self._has_loss else None
+
+        def read_kept(slots: Slots) -> None:
+            slots[slot] = kept
+
+        return read if kept is None else read_kept
 
     def _update(self, bound: BoundOp) -> Action:
-        """Adds up the gradients of a parameter's names, and steps its optimizer."""
+        """Adds up the gradients of a parameter's names, and steps its optimizer, if it is the last of those that this updates together."""
         name = self.context.binding.state_names[bound.parameters[0]]
         parameter, optimizer, kept = self.state[name], self.context.optimizers[name], self.context.gradients
-        summed = self._sum_of_gradients(bound)
+        summed, let_go = self._sum_of_gradients(bound), self.device.let_go
+        together = optimizer.param_groups[0]["params"]
+
+        def take(slots: Slots) -> None:
+            parameter.grad = summed(slots)
+            if kept is not None:
+                kept[name] = parameter.grad
 
         def update(slots: Slots) -> None:
-            gradient = summed(slots)
-            parameter.grad = gradient
+            take(slots)
             optimizer.step()
-            parameter.grad = None
-            if kept is not None:
-                kept[name] = gradient
+            for each in together:
+                each.grad = None
+            if let_go is not None:
+                let_go(slots)
 
-        return update
+        return update if together[-1] is parameter else take
 
     def _hand_over_gradient(self, bound: BoundOp, key: str | int) -> Action:
         """Adds up the gradients of a parameter's names, or of an input, and gives the sum to the step."""
@@ -414,11 +415,6 @@ def _runnable(target: Callable[..., Any]) -> Callable[..., Any]:
             return target(*args)
 
     return with_workspace
-
-
-def replayable(optimizer: torch.optim.Optimizer) -> bool:
-    """True if a step of the optimizer is kernels alone. Others count their steps on the host, unless they are told to be `capturable`."""
-    return isinstance(optimizer, torch.optim.SGD) or all(group.get("capturable", False) for group in optimizer.param_groups)
 
 
 def _by_position(target: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:

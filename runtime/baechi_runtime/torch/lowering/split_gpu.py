@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from baechi_ext.errors import MissingBackendError
-from baechi_runtime.torch.lowering.devices import CudaDevice, Handover, TorchDevice, cuda_found
+from baechi_runtime.torch.lowering.devices import CudaDevice, cuda_found
 
 GPU = 0
 
@@ -34,14 +34,13 @@ class GpuPart(CudaDevice):
         if stream is not None:
             self.compute = stream
 
-    def unpack(self, packed: Handover) -> torch.Tensor:
-        self.compute.wait_event(packed.ready)
+    def take_in(self, value: torch.Tensor, source: CudaDevice) -> tuple[torch.Tensor, torch.cuda.Event]:
         # Its memory is used again only after what this part is given to do with it.
-        packed.value.record_stream(self.compute)
-        return packed.value
+        value.record_stream(self.compute)
+        return value, source.compute.record_event()
 
 
-def split_gpu(parts: int) -> list[TorchDevice]:
+def split_gpu(parts: int) -> list[CudaDevice]:
     """The first GPU as `parts` devices. Raises MissingBackendError where there is none."""
     if not cuda_found():
         raise MissingBackendError(

@@ -38,6 +38,7 @@ from baechi_runtime.torch.processes.probe import play, probed
 from baechi_runtime.torch.processes.rank_part import GRADIENT, RankPart
 from baechi_runtime.torch.processes.sent_timeline import timeline_from_json, timeline_to_json
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
+from baechi_runtime.torch.streams.executor import executor_of
 from baechi_runtime.torch.threads.executor import PlacedStep, ThreadExecutor, run_until
 from baechi_runtime.torch.threads.step_recorder import clock_of
 
@@ -139,7 +140,7 @@ class ProcessExecutor:
         self._live: WeakSet[ProcessStep] = WeakSet()
         """The steps that are loaded and not dropped."""
         # It outwaits the waits for other ranks inside it, whose errors say more.
-        self._local = ThreadExecutor(self.devices[:1], group.timeout_seconds + _LONGER_SECONDS)
+        self._local = executor_of(self.devices[:1], group.timeout_seconds + _LONGER_SECONDS)
 
     def __enter__(self) -> "ProcessExecutor":
         return self

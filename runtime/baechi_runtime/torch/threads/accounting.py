@@ -121,8 +121,8 @@ def held_tensors(
     held = {name: state[name] for name in names}
     for name in list(held):
         if name in optimizers:
-            slots = (item for kept in optimizers[name].state.values() for item in kept.items())
-            held |= {f"{slot} of {name}": value for slot, value in slots if isinstance(value, torch.Tensor) and value.dim() > 0}
+            slots = optimizers[name].state.get(state[name], {})
+            held |= {f"{slot} of {name}": value for slot, value in slots.items() if isinstance(value, torch.Tensor) and value.dim() > 0}
     return held
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import torch
 
@@ -26,30 +26,30 @@ from baechi_runtime.measure.recording import DeviceMemory, Recording, recorded_r
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.torch.lowering.checkpoint import homes, living_on, read_shards, write_shard
-from baechi_runtime.torch.lowering.cuda_graphs import WARM_UP_STEPS, CudaRecorder, GraphedProgram
-from baechi_runtime.torch.lowering.devices import TorchDevice, memory_bytes, settle
+from baechi_runtime.torch.lowering.devices import TorchDevice, memory_bytes
 from baechi_runtime.torch.lowering.link_player import Player, Wait, fitted
 from baechi_runtime.torch.lowering.mailbox import Mailboxes
-from baechi_runtime.torch.lowering.memory_limit import CudaMemoryLimit, loading
 from baechi_runtime.torch.lowering.op_error import OpError
-from baechi_runtime.torch.lowering.ops import LoweredProgram, Lowering, StepContext
+from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram, Lowering, Slots, StepContext
 from baechi_runtime.torch.lowering.pace_player import play_pace
 from baechi_runtime.torch.lowering.program import cut
 from baechi_runtime.torch.threads.accounting import live_bytes, resident_bytes
 from baechi_runtime.torch.threads.step_recorder import NO_CUDA_TRANSFERS, DeviceLog, clock_of
 
 T = TypeVar("T")
+RunTogether = Callable[[Sequence[Slots]], Sequence[float]]
 _STOPPING_SECONDS = 5.0
 _PROBE_WARMUP, _PROBE_REPEATS = 5, 30
 
 
-class _Worker:
-    """A device's thread. Tasks are run in order; each has an answer of its own, so that nobody gets one that was given up."""
+class Worker:
+    """The thread of a device, or of several. Tasks are run in order; each has an answer of its own, so that nobody gets one that was given
+    up."""
 
-    def __init__(self, device: TorchDevice) -> None:
-        self.device = device
+    def __init__(self, *devices: TorchDevice) -> None:
+        self._devices = devices
         self.tasks: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self._loop, name=f"baechi {device.name}", daemon=True)
+        self.thread = threading.Thread(target=self._loop, name=f"baechi {devices[0].name}", daemon=True)
         self.thread.start()
 
     def submit(self, task: Callable[[], T]) -> Future[T]:
@@ -59,7 +59,8 @@ class _Worker:
 
     def _loop(self) -> None:
         try:
-            self.device.enter()
+            for device in self._devices:
+                device.enter()
             broken = None
         except Exception as e:  # noqa: BLE001 - reported with the first task
             broken = e
@@ -87,50 +88,31 @@ class PlacedStep:
         self.executor = executor
         self.timeline = timeline
         self.context = context
-        self.abort = cast(Mailboxes, context.mailboxes).abort
         self.step = context.step
         self.optimizers = context.optimizers
         self.programs = tuple(programs)
         self._loss: torch.Tensor | None = None
-        self.limits: Sequence[CudaMemoryLimit] = ()
-        self.graphed: tuple[GraphedProgram, ...] = ()
-        """Each device's CUDA graphs, where the executor makes them."""
-        if executor.recorder is not None:
-            fixed = self.state_storages()
-            self.graphed = tuple(GraphedProgram(program, executor.recorder, fixed) for program in programs)
 
     def run(self) -> tuple[torch.Tensor, StepTimes]:
         """The loss and the times of one step.
 
         Raises ExecutionError where an op fails or a device does not answer in time; the step can't be run again then.
         """
-        for index, graphed in enumerate(self.graphed):
-            if graphed.due:
-                self.executor.call(index, graphed.capture)
-        with contextlib.ExitStack() as stack:
-            for limit in self.limits:
-                stack.enter_context(limit)
-            begin = time.perf_counter_ns()
-            busy = self.executor.run_all([self._task(i) for i in range(len(self.programs))], on_failure=self.abort)
-            wall_us = (time.perf_counter_ns() - begin) / 1000
+        begin = time.perf_counter_ns()
+        busy = self._run()
+        wall_us = (time.perf_counter_ns() - begin) / 1000
         if self._loss is None:
             raise ExecutionError("the step has no loss; no device ran the op that computes it")
         loss, self._loss = self._loss, None
         return loss, StepTimes(wall_us, tuple(busy))
 
-    def rehearse(self) -> None:
-        """Where there are CUDA graphs, runs steps until one has run by them alone. The state is put back, and the optimizers' as well."""
-        if not self.graphed:
-            return
-        saved = self.step.snapshot()
-        for _ in range(WARM_UP_STEPS + 1):
-            self.run()
-        self.step.restore(saved)
-        states = [state for optimizer in self.optimizers.values() for state in optimizer.state.values()]
-        for value in (value for state in states for value in state.values()):
-            if isinstance(value, torch.Tensor):
-                value.zero_()  # as they all begin
-        settle(self.executor.devices)
+    def _run(self) -> Sequence[float]:
+        """Run the devices' programs, and take the loss; for how many microseconds each device was busy."""
+        return self.executor.run_all([self._task(i) for i in range(len(self.programs))], on_failure=self.abort)
+
+    def abort(self) -> None:
+        """Tell devices that wait for others to stop."""
+        cast(Mailboxes, self.context.mailboxes).abort()
 
     def gather(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The last step's gradients (where `load` was told to keep them), and the parameters and buffers as they are now, by name."""
@@ -153,26 +135,21 @@ class PlacedStep:
         read_shards(checkpoint, [shard.file for shard in shards], self.step.state(), self.optimizers)
 
     def peak_bytes(self) -> tuple[int, ...]:
-        """See LoadedStep: as the CUDA devices' own allocators say, or counted."""
-        devices = self.executor.devices
-        if any(d.peak_bytes() is None or d.share > 1 for d in devices):
-            return tuple(device.peak for device in self._held())
-        for _ in range(WARM_UP_STEPS if self.graphed else 0):
-            self.run()
-        # The next step captures its graphs: what stays in their pool is allocated then.
-        for device in devices:
-            device.reset_peak()
-        self.run()
-        return tuple(int(d.peak_bytes() or 0) for d in devices)
+        """See LoadedStep: counted."""
+        return tuple(device.peak for device in self._held())
 
     def _held(self) -> list[DeviceMemory]:
         """Memory that each device holds during one real step."""
         timeline, state, storages = self.timeline, self.step.state(), self.state_storages()
-        live = self.executor.run_all([partial(live_bytes, program, timeline, storages) for program in self.programs], self.abort)
+        live = self._live_bytes(storages)
         owned: list[list[str]] = [[] for _ in self.programs]
         for name, reader in self.context.binding.state_reader.items():
             owned[timeline.placement[reader]].append(name)
         return [DeviceMemory(resident_bytes(names, state, self.optimizers), ops) for ops, names in zip(live, owned, strict=True)]
+
+    def _live_bytes(self, left_out: set[int]) -> list[list[tuple[int, int, int]]]:
+        """Run a step; for each device what `live_bytes` says of its program."""
+        return self.executor.run_all([partial(live_bytes, program, self.timeline, left_out) for program in self.programs], self.abort)
 
     def record(self) -> Recording:
         executor, context = self.executor, self.context
@@ -182,8 +159,7 @@ class PlacedStep:
         for i, (log, device, program) in enumerate(zip(logs, devices, cut(self.timeline), strict=True)):
             watched = replace(context, mailboxes=log.exchange(context.mailboxes))
             noting.append(log.noting(Lowering(watched, device, i).lower(program)))
-        recorded = PlacedStep(executor, noting, context, self.timeline)
-        recorded.limits = self.limits
+        recorded = self._with(noting)
 
         def begin() -> None:
             for i, log in enumerate(logs):
@@ -193,42 +169,46 @@ class PlacedStep:
         notes = (NO_CUDA_TRANSFERS,) if self.timeline.transfers and any(d.torch_device.type != "cpu" for d in devices) else ()
         return Recording(*run, self._held(), clock_of(devices[0]).name, notes)
 
+    def _with(self, programs: Sequence[LoweredProgram]) -> "PlacedStep":
+        """The same step by programs that are watched."""
+        return PlacedStep(self.executor, programs, self.context, self.timeline)
+
     def state_storages(self) -> set[int]:
         """The addresses of the storages of parameters and buffers: they are resident, whoever looks at them."""
         return {value.untyped_storage().data_ptr() for value in self.step.state().values()}
 
     def _task(self, index: int) -> Callable[[], float]:
         program = self.programs[index]
-        run = self.graphed[index].run if self.graphed else program.run
 
         def step() -> None:
-            slots = run()
+            slots = program.run()
             if program.loss_slot is not None:
-                # The next replay would overwrite it where it stands.
-                self._loss = slots[program.loss_slot].clone() if self.graphed else slots[program.loss_slot]
+                self._loss = slots[program.loss_slot]
 
         return partial(busy_us, self.executor.devices[index], self.timeline.graph, step)
 
 
 class ThreadExecutor:
-    """Threads for `devices`. Use it as a context manager: leaving it ends the threads.
-
-    With a `recorder` placed steps turn into CUDA graphs once they have run (see baechi_runtime.torch.lowering.cuda_graphs).
-    """
+    """Threads for `devices`. Use it as a context manager: leaving it ends the threads."""
 
     shared_memory = True
 
-    def __init__(
-        self, devices: Sequence[TorchDevice], timeout_seconds: float = 300.0, recorder: Callable[[], CudaRecorder] | None = None
-    ) -> None:
+    def __init__(self, devices: Sequence[TorchDevice], timeout_seconds: float = 300.0) -> None:
         keep_freed_memory()
-        self.recorder = recorder
         self.devices = tuple(devices)
         self.timeout_seconds = timeout_seconds
-        self._workers = [_Worker(d) for d in devices]
+        self._workers = self._started()
         self._broken = False
 
-    def __enter__(self) -> "ThreadExecutor":
+    def _started(self) -> list[Worker]:
+        """The thread of each device."""
+        return [Worker(device) for device in self.devices]
+
+    def _submitted(self, device: int, task: Callable[[], T]) -> Callable[[], T]:
+        """The task, as the device's thread runs it."""
+        return task
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -242,44 +222,39 @@ class ThreadExecutor:
             worker.thread.join(timeout=1.0 if self._broken else 10.0)
 
     def load(self, timeline: Timeline, binding: Binding, step: TrainingStep, *, keep_gradients: bool = False) -> PlacedStep:
-        """`step` placed as the timeline says, with fresh optimizers; `keep_gradients` keeps each run's gradients for `gather`.
+        """`step` placed as the timeline says, with fresh optimizers; `keep_gradients` keeps each run's gradients for `gather`. It works on
+        the step's own parameters and buffers."""
+        self._require_enough(timeline)
+        mailboxes = Mailboxes(self.timeout_seconds)
+        context = StepContext(timeline.graph, binding, step, mailboxes, step.optimizers(), {} if keep_gradients else None)
+        return PlacedStep(self, self._lowered(timeline, context), context, timeline)
 
-        CPU devices work on the step's own parameters and buffers; other devices on a replica, each tensor where its readers run.
-        """
+    def exchange(self, timeline: Timeline) -> Exchange:
+        """What carries tensors between programs that are run together."""
+        return Mailboxes(self.timeout_seconds)
+
+    def together(self, timeline: Timeline, exchange: Exchange, programs: Sequence[LoweredProgram]) -> RunTogether:
+        """A function that runs these programs, of the first devices, at the same time, each on its slots, and returns for how many
+        microseconds each device was busy. After an error the exchange is useless."""
+
+        def run(slots: Sequence[Slots]) -> Sequence[float]:
+            own = zip(self.devices, programs, slots, strict=False)
+            tasks = [partial(busy_us, device, timeline.graph, partial(program.run, there)) for device, program, there in own]
+            return self.run_all(tasks, on_failure=cast(Mailboxes, exchange).abort)
+
+        return run
+
+    def _require_enough(self, timeline: Timeline) -> None:
         if len(timeline.cluster) > len(self.devices):
             raise ExecutionError(f"the plan is for {len(timeline.cluster)} devices, the executor has {len(self.devices)}")
-        if any(d.torch_device.type != "cpu" for d in self.devices):
-            with loading("a plan"):
-                step = self._scattered(timeline, binding, step)
-        mailboxes = Mailboxes(self.timeout_seconds)
-        graphs_hold_updates = self.recorder and step.optimizer.capturable and all(p.is_cuda for p in step.module.parameters())
-        optimizers = step.optimizers(capturable=True) if graphs_hold_updates else step.optimizers()
-        context = StepContext(timeline.graph, binding, step, mailboxes, optimizers, {} if keep_gradients else None)
-        programs = [Lowering(context, self.devices[i], i).lower(program) for i, program in enumerate(cut(timeline))]
-        settle(self.devices)
-        placed = PlacedStep(self, programs, context, timeline)
-        placed.limits = self._limits(timeline, binding, step)
-        return placed
 
-    def _limits(self, timeline: Timeline, binding: Binding, step: TrainingStep) -> list[CudaMemoryLimit]:
-        """Memory limits of the CUDA devices for which the cluster has one; none for parts of a split GPU, which share an allocator."""
-        state, limits = step.state(), []
-        for i, (device, limited) in enumerate(zip(self.devices, timeline.cluster.devices, strict=False)):
-            if device.torch_device.type == "cuda" and device.share == 1 and limited.memory_bytes is not None:
-                resident = sum(state[name].nbytes for name, reader in binding.state_reader.items() if timeline.placement[reader] == i)
-                limits.append(CudaMemoryLimit(int(limited.memory_bytes) - resident, device.torch_device))
-        return limits
-
-    def _scattered(self, timeline: Timeline, binding: Binding, step: TrainingStep) -> TrainingStep:
-        replica = step.replica("cpu")
-        for name, value in replica.state().items():
-            if name in binding.state_reader:
-                value.data = value.data.to(self.devices[timeline.placement[binding.state_reader[name]]].torch_device)
-        return replica
+    def _lowered(self, timeline: Timeline, context: StepContext) -> list[LoweredProgram]:
+        """The program of each device."""
+        return [Lowering(context, self.devices[i], i).lower(program) for i, program in enumerate(cut(timeline))]
 
     def call(self, device: int, function: Callable[[], T]) -> T:
         """Runs a function in a device's thread and returns its value; raises what it raises."""
-        answer = self._workers[device].submit(function)
+        answer = self._workers[device].submit(self._submitted(device, function))
         if (error := self._error(device, answer)) is not None:
             raise error
         return answer.result()
@@ -324,7 +299,7 @@ class ThreadExecutor:
         boxes = Mailboxes(self.timeout_seconds)
         tasks: list[Callable[[], list[float]]] = [list for _ in self.devices]
         for here, there in ((source, target), (target, source)):
-            player = Player(self.devices[here], _Boxed(boxes, self.devices[here], here, there), leads=here == source)
+            player = Player(self.devices[here], _Boxed(boxes, here, there), leads=here == source)
             tasks[here] = partial(player.round_trips, size, _PROBE_WARMUP, _PROBE_REPEATS)
         return self.run_all(tasks, on_failure=boxes.abort)[source]
 
@@ -337,8 +312,8 @@ class ThreadExecutor:
         pending: list[Future[T]] = []
         errors: list[tuple[int, BaseException]] = []
         try:
-            for worker, task in zip(self._workers, tasks, strict=False):
-                pending.append(worker.submit(partial(_telling, task, on_failure)))
+            for device, (worker, task) in enumerate(zip(self._workers, tasks, strict=False)):
+                pending.append(worker.submit(self._submitted(device, partial(_telling, task, on_failure))))
             for index, answer in enumerate(pending):
                 try:
                     error = self._error(index, answer)
@@ -375,19 +350,15 @@ class ThreadExecutor:
 class _Boxed:
     """One end of the mailboxes between two devices; see Wire."""
 
-    def __init__(self, boxes: Mailboxes, device: TorchDevice, here: int, there: int) -> None:
-        self._device, self._give, self._take = device, boxes.giver(0, there), boxes.taker(0, here)
+    def __init__(self, boxes: Mailboxes, here: int, there: int) -> None:
+        self._give, self._take = boxes.giver(0, there), boxes.taker(0, here)
 
     def send(self, tensor: torch.Tensor) -> Wait:
-        self._give(self._device.pack(tensor))
+        self._give(tensor)
         return lambda: None
 
     def receive(self, words: int) -> Wait:
-        def wait() -> None:
-            self._device.unpack(self._take())
-            self._device.synchronize()
-
-        return wait
+        return self._take
 
 
 def _telling(task: Callable[[], T], on_failure: Callable[[], None]) -> T:

@@ -1,0 +1,302 @@
+"""The executor of the CUDA devices of one process: a host thread that gives them their work in the order of the plan, and waits for none
+of them before the step's end. With a recorder, steps become one CUDA graph each."""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar, cast
+
+import torch
+
+from baechi_ext.capture.torch_joint import Binding
+from baechi_ext.simulate import Timeline
+from baechi_runtime.measure.device_speeds import Pace
+from baechi_runtime.measure.link_probe import PROBE_BYTES, LinkProbe
+from baechi_runtime.models.training_step import TrainingStep
+from baechi_runtime.torch.lowering.devices import CudaDevice, TorchDevice, settle
+from baechi_runtime.torch.lowering.link_player import fitted
+from baechi_runtime.torch.lowering.memory_limit import CudaMemoryLimit, loading
+from baechi_runtime.torch.lowering.op_error import OpError
+from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram, Slots, StepContext
+from baechi_runtime.torch.lowering.pace_player import play_pace
+from baechi_runtime.torch.lowering.updates import optimizers_by_device
+from baechi_runtime.torch.streams.handovers import Handovers
+from baechi_runtime.torch.streams.step_graph import Recorder, why_not_captured
+from baechi_runtime.torch.streams.walk import Walk
+from baechi_runtime.torch.threads.accounting import CountedSlots, counting
+from baechi_runtime.torch.threads.executor import OpFailure, PlacedStep, RunTogether, ThreadExecutor, Worker
+
+T = TypeVar("T")
+WARM_UP_STEPS = 2
+"""The first step makes what ops make once (workspaces, optimizer states); in the second, ops are timed. The third may be a graph."""
+_PROBE_WARMUP, _PROBE_REPEATS, _TRIPS = 3, 15, 4
+MakeRecorder = Callable[[Sequence[CudaDevice], CudaDevice], Recorder]
+"""The recorder of devices, of which one may draw random numbers."""
+
+
+class Walked:
+    """Programs of several devices that one host thread runs together. The second run is timed, op by op."""
+
+    def __init__(self, timeline: Timeline, handovers: Handovers, programs: Sequence[LoweredProgram], devices: Sequence[CudaDevice]) -> None:
+        self._timeline, self._handovers, self._devices = timeline, handovers, devices
+        self.walk = Walk(timeline, programs, devices)
+        self.runs = 0
+        self.busy_us = (0.0,) * len(programs)
+        """Microseconds that each device took for its ops when they were timed: their sum, waits left out."""
+
+    def run(self, slots: Sequence[Slots]) -> Sequence[float]:
+        """Runs them, and waits for the devices; returns `busy_us`. Raises OpFailure where an op fails."""
+        self.runs += 1
+        try:
+            if self.runs == WARM_UP_STEPS:
+                self.timed(slots)
+            else:
+                self.give(slots)
+            self.synchronize()
+        except OpError as e:
+            where = 0 if e.op is None else self._timeline.placement[e.op]
+            raise OpFailure(e.explain(self._devices[where].name, self._timeline.graph)) from e.cause
+        return self.busy_us
+
+    def give(self, slots: Sequence[Slots]) -> None:
+        """Gives the devices all of the work. Raises OpError."""
+        self._handovers.begin()
+        self.walk.run(slots)
+        self._handovers.end()
+
+    def timed(self, slots: Sequence[Slots]) -> dict[int, tuple[float, float]]:
+        """Does the same; op -> microseconds that it takes its device, and the host. Raises OpError."""
+        self._handovers.begin()
+        times = self.walk.timed(slots)
+        self._handovers.end()
+        busy_us = [0.0] * len(self._devices)
+        for v, (us, _) in times.items():
+            busy_us[self._timeline.placement[v]] += us
+        self.busy_us = tuple(busy_us)
+        return times
+
+    def synchronize(self) -> None:
+        for device in self._devices:
+            device.synchronize()
+
+
+class StreamStep(PlacedStep):
+    """One plan on the CUDA devices of this process."""
+
+    executor: "StreamExecutor"
+
+    def __init__(self, executor: "StreamExecutor", programs: Sequence[LoweredProgram], context: StepContext, timeline: Timeline) -> None:
+        super().__init__(executor, programs, context, timeline)
+        self._devices = executor.devices[: len(programs)]
+        self.walked = Walked(timeline, cast(Handovers, context.mailboxes), programs, self._devices)
+        self._replay: Callable[[], None] | None = None
+        self._slots: list[Slots] = []
+        """Of the captured step: the tensors that it leaves are where each replay puts them."""
+        self.limits: Sequence[CudaMemoryLimit] = ()
+        self.why_not = "" if executor.recorder is None else why_not_captured(timeline, context.binding, context.optimizers)
+        """Why the step is no graph, where one was wanted."""
+
+    @property
+    def is_graph(self) -> bool:
+        return self._replay is not None
+
+    @property
+    def note(self) -> str:
+        """The outcome of capturing, in words."""
+        what = f"{len(self.timeline.graph)} ops on {len(self.programs)} device{'s' * (len(self.programs) > 1)}"
+        if self.why_not:
+            return f"no CUDA graph of {what}: {self.why_not}"
+        return f"one CUDA graph of {what}" if self.is_graph else f"no CUDA graph yet: it is made after {WARM_UP_STEPS} steps"
+
+    def _run(self) -> Sequence[float]:
+        self.executor.call(0, self._step)
+        return self.walked.busy_us
+
+    def _step(self) -> None:
+        make, walked = self.executor.recorder, self.walked
+        if make is not None and not self.why_not and not self.is_graph and walked.runs >= WARM_UP_STEPS:
+            self._capture(make)
+        if self._replay is None:
+            self._loss = self._loss_in(self._by_op(self.empty()))
+        else:
+            self._replay()
+            walked.synchronize()
+            self._loss = self._loss_in(self._slots)
+
+    def empty(self) -> list[Slots]:
+        return [[None] * program.num_slots for program in self.programs]
+
+    def _by_op(self, slots: list[Slots]) -> list[Slots]:
+        """A step op by op; the slots, with what it leaves in them."""
+        with contextlib.ExitStack() as stack:
+            for limit in self.limits:
+                stack.enter_context(limit)
+            self.walked.run(slots)
+        return slots
+
+    def _loss_in(self, slots: Sequence[Slots]) -> torch.Tensor | None:
+        """A copy: the next replay would overwrite it where it stands."""
+        at = next(((d, p.loss_slot) for d, p in enumerate(self.programs) if p.loss_slot is not None), None)
+        if at is None:
+            return None
+        loss: torch.Tensor = slots[at[0]][at[1]].clone()
+        self._devices[at[0]].synchronize()
+        return loss
+
+    def _capture(self, make: MakeRecorder) -> None:
+        """Captures the step. Where that fails steps go on op by op, and `why_not` says why."""
+        slots = self.empty()
+        seeded = self.context.binding.seeded_ops
+        origin = self._devices[self.timeline.placement[seeded[0]] if seeded else 0]
+        try:
+            self._replay = make(self._devices, origin).capture(partial(self.walked.give, slots))
+        except (RuntimeError, OpError) as e:
+            cause = e.cause if isinstance(e, OpError) else e
+            where = f"op {self.timeline.graph.ops[e.op].id!r}: " if isinstance(e, OpError) and e.op is not None else ""
+            self.why_not = where + (str(cause).splitlines() or [type(cause).__name__])[0]
+        else:
+            self._slots = slots
+
+    def rehearse(self) -> None:
+        """Where steps become a graph, runs them until one has. The state is put back, and the optimizers' as well."""
+        if self.executor.recorder is None:
+            return
+        saved = self.step.snapshot()
+        for _ in range(WARM_UP_STEPS + 1):
+            self.run()
+        self.step.restore(saved)
+        states = [state for optimizer in self.optimizers.values() for state in optimizer.state.values()]
+        for value in (value for state in states for value in state.values()):
+            if isinstance(value, torch.Tensor):
+                value.zero_()  # as they all begin
+        settle(self._devices)
+
+    def peak_bytes(self) -> tuple[int, ...]:
+        """See LoadedStep: as the devices' own allocators say; counted where several share one."""
+        if any(d.share > 1 or d.peak_bytes() is None for d in self._devices):
+            return super().peak_bytes()
+        for _ in range(0 if self.executor.recorder is None else WARM_UP_STEPS):
+            self.run()
+        # The next step is captured, where it is: what stays in its pool is allocated then.
+        for device in self._devices:
+            device.reset_peak()
+        self.run()
+        return tuple(int(d.peak_bytes() or 0) for d in self._devices)
+
+    def _live_bytes(self, left_out: set[int]) -> list[list[tuple[int, int, int]]]:
+        found: list[list[tuple[int, int, int]]] = [[] for _ in self.programs]
+        programs = [counting(program, self.timeline, own) for program, own in zip(self.programs, found, strict=True)]
+        slots: list[Slots] = [CountedSlots(program.num_slots, left_out) for program in programs]
+        self.executor.call(0, lambda: self._with(programs)._by_op(slots))
+        return found
+
+    def _with(self, programs: Sequence[LoweredProgram]) -> "StreamStep":
+        """The same step by programs that are watched: neither timed nor captured."""
+        other = StreamStep(self.executor, programs, self.context, self.timeline)
+        other.walked.runs, other.limits, other.why_not = WARM_UP_STEPS, self.limits, "it is watched"
+        return other
+
+
+class StreamExecutor(ThreadExecutor):
+    """CUDA devices of this process, and the thread that gives them their work. With a recorder, placed steps become graphs."""
+
+    devices: tuple[CudaDevice, ...]
+
+    def __init__(self, devices: Sequence[CudaDevice], timeout_seconds: float = 300.0, recorder: MakeRecorder | None = None) -> None:
+        self.recorder = recorder
+        super().__init__(devices, timeout_seconds)
+
+    def _started(self) -> list[Worker]:
+        return [Worker(*self.devices)] * len(self.devices)
+
+    def exchange(self, timeline: Timeline) -> Handovers:
+        """See ThreadExecutor."""
+        return Handovers(timeline, self.devices, phases=True)
+
+    def together(self, timeline: Timeline, exchange: Exchange, programs: Sequence[LoweredProgram]) -> RunTogether:
+        """See ThreadExecutor."""
+        walked = Walked(timeline, cast(Handovers, exchange), programs, self.devices[: len(programs)])
+        return lambda slots: self.call(0, partial(walked.run, slots))
+
+    def _submitted(self, device: int, task: Callable[[], T]) -> Callable[[], T]:
+        def on_its_stream() -> T:
+            self.devices[device].enter()
+            return task()
+
+        return on_its_stream
+
+    def load(self, timeline: Timeline, binding: Binding, step: TrainingStep, *, keep_gradients: bool = False) -> StreamStep:
+        """See ThreadExecutor.load. The step is a replica, each tensor where its readers run; its inputs, too, are there from the start."""
+        self._require_enough(timeline)
+        with loading("a plan"):
+            replica = self._scattered(timeline, binding, step)
+            graphed = self.recorder is not None and all(d.torch_device.type == "cuda" for d in self.devices)
+            capturable = {"capturable": True} if graphed and step.optimizer.capturable else {}
+            optimizers = optimizers_by_device(timeline, binding, replica, range(len(timeline.cluster)), **capturable)
+            handovers = Handovers(timeline, self.devices)
+            gradients: dict[str, torch.Tensor] | None = {} if keep_gradients else None
+            context = StepContext(timeline.graph, binding, replica, handovers, optimizers, gradients, handovers.pre_hooks)
+            placed = StreamStep(self, self._lowered(timeline, context), context, timeline)
+        settle(self.devices)
+        placed.limits = self._limits(timeline, binding, replica)
+        return placed
+
+    def _limits(self, timeline: Timeline, binding: Binding, step: TrainingStep) -> list[CudaMemoryLimit]:
+        """Memory limits of the devices for which the cluster has one; none for parts of a split GPU, which share an allocator."""
+        state, limits = step.state(), []
+        for i, (device, limited) in enumerate(zip(self.devices, timeline.cluster.devices, strict=False)):
+            if device.torch_device.type == "cuda" and device.share == 1 and limited.memory_bytes is not None:
+                resident = sum(state[name].nbytes for name, reader in binding.state_reader.items() if timeline.placement[reader] == i)
+                limits.append(CudaMemoryLimit(int(limited.memory_bytes) - resident, device.torch_device))
+        return limits
+
+    def _scattered(self, timeline: Timeline, binding: Binding, step: TrainingStep) -> TrainingStep:
+        replica = step.replica("cpu")
+        for name, value in replica.state().items():
+            if name in binding.state_reader:
+                value.data = value.data.to(self.devices[timeline.placement[binding.state_reader[name]]].torch_device)
+        return replica
+
+    def paces(self, windows: int, window_seconds: float) -> list[Pace]:
+        """See `Executor`: one device after the other, since they share nothing."""
+        return [self.call(i, partial(play_pace, device, windows, window_seconds)) for i, device in enumerate(self.devices)]
+
+    def probe_link(self, source: int = 0, target: int = 1, sizes: Sequence[int] = PROBE_BYTES) -> LinkProbe:
+        """The link between two devices, from copies there and back that the devices do by themselves, with the host ahead."""
+        here, there = self.devices[source], self.devices[target]
+        return fitted({size: self.call(source, partial(_round_trips_us, here, there, size)) for size in sizes})
+
+
+def _round_trips_us(here: CudaDevice, there: CudaDevice, size: int) -> list[float]:
+    """Microseconds of a round trip of a tensor, the mean of some; as often as it takes to see a typical one."""
+    out, found = torch.zeros(size // 4, device=here.torch_device), []
+    settle([here])
+    issued_us = 1000.0
+    for repeat in range(_PROBE_WARMUP + _PROBE_REPEATS):
+        here.begin()
+        there.begin()
+        here.hold(2 * issued_us)
+        begun, start, value = time.perf_counter_ns(), here.mark(), out
+        kept = []
+        for _ in range(_TRIPS):
+            for source, target in ((here, there), (there, here)):
+                copy, done = target.take_in(value, source)
+                target.compute.wait_event(done)
+                kept.append(copy)
+                value = copy
+        end, issued_us = here.mark(), (time.perf_counter_ns() - begun) / 1000
+        for device in (here, there):
+            device.synchronize()
+        if repeat >= _PROBE_WARMUP:
+            found.append(max(here.elapsed_us(start, end) / _TRIPS, _LEAST_US))
+    return found
+
+
+_LEAST_US = 0.1
+
+
+def executor_of(devices: Sequence[TorchDevice], timeout_seconds: float, recorder: MakeRecorder | None = None) -> ThreadExecutor:
+    """The executor of devices of this process, CUDA devices, whose steps a `recorder` makes graphs of, or others."""
+    cuda = [device for device in devices if isinstance(device, CudaDevice)]
+    return StreamExecutor(cuda, timeout_seconds, recorder) if cuda else ThreadExecutor(devices, timeout_seconds)

@@ -1,0 +1,87 @@
+"""A placed step as one CUDA graph: the kernels of all devices, the copies between them, and what waits for what. A step is one launch then.
+
+Capturing begins on one device's stream, from which the streams of all devices branch off, and to which they come back. On each device it
+takes memory from a pool of its own, in which a tensor's place is used again as soon as the plan frees it, and which nobody else uses.
+
+See https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs for what a graph may hold.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from baechi_ext.capture.torch_joint import Binding
+from baechi_ext.simulate import Timeline
+from baechi_runtime.torch.lowering.devices import CudaDevice
+
+
+class Recorder(Protocol):
+    """Takes down the work of devices, to have it done again at once."""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Captures what `work` gives to the devices, and returns a function that does it again on the same tensors. `work` is called, but
+        nothing is computed. Raises RuntimeError where that cannot be captured."""
+
+
+class CudaRecorder:
+    """Captures one CUDA graph of several devices, of which `origin` may draw random numbers. Called in the devices' thread."""
+
+    def __init__(self, devices: Sequence[CudaDevice], origin: CudaDevice) -> None:
+        self._origin = origin
+        self._streams = [stream for device in devices for stream in device.streams if stream != origin.compute]
+        others = {device.torch_device for device in devices} - {origin.torch_device}
+        self._pools = {device: _pool(device) for device in others}
+        """A graph keeps its own, on the device where it begins, but not these: who holds the graph has to."""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """See Recorder."""
+        graph, compute = torch.cuda.CUDAGraph(), self._origin.compute
+        torch.cuda.empty_cache()  # what the steps before it took, and it takes anew
+        with contextlib.ExitStack() as stack:
+            for device, pool in self._pools.items():
+                stack.enter_context(torch.cuda.use_mem_pool(pool, device))
+            stack.enter_context(torch.cuda.stream(compute))
+            # Other threads may allocate meanwhile.
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                for stream in self._streams:
+                    stream.wait_stream(compute)
+                work()
+                for stream in self._streams:
+                    compute.wait_stream(stream)
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # which says only that it failed
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+
+        return partial(self._replay, graph)
+
+    def _replay(self, graph: torch.cuda.CUDAGraph) -> None:
+        with torch.cuda.stream(self._origin.compute):
+            graph.replay()
+
+
+def _pool(device: torch.device) -> torch.cuda.MemPool:
+    with torch.cuda.device(device):
+        return torch.cuda.MemPool()
+
+
+def why_not_captured(timeline: Timeline, binding: Binding, optimizers: Mapping[str, torch.optim.Optimizer]) -> str:
+    """The reason why no graph can do the step again; empty where none is known."""
+    for op, bound in zip(timeline.graph.ops, binding.ops, strict=True):
+        tags = () if bound.node is None else getattr(bound.node.target, "tags", ())
+        if {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(tags):
+            return f"the shape of what op {op.id!r} makes depends on values"
+    if len({timeline.placement[v] for v in binding.seeded_ops}) > 1:
+        return "random numbers are drawn on several devices (--relaxed_random)"
+    counting = next((o for o in optimizers.values() if not _is_replayable(o)), None)
+    return f"{type(counting).__name__} counts its steps on the host" if counting is not None else ""
+
+
+def _is_replayable(optimizer: torch.optim.Optimizer) -> bool:
+    """True if a step of the optimizer is kernels alone. Others count their steps on the host, unless they are told to be `capturable`."""
+    return isinstance(optimizer, torch.optim.SGD) or all(group.get("capturable", False) for group in optimizer.param_groups)

@@ -1,0 +1,102 @@
+"""The programs of several devices as one, in the order of the plan: what one host thread gives to all of them."""
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from baechi_ext.errors import BaechiError
+from baechi_ext.simulate import Timeline
+from baechi_runtime.torch.lowering.devices import CudaDevice
+from baechi_runtime.torch.lowering.op_error import OpError
+from baechi_runtime.torch.lowering.ops import Action, LoweredProgram, Slots
+
+_HELD = 32
+"""Ops that a device is held back for, so that the host is ahead of it. A stream takes some 1,000 kernels before its host has to wait."""
+_FIRST_US = 100.0
+"""The host's time for an op, before any was seen."""
+
+
+_Given = tuple[int, int | None, Action]
+"""A device, an op of it (None: no op's), and what is done for that."""
+
+
+class Walk:
+    """One way through the programs of all devices. Each device's slots are its own; all slots of a step go together."""
+
+    def __init__(self, timeline: Timeline, programs: Sequence[LoweredProgram], devices: Sequence[CudaDevice]) -> None:
+        self._timeline, self._programs, self._devices = timeline, programs, devices
+        self._parts = any(d.share > 1 for d in devices)
+        segments = {segment.op: segment for program in programs for segment in program.segments}
+        self.segments = [(timeline.placement[v], segments[v]) for v in timeline.started if v in segments]
+        """The programs' ops, each with its device."""
+        self._epilogues = [(d, action) for d, program in enumerate(programs) for action in program.epilogue]
+        actions: list[_Given] = []
+        for d, s in self.segments:
+            actions += [(d, s.op, action) for action in (*s.arrivals, *s.views, s.compute, *s.after)]
+        self._actions = self._on_their_streams([*actions, *((d, None, action) for d, action in self._epilogues)])
+
+    def _on_their_streams(self, actions: list[_Given]) -> list[_Given]:
+        """The actions, and where parts of one GPU take turns, the change from one part's stream to the other's."""
+        if not self._parts:
+            return actions
+        found: list[_Given] = []
+        current = -1
+        for device, op, action in actions:
+            if device != current:
+                current = device
+                found.append((device, op, self._devices[device].take_turn))
+            found.append((device, op, action))
+        return found
+
+    def run(self, slots: Sequence[Slots]) -> None:
+        """Gives the devices all of the step's work. Raises OpError, naming the op, for whatever an instruction raises; the project's own
+        errors pass."""
+        device, op = 0, None
+        try:
+            with torch.no_grad():
+                for device, op, action in self._actions:  # noqa: B007 - read where an instruction fails
+                    action(slots[device])
+        except BaechiError:
+            raise
+        except Exception as e:
+            raise OpError(op, e, self._programs[device].live(slots[device])) from e
+
+    def timed(self, slots: Sequence[Slots]) -> dict[int, tuple[float, float]]:
+        """Does the same, op after op: op -> microseconds that it takes its device, waits left out, and those that it takes the host.
+
+        Each device is held back for some ops at a time, so that it does not wait for the host in the midst of one.
+        """
+        hosts: dict[int, float] = {}
+        marks = {}
+        given, begun = [0] * len(self._devices), time.perf_counter_ns()
+        for d, segment in self.segments:
+            device, own = self._devices[d], slots[d]
+            if self._parts:
+                device.take_turn()
+            if given[d] % _HELD == 0:
+                per_op_us = (time.perf_counter_ns() - begun) / 1000 / len(hosts) if hosts else _FIRST_US
+                device.hold(2 * _HELD * per_op_us)
+            given[d] += 1
+            arriving_us = self._timed(segment.op, d, segment.arrivals, own)
+            start = device.mark()
+            hosts[segment.op] = arriving_us + self._timed(segment.op, d, (*segment.views, segment.compute, *segment.after), own)
+            marks[segment.op] = device, start, device.mark()
+        for d, action in self._epilogues:
+            self._timed(None, d, (action,), slots[d])
+        for device in self._devices:
+            device.synchronize()
+        return {op: (device.elapsed_us(start, end), hosts[op]) for op, (device, start, end) in marks.items()}
+
+    def _timed(self, op: int | None, device: int, actions: Sequence[Action], slots: Slots) -> float:
+        """The host's microseconds for some actions. Raises as `run` does."""
+        begin = time.perf_counter_ns()
+        try:
+            with torch.no_grad():
+                for action in actions:
+                    action(slots)
+        except BaechiError:
+            raise
+        except Exception as e:
+            raise OpError(op, e, self._programs[device].live(slots)) from e
+        return (time.perf_counter_ns() - begin) / 1000
