@@ -14,7 +14,7 @@ from baechi_runtime.models.training_step import EagerStep, TrainingStep
 from baechi_runtime.torch.lowering import updates
 from baechi_runtime.torch.lowering.devices import cuda_devices
 from baechi_runtime.torch.lowering.updates import optimizers_by_device
-from baechi_runtime.torch.parity import check_parity
+from baechi_runtime.torch.parity import _Masks, check_parity, exact_results, parity_of_kernels, unplaced_results
 from baechi_runtime.torch.streams.executor import WARM_UP_STEPS, StreamExecutor, StreamStep
 from baechi_runtime.torch.streams.step_graph import CudaRecorder, why_not_captured
 from tests.runtime.replaying import HostRecorder, host_devices
@@ -145,6 +145,24 @@ def test_updates_go_together_by_device_and_bytes(monkeypatch: pytest.MonkeyPatch
     assert len({id(o) for o in optimizers.values()}) == len({timeline.placement[v] for v, b in enumerate(binding.ops) if b.parameters})
     monkeypatch.setattr(updates, "TOGETHER_BYTES", 1)
     assert len({id(o) for o in optimizers_by_device(timeline, binding, step, range(2)).values()}) == len(optimizers)
+
+
+def test_kernels_may_round_as_the_unplaced_steps_do_and_no_more() -> None:
+    step = make_step("branches", "momentum")
+    device, masks = torch.device("cpu"), _Masks()
+    before = step.snapshot()
+    eager = unplaced_results(step, device, None, masks)
+    step.restore(before)
+    exact = exact_results(step, device, masks)
+    assert exact is not None
+    assert {value.dtype for name, value in exact.items() if "num_batches" not in name} == {torch.float64}
+    assert parity_of_kernels(exact, eager, eager).passed
+    assert all(torch.equal(value, before[name]) for name, value in step.snapshot().items())
+    for name in ("loss", "gradient of model.last.weight", "new value of model.left.1.running_var"):
+        wrong = eager | {name: eager[name] * (1 + 1e-3)}
+        parity = parity_of_kernels(exact, eager, wrong)
+        assert (parity.passed, parity.worst) == (False, name)
+        assert parity_of_kernels(exact, wrong, wrong).passed  # both round alike
 
 
 @pytest.mark.gpu
