@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from bisect import bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, cast
@@ -167,16 +167,20 @@ class StreamChannels(PostedChannels):
     """Channels between CUDA devices: NCCL does the transfers of a rank on a stream of its own, in the order in which they are started. The
     host waits for none of them. That stream waits for what the compute stream was given before an end of a transfer was started, the
     compute stream for a received tensor right before its first use. torch's allocator knows that both streams use these tensors, so one
-    that is freed is used again only after its transfer, and nothing has to be kept here."""
+    that is freed is used again only after its transfer. A step ends when all of its sends are done."""
 
     def __init__(self, timeline: Timeline, binding: Binding, group: WorkerGroup, device: TorchDevice) -> None:
         super().__init__(timeline, binding, group, device)
         self._clock = device
         self._waits: list[tuple[int, torch.cuda.Event, torch.cuda.Event]] = []
         """Each wait of the compute stream for a tensor: where it begins, and where it ends."""
+        self._sent: deque[dist.Work] = deque()
+        """Sends that are not known to be done, in their order. Some releases of torch keep what is sent as long as these."""
 
     def _keep(self, value: torch.Tensor, work: dist.Work, gone: Callable[[], None] | None) -> None:
-        """A send is done when its receiver's step is."""
+        while self._sent and self._sent[0].is_completed():
+            self._sent.popleft()
+        self._sent.append(work)
 
     def _await(self, tensor: int, work: dist.Work) -> None:
         begin = self._clock.mark()
@@ -184,20 +188,29 @@ class StreamChannels(PostedChannels):
         self._waits.append((tensor, begin, self._clock.mark()))
 
     def finish(self) -> float:
-        """Waits until all has been received; how many microseconds the compute stream waited for it.
+        """Waits until all has been received and sent; how many microseconds the compute stream waited for what it received.
 
         Raises LostPeerError, naming the first tensor that does not come in time.
         """
-        waited_us, timeout_seconds = 0.0, self._timeout.total_seconds()
+        waited_us, seconds = 0.0, self._timeout.total_seconds()
         for tensor, begin, end in self._waits:
-            deadline = time.monotonic() + timeout_seconds
-            while not end.query():
-                if time.monotonic() > deadline:
-                    raise self._in_vain(tensor, f"nothing came for {timeout_seconds:g} s")
-                time.sleep(_POLL_SECONDS)
+            if not self._in_time(end.query):
+                raise self._in_vain(tensor, f"nothing came for {seconds:g} s")
             waited_us += self._clock.elapsed_us(begin, end)
+        for work in self._sent:
+            if not self._in_time(work.is_completed):
+                raise self._unsent(f"nobody took a tensor for {seconds:g} s")
         self._waits.clear()
+        self._sent.clear()
         return waited_us
+
+    def _in_time(self, is_done: Callable[[], bool]) -> bool:
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        while not is_done():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
 
 
 def ordered_pre_hooks(timeline: Timeline, rank: int) -> dict[int, list[int]]:
