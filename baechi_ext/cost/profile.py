@@ -27,6 +27,8 @@ class OpProfile:
     persistent_bytes: int | float = 0
     contended_us: tuple[float, ...] = ()
     """The same, while other devices were at work; empty where none was."""
+    issue_us: float = 0.0
+    """What it took the host to give it to a device that works by itself, at least; 0 where that is part of the samples."""
 
     @property
     def min_us(self) -> float:
@@ -77,6 +79,7 @@ class Profile(Saved):
                     "median_us": p.median_us,
                     "samples_us": list(p.samples_us),
                     **({"contended_us": list(p.contended_us)} if p.contended_us else {}),
+                    **({"issue_us": p.issue_us} if p.issue_us else {}),
                     **{name: getattr(p, name) for name in _SIZES},
                 }
                 for id_, p in self.ops.items()
@@ -156,7 +159,8 @@ def _op_from_json(id_: str, value: Any) -> OpProfile:
     if not isinstance(contended, list):
         raise ProfileError(f'"contended_us" of op {id_!r} is {contended!r}; expected a list; profile again')
     alone_us, contended_us = (tuple(as_number(s, f"a sample of op {id_!r}", ProfileError) for s in x) for x in (samples, contended))
-    profile = OpProfile(alone_us, **sizes, contended_us=contended_us)
+    issue_us = as_number(value.get("issue_us", 0.0), f"issue_us of op {id_!r}", ProfileError)
+    profile = OpProfile(alone_us, **sizes, contended_us=contended_us, issue_us=issue_us)
     if value.get("compute_us") is None:
         raise ProfileError(f'the profile of op {id_!r} has no "compute_us"; profile again')
     compute_us = as_number(value["compute_us"], f"compute_us of op {id_!r}", ProfileError)
@@ -167,8 +171,13 @@ def _op_from_json(id_: str, value: Any) -> OpProfile:
     return profile
 
 
-def attach_costs(graph: OpGraph, profile: Profile, *, contended: bool = False) -> OpGraph:
-    """The graph with each op's time and bytes from `profile`; with `contended` the times beside other devices at work.
+HOSTS = ("none", "one", "each")
+"""What gives ops to devices while a step runs: nothing, since it is one launch; one thread for all of them; or one for each."""
+
+
+def attach_costs(graph: OpGraph, profile: Profile, *, contended: bool = False, host: str = "none") -> OpGraph:
+    """The graph with each op's time and bytes from `profile`; with `contended` the times beside other devices at work. `host`: one of
+    HOSTS. One thread is a limit of all ops together; one for each device makes an op take as long as it takes the host, at least.
 
     Times are built on the least samples, which repeat best from run to run because other programs only ever add to a sample.
     Raises ProfileError where an op has no profile.
@@ -178,4 +187,7 @@ def attach_costs(graph: OpGraph, profile: Profile, *, contended: bool = False) -
         raise ProfileError(f"the profile has no op {missing!r}; profile this graph again")
     times = profile.contended_us() if contended else profile.compute_us()
     sizes = {id_: {name: getattr(costs, name) for name in _SIZES} for id_, costs in profile.ops.items()}
-    return graph.replace_ops([replace(op, compute_us=times[op.id], **sizes[op.id]) for op in graph.ops])
+    if host == "each":
+        times = {id_: max(us, profile.ops[id_].issue_us) for id_, us in times.items()}
+    issue = {id_: costs.issue_us if host == "one" else 0.0 for id_, costs in profile.ops.items()}
+    return graph.replace_ops([replace(op, compute_us=times[op.id], issue_us=issue[op.id], **sizes[op.id]) for op in graph.ops])

@@ -179,6 +179,7 @@ def _coarse_op(graph: OpGraph, head: Sequence[int], h: int, group: Sequence[int]
         forward_op=_coarse_forward_op(graph, head, group),
         module=graph.ops[h].module,
         pin=next((op.pin for op in ops if op.pin is not None), None),
+        issue_us=sum(op.issue_us for op in ops),
     )
 
 

@@ -27,7 +27,7 @@ _DEFAULTS = {"op": "", "phase": "forward", "persistent_bytes": 0, "output_bytes"
     "tensor": "",
 }
 """Defaults of the optional fields of a graph file."""
-_RARE = {"forward_op": None, "module": None, "pin": None, "resident": False, "part": None, "flop": None, "moved_bytes": None}
+_RARE = {"forward_op": None, "module": None, "pin": None, "resident": False, "part": None, "flop": None, "moved_bytes": None, "issue_us": 0.0}
 """Fields that a graph file has only where they have another value than this one."""
 _OF_EDGES = ("index", "order", "predecessors", "successors", "depths", "size")  # attributes that are derived from ids and edges alone
 
@@ -66,6 +66,8 @@ class Op:
     """Floating-point operations, where they were counted."""
     moved_bytes: int | float | None = None
     """Bytes that it reads and writes, where they were counted."""
+    issue_us: float = 0.0
+    """Time that it takes the host, where one thread gives all devices their ops, one after the other."""
 
     @property
     def name(self) -> str:
@@ -285,6 +287,10 @@ class OpGraph:
     def total_compute_us(self) -> float:
         return sum(op.compute_us for op in self.ops)
 
+    def total_issue_us(self) -> float:
+        """No step takes less than its host."""
+        return sum(op.issue_us for op in self.ops)
+
     def replace_ops(self, ops: Sequence[Op]) -> "OpGraph":
         """The same graph with other costs or colocation on the same op ids."""
         if [op.id for op in ops] != [op.id for op in self.ops]:
@@ -299,7 +305,7 @@ class OpGraph:
         nodes = []
         for op in self.ops:
             node = {key: getattr(op, key) for key in _FIELDS}
-            node |= {key: value for key, default in _RARE.items() if (value := getattr(op, key)) is not default}
+            node |= {key: value for key, default in _RARE.items() if (value := getattr(op, key)) != default}
             nodes.append(node)
         edges = []
         for v, op in enumerate(self.ops):
@@ -422,6 +428,7 @@ def _op_from_json(node: Any, position: int) -> Op:
         resident=resident,
         part=part,
         **{key: as_bytes(node[key], f"{key} of op {id_!r}", GraphError) for key in ("flop", "moved_bytes") if node.get(key) is not None},
+        issue_us=as_number(node.get("issue_us") or 0.0, f"issue_us of op {id_!r}", GraphError),
     )
 
 

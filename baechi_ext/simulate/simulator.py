@@ -23,6 +23,7 @@ class Simulator:
     def __init__(self, graph: OpGraph, cluster: Cluster) -> None:
         self.graph = graph
         self.cluster = cluster
+        self._issue_us = graph.total_issue_us()
         self._placement, self._priority = Struct(f"{len(graph)}I"), Struct(f"{len(graph)}d")  # twice as fast as numpy takes a sequence
 
     def evaluate(self, placement: Sequence[int], priority: Sequence[float] | None = None) -> tuple[float, tuple[float, ...]]:
@@ -66,7 +67,7 @@ class Simulator:
         state.totals["has_priority"] = priority is not None
         if priority is not None:
             self._priority.pack_into(state.priority.data, 0, *priority)
-        return simulate_kernel.run(self._problem, state)
+        return max(simulate_kernel.run(self._problem, state), self._issue_us)
 
     @cached_property
     def _problem(self) -> "Problem":
@@ -97,7 +98,7 @@ def _as_tuple(values: "np.ndarray[Any, Any]") -> tuple[Any, ...]:
 
 
 def lower_bound_us(graph: OpGraph, cluster: Cluster, *, thorough: bool = False) -> float:
-    """See `relaxation.lower_bound_us`."""
+    """See `relaxation.lower_bound_us`; no step takes less than its host."""
     from baechi_ext.simulate import relaxation
 
-    return relaxation.lower_bound_us(graph, cluster, thorough=thorough)
+    return max(relaxation.lower_bound_us(graph, cluster, thorough=thorough), graph.total_issue_us())

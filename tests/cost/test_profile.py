@@ -9,7 +9,10 @@ import pytest
 
 from baechi_ext.cost import Contention, OpProfile, Profile, attach_costs
 from baechi_ext.errors import FileError, MismatchError, ProfileError
-from baechi_ext.ir import Op, OpGraph
+from baechi_ext.ir import Cluster, Op, OpGraph
+from baechi_ext.place.common import PlaceOptions
+from baechi_ext.place.registry import place
+from baechi_ext.simulate import lower_bound_us, simulate
 from tests.build import graph_of
 
 GRAPH = graph_of({"a": 0, "b": 0}, ("a", "b", 4))
@@ -142,3 +145,21 @@ def test_samples_of_different_numbers_are_not_scaled() -> None:
     ops = {"a": OpProfile((20.0, 10.0)), "b": OpProfile((10.0,))}
     profile = Profile(graph.fingerprint, dict(zip(graph.index, graph.op_digests, strict=True)), "thread_cpu", 0, ops)
     assert [op.compute_us for op in attach_costs(graph, profile).ops] == [10.0, 10.0]
+
+
+def test_what_a_thread_takes_to_give_ops_to_devices(tmp_path: Path) -> None:
+    """One thread for all devices is a limit of the step; one for each, a limit of every op; with one launch for all there is none."""
+    graph = graph_of({"a": 0, "b": 0, "c": 0}, ("a", "b", 4))
+    ops = {"a": OpProfile((2.0,), issue_us=6.0), "b": OpProfile((7.0,), issue_us=6.0), "c": OpProfile((5.0,))}
+    profile = replace(a_profile(graph), ops=ops)
+    profile.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json", graph) == profile
+    steps = {}
+    for host in ("none", "each", "one"):
+        costed = attach_costs(graph, profile, host=host)
+        assert OpGraph.from_json(costed.to_json()).ops == costed.ops
+        steps[host] = [simulate(costed, Cluster.uniform(2), placement).makespan_us for placement in ([0, 0, 0], [0, 0, 1])]
+    assert steps == {"none": [14.0, 9.0], "each": [18.0, 13.0], "one": [14.0, 12.0]}
+    assert lower_bound_us(attach_costs(graph, profile, host="one"), Cluster.uniform(2)) == 12.0
+    single = attach_costs(graph, replace(profile, ops={**ops, "c": OpProfile((5.0,), issue_us=40.0)}), host="one")
+    assert not place("auto", single, Cluster.uniform(2), PlaceOptions(time_limit_seconds=1)).splits

@@ -28,7 +28,14 @@ def costed(request: TrainRequest, graph: OpGraph, devices: Sequence[str], clock:
                 f"{request.cost_path}: the costs are of the clock {profile.clock!r}, this run's devices go by {clock!r}; "
                 "profile these devices with --costgen"
             )
-    return Captured(attach_costs(graph, profile, contended=len(devices) > 1), attach_costs(graph, profile), profile)
+    host = host_of(request)
+    placed = attach_costs(graph, profile, contended=len(devices) > 1, host=host)
+    return Captured(placed, attach_costs(graph, profile, host=host), profile)
+
+
+def host_of(request: TrainRequest) -> str:
+    """What gives ops to the request's devices; see `attach_costs`."""
+    return "none" if request.cuda_graphs else "each" if request.workers == "process" else "one"
 
 
 def cluster_of(

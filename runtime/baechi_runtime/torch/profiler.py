@@ -29,6 +29,7 @@ from baechi_runtime.torch.lowering.devices import TorchDevice, one_thread
 from baechi_runtime.torch.lowering.executor import Executor
 from baechi_runtime.torch.lowering.ops import LoweredProgram, Segment, Slots
 from baechi_runtime.torch.lowering.random_state import as_it_was
+from baechi_runtime.torch.streams.executor import StreamStep
 from baechi_runtime.torch.threads.executor import PlacedStep
 
 T = TypeVar("T")
@@ -59,7 +60,8 @@ def profile_step(executor: Executor, graph: OpGraph, binding: Binding, step: Tra
     Parameters, buffers and random state are put back afterwards.
 
     Times are of the device's own clock (thread CPU time, CUDA events), from an op's first instruction to its last free, so that
-    they add up to the step; on a CPU device the Python that starts an op is part of it, as it is in the step.
+    they add up to the step; on a CPU device the Python that starts an op is part of it, as it is in the step. A CUDA device is timed while
+    it is behind its host, whose time for each op is noted by itself.
     """
     device = executor.devices[0]
     timeline = one_device_timeline(graph)
@@ -70,14 +72,14 @@ def profile_step(executor: Executor, graph: OpGraph, binding: Binding, step: Tra
         gc.collect()
         most = f"{'up to ' * (options.enough_error > 0)}{options.warmup + options.repeats} passes"
         with progress(f"profiling {len(graph)} ops, {most}"):
-            samples, _ = _passes(executor, placed, options, by_wall=False)
+            samples, _, issued = _passes(executor, placed, options, by_wall=False)
         with progress("measuring temporary memory"):
             temporary = temporary_bytes(executor, placed)
         companions = _companions(executor, timeline)
         if companions:
             beside = f"profiling beside {companions} other device{'s' * (companions > 1)} at work"
             with progress(beside), executor.keep_busy(companions, timeline, binding, step):
-                contended, passes_us = _passes(executor, placed, options, by_wall=True)
+                contended, passes_us, _ = _passes(executor, placed, options, by_wall=True)
             contention = Contention(companions + 1, passes_us)
     return Profile(
         graph_fingerprint=graph.fingerprint,
@@ -85,7 +87,7 @@ def profile_step(executor: Executor, graph: OpGraph, binding: Binding, step: Tra
         clock=device.clock_name,
         warmup=options.warmup,
         ops={
-            op.id: OpProfile(tuple(samples[v]), op.output_bytes, temporary[v], op.persistent_bytes, tuple(contended[v]))
+            op.id: OpProfile(tuple(samples[v]), op.output_bytes, temporary[v], op.persistent_bytes, tuple(contended[v]), issued[v])
             for v, op in enumerate(graph.ops)
         },
         metadata={
@@ -109,13 +111,15 @@ def _companions(executor: Executor, timeline: Timeline) -> int:
 
 def _passes(
     executor: Executor, placed: PlacedStep, options: ProfileOptions, *, by_wall: bool
-) -> tuple[list[list[float]], tuple[float, ...]]:
-    """For each op its samples, and the time of each pass (see `_clocked`), both in microseconds, without the warm-up.
+) -> tuple[list[list[float]], tuple[float, ...], list[float]]:
+    """For each op its samples, the time of each pass (see `_clocked`), both in microseconds, without the warm-up; and for each op the least
+    that it took the host, where that is not part of them.
 
     `by_wall`: ops are scaled to the passes' own time, not to the sum of their ops.
     """
     device = executor.devices[0]
     samples: list[list[float]] = [[] for _ in placed.programs[0].segments]
+    hosts = [math.inf] * len(samples)
     passes: list[float] = []
     typical: list[float] = []
     started = time.perf_counter()
@@ -123,13 +127,15 @@ def _passes(
         late = time.perf_counter() - started > options.enough_seconds
         if len(passes) >= FEWEST_REPEATS and (late or _error_of(typical) < options.enough_error):
             break
-        pass_us, times = executor.call(0, lambda: _clocked(lambda: _timed_pass(placed, device)))
+        pass_us, (times, issued) = executor.call(0, lambda: _clocked(lambda: _timed_pass(placed, device)))
         if repeat >= options.warmup:
             passes.append(pass_us)
             typical.append(pass_us if by_wall else sum(times.values()))
             for v, us in times.items():
                 samples[v].append(us)
-    return samples, tuple(passes)
+            for v, us in issued.items():
+                hosts[v] = min(hosts[v], us)
+    return samples, tuple(passes), [us if us < math.inf else 0.0 for us in hosts]
 
 
 def _error_of(passes: Sequence[float]) -> float:
@@ -157,8 +163,10 @@ def _waited_for_core_ns() -> int:
         return 0
 
 
-def _timed_pass(placed: PlacedStep, device: TorchDevice) -> dict[int, float]:
-    """Op -> microseconds of one step of a one-device program."""
+def _timed_pass(placed: PlacedStep, device: TorchDevice) -> tuple[dict[int, float], dict[int, float]]:
+    """Op -> microseconds of one step of a one-device program; and those that they take the host, where that is not part of them."""
+    if isinstance(placed, StreamStep):
+        return _timed_behind_host(placed)
     program = placed.programs[0]
     slots: Slots = [None] * program.num_slots
     marks = [device.mark()]
@@ -170,7 +178,21 @@ def _timed_pass(placed: PlacedStep, device: TorchDevice) -> dict[int, float]:
         for action in program.epilogue:
             action(slots)
     device.synchronize()
-    return {s.op: device.elapsed_us(a, b) for s, (a, b) in zip(program.segments, pairwise(marks), strict=True)}
+    return {s.op: device.elapsed_us(a, b) for s, (a, b) in zip(program.segments, pairwise(marks), strict=True)}, {}
+
+
+def _timed_behind_host(placed: StreamStep) -> tuple[dict[int, float], dict[int, float]]:
+    """See `_timed_pass`. Updates that are one call share its time: the device's by bytes, the host's equally."""
+    times = placed.walked.time_ops(placed.empty())
+    device, host = ({v: each[i] for v, each in times.items()} for i in range(2))
+    state, names = placed.step.state(), placed.context.binding.state_names
+    sizes = {v: state[names[b.parameters[0]]].nbytes for v, b in enumerate(placed.context.binding.ops) if b.parameters and v in times}
+    whole = sum(sizes.values())
+    if whole and placed.optimizers:
+        device_us, host_us = (sum(of[v] for v in sizes) for of in (device, host))
+        device |= {v: device_us * size / whole for v, size in sizes.items()}
+        host |= dict.fromkeys(sizes, host_us / len(sizes))
+    return device, host
 
 
 def temporary_bytes(executor: Executor, placed: PlacedStep) -> list[int]:

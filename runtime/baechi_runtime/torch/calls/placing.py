@@ -15,6 +15,7 @@ from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline, simulate
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers import pipeline
+from baechi_runtime.drivers.costing import host_of
 from baechi_runtime.drivers.placement import Placement, place
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.torch.backend import costed
@@ -99,9 +100,10 @@ def _placed_as_kept(request: TrainRequest, executor: Executor, captured: OpGraph
         cluster = replace(cluster, default=kept.plan.cluster.default, pairs=kept.plan.cluster.pairs)
     if cluster != kept.plan.cluster:
         return None
-    single = one_device_timeline(attach_costs(captured, kept.profile))
+    host = host_of(request)
+    single = one_device_timeline(attach_costs(captured, kept.profile, host=host))
     splits = len(set(kept.plan.placement)) > 1
-    graph = attach_costs(captured, kept.profile, contended=len(executor.devices) > 1) if splits else single.graph
+    graph = attach_costs(captured, kept.profile, contended=len(executor.devices) > 1, host=host) if splits else single.graph
     planned = _prepared(request, executor, graph)
     if placement_violations(planned, cluster, kept.plan.placement):
         return None
@@ -118,8 +120,8 @@ def place_alike(earlier: Placement, captured: CapturedCall) -> Timeline | None:
     graph = captured.graph
     if graph.index != earlier.graph.index or [op.colocation for op in graph.ops] != [op.colocation for op in earlier.graph.ops]:
         return None
-    known = zip(graph.ops, earlier.graph.ops, strict=True)
-    graph = graph.replace_ops([replace(op, compute_us=k.compute_us, temporary_bytes=k.temporary_bytes) for op, k in known])
+    costs = [{name: getattr(k, name) for name in ("compute_us", "temporary_bytes", "issue_us")} for k in earlier.graph.ops]
+    graph = graph.replace_ops([replace(op, **own) for op, own in zip(graph.ops, costs, strict=True)])
     timeline = earlier.result.timeline
     rank = {v: i for i, v in enumerate(timeline.started)}
     alike = simulate(graph, timeline.cluster, timeline.placement, [rank[v] for v in range(len(graph))])

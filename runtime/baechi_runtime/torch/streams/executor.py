@@ -3,7 +3,7 @@ of them before the step's end. With a recorder, steps become one CUDA graph each
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar, cast
 
@@ -48,16 +48,21 @@ class Walked:
     def run(self, slots: Sequence[Slots]) -> Sequence[float]:
         """Runs them, and waits for the devices; returns `busy_us`. Raises OpFailure where an op fails."""
         self.runs += 1
-        try:
-            if self.runs == WARM_UP_STEPS:
-                self.timed(slots)
-            else:
+        if self.runs == WARM_UP_STEPS:
+            self.time_ops(slots)
+        else:
+            with self._explained():
                 self.give(slots)
-            self.synchronize()
+                self.synchronize()
+        return self.busy_us
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
         except OpError as e:
             where = 0 if e.op is None else self._timeline.placement[e.op]
             raise OpFailure(e.explain(self._devices[where].name, self._timeline.graph)) from e.cause
-        return self.busy_us
 
     def give(self, slots: Sequence[Slots]) -> None:
         """Gives the devices all of the work. Raises OpError."""
@@ -65,11 +70,13 @@ class Walked:
         self.walk.run(slots)
         self._handovers.end()
 
-    def timed(self, slots: Sequence[Slots]) -> dict[int, tuple[float, float]]:
-        """Does the same; op -> microseconds that it takes its device, and the host. Raises OpError."""
-        self._handovers.begin()
-        times = self.walk.timed(slots)
-        self._handovers.end()
+    def time_ops(self, slots: Sequence[Slots]) -> dict[int, tuple[float, float]]:
+        """Runs them; op -> microseconds that it took its device, and the host. Raises OpFailure."""
+        with self._explained():
+            self._handovers.begin()
+            times = self.walk.timed(slots)
+            self._handovers.end()
+            self.synchronize()
         busy_us = [0.0] * len(self._devices)
         for v, (us, _) in times.items():
             busy_us[self._timeline.placement[v]] += us
