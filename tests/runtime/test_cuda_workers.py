@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from baechi_ext.errors import ExecutionError, MissingBackendError
 from baechi_runtime.torch.lowering.devices import cpu_devices, cuda_workers
-from baechi_runtime.torch.lowering.memory_limit import SLACK_BYTES, CudaMemoryLimit
+from baechi_runtime.torch.lowering.memory_limit import CUDA_SLACK_BYTES, CudaMemoryLimit
 from baechi_runtime.torch.processes import worker_group
 from baechi_runtime.torch.processes.crash_log import CrashLog
 from baechi_runtime.torch.processes.executor import ProcessExecutor
@@ -134,8 +134,8 @@ def test_what_exceeds_the_limit_is_refused_and_what_fits_is_not() -> None:
     with CudaMemoryLimit(more, device):
         assert torch.ones(more // 2, dtype=torch.uint8, device=device)[-1] == 1
         with pytest.raises(torch.OutOfMemoryError):
-            torch.ones(2 * (more + SLACK_BYTES), dtype=torch.uint8, device=device)
-    assert torch.ones(2 * (more + SLACK_BYTES), dtype=torch.uint8, device=device)[-1] == 1
+            torch.ones(2 * (more + CUDA_SLACK_BYTES), dtype=torch.uint8, device=device)
+    assert torch.ones(2 * (more + CUDA_SLACK_BYTES), dtype=torch.uint8, device=device)[-1] == 1
 
 
 # What is done where memory ends or a peer stands still; the parts of it that need no CUDA device

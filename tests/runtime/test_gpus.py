@@ -15,6 +15,7 @@ from baechi_runtime.torch import cluster as gpu_cluster
 from baechi_runtime.torch.cluster import free_bytes, measured_cluster, topology
 from baechi_runtime.torch.lowering.devices import CudaDevice, memory_bytes, uuids_of_gpus
 from baechi_runtime.torch.lowering.gpus import Gpus, Tie, read_gpus
+from baechi_runtime.torch.lowering.memory_limit import CUDA_SLACK_BYTES, plannable_bytes
 
 GIB = 2**30
 
@@ -162,7 +163,7 @@ def test_a_link_of_each_kind_is_probed(machine: None) -> None:
     assert [[round(link.latency_us, 2) for j, link in enumerate(row) if j != i] for i, row in enumerate(cluster.link_table())] == [
         [2.0, 5.0, 5.0], [2.0, 5.0, 5.0], [5.0, 5.0, 2.0], [5.0, 5.0, 2.0],
     ]  # fmt: skip
-    assert [(d.name, d.memory_bytes) for d in cluster.devices] == [(f"cuda:{i}", 15 * GIB) for i in range(4)]
+    assert [(d.name, d.memory_bytes) for d in cluster.devices] == [(f"cuda:{i}", plannable_bytes(15 * GIB)) for i in range(4)]
     assert not cluster.parallel_transfers
     assert round(probe.fit.latency_us, 2) == 2.0
 
@@ -192,7 +193,7 @@ def test_without_the_driver_all_links_count_as_the_first(machine: None, monkeypa
 
 
 def test_what_is_free_counts_what_this_process_holds(machine: None) -> None:
-    assert free_bytes(Executor(2, 1).devices) == [14 * GIB + 2, 15 * GIB + 1]
+    assert free_bytes(Executor(2, 1).devices) == [plannable_bytes(14 * GIB + 2), plannable_bytes(15 * GIB + 1)]
 
 
 def test_what_is_free_on_another_machine_is_not_known_here() -> None:
@@ -230,3 +231,11 @@ def test_the_driver_and_torch_speak_of_the_same_gpus() -> None:
     properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     assert [gpu.name for gpu in found.gpus] == [p.name for p in properties]
     assert all(abs(gpu.memory_bytes / p.total_memory - 1) < 0.1 for gpu, p in zip(found.gpus, properties, strict=True))
+
+
+def test_a_gpu_has_room_for_less_than_it_has() -> None:
+    """The driver's context, the libraries' workspaces and the allocator's segments take some."""
+    room = plannable_bytes(80 * GIB)
+    assert 60 * GIB < room < 64 * GIB
+    assert room * 1.25 + CUDA_SLACK_BYTES + GIB / 2 == pytest.approx(80 * GIB)
+    assert plannable_bytes(GIB / 2) == 0

@@ -12,6 +12,7 @@ from baechi_ext.ir import Cluster, Device
 from baechi_runtime.torch.cluster import by_reference, topology
 from baechi_runtime.torch.lowering import split_gpu
 from baechi_runtime.torch.lowering.devices import CudaDevice, cpu_devices, memory_bytes
+from baechi_runtime.torch.lowering.memory_limit import plannable_bytes
 from baechi_runtime.torch.lowering.split_gpu import GpuPart
 from baechi_runtime.torch.parity import check_parity
 from baechi_runtime.torch.streams.executor import StreamExecutor
@@ -40,7 +41,7 @@ def test_where_green_contexts_cannot_be_had_the_parts_are_streams(gpu: None, mon
     parts = split_gpu.split_gpu(4)
     assert [part.name for part in parts] == ["cuda:0/0", "cuda:0/1", "cuda:0/2", "cuda:0/3"]
     assert {part.note.split(" (")[0] for part in parts} == {"4 streams of one GPU, which share its 132 multiprocessors"}
-    assert [memory_bytes(part, len(parts)) for part in parts] == [20 * 10**9] * 4
+    assert [memory_bytes(part, len(parts)) for part in parts] == [plannable_bytes(80 * 10**9) // 4] * 4
     assert topology(parts).notes == ()
 
 

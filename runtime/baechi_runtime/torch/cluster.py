@@ -17,6 +17,7 @@ from baechi_runtime.report.progress import progress
 from baechi_runtime.torch.lowering.devices import TorchDevice, uuids_of_gpus
 from baechi_runtime.torch.lowering.executor import Executor, LoadedStep
 from baechi_runtime.torch.lowering.gpus import Gpus, read_gpus
+from baechi_runtime.torch.lowering.memory_limit import plannable_bytes
 from baechi_runtime.torch.lowering.split_gpu import GpuPart
 from baechi_runtime.torch.streams.executor import StreamStep
 
@@ -113,7 +114,7 @@ def pairs_to_probe(devices: Sequence[TorchDevice]) -> list[list[tuple[int, int]]
 
 
 def free_bytes(devices: Sequence[TorchDevice]) -> list[int]:
-    """Bytes that are free on each device for this process: what nobody holds, and what it holds itself.
+    """Bytes of tensors that each device has room for in this process: in what nobody holds, and what it holds itself.
 
     Raises MissingBackendError where NVML cannot be asked, or not for all of them.
     """
@@ -122,7 +123,7 @@ def free_bytes(devices: Sequence[TorchDevice]) -> list[int]:
     indices = sorted({d.torch_device.index for d in devices})
     gpus = read_gpus(uuids_of_gpus(indices)).gpus
     free = {index: gpu.free_bytes + torch.cuda.memory_reserved(index) for index, gpu in zip(indices, gpus, strict=True)}
-    return [free[d.torch_device.index] // d.share for d in devices]
+    return [plannable_bytes(free[d.torch_device.index]) // d.share for d in devices]
 
 
 def notes_on(devices: Sequence[TorchDevice], placed: LoadedStep) -> list[str]:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from baechi_ext.capture.torch_private import hold_stream
 from baechi_ext.errors import MissingBackendError
 from baechi_runtime.host.host_memory import usable_bytes
+from baechi_runtime.torch.lowering.memory_limit import plannable_bytes
 
 
 class TorchDevice(ABC):
@@ -269,8 +270,8 @@ def settle(devices: Sequence[TorchDevice]) -> None:
 
 
 def memory_bytes(device: TorchDevice, sharers: int) -> int:
-    """Bytes that a device of this machine may hold: a CUDA device its own memory, or its part of it; one of `sharers` CPU devices an equal
-    part of the memory that this process may use."""
+    """Bytes of tensors that a device of this machine may hold: a CUDA device what its own memory has room for, or its part of it; one of
+    `sharers` CPU devices an equal part of the memory that this process may use."""
     if device.torch_device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device.torch_device).total_memory // device.share)
+        return plannable_bytes(torch.cuda.get_device_properties(device.torch_device).total_memory) // device.share
     return usable_bytes() // sharers

@@ -8,6 +8,7 @@ import torch
 
 from baechi_ext.errors import ExecutionError
 from baechi_runtime.host import process_memory
+from baechi_runtime.torch.lowering.updates import TOGETHER_BYTES
 
 try:
     import resource
@@ -16,6 +17,18 @@ except ImportError:  # not a Unix
 
 SLACK_BYTES = 64 * 1024 * 1024
 """Bytes that a step may take beyond its tensors: the kernels' own scratch memory, buffers of the transport, and fragmentation."""
+WORKSPACE_BYTES = 4 * 32 * 1024 * 1024
+"""cuBLAS's and cuBLASLt's on the stream that computes, and once more in a graph: 32 MiB each on an H100, less on older GPUs."""
+CONTEXT_BYTES = 512 * 1024 * 1024
+"""The driver's, and the code of kernels: a guess, to be measured on GPUs."""
+FRAGMENTS = 0.25
+"""The part of its tensors' bytes that torch's allocator takes beyond them, since it rounds up, and keeps memory in segments."""
+CUDA_SLACK_BYTES = SLACK_BYTES + WORKSPACE_BYTES + TOGETHER_BYTES
+
+
+def plannable_bytes(free_bytes: float) -> int:
+    """Bytes of tensors that a CUDA device with so much free memory has room for."""
+    return max(0, int((free_bytes - CONTEXT_BYTES - CUDA_SLACK_BYTES) / (1 + FRAGMENTS)))
 
 
 class MemoryLimit:
@@ -56,7 +69,7 @@ class CudaMemoryLimit:
             torch.cuda.empty_cache()
             self._total = torch.cuda.get_device_properties(device).total_memory
             self._held = torch.cuda.memory_allocated(device)
-            limit = torch.cuda.memory_reserved(device) + max(0, more_bytes) + SLACK_BYTES
+            limit = torch.cuda.memory_reserved(device) + int(max(0, more_bytes) * (1 + FRAGMENTS)) + CUDA_SLACK_BYTES
             self._limit = limit if limit < self._total else None
 
     def __enter__(self) -> None:

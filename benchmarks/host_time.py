@@ -1,0 +1,118 @@
+"""The host's time for a step on CUDA devices: what PyTorch's own step takes, our program op by op, and as one CUDA graph.
+
+    python -m benchmarks.host_time [--model_names=A,B] [--devices=1,4] [--rounds=20] --out=benchmarks/results/host_time
+
+Writes NAME.json and NAME.md. A step is timed by the wall clock from its begin until its devices are done. Where kernels take no time, as on
+the tests' stand-in for CUDA with CUDA_STUB_KERNELS=none, that is the time of the host, which elsewhere takes no more.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from baechi_ext.cost import attach_costs
+from baechi_ext.ir import Cluster, Link
+from baechi_ext.simulate import Timeline
+from baechi_ext.simulate.one_device import one_device_timeline
+from baechi_runtime.drivers import pipeline
+from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.models.registry import ModelOptions
+from baechi_runtime.models.training_step import EagerStep
+from baechi_runtime.torch.backend import capture
+from baechi_runtime.torch.lowering.devices import cuda_devices
+from baechi_runtime.torch.profiler import ProfileOptions, profile_step
+from baechi_runtime.torch.streams.executor import WARM_UP_STEPS, StreamExecutor, StreamStep
+from baechi_runtime.torch.streams.step_graph import CudaRecorder
+from benchmarks.runner import Benchmark, Row, in_turn, table
+
+SIZES = {
+    "inception_v3": ModelOptions(8),
+    "gnmt_v2": ModelOptions(16, num_devices=2, vocab_size=2000, max_seq_length=20, rnn_units=256, num_layers=4),
+}
+EAGER, OP_BY_OP, GRAPH = "eager", "op by op", "one graph"
+QUICK = ProfileOptions(warmup=1, repeats=2)
+LINK = Link(us_per_byte=1e-5, latency_us=10)
+"""About NVLink's: that several devices get work at all."""
+FLAGS = {
+    "--model_names": tuple(SIZES),
+    "--devices": (1, 4),
+    "--optimizer": "sgd",
+    "--rounds": 20,
+    "--out": {"type": lambda text: Path(text).with_suffix(".json"), "required": True},
+}
+
+
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    """One model after the other."""
+    rows: list[Row] = []
+    for name in args.model_names:
+        rows += _of_model(name, args)
+        yield {"gpu": torch.cuda.get_device_name(0), "rows": rows}
+
+
+def _of_model(name: str, args: argparse.Namespace) -> list[Row]:
+    request = TrainRequest(name, pipeline.PlanRequest(), SIZES[name], args.optimizer, num_devices=1, cuda=True)
+    step, graph, binding = capture(request)
+    devices = cuda_devices(max(args.devices))
+    with StreamExecutor(devices) as executor, StreamExecutor(devices, recorder=CudaRecorder) as graphs:
+        profile = profile_step(executor, graph, binding, step, QUICK)
+        costed = attach_costs(graph, profile)
+        eager = EagerStep(step, executor.devices[0].torch_device)
+
+        def unplaced() -> None:
+            eager.run()
+            executor.devices[0].synchronize()
+
+        steps: dict[tuple[str, int], Callable[[], float]] = {(EAGER, 1): partial(executor.call, 0, partial(_wall_us, unplaced))}
+        plans: dict[int, Timeline] = {}
+        graphed: dict[int, StreamStep] = {}
+        for count in args.devices:
+            cluster = Cluster.uniform(count, link=LINK)
+            plan = pipeline.PlanRequest("m_etf" if count > 1 else "single")
+            timeline = plans[count] = one_device_timeline(costed) if count == 1 else pipeline.plan(costed, cluster, plan).timeline
+            graphed[count] = graphs.load(timeline, binding, step)
+            steps[OP_BY_OP, count] = partial(_wall_us, executor.load(timeline, binding, step).run)
+            steps[GRAPH, count] = partial(_wall_us, graphed[count].run)
+        for step_of in steps.values():
+            for _ in range(WARM_UP_STEPS + 2):
+                step_of()
+        notes = {count: placed.note for count, placed in graphed.items()}
+        samples = in_turn(steps, args.rounds)
+    issue_us = sum(op.issue_us for op in profile.ops.values())
+    rows: list[Row] = []
+    for (kind, count), taken in samples.items():
+        rows.append({"model": name, "step": kind, "devices": count, "samples_us": taken, "median_us": statistics.median(taken)})
+        if kind != EAGER:
+            plan = plans[count]
+            rows[-1] |= {"ops": len(plan.graph), "devices_used": len(set(plan.placement)), "transfers": len(plan.transfers)}
+            rows[-1] |= {"note": notes[count]} if kind == GRAPH else {"profiled_issue_us": issue_us}
+    return rows
+
+
+def _wall_us(run: Callable[[], object]) -> float:
+    begin = time.perf_counter_ns()
+    run()
+    return (time.perf_counter_ns() - begin) / 1000
+
+
+def report(found: Row) -> str:
+    """The result as Markdown."""
+    columns = {
+        **{key: f"{{{key}}}" for key in ("model", "step", "devices")},
+        "ops": lambda row: str(row.get("ops", "")),
+        "transfers": lambda row: str(row.get("transfers", "")),
+        "ms a step": lambda row: f"{row['median_us'] / 1000:.2f}",
+        "us an op": lambda row: f"{row['median_us'] / row['ops']:.2f}" if "ops" in row else "",
+    }
+    return f"{table(columns, found['rows'])}\n\nOn {found['gpu']}. `{found['command']}`"
+
+
+main = Benchmark("host_time", __doc__, FLAGS, measure, report, markdown=True).main
+
+if __name__ == "__main__":
+    main()
