@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from baechi_ext.capture.torch_private import hold_stream
-from baechi_ext.errors import MissingBackendError
+from baechi_ext.errors import ExecutionError, MissingBackendError
 from baechi_runtime.host.host_memory import usable_bytes
 from baechi_runtime.torch.lowering.memory_limit import plannable_bytes
 
@@ -156,8 +156,11 @@ class CudaDevice(TorchDevice):
         self._unused = self.compute.record_event()
 
     def synchronize(self) -> None:
-        for stream in self.streams:
-            stream.synchronize()
+        try:
+            for stream in self.streams:
+                stream.synchronize()
+        except RuntimeError as e:  # of a kernel, found only now
+            raise ExecutionError(f"device {self.name} failed: {type(e).__name__}: {str(e).splitlines()[0]}") from e
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)

@@ -54,11 +54,15 @@ class CudaRecorder:
                     compute.wait_stream(stream)
             except BaseException:
                 with contextlib.suppress(RuntimeError):  # which says only that it failed
-                    graph.capture_end()
+                    self._end(graph)
                 raise
-            graph.capture_end()
+            self._end(graph)
 
         return partial(self._replay, graph)
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        self._origin.take_turn()  # where it began; parts of one GPU have taken turns
+        graph.capture_end()
 
     def _replay(self, graph: torch.cuda.CUDAGraph) -> None:
         with torch.cuda.stream(self._origin.compute):
