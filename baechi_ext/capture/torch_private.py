@@ -37,8 +37,23 @@ def joint_graph(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> 
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         stack.enter_context(without_autocast)
+        stack.enter_context(_recurrent_layers_written_out())
         stack.enter_context(lstm_states_as_they_are())
         return aot_export_joint_with_descriptors(stack, module, tuple(inputs)).graph_module
+
+
+@contextlib.contextmanager
+def _recurrent_layers_written_out() -> Iterator[None]:
+    """A recurrent layer for a GPU is traced step by step: as one call of cuDNN it would look at its weights' memory."""
+    import torch
+
+    cudnn: Any = torch.backends.cudnn
+    before = cudnn.enabled
+    cudnn.enabled = False
+    try:
+        yield
+    finally:
+        cudnn.enabled = before
 
 
 def without_values(tensors: "Iterable[torch.Tensor]", device: str) -> "list[torch.Tensor]":

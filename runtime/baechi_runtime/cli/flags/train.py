@@ -153,7 +153,7 @@ _DEVICES: dict[str, Flag] = {
     "num_devices": (kinds.DEVICES, f"CPU workers (default {DEFAULT_DEVICES})"),
     "num_gpus": (kinds.DEVICES, "CUDA devices; ignored if --num_devices is given"),
     **GPUS,
-    "cuda_graphs": (kinds.SWITCH, "replay a device's ops between transfers as a CUDA graph, where it pays"),
+    "cuda_graphs": (kinds.SWITCH, "launch a step as one CUDA graph of all devices, where it can be one"),
     "workers": (
         WORKERS,
         "thread: all devices in this process; process: a process per device, with memory of its own (default thread; for TensorFlow "

@@ -133,7 +133,7 @@ class CudaDevice(TorchDevice):
         torch.cuda.set_stream(self.compute)
 
     def take_turn(self, _: Any = None) -> None:
-        """Has the calling thread give its GPU work as this device, where several share one."""
+        """Has the calling thread give its GPU work as this device: on its compute stream."""
         torch.cuda.set_stream(self.compute)
 
     def begin(self) -> None:
@@ -147,9 +147,14 @@ class CudaDevice(TorchDevice):
             self.copy.wait_event(self._unused)
         # torch copies between two devices on the current stream of the source's; before and after, it and that of the target wait for
         # each other. So a device sends one tensor at a time, and takes in one at a time.
-        with torch.cuda.stream(source.outgoing), torch.cuda.stream(self.copy):
+        torch.cuda.set_stream(source.outgoing)
+        torch.cuda.set_stream(self.copy)
+        try:
             here = torch.empty_like(value, device=self.torch_device)
             here.copy_(value, non_blocking=True)
+        finally:
+            source.take_turn()
+            self.take_turn()
         return here, self.copy.record_event()
 
     def _note_end_of_use(self, _: Any) -> None:

@@ -25,6 +25,7 @@ from baechi_runtime.torch.lowering.memory_limit import CudaMemoryLimit, MemoryLi
 from baechi_runtime.torch.lowering.op_error import OpError
 from baechi_runtime.torch.lowering.ops import Action, Exchange, LoweredProgram, Lowering, Segment, StepContext
 from baechi_runtime.torch.lowering.program import cut
+from baechi_runtime.torch.lowering.updates import optimizers_by_device
 from baechi_runtime.torch.processes.crash_log import CrashLog
 from baechi_runtime.torch.processes.posted_channels import PostedChannels
 from baechi_runtime.torch.processes.shared_channels import channels_of
@@ -93,8 +94,11 @@ class RankPart:
         state = self.step.state()
         for name in self.owned:
             state[name].data = state[name].data.to(self.device.torch_device)
-        parameters = {n: state[n] for n in self.owned if state[n].requires_grad}
-        self.optimizers = {n: self.step.optimizer.make([p], foreach=False) for n, p in parameters.items()}
+        if self.on_host:
+            parameters = {n: state[n] for n in self.owned if state[n].requires_grad}
+            self.optimizers = {n: self.step.optimizer.make([p], foreach=False) for n, p in parameters.items()}
+        else:
+            self.optimizers = optimizers_by_device(self.timeline, self.binding, self.step, [rank])
         self.gradients: dict[str, torch.Tensor] | None = {} if keep_gradients else None
         self.program = self._lowered(self.channels, self.channels.pre_hooks)
         for name, value in state.items():
