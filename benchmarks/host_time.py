@@ -131,7 +131,7 @@ def report(found: Row) -> str:
         "transfers": lambda row: str(row.get("transfers", "")),
         "ms of CPU a step": lambda row: f"{row['cpu_us'] / 1000:.2f}",
         "of which copies": lambda row: f"{row['copying_us'] / 1000:.2f}" if row.get("transfers") else "",
-        "us an op": lambda row: f"{(row['cpu_us'] - row['copying_us']) / row['ops']:.1f}" if "ops" in row else "",
+        "us an op": lambda row: f"{max(0.0, row['cpu_us'] - row['copying_us']) / row['ops']:.1f}" if "ops" in row else "",
         "wall ms": lambda row: f"{row['wall_us'] / 1000:.2f}",
     }
     return f"{table(columns, found['rows'])}\n\nOn {found['gpu']}. `{found['command']}`"
