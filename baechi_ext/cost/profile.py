@@ -28,7 +28,7 @@ class OpProfile:
     contended_us: tuple[float, ...] = ()
     """The same, while other devices were at work; empty where none was."""
     issue_us: float = 0.0
-    """What it took the host to give it to a device that works by itself, at least; 0 where that is part of the samples."""
+    """Time that it took the host to give it to a device that works by itself, at least; 0 where that is part of the samples."""
 
     @property
     def min_us(self) -> float:
@@ -172,7 +172,7 @@ def _op_from_json(id_: str, value: Any) -> OpProfile:
 
 
 HOSTS = ("none", "one", "each")
-"""What gives ops to devices while a step runs: nothing, since it is one launch; one thread for all of them; or one for each."""
+"""The threads that give ops to devices while a step runs: none, since it is one launch; one for all of them; or one for each."""
 
 
 def attach_costs(graph: OpGraph, profile: Profile, *, contended: bool = False, host: str = "none") -> OpGraph:

@@ -1,4 +1,4 @@
-"""What stands in for CUDA devices on the host: devices whose copies are late, and a recorder of steps, which notes calls of torch with the
+"""Stand-ins for CUDA devices on the host: devices whose copies are late, and a recorder of steps, which notes calls of torch with the
 tensors they work on, and does them again in place."""
 
 import time

@@ -34,7 +34,7 @@ def costed(request: TrainRequest, graph: OpGraph, devices: Sequence[str], clock:
 
 
 def host_of(request: TrainRequest) -> str:
-    """What gives ops to the request's devices; see `attach_costs`."""
+    """The threads that give ops to the request's devices; see `attach_costs`."""
     return "none" if request.cuda_graphs else "each" if request.workers == "process" else "one"
 
 

@@ -122,7 +122,7 @@ def placed_results(executor: Executor, timeline: Timeline, binding: Binding, ste
 
 
 def exact_results(step: TrainingStep, device: torch.device, masks: "_Masks") -> dict[str, Tensor] | None:
-    """What the unplaced step computes in double precision, with the masks that it drew; None where it can't, or has no memory for that."""
+    """The results of the unplaced step in double precision, with the masks that it drew; None where it can't, or has no memory for that."""
     masks.begin(0.0)
     try:
         here = step.replica(device)

@@ -99,7 +99,7 @@ class StreamStep(PlacedStep):
         self.walked = Walked(timeline, cast(Handovers, context.mailboxes), programs, self._devices)
         self._replay: Callable[[], None] | None = None
         self._slots: list[Slots] = []
-        """Of the captured step: the tensors that it leaves are where each replay puts them."""
+        """Those of the captured step: the tensors that it leaves are where each replay puts them."""
         self.limits: Sequence[CudaMemoryLimit] = ()
         self.why_not = "" if executor.recorder is None else why_not_captured(timeline, context.binding, context.optimizers)
         """Why the step is no graph, where one was wanted."""

@@ -230,7 +230,7 @@ class ThreadExecutor:
         return PlacedStep(self, self._lowered(timeline, context), context, timeline)
 
     def exchange(self, timeline: Timeline) -> Exchange:
-        """What carries tensors between programs that are run together."""
+        """The exchange that carries tensors between programs that are run together."""
         return Mailboxes(self.timeout_seconds)
 
     def together(self, timeline: Timeline, exchange: Exchange, programs: Sequence[LoweredProgram]) -> RunTogether:
