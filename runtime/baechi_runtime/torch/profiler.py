@@ -212,9 +212,12 @@ def _temporary_by_allocator(placed: PlacedStep, device: TorchDevice) -> list[int
 
     def compute(segment: Segment, slots: Slots) -> None:
         device.reset_peak()
+        before = torch.cuda.memory_allocated(device.torch_device)
         segment.compute(slots)
         device.synchronize()
-        found[segment.op] = max(0, (device.peak_bytes() or 0) - torch.cuda.memory_allocated(device.torch_device))
+        # An update lets go of gradients that were kept for it.
+        held = max(before, torch.cuda.memory_allocated(device.torch_device))
+        found[segment.op] = max(0, (device.peak_bytes() or 0) - held)
 
     _run_computing(placed.programs[0], compute)
     return found

@@ -147,8 +147,10 @@ class StreamStep(PlacedStep):
         at = next(((d, p.loss_slot) for d, p in enumerate(self.programs) if p.loss_slot is not None), None)
         if at is None:
             return None
+        device = self._devices[at[0]]
+        device.take_turn()
         loss: torch.Tensor = slots[at[0]][at[1]].clone()
-        self._devices[at[0]].synchronize()
+        device.synchronize()
         return loss
 
     def _capture(self, make: MakeRecorder) -> None:
