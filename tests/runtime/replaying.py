@@ -114,6 +114,9 @@ class HostDevice(CudaDevice):
     def begin(self) -> None:
         pass
 
+    def take_turn(self, _: object = None) -> None:
+        pass
+
     def take_in(self, value: torch.Tensor, source: CudaDevice) -> tuple[torch.Tensor, Any]:
         here = torch.zeros_like(value)
         return here, LateCopy(value, here)

@@ -1,11 +1,12 @@
 """Fragments of placed calls, whose forward and backward passes run as programs of their own: what all of them have, and those on the
 devices of this process."""
 
+import contextlib
 import copy
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -194,7 +195,8 @@ class PhasedFragment(Phases):
 
     def _run(self, phase: int, kept: list[Slots], args: Sequence[Tensor]) -> tuple[float, ...]:
         try:
-            busy = self._together[phase](kept)
+            with self._drawing_as(args):
+                busy = self._together[phase](kept)
         except BaseException:
             self._load()  # the boxes of an aborted step are useless
             raise
@@ -205,6 +207,22 @@ class PhasedFragment(Phases):
                 if device.torch_device.type != "cpu":
                     self._bring_back(args, slots, places)
         return tuple(busy)
+
+    @contextlib.contextmanager
+    def _drawing_as(self, args: Sequence[Tensor]) -> Iterator[None]:
+        """Within, the CUDA device that draws random numbers draws those of the arguments' device, whose generator goes on by as much."""
+        seeded, here = self._call.binding.seeded_ops, next((a.device for a in args if a.is_cuda), None)
+        there = self._executor.devices[self._timeline.placement[seeded[0]] if seeded else 0]
+        if not seeded or here in (None, there.torch_device) or there.torch_device.type == "cpu":
+            yield
+            return
+        own = there.random_state()
+        there.set_random_state(torch.cuda.get_rng_state(here))
+        try:
+            yield
+        finally:
+            torch.cuda.set_rng_state(there.random_state(), here)
+            there.set_random_state(own)
 
     def _bring_back(self, args: Sequence[Tensor], slots: Slots, places: Sequence[tuple[int, int]]) -> None:
         """Copy buffers that were changed on another device back to their own."""
