@@ -42,7 +42,7 @@ RUNTIME = {
     "drivers": {"files", "host", "measure", "models", "report"},
     "torch.lowering": {"files", "host", "measure", "models"},
     "torch.threads": {"files", "host", "measure", "models", "torch.lowering"},
-    "torch.streams": {"measure", "models", "torch.lowering", "torch.threads"},
+    "torch.streams": {"files", "measure", "models", "torch.lowering", "torch.threads"},
     "torch.processes": {"files", "host", "measure", "models", "torch.lowering", "torch.streams", "torch.threads"},
     "torch": {
         *("drivers", "files", "host", "measure", "models", "report"),

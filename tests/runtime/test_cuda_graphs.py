@@ -2,6 +2,7 @@
 what is kept until it is copied, captured and handed out, does not: there devices and a recorder on the host take the place of torch's."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -97,6 +98,23 @@ def test_the_graph_is_made_after_the_warm_up() -> None:
             placed.run()
             assert HostRecorder.graphs == before + 1
         assert placed.note == f"one CUDA graph of {len(timeline.graph)} ops on 2 devices"
+
+
+def test_a_checkpoint_ends_a_graph_whose_optimizer_has_other_tensors(tmp_path: Path) -> None:
+    step, other = make_step("tied", "momentum"), make_step("tied", "momentum")
+    timeline, binding = plan(step, 2)
+    with StreamExecutor(host_devices(2), 60, HostRecorder) as executor:
+        placed = executor.load(timeline, binding, step)
+        run(placed)
+        assert placed.is_graph
+        shards = placed.save(tmp_path)
+        expected = run(placed)
+        placed.restore(tmp_path, shards)
+        assert run(placed) == expected
+        assert placed.is_graph
+        resumed = executor.load(timeline, binding, other)
+        resumed.restore(tmp_path, shards)
+        assert run(resumed) == expected
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])

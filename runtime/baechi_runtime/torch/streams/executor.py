@@ -5,12 +5,14 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TypeVar, cast
 
 import torch
 
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.simulate import Timeline
+from baechi_runtime.files.checkpoint_folder import Shard
 from baechi_runtime.measure.device_speeds import Pace
 from baechi_runtime.measure.link_probe import PROBE_BYTES, LinkProbe
 from baechi_runtime.models.training_step import TrainingStep
@@ -179,6 +181,12 @@ class StreamStep(PlacedStep):
         for value in (value for state in states for value in state.values()):
             if isinstance(value, torch.Tensor):
                 value.zero_()  # as they all begin
+        settle(self._devices)
+
+    def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:
+        super().restore(checkpoint, shards)
+        # A graph would go on with the optimizers' earlier tensors: another one is made.
+        self._replay, self._slots, self.walked.runs = None, [], 0
         settle(self._devices)
 
     def peak_bytes(self) -> tuple[int, ...]:
