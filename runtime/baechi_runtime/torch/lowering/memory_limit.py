@@ -8,7 +8,6 @@ import torch
 
 from baechi_ext.errors import ExecutionError
 from baechi_runtime.host import process_memory
-from baechi_runtime.torch.lowering.updates import TOGETHER_BYTES
 
 try:
     import resource
@@ -23,6 +22,8 @@ CONTEXT_BYTES = 512 * 1024 * 1024
 """The driver's, and the code of kernels: a guess, to be measured on GPUs."""
 FRAGMENTS = 0.25
 """The part of its tensors' bytes that torch's allocator takes beyond them, since it rounds up, and keeps memory in segments."""
+TOGETHER_BYTES = 32 * 1024 * 1024
+"""Bytes of gradients that wait until their parameters are updated together."""
 CUDA_SLACK_BYTES = SLACK_BYTES + WORKSPACE_BYTES + TOGETHER_BYTES
 
 

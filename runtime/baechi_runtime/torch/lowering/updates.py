@@ -11,8 +11,7 @@ import torch
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.simulate import Timeline
 from baechi_runtime.models.training_step import TrainingStep
-
-TOGETHER_BYTES = 32 * 1024 * 1024
+from baechi_runtime.torch.lowering.memory_limit import TOGETHER_BYTES
 
 
 def optimizers_by_device(
