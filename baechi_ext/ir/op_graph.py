@@ -27,7 +27,8 @@ _DEFAULTS = {"op": "", "phase": "forward", "persistent_bytes": 0, "output_bytes"
     "tensor": "",
 }
 """Defaults of the optional fields of a graph file."""
-_RARE = {"forward_op": None, "module": None, "pin": None, "resident": False, "part": None, "flop": None, "moved_bytes": None, "issue_us": 0.0}
+_RARE: dict[str, Any] = {"forward_op": None, "module": None, "pin": None, "resident": False, "part": None}
+_RARE |= {"flop": None, "moved_bytes": None, "issue_us": 0.0}
 """Fields that a graph file has only where they have another value than this one."""
 _OF_EDGES = ("index", "order", "predecessors", "successors", "depths", "size")  # attributes that are derived from ids and edges alone
 
