@@ -1,4 +1,4 @@
-# make train | test | fuzz | lint | docs | test-compat: each sets up .venv first, and again only where setup.py, pyproject.toml or constraints.txt changed.
+# make train | test | fuzz | lint | docs | test-compat | test-cuda-stub | rehearse-gpu: each sets up .venv first, and again only where setup.py, pyproject.toml or constraints.txt changed.
 PYTHON ?= python3
 EXTRAS ?= torch,transformers,tensorflow-cpu,solvers,plots,dev
 BIN := .venv/bin
@@ -6,7 +6,7 @@ STAMP := .venv/installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: train test test-compat fuzz lint docs
+.PHONY: train test test-compat test-cuda-stub fuzz lint docs
 
 train: $(STAMP)
 	$(BIN)/baechi train --model_name=inception_v3 --image_size=149 --batch_size=8 --placement_method=m_sct --num_devices=2 --out=runs/inception_v3
@@ -21,6 +21,11 @@ test: $(STAMP)
 # The torch tests with the other release of torch that is supported, where it can be had; it takes a Python of its own.
 test-compat: $(STAMP)
 	COMPAT_PYTHON='$(COMPAT_PYTHON)' tests/compat.sh
+
+# The CUDA path on four pretended GPUs, whose kernels compute on the CPU: tests/cuda_stub/README.md.
+test-cuda-stub:
+	PYTHON='$(PYTHON)' tests/cuda_stub/install.sh
+	tests/cuda_stub/python -m pytest -q tests/cuda_stub
 
 # A million edited files of all formats, by a seed that is drawn and printed: make fuzz FUZZ_CASES=100000 FUZZ_SEED=7 draws that one again.
 FUZZ_CASES ?= 1000000
