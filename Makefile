@@ -6,7 +6,7 @@ STAMP := .venv/installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: train test test-compat test-cuda-stub fuzz lint docs
+.PHONY: train test test-compat test-cuda-stub rehearse-gpu fuzz lint docs
 
 train: $(STAMP)
 	$(BIN)/baechi train --model_name=inception_v3 --image_size=149 --batch_size=8 --placement_method=m_sct --num_devices=2 --out=runs/inception_v3
@@ -26,6 +26,11 @@ test-compat: $(STAMP)
 test-cuda-stub:
 	PYTHON='$(PYTHON)' tests/cuda_stub/install.sh
 	tests/cuda_stub/python -m pytest -q tests/cuda_stub
+
+# benchmarks/gpu_half_hour.sh from start to end on them, with small models.
+rehearse-gpu:
+	PYTHON='$(PYTHON)' tests/cuda_stub/install.sh
+	CUDA_STUB_DEVICES=1 REHEARSE=1 PYTHON=tests/cuda_stub/python benchmarks/gpu_half_hour.sh runs/gpu_rehearsal
 
 # A million edited files of all formats, by a seed that is drawn and printed: make fuzz FUZZ_CASES=100000 FUZZ_SEED=7 draws that one again.
 FUZZ_CASES ?= 1000000

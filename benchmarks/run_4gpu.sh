@@ -33,20 +33,7 @@ found=$("$python" -c 'import torch; print(torch.cuda.device_count())') || { echo
 mkdir -p "$folder"
 command -v nvidia-smi >/dev/null && { nvidia-smi; nvidia-smi topo -m; } > "$folder/nvidia-smi.txt" 2>&1
 
-failed=()
-run() { # NAME COMMAND...: its output in NAME.log; nothing where NAME.json is there
-    local name=$1
-    shift
-    [ -s "$folder/$name.json" ] && { echo "$name: there already"; return; }
-    echo "$name: $(date +%H:%M:%S) $*"
-    timeout --kill-after=60 "$limit" "$@" > "$folder/$name.log" 2>&1
-    local code=$?
-    [ $code = 0 ] && return
-    [ $code = 124 ] || [ $code = 137 ] && echo "error: it took longer than $limit s" >> "$folder/$name.log"
-    failed+=("$name")
-    rm -f "$folder/$name.json"
-    echo "$name: failed: $(grep -m 1 '^error:' "$folder/$name.log" || tail -n 1 "$folder/$name.log")"
-}
+. benchmarks/resumable.sh
 
 set -f
 for kind in "${kinds[@]}"; do
@@ -63,7 +50,4 @@ set +f
 
 results=("$folder"/step_time_*.json)
 [ -e "${results[0]}" ] && "$python" -m benchmarks.step_time_table "${results[@]}" > "$folder/step_time.md" && echo "the table: $folder/step_time.md"
-if [ ${#failed[@]} -gt 0 ]; then
-    echo "error: ${#failed[@]} runs failed: ${failed[*]}; their logs are in $folder" >&2
-    exit 1
-fi
+end

@@ -296,7 +296,9 @@ def test_every_local_repository_is_there_and_no_package_of_ours() -> None:
     assert len(names) == 4
     for name in names:
         assert (ROOT / "third_party" / "bazel" / name / "WORKSPACE").read_text() == f'workspace(name = "{name}")\n'
-    assert {f"third_party/bazel/{name}" for name in names} | {".venv", ".venv-compat"} == set((ROOT / ".bazelignore").read_text().split())
+    assert {f"third_party/bazel/{name}" for name in names} | {".venv", ".venv-compat", ".venv-cuda-stub"} == set(
+        (ROOT / ".bazelignore").read_text().split()
+    )
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The unattended table: which commands it gives, that it goes on after a failure, and where it left off. A script stands for Python: it
+"""The unattended runs: which commands they give, that they go on after a failure, and where they left off. A script stands for Python: it
 notes its arguments and writes the files that it is asked for."""
 
 import os
@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "run_4gpu.sh"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PYTHON = """#!/bin/sh
 [ "$1" = -c ] && { echo "$GPUS"; exit; }
 echo "$@" >> "$COMMANDS"
 case "$*" in
     *"$BROKEN"*) echo loading; echo "error: $BROKEN is broken" >&2; exit 1 ;;
     *step_time_table*) echo "a table of $(($# - 2))" ;;
+    *--tight=1.1*) echo 12345 ;;
 esac
 for argument; do
     case $argument in --out=*|--samples=*) echo "{}" > "${argument#*=}" ;; esac
@@ -30,13 +31,13 @@ def python(tmp_path: Path) -> Path:
     return path
 
 
-def run(python: Path, **environment: str) -> tuple[int, str, str, list[str]]:
+def run(python: Path, script: str = "run_4gpu.sh", **environment: str) -> tuple[int, str, str, list[str]]:
     """Exit code, stdout, stderr, and the commands given."""
     commands = python.parent / "commands"
     commands.write_text("")
     files = {"PYTHON": str(python), "COMMANDS": str(commands)}
     chosen = {"GPUS": "4", "BROKEN": "--nothing", "MODELS": "a b", "METHODS": "m", **files, **environment}
-    command = [shutil.which("bash"), str(SCRIPT), str(python.parent / "results")]
+    command = [shutil.which("bash"), str(BENCHMARKS / script), str(python.parent / "results")]
     done = subprocess.run(command, env={**os.environ, **chosen}, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout, done.stderr, commands.read_text().splitlines()
 
@@ -90,3 +91,41 @@ def test_what_is_missing_is_said_before_anything_runs(python: Path, devices: str
     found, out, err, commands = run(python, DEVICES=devices, GPUS=gpus)
     assert (found, out, commands) == (code, "", [])
     assert err.startswith(f"error: {message}")
+
+
+def half_an_hour(python: Path, **environment: str) -> tuple[int, str, str, list[str]]:
+    return run(python, "gpu_half_hour.sh", PATH="/usr/bin:/bin", **environment)
+
+
+@pytest.mark.parametrize("rehearse", ["", "1"])
+def test_half_an_hour_is_the_same_in_the_rehearsal_but_for_sizes(python: Path, rehearse: str) -> None:
+    code, out, err, commands = half_an_hour(python, REHEARSE=rehearse)
+    assert (code, err) == (0, "")
+    trained = [[word for word in c.split() if word.startswith(("--model_name", "--num_gpus", "--split_gpu", "--cuda", "--device_memory"))]
+               for c in commands if "baechi_ext train" in c]  # fmt: skip
+    models = ["alexnet", "gnmt_v2", "rnnlm"]
+    assert trained == [
+        *([f"--model_name={m}", "--num_gpus=1", *graphs] for m in models for graphs in ([], ["--cuda_graphs"])),
+        *([f"--model_name={m}", "--split_gpu=2"] for _ in "01" for m in ("wide_towers", "rnnlm")),
+        ["--model_name=alexnet", "--num_gpus=1", "--device_memory=12345"],
+    ]
+    split = {c.split("--model_name=")[1].split()[0] for c in commands if "benchmarks.step_time " in c}
+    assert split == ({"wide_towers"} if rehearse else {"wide_towers", "inception_v3"})
+    assert all(("--num_steps=2 " in c) == bool(rehearse) for c in commands if "--num_steps" in c)
+    assert sum("-m pytest" in c for c in commands) == 1
+
+
+def test_half_an_hour_goes_on_where_it_failed(python: Path) -> None:
+    code, out, err, commands = half_an_hour(python, BROKEN="--model_name=gnmt_v2")
+    assert code == 1
+    assert err.startswith("error: 2 runs failed: one_gnmt_v2 one_gnmt_v2_graphs; their logs are in ")
+
+    code, out, err, commands = half_an_hour(python)
+    assert (code, err) == (0, "")
+    assert ["gnmt_v2" in c for c in commands if "gpu_table" not in c] == [True, True]
+
+
+def test_half_an_hour_needs_a_gpu(python: Path) -> None:
+    code, out, err, commands = half_an_hour(python, GPUS="0")
+    assert (code, out, commands) == (1, "", [])
+    assert err == "error: there is no CUDA device here; make rehearse-gpu rehearses\n"

@@ -171,6 +171,7 @@ def test_events_are_told_by_the_hosts_clock() -> None:
     assert 0 <= shift < 60e9
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 def test_a_split_gpu() -> None:
     step = make_step("branches")

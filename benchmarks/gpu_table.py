@@ -1,0 +1,51 @@
+"""The reports of benchmarks/gpu_half_hour.sh as one Markdown table, or the memory limit of its last step.
+
+    python -m benchmarks.gpu_table runs/gpu_half_hour/*/report.json > runs/gpu_half_hour/gpu.md
+    python -m benchmarks.gpu_table --tight=1.1 runs/gpu_half_hour/one_alexnet
+
+`overhead` is our program on one device over eager, a ratio of pairs with its 95% interval; `sum of profile` what the ops take one by one
+(what is predicted for one device), beside what our program takes.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from baechi_ext.ir.files import read_json
+from baechi_runtime.report.tables import as_size, as_time
+from benchmarks.runner import Row, parsed, table
+
+COLUMNS = {
+    "run": "{run}",
+    "devices": "{executor}, {num_devices}",
+    "eager": lambda row: as_time(row["measured_step_us"]["eager"]["median"]),
+    "overhead": lambda row: "{median:.2f} ({low:.2f} to {high:.2f})".format_map(row["overhead_of_one_device_program"]),
+    "sum of profile": lambda row: as_time(row["predicted_step_us"]["single"]),
+    "one device": lambda row: as_time(row["measured_step_us"]["single"]["median"]),
+    "predicted": lambda row: as_time(row["predicted_step_us"]["placed"]),
+    "placed": lambda row: as_time(row["measured_step_us"]["placed"]["median"]),
+    "peaks predicted": lambda row: _sizes(row["peak_memory_bytes"]["predicted"]),
+    "measured": lambda row: _sizes(row["peak_memory_bytes"]["measured"]),
+    "parity": lambda row: f"{row['parity']['max_rel_diff']:.1e} of {row['parity']['tolerance']:g}",
+    "doubts": lambda row: "; ".join(row["doubts"]),
+}
+
+
+def _sizes(sizes: Sequence[float]) -> str:
+    return " + ".join(map(as_size, sizes))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    flags = {"paths": {"type": Path, "nargs": "+"}, "--tight": {"type": float, "help": "print this times a run's highest planned peak"}}
+    args = parsed(__doc__, flags, argv)
+    if args.tight is not None:
+        print(int(args.tight * max(_read(args.paths[0] / "report.json")["peak_memory_bytes"]["predicted"])))
+        return
+    print(table(COLUMNS, [{**_read(path), "run": path.parent.name} for path in args.paths]))
+
+
+def _read(path: Path) -> Row:
+    return read_json(path, "report of baechi train")
+
+
+if __name__ == "__main__":
+    main()
