@@ -34,9 +34,6 @@ waiting: dict[int, tuple[Callable[[], None], bool]] = {}
 """Number -> a kernel that was launched, and whether it is part of a graph, which may run it again."""
 numbers = itertools.count(1)
 
-not_an_op = torch.cuda._sleep
-"""A kernel of torch's that nobody takes the place of."""
-
 
 @dataclass(frozen=True, slots=True)
 class Operand:
