@@ -2,6 +2,8 @@
 the devices get to their work; nothing asks for what a device does not have; memory and calls are those that were planned."""
 
 import json
+import re
+import signal
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +20,7 @@ from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.torch.backend import TorchBackend, on_devices
 from baechi_runtime.torch.parity import check_parity
 from tests.cuda_stub import kernels
+from tests.runtime.workers import finish, only_error, start, wait_for_line
 from tests.torch_steps import capture, make_step, scattered
 
 T = TypeVar("T")
@@ -135,7 +138,7 @@ def test_the_allocator_gives_at_most_what_was_planned(devices: str, capsys: pyte
     peaks = train(f"--placement_method=contiguous {devices}", capsys)["peak_memory_bytes"]
     early = 1.0 if devices == "--num_gpus=1" else 1.5  # tensors that other devices send come when these are ready
     for predicted, measured in zip(peaks["predicted"], peaks["measured"], strict=True):
-        assert 0 < measured <= early * predicted + 64 * ROUNDING
+        assert 0 <= measured <= early * predicted + 64 * ROUNDING
     assert sum(peaks["measured"]) > sum(peaks["predicted"]) / 2
 
 
@@ -143,3 +146,19 @@ def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", *f"{RNNLM} --num_gpus=4 --placement_methods=contiguous,m_etf --json".split()]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [row["parity"]["passed"] for row in report["methods"]] == [True, True, True]  # and that of one device
+
+
+def test_a_process_leaves_without_a_word() -> None:
+    code, out, err = finish(start("train", *RNNLM.split(), "--num_gpus=4", "--cuda_graphs"))
+    assert code == 0
+    assert "parity" in out
+    assert not re.search(r"Traceback|Error|cuda stub", err)
+
+
+def test_ctrl_c_ends_it_in_a_line() -> None:
+    process = start("train", *RNNLM.split(), "--num_gpus=4", "--num_steps=1000000")
+    wait_for_line(process, "measuring")
+    process.send_signal(signal.SIGINT)
+    code, out, err = finish(process, timeout=60)
+    assert code == 130
+    assert only_error(err).startswith("error: interrupted")
