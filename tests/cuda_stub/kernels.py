@@ -287,7 +287,31 @@ def batch_norm_backward(
     return torch.ops.aten.native_batch_norm_backward(grad, x, *known, True, epsilon, [True, True, True])
 
 
-OWN: dict[str, Callable[..., Any]] = {"cudnn_batch_norm": batch_norm, "cudnn_batch_norm_backward": batch_norm_backward}
+def attention(q: Any, k: Any, v: Any, bias: Any, log_sums: bool, dropout: float = 0.0, causal: bool = False, *, scale: Any = None) -> Any:
+    if dropout:
+        raise NotImplementedError("attention with dropout")
+    out, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
+    return out, torch.zeros(()), torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
+
+
+def attention_backward(
+    grad: Any, q: Any, k: Any, v: Any, bias: Any, out: Any, log_sums: Any, seed: Any, offset: Any, dropout: float, mask: Any,
+    causal: bool = False, *, scale: Any = None,
+) -> Any:  # fmt: skip
+    if dropout or mask[3]:
+        raise NotImplementedError("attention with dropout, or a bias that has a gradient")
+    aten = torch.ops.aten
+    out, sums = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
+    known = (grad.contiguous(), q, k, v, out, sums, 0.0, causal)
+    return *aten._scaled_dot_product_flash_attention_for_cpu_backward(*known, attn_mask=bias, scale=scale), None
+
+
+OWN: dict[str, Callable[..., Any]] = {
+    "cudnn_batch_norm": batch_norm,
+    "cudnn_batch_norm_backward": batch_norm_backward,
+    "_scaled_dot_product_efficient_attention": attention,
+    "_scaled_dot_product_efficient_attention_backward": attention_backward,
+}
 """Ops that the CPU does not have."""
 
 
