@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from baechi_ext.capture.torch_counts import with_counts
 from baechi_ext.capture.torch_fragments import CapturedCall
 from baechi_ext.cost import attach_costs, scale_links
 from baechi_ext.ir import Link, OpGraph
@@ -46,7 +47,7 @@ def place_call(request: TrainRequest, executor: Executor, captured: CapturedCall
     if cache is not None:
         key = _key(request, executor, captured)
         kept = find_plan(cache, key, prepared)
-        placement = None if kept is None else _placed_as_kept(request, executor, captured.graph, kept)
+        placement = None if kept is None else _placed_as_kept(request, executor, with_counts(captured.graph, captured.binding), kept)
         if placement is not None:
             return placement.noting(f"{KEPT}, kept in {cache}; {ANEW}")
     costs = costed(request, executor, captured.graph, captured.binding, step, QUICK)
