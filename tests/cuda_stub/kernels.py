@@ -128,10 +128,14 @@ def taken(generator: torch.Generator) -> int:
     return int((seed * 1000003 + offset) % 2**63)
 
 
+DRAWS_NOTHING = (torch.ops.aten._scaled_dot_product_efficient_attention.default,)
+"""Ops that draw only where attention drops something, which `attention` refuses."""
+
+
 def drawing(op: Any, device: int, kwargs: dict[str, Any]) -> Callable[[], Any]:
     """Prepares the random numbers of an op: others for each call, the same for the same state of the device's generator. An op of a graph
     takes its numbers whenever the graph is replayed."""
-    if torch.Tag.nondeterministic_seeded not in op.tags:
+    if torch.Tag.nondeterministic_seeded not in op.tags or op in DRAWS_NOTHING:
         return lambda: None
     generator = kwargs.pop("generator", None) or torch.cuda.default_generators[device]
     seeds: deque[int] = deque()

@@ -28,6 +28,7 @@ STEPS = 6
 ROUNDING = 512
 """Bytes of which torch's allocator gives multiples."""
 RNNLM = "--model_name=rnnlm --batch_size=4 --vocab_size=60 --max_seq_length=4 --rnn_units=64 --num_steps=3"
+TRANSFORMER = "--model_name=transformer --batch_size=4 --vocab_size=60 --max_seq_length=6 --num_layers=1 --d_model=32 --d_ff=64 "
 devices = pytest.mark.parametrize("split", [False, True], ids=["four GPUs", "four parts of one"])
 graphs = pytest.mark.parametrize("graphs", [False, True], ids=["ops", "graphs"])
 
@@ -120,8 +121,8 @@ def test_a_step_of_graphs_launches_graphs_and_hardly_else() -> None:
     assert calls["cuda_stub_launch"] <= 1
 
 
-def train(flags: str, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
-    assert main(["train", *f"{RNNLM} {flags} --json".split()]) == 0
+def train(flags: str, capsys: pytest.CaptureFixture[str], model: str = RNNLM) -> dict[str, object]:
+    assert main(["train", *f"{model} {flags} --json".split()]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -131,6 +132,14 @@ def test_train(devices: str, *, graphs: bool, capsys: pytest.CaptureFixture[str]
     report = train(f"--placement_method=contiguous {devices} {'--cuda_graphs' * graphs}", capsys)
     assert report["parity"]["passed"]
     assert any("CUDA graph" in note for note in report["notes"]) == graphs
+
+
+@graphs
+@pytest.mark.parametrize("devices", ["--num_gpus=1", "--num_gpus=4"])
+def test_no_op_of_the_host_is_asked_of_a_device(devices: str, *, graphs: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """Attention has a kernel of its own for each kind of device."""
+    report = train(f"--placement_method=random {devices} {'--cuda_graphs' * graphs}", capsys, f"{TRANSFORMER} --num_heads=4 --num_steps=3")
+    assert report["parity"]["passed"]
 
 
 @pytest.mark.parametrize("devices", ["--num_gpus=1", "--num_gpus=4"])
