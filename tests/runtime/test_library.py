@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import baechi_ext
+from baechi_ext.cost.hardware import COUNTED
 from baechi_ext.errors import InfeasibleError, MismatchError, OptionError
 from baechi_ext.ir.op_graph import PHASES
 from baechi_ext.simulate import simulate
@@ -79,6 +81,19 @@ def test_what_is_pinned_stays_there_and_the_run_is_as_it_was(run: baechi_ext.Run
     assert str(pinned.explain("lstm")).startswith("lstm is on device:3: pinned to device:3.")
     pinned.save(tmp_path)
     assert commanded("explain", tmp_path, "lstm")["pin"] == 3
+
+
+def test_what_if_on_hardware_that_is_not_here() -> None:
+    """Four layers of 67 GFLOP one after the other: as the data sheet has them, longer by a measured factor."""
+    chain = graph_of(dict.fromkeys("abcd", 1000.0), ("a", "b", 8), ("b", "c", 8), ("c", "d", 8))
+    graph = chain.replace_ops([replace(op, flop=67_000_000_000, moved_bytes=8) for op in chain.ops])
+    here = baechi_ext.plan(graph, devices=2, method="m_etf")
+    there = here.what_if(devices=8, hardware="h100")
+    assert len(there.cluster) == 8 and {device.memory_bytes for device in there.cluster.devices} == {80 * 10**9}
+    assert there.step_us == pytest.approx(4 * 1000.0 * COUNTED.middle, rel=0.05)
+    assert "no h100 was compared" in there.notes[-1] and here.step_us == 4000.0
+    with pytest.raises(OptionError, match="unknown hardware 'b300'"):
+        here.what_if(hardware="b300")
 
 
 def test_what_if_is_the_step_planned_for_another_cluster(run: baechi_ext.Run) -> None:

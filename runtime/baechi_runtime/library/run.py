@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from baechi_ext.cost.hardware import Hardware, costs_on, hardware_named
 from baechi_ext.errors import InfeasibleError, OptionError
 from baechi_ext.ir import Cluster, Link, OpGraph, Plan
 from baechi_ext.ir.files import make_folder, require_writable, write_bytes
@@ -18,7 +19,7 @@ from baechi_ext.place.registry import METHODS
 from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.files.run_folder import PAGE, RunFolder
-from baechi_runtime.library.steps import Step
+from baechi_runtime.library.steps import Step, of_graph
 from baechi_runtime.report import cell
 from baechi_runtime.report.explaining import Explained, explained
 from baechi_runtime.report.tables import as_size, as_time, table_of, text_of
@@ -98,15 +99,29 @@ class Run:
         return self._planned(replace(self._request, pins=(*self._request.pins, Pin(name, str(device)))), self.cluster)
 
     def what_if(
-        self, *, devices: int | Cluster | None = None, link: str | Link | None = None, device_memory: int | str | None = None
+        self,
+        *,
+        devices: int | Cluster | None = None,
+        link: str | Link | None = None,
+        device_memory: int | str | None = None,
+        hardware: str | None = None,
     ) -> "Run":
         """The step planned anew on another cluster: of so many devices, with links of this speed (`"25GB/s"`; their latency stays), or with
-        devices of this memory (`"16GiB"`). Costs of ops stay as they were measured. Raises OptionError for what can't be read,
-        InfeasibleError where no plan fits."""
+        devices of this memory (`"16GiB"`). Costs of ops stay as they were measured; with `hardware` ("h100") devices and links are those
+        of its data sheet, and costs what the ops' counts take them. Raises OptionError for what can't be read, ProfileError where ops
+        have no counts, InfeasibleError where no plan fits."""
+        if hardware is not None and not isinstance(devices, Cluster):
+            return self._elsewhere(hardware_named(hardware), devices or len(self.cluster), link, device_memory)
         cluster = devices if isinstance(devices, Cluster) else self.cluster
         if isinstance(devices, int):
             cluster = sized(cluster, devices)
         return self._planned(self._request, changed(cluster, link, device_memory))
+
+    def _elsewhere(self, target: Hardware, count: int, link: str | Link | None, device_memory: int | str | None) -> "Run":
+        there = of_graph(costs_on(self.graph, target))
+        result = there.plan(self._request, changed(target.cluster(count), link, device_memory))
+        note = f"costs on {target.name} are counted, not measured, and no {target.name} was compared; see docs/hardware.md"
+        return Run(there, self._request, replace(result, notes=(*result.notes, note)))
 
     def compare(self, *methods: str) -> "Compared":
         """The step planned by each of these methods, or by the quick ones, beside this plan; all simulated, nothing is measured. Raises
