@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import baechi_ext
 from baechi_ext.cost.hardware import COUNTED
-from baechi_ext.errors import InfeasibleError, MismatchError, OptionError
+from baechi_ext.errors import ClusterError, InfeasibleError, MismatchError, OptionError
 from baechi_ext.ir.op_graph import PHASES
 from baechi_ext.simulate import simulate
 from baechi_runtime.report.palette import DEVICES
@@ -91,7 +91,13 @@ def test_what_if_on_hardware_that_is_not_here() -> None:
     there = here.what_if(devices=8, hardware="h100")
     assert len(there.cluster) == 8 and {device.memory_bytes for device in there.cluster.devices} == {80 * 10**9}
     assert there.step_us == pytest.approx(4 * 1000.0 * COUNTED.middle, rel=0.05)
-    assert "no h100 was compared" in there.notes[-1] and here.step_us == 4000.0
+    said = "\n".join(there.notes)
+    assert "planned for: 8 x h100, not run" in said and "no step on a GPU was compared" in said and "verdict: do not split" in said
+    assert here.step_us == 4000.0
+    with pytest.raises(OptionError, match="has a cluster of its own"):
+        here.what_if(devices=here.cluster, hardware="h100")
+    with pytest.raises(ClusterError):
+        here.what_if(devices=0, hardware="h100")
     with pytest.raises(OptionError, match="unknown hardware 'b300'"):
         here.what_if(hardware="b300")
 

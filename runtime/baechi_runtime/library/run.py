@@ -21,6 +21,7 @@ from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.files.run_folder import PAGE, RunFolder
 from baechi_runtime.library.steps import Step, of_graph
 from baechi_runtime.report import cell
+from baechi_runtime.report.elsewhere import Elsewhere
 from baechi_runtime.report.explaining import Explained, explained
 from baechi_runtime.report.tables import as_size, as_time, table_of, text_of
 
@@ -110,8 +111,10 @@ class Run:
         devices of this memory (`"16GiB"`). Costs of ops stay as they were measured; with `hardware` ("h100") devices and links are those
         of its data sheet, and costs what the ops' counts take them. Raises OptionError for what can't be read, ProfileError where ops
         have no counts, InfeasibleError where no plan fits."""
-        if hardware is not None and not isinstance(devices, Cluster):
-            return self._elsewhere(hardware_named(hardware), devices or len(self.cluster), link, device_memory)
+        if hardware is not None:
+            if isinstance(devices, Cluster):
+                raise OptionError(f"hardware={hardware!r} has a cluster of its own; give devices as a number, or leave one of both out")
+            return self._elsewhere(hardware_named(hardware), len(self.cluster) if devices is None else devices, link, device_memory)
         cluster = devices if isinstance(devices, Cluster) else self.cluster
         if isinstance(devices, int):
             cluster = sized(cluster, devices)
@@ -120,8 +123,8 @@ class Run:
     def _elsewhere(self, target: Hardware, count: int, link: str | Link | None, device_memory: int | str | None) -> "Run":
         there = of_graph(costs_on(self.graph, target))
         result = there.plan(self._request, changed(target.cluster(count), link, device_memory))
-        note = f"costs on {target.name} are counted, not measured, and no {target.name} was compared; see docs/hardware.md"
-        return Run(there, self._request, replace(result, notes=(*result.notes, note)))
+        facts = Elsewhere(target, None, there.single, there.graph).facts(result)
+        return Run(there, self._request, replace(result, notes=(*result.notes, *(f"{name}: {fact}" for name, fact in facts.items()))))
 
     def compare(self, *methods: str) -> "Compared":
         """The step planned by each of these methods, or by the quick ones, beside this plan; all simulated, nothing is measured. Raises
