@@ -227,7 +227,7 @@ def fit(op: Any, args: Any, kwargs: Any) -> None:
 
 
 def written(op: Any, args: Any, kwargs: Any) -> Any:
-    """What an op returns that writes to its arguments: those."""
+    """The arguments that an op writes to, which it returns."""
     if not op._schema.returns:
         return None
     found = []
@@ -238,7 +238,7 @@ def written(op: Any, args: Any, kwargs: Any) -> Any:
 
 
 def calls() -> dict[str, int]:
-    """How often each function of the runtime that counts was called so far."""
+    """The number of calls so far of each function of the runtime that counts them."""
     found: dict[str, int] = {}
 
     @ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_long)

@@ -46,7 +46,7 @@ def run(graph: baechi_ext.OpGraph) -> baechi_ext.Run:
 
 
 def commanded(*words: object) -> dict:
-    """What a command prints as JSON."""
+    """The JSON that a command prints."""
     environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'runtime'}", "PATH": ""}
     command = [sys.executable, "-m", "baechi_ext", *map(str, words), "--json"]
     return json.loads(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)

@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from msgspec import UNSET
 
 from baechi_ext.cost import fit_link
 from baechi_runtime.measure.link_probe import PROBE_BYTES, LinkProbe, sound
+from baechi_runtime.report.report import ProbedLink
 
 
 def probe_of(times_us: Callable[[int], float]) -> LinkProbe:
@@ -46,6 +48,7 @@ def test_two_bad_ones_are_said_and_not_used(bad: LinkProbe) -> None:
     assert link.latency_us == min(us for samples in bad.samples_us.values() for us in samples)
     assert 1e-5 < link.us_per_byte < 1e-1  # two copies, between 200 GB/s and 20 MB/s
     assert link.send_us == link.receive_us == 0
+    assert ProbedLink.of(found).doubt == found.doubt != "" and ProbedLink.of(GOOD).doubt is UNSET
 
 
 def test_of_small_tensors_alone_the_size_tells_nothing() -> None:

@@ -1,4 +1,4 @@
-"""What TensorBoard, Weights & Biases and MLflow get of a run, read by their own readers."""
+"""A run's numbers and page in TensorBoard, Weights & Biases and MLflow, read by their own readers."""
 
 import sys
 from pathlib import Path

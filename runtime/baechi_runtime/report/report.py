@@ -199,11 +199,13 @@ class ProbedLink(Struct, frozen=True, kw_only=True):
     send_us_per_byte: Number | UnsetType = UNSET
     receive_us: Number | UnsetType = UNSET
     receive_us_per_byte: Number | UnsetType = UNSET
+    doubt: str | UnsetType = UNSET
+    """The reason why `one_way` is not the line through the samples, where it is not."""
 
     @classmethod
     def of(cls, probe: "LinkProbe") -> "ProbedLink":
         samples = {str(size): list(us) for size, us in probe.samples_us.items()}
-        return cls(**probe.to_link().to_json(), one_way=asdict(probe.fit), samples_us=samples)
+        return cls(**probe.to_link().to_json(), one_way=asdict(probe.fit), samples_us=samples, doubt=probe.doubt or UNSET)
 
 
 class Verified(Struct, frozen=True):

@@ -79,7 +79,7 @@ def fill(page: Page, number: int, *values: str) -> None:
 
 
 def cells(page: Page) -> dict[str, list[str]]:
-    """What the table shows: by its first column, the others."""
+    """The table as it is shown: by its first column, the others."""
     rows = page.run("return [...document.querySelectorAll('#whatif tbody tr')].map((row) => [...row.cells].map((cell) => cell.innerText))")
     return {name.strip(): values for name, *values in rows}
 
