@@ -1,5 +1,6 @@
 """The memory that a process holds, by the system: it rises with what is used, falls with what is given back, and its high water stays."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from baechi_runtime.torch.lowering.op_error import in_words, storages_of
 
 ROOT = Path(__file__).parents[2]
 MIB = 1024 * 1024
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 pytestmark = pytest.mark.skipif(not process_memory.can_tell(), reason="the system does not tell a process's high water")
 
 
@@ -51,6 +53,27 @@ def test_afterwards_freed_memory_is_kept_again() -> None:
     assert held - process_memory.resident_bytes() < 16 * MIB
     process_memory.trim()
     assert held - process_memory.resident_bytes() > 48 * MIB
+
+
+@pytest.mark.skipif("[never]" in HUGE_PAGES.read_text() if HUGE_PAGES.exists() else True, reason="the system has no huge pages")
+def test_a_script_of_large_tensors_makes_few_page_faults(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import resource, torch\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "for _ in range(4):\n"
+        "    torch.ones(16 * 2**20)\n"  # 64 MiB, gone at once
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
+    )
+    faults = {}
+    for kind in ("0", None):
+        environment = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"}
+        environment |= {} if kind is None else {"THP_MEM_ALLOC_ENABLE": kind}
+        words = [sys.executable, "-m", "baechi_ext", "train", "--num_devices=1", str(script)]
+        done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True)
+        faults[kind] = int(done.stdout.splitlines()[0])
+    assert faults["0"] > 4 * 64 * MIB / os.sysconf("SC_PAGE_SIZE") / 2
+    assert faults[None] < faults["0"] / 4
 
 
 def test_live_tensors_are_counted_once_and_parameters_go_by_their_names() -> None:

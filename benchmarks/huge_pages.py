@@ -1,0 +1,100 @@
+"""Eager steps of the built-in models on one core, with and without huge pages for tensors of 2 MiB and more, in turn.
+
+    python -m benchmarks.huge_pages [--model_names=A,B] [--rounds=10] --out=benchmarks/results/huge_pages
+
+Writes NAME.json and NAME.md. torch reads THP_MEM_ALLOC_ENABLE when it allocates for the first time, so each kind has a process of its own.
+"""
+
+import argparse
+import os
+import resource
+import statistics
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from multiprocessing import get_context
+from pathlib import Path
+
+from baechi_runtime.host.host_memory import keep_freed_memory
+from baechi_runtime.report.tables import as_size
+from benchmarks.runner import Benchmark, Row, in_turn, table, timed
+from benchmarks.step_time import SIZES
+
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+KINDS = {"without": "0", "with": "1"}
+WARMUP = 3
+FLAGS = {
+    "--model_names": tuple(SIZES),
+    "--rounds": 10,
+    "--out": {"type": lambda text: Path(text).with_suffix(".json"), "required": True},
+}
+
+
+def build(model: str) -> None:
+    """Makes this process's step."""
+    global STEP
+    import torch
+
+    from baechi_runtime.drivers.pipeline import PlanRequest
+    from baechi_runtime.drivers.train_request import TrainRequest
+    from baechi_runtime.models.training_step import EagerStep
+    from baechi_runtime.torch.backend import build_step
+
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    STEP = EagerStep(build_step(TrainRequest(model, PlanRequest(), SIZES[model])), torch.device("cpu"))
+    for _ in range(WARMUP):
+        STEP.run()
+
+
+def step() -> tuple[float, int]:
+    """Milliseconds and page faults of one step."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    _, taken = timed(STEP.run)
+    return taken["seconds"] * 1e3, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    rows: list[Row] = []
+    for model in args.model_names:
+        with ExitStack() as stack:
+            pools = {}
+            for kind, value in KINDS.items():
+                os.environ[HUGE_PAGES] = value
+                pools[kind] = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
+                pools[kind].submit(build, model).result()
+            samples = in_turn({kind: lambda pool=pool: pool.submit(step).result() for kind, pool in pools.items()}, args.rounds)
+            for kind, found in samples.items():
+                ms, faults = zip(*found, strict=True)
+                peak = pools[kind].submit(peak_bytes).result()
+                rows.append({"model": model, "huge_pages": kind, "samples_ms": ms, "faults": statistics.median(faults), "peak_bytes": peak})
+        gains = [a / b for a, b in zip(*(row["samples_ms"] for row in rows[-2:]), strict=True)]
+        rows[-1]["gain"] = statistics.median(gains)
+        yield {"rows": rows}
+
+
+COLUMNS = {
+    "model": "{model}",
+    "huge pages": "{huge_pages}",
+    "ms a step": lambda row: f"{statistics.median(row['samples_ms']):.1f}",
+    "min to max": lambda row: f"{min(row['samples_ms']):.1f} to {max(row['samples_ms']):.1f}",
+    "page faults": "{faults:.0f}",
+    "peak memory": lambda row: as_size(row["peak_bytes"]),
+    "times as fast": lambda row: f"{row['gain']:.2f}" if "gain" in row else "",
+}
+
+
+def report(found: Row) -> str:
+    """The result as Markdown."""
+    return f"{table(COLUMNS, found['rows'])}\n\n`{found['command']}`"
+
+
+main = Benchmark("huge_pages", __doc__, FLAGS, measure, report, markdown=True).main
+
+if __name__ == "__main__":
+    main()
