@@ -232,6 +232,12 @@ def test_searches_in_speed() -> None:
     assert "does {:,.0f} steps of 500 ops a second, and {:.0f} of 10,000 ops".format(*(float(f"{rate:.2g}") for rate in rates)) in text
 
 
+def test_huge_pages() -> None:
+    gains = {row["model"]: row["gain"] for row in read("huge_pages.json")["rows"] if "gain" in row}
+    assert f"an eager step of `alexnet` is {gains.pop('alexnet'):.2f} times as fast with them" in page("docs/run.md")
+    assert all(0.97 < gain < 1.03 for gain in gains.values())
+
+
 def test_a_slow_core() -> None:
     rows = {row["variant"]: row["aware_gains"] for row in read("slow_core_gpt2.json")["rows"]}
     equal, ddp = rows["auto, equal parts"], rows["ddp"]
