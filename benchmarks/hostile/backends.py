@@ -34,15 +34,11 @@ def aot_eager() -> tuple[Wrap, Stats]:
 
         return run
 
-    return _compiled(counting), lambda: {**runs, **_counted(graph_breaks())}
+    def wrap(module: nn.Module) -> nn.Module:
+        module.compile(backend=counting)
+        return module
 
-
-def aot_eager_all_guards() -> tuple[Wrap, Stats]:
-    """The same, with guards on the hooks of modules."""
-    from benchmarks.hostile.torch_private import guard_hooks
-
-    guard_hooks()
-    return aot_eager()
+    return wrap, lambda: {**runs, **_counted(graph_breaks())}
 
 
 PLACED = {"devices": 2, "method": "m_etf", "keep_placed": True, "cache": False}
@@ -70,32 +66,11 @@ def baechi(parts: int = 1) -> tuple[Wrap, Stats]:
     return wrap, stats
 
 
-def baechi_compile() -> tuple[Wrap, Stats]:
-    """Placing as a backend of TorchDynamo that is given by its name."""
-    from benchmarks.hostile.torch_private import graph_breaks
-
-    return _compiled("baechi", options=PLACED), lambda: _counted(graph_breaks())
-
-
-def _compiled(backend: Any, **options: Any) -> Wrap:
-    def wrap(module: nn.Module) -> nn.Module:
-        module.compile(backend=backend, **options)
-        return module
-
-    return wrap
-
-
 def _counted(breaks: Counter) -> dict[str, Any]:
     return {"graph_breaks": sum(breaks.values()), "reasons": [reason.partition("\n")[0][:100] for reason, _ in breaks.most_common(3)]}
 
 
-BACKENDS: dict[str, Callable[[], tuple[Wrap, Stats]]] = {
-    "plain": plain,
-    "aot_eager": aot_eager,
-    "aot_eager_all_guards": aot_eager_all_guards,
-    "baechi": baechi,
-    "baechi_compile": baechi_compile,
-}
+BACKENDS: dict[str, Callable[[], tuple[Wrap, Stats]]] = {"plain": plain, "aot_eager": aot_eager, "baechi": baechi}
 
 
 def backend(name: str) -> tuple[Wrap, Stats]:

@@ -1,4 +1,4 @@
-"""The parts of torch that are not public and that hostile loops need: TorchDynamo's backends, guards and counters, and dispatch modes."""
+"""The parts of torch that are not public and that hostile loops need: TorchDynamo's backends and counters, and dispatch modes."""
 
 from collections import Counter
 from typing import Any
@@ -13,11 +13,6 @@ DispatchMode = TorchDispatchMode
 def dynamo_backend(name: str) -> Any:
     """Return the backend of this name, a function of a graph and its inputs."""
     return torch._dynamo.lookup_backend(name)
-
-
-def guard_hooks() -> None:
-    """Make TorchDynamo guard the hooks of modules, which it leaves out for speed."""
-    torch._dynamo.config.skip_nnmodule_hook_guards = False
 
 
 def graph_breaks() -> Counter:
