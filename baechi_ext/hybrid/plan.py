@@ -1,6 +1,5 @@
 """The plan of a step on groups of devices: a plan file that lists the groups, and how each op is split in its own."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,13 +8,11 @@ from typing import Any
 from baechi_ext.errors import PlanError
 from baechi_ext.hybrid.groups import Groups, group_cluster
 from baechi_ext.hybrid.splits import OpSplit, sharded_graph
+from baechi_ext.ir.checked import checked
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.files import read_json
-from baechi_ext.ir.numbers import as_number
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import DEVICE_GROUPS, Plan
-
-_SHARES = ("compute_share", "persistent_share", "output_share")
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,7 @@ class HybridPlan(Plan):
             raise PlanError('the plan has device groups and no object "shard"; write it again')
         plain = Plan.from_json({key: v for key, v in value.items() if key != DEVICE_GROUPS}, graph)
         values = {f.name: getattr(plain, f.name) for f in fields(Plan)}
-        splits = tuple(_split_from_json(op.id, shard.get(op.id)) for op in graph.ops)
+        splits = tuple(checked(shard.get(op.id), OpSplit, f"shard of op {op.id!r}", PlanError) for op in graph.ops)
         plan = cls(**values, groups=tuple(map(tuple, groups)), shard=splits)
         return plan if cluster is None else plan.on(cluster)
 
@@ -103,22 +100,3 @@ def _split_to_json(split: OpSplit) -> dict[str, Any]:
     """The fields in which it differs from an op that is not split."""
     plain = OpSplit()
     return {key: v for key, v in asdict(split).items() if v != getattr(plain, key)}
-
-
-def _split_from_json(op: str, value: Any) -> OpSplit:
-    if not isinstance(value, dict):
-        raise PlanError(f"the plan's shard says {value!r} of op {op!r}; expected an object")
-    for key in (*_SHARES, "communication_us"):
-        as_number(value.get(key, 1.0), f"{key} of op {op!r}", PlanError)
-    shares = value.get("tensor_shares", {})
-    splits = value.get("splits", {})
-    if not isinstance(shares, Mapping) or not isinstance(splits, Mapping):
-        raise PlanError(f"tensor_shares and splits of op {op!r} are {shares!r} and {splits!r}; expected objects")
-    for name, share in (*shares.items(), *((key, value.get(key, 1.0)) for key in _SHARES)):
-        if as_number(share, f"the share of {name} of op {op!r}", PlanError) > 1:
-            raise PlanError(f"the share of {name} of op {op!r} is {share}; expected a number from 0 to 1")
-    node = value.get("node")
-    if not isinstance(node, str | None) or not all(type(parts) is int and parts >= 1 for parts in splits.values()):
-        raise PlanError(f"node and splits of op {op!r} are {node!r} and {splits!r}; expected a text, and whole numbers of 1 or more")
-    known = {f.name for f in fields(OpSplit)}
-    return OpSplit(**{key: v for key, v in value.items() if key in known})

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from baechi_ext.hybrid.sharding import Sharding, compute_share, parts_of, share_of
+from baechi_ext.ir.checked import Count, Number, Share
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.shard.graph import Node
 from baechi_ext.shard.tables import Tables
@@ -23,12 +24,12 @@ class OpSplit:
     """
 
     node: str | None = None
-    splits: Mapping[str, int] = field(default_factory=dict)
-    compute_share: float = 1.0
-    communication_us: float = 0.0
-    persistent_share: float = 1.0
-    output_share: float = 1.0
-    tensor_shares: Mapping[str, float] = field(default_factory=dict)
+    splits: Mapping[str, Count] = field(default_factory=dict)
+    compute_share: Share = 1.0
+    communication_us: Number = 0.0
+    persistent_share: Share = 1.0
+    output_share: Share = 1.0
+    tensor_shares: Mapping[str, Share] = field(default_factory=dict)
 
     def share_of(self, tensor: str) -> float:
         """A device's part of one of its tensors."""

@@ -1,15 +1,15 @@
 """MeasuredStep: one placed step as it really ran, op by op and transfer by transfer, on one clock."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from baechi_ext.errors import MeasurementError, MismatchError
+from baechi_ext.ir.checked import Bytes, Index, Number, checked
 from baechi_ext.ir.files import SCHEMA_VERSION
 from baechi_ext.ir.made_by import Saved, load_as
-from baechi_ext.ir.numbers import as_bytes, as_number
 from baechi_ext.ir.op_graph import OpGraph
 
 KIND = "baechi measured step"
@@ -20,9 +20,9 @@ class MeasuredOp:
     """The time at which an op ran. `id` is that of the graph."""
 
     id: str
-    device: int
-    start_us: float
-    end_us: float
+    device: Index
+    start_us: Number
+    end_us: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,18 @@ class MeasuredTransfer:
 
     op: str
     tensor: str
-    source: int
-    target: int
-    start_us: float
-    end_us: float
+    source: Index
+    target: Index
+    start_us: Number
+    end_us: Number
 
 
 @dataclass(frozen=True, slots=True)
 class ResidentBytes:
     """Bytes that a device holds from an instant on, until the next one."""
 
-    at_us: float
-    bytes: int | float
+    at_us: Number
+    bytes: Bytes
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class MeasuredStep(Saved):
     executor: str
     clock: str
     """The source of the times, e.g. "monotonic" or "cuda_event"."""
-    wall_us: float
+    wall_us: Number
     ops: tuple[MeasuredOp, ...]
     transfers: tuple[MeasuredTransfer, ...] = ()
     memory: tuple[tuple[ResidentBytes, ...], ...] | None = None
@@ -98,21 +98,10 @@ class MeasuredStep(Saved):
         """
         if value.get("kind", KIND) != KIND:
             raise MeasurementError(f'the file is a {value["kind"]!r}, not a "{KIND}"')
-        notes = value.get("notes")
-        if not isinstance(notes, list | None):
-            raise MeasurementError(f'the measured step\'s "notes" are {notes!r}; expected a list')
-        step = cls(
-            graph_fingerprint=str(value.get("graph_fingerprint") or ""),
-            executor=str(value.get("executor", "")),
-            clock=str(value.get("clock", "")),
-            wall_us=as_number(value.get("wall_us"), "wall_us", MeasurementError),
-            ops=tuple(_op_from_json(op, i) for i, op in enumerate(_objects(value, "ops"))),
-            transfers=tuple(_transfer_from_json(transfer, i) for i, transfer in enumerate(_objects(value, "transfers"))),
-            memory=_memory_from_json(value.get("memory")),
-            notes=tuple(map(str, notes or ())),
-        )
+        given = {name: field for name, field in value.items() if field is not None}
+        step = checked({"graph_fingerprint": "", "executor": "", "clock": ""} | given, cls, "measured step", MeasurementError)
         _require_of(graph, step)
-        _require_one_at_a_time(step.ops)
+        _require_in_order(step)
         return step
 
     @classmethod
@@ -137,77 +126,25 @@ def _require_of(graph: OpGraph, step: MeasuredStep) -> None:
         )
 
 
-def _require_one_at_a_time(ops: Sequence[MeasuredOp]) -> None:
-    """Raises MeasurementError where an op appears twice, or two ops overlap on a device."""
-    again = next((a for a, b in pairwise(sorted(op.id for op in ops)) if a == b), None)
+def _require_in_order(step: MeasuredStep) -> None:
+    """Raises MeasurementError where something ends before it starts, an op appears twice, or two ops overlap on a device."""
+    ops = ((f"op {op.id!r}", op.start_us, op.end_us) for op in step.ops)
+    for what, start_us, end_us in (*ops, *((f"the transfer of {t.op!r}", t.start_us, t.end_us) for t in step.transfers)):
+        if end_us < start_us:
+            raise MeasurementError(f"{what} ends at {end_us:g} us, before it starts at {start_us:g} us")
+    alone = next((t for t in step.transfers if t.source == t.target), None)
+    if alone is not None:
+        raise MeasurementError(f"the transfer of {alone.op!r} goes from device {alone.source} to itself")
+    again = next((a for a, b in pairwise(sorted(op.id for op in step.ops)) if a == b), None)
     if again is not None:
         raise MeasurementError(f"op {again!r} appears twice in the measured step; an op runs once")
-    in_order = sorted(ops, key=lambda op: (op.device, op.start_us, op.end_us))
+    in_order = sorted(step.ops, key=lambda op: (op.device, op.start_us, op.end_us))
     for a, b in pairwise(in_order):
         if a.device == b.device and b.start_us < a.end_us:
             raise MeasurementError(
                 f"ops {a.id!r} and {b.id!r} overlap on device {a.device}: one ends at {a.end_us:g} us, the other starts at "
                 f"{b.start_us:g} us; a device runs one op at a time"
             )
-
-
-def _objects(value: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    found = value.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        raise MeasurementError(f'the measured step\'s "{key}" is not a list of objects')
-    return found
-
-
-def _span(value: Mapping[str, Any], what: str) -> tuple[float, float]:
-    start_us, end_us = (as_number(value.get(key), f"{key} of {what}", MeasurementError) for key in ("start_us", "end_us"))
-    if end_us < start_us:
-        raise MeasurementError(f"{what} ends at {end_us:g} us, before it starts at {start_us:g} us")
-    return start_us, end_us
-
-
-def _device(value: Mapping[str, Any], key: str, what: str) -> int:
-    device = value.get(key)
-    if isinstance(device, bool) or not isinstance(device, int) or device < 0:
-        raise MeasurementError(f'"{key}" of {what} is {device!r}; expected the index of a device')
-    return device
-
-
-def _op_from_json(value: dict[str, Any], position: int) -> MeasuredOp:
-    if "id" not in value:
-        raise MeasurementError(f'op {position} of the measured step has no "id"')
-    id_ = str(value["id"])
-    return MeasuredOp(id_, _device(value, "device", f"op {id_!r}"), *_span(value, f"op {id_!r}"))
-
-
-def _transfer_from_json(value: dict[str, Any], position: int) -> MeasuredTransfer:
-    what = f"transfer {position} of the measured step"
-    for key in ("op", "tensor"):
-        if not isinstance(value.get(key), str):
-            raise MeasurementError(f'{what} has no "{key}"')
-    source, target = _device(value, "source", what), _device(value, "target", what)
-    if source == target:
-        raise MeasurementError(f"{what} goes from device {source} to itself")
-    return MeasuredTransfer(value["op"], value["tensor"], source, target, *_span(value, what))
-
-
-def _memory_from_json(value: Any) -> tuple[tuple[ResidentBytes, ...], ...] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list):
-        raise MeasurementError('the measured step\'s "memory" is not a list')
-    return tuple(_held_from_json(device, f"memory of device {i}") for i, device in enumerate(value))
-
-
-def _held_from_json(value: Any, what: str) -> tuple[ResidentBytes, ...]:
-    if not isinstance(value, list) or not all(isinstance(held, dict) for held in value):
-        raise MeasurementError(f"{what} is not a list of objects")
-    held = tuple(
-        ResidentBytes(
-            as_number(item.get("at_us"), f"at_us in the {what}", MeasurementError),
-            as_bytes(item.get("bytes"), f"bytes in the {what}", MeasurementError),
-        )
-        for item in value
-    )
-    if any(b.at_us < a.at_us for a, b in pairwise(held)):
-        raise MeasurementError(f"the {what} is not in the order of time")
-    return held
+    for i, held in enumerate(step.memory or ()):
+        if any(b.at_us < a.at_us for a, b in pairwise(held)):
+            raise MeasurementError(f"the memory of device {i} is not in the order of time")

@@ -2,30 +2,29 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from math import inf, prod
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from baechi_ext.errors import PlanError
+from baechi_ext.ir.checked import Count, Number, Signed, checked
 from baechi_ext.ir.files import SCHEMA_VERSION
 from baechi_ext.ir.made_by import Saved, load_as
-from baechi_ext.ir.numbers import as_number, require_finite
+from baechi_ext.ir.numbers import require_finite
 from baechi_ext.shard.analysis import layer_costs, other_configurations
 from baechi_ext.shard.search import Found
 from baechi_ext.shard.tables import node_bytes
 
 KIND = "baechi shard plan"
-_signed = partial(as_number, error=PlanError, minimum=-inf)
 
 
 @dataclass(frozen=True, slots=True)
 class OtherSplit:
     """A layer split in another way, and all others as they are: by how much the step would be longer, and a device hold more."""
 
-    splits: dict[str, int]
-    change_us: float
-    held_change_bytes: float
+    splits: dict[str, Count]
+    change_us: Signed
+    held_change_bytes: Signed
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +36,10 @@ class LayerSplit:
     """
 
     op: str
-    sizes: dict[str, int]
-    splits: dict[str, int]
-    costs_us: dict[str, float] = field(default_factory=dict)
-    held_bytes: float = 0.0
+    sizes: dict[str, Count]
+    splits: dict[str, Count]
+    costs_us: dict[str, Signed] = field(default_factory=dict)
+    held_bytes: Number = 0.0
     others: tuple[OtherSplit, ...] = ()
 
     @property
@@ -68,14 +67,14 @@ class ShardPlan(Saved):
     """
 
     graph: str
-    batch: int
-    devices: int
+    batch: Count
+    devices: Count
     status: str
     cost_model: str
-    cost_flop: float
-    lower_bound_flop: float
-    predicted_step_us: float
-    held_bytes: float
+    cost_flop: Number
+    lower_bound_flop: Number
+    predicted_step_us: Number
+    held_bytes: Number
     shard: dict[str, LayerSplit]
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -139,58 +138,15 @@ class ShardPlan(Saved):
         """The plan of a file's object. Raises PlanError where it is none."""
         if value.get("kind") != KIND:
             raise PlanError(f"this is not a shard plan: its kind is {value.get('kind')!r}, not {KIND!r}; write one with baechi pase --out")
-        missing = [name for name in (*_FIELDS, "shard") if name not in value]
-        if missing:
-            raise PlanError(f"the shard plan lacks {', '.join(missing)}; write it again with baechi pase --out")
-        for name in _FIELDS[:3]:
-            if not isinstance(value[name], str):
-                raise PlanError(f"{name} of the shard plan is {value[name]!r}; expected a text")
-        for name in _FIELDS[4:]:
-            as_number(value[name], f"{name} of the shard plan", PlanError)
-        if not isinstance(value["shard"], dict):
+        layers = value.get("shard")
+        if not isinstance(layers, dict) or not all(isinstance(layer, dict) for layer in layers.values()):
             raise PlanError("shard is not an object of layers; write the plan again with baechi pase --out")
-        options = value.get("options", {})
-        if not isinstance(options, dict):
-            raise PlanError(f"the shard plan's options are {options!r}; expected an object")
-        require_finite(options, "the shard plan's options", PlanError)
-        layers = {name: _layer_of(name, layer) for name, layer in value["shard"].items()}
-        plain: dict[str, Any] = {name: value[name] for name in _FIELDS}
-        for name in ("batch", "devices"):
-            _whole(value[name], name)
-        return cls(**plain, shard=layers, options=options)
+        plan = checked({**value, "shard": {}}, cls, "shard plan", PlanError)
+        require_finite(plan.options, "the shard plan's options", PlanError)
+        named = ((name, f"layer {name} of the shard plan", layer) for name, layer in layers.items())
+        return replace(plan, shard={name: checked({"op": "", **layer}, LayerSplit, what, PlanError) for name, what, layer in named})
 
 
 _FIELDS = (
     "graph", "status", "cost_model", "batch", "devices", "cost_flop", "lower_bound_flop", "predicted_step_us", "held_bytes",
 )  # fmt: skip
-_CHANGES = ("change_us", "held_change_bytes")
-
-
-def _layer_of(name: str, value: Any) -> LayerSplit:
-    if not isinstance(value, dict) or not all(isinstance(value.get(key), dict) for key in ("sizes", "splits")):
-        raise PlanError(f"layer {name} of the shard plan has no sizes and splits; write it again with baechi pase --out")
-    sizes = {axis: _whole(length, f"sizes {axis} of {name}") for axis, length in value["sizes"].items()}
-    costs, others = value.get("costs_us", {}), value.get("others", [])
-    if not isinstance(costs, dict) or not isinstance(others, list) or not all(isinstance(other, dict) for other in others):
-        raise PlanError(f"layer {name} of the shard plan has invalid costs_us or others; write it again with baechi pase --out")
-    return LayerSplit(
-        str(value.get("op", "")),
-        sizes,
-        _parts_of(name, value),
-        {str(kind): _signed(us, f"costs_us {kind} of {name}") for kind, us in costs.items()},
-        as_number(value.get("held_bytes", 0.0), f"held_bytes of {name}", PlanError),
-        tuple(OtherSplit(_parts_of(name, o), *(_signed(o.get(key), f"{key} of {name}") for key in _CHANGES)) for o in others),
-    )
-
-
-def _parts_of(name: str, value: Mapping[str, Any]) -> dict[str, int]:
-    splits = value.get("splits")
-    if not isinstance(splits, dict):
-        raise PlanError(f"another split of {name} has no splits; write the plan again with baechi pase --out")
-    return {axis: _whole(parts, f"splits {axis} of {name}") for axis, parts in splits.items()}
-
-
-def _whole(value: Any, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise PlanError(f"{what} is {value!r}; expected a whole number of 1 or more")
-    return value

@@ -113,11 +113,11 @@ def test_a_plan_by_another_program_may_say_no_costs(run: Run, shard_plan: Path) 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("costs_us", [], "layer linear_10 of the shard plan has invalid costs_us or others"),
-        ("costs_us", {"compute": "much"}, "costs_us compute of linear_10 is 'much'; expected a number"),
-        ("others", [{}], "another split of linear_10 has no splits"),
-        ("others", [{"splits": {}, "held_change_bytes": 0}], "change_us of linear_10 is None; expected a number"),
-        ("held_bytes", -1, "held_bytes of linear_10 is -1"),
+        ("costs_us", [], "Expected `object`, got `array` - at `$.costs_us`"),
+        ("costs_us", {"compute": "much"}, "Expected `float`, got `str` - at `$.costs_us[...]`"),
+        ("others", [{}], "Object missing required field `splits` - at `$.others[0]`"),
+        ("others", [{"splits": {}, "held_change_bytes": 0}], "Object missing required field `change_us` - at `$.others[0]`"),
+        ("held_bytes", -1, "Expected `float` >= 0.0 - at `$.held_bytes`"),
     ],
 )
 def test_damaged_costs_are_refused(run: Run, shard_plan: Path, field: str, value: object, message: str) -> None:
@@ -126,7 +126,7 @@ def test_damaged_costs_are_refused(run: Run, shard_plan: Path, field: str, value
     shard_plan.write_text(json.dumps(plan))
     code, _, err = run("explain", shard_plan)
     assert code == 1
-    assert f"{shard_plan}: {message}" in err
+    assert f"{shard_plan}: the layer linear_10 of the shard plan is broken: {message}" in err
 
 
 def test_a_layer_that_is_not_there_is_a_usage_error(run: Run, shard_plan: Path) -> None:

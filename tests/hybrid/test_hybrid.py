@@ -280,10 +280,10 @@ def test_readers_of_plain_plans_refuse_groups(tmp_path: Path) -> None:
         ({"device_groups": "all"}, "expected lists of device indices"),
         ({"device_groups": [[1, 0], [2, 3]]}, "placed on device 0, which is not the first of its group"),
         ({"shard": None}, 'no object "shard"'),
-        ({"shard": {}}, "the plan's shard says None of op 'a'"),
-        ({"shard": {"a": {"compute_share": 2.0}, "b": {}}}, "the share of compute_share of op 'a' is 2.0; expected a number from 0 to 1"),
-        ({"shard": {"a": {"communication_us": "long"}, "b": {}}}, "communication_us of op 'a' is 'long'; expected a number"),
-        ({"shard": {"a": {"tensor_shares": [1]}, "b": {}}}, "tensor_shares and splits of op 'a' are"),
+        ({"shard": {}}, "the shard of op 'a' is broken: Expected `object`, got `null`"),
+        ({"shard": {"a": {"compute_share": 2.0}, "b": {}}}, r"shard of op 'a' is broken: Expected `float` <= 1.0 - at `\$.compute_share`"),
+        ({"shard": {"a": {"communication_us": "long"}, "b": {}}}, r"Expected `float`, got `str` - at `\$.communication_us`"),
+        ({"shard": {"a": {"tensor_shares": [1]}, "b": {}}}, r"Expected `object`, got `array` - at `\$.tensor_shares`"),
     ],
 )
 def test_broken_plans(change: dict, message: str) -> None:
