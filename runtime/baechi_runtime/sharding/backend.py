@@ -3,7 +3,6 @@
 import gc
 import logging
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,7 @@ from baechi_runtime.models.training_step import EagerStep, TrainingStep, optimiz
 from baechi_runtime.report.progress import progress
 from baechi_runtime.report.report import Held
 from baechi_runtime.sharding.binding import lay_out
-from baechi_runtime.sharding.calibration import finish, measured_tera_flops
+from baechi_runtime.sharding.calibration import agreed, measured_tera_flops, seconds_of
 from baechi_runtime.sharding.captured import CapturedGraph, captured_module
 from baechi_runtime.sharding.counts import Traffic, counted, counted_bytes
 from baechi_runtime.sharding.execute import ShardedStep, check_parity
@@ -181,19 +180,13 @@ class ShardBackend:
 
     def run(self, loaded: Loaded) -> tuple[float, float]:
         """The loss of one step, and the microseconds of the slowest process."""
-        dist.barrier()
-        began = time.perf_counter_ns()
-        loss = loaded.run()
-        finish(self.device)
-        us = torch.tensor([(time.perf_counter_ns() - began) / 1000.0], dtype=torch.float64, device=self.device)
-        dist.all_reduce(us, dist.ReduceOp.MAX)
-        return (mean_of_all(loss) if loaded.of_parts else loss).item(), us.item()
+        losses: list[Tensor] = []
+        us = 1e6 * agreed(seconds_of(self.device, lambda: losses.append(loaded.run()))[0], self.device)
+        return (mean_of_all(losses[0]) if loaded.of_parts else losses[0]).item(), us
 
     def cpu_seconds(self) -> float:
         """CPU time that all processes have used."""
-        used = torch.tensor([sum(os.times()[:2])], dtype=torch.float64, device=self.device)
-        dist.all_reduce(used)
-        return used.item()
+        return agreed(sum(os.times()[:2]), self.device, dist.ReduceOp.SUM)
 
     def trained(self, captured: Whole, loaded: Loaded) -> Trained:
         """The loaded step as a training takes it."""

@@ -1,11 +1,14 @@
 """The speed of this group's processes, and of messages between them: measured while all of them do the same."""
 
+import statistics
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from math import prod
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,38 +27,39 @@ def measured_tera_flops(step: TrainingStep, flop: float, device: torch.device) -
     """The operations (10^12) a second of a process. The step has `flop` of them, and runs whole on all processes at once while it is timed,
     so that what they share is shared. Every process has to call it; each gets the same answer."""
     saved = step.snapshot()
-    seconds = agreed(min(step_seconds(step.module, step.inputs, device) for _ in range(_STEPS)), device)
+    seconds = agreed(min(passes_seconds(step.module, step.inputs, device) for _ in range(_STEPS)), device)
     step.restore(saved)  # running statistics moved
     return flop / seconds / 1e12
 
 
-def step_seconds(module: nn.Module, inputs: Sequence[Tensor], device: torch.device) -> float:
+def seconds_of(device: torch.device, *actions: Callable[[], object]) -> list[float]:
+    """Seconds here of each of some actions in a row, which all processes begin together; what they return is let go of afterwards."""
+    held = []
+    dist.barrier()
+    times = [time.perf_counter()]
+    for action in actions:
+        held.append(action())
+        finish(device)
+        times.append(time.perf_counter())
+    return [end - begin for begin, end in pairwise(times)]
+
+
+def passes_seconds(module: nn.Module, inputs: Sequence[Tensor], device: torch.device) -> float:
     """Seconds of a forward and backward pass here, which all processes begin together."""
     weights = [p for p in module.parameters() if p.requires_grad]
-    dist.barrier()
-    began = time.perf_counter()
-    gradients = torch.autograd.grad(module(*inputs), weights, allow_unused=True)
-    finish(device)
-    del gradients
-    return time.perf_counter() - began
+    return seconds_of(device, lambda: torch.autograd.grad(module(*inputs), weights, allow_unused=True))[0]
 
 
 def median_seconds(function: Callable[[], object], device: torch.device) -> float:
     """Median seconds of a call that all processes begin together, after a first one; the slowest process's."""
-    taken = []
-    for _ in range(_REPEATS + 1):
-        dist.barrier()
-        began = time.perf_counter()
-        function()
-        finish(device)
-        taken.append(time.perf_counter() - began)
-    return agreed(sorted(taken[1:])[_REPEATS // 2], device)
+    taken = [seconds_of(device, function)[0] for _ in range(_REPEATS + 1)]
+    return agreed(statistics.median(taken[1:]), device)
 
 
-def agreed(seconds: float, device: torch.device) -> float:
-    """The seconds of the slowest process."""
-    value = torch.tensor([seconds], dtype=torch.float64, device=device)
-    dist.all_reduce(value, dist.ReduceOp.MAX)
+def agreed(number: float, device: torch.device, op: Any = dist.ReduceOp.MAX) -> float:
+    """The largest of all processes' numbers, as the seconds of the slowest one, or what another `op` makes of them."""
+    value = torch.tensor([number], dtype=torch.float64, device=device)
+    dist.all_reduce(value, op)
     return value.item()
 
 

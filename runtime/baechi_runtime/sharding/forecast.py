@@ -6,7 +6,6 @@ Nothing is taken to overlap: where processes are CPU cores, messages take the co
 """
 
 import operator
-import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from baechi_ext.shard.tables import Configurations, Tables
 from baechi_ext.shard.terms import AllReduce, Shares
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.sharding.binding import bind, lay_out
-from baechi_runtime.sharding.calibration import Links, agreed, finish, probed_links
+from baechi_runtime.sharding.calibration import Links, agreed, probed_links, seconds_of
 from baechi_runtime.sharding.captured import CapturedGraph
 from baechi_runtime.sharding.counts import Traffic
 from baechi_runtime.sharding.execute import ShardedStep
@@ -198,12 +197,7 @@ def _whole_step(model: CapturedGraph, step: TrainingStep, mesh: DeviceMesh, devi
     optimizer = step.optimizer.make([p for p in sharded.parts.values() if p.requires_grad])
     updates, rests = [], []
     for _ in range(_STEPS):
-        dist.barrier()
-        times = [time.perf_counter()]
-        for action in (lambda: sharded.run_parts(*step.inputs), optimizer.step):
-            action()
-            finish(device)
-            times.append(time.perf_counter())
-        rests.append(times[1] - times[0])
-        updates.append(times[2] - times[1])
+        rest, update = seconds_of(device, lambda: sharded.run_parts(*step.inputs), optimizer.step)
+        rests.append(rest)
+        updates.append(update)
     return agreed(min(updates[1:]), device), agreed(min(rests[1:]), device)

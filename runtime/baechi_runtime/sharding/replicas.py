@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from baechi_ext.errors import ShardError
 from baechi_runtime.measure.samples import LoadOfOthers
 from baechi_runtime.models.training_step import TrainingStep
-from baechi_runtime.sharding.calibration import agreed, finish, step_seconds
+from baechi_runtime.sharding.calibration import agreed, passes_seconds, seconds_of
 from baechi_runtime.sharding.forecast import Forecast
 from baechi_runtime.torch.lowering.executor import LoadedStep
 from baechi_runtime.torch.lowering.random_state import as_it_was
@@ -141,14 +141,9 @@ class Rehearsal:
 def _timed(actions: Sequence[Callable[[], object]], device: torch.device) -> Tensor:
     """Seconds of one step by the clock and of the processor, and of its last action, each the slowest process's. Where messages have cores
     of their own, a process takes longer than the clock."""
-    dist.barrier()
-    times, busy = [time.perf_counter()], time.process_time()
-    for action in actions:
-        action()
-        finish(device)
-        times.append(time.perf_counter())
-    taken = [times[-1] - times[0], time.process_time() - busy, times[-1] - times[-2]]
-    found = torch.tensor(taken, dtype=torch.float64, device=device)
+    busy: list[float] = []
+    _, *seconds = seconds_of(device, lambda: busy.append(time.process_time()), *actions)
+    found = torch.tensor([sum(seconds), time.process_time() - busy[0], seconds[-1]], dtype=torch.float64, device=device)
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return found.cpu()
 
@@ -157,7 +152,7 @@ def part_seconds(step: TrainingStep, batch: int, device: torch.device) -> float:
     """Seconds of a forward and backward pass over this process's part of the batch, by itself; the slowest process's."""
     inputs = tuple(_part(value, batch, dist.get_rank(), dist.get_world_size()) for value in step.inputs)
     with as_it_was(step):
-        return agreed(min(step_seconds(step.module, inputs, device) for _ in range(_FIRST_STEPS)), device)
+        return agreed(min(passes_seconds(step.module, inputs, device) for _ in range(_FIRST_STEPS)), device)
 
 
 def largest_piece_bytes(module: nn.Module) -> int:
