@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from baechi_ext.ir import Cluster, Link, OpGraph
 from baechi_ext.simulate import Timeline, simulate
 from baechi_runtime.torch.lowering.program import Receive, Run, Send, cut
-from baechi_runtime.torch.processes.posted_channels import early_pre_hooks, ordered_pre_hooks
+from baechi_runtime.torch.processes.channels import early_pre_hooks, ordered_pre_hooks
 from tests.runtime.test_program import placed_graphs
 
 COMING = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9)), max_size=12).map(sorted)

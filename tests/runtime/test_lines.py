@@ -15,10 +15,8 @@ from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.simulate import Timeline, simulate
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_workers
 from baechi_runtime.torch.lowering.ops import TOKEN
-from baechi_runtime.torch.processes.channels import LostPeerError, Phase
+from baechi_runtime.torch.processes.channels import LostPeerError, Phase, PostedChannels, SharedChannels, channels_of
 from baechi_runtime.torch.processes.lines import Lines, LostLineError
-from baechi_runtime.torch.processes.posted_channels import PostedChannels
-from baechi_runtime.torch.processes.shared_channels import SharedChannels, channels_of
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 from tests.build import cluster_of, graph_of
 

@@ -183,7 +183,7 @@ def _timed_pass(placed: PlacedStep, device: TorchDevice) -> tuple[dict[int, floa
 
 def _timed_behind_host(placed: StreamStep) -> tuple[dict[int, float], dict[int, float]]:
     """See `_timed_pass`. Updates that are one call share its time: the device's by bytes, the host's equally."""
-    times = placed.walked.time_ops(placed.empty())
+    times = placed.walk.time_ops(placed.empty())
     device, host = ({v: each[i] for v, each in times.items()} for i in range(2))
     state, names = placed.step.state(), placed.context.binding.state_names
     sizes = {v: state[names[b.parameters[0]]].nbytes for v, b in enumerate(placed.context.binding.ops) if b.parameters and v in times}

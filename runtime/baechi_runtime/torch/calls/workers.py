@@ -36,12 +36,11 @@ from baechi_runtime.torch.calls.placing import place_call
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_workers
 from baechi_runtime.torch.lowering.op_error import OpError
 from baechi_runtime.torch.lowering.ops import Slots, StepContext
-from baechi_runtime.torch.processes.channels import LostPeerError, Phase
+from baechi_runtime.torch.processes.channels import LostPeerError, Phase, channels_of
 from baechi_runtime.torch.processes.environment import is_worker, worker_place
 from baechi_runtime.torch.processes.executor import ProcessExecutor, RankCapture, follow
 from baechi_runtime.torch.processes.rank_part import logged
 from baechi_runtime.torch.processes.sent_timeline import timeline_from_json, timeline_to_json
-from baechi_runtime.torch.processes.shared_channels import channels_of
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 

@@ -26,9 +26,8 @@ from baechi_runtime.torch.lowering.op_error import OpError
 from baechi_runtime.torch.lowering.ops import Action, Exchange, LoweredProgram, Lowering, Segment, StepContext
 from baechi_runtime.torch.lowering.program import cut
 from baechi_runtime.torch.lowering.updates import optimizers_by_device
+from baechi_runtime.torch.processes.channels import PostedChannels, channels_of
 from baechi_runtime.torch.processes.crash_log import CrashLog
-from baechi_runtime.torch.processes.posted_channels import PostedChannels
-from baechi_runtime.torch.processes.shared_channels import channels_of
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 from baechi_runtime.torch.threads.accounting import held_tensors, live_bytes, resident_bytes
 from baechi_runtime.torch.threads.step_recorder import DeviceLog

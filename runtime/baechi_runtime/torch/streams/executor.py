@@ -3,7 +3,7 @@ of them before the step's end. With a recorder, steps become one CUDA graph each
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
@@ -25,69 +25,14 @@ from baechi_runtime.torch.lowering.pace_player import play_pace
 from baechi_runtime.torch.lowering.updates import optimizers_by_device
 from baechi_runtime.torch.streams.handovers import Handovers
 from baechi_runtime.torch.streams.step_graph import Recorder, why_not_captured
-from baechi_runtime.torch.streams.walk import Walk
+from baechi_runtime.torch.streams.walk import WARM_UP_STEPS, Walk
 from baechi_runtime.torch.threads.accounting import CountedSlots, counting
-from baechi_runtime.torch.threads.executor import OpFailure, PlacedStep, RunTogether, ThreadExecutor, Worker
+from baechi_runtime.torch.threads.executor import PlacedStep, RunTogether, ThreadExecutor, Worker
 
 T = TypeVar("T")
-WARM_UP_STEPS = 2
-"""The first step makes what ops make once (workspaces, optimizer states); in the second, ops are timed. The third may be a graph."""
 _PROBE_WARMUP, _PROBE_REPEATS, _TRIPS = 3, 15, 4
 MakeRecorder = Callable[[Sequence[CudaDevice], CudaDevice], Recorder]
 """The recorder of devices, of which one may draw random numbers."""
-
-
-class Walked:
-    """Programs of several devices that one host thread runs together. The second run is timed, op by op."""
-
-    def __init__(self, timeline: Timeline, handovers: Handovers, programs: Sequence[LoweredProgram], devices: Sequence[CudaDevice]) -> None:
-        self._timeline, self._handovers, self._devices = timeline, handovers, devices
-        self.walk = Walk(timeline, programs, devices)
-        self.runs = 0
-        self.busy_us = (0.0,) * len(programs)
-        """Microseconds that each device took for its ops when they were timed: their sum, waits left out."""
-
-    def run(self, slots: Sequence[Slots]) -> Sequence[float]:
-        """Runs them, and waits for the devices; returns `busy_us`. Raises OpFailure where an op fails."""
-        self.runs += 1
-        if self.runs == WARM_UP_STEPS:
-            self.time_ops(slots)
-        else:
-            with self._explained():
-                self.give(slots)
-                self.synchronize()
-        return self.busy_us
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except OpError as e:
-            where = 0 if e.op is None else self._timeline.placement[e.op]
-            raise OpFailure(e.explain(self._devices[where].name, self._timeline.graph)) from e.cause
-
-    def give(self, slots: Sequence[Slots]) -> None:
-        """Gives the devices all of the work. Raises OpError."""
-        self._handovers.begin()
-        self.walk.run(slots)
-        self._handovers.end()
-
-    def time_ops(self, slots: Sequence[Slots]) -> dict[int, tuple[float, float]]:
-        """Runs them; op -> microseconds that it took its device, and the host. Raises OpFailure."""
-        with self._explained():
-            self._handovers.begin()
-            times = self.walk.timed(slots)
-            self._handovers.end()
-            self.synchronize()
-        busy_us = [0.0] * len(self._devices)
-        for v, (us, _) in times.items():
-            busy_us[self._timeline.placement[v]] += us
-        self.busy_us = tuple(busy_us)
-        return times
-
-    def synchronize(self) -> None:
-        for device in self._devices:
-            device.synchronize()
 
 
 class StreamStep(PlacedStep):
@@ -98,7 +43,7 @@ class StreamStep(PlacedStep):
     def __init__(self, executor: "StreamExecutor", programs: Sequence[LoweredProgram], context: StepContext, timeline: Timeline) -> None:
         super().__init__(executor, programs, context, timeline)
         self._devices = executor.devices[: len(programs)]
-        self.walked = Walked(timeline, cast(Handovers, context.mailboxes), programs, self._devices)
+        self.walk = Walk(timeline, cast(Handovers, context.mailboxes), programs, self._devices)
         self._replay: Callable[[], None] | None = None
         self._slots: list[Slots] = []
         """Those of the captured step: the tensors that it leaves are where each replay puts them."""
@@ -120,17 +65,17 @@ class StreamStep(PlacedStep):
 
     def _run(self) -> Sequence[float]:
         self.executor.call(0, self._step)
-        return self.walked.busy_us
+        return self.walk.busy_us
 
     def _step(self) -> None:
-        make, walked = self.executor.recorder, self.walked
-        if make is not None and not self.why_not and not self.is_graph and walked.runs >= WARM_UP_STEPS:
+        make, walk = self.executor.recorder, self.walk
+        if make is not None and not self.why_not and not self.is_graph and walk.runs >= WARM_UP_STEPS:
             self._capture(make)
         if self._replay is None:
             self._loss = self._loss_in(self._by_op(self.empty()))
         else:
             self._replay()
-            walked.synchronize()
+            walk.synchronize()
             self._loss = self._loss_in(self._slots)
 
     def empty(self) -> list[Slots]:
@@ -141,7 +86,7 @@ class StreamStep(PlacedStep):
         with contextlib.ExitStack() as stack:
             for limit in self.limits:
                 stack.enter_context(limit)
-            self.walked.run(slots)
+            self.walk.run(slots)
         return slots
 
     def _loss_in(self, slots: Sequence[Slots]) -> torch.Tensor | None:
@@ -161,7 +106,7 @@ class StreamStep(PlacedStep):
         seeded = self.context.binding.seeded_ops
         origin = self._devices[self.timeline.placement[seeded[0]] if seeded else 0]
         try:
-            self._replay = make(self._devices, origin).capture(partial(self.walked.give, slots))
+            self._replay = make(self._devices, origin).capture(partial(self.walk.give, slots))
         except (RuntimeError, OpError) as e:
             cause = e.cause if isinstance(e, OpError) else e
             where = f"op {self.timeline.graph.ops[e.op].id!r}: " if isinstance(e, OpError) and e.op is not None else ""
@@ -186,7 +131,7 @@ class StreamStep(PlacedStep):
     def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:
         super().restore(checkpoint, shards)
         # A graph would go on with the optimizers' earlier tensors: another one is made.
-        self._replay, self._slots, self.walked.runs = None, [], 0
+        self._replay, self._slots, self.walk.runs = None, [], 0
         settle(self._devices)
 
     def peak_bytes(self) -> tuple[int, ...]:
@@ -211,7 +156,7 @@ class StreamStep(PlacedStep):
     def _with(self, programs: Sequence[LoweredProgram]) -> "StreamStep":
         """The same step by programs that are watched: neither timed nor captured."""
         other = StreamStep(self.executor, programs, self.context, self.timeline)
-        other.walked.runs, other.limits, other.why_not = WARM_UP_STEPS, self.limits, "it is watched"
+        other.walk.runs, other.limits, other.why_not = WARM_UP_STEPS, self.limits, "it is watched"
         return other
 
 
@@ -233,8 +178,8 @@ class StreamExecutor(ThreadExecutor):
 
     def together(self, timeline: Timeline, exchange: Exchange, programs: Sequence[LoweredProgram]) -> RunTogether:
         """See ThreadExecutor."""
-        walked = Walked(timeline, cast(Handovers, exchange), programs, self.devices[: len(programs)])
-        return lambda slots: self.call(0, partial(walked.run, slots))
+        walk = Walk(timeline, cast(Handovers, exchange), programs, self.devices[: len(programs)])
+        return lambda slots: self.call(0, partial(walk.run, slots))
 
     def _submitted(self, device: int, task: Callable[[], T]) -> Callable[[], T]:
         def on_its_stream() -> T:

@@ -1,7 +1,8 @@
 """The programs of several devices as one, in the order of the plan: what one host thread gives to all of them."""
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -10,31 +11,37 @@ from baechi_ext.simulate import Timeline
 from baechi_runtime.torch.lowering.devices import CudaDevice
 from baechi_runtime.torch.lowering.op_error import OpError
 from baechi_runtime.torch.lowering.ops import Action, LoweredProgram, Slots
+from baechi_runtime.torch.streams.handovers import Handovers
+from baechi_runtime.torch.threads.executor import OpFailure
 
+WARM_UP_STEPS = 2
+"""The first step makes what ops make once (workspaces, optimizer states); in the second, ops are timed. The third may be a graph."""
 _HELD = 32
 """Ops that a device is held back for, so that the host is ahead of it. A stream takes some 1,000 kernels before its host has to wait."""
 _FIRST_US = 100.0
 """The host's time for an op, before any was seen."""
-
-
 _Given = tuple[int, int | None, Action]
 """A device, an op of it (None: no op's), and what is done for that."""
 
 
 class Walk:
-    """One way through the programs of all devices. Each device's slots are its own; all slots of a step go together."""
+    """One way through the programs of all devices. Each device's slots are its own; all slots of a step go together. The second run is
+    timed, op by op."""
 
-    def __init__(self, timeline: Timeline, programs: Sequence[LoweredProgram], devices: Sequence[CudaDevice]) -> None:
-        self._timeline, self._programs, self._devices = timeline, programs, devices
+    def __init__(self, timeline: Timeline, handovers: Handovers, programs: Sequence[LoweredProgram], devices: Sequence[CudaDevice]) -> None:
+        self._timeline, self._handovers, self._programs, self._devices = timeline, handovers, programs, devices
         self._parts = any(d.share > 1 for d in devices)
+        self.runs = 0
+        self.busy_us = (0.0,) * len(programs)
+        """Microseconds that each device took for its ops when they were timed: their sum, waits left out."""
         segments = {segment.op: segment for program in programs for segment in program.segments}
-        self.segments = [(timeline.placement[v], segments[v]) for v in timeline.started if v in segments]
+        self._segments = [(timeline.placement[v], segments[v]) for v in timeline.started if v in segments]
         """The programs' ops, each with its device."""
-        self._epilogues = [(d, action) for d, program in enumerate(programs) for action in program.epilogue]
+        self._epilogues: list[_Given] = [(d, None, action) for d, program in enumerate(programs) for action in program.epilogue]
         actions: list[_Given] = []
-        for d, s in self.segments:
+        for d, s in self._segments:
             actions += [(d, s.op, action) for action in (*s.arrivals, *s.views, s.compute, *s.after)]
-        self._actions = self._on_their_streams([*actions, *((d, None, action) for d, action in self._epilogues)])
+        self._actions = self._on_their_streams([*actions, *self._epilogues])
 
     def _on_their_streams(self, actions: list[_Given]) -> list[_Given]:
         """The actions, and where parts of one GPU take turns, the change from one part's stream to the other's."""
@@ -49,9 +56,33 @@ class Walk:
             found.append((device, op, action))
         return found
 
-    def run(self, slots: Sequence[Slots]) -> None:
+    def run(self, slots: Sequence[Slots]) -> Sequence[float]:
+        """Runs the programs, and waits for the devices; returns `busy_us`. Raises OpFailure where an op fails."""
+        self.runs += 1
+        if self.runs == WARM_UP_STEPS:
+            self.time_ops(slots)
+        else:
+            with self._explained():
+                self.give(slots)
+                self.synchronize()
+        return self.busy_us
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OpError as e:
+            where = 0 if e.op is None else self._timeline.placement[e.op]
+            raise OpFailure(e.explain(self._devices[where].name, self._timeline.graph)) from e.cause
+
+    def synchronize(self) -> None:
+        for device in self._devices:
+            device.synchronize()
+
+    def give(self, slots: Sequence[Slots]) -> None:
         """Gives the devices all of the step's work. Raises OpError, naming the op, for whatever an instruction raises; the project's own
         errors pass."""
+        self._handovers.begin()
         device, op = 0, None
         try:
             with torch.no_grad():
@@ -61,16 +92,34 @@ class Walk:
             raise
         except Exception as e:
             raise OpError(op, e, self._programs[device].live(slots[device])) from e
+        self._handovers.end()
 
-    def timed(self, slots: Sequence[Slots]) -> dict[int, tuple[float, float]]:
-        """Does the same, op after op: op -> microseconds that it takes its device, waits left out, and those that it takes the host.
+    def time_ops(self, slots: Sequence[Slots]) -> dict[int, tuple[float, float]]:
+        """Runs them op after op: op -> microseconds that it takes its device, waits left out, and those that it takes the host. Raises
+        OpFailure.
 
         Each device is held back for some ops at a time, so that it does not wait for the host in the midst of one.
         """
+        with self._explained():
+            self._handovers.begin()
+            hosts, marks = self._given_one_by_one(slots)
+            self._handovers.end()
+            self.synchronize()
+        times = {op: (device.elapsed_us(start, end), hosts[op]) for op, (device, start, end) in marks.items()}
+        busy_us = [0.0] * len(self._devices)
+        for v, (us, _) in times.items():
+            busy_us[self._timeline.placement[v]] += us
+        self.busy_us = tuple(busy_us)
+        return times
+
+    def _given_one_by_one(
+        self, slots: Sequence[Slots]
+    ) -> tuple[dict[int, float], dict[int, tuple[CudaDevice, torch.cuda.Event, torch.cuda.Event]]]:
+        """For each op the host's microseconds, and its device with the marks before and behind it."""
         hosts: dict[int, float] = {}
         marks = {}
         given, begun = [0] * len(self._devices), time.perf_counter_ns()
-        for d, segment in self.segments:
+        for d, segment in self._segments:
             device, own = self._devices[d], slots[d]
             if self._parts:
                 device.take_turn()
@@ -82,14 +131,12 @@ class Walk:
             start = device.mark()
             hosts[segment.op] = arriving_us + self._timed(segment.op, d, (*segment.views, segment.compute, *segment.after), own)
             marks[segment.op] = device, start, device.mark()
-        for d, action in self._epilogues:
+        for d, _, action in self._epilogues:
             self._timed(None, d, (action,), slots[d])
-        for device in self._devices:
-            device.synchronize()
-        return {op: (device.elapsed_us(start, end), hosts[op]) for op, (device, start, end) in marks.items()}
+        return hosts, marks
 
     def _timed(self, op: int | None, device: int, actions: Sequence[Action], slots: Slots) -> float:
-        """The host's microseconds for some actions. Raises as `run` does."""
+        """The host's microseconds for some actions. Raises as `give` does."""
         begin = time.perf_counter_ns()
         try:
             with torch.no_grad():
