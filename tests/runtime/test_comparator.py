@@ -156,7 +156,7 @@ def test_arrays_of_numpy_differ_as_tensors_do(pair: tuple[Tensor, Tensor]) -> No
     x, y = a.numpy(), b.numpy()
     expected = found(a, b)
     backward = np.ascontiguousarray(y[::-1])[::-1] if y.ndim else y
-    assert found(x, y) == found(x.copy(order="F"), backward) == found(a, y) == found(x, b) == expected
+    assert found(x, y) == found(x.copy(order="F"), backward) == expected
     assert magnitude(x) == magnitude(a)
 
 
@@ -164,7 +164,7 @@ def test_small_floats_of_numpy_differ_as_tensors_do() -> None:
     small = pytest.importorskip("ml_dtypes")
     a, b = torch.tensor([1.0, NAN, 3.0]).bfloat16(), torch.tensor([1.0, NAN, 3.25]).bfloat16()
     x, y = (t.float().numpy().astype(small.bfloat16) for t in (a, b))
-    assert found(x, y) == found(a, y) == found(x, b) == found(a, b) == (0.25, 0.25 / 3)
+    assert found(x, y) == found(a, b) == (0.25, 0.25 / 3)
 
 
 def test_floats_of_eight_bits_differ_as_numbers() -> None:
@@ -225,7 +225,7 @@ def test_bools_and_integers_are_equal_or_infinitely_apart(data: st.DataObject) -
     new = data.draw(st.just(old) | st.just([not x if dtype == torch.bool else x ^ 1 for x in old]))
     a, b = torch.tensor(old, dtype=dtype), torch.tensor(new, dtype=dtype)
     expected = (0.0, 0.0) if old == new else (INF, INF)
-    assert found(a, b) == found(every_other(a), b) == found(a.numpy(), b.numpy()) == found(a, b.numpy()) == found(a.numpy(), b) == expected
+    assert found(a, b) == found(every_other(a), b) == found(a.numpy(), b.numpy()) == expected
     assert magnitude(a) == 0
 
 

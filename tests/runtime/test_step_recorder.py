@@ -21,7 +21,7 @@ from baechi_runtime.torch.lowering.devices import CpuDevice, cpu_devices
 from baechi_runtime.torch.lowering.split_gpu import split_gpu
 from baechi_runtime.torch.processes.clocks import clocks_ahead
 from baechi_runtime.torch.streams.executor import StreamExecutor
-from baechi_runtime.torch.threads.accounting import live_bytes, measured_peak_bytes
+from baechi_runtime.torch.threads.accounting import counting, measured_peak_bytes
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 from baechi_runtime.torch.threads.step_recorder import NO_CUDA_TRANSFERS, clock_of, record_step
 from tests.runtime.chrome_trace import problems_of
@@ -105,7 +105,9 @@ def test_what_is_live_against_a_count_of_all_slots_after_every_op() -> None:
             for action in segment.after:
                 action(slots)
             expected.append((segment.op, running, counted(slots)))
-    assert live_bytes(program, timeline, left_out) == expected
+    found: list[tuple[int, int, int]] = []
+    counting(program, timeline, step.state().values(), found).run()
+    assert found == expected
     assert len({running for _, running, _ in expected}) > 5
 
 

@@ -1,7 +1,7 @@
 """Differences of tensors from those that they should equal: one rule set for every executor and framework.
 
-Tensors are torch's, dense or sparse and on any device, or whatever NumPy makes an array of, as TensorFlow's. No framework is imported for
-it. The rules, by name:
+Tensors are torch's on both sides, dense or sparse and on any device, or on both whatever NumPy makes an array of, as TensorFlow's. No
+framework is imported for it. The rules, by name:
 
 - A tensor that only one side has differs infinitely; None is a tensor that is not there, on both sides no difference. So do tensors of
   different shapes or dtypes: a placed step that computes in another precision computes something else.
@@ -143,11 +143,8 @@ def _doubles(piece: Any) -> np.ndarray:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """True where all numbers are equal, and none is NaN. Floats of torch beside NumPy's are not looked at, which is False."""
-    if _is_torch(a) == _is_torch(b):
-        return sys.modules["torch"].equal(a, b) if _is_torch(a) else np.array_equal(a, b)
-    a, b = (x.cpu() if _is_torch(x) else x for x in (a, b))
-    return not _has_fractions(_dtype(a)) and np.array_equal(a, b)
+    """True where all numbers are equal, and none is NaN."""
+    return sys.modules["torch"].equal(a, b) if _is_torch(a) else np.array_equal(a, b)
 
 
 def _is_torch(value: Any) -> bool:
@@ -166,9 +163,8 @@ def _has_fractions(dtype: str) -> bool:
 
 def _dense(a: Any, b: Any) -> tuple[Any, Any]:
     """The numbers of both, place by place: arrays, or dense tensors, two of which are on one device."""
-    if not (_is_torch(a) and _is_torch(b)):
-        a, b = ((x.detach() if x.layout == _strided() else x.detach().to_dense()) if _is_torch(x) else np.asarray(x) for x in (a, b))
-        return a, b
+    if not _is_torch(a):
+        return np.asarray(a), np.asarray(b)
     a, b = a.detach(), b.detach().to(a.device)
     return (a, b) if a.layout == b.layout == _strided() else _side_by_side(a, b)
 

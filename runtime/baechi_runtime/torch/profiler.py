@@ -168,7 +168,7 @@ def _timed_pass(placed: PlacedStep, device: TorchDevice) -> tuple[dict[int, floa
     if isinstance(placed, StreamStep):
         return _timed_behind_host(placed)
     program = placed.programs[0]
-    slots: Slots = [None] * program.num_slots
+    slots = program.empty()
     marks = [device.mark()]
     with torch.no_grad():
         for segment in program.segments:

@@ -40,10 +40,6 @@ class Watch:
         """The program to run on a device, given the lowered one."""
         return program if self._logs is None else self._logs[phase][device].noting(program)
 
-    def slots(self, size: int) -> Slots:
-        """Empty slots for one device."""
-        return [None] * size if self._logs is None else self._logs[0][0].slots(size)
-
     def begin(self, phase: int, call: Callable[[int, Callable[[], None]], Any]) -> None:
         """Before a phase; `call` runs a function on a device."""
         for device, log in enumerate(() if self._logs is None else self._logs[phase]):
@@ -163,7 +159,7 @@ class Phases(ABC):
     def _filled(
         self, device: TorchDevice, programs: Sequence[LoweredProgram], places: Sequence[tuple[int, int]], args: Sequence[Tensor]
     ) -> Slots:
-        slots, on_host = self._watch.slots(max(p.num_slots for p in programs)), device.torch_device.type == "cpu"
+        slots, on_host = programs[0].empty(programs[1].num_slots), device.torch_device.type == "cpu"
         for slot, argument in places:
             slots[slot] = args[argument] if on_host else args[argument].detach().to(device.torch_device)
         return slots

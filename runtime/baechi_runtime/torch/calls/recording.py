@@ -9,7 +9,7 @@ the others noted is in the group's store, so that recording adds no message to a
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -27,9 +27,9 @@ from baechi_runtime.torch.calls.optimizers import resident_bytes
 from baechi_runtime.torch.calls.phases import Phases, Watch
 from baechi_runtime.torch.calls.workers import Workers
 from baechi_runtime.torch.lowering.devices import TorchDevice
-from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram, Slots
+from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram
 from baechi_runtime.torch.processes.clocks import clock_ahead, clocks_ahead, tell_clock
-from baechi_runtime.torch.threads.accounting import CountedSlots, counting
+from baechi_runtime.torch.threads.accounting import counting
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 from baechi_runtime.torch.threads.step_recorder import NO_CUDA_TRANSFERS, DeviceLog, HostClock, clock_of
 
@@ -50,10 +50,9 @@ Noted = tuple[NotedTimes, NotedTimes]
 class CountingLog(DeviceLog):
     """Counts what one device holds, and looks at no clock."""
 
-    def __init__(self, device: TorchDevice, timeline: Timeline, live: Iterable[Tensor]) -> None:
+    def __init__(self, device: TorchDevice, timeline: Timeline, live: Mapping[str, Tensor]) -> None:
         super().__init__(device)
-        self._timeline = timeline
-        self._left_out = {value.untyped_storage().data_ptr() for value in live}
+        self._timeline, self._live = timeline, live
         self._found: list[tuple[int, int, int]] = []
 
     def begin(self) -> None:
@@ -61,13 +60,10 @@ class CountingLog(DeviceLog):
 
     def noting(self, program: LoweredProgram) -> LoweredProgram:
         """The program, whose slots are counted after each of its ops."""
-        return counting(program, self._timeline, self._found)
+        return counting(program, self._timeline, self._live.values(), self._found)
 
     def exchange(self, exchange: Exchange) -> Exchange:
         return exchange
-
-    def slots(self, size: int) -> Slots:
-        return CountedSlots(size, self._left_out)
 
     def notes(self) -> DeviceNotes:
         return DeviceNotes(held=list(self._found))
@@ -111,7 +107,7 @@ class CallRecorder:
 
     def _watch(self, noting: bool) -> Watch:
         if not noting:
-            return Watch(lambda device: CountingLog(device, self._timeline, self._live.values()), self._devices)
+            return Watch(lambda device: CountingLog(device, self._timeline, self._live), self._devices)
         if self._workers is not None:
             self._compare_clocks(self._workers)
         return Watch(DeviceLog, self._devices)

@@ -11,8 +11,9 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -44,7 +45,7 @@ from baechi_runtime.torch.processes.sent_timeline import timeline_from_json, tim
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 
-_LEAVING_SECONDS = 10.0
+_LEAVING = timedelta(seconds=10)
 _PARAMETERS_EVERY = 50
 """Calls from one comparison of parameters to the next; inputs and incoming gradients are compared in every call."""
 _JOINED: "list[Workers]" = []
@@ -152,26 +153,13 @@ class Workers:
     def leave(self) -> None:
         """Leave at the end of the script. Worker 0, whose signs of life the others listen for, waits for them if all went well."""
         failed = self.failed or getattr(sys, "last_value", None) is not None
-        if self.group.rank == 0 and not failed and self.group.size > 1:
-            self._wait_for_the_others()
-        elif self.group.rank:
-            self._say_goodbye()
+        rank, store = self.group.rank, self.group.store
+        with suppress(RuntimeError):  # they come too late, or the store is gone, and with it whoever would have waited
+            if rank:
+                store.set(f"bye {rank}", "")
+            elif not failed and self.group.size > 1:
+                store.wait([f"bye {other}" for other in range(1, self.group.size)], _LEAVING)
         self.group.__exit__(RuntimeError if failed else None)
-
-    def _say_goodbye(self) -> None:
-        try:
-            self.group.store.set(f"bye {self.group.rank}", "")
-        except RuntimeError:
-            return  # the store is gone, and with it whoever would have waited
-
-    def _wait_for_the_others(self) -> None:
-        deadline = time.monotonic() + _LEAVING_SECONDS
-        keys = [f"bye {rank}" for rank in range(1, self.group.size)]
-        try:
-            while not self.group.store.check(keys) and time.monotonic() < deadline:
-                time.sleep(0.05)
-        except RuntimeError:
-            return
 
 
 def several_workers() -> bool:

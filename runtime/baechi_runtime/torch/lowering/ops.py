@@ -43,7 +43,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class LoweredProgram:
-    """A device's program, ready to run on `[None] * num_slots`."""
+    """A device's program, ready to run on slots that are `empty`."""
 
     segments: tuple[Segment, ...]
     epilogue: tuple[Action, ...]
@@ -53,6 +53,11 @@ class LoweredProgram:
     slot_of: Mapping[Key, int] = field(default_factory=dict)
     writes: tuple[Action, ...] = ()
     """Buffer writes that are left to the caller, who does them when no device has failed."""
+    make_slots: Callable[[int], Slots] = lambda size: [None] * size
+
+    def empty(self, size: int = 0) -> Slots:
+        """Slots to run on; of another program, too, that has so many."""
+        return self.make_slots(max(size, self.num_slots))
 
     @cached_property
     def actions(self) -> tuple[tuple[int | None, Action], ...]:
@@ -67,7 +72,7 @@ class LoweredProgram:
         Raises OpError, naming the op, for whatever an instruction raises; the project's own errors pass.
         """
         if slots is None:
-            slots = [None] * self.num_slots
+            slots = self.empty()
         op = None
         try:
             with torch.no_grad():

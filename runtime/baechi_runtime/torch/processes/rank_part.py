@@ -29,7 +29,7 @@ from baechi_runtime.torch.lowering.updates import optimizers_by_device
 from baechi_runtime.torch.processes.channels import PostedChannels, channels_of
 from baechi_runtime.torch.processes.crash_log import CrashLog
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
-from baechi_runtime.torch.threads.accounting import held_tensors, live_bytes, resident_bytes
+from baechi_runtime.torch.threads.accounting import counting, held_tensors, resident_bytes
 from baechi_runtime.torch.threads.step_recorder import DeviceLog
 
 _LITTLE = 0.005
@@ -163,9 +163,13 @@ class RankPart:
 
     def held(self) -> DeviceMemory:
         """Run one step, and count what this rank holds during it."""
-        state = self.step.state()
-        ops = live_bytes(self.program, self.timeline, {v.untyped_storage().data_ptr() for v in state.values()})
-        self.channels.finish()
+        state, kept = self.step.state(), self.program
+        ops: list[tuple[int, int, int]] = []
+        self.program = counting(kept, self.timeline, state.values(), ops)
+        try:
+            self.run()
+        finally:
+            self.program = kept
         return DeviceMemory(resident_bytes(self.owned, state, self.optimizers), ops)
 
     def recording(self, stage: str) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from baechi_runtime.torch.lowering.updates import optimizers_by_device
 from baechi_runtime.torch.streams.handovers import Handovers
 from baechi_runtime.torch.streams.step_graph import Recorder, why_not_captured
 from baechi_runtime.torch.streams.walk import WARM_UP_STEPS, Walk
-from baechi_runtime.torch.threads.accounting import CountedSlots, counting
 from baechi_runtime.torch.threads.executor import PlacedStep, RunTogether, ThreadExecutor, Worker
 
 T = TypeVar("T")
@@ -79,7 +78,7 @@ class StreamStep(PlacedStep):
             self._loss = self._loss_in(self._slots)
 
     def empty(self) -> list[Slots]:
-        return [[None] * program.num_slots for program in self.programs]
+        return [program.empty() for program in self.programs]
 
     def _by_op(self, slots: list[Slots]) -> list[Slots]:
         """A step op by op; the slots, with what it leaves in them."""
@@ -145,13 +144,6 @@ class StreamStep(PlacedStep):
             device.reset_peak()
         self.run()
         return tuple(int(d.peak_bytes() or 0) for d in self._devices)
-
-    def _live_bytes(self, left_out: set[int]) -> list[list[tuple[int, int, int]]]:
-        found: list[list[tuple[int, int, int]]] = [[] for _ in self.programs]
-        programs = [counting(program, self.timeline, own) for program, own in zip(self.programs, found, strict=True)]
-        slots: list[Slots] = [CountedSlots(program.num_slots, left_out) for program in programs]
-        self.executor.call(0, lambda: self._with(programs)._by_op(slots))
-        return found
 
     def _with(self, programs: Sequence[LoweredProgram]) -> "StreamStep":
         """The same step by programs that are watched: neither timed nor captured."""

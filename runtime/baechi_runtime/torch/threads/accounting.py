@@ -6,6 +6,7 @@ device's allocator counts itself, and a worker process sees what the system says
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,19 +52,11 @@ def how_measured(executor: Executor) -> str:
     return "accounting" if executor.shared_memory or not process_memory.can_tell() else "system"
 
 
-def live_bytes(program: LoweredProgram, timeline: Timeline, state_storages: set[int]) -> list[tuple[int, int, int]]:
-    """Runs a device's program; for each op, how many bytes of distinct storages are in its slots while it runs, with that op's
-    temporaries, and after it. Storages of parameters and buffers are left out."""
-    found: list[tuple[int, int, int]] = []
-    slots = CountedSlots(program.num_slots, state_storages)
-    with torch.no_grad():
-        for _, action in counting(program, timeline, found).actions:
-            action(slots)
-    return found
-
-
-def counting(program: LoweredProgram, timeline: Timeline, found: list[tuple[int, int, int]]) -> LoweredProgram:
-    """The program, which runs on `CountedSlots` and adds to `found` what `live_bytes` says of each op."""
+def counting(
+    program: LoweredProgram, timeline: Timeline, state: Iterable[torch.Tensor], found: list[tuple[int, int, int]]
+) -> LoweredProgram:
+    """The program, which adds to `found` for each op how many bytes of distinct storages are in its slots while it runs, with that op's
+    temporaries, and after it. Those of parameters and buffers, the `state`, are left out: they are resident, whoever looks at them."""
 
     def counted(segment: Segment) -> Segment:
         temporary_bytes, running = int(timeline.graph.ops[segment.op].temporary_bytes), [0]
@@ -76,7 +69,9 @@ def counting(program: LoweredProgram, timeline: Timeline, found: list[tuple[int,
 
         return replace(segment, after=(while_it_runs, *segment.after, after_it))
 
-    return replace(program, segments=tuple(map(counted, program.segments)))
+    left_out = {value.untyped_storage().data_ptr() for value in state}
+    slots = partial(CountedSlots, left_out=left_out)
+    return replace(program, segments=tuple(map(counted, program.segments)), make_slots=slots)
 
 
 class CountedSlots(list[Any]):

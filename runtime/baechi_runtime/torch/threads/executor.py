@@ -33,7 +33,7 @@ from baechi_runtime.torch.lowering.op_error import OpError
 from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram, Lowering, Slots, StepContext
 from baechi_runtime.torch.lowering.pace_player import play_pace
 from baechi_runtime.torch.lowering.program import cut
-from baechi_runtime.torch.threads.accounting import live_bytes, resident_bytes
+from baechi_runtime.torch.threads.accounting import counting, resident_bytes
 from baechi_runtime.torch.threads.step_recorder import NO_CUDA_TRANSFERS, DeviceLog, clock_of
 
 T = TypeVar("T")
@@ -140,16 +140,13 @@ class PlacedStep:
 
     def _held(self) -> list[DeviceMemory]:
         """Memory that each device holds during one real step."""
-        timeline, state, storages = self.timeline, self.step.state(), self.state_storages()
-        live = self._live_bytes(storages)
+        timeline, state = self.timeline, self.step.state()
+        live: list[list[tuple[int, int, int]]] = [[] for _ in self.programs]
+        self._with([counting(p, timeline, state.values(), own) for p, own in zip(self.programs, live, strict=True)])._run()
         owned: list[list[str]] = [[] for _ in self.programs]
         for name, reader in self.context.binding.state_reader.items():
             owned[timeline.placement[reader]].append(name)
         return [DeviceMemory(resident_bytes(names, state, self.optimizers), ops) for ops, names in zip(live, owned, strict=True)]
-
-    def _live_bytes(self, left_out: set[int]) -> list[list[tuple[int, int, int]]]:
-        """Run a step; for each device what `live_bytes` says of its program."""
-        return self.executor.run_all([partial(live_bytes, program, self.timeline, left_out) for program in self.programs], self.abort)
 
     def record(self) -> Recording:
         executor, context = self.executor, self.context
@@ -172,10 +169,6 @@ class PlacedStep:
     def _with(self, programs: Sequence[LoweredProgram]) -> "PlacedStep":
         """The same step by programs that are watched."""
         return PlacedStep(self.executor, programs, self.context, self.timeline)
-
-    def state_storages(self) -> set[int]:
-        """The addresses of the storages of parameters and buffers: they are resident, whoever looks at them."""
-        return {value.untyped_storage().data_ptr() for value in self.step.state().values()}
 
     def _task(self, index: int) -> Callable[[], float]:
         program = self.programs[index]

@@ -93,10 +93,6 @@ class DeviceLog:
         """The exchange, its transfers noted where the host can tell when they are."""
         return exchange if isinstance(self._clock, EventClock) else _NotingExchange(exchange, self)
 
-    def slots(self, size: int) -> Slots:
-        """Slots for the programs that are noted."""
-        return [None] * size
-
     def notes(self) -> DeviceNotes:
         """The last step's."""
         at_ns = self._clock.at_ns
