@@ -22,10 +22,10 @@ from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.report.tables import as_size
 from baechi_runtime.torch.backend import TorchBackend, capture, on_devices
 from baechi_runtime.torch.cluster import find_cluster
+from baechi_runtime.torch.measure import how_measured, measured_peak_bytes
 from baechi_runtime.torch.processes.environment import is_worker
 from baechi_runtime.torch.processes.launch import run_workers
 from baechi_runtime.torch.profiler import ProfileOptions, profile_step
-from baechi_runtime.torch.threads.accounting import how_measured, measured_peak_bytes
 from benchmarks.runner import Benchmark, Row, table
 from benchmarks.step_time import SIZES
 

@@ -31,8 +31,8 @@ from baechi_runtime.models.registry import FRAMEWORKS, ModelOptions, find_model
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.report.report import SINGLE, ParityCheck, ProbedLink
 from baechi_runtime.torch.backend import TorchBackend
-from baechi_runtime.torch.lowering.executor import Executor
 from baechi_runtime.torch.processes.environment import is_worker
+from baechi_runtime.torch.processes.executor import Executor
 from baechi_runtime.torch.processes.launch import run_workers
 from benchmarks.baselines import DDP, PIPELINE, Baseline, reason_against
 from benchmarks.runner import Benchmark, Row, some_of

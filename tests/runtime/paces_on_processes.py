@@ -8,8 +8,7 @@ from dataclasses import asdict
 from baechi_runtime.report.link_report import ProbeRequest
 from baechi_runtime.torch.backend import with_executor
 from baechi_runtime.torch.lowering.devices import TorchDevice
-from baechi_runtime.torch.lowering.executor import Executor
-from baechi_runtime.torch.processes.executor import follow
+from baechi_runtime.torch.processes.executor import Executor, follow
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 
 

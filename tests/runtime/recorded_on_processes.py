@@ -12,7 +12,6 @@ from baechi_runtime.torch.lowering.devices import CpuDevice
 from baechi_runtime.torch.processes.environment import worker_place
 from baechi_runtime.torch.processes.executor import ProcessExecutor, RankCapture, follow
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
-from baechi_runtime.torch.threads.step_recorder import record_step
 from tests.torch_steps import capture, make_step, scattered
 
 TIMEOUT_SECONDS = 120.0
@@ -35,6 +34,6 @@ def work(step: TrainingStep, graph: OpGraph, binding: Binding) -> None:
         with ProcessExecutor(group, devices) as executor:
             placed = executor.load(scattered(graph, size, 5), binding, step)
             before = placed.run()[0].item()
-            measured = record_step(placed).measured(graph, "process")
+            measured = placed.record().measured(graph, "process")
             after = placed.run()[0].item()
     sys.stdout.write(json.dumps({"measured": measured.to_json(), "losses": [before, after]}))

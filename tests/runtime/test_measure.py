@@ -16,8 +16,7 @@ from baechi_runtime.measure.link_probe import PROBE_BYTES
 from baechi_runtime.measure.samples import Measurement, Ratio, Samples, busy_seconds
 from baechi_runtime.report.report import ProbedLink
 from baechi_runtime.torch.lowering.devices import CpuDevice, available_cores, cpu_devices
-from baechi_runtime.torch.measure import measure
-from baechi_runtime.torch.threads.accounting import measured_peak_bytes
+from baechi_runtime.torch.measure import measure, measured_peak_bytes
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 from tests.torch_steps import capture, make_step, scattered
 

@@ -14,9 +14,9 @@ from baechi_runtime.torch.lowering import split_gpu
 from baechi_runtime.torch.lowering.devices import CudaDevice, cpu_devices, memory_bytes
 from baechi_runtime.torch.lowering.memory_limit import plannable_bytes
 from baechi_runtime.torch.lowering.split_gpu import GpuPart
+from baechi_runtime.torch.measure import measured_peak_bytes, require_room
 from baechi_runtime.torch.parity import check_parity
 from baechi_runtime.torch.streams.executor import StreamExecutor
-from baechi_runtime.torch.threads.accounting import measured_peak_bytes, require_room
 from tests.runtime.workers import finish, start
 from tests.torch_steps import capture, make_step, scattered
 

@@ -19,11 +19,12 @@ from baechi_runtime.measure.recording import DeviceMemory, DeviceNotes, Recordin
 from baechi_runtime.report.trace import trace
 from baechi_runtime.torch.lowering.devices import CpuDevice, cpu_devices
 from baechi_runtime.torch.lowering.split_gpu import split_gpu
+from baechi_runtime.torch.measure import measured_peak_bytes
 from baechi_runtime.torch.processes.clocks import clocks_ahead
 from baechi_runtime.torch.streams.executor import StreamExecutor
-from baechi_runtime.torch.threads.accounting import counting, measured_peak_bytes
+from baechi_runtime.torch.threads.accounting import counting
 from baechi_runtime.torch.threads.executor import ThreadExecutor
-from baechi_runtime.torch.threads.step_recorder import NO_CUDA_TRANSFERS, clock_of, record_step
+from baechi_runtime.torch.threads.step_recorder import NO_CUDA_TRANSFERS, clock_of
 from tests.runtime.chrome_trace import problems_of
 from tests.runtime.forked_workers import ForkedWorkers
 from tests.torch_steps import capture, make_step, scattered
@@ -59,7 +60,7 @@ def test_threads(name: str, optimizer: str, num_devices: int) -> None:
         placed = executor.load(timeline, binding, step)
         placed.run()
         programs = placed.programs
-        measured = record_step(placed).measured(graph, "thread")
+        measured = placed.record().measured(graph, "thread")
         assert placed.programs is programs
         assert all("noting" not in action.__qualname__ for program in programs for _, action in program.actions)
         loss, _ = placed.run()
@@ -182,7 +183,7 @@ def test_a_split_gpu() -> None:
     with StreamExecutor(split_gpu(2), timeout_seconds=60) as executor:
         placed = executor.load(timeline, binding, step)
         placed.run()
-        measured = record_step(placed).measured(graph, "one gpu split")
+        measured = placed.record().measured(graph, "one gpu split")
     assert (measured.clock, measured.transfers, measured.notes) == ("cuda_event", (), (NO_CUDA_TRANSFERS,))
     ops = measured.by_id()
     assert set(ops) == set(graph.index)

@@ -25,7 +25,6 @@ from baechi_runtime.host.processor import processor
 from baechi_runtime.models.training_step import TrainingStep, optimizer_spec
 from baechi_runtime.report.progress import progress
 from baechi_runtime.torch.lowering.devices import cpu_devices
-from baechi_runtime.torch.lowering.executor import Executor
 from baechi_runtime.torch.profiler import ProfileOptions, profile_step
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 
@@ -77,7 +76,7 @@ def make_step(family: str, architecture: Any, number: int) -> TrainingStep:
     return TrainingStep(f"{family}_{number:02d}", module, inputs, optimizer_spec(recipe.optimizer, LEARNING_RATE), number)
 
 
-def costed_graph(executor: Executor, step: TrainingStep) -> OpGraph:
+def costed_graph(executor: ThreadExecutor, step: TrainingStep) -> OpGraph:
     """The graph of a step with the costs of the executor's device 0, working alone."""
     options = CaptureOptions(step.optimizer.name, step.optimizer.slots)
     with progress(f"capturing {step.name}"):

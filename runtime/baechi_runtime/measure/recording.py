@@ -5,11 +5,13 @@ so a prediction, counts as the op's. A transfer lasts from when its tensor is gi
 reader came for it, the sender says.
 """
 
+import gc
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from baechi_ext.collector import without_collection
 from baechi_ext.ir import OpGraph
 from baechi_ext.ir.measured import MeasuredOp, MeasuredStep, MeasuredTransfer, ResidentBytes
 from baechi_runtime.measure.timing import StepTimes
@@ -139,12 +141,14 @@ def middle(runs: Sequence[T], wall_us: Callable[[T], float]) -> T:
 def recorded_run(begin: Callable[[], object], run: Callable[[], T], notes: Callable[[T], Sequence[DeviceNotes]]) -> Run:
     """The run of the median time of RUNS, behind one to warm up. Before each all devices `begin`; `notes` gets what `run` returns."""
     runs = []
-    for _ in range(1 + RUNS):
-        begin()
-        begin_ns = time.monotonic_ns()
-        done = run()
-        wall_us = (time.monotonic_ns() - begin_ns) / 1000
-        runs.append((begin_ns, wall_us, notes(done)))
+    gc.collect()
+    with without_collection():
+        for _ in range(1 + RUNS):
+            begin()
+            begin_ns = time.monotonic_ns()
+            done = run()
+            wall_us = (time.monotonic_ns() - begin_ns) / 1000
+            runs.append((begin_ns, wall_us, notes(done)))
     return middle(runs[1:], lambda run: run[1])
 
 

@@ -42,7 +42,7 @@ class StepReport(_ModelReport):
     peak_bytes: tuple[int | float, ...]
     """One entry per device; empty where they were not measured."""
     peaks_measured_by: str
-    """See baechi_runtime.torch.threads.accounting.how_measured."""
+    """See baechi_runtime.torch.measure.how_measured."""
     probe: LinkProbe | None
     unplaced: str = "eager, one device"
     """The unplaced step's name in reports."""

@@ -156,7 +156,7 @@ class EngineStep:
         self._together = together
 
     def run(self) -> tuple[torch.Tensor, StepTimes]:
-        """See LoadedStep."""
+        """See PlacedStep."""
         loss, us = self._together()
         return torch.tensor(loss), StepTimes(us, ())
 

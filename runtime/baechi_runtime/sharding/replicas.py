@@ -19,9 +19,9 @@ from baechi_runtime.measure.samples import LoadOfOthers
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.sharding.calibration import agreed, passes_seconds, seconds_of
 from baechi_runtime.sharding.forecast import Forecast
-from baechi_runtime.torch.lowering.executor import LoadedStep
 from baechi_runtime.torch.lowering.random_state import as_it_was
 from baechi_runtime.torch.parity import named_results
+from baechi_runtime.torch.processes.executor import LoadedStep
 
 DDP, FSDP2 = "ddp", "fsdp2"
 REPLICAS = (DDP, FSDP2)

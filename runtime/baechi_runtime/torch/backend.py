@@ -29,19 +29,16 @@ from baechi_runtime.report.link_report import ProbeRequest
 from baechi_runtime.report.progress import progress
 from baechi_runtime.torch.cluster import find_cluster, notes_on, topology, with_measured_speeds
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_devices, cpu_workers, cuda_devices, cuda_workers
-from baechi_runtime.torch.lowering.executor import Executor, LoadedStep
 from baechi_runtime.torch.lowering.random_state import decoded, encoded
 from baechi_runtime.torch.lowering.split_gpu import split_gpu
-from baechi_runtime.torch.measure import measure
+from baechi_runtime.torch.measure import how_measured, measure, measured_peak_bytes
 from baechi_runtime.torch.parity import check_parity
 from baechi_runtime.torch.processes.environment import worker_place
-from baechi_runtime.torch.processes.executor import Further, ProcessExecutor, RankCapture, follow
+from baechi_runtime.torch.processes.executor import Executor, Further, LoadedStep, ProcessExecutor, RankCapture, follow
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
 from baechi_runtime.torch.profiler import FULL, ProfileOptions, profile_step
 from baechi_runtime.torch.streams.executor import executor_of
 from baechi_runtime.torch.streams.step_graph import CudaRecorder
-from baechi_runtime.torch.threads.accounting import how_measured, measured_peak_bytes
-from baechi_runtime.torch.threads.step_recorder import record_step
 
 T = TypeVar("T")
 
@@ -261,7 +258,7 @@ class TorchBackend(TrainingBackend[Captured, LoadedStep]):
         return measure(self.executor, captured.step, loaded, num_steps=num_steps, on_step=on_step)
 
     def record(self, captured: Captured, loaded: LoadedStep) -> MeasuredStep:
-        return record_step(loaded).measured(captured.graph, self.kind)
+        return loaded.record().measured(captured.graph, self.kind)
 
     def trained(self, loaded: LoadedStep) -> Trained:
         return TrainedStep(loaded)

@@ -15,10 +15,10 @@ from baechi_runtime.measure.device_speeds import note_on, speeds_of
 from baechi_runtime.measure.link_probe import LinkProbe, sound
 from baechi_runtime.report.progress import progress
 from baechi_runtime.torch.lowering.devices import TorchDevice, uuids_of_gpus
-from baechi_runtime.torch.lowering.executor import Executor, LoadedStep
 from baechi_runtime.torch.lowering.gpus import Gpus, read_gpus
 from baechi_runtime.torch.lowering.memory_limit import plannable_bytes
 from baechi_runtime.torch.lowering.split_gpu import GpuPart
+from baechi_runtime.torch.processes.executor import Executor, LoadedStep
 from baechi_runtime.torch.streams.executor import StreamStep
 
 _GLANCE, _LOOK = (8, 0.025), (15, 0.1)

@@ -26,8 +26,8 @@ from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.measure.comparator import compare, differences
 from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.models.training_step import EagerStep, TrainingStep
-from baechi_runtime.torch.lowering.executor import Executor
 from baechi_runtime.torch.lowering.random_state import as_it_was
+from baechi_runtime.torch.processes.executor import Executor
 from baechi_runtime.torch.streams.executor import StreamStep
 
 T = TypeVar("T")

@@ -9,8 +9,7 @@ from baechi_runtime.report.link_report import LinkReport, ProbeRequest, reported
 from baechi_runtime.report.progress import progress
 from baechi_runtime.torch.backend import with_executor
 from baechi_runtime.torch.cluster import by_reference, free_bytes, topology
-from baechi_runtime.torch.lowering.executor import Executor
-from baechi_runtime.torch.processes.executor import follow
+from baechi_runtime.torch.processes.executor import Executor, follow
 
 
 def probe_links(request: ProbeRequest) -> LinkReport | None:

@@ -26,9 +26,9 @@ from baechi_runtime.host.host_memory import available_bytes
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.report.progress import progress
 from baechi_runtime.torch.lowering.devices import TorchDevice, one_thread
-from baechi_runtime.torch.lowering.executor import Executor
 from baechi_runtime.torch.lowering.ops import LoweredProgram, Segment, Slots
 from baechi_runtime.torch.lowering.random_state import as_it_was
+from baechi_runtime.torch.processes.executor import Executor
 from baechi_runtime.torch.streams.executor import StreamStep
 from baechi_runtime.torch.threads.executor import PlacedStep
 

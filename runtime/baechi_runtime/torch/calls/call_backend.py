@@ -33,11 +33,9 @@ from baechi_runtime.torch.calls.verify import RandomState, normalised_by_part, r
 from baechi_runtime.torch.calls.workers import Workers, loaded_phases
 from baechi_runtime.torch.cluster import find_cluster
 from baechi_runtime.torch.lowering.devices import on_core_of
-from baechi_runtime.torch.lowering.executor import Executor
-from baechi_runtime.torch.measure import measure_on
-from baechi_runtime.torch.processes.executor import ProcessExecutor
+from baechi_runtime.torch.measure import how_measured, measure_on, measured_peak_bytes
+from baechi_runtime.torch.processes.executor import Executor, ProcessExecutor
 from baechi_runtime.torch.processes.sent_timeline import timeline_from_json, timeline_to_json
-from baechi_runtime.torch.threads.accounting import how_measured, measured_peak_bytes
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 
 HANDED_OUT = (

@@ -25,8 +25,8 @@ from baechi_runtime.torch.calls.keys import plan_key
 from baechi_runtime.torch.calls.plan_cache import KeptPlan, find_plan, keep_plan
 from baechi_runtime.torch.calls.search_process import Search, is_serializable, plan_to_json
 from baechi_runtime.torch.cluster import find_cluster
-from baechi_runtime.torch.lowering.executor import Executor
 from baechi_runtime.torch.lowering.random_state import as_it_was
+from baechi_runtime.torch.processes.executor import Executor
 from baechi_runtime.torch.profiler import QUICK
 
 KEPT = "plan and costs are from an earlier run"

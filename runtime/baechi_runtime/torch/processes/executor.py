@@ -81,11 +81,11 @@ class ProcessStep:
 
     @property
     def random_device(self) -> TorchDevice:
-        """See LoadedStep: between steps the random state is here."""
+        """See PlacedStep: between steps the random state is here."""
         return self._executor.devices[0]
 
     def save(self, folder: Path) -> list[Shard]:
-        """See LoadedStep; every rank writes its own shard."""
+        """See PlacedStep; every rank writes its own shard."""
         try:
             own, others = self._together(partial(self._part.save, folder), do="save", folder=str(folder))
         except FileError:
@@ -94,7 +94,7 @@ class ProcessStep:
         return [own, *(Shard(**shard) for shard in others)]
 
     def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:
-        """See LoadedStep; every rank reads what belongs to it."""
+        """See PlacedStep; every rank reads what belongs to it."""
         own = partial(self._part.restore, checkpoint, shards)
         self._together(own, do="restore", folder=str(checkpoint), shards=[asdict(s) for s in shards])
 
@@ -191,7 +191,7 @@ class ProcessExecutor:
 
     @contextlib.contextmanager
     def keep_busy(self, companions: int, timeline: Timeline, binding: Binding, step: TrainingStep) -> Iterator[None]:
-        """See `Executor`. Each rank has a step of its own and builds the one-device timeline of what it captured itself."""
+        """See ThreadExecutor. Each rank has a step of its own and builds the one-device timeline of what it captured itself."""
         self._rounds += 1
         enough = f"enough {self._rounds}"
         self.group.command({"do": "keep_busy", "companions": companions, "until": enough, "parts": sizes_of(binding)})
@@ -213,7 +213,7 @@ class ProcessExecutor:
         return probed([part, *others], source, target, sizes)
 
     def paces(self, windows: int, window_seconds: float) -> list[Pace]:
-        """See `Executor`."""
+        """See ThreadExecutor."""
         own = partial(play_pace, self.devices[0], windows, window_seconds)
         first, others = self.on_all(partial(self.call, 0, own), do="pace", windows=windows, window_seconds=window_seconds)
         return [first, *(Pace(tuple(found["wall_us"]), tuple(found["clock_us"])) for found in others)]
@@ -236,6 +236,12 @@ class ProcessExecutor:
         placed = ProcessStep(self, part, self._loaded)
         self._live.add(placed)
         return placed
+
+
+Executor = ThreadExecutor | ProcessExecutor
+"""Devices that run placed steps. Device 0 also runs functions: profiling, and the unplaced step."""
+LoadedStep = PlacedStep | ProcessStep
+"""One plan, loaded; `run` does one training step."""
 
 
 def sizes_of(binding: Binding) -> list[int] | None:

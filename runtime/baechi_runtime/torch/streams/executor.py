@@ -134,7 +134,7 @@ class StreamStep(PlacedStep):
         settle(self._devices)
 
     def peak_bytes(self) -> tuple[int, ...]:
-        """See LoadedStep: as the devices' own allocators say; counted where several share one."""
+        """See PlacedStep: as the devices' own allocators say; counted where several share one."""
         if any(d.share > 1 or d.peak_bytes() is None for d in self._devices):
             return super().peak_bytes()
         for _ in range(0 if self.executor.recorder is None else WARM_UP_STEPS):
@@ -213,7 +213,7 @@ class StreamExecutor(ThreadExecutor):
         return replica
 
     def paces(self, windows: int, window_seconds: float) -> list[Pace]:
-        """See `Executor`: one device after the other, since they share nothing."""
+        """See ThreadExecutor: one device after the other, since they share nothing."""
         return [self.call(i, partial(play_pace, device, windows, window_seconds)) for i, device in enumerate(self.devices)]
 
     def probe_link(self, source: int = 0, target: int = 1, sizes: Sequence[int] = PROBE_BYTES) -> LinkProbe:

@@ -11,45 +11,8 @@ from typing import Any
 
 import torch
 
-from baechi_ext.capture.torch_joint import Binding
-from baechi_ext.errors import ExecutionError
-from baechi_ext.ir import Cluster
 from baechi_ext.simulate import Timeline
-from baechi_runtime.host import process_memory
-from baechi_runtime.models.training_step import TrainingStep
-from baechi_runtime.torch.lowering.devices import TorchDevice
-from baechi_runtime.torch.lowering.executor import Executor
 from baechi_runtime.torch.lowering.ops import LoweredProgram, Segment
-from baechi_runtime.torch.lowering.random_state import as_it_was
-
-
-def measured_peak_bytes(executor: Executor, timeline: Timeline, binding: Binding, step: TrainingStep) -> tuple[int, ...]:
-    """Peak bytes per device of one real step: parameters, buffers and optimizer state of the ops there, live tensors, received
-    copies, and temporaries of the op that runs. The step's state is put back. Raises ExecutionError where a part of a GPU held more than
-    its limit.
-    """
-    with as_it_was(step):
-        peak = executor.load(timeline, binding, step).peak_bytes()
-    require_room(executor.devices, timeline.cluster, peak)
-    return peak
-
-
-def require_room(devices: Sequence[TorchDevice], cluster: Cluster, peak_bytes: Sequence[int]) -> None:
-    """Raises ExecutionError where a part of a GPU held more than its limit: no allocator keeps the parts' limits."""
-    for device, limit, held in zip(devices, cluster.devices, peak_bytes, strict=False):
-        if device.share > 1 and limit.memory_bytes is not None and held > limit.memory_bytes:
-            raise ExecutionError(
-                f"device {device.name} held {held} bytes in a step and its limit is {limit.memory_bytes:.0f}; the step takes more than its "
-                "profile says: raise --device_memory, profile again without --cost_path, use more parts, or a smaller batch"
-            )
-
-
-def how_measured(executor: Executor) -> str:
-    """Where `measured_peak_bytes` has its numbers from: "allocator" (torch's, of CUDA devices), "system" (what worker processes hold in
-    memory, beyond what they hold when no step runs and the step is not theirs), or "accounting" (counted tensors)."""
-    if all(d.torch_device.type != "cpu" for d in executor.devices):
-        return "allocator"
-    return "accounting" if executor.shared_memory or not process_memory.can_tell() else "system"
 
 
 def counting(

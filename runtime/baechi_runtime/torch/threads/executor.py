@@ -120,22 +120,25 @@ class PlacedStep:
 
     @property
     def random_device(self) -> TorchDevice:
+        """The device whose generator the step's random numbers are drawn from, one after the other."""
         seeded = self.context.binding.seeded_ops
         return self.executor.devices[self.timeline.placement[seeded[0]] if seeded else 0]
 
     def save(self, folder: Path) -> list[Shard]:
+        """Every device writes what lives there into the folder: its shard of a checkpoint."""
         where, state = homes(self.context.binding, self.timeline.placement), self.step.state()
         parts = [living_on(device, where, state) for device in range(len(self.programs))]
         tasks = [partial(write_shard, folder, device, part, self.optimizers) for device, part in enumerate(parts)]
         return self.executor.run_all(tasks, on_failure=_nothing)
 
     def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:
+        """Takes up the parameters, buffers and optimizer state of a checkpoint, which may be of another plan. Raises CheckpointError."""
         for shard in shards:
             verify_shard(checkpoint, shard)
         read_shards(checkpoint, [shard.file for shard in shards], self.step.state(), self.optimizers)
 
     def peak_bytes(self) -> tuple[int, ...]:
-        """See LoadedStep: counted."""
+        """Peak bytes of every device during one step, counted; see accounting."""
         return tuple(device.peak for device in self._held())
 
     def _held(self) -> list[DeviceMemory]:
@@ -149,6 +152,7 @@ class PlacedStep:
         return [DeviceMemory(resident_bytes(names, state, self.optimizers), ops) for ops, names in zip(live, owned, strict=True)]
 
     def record(self) -> Recording:
+        """A few more steps, recorded, the one of the median time kept; and one in which memory is counted. The state goes on with them."""
         executor, context = self.executor, self.context
         devices = executor.devices[: len(self.programs)]
         logs = [DeviceLog(device) for device in devices]
@@ -185,6 +189,7 @@ class ThreadExecutor:
     """Threads for `devices`. Use it as a context manager: leaving it ends the threads."""
 
     shared_memory = True
+    """All devices are in one process."""
 
     def __init__(self, devices: Sequence[TorchDevice], timeout_seconds: float = 300.0) -> None:
         keep_freed_memory()
@@ -254,7 +259,8 @@ class ThreadExecutor:
 
     @contextlib.contextmanager
     def keep_busy(self, companions: int, timeline: Timeline, binding: Binding, step: TrainingStep) -> Iterator[None]:
-        """See `Executor`. The steps are replicas of `step`."""
+        """While it is entered, that many of the devices other than 0 run `timeline`, a step on one device, each its own, a replica of
+        `step`, over and over."""
         enough = threading.Event()
         loaded = [self.load(timeline, binding, step.replica("cpu")) for _ in range(companions)]
         helpers = range(1, companions + 1)
@@ -285,7 +291,7 @@ class ThreadExecutor:
         return fitted({size: self._round_trips_us(source, target, size) for size in sizes})
 
     def paces(self, windows: int, window_seconds: float) -> list[Pace]:
-        """See `Executor`."""
+        """The pace of each device while all are at work."""
         return self.run_all([partial(play_pace, d, windows, window_seconds) for d in self.devices], on_failure=_nothing)
 
     def _round_trips_us(self, source: int, target: int, size: int) -> list[float]:

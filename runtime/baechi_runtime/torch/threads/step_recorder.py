@@ -3,16 +3,13 @@
 The programs that are timed stay as they are, so recording costs them nothing.
 """
 
-import gc
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from baechi_ext.collector import without_collection
-from baechi_runtime.measure.recording import DeviceNotes, Recording
+from baechi_runtime.measure.recording import DeviceNotes
 from baechi_runtime.torch.lowering.devices import TorchDevice
-from baechi_runtime.torch.lowering.executor import LoadedStep
 from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram, Slots
 
 _TRIES = 5
@@ -136,10 +133,3 @@ class _NotingExchange:
             return value
 
         return noting
-
-
-def record_step(placed: LoadedStep) -> Recording:
-    """A few more steps, recorded, the one of the median time kept; and one in which memory is counted. The state goes on with them."""
-    gc.collect()
-    with without_collection():
-        return placed.record()
