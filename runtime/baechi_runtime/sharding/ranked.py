@@ -42,7 +42,8 @@ from baechi_runtime.torch.processes.executor import Further, ProcessExecutor
 
 T = TypeVar("T")
 TITLES = {DDP: "DistributedDataParallel", FSDP2: "FSDP2", PASE: "the best sharding of layers"}
-_REHEARSE, _CHECK, _LOAD, _STEP, _RUN = ("rehearse an engine", "check an engine", "load an engine", "run an engine's step", "run an engine")
+_COMMANDS = ("rehearsed", "checked", "load", "step", "run")
+"""The methods of a worker that all call together; the commands are these words behind "engines: "."""
 
 
 def on_devices(request: TrainRequest, drive: Callable[[TorchBackend], T]) -> T | None:
@@ -52,19 +53,7 @@ def on_devices(request: TrainRequest, drive: Callable[[TorchBackend], T]) -> T |
 
 def _obeyed(request: TrainRequest, devices: Sequence[TorchDevice], rank: int, step: TrainingStep) -> Further:
     worker = _Worker(request, devices, rank, step)
-
-    def obey(action: Callable[[dict[str, Any]], object], command: dict[str, Any]) -> dict[str, Any]:
-        action(command)
-        return {}
-
-    actions: dict[str, Callable[[dict[str, Any]], object]] = {
-        _REHEARSE: lambda command: worker.rehearsed(command["engines"], command["enough_us"], command["limit"]),
-        _CHECK: lambda command: worker.checked(command["engine"]),
-        _LOAD: lambda command: worker.load(command["engine"]),
-        _STEP: lambda command: worker.step(command["engine"]),
-        _RUN: lambda command: worker.run(command["engine"]),
-    }
-    return {name: partial(obey, action) for name, action in actions.items()}
+    return {f"engines: {name}": getattr(worker, name) for name in _COMMANDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +129,12 @@ class _Worker:
         """The loss of a step that is loaded, and the microseconds of the slowest process."""
         return self.processes.run(self._loaded[name])
 
-    def run(self, name: str, whole_us: float = 0.0, parity: Parity | None = None) -> ShardReport:
+    def run(self, name: str, whole_us: float) -> ShardReport:
         """The engine's steps, timed or trained by; rank 0's report counts."""
         chosen, plans = replace(self._rehearsed[name].strategy, note=f"{TITLES[name]}, by auto"), dict[str, str]()
         if name == PASE:
             plans = save(self.processes, self._captured, self._searched, {name: chosen})
-        strategy = Strategy(chosen, self._ready(name), parity, plans.get(name))
+        strategy = Strategy(chosen, self._ready(name), plan=plans.get(name))
         return reported(self.processes, self.whole, Forecast(whole_us), {name: strategy})
 
 
@@ -173,11 +162,6 @@ class TorchEngines:
         self._parities: dict[str, Parity] = {}
         self._worker: _Worker | None = None
 
-    def _of(self, whole: Captured) -> _Worker:
-        if self._worker is None:
-            self._worker = _Worker(self._request, self._executor.devices, 0, whole.step)
-        return self._worker
-
     def predicted(self, whole: Captured, placement: Placement, cluster: Cluster, enough_us: float) -> list[Engine]:
         """See Engines; none where the workers are on several machines."""
         group = self._executor.group
@@ -187,9 +171,8 @@ class TorchEngines:
         kept, processes = max(placement.single.peak_memory_bytes), len(self._executor.devices)
         reasons = {name: why_not(name, whole.step, processes, kept, limit) for name in TITLES}
         names = [name for name, why_not in reasons.items() if not why_not]
-        rehearse = partial(self._of(whole).rehearsed, names, enough_us, limit)
         with progress(f"predicting a step by {', by '.join(TITLES[name] for name in names)}"):
-            found = self._executor.together(rehearse, do=_REHEARSE, engines=names, enough_us=enough_us, limit=limit)[0]
+            found = self._together(whole, "rehearsed", names=names, enough_us=enough_us, limit=limit)
         reasons |= {name: rehearsed.why_not for name, rehearsed in found.items()}
         return [
             Engine(name, title, None if reasons[name] else found[name].step_us, reasons[name]) for name, title in TITLES.items()
@@ -220,25 +203,30 @@ class TorchEngines:
 
     def check(self, whole: Captured, engine: Engine) -> Parity:
         """See Engines."""
-        name, own = engine.name, partial(self._of(whole).checked, engine.name)
+        name = engine.name
         if name not in self._parities:
             with progress(f"checking parity of {engine.title} with the unplaced step"):
-                found = self._executor.together(own, do=_CHECK, engine=name)[0]
+                found = self._together(whole, "checked", name=name)
                 self._parities[name] = found if isinstance(found, Parity) else self._parity(whole, found)
         return self._parities[name]
 
     def load(self, whole: Captured, engine: Engine) -> EngineStep:
         """See Engines."""
-        worker, together, name = self._of(whole), self._executor.together, engine.name
-        together(partial(worker.load, name), do=_LOAD, engine=name)
-        return EngineStep(lambda: together(partial(worker.step, name), do=_STEP, engine=name)[0])
+        self._together(whole, "load", name=engine.name)
+        return EngineStep(lambda: self._together(whole, "step", name=engine.name))
 
     def run(self, whole: Captured, engine: Engine, placement: Placement) -> ShardReport:
         """See Engines."""
-        worker, together, parity = self._of(whole), self._executor.together, self.check(whole, engine)
+        parity = self.check(whole, engine)
         require_parity(parity)
-        run = partial(worker.run, engine.name, placement.single.makespan_us, parity)
-        return replace(together(run, do=_RUN, engine=engine.name)[0], notes=placement.result.notes)
+        report: ShardReport = self._together(whole, "run", name=engine.name, whole_us=placement.single.makespan_us)
+        return replace(report, runs=tuple(replace(run, parity=parity) for run in report.runs), notes=placement.result.notes)
+
+    def _together(self, whole: Captured, do: str, **given: Any) -> Any:
+        """Have all workers call this method of theirs; what it returns here."""
+        if self._worker is None:
+            self._worker = _Worker(self._request, self._executor.devices, 0, whole.step)
+        return self._executor.together(partial(getattr(self._worker, do), **given), do=f"engines: {do}", **given)[0]
 
     def _parity(self, whole: Captured, actual: dict[str, Any]) -> Parity:
         device, step, parts = self._executor.devices[0].torch_device, whole.step, self._parts(whole)

@@ -269,28 +269,28 @@ class RankCapture:
         return replace(self, graph=graph, binding=binding)
 
 
-Further = Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]
-"""Commands beyond those of placed steps, and what obeys them and gives the answer."""
+Further = Mapping[str, Callable[..., object]]
+"""Commands beyond those of placed steps, and what obeys them; its value stays there."""
 
 
 def follow(group: WorkerGroup, device: TorchDevice, captured: RankCapture | None = None, further: Further = MappingProxyType({})) -> None:
     """Ranks other than 0: obey until told to stop; links can be probed without a captured step. An error is answered, then raised: a group
     with a failed rank is over."""
     keep_freed_memory()
-    known = {name: _valued(obey) for name, obey in _Rank(group, device, captured).commands().items()} | {**further}
-    while (command := group.next_command())["do"] != "stop":
+    known = _Rank(group, device, captured).commands()
+    while (do := (command := group.next_command())["do"]) != "stop":
+        answer = None
         try:
-            if command["do"] not in known:
-                raise ExecutionError(f"unknown command {command['do']!r}; are all workers of one version?")
-            answer = known[command["do"]](command)
+            if do in known:
+                answer = known[do](command)
+            elif do in further:
+                further[do](**{name: value for name, value in command.items() if name != "do"})
+            else:
+                raise ExecutionError(f"unknown command {do!r}; are all workers of one version?")
         except Exception as e:
             raise _answered(group, e) from e
-        group.answer(answer)
+        group.answer({"value": answer})
     group.answer({})
-
-
-def _valued(obey: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    return lambda command: {"value": obey(command)}
 
 
 def _answered(group: WorkerGroup, error: Exception) -> ExecutionError:
