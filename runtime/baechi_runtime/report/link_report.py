@@ -1,18 +1,23 @@
 """Request and report of `baechi probe-links`: every directed pair of devices, tensors of 2^0 floats and more, a line per pair."""
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import permutations
 from pathlib import Path
 
 from msgspec.structs import asdict
 
 from baechi_ext.cost import bend_bytes
+from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster, Device
 from baechi_ext.ir.files import write_json
 from baechi_ext.ir.made_by import MadeBy, signed
-from baechi_runtime.measure.link_probe import LinkProbe
+from baechi_runtime.measure.link_probe import LinkProbe, sound
 from baechi_runtime.report.findings import Findings
 from baechi_runtime.report.printed import Links, Pair
+from baechi_runtime.report.progress import progress
 from baechi_runtime.report.report import ProbedLink
 from baechi_runtime.report.tables import as_size
 
@@ -36,6 +41,10 @@ class ProbeRequest:
     framework: str = "torch"
     command: tuple[str, ...] = ()
     """The command line, word by word."""
+
+    def __post_init__(self) -> None:
+        if self.num_devices < 2:
+            raise OptionError("a link has two ends; give --num_devices=2 or more")
 
 
 @dataclass(frozen=True)
@@ -71,16 +80,21 @@ class LinkReport(Findings):
         return Links(cluster=self.cluster.to_json(), pairs=pairs)
 
 
-def reported(
+def probe_all(
     request: ProbeRequest,
     devices: tuple[Device, ...],
-    probes: dict[tuple[int, int], LinkProbe],
+    probe: Callable[[int, int, Sequence[int]], LinkProbe],
     *,
     parallel: bool,
     notes: tuple[str, ...] = (),
 ) -> LinkReport:
-    """The report of all pairs, written where the request says."""
-    names = [d.name for d in devices]
+    """Probes every directed pair of devices; the report is written where the request says. `probe`: of a source and a target, with tensors
+    of so many bytes; `parallel`: tensors are handed over without copies. Raises what `probe` raises."""
+    names, probes = [d.name for d in devices], {}
+    sizes = sizes_bytes(request.max_exponent, len(devices))
+    for source, target in permutations(range(len(devices)), 2):
+        with progress(f"probing {names[source]} -> {names[target]}"):
+            probes[source, target] = sound(partial(probe, source, target, sizes), copies=not parallel)
     links = {(names[s], names[t]): probe.to_link() for (s, t), probe in probes.items()}
     cluster = Cluster(devices, next(iter(links.values())), links, parallel_transfers=parallel)
     report, made_by = LinkReport(cluster, probes, notes), MadeBy(request.command)
