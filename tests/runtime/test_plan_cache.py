@@ -25,10 +25,8 @@ from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.host.cache_folder import MOST_SECONDS, cache_folder, trim
 from baechi_runtime.models.training_step import TrainingStep, optimizer_spec
 from baechi_runtime.torch import backend
-from baechi_runtime.torch.calls import keys as call_keys
-from baechi_runtime.torch.calls import placing
-from baechi_runtime.torch.calls.experience import Verdict, keep_verdict, load_verdict
-from baechi_runtime.torch.calls.keys import op_signatures, plan_key, verdict_key
+from baechi_runtime.torch.calls import experience, placing
+from baechi_runtime.torch.calls.experience import Verdict, keep_verdict, load_verdict, op_signatures, plan_key, verdict_key
 from baechi_runtime.torch.calls.placing import place_call
 from baechi_runtime.torch.calls.plan_cache import find_plan, keep_plan
 from baechi_runtime.torch.lowering.devices import cpu_devices
@@ -171,7 +169,7 @@ def test_another_machine_or_version_is_another_key(tmp_path, executor, captured,
     keys = {key()}
     for name, value in (("processor", lambda: "another"), ("usable_bytes", lambda: 1), ("versions", lambda: {"torch": "0"})):
         with monkeypatch.context() as patch:
-            patch.setattr(call_keys, name, value)
+            patch.setattr(experience, name, value)
             keys.add(key())
     assert len(keys) == 4
     assert key() in keys

@@ -72,7 +72,7 @@ class ModuleStep(Step):
     options: "ParallelizeOptions"
 
     def apply(self, result: PlanResult, request: PlanRequest, options: ApplyOptions) -> "nn.Module":
-        from baechi_runtime.torch.calls.planned import apply_plan
+        from baechi_runtime.torch.calls.parallelize import apply_plan
 
         cluster = result.plan.cluster
         devices = self.options.devices
@@ -87,7 +87,7 @@ class ModuleStep(Step):
 def of_module(module: "nn.Module", inputs: Any, options: "ParallelizeOptions") -> tuple[Step, PlanResult]:
     """The step of a module's training call with these inputs, and its plan. Raises CaptureError where it can't be placed, and what placing
     raises."""
-    from baechi_runtime.torch.calls.planned import plan_call
+    from baechi_runtime.torch.calls.parallelize import plan_call
 
     graph, placement = plan_call(module, inputs, options)
     known: dict[str, Any] = {"name": type(module).__name__, "graph": graph, "single": placement.single, "profile": placement.profile}

@@ -1,22 +1,25 @@
-"""Placing a module in the caller's own training loop: `baechi_ext.parallelize`."""
+"""Placing a module in the caller's own training loop: `baechi_ext.parallelize`; or planning its call before it runs, and placing it by a
+plan that is there already: `baechi_ext.plan`."""
 
 import functools
 import inspect
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from baechi_ext.errors import CaptureError, OptionError
-from baechi_ext.ir import Cluster
+from baechi_ext.cost import attach_costs
+from baechi_ext.errors import CaptureError, MismatchError, OptionError
+from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.hints import DeviceMap
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.host.cache_folder import cache_folder
+from baechi_runtime.host.generators import python_generators_kept
 from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.torch.calls.call_report import report_of
 from baechi_runtime.torch.calls.fragments import Settings
@@ -26,6 +29,7 @@ from baechi_runtime.torch.lowering.devices import CudaDevice, TorchDevice, cpu_d
 from baechi_runtime.torch.streams.executor import executor_of as streams_or_threads
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 
+M = TypeVar("M", bound=nn.Module)
 _EXECUTORS: dict[tuple[str, ...], ThreadExecutor] = {}
 CUDA_IN_ONE_PROCESS = "a module of your own runs on all CUDA devices of a machine from one process; start it without torchrun"
 
@@ -206,3 +210,42 @@ def _placed_class(target: type[nn.Module], options: ParallelizeOptions) -> type[
 
     target.__call__ = call  # type: ignore[method-assign]
     return target
+
+
+def plan_call(module: nn.Module, example_inputs: Any, options: ParallelizeOptions) -> tuple[OpGraph, Placement]:
+    """The graph of the module's call with these inputs, with the costs of devices side by side, and its plan. Forward runs twice for that;
+    buffers and random generators are put back, and the module is left as it was.
+
+    Raises CaptureError where the call can't be placed, OptionError for a module that is placed, and what placing raises.
+    """
+    if call_of(module) is not None:
+        raise OptionError("the module is placed already; call baechi_ext.unplace(model) first")
+    with python_generators_kept():
+        calls = place_in(module, replace(options.settings(), verify_steps=0, strict=True, keep_placed=True))
+        try:
+            calls.prepare(*arguments_of(example_inputs))
+            first, *others = calls.session.groups
+        finally:
+            take_out(module)
+    pieces = f"graph breaks leave {len(others) + 1} pieces that nothing ties together, and this is the plan of the first" if others else ""
+    placement = functools.reduce(Placement.noting, filter(None, (first.note, pieces)), first.placement)
+    if placement.profile is None:
+        raise CaptureError(f"{type(module).__name__} is planned in one process; start it without torchrun")
+    several = len(placement.result.plan.cluster) > 1
+    return attach_costs(placement.graph, placement.profile, contended=several), placement
+
+
+def apply_plan(module: M, example_inputs: Any, options: ParallelizeOptions, plan: Placement) -> M:
+    """The module, whose calls run by the plan from now on, as `parallelize` has them run.
+
+    Raises MismatchError where its call with these inputs has other ops than the plan, and what `parallelize` raises.
+    """
+    placed(module, example_inputs, options, plan)
+    call = call_of(module)
+    groups = [] if call is None else call.session.groups
+    if groups and groups[0].placement is not plan:
+        take_out(module)
+        raise MismatchError(
+            f"the call of {type(module).__name__} has other ops than the plan, which is of an earlier state of it; plan it again"
+        )
+    return module

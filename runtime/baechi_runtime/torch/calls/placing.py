@@ -21,7 +21,7 @@ from baechi_runtime.drivers.placement import Placement, place
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.torch.backend import costed
 from baechi_runtime.torch.calls.capturing import CallStep
-from baechi_runtime.torch.calls.keys import plan_key
+from baechi_runtime.torch.calls.experience import plan_key
 from baechi_runtime.torch.calls.plan_cache import KeptPlan, find_plan, keep_plan
 from baechi_runtime.torch.calls.search_process import Search, is_serializable, plan_to_json
 from baechi_runtime.torch.cluster import find_cluster

@@ -26,30 +26,21 @@ class KeptPlan:
     untried: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """The same in JSON."""
-
-    profile: dict[str, Any]
-    plan: dict[str, Any]
-    notes: tuple[str, ...]
-    untried: tuple[str, ...]
-
-
 def find_plan(cache: Path, key: str, graph: OpGraph) -> KeptPlan | None:
     """The plan of this key, of `graph`, in a cache's folder; None where there is none, it is old, or not as it was written."""
-    found = find_entry(_file(cache, key), key)
+    found = find_entry(_file(cache, key), key) or {}
     try:
-        entry = convert(found, _Entry)
-        return KeptPlan(Profile.from_json(entry.profile, graph), Plan.from_json(entry.plan, graph), entry.notes, entry.untried)
+        profile, plan = (convert(found.get(name), dict[str, Any]) for name in ("profile", "plan"))
+        notes, untried = (convert(found.get(name), tuple[str, ...]) for name in ("notes", "untried"))
+        return KeptPlan(Profile.from_json(profile, graph), Plan.from_json(plan, graph), notes, untried)
     except (ValidationError, BaechiError):
         return None
 
 
 def keep_plan(cache: Path, key: str, kept: KeptPlan, made_by: MadeBy) -> str:
     """Writes the plan, in place of the one before; the reason where that was not possible, else nothing."""
-    entry = _Entry(kept.profile.to_json(), kept.plan.to_json(), kept.notes, kept.untried)
-    return keep_entry(_file(cache, key), key, signed(vars(entry), made_by))
+    entry = {**vars(kept), "profile": kept.profile.to_json(), "plan": kept.plan.to_json()}
+    return keep_entry(_file(cache, key), key, signed(entry, made_by))
 
 
 def _file(cache: Path, key: str) -> Path:

@@ -5,6 +5,8 @@ both compute: the threads of torch.distributed and the system's share of the wor
 first device computes and sends, over and over, the second computes and takes in what has come, and both do the same without transfers in
 between: the difference per transfer is what it costs each of them. A CUDA device does all of this on its streams, and the host waits for
 it only to take the time.
+
+And the work by which devices' speeds are compared: products of matrices that stay in a core's cache, or fill a GPU.
 """
 
 import statistics
@@ -17,10 +19,12 @@ from typing import Protocol
 import torch
 
 from baechi_ext.cost import LinkFit, fit_link
+from baechi_runtime.measure.device_speeds import Pace
 from baechi_runtime.measure.link_probe import LinkProbe
 from baechi_runtime.torch.lowering.devices import TorchDevice
-from baechi_runtime.torch.lowering.pace_player import SIDE
 
+SIDE = {"cpu": 192, "cuda": 1536}
+"""Side of the square matrices whose product is the unit of work: some 0.2 ms, and on CUDA well above what starting a kernel takes."""
 _BLOCKS, _BLOCKS_OF_SMALL, _LARGE_BYTES = 4, 8, 2**20
 TRANSFERS = 8
 """Transfers of a block: as many tensors are under way at once, at most, and one that ends it."""
@@ -139,3 +143,21 @@ class Player:
         function()
         self.device.synchronize()
         return (time.perf_counter_ns() - begin) / 1000 / count
+
+
+def play_pace(device: TorchDevice, windows: int, window_seconds: float) -> Pace:
+    """The pace of a device, whose thread calls this while those of the others do the same; the first window is for warming up."""
+    where = device.torch_device
+    matrix = torch.ones(SIDE[where.type], SIDE[where.type], device=where)
+    wall_us, clock_us = [], []
+    for _ in range(1 + windows):
+        mark, begin, done = device.mark(), time.perf_counter(), 0
+        while (spent := time.perf_counter() - begin) < window_seconds:
+            torch.mm(matrix, matrix)
+            device.synchronize()
+            done += 1
+        end = device.mark()
+        device.synchronize()
+        wall_us.append(spent * 1e6 / done)
+        clock_us.append(device.elapsed_us(mark, end) / done)
+    return Pace(tuple(wall_us[1:]), tuple(clock_us[1:]))

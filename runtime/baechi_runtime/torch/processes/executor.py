@@ -30,7 +30,7 @@ from baechi_runtime.measure.recording import DeviceMemory, DeviceNotes, Recordin
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.torch.lowering.devices import TorchDevice, memory_bytes
-from baechi_runtime.torch.lowering.pace_player import play_pace
+from baechi_runtime.torch.lowering.link_player import play_pace
 from baechi_runtime.torch.lowering.random_state import decoded, encoded
 from baechi_runtime.torch.processes.channels import LostPeerError, in_order_of_ends
 from baechi_runtime.torch.processes.clocks import clock_ahead, clocks_ahead, tell_clock

@@ -17,11 +17,10 @@ from baechi_runtime.measure.device_speeds import Pace
 from baechi_runtime.measure.link_probe import PROBE_BYTES, LinkProbe
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.torch.lowering.devices import CudaDevice, TorchDevice, settle
-from baechi_runtime.torch.lowering.link_player import fitted
+from baechi_runtime.torch.lowering.link_player import fitted, play_pace
 from baechi_runtime.torch.lowering.memory_limit import CudaMemoryLimit, loading
 from baechi_runtime.torch.lowering.op_error import OpError
 from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram, Slots, StepContext
-from baechi_runtime.torch.lowering.pace_player import play_pace
 from baechi_runtime.torch.lowering.updates import optimizers_by_device
 from baechi_runtime.torch.streams.handovers import Handovers
 from baechi_runtime.torch.streams.step_graph import Recorder, why_not_captured

@@ -27,11 +27,10 @@ from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.torch.lowering.checkpoint import homes, living_on, read_shards, write_shard
 from baechi_runtime.torch.lowering.devices import TorchDevice, memory_bytes
-from baechi_runtime.torch.lowering.link_player import Player, Wait, fitted
+from baechi_runtime.torch.lowering.link_player import Player, Wait, fitted, play_pace
 from baechi_runtime.torch.lowering.mailbox import Mailboxes
 from baechi_runtime.torch.lowering.op_error import OpError
 from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram, Lowering, Slots, StepContext
-from baechi_runtime.torch.lowering.pace_player import play_pace
 from baechi_runtime.torch.lowering.program import cut
 from baechi_runtime.torch.threads.accounting import counting, resident_bytes
 from baechi_runtime.torch.threads.step_recorder import NO_CUDA_TRANSFERS, DeviceLog, clock_of
