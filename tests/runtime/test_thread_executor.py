@@ -13,9 +13,8 @@ from baechi_ext.simulate import simulate
 from baechi_runtime.measure.comparator import compare
 from baechi_runtime.models.training_step import OPTIMIZERS, EagerStep
 from baechi_runtime.torch.lowering.devices import cpu_devices
-from baechi_runtime.torch.lowering.mailbox import Mailboxes
 from baechi_runtime.torch.parity import check_parity
-from baechi_runtime.torch.threads.executor import ThreadExecutor
+from baechi_runtime.torch.threads.executor import Mailboxes, ThreadExecutor
 from tests.torch_steps import capture, make_step, scattered
 
 

@@ -54,6 +54,7 @@ class LoweredProgram:
     writes: tuple[Action, ...] = ()
     """Buffer writes that are left to the caller, who does them when no device has failed."""
     make_slots: Callable[[int], Slots] = lambda size: [None] * size
+    """Makes so many slots, with nothing in them."""
 
     def empty(self, size: int = 0) -> Slots:
         """Slots to run on; of another program, too, that has so many."""

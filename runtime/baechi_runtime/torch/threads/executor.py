@@ -28,7 +28,6 @@ from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.torch.lowering.checkpoint import homes, living_on, read_shards, write_shard
 from baechi_runtime.torch.lowering.devices import TorchDevice, memory_bytes
 from baechi_runtime.torch.lowering.link_player import Player, Wait, fitted, play_pace
-from baechi_runtime.torch.lowering.mailbox import Mailboxes
 from baechi_runtime.torch.lowering.op_error import OpError
 from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram, Lowering, Slots, StepContext
 from baechi_runtime.torch.lowering.program import cut
@@ -72,6 +71,57 @@ class Worker:
             except BaseException as e:  # noqa: BLE001 - handed to the caller's thread
                 answer.set_exception(e)
             del due, task, answer
+
+
+class Mailboxes:
+    """How tensors get from one device's thread to another's: a box per tensor and destination, filled and emptied once a step. `abort`
+    wakes every waiter with an ExecutionError; the boxes are useless after it."""
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._boxes: dict[tuple[int, int], queue.SimpleQueue[Any]] = {}
+        self._aborted = False
+
+    def _box(self, tensor: int, target: int) -> "queue.SimpleQueue[Any]":
+        return self._boxes.setdefault((tensor, target), queue.SimpleQueue())
+
+    def giver(self, tensor: int, target: int, gone: Callable[[], None] | None = None) -> Callable[[Any], None]:
+        """A function that puts a value into the box of `tensor` at device `target`, and then calls `gone`."""
+        put = self._box(tensor, target).put
+
+        def give(value: Any) -> None:
+            self._go_on()
+            put(value)
+            if gone is not None:
+                gone()
+
+        return give
+
+    def taker(self, tensor: int, target: int) -> Callable[[], Any]:
+        """A function that waits for the box to fill and empties it. It raises ExecutionError after the time-out or an abort."""
+        get, timeout = self._box(tensor, target).get, self._timeout_seconds
+
+        def take() -> Any:
+            try:
+                value = get(timeout=timeout)
+            except queue.Empty:
+                raise ExecutionError(
+                    f"device {target} gave up waiting for tensor {tensor} after {timeout:g} s; raise --timeout if ops take that long"
+                ) from None
+            self._go_on()
+            return value
+
+        return take
+
+    def _go_on(self) -> None:
+        if self._aborted:
+            raise ExecutionError("another device failed")
+
+    def abort(self) -> None:
+        """Wakes whoever waits now or later."""
+        self._aborted = True
+        for box in self._boxes.values():
+            box.put(None)
 
 
 class OpFailure(ExecutionError):
