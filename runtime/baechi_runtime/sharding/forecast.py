@@ -6,34 +6,39 @@ Nothing is taken to overlap: where processes are CPU cores, messages take the co
 """
 
 import operator
+import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import fx
+from torch import Tensor, fx
 from torch.distributed.device_mesh import DeviceMesh
+from torch.fx.node import map_arg
 
+from baechi_ext.errors import ShardError
 from baechi_ext.shard.graph import Node, Strategy
 from baechi_ext.shard.machine import Costs, Machine
 from baechi_ext.shard.tables import Configurations, Tables
 from baechi_ext.shard.terms import AllReduce, Shares
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.sharding.binding import bind, lay_out
-from baechi_runtime.sharding.calibration import Links, agreed, probed_links, seconds_of
-from baechi_runtime.sharding.captured import CapturedGraph
-from baechi_runtime.sharding.counts import Traffic
+from baechi_runtime.sharding.calibration import Links, agreed, finish, probed_links, seconds_of
+from baechi_runtime.sharding.captured import CapturedGraph, ForwardGraph
+from baechi_runtime.sharding.counts import Traffic, counted
 from baechi_runtime.sharding.execute import ShardedStep
 from baechi_runtime.sharding.gradients import buckets
 from baechi_runtime.sharding.layout import Layout, groups
 from baechi_runtime.sharding.moves import part_shape
-from baechi_runtime.sharding.part_times import PartTimes
-from baechi_runtime.sharding.program import Program, computes
-from baechi_runtime.sharding.rules import is_plain
+from baechi_runtime.sharding.program import Program, computes, differentiable, runner
+from baechi_runtime.sharding.rules import arguments, is_plain, run_by_rule
 
+_REPEATS, _ENOUGH_SECONDS = 4, 0.03
+"""Number of times that a call is timed, unless it took so long already."""
 _STEPS = 4
 _SUM_BYTES = 1 << 12, 1 << 22
 """Sizes of the sums that tell how fast these go round."""
@@ -67,6 +72,89 @@ class Forecast:
     def to_json(self) -> dict[str, float]:
         """The parts that add up to the step."""
         return {part: getattr(self, part) for part in PARTS}
+
+
+class PartTimes:
+    """Seconds of calls of a forward graph, by layout. Calls that do the same to tensors of the same shapes are measured once."""
+
+    def __init__(self, forward: ForwardGraph, mesh: DeviceMesh, device: torch.device) -> None:
+        self._mesh, self._device = mesh, device
+        self._gradients = differentiable(forward)
+        self._known: dict[object, float] = {}
+        self._sent: dict[object, Traffic] = {}
+
+    def measure(self, layouts: Iterable[tuple[fx.Node, Layout]]) -> None:
+        """Measures these, on all processes at once: every process has to ask for the same, and gets the same answers."""
+        new: dict[object, tuple[fx.Node, Layout]] = {}
+        for call, layout in layouts:
+            new.setdefault(self._key(call, layout), (call, layout))
+        new = {key: value for key, value in new.items() if key not in self._known}
+        with torch.random.fork_rng():
+            taken = torch.tensor([self._timed(*value) for value in new.values()], dtype=torch.float64, device=self._device)
+        if len(taken):
+            dist.all_reduce(taken)
+        self._known |= dict(zip(new, (taken / dist.get_world_size()).tolist(), strict=True))
+
+    def seconds(self, call: fx.Node, layout: Layout) -> float:
+        """Seconds of a call that was measured in that layout."""
+        return self._known[self._key(call, layout)]
+
+    def traffic(self, call: fx.Node, layout: Layout) -> Traffic:
+        """The traffic inside of a call that was measured in that layout, forward and backward."""
+        return self._sent[self._key(call, layout)]
+
+    def _key(self, call: fx.Node, layout: Layout) -> object:
+        """A key that tells apart calls whose times may differ."""
+        read = arguments(call)
+        shapes = tuple(self._part(node, argument.placements) for node, argument in zip(read, layout.arguments, strict=True))
+        names = iter(range(len(read)))
+        rest = repr(map_arg((call.args, call.kwargs), lambda _: next(names)))
+        return call.target, shapes, rest, None if run_by_rule(call) is None else layout
+
+    def _part(self, node: fx.Node, placements: Any) -> tuple[tuple[int, ...], torch.dtype, bool] | None:
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor):
+            return None
+        shape = part_shape(tuple(value.shape), placements, self._mesh)
+        return shape, value.dtype, node in self._gradients and value.is_floating_point()
+
+    def _timed(self, call: fx.Node, layout: Layout) -> float:
+        wanted = iter(layout.arguments)
+        leaves: list[Tensor] = []
+
+        def part(node: fx.Node) -> Tensor:
+            found = self._part(node, next(wanted).placements)
+            if found is None:
+                raise ShardError(f"{call.name} reads {node.name}, which is no tensor; it can't be timed by itself")
+            shape, dtype, gradient = found
+            numbers = torch.rand(shape, device=self._device)
+            made = numbers.to(dtype)  # whole numbers are 0, a row and a class that everyone has
+            leaves.extend([made.requires_grad_()] if gradient else [])
+            return made
+
+        args, kwargs = map_arg((call.args, call.kwargs), part)
+        run, communicates = runner(call, layout, self._mesh), run_by_rule(call) is not None  # processes have to run these equally often
+        grads: list[Tensor] = []
+        with counted() as self._sent[self._key(call, layout)]:
+            self._once(run, args, kwargs, leaves, grads)
+        best, spent = float("inf"), 0.0
+        for _ in range(_REPEATS):
+            began = time.perf_counter()
+            self._once(run, args, kwargs, leaves, grads)
+            finish(self._device)
+            taken = time.perf_counter() - began
+            best, spent = min(best, taken), spent + taken
+            if spent > _ENOUGH_SECONDS and not communicates:
+                break
+        return best
+
+    def _once(self, run: Callable[..., Any], args: Any, kwargs: Any, leaves: Sequence[Tensor], grads: list[Tensor]) -> None:
+        """Run forward and backward, with gradients of ones, which the first run makes."""
+        results = run(*args, **kwargs)
+        results = [r for r in (results if isinstance(results, list | tuple) else [results]) if isinstance(r, Tensor) and r.requires_grad]
+        if results and leaves:
+            grads.extend([] if grads else map(torch.ones_like, results))
+            torch.autograd.grad(results, leaves, grads, allow_unused=True)
 
 
 class Forecaster:

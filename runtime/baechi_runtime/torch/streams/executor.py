@@ -22,9 +22,8 @@ from baechi_runtime.torch.lowering.memory_limit import CudaMemoryLimit, loading
 from baechi_runtime.torch.lowering.op_error import OpError
 from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram, Slots, StepContext
 from baechi_runtime.torch.lowering.updates import optimizers_by_device
-from baechi_runtime.torch.streams.handovers import Handovers
 from baechi_runtime.torch.streams.step_graph import Recorder, why_not_captured
-from baechi_runtime.torch.streams.walk import WARM_UP_STEPS, Walk
+from baechi_runtime.torch.streams.walk import WARM_UP_STEPS, Handovers, Walk
 from baechi_runtime.torch.threads.executor import PlacedStep, RunTogether, ThreadExecutor, Worker
 
 T = TypeVar("T")
