@@ -117,39 +117,6 @@ class Verification:
         require_parity(found, advice=self.advice)
 
 
-@dataclass
-class Comparison:
-    """Makes the gradients of the unplaced call too, and compares them (a baechi_runtime.torch.calls.placed_function.Check)."""
-
-    loaded: LoadedFragment
-    verification: Verification
-    args: Sequence[Tensor]
-    """Arguments of the unplaced call."""
-    outputs: Mapping[int, Tensor]
-    """Outputs of the unplaced call, by their number in the graph."""
-    go_on: Callable[[BaechiError], None]
-    """Told why the unplaced call's gradients are used; raises where going on unplaced is not wanted."""
-
-    def __call__(self, tangents: Sequence[Tensor | None], gradients: Gradients) -> Gradients:
-        begun = time.monotonic()
-        used = [(self.outputs[i], t) for i, t in enumerate(tangents) if t is not None and i in self.outputs]
-        wanted = [i for i in self.loaded.part.reached_by if self.args[i].requires_grad]
-        if not used or any(t is not None and i not in self.outputs for i, t in enumerate(tangents)):
-            return gradients
-        roots, given = zip(*used, strict=True)
-        with one_thread():
-            values = torch.autograd.grad(roots, [self.args[i] for i in wanted], given, allow_unused=True, retain_graph=backward_again())
-        expected = {i: v for i, v in zip(wanted, values, strict=True) if v is not None}
-        self.verification.seconds += time.monotonic() - begun
-        names = {i: f"gradient of {self.loaded.part.state.get(i, f'argument {i}')}" for i in wanted}
-        try:
-            self.verification.require(_named(names, expected), _named(names, gradients))
-        except ParityError as e:
-            self.go_on(e)
-            return expected
-        return gradients
-
-
 def verified_run(
     loaded: LoadedFragment,
     args: Sequence[Tensor],
@@ -159,8 +126,8 @@ def verified_run(
 ) -> Sequence[Tensor]:
     """Run the fragment as it is and placed, and compare; returns its results. `verification` are the comparisons so far.
 
-    Where they differ, or the placed call fails, `go_on` is told; then arguments and generators are as before the call, and it is run as
-    it is.
+    Where they differ, or the placed call fails, `go_on` is told, which raises where going on unplaced is not wanted; then arguments and
+    generators are as before the call, and it is run as it is. Where gradients differ, those of the unplaced call are used.
     """
     begun = time.monotonic()
     part, before = loaded.part, RandomState()
@@ -168,11 +135,32 @@ def verified_run(
     shadows = [kept[i].clone() if i in kept else a.detach().requires_grad_(a.requires_grad) for i, a in enumerate(args)]
     with one_thread(), torch.enable_grad():
         expected = loaded.graph(*shadows)
-    after = RandomState()
+    after, outputs = RandomState(), part.outputs_among(expected)
     before.restore()
     spent = time.monotonic() - begun
+
+    def compared(tangents: Sequence[Tensor | None], gradients: Gradients) -> Gradients:
+        """Makes the gradients of the unplaced call, too; see Check."""
+        begun = time.monotonic()
+        used = {i: t for i, t in enumerate(tangents) if t is not None}
+        wanted = [i for i in part.reached_by if shadows[i].requires_grad]
+        if not used or not used.keys() <= outputs.keys():
+            return gradients
+        roots, given = [outputs[i] for i in used], list(used.values())
+        with one_thread():
+            values = torch.autograd.grad(roots, [shadows[i] for i in wanted], given, allow_unused=True, retain_graph=backward_again())
+        unplaced = {i: v for i, v in zip(wanted, values, strict=True) if v is not None}
+        verification.seconds += time.monotonic() - begun
+        names = {i: f"gradient of {part.state.get(i, f'argument {i}')}" for i in wanted}
+        try:
+            verification.require(_named(names, unplaced), _named(names, gradients))
+        except ParityError as e:
+            go_on(e)
+            return unplaced
+        return gradients
+
     try:
-        values = loaded.run(args, Comparison(loaded, verification, shadows, part.outputs_among(expected), go_on))
+        values = loaded.run(args, compared)
         begun = time.monotonic()
         written = {i: f"new value of {part.state.get(i, f'argument {i}')}" for i in part.written}
         verification.require(
