@@ -22,13 +22,13 @@ from baechi_runtime.torch.lowering.memory_limit import CudaMemoryLimit, loading
 from baechi_runtime.torch.lowering.op_error import OpError
 from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram, Slots, StepContext
 from baechi_runtime.torch.lowering.updates import optimizers_by_device
-from baechi_runtime.torch.streams.step_graph import Recorder, why_not_captured
+from baechi_runtime.torch.streams.step_graph import CudaRecorder, why_not_captured
 from baechi_runtime.torch.streams.walk import WARM_UP_STEPS, Handovers, Walk
 from baechi_runtime.torch.threads.executor import PlacedStep, RunTogether, ThreadExecutor, Worker
 
 T = TypeVar("T")
 _PROBE_WARMUP, _PROBE_REPEATS, _TRIPS = 3, 15, 4
-MakeRecorder = Callable[[Sequence[CudaDevice], CudaDevice], Recorder]
+MakeRecorder = Callable[[Sequence[CudaDevice], CudaDevice], CudaRecorder]
 """The recorder of devices, of which one may draw random numbers."""
 
 

@@ -9,21 +9,12 @@ See https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs for what a 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 import torch
 
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.simulate import Timeline
 from baechi_runtime.torch.lowering.devices import CudaDevice
-
-
-class Recorder(Protocol):
-    """Takes down the work of devices, to have it done again at once."""
-
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Captures what `work` gives to the devices, and returns a function that does it again on the same tensors. `work` is called, but
-        nothing is computed. Raises RuntimeError where that cannot be captured."""
 
 
 class CudaRecorder:
@@ -37,7 +28,8 @@ class CudaRecorder:
         """A graph keeps its own, on the device where it begins, but not these: who holds the graph has to."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """See Recorder."""
+        """Captures what `work` gives to the devices, and returns a function that does it again on the same tensors. `work` is called, but
+        nothing is computed. Raises RuntimeError where that cannot be captured."""
         graph, compute = torch.cuda.CUDAGraph(), self._origin.compute
         torch.cuda.empty_cache()  # what the steps before it took, and it takes anew
         with contextlib.ExitStack() as stack:
