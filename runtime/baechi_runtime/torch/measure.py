@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from torch import Tensor
-
 from baechi_ext.capture.torch_joint import Binding
 from baechi_ext.errors import ExecutionError
 from baechi_ext.ir import Cluster
@@ -18,20 +16,13 @@ from baechi_runtime.measure.timing import WARMUP, StepTimes, measure_in_turn
 from baechi_runtime.models.training_step import EagerStep, TrainingStep
 from baechi_runtime.torch.lowering.devices import TorchDevice
 from baechi_runtime.torch.lowering.random_state import as_it_was
-from baechi_runtime.torch.processes.executor import Executor
-
-
-class Runs(Protocol):
-    """A step that can be run: a placed one, or an engine's."""
-
-    def run(self) -> tuple[Tensor, StepTimes]:
-        """The loss and the times of one step."""
+from baechi_runtime.torch.processes.executor import Executor, LoadedStep
 
 
 def measure(
     executor: Executor,
     step: TrainingStep,
-    placed: Mapping[str, Runs],
+    placed: Mapping[str, LoadedStep],
     *,
     num_steps: int,
     on_step: Callable[[int], None] = lambda i: None,
