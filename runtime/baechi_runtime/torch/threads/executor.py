@@ -74,7 +74,7 @@ class Worker:
 
 
 class Mailboxes:
-    """How tensors get from one device's thread to another's: a box per tensor and destination, filled and emptied once a step. `abort`
+    """Boxes that hand tensors on from one device's thread to another's: one per tensor and destination, filled and emptied once a step. `abort`
     wakes every waiter with an ExecutionError; the boxes are useless after it."""
 
     def __init__(self, timeout_seconds: float) -> None:
