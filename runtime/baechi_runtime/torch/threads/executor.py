@@ -74,8 +74,8 @@ class Worker:
 
 
 class Mailboxes:
-    """Boxes that hand tensors on from one device's thread to another's: one per tensor and destination, filled and emptied once a step. `abort`
-    wakes every waiter with an ExecutionError; the boxes are useless after it."""
+    """Boxes that hand tensors on from one device's thread to another's: one per tensor and destination, filled and emptied once a step.
+    `abort` wakes every waiter with an ExecutionError; the boxes are useless after it."""
 
     def __init__(self, timeout_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
