@@ -2,9 +2,11 @@
 
 from collections.abc import Collection, Sequence
 from functools import cached_property
+from math import isfinite
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
+from baechi_ext.errors import GraphError
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.simulate.timeline import Timeline, Transfer
@@ -36,7 +38,8 @@ class Simulator:
     def run(self, placement: Sequence[int], priority: Sequence[float] | None = None, free: Collection[tuple[int, int]] = ()) -> Timeline:
         """The timeline of one step of this placement; `priority` (one number per op) orders ready ops, smaller first.
 
-        `free`: transfers, by tensor and target, that take no time of links and devices, to ask what they cost.
+        `free`: transfers, by tensor and target, that take no time of links and devices, to ask what they cost. Raises GraphError where
+        costs add up to no finite step.
         """
         state = self._state
         numbers = [tensor * len(self.cluster) + target for tensor, target in free]
@@ -45,6 +48,8 @@ class Simulator:
             makespan_us = self._simulate(placement, priority)
         finally:
             state.copies["free"][numbers] = False
+        if not isfinite(makespan_us):
+            raise GraphError("the step takes longer than can be said in numbers; give ops and links smaller costs")
         sent = state.transfers[state.transfers["sent"][: state.totals["sent"][0]]]
         columns = (sent[name] for name in ("tensor", "source", "target", "request_us", "sent_us", "arrived_us"))
         return Timeline(

@@ -113,6 +113,12 @@ def test_a_split_group_is_listed(run: Run, tmp_path: Path, plan: Path) -> None:
 # Other devices
 
 
+def test_a_step_beyond_all_numbers_is_refused(run: Run, graph: Path, plan: Path) -> None:
+    code, out, err = run("simulate", graph, plan, "--comm_cost_coeffs=1e308,1e308", "--json")
+    assert (code, out) == (1, "")
+    assert "the step takes longer than can be said in numbers" in err
+
+
 def test_links_and_memory_can_be_overridden(run: Run, graph: Path, plan: Path) -> None:
     assert simulated(run, graph, plan, "--comm_cost_coeffs=2,5")["makespan_us"] == 33
     assert simulated(run, graph, plan, "--device_memory=20")["violations"] == ["device 'x' needs 24 bytes and has 20"]
