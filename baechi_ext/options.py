@@ -65,7 +65,7 @@ class ParallelizeOptions(TypedDict, total=False):
     """PyTorch: as for `ApplyOptions`."""
     fallback: bool
     """TensorFlow: where a call can't be captured, or differs, go on with the step as it is, and say so on stderr (False)."""
-    device_memory: int | None
+    device_memory: int | str | None
     """Bytes of every device; by default an equal part of what the process may use, or all of a CUDA device's."""
     microbatches: int | Sequence[int] | str
     """PyTorch: the parts that a call's batch is split into (1), each with ops of its own that are placed: how many, or their sizes; "auto":

@@ -23,6 +23,14 @@ class Device:
     speed: float = 1.0
     """An op takes compute_us / speed."""
 
+    def __post_init__(self) -> None:
+        """Raises ClusterError for what is no name, no size or no speed."""
+        if not isinstance(self.name, str):
+            raise ClusterError(f"a device's name is {self.name!r}; expected a text")
+        if self.memory_bytes is not None:
+            as_bytes(self.memory_bytes, f"memory_bytes of device {self.name!r}", ClusterError)
+        as_number(self.speed, f"speed of device {self.name!r}", ClusterError)
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -34,6 +42,11 @@ class Link:
     send_us_per_byte: float = 0.0
     receive_us: float = 0.0
     receive_us_per_byte: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises ClusterError for a cost that is negative or no number."""
+        for f in fields(self):
+            as_number(getattr(self, f.name), f"{f.name} of a link", ClusterError)
 
     def transfer_us(self, size: float) -> float:
         return self.latency_us + size * self.us_per_byte

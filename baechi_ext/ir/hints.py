@@ -33,7 +33,7 @@ class Pin:
     @classmethod
     def parse(cls, text: str) -> "Pin":
         """The pin that `PATTERN=DEVICE` writes. Raises OptionError for what is none."""
-        pattern, equals, device = text.rpartition("=")
+        pattern, equals, device = str(text).rpartition("=")
         if not (pattern and equals and device):
             raise OptionError(f"{text!r} is not a pin; write PATTERN=DEVICE, such as 'encoder.*=0'")
         if len(pattern) > MOST_OF_A_PATTERN:

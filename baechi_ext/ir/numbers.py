@@ -4,7 +4,10 @@ import math
 import re
 from typing import Any
 
+from baechi_ext.errors import OptionError
+
 _LARGEST = 2**63
+MOST_DEVICES = 1024
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000**i for i, prefix in enumerate("KMGT", 1)}
 _UNITS |= {f"{prefix}IB": 1024**i for i, prefix in enumerate("KMGT", 1)}
@@ -18,6 +21,21 @@ def size_in_bytes(text: str) -> int:
         raise ValueError(f"{text!r} is not a size; write it like 16GiB, 800MB or 1000000 (bytes)")
     number = int(match[1]) if "." not in match[1] else float(match[1])
     return int(number * _UNITS[match[2].upper()])
+
+
+def bytes_of(value: Any, what: str) -> int:
+    """`value` as a number of bytes, which may be written with a unit ("16GiB"). Raises OptionError."""
+    try:
+        return size_in_bytes(value) if isinstance(value, str) else int(as_number(value, what, OptionError))
+    except ValueError as e:
+        raise OptionError(f"{what}: {e}") from e
+
+
+def device_count(value: Any) -> int:
+    """`value` as the number of devices that the option `devices` gives. Raises OptionError."""
+    if type(value) is not int or not 1 <= value <= MOST_DEVICES:
+        raise OptionError(f"devices={value!r} is not a number of devices; give 1 to {MOST_DEVICES}, or the names of CUDA devices as a list")
+    return value
 
 
 def as_number(value: Any, what: str, error: type[Exception], *, minimum: float = 0.0) -> float:

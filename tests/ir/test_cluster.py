@@ -1,6 +1,7 @@
 """Cluster: devices and links, their file, and what is refused."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,20 @@ REFUSED = [
 def test_a_broken_rule_is_named(value: Any, message: str) -> None:
     with pytest.raises(ClusterError, match=message):
         Cluster.from_json(value)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Device(0), "a device's name is 0"),  # type: ignore[arg-type]
+        (lambda: Device("a", -1), "memory_bytes of device 'a' is -1; expected at least 0"),
+        (lambda: Device("a", speed=float("nan")), "speed of device 'a' is nan"),
+        (lambda: Link(us_per_byte=-1.0), "us_per_byte of a link is -1.0; expected at least 0"),
+    ],
+)
+def test_what_is_none_is_refused_where_it_is_made(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
+        make()
 
 
 def test_from_json() -> None:

@@ -96,8 +96,8 @@ def test_what_if_on_hardware_that_is_not_here() -> None:
     assert here.step_us == 4000.0
     with pytest.raises(OptionError, match="has a cluster of its own"):
         here.what_if(devices=here.cluster, hardware="h100")
-    with pytest.raises(ClusterError):
-        here.what_if(devices=0, hardware="h100")
+    with pytest.raises(OptionError, match="devices='4' is not a number of devices"):
+        here.what_if(devices="4", hardware="h100")
     with pytest.raises(OptionError, match="unknown hardware 'b300'"):
         here.what_if(hardware="b300")
 
@@ -262,6 +262,18 @@ def test_a_model_is_planned_and_its_step_measured() -> None:
         (lambda: baechi_ext.plan(graph_of({"a": 1.0})).what_if(link="fast"), "link='fast' is not a speed; write it like '25GB/s'"),
         (lambda: baechi_ext.plan(graph_of({"a": 1.0})).what_if(link="0GB/s"), "is not a speed"),
         (lambda: baechi_ext.plan(graph_of({"a": 1.0})).what_if(devices=0), "devices=0 is not a number of devices"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0})).what_if(devices="8"), "devices='8' is not a number of devices; give 1 to 1024"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0})).what_if(devices=8.0), "devices=8.0 is not a number of devices"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0})).what_if(link=25), "link=25 is not a speed"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0})).what_if(device_memory=-1), "device_memory is -1; expected at least 0"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0})).pin(None, 0), "matches nothing"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0}), devices="cuda:0"), "devices='cuda:0' is not a number of devices"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0}), devices=True), "devices=True is not a number of devices"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0}), devices=10**6), "devices=1000000 is not a number of devices"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0}), devices=[0, 1]), "a device's name is 0; expected a text"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0}), pins=[("a", 1)]), "is not a pin"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0}), seed="x"), "seed='x' is not a whole number"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0}), time_limit="10"), "time_limit is '10'; expected a number"),
         (lambda: baechi_ext.plan(graph_of({"a": 1.0})).what_if(device_memory="much"), "device_memory: 'much' is not a size"),
         (lambda: baechi_ext.plan(graph_of({"a": 1.0})).compare("best"), "unknown method 'best'"),
         (lambda: baechi_ext.plan(graph_of({"a": 1.0}), (1,)), "a graph has no inputs"),
@@ -272,10 +284,12 @@ def test_a_model_is_planned_and_its_step_measured() -> None:
         (lambda: baechi_ext.plan(nn.Linear(1, 1)), r"plan\(Linear\) needs the inputs of a training call"),
         (lambda: baechi_ext.plan(nn.Linear(1, 1), (1,), link="1GB/s"), "unknown option 'link' of plan.. for a module"),
         (lambda: baechi_ext.plan(nn.Linear(1, 1), (1,), devices=["a"]), "devices=.'a'. are no devices of PyTorch; name them as 'cuda:0'"),
+        (lambda: baechi_ext.plan(nn.Linear(1, 1), (1,), devices="cuda:0"), "devices='cuda:0' is not a number of devices"),
+        (lambda: baechi_ext.plan(nn.Linear(1, 1), (1,), device_memory=1e400), "device_memory is inf; expected a finite number"),
         (lambda: baechi_ext.plan(3), "takes an nn.Module, the name of a built-in model or an OpGraph, not a int"),
         (lambda: baechi_ext.nonesuch, "has no attribute 'nonesuch'"),
     ],
 )
 def test_what_can_not_be_says_what_can(ask: object, said: str) -> None:
-    with pytest.raises((OptionError, AttributeError), match=said):
+    with pytest.raises((OptionError, ClusterError, AttributeError), match=said):
         ask()

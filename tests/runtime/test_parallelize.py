@@ -464,6 +464,12 @@ def test_an_error_in_an_op_is_the_users_own_and_the_next_call_runs_placed(strict
         ({"method": "best"}, "unknown method 'best'; choose one of auto"),
         ({"device": 2}, "unknown option 'device' of parallelize; it takes devices, method"),
         ({"devices": 0}, "devices=0 is not a number of devices"),
+        ({"devices": "cuda:0"}, "devices='cuda:0' is not a number of devices"),
+        ({"devices": 2.0}, "devices=2.0 is not a number of devices"),
+        ({"device_memory": "much"}, "device_memory: 'much' is not a size"),
+        ({"verify_steps": "2"}, "verify_steps is '2'; expected a number"),
+        ({"timeout_seconds": -1}, "timeout_seconds is -1; expected at least 0"),
+        ({"cluster": 3}, "cluster=3 is not a baechi_ext.Cluster"),
         ({"devices": ["cpu", "cuda:0"]}, "name devices of one kind"),
     ],
 )

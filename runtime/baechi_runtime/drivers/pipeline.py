@@ -13,6 +13,7 @@ from baechi_ext.group.grouping import Grouping, GroupOptions
 from baechi_ext.group.registry import group
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.hints import DeviceMap, ExpertFile, Pin, require_hints, with_pins, with_pins_of_groups
+from baechi_ext.ir.numbers import as_number
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import PlanFile, verify_placement
 from baechi_ext.place.adjust import NOOP, adjust
@@ -64,12 +65,15 @@ class PlanRequest:
         cls, method: str, *, pins: Sequence[str] = (), device_map: DeviceMap | None = None, seed: int = 0, time_limit: float | None = None
     ) -> "PlanRequest":
         """The request in words, as Python calls have it; pins are written `encoder.*=0`, the limit is in seconds. Raises OptionError for an
-        unknown method, a malformed pin, or a device map for a method that takes none."""
+        unknown method, a malformed pin, a device map for a method that takes none, or what is no seed or limit."""
         if method not in METHODS:
             raise OptionError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
         if device_map is not None and method not in MAPPED:
             raise OptionError(f"device_map is only for the methods {', '.join(MAPPED)}; drop it or choose one of them")
-        options = PlaceOptions(seed=seed, time_limit_seconds=time_limit or METHODS[method].time_limit_seconds)
+        if not isinstance(seed, int):
+            raise OptionError(f"seed={seed!r} is not a whole number")
+        limit = METHODS[method].time_limit_seconds if time_limit is None else as_number(time_limit, "time_limit", OptionError)
+        options = PlaceOptions(seed=seed, time_limit_seconds=limit)
         return cls(method=method, options=options, pins=tuple(map(Pin.parse, pins)), device_map=device_map)
 
     def worthwhile(self, worth: Worth = Worth()) -> "PlanRequest":  # noqa: B008 - frozen

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 from baechi_ext.errors import MissingBackendError, OptionError
 from baechi_ext.ir import Cluster, Device, OpGraph
 from baechi_ext.ir.cluster import DEFAULT_LINK
+from baechi_ext.ir.numbers import device_count
 from baechi_ext.options import PlanOptions
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.host.frameworks import TENSORFLOW, framework_of
-from baechi_runtime.library.run import Run, bytes_of, changed
+from baechi_runtime.library.run import Run, changed
 from baechi_runtime.library.steps import Step, of_graph, of_model, of_module
 from baechi_runtime.models.registry import ModelOptions, find_model
 
@@ -26,6 +27,8 @@ _SIZES = tuple(field.name for field in fields(ModelOptions) if field.name != "nu
 
 def plan(target: Any, inputs: Any, devices: Devices, options: PlanOptions) -> Run:
     """See `baechi_ext.plan`."""
+    if not isinstance(devices, (Cluster, list, tuple)):
+        devices = device_count(devices)
     if isinstance(target, OpGraph):
         return _of_graph(target, inputs, devices, _known(options, _OF_GRAPHS, "a graph"))
     if isinstance(target, str):
@@ -89,8 +92,6 @@ def _parallelize_options(devices: Devices, options: PlanOptions) -> "Parallelize
     chosen: dict[str, Any] = {name: value for name, value in options.items() if name != "optimizer"}
     if isinstance(devices, Cluster):
         chosen["cluster"], devices = devices, len(devices)
-    if "device_memory" in options:
-        chosen["device_memory"] = bytes_of(options["device_memory"])
     return ParallelizeOptions(devices=devices, **chosen)
 
 

@@ -12,7 +12,7 @@ from baechi_ext.ir import Cluster, Link, OpGraph, Plan
 from baechi_ext.ir.files import make_folder, require_writable, write_bytes
 from baechi_ext.ir.hints import Pin
 from baechi_ext.ir.made_by import MadeBy
-from baechi_ext.ir.numbers import size_in_bytes
+from baechi_ext.ir.numbers import bytes_of, device_count, size_in_bytes
 from baechi_ext.options import ApplyOptions
 from baechi_ext.place.common import PlanResult
 from baechi_ext.place.registry import METHODS
@@ -92,12 +92,12 @@ class Run:
     def explain(self, name: str | None = None) -> Explained:
         """Why the step takes so long, and what would change that; or, of a module, parameter or op called so (*, ? and [...] match as in a
         shell), why it is where it is, and the step with it elsewhere. Raises OptionError where nothing is called so."""
-        return explained(self.plan, name)
+        return explained(self.plan, None if name is None else str(name))
 
     def pin(self, name: str, device: int | str) -> "Run":
         """The step planned anew with what is called so (as for `explain`) on this device: its index, or its name. Raises OptionError where
         nothing is, or another pin contradicts; InfeasibleError where no plan fits."""
-        return self._planned(replace(self._request, pins=(*self._request.pins, Pin(name, str(device)))), self.cluster)
+        return self._planned(replace(self._request, pins=(*self._request.pins, Pin(str(name), str(device)))), self.cluster)
 
     def what_if(
         self,
@@ -111,13 +111,12 @@ class Run:
         devices of this memory (`"16GiB"`). Costs of ops stay as they were measured; with `hardware` ("h100") devices and links are those
         of its data sheet, and costs what the ops' counts take them. Raises OptionError for what can't be read, ProfileError where ops
         have no counts, InfeasibleError where no plan fits."""
+        wanted = len(self.cluster) if devices is None else devices
         if hardware is not None:
-            if isinstance(devices, Cluster):
+            if isinstance(wanted, Cluster):
                 raise OptionError(f"hardware={hardware!r} has a cluster of its own; give devices as a number, or leave one of both out")
-            return self._elsewhere(hardware_named(hardware), len(self.cluster) if devices is None else devices, link, device_memory)
-        cluster = devices if isinstance(devices, Cluster) else self.cluster
-        if isinstance(devices, int):
-            cluster = sized(cluster, devices)
+            return self._elsewhere(hardware_named(hardware), device_count(wanted), link, device_memory)
+        cluster = wanted if isinstance(wanted, Cluster) else sized(self.cluster, wanted)
         return self._planned(self._request, changed(cluster, link, device_memory))
 
     def _elsewhere(self, target: Hardware, count: int, link: str | Link | None, device_memory: int | str | None) -> "Run":
@@ -250,7 +249,8 @@ def changed(cluster: Cluster, link: str | Link | None, device_memory: int | str 
     if link is not None:
         cluster = replace(cluster, default=link_of(link, cluster.mean_link()), pairs={})
     if device_memory is not None:
-        cluster = replace(cluster, devices=tuple(replace(d, memory_bytes=bytes_of(device_memory)) for d in cluster.devices))
+        memory = bytes_of(device_memory, "device_memory")
+        cluster = replace(cluster, devices=tuple(replace(d, memory_bytes=memory) for d in cluster.devices))
     return cluster
 
 
@@ -258,8 +258,8 @@ def link_of(given: str | Link, like: Link) -> Link:
     """The link that is given, or one of a speed, "25GB/s", and otherwise like another. Raises OptionError for what is no speed."""
     if isinstance(given, Link):
         return given
-    size, _, per = given.rpartition("/")
     try:
+        size, _, per = str(given).rpartition("/")
         if per.strip() != "s" or not (speed := size_in_bytes(size)):
             raise ValueError
     except ValueError as e:
@@ -267,19 +267,9 @@ def link_of(given: str | Link, like: Link) -> Link:
     return replace(like, us_per_byte=1e6 / speed)
 
 
-def bytes_of(given: int | str) -> int:
-    """Bytes, which may be written with a unit. Raises OptionError."""
-    try:
-        return given if isinstance(given, int) else size_in_bytes(given)
-    except ValueError as e:
-        raise OptionError(f"device_memory: {e}") from e
-
-
 def sized(cluster: Cluster, count: int) -> Cluster:
-    """The first `count` devices of a cluster, and further ones like its last. Raises OptionError for less than one."""
-    if count < 1:
-        raise OptionError(f"devices={count} is not a number of devices; give 1 or more")
-    devices = list(cluster.devices[:count])
+    """The first `count` devices of a cluster, and further ones like its last. Raises OptionError for what is no number of them."""
+    devices = list(cluster.devices[: device_count(count)])
     kind, numbers = devices[-1].name.rpartition(":")[0] or "device", {d.name for d in devices}
     names = (f"{kind}:{i}" for i in range(len(devices) + count) if f"{kind}:{i}" not in numbers)
     devices += [replace(devices[-1], name=name) for name, _ in zip(names, range(count - len(devices)), strict=False)]

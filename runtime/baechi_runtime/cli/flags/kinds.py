@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from baechi_ext.errors import OptionError
 from baechi_ext.ir.cluster import Link
 from baechi_ext.ir.hints import Pin
-from baechi_ext.ir.numbers import as_number, size_in_bytes
+from baechi_ext.ir.numbers import MOST_DEVICES, as_number, size_in_bytes
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -117,7 +117,7 @@ def _pin(text: str) -> Pin:
 whole = whole_number(0, 999_999_999, "from 0 to 999999999")
 at_least_one = whole_number(1, 999_999_999, "of at least 1")
 positive = number(lambda value: value > 0, "above 0")
-WHOLE, COUNT, DEVICES = Kind(whole, "N"), Kind(at_least_one, "N"), Kind(whole_number(1, 1024, "from 1 to 1024"), "N")
+WHOLE, COUNT, DEVICES = Kind(whole, "N"), Kind(at_least_one, "N"), Kind(whole_number(1, MOST_DEVICES, f"from 1 to {MOST_DEVICES}"), "N")
 FACTOR, SECONDS = Kind(positive, "F"), Kind(positive, "SECONDS")
 FRACTION = Kind(number(lambda value: 0 < value <= 1, "above 0 and up to 1"), "F")
 SHARE = Kind(number(lambda value: 0 <= value <= 1, "from 0 to 1"), "F")

@@ -10,6 +10,7 @@ import keras
 
 from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster
+from baechi_ext.ir.numbers import bytes_of, device_count
 from baechi_ext.ir.plan import Plan
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.train_request import TrainRequest, WorkerKind
@@ -28,7 +29,7 @@ class ParallelizeOptions:
     method: str = "auto"
     verify_steps: int = 2
     fallback: bool = False
-    device_memory: int | None = None
+    device_memory: int | str | None = None
     time_limit: float | None = None
     seed: int = 0
     cluster: Cluster | None = None
@@ -40,18 +41,16 @@ class ParallelizeOptions:
         """The options as a run's request. Raises OptionError for an unknown method or kind of workers, and what is not a pin."""
         if self.workers not in ("process", "thread"):
             raise OptionError(f"workers={self.workers!r} is unknown; choose process or thread")
-        if not isinstance(self.devices, int) or self.devices < 1:
-            raise OptionError(f"devices={self.devices!r} is not a number of devices; give 1 or more")
         plan = PlanRequest.of(self.method, pins=self.pins, seed=self.seed, time_limit=self.time_limit)
         if self.workers == "process" and begins_coarse(self.method):
             plan = replace(plan, grouper=COARSE[0], placer_type=COARSE[1])
         return TrainRequest(
             model=name,
             plan=plan,
-            num_devices=self.devices,
+            num_devices=device_count(self.devices),
             workers=self.workers,
             cluster=self.cluster,
-            device_memory=self.device_memory,
+            device_memory=None if self.device_memory is None else bytes_of(self.device_memory, "device_memory"),
             timeout_seconds=self.timeout_seconds,
             framework="tensorflow",
         )

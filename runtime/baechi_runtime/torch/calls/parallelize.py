@@ -15,6 +15,7 @@ from baechi_ext.cost import attach_costs
 from baechi_ext.errors import CaptureError, MismatchError, OptionError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.hints import DeviceMap
+from baechi_ext.ir.numbers import as_number, bytes_of, device_count
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.train_request import TrainRequest
@@ -43,7 +44,7 @@ class ParallelizeOptions:
     verify_steps: int = 2
     strict: bool = False
     keep_placed: bool = False
-    device_memory: int | None = None
+    device_memory: int | str | None = None
     microbatches: int | Sequence[int] | str = 1
     batch_norm: str = "whole"
     time_limit: float | None = None
@@ -53,6 +54,13 @@ class ParallelizeOptions:
     device_map: Mapping[str, int | str] | None = None
     timeout_seconds: float = 300.0
     cache: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises OptionError for what would fail in a training call."""
+        for name in ("verify_steps", "timeout_seconds"):
+            as_number(getattr(self, name), name, OptionError)
+        if not isinstance(self.cluster, Cluster | None):
+            raise OptionError(f"cluster={self.cluster!r} is not a baechi_ext.Cluster")
 
     def request(self) -> TrainRequest:
         """The options as a run's request. Raises OptionError for an unknown method, a malformed pin, a device map for another method, or
@@ -68,7 +76,7 @@ class ParallelizeOptions:
             num_devices=len(devices),
             cuda=devices[0].torch_device.type == "cuda",
             cluster=self.cluster,
-            device_memory=self.device_memory,
+            device_memory=None if self.device_memory is None else bytes_of(self.device_memory, "device_memory"),
             microbatches=self._parts(),
             batch_norm_per_part=self.batch_norm == "per_part",
             timeout_seconds=self.timeout_seconds,
@@ -97,13 +105,11 @@ class ParallelizeOptions:
         return parts
 
     def _devices(self) -> list[TorchDevice]:
-        if isinstance(self.devices, int):
-            if self.devices < 1:
-                raise OptionError(f"devices={self.devices} is not a number of devices; give 1 or more")
-            return cpu_devices(self.devices)
+        if not isinstance(self.devices, (list, tuple)):
+            return cpu_devices(device_count(self.devices))
         try:
             named = [torch.device(d) for d in self.devices]
-        except RuntimeError as e:
+        except (RuntimeError, TypeError) as e:
             raise OptionError(f"devices={list(self.devices)} are no devices of PyTorch; name them as 'cuda:0', or give their number") from e
         kinds = {d.type for d in named}
         if kinds == {"cpu"}:
@@ -157,7 +163,7 @@ def unplace(module: nn.Module) -> nn.Module:
 
 
 def _known(module: nn.Module) -> ModuleCall:
-    found = call_of(module)
+    found = call_of(module) if isinstance(module, nn.Module) else None
     if found is None:
         raise OptionError(f"{type(module).__name__} is not placed; call baechi_ext.parallelize(model) first")
     return found
