@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
     """TorchDynamo does not log graph breaks and the tracebacks of frames that it can't trace; the reports have what it says of them."""
-    logger = logging.getLogger("torch._dynamo")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
+    loggers = [logging.getLogger(name) for name in ("torch._dynamo", "torch._subclasses.fake_tensor")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 @contextlib.contextmanager

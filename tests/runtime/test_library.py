@@ -1,5 +1,6 @@
 """The library's front door: plans as values, what is asked of them, and what they run."""
 
+import contextlib
 import json
 import re
 import subprocess
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 import baechi_ext
 from baechi_ext.cost.hardware import COUNTED
-from baechi_ext.errors import ClusterError, InfeasibleError, MismatchError, OptionError
+from baechi_ext.errors import CaptureError, ClusterError, InfeasibleError, MismatchError, OptionError
 from baechi_ext.ir.op_graph import PHASES
 from baechi_ext.simulate import simulate
 from baechi_runtime.report.palette import DEVICES
@@ -226,6 +227,39 @@ def test_a_plan_for_more_devices_runs_on_more(planned: tuple[Mixture, Tensor, ba
     baechi_ext.unplace(model)
     assert report.devices == ("cpu:0", "cpu:1", "cpu:2")
     assert (set(report.plan.placement), report.plan.placement) == ({0, 1, 2}, wide.plan.placement)
+
+
+def test_layers_that_are_put_into_eval_mode_are_planned_so_and_stay_so(one_thread: None) -> None:
+    """A BatchNorm that is frozen in a model that trains, as for fine-tuning."""
+    model, x = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Dropout(), nn.Linear(64, 1)), torch.randn(16, 32)
+    model[1].eval()
+    modes = [module.training for module in model.modules()]
+    for place in (baechi_ext.plan, baechi_ext.parallelize):
+        place(model, (x,), devices=2, method="round_robin")
+        assert [module.training for module in model.modules()] == modes
+        assert model[1].num_batches_tracked == 0
+    baechi_ext.unplace(model)
+
+
+class Growing(nn.Module):
+    """Keeps the mean of each batch that it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 1)
+        self.register_buffer("seen", torch.zeros(1, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = torch.cat([self.seen, x.mean(0, keepdim=True)])
+        return self.layer(x - self.seen[-1])
+
+
+def test_a_buffer_that_a_call_replaces_is_the_one_it_was() -> None:
+    model = Growing()
+    seen = model.seen
+    with contextlib.suppress(CaptureError):
+        baechi_ext.plan(model, (torch.randn(16, 32),), devices=2, method="round_robin")
+    assert model.seen is seen and seen.shape == (1, 32)
 
 
 def test_a_plan_of_what_the_module_was_is_not_run(one_thread: None) -> None:

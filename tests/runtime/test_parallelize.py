@@ -3,6 +3,7 @@
 import copy
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -489,6 +490,44 @@ def test_arguments_of_special_kinds_run_as_they_are() -> None:
     assert all(torch.equal(model(x), placed(x)) for _ in range(3))
     assert report(placed).placed_steps == 0
     assert "sparse" in report(placed).line()
+
+
+class Shifted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.shift
+
+
+def test_tensors_of_inference_mode_run_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """Features that another module made without gradients; autograd takes them where it keeps nothing of them."""
+    with torch.inference_mode():
+        x = torch.randn(5, 6)
+    placed = place(Shifted(), strict=False)
+    for _ in range(3):
+        placed(x).sum().backward()
+    assert torch.equal(placed.shift.grad, torch.full((6,), 15.0))
+    assert report(placed).placed_steps == 0
+    assert capsys.readouterr().err.count("Shifted runs as it is: a call takes a tensor of torch.inference_mode()") == 1
+
+
+def test_lazy_layers_have_their_shapes_from_the_inputs() -> None:
+    placed = place(nn.Sequential(nn.LazyLinear(12), nn.Tanh(), nn.LazyLinear(3)), (torch.randn(5, 6),))
+    assert report(placed).num_ops != (0, 0)
+
+
+def test_why_a_call_can_not_be_planned() -> None:
+    with pytest.raises(CaptureError, match="no gradients are recorded"):
+        baechi_ext.plan(Answers(SHAPES["tensor"]).requires_grad_(False), (torch.randn(5, 6),), devices=2)
+
+
+def test_plans_of_two_threads_are_made_one_after_the_other() -> None:
+    models = [Branches(), Branches()]
+    with ThreadPoolExecutor(2) as pool:
+        runs = list(pool.map(lambda model: baechi_ext.plan(model, batch("branches", 0)[:1], devices=2, method="m_etf"), models))
+    assert [len(run.graph) > 10 for run in runs] == [True, True]
 
 
 def test_arguments_of_special_kinds_are_refused_where_all_is_to_be_placed() -> None:

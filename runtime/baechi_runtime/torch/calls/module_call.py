@@ -14,7 +14,7 @@ from baechi_runtime.torch.calls.session import SINGLE_OPS, Session
 from baechi_runtime.torch.calls.tracing import inside_one, traced_for_us, watch_compiles
 from baechi_runtime.torch.calls.verify import put_back
 
-COMPILED = "the script compiles it itself (torch.compile)"
+COMPILED = "the script compiles it itself (torch.compile, torch.jit)"
 ELSEWHERE = "another thread was tracing"
 UNTRACED = "TorchDynamo found no graph in it, or had traced it too often and runs it as it is"
 
@@ -62,7 +62,7 @@ class ModuleCall:
         if not self._module.training or not torch.is_grad_enabled():
             return "it was in eval mode, or no gradients were recorded: a forward pass alone is not placed"
         if self._lazy:
-            self._lazy = any(isinstance(p, nn.UninitializedParameter) for p in self._module.parameters())
+            self._lazy = has_no_shapes(self._module)
             if self._lazy:
                 return "its parameters had no shapes yet"
         if why := session.why_plain():
@@ -76,20 +76,24 @@ class ModuleCall:
         return SINGLE_OPS if sees_single_ops() else ""
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Trace and place the call with these arguments. The module's forward runs for it; buffers and generators are put back.
+        """Trace and place the call with these arguments; a module that is in eval mode is put into training mode for it. Its forward runs
+        twice; modes, buffers and generators are put back.
 
         Raises CaptureError where the calls run as they are, with the reason.
         """
         was = self._module.training
-        self._module.train()
-        try:
-            with put_back(self._module), torch.enable_grad():
-                for _ in range(2):
+        with put_back(self._module), torch.enable_grad():
+            try:
+                if not was:
+                    self._module.train()
+                for _ in range(3 if has_no_shapes(self._module) else 2):
                     self(*args, **kwargs)
-        finally:
-            self._module.train(was)
+            finally:
+                if not was:
+                    self._module.eval()
         if not self.session.groups:
-            raise CaptureError(f"{self.session.name} is not placed: {self.session.why_plain() or 'no training call of it was traced'}")
+            why = self.session.why_not() or next(reversed(self.session.unplaced), "no training call of it was traced")
+            raise CaptureError(f"{self.session.name} is not placed: {why}")
 
     def is_of(self, module: nn.Module) -> bool:
         return self._module is module
@@ -102,6 +106,17 @@ class ModuleCall:
         return type(None), ()
 
 
+def has_no_shapes(module: nn.Module) -> bool:
+    """True if parameters lack their shapes until the first call."""
+    return any(isinstance(p, nn.UninitializedParameter) for p in module.parameters())
+
+
+def compiled_by_others(module: nn.Module) -> bool:
+    """True if the module is one that torch.compile or torch.jit made or runs."""
+    wrapped = hasattr(module, "_orig_mod") or isinstance(module, torch.jit.ScriptModule)
+    return wrapped or module.__dict__.get("_compiled_call_impl") is not None
+
+
 def call_of(module: nn.Module) -> ModuleCall | None:
     """The stand-in for the module's call; None if it is not placed."""
     found = module.__dict__.get("_compiled_call_impl")
@@ -110,7 +125,7 @@ def call_of(module: nn.Module) -> ModuleCall | None:
 
 def place_in(module: nn.Module, settings: Settings) -> ModuleCall:
     """Have the module's calls placed from now on. Raises CaptureError for a module that is compiled already."""
-    if module.__dict__.get("_compiled_call_impl") is not None or hasattr(module, "_orig_mod"):
+    if compiled_by_others(module):
         raise CaptureError(f"{type(module).__name__} is not placed: {COMPILED}; give the module before it is compiled")
     found = ModuleCall(module, module._call_impl, settings)
     module._compiled_call_impl = found

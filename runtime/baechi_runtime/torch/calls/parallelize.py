@@ -3,6 +3,7 @@ plan that is there already: `baechi_ext.plan`."""
 
 import functools
 import inspect
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -31,6 +32,8 @@ from baechi_runtime.torch.streams.executor import executor_of as streams_or_thre
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 
 M = TypeVar("M", bound=nn.Module)
+_one_at_a_time = threading.Lock()
+"""Profiling has the cores to itself, and a thread that traces is the only one."""
 _EXECUTORS: dict[tuple[str, ...], ThreadExecutor] = {}
 CUDA_IN_ONE_PROCESS = "a module of your own runs on all CUDA devices of a machine from one process; start it without torchrun"
 
@@ -226,7 +229,7 @@ def plan_call(module: nn.Module, example_inputs: Any, options: ParallelizeOption
     """
     if call_of(module) is not None:
         raise OptionError("the module is placed already; call baechi_ext.unplace(model) first")
-    with python_generators_kept():
+    with _one_at_a_time, python_generators_kept():
         calls = place_in(module, replace(options.settings(), verify_steps=0, strict=True, keep_placed=True))
         try:
             calls.prepare(*arguments_of(example_inputs))

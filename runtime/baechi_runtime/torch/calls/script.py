@@ -26,7 +26,7 @@ from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.torch.backend import devices_of
 from baechi_runtime.torch.calls.call_report import kept_step, report_of
 from baechi_runtime.torch.calls.fragments import Settings
-from baechi_runtime.torch.calls.module_call import COMPILED, ModuleCall
+from baechi_runtime.torch.calls.module_call import COMPILED, ModuleCall, compiled_by_others
 from baechi_runtime.torch.calls.module_calls import LARGE_ENOUGH, Call, outermost_calls, trained_size
 from baechi_runtime.torch.calls.parallelize import executor_of
 from baechi_runtime.torch.calls.session import Session
@@ -129,7 +129,7 @@ class _Placing:
         if size < LARGE_ENOUGH:
             self._run.too_small = max(size, self._run.too_small)
             return ordinary
-        if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
+        if compiled_by_others(module):
             self._run.compiled = type(getattr(module, "_orig_mod", module)).__name__
             return ordinary
         call = ModuleCall(module, ordinary, self._settings())

@@ -125,6 +125,10 @@ class Session:
         # Threads do not live on in a fork.
         return self.refusal or self.paused or ("" if os.getpid() == self._process else "this process was forked")
 
+    def why_not(self) -> str:
+        """Why nothing of its calls is placed for good, as far as it is known; otherwise empty."""
+        return self.why_plain() or next((f.why_not for f in self.fragments if f.why_not), "")
+
     def count_plain(self, why: str) -> None:
         """Count a call, or a fragment of one, that runs as it is."""
         self.unplaced[why] = self.unplaced.get(why, 0) + 1
@@ -148,7 +152,7 @@ class Session:
         turns = self.groups[0].turns if self.groups else Turns()
         why = self.refusal or self.paused
         if ended and not why and not self.groups and self._calls > 1:
-            why = next((f.why_not for f in self.fragments if f.why_not), "no fragment of its calls could be placed")
+            why = self.why_not() or "no fragment of its calls could be placed"
         if not why and not turns.decided and not (ended and turns.placed_us and turns.plain_us):
             return
         plain_us, placed_us = (statistics.median(us) if us else None for us in (turns.plain_us, turns.placed_us))
@@ -201,6 +205,9 @@ class Session:
 
     def _first_run(self, fragment: LiveFragment, args: Sequence[Tensor]) -> Any:
         """Run it as it is, and note what came in and out, so that fragments of one call can be planned together."""
+        if any(isinstance(a, Tensor) and a.is_inference() for a in args):
+            self.give_up(CaptureError("a call takes a tensor of torch.inference_mode(), whose changes nobody counts"), [fragment])
+            return self.run_plain(fragment, args, fragment.why_not)
         fragment.example = tuple(leaf_of(a) for a in args)
         fragment.order = len([f for f in self.fragments if f.example is not None])
         fragment.call = self._calls

@@ -49,15 +49,19 @@ class RandomState:
 
 @contextmanager
 def put_back(module: nn.Module) -> Iterator[None]:
-    """Leave the module's buffers, and the generators, as they were."""
-    random, buffers = RandomState(), {n: b.detach().clone() for n, b in module.named_buffers()}
+    """Leave the module's buffers, the mode of each module in it, and the generators, as they were."""
+    random, kept = RandomState(), [(m, m.training, dict(m._buffers.items())) for m in module.modules()]
+    values = [(b, b.detach().clone()) for b in module.buffers() if not isinstance(b, nn.UninitializedBuffer)]
     try:
         yield
     finally:
         random.restore()
-        for name, buffer in module.named_buffers():
-            if name in buffers:
-                buffer.data.copy_(buffers[name])
+        for owner, training, buffers in kept:
+            owner.training = training
+            for name, buffer in buffers.items():
+                setattr(owner, name, buffer)
+        for buffer, value in values:
+            buffer.data.copy_(value)
 
 
 @dataclass
