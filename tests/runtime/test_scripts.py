@@ -275,12 +275,14 @@ def test_a_module_that_the_script_compiles_is_left_to_it(tmp_path: Path, compile
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_a_module_of_torch_jit_is_left_to_it(tmp_path: Path) -> None:
+def test_modules_of_torch_jit_are_left_to_it(tmp_path: Path) -> None:
     path = tmp_path / "scripted.py"
     path.write_text(
         "import torch\nfrom torch import nn\ntorch.manual_seed(1)\n"
         "model = torch.jit.script(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)))\n"
-        "for _ in range(3):\n    loss = model(torch.randn(5, 64)).sum()\n    loss.backward()\n    print(loss.item())\n"
+        "traced = torch.jit.trace(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)), torch.randn(5, 64))\n"
+        "for _ in range(3):\n"
+        "    loss = (model(torch.randn(5, 64)) + traced(torch.randn(5, 64))).sum()\n    loss.backward()\n    print(loss.item())\n"
     )
     printed, run = placed(path)
     assert printed == unplaced(path)

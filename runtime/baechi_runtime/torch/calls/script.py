@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from baechi_ext.capture.torch_private import is_traced
 from baechi_ext.collector import importing
 from baechi_ext.errors import BaechiError
 from baechi_ext.ir.files import make_folder
@@ -125,6 +126,8 @@ class _Placing:
             return known if known is not None and known.is_of(module) else self._runner_of_new(module, ordinary)
 
     def _runner_of_new(self, module: nn.Module, ordinary: Call) -> Call:
+        if is_traced():  # torch.jit.trace would record what is asked of parameters here
+            return ordinary
         size = trained_size(module) if len(self._known) < MOST_MODULES else 0
         if size < LARGE_ENOUGH:
             self._run.too_small = max(size, self._run.too_small)
