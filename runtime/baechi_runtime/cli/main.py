@@ -126,7 +126,8 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _run(args: argparse.Namespace) -> int:
-    code: int = args.does.run(args.does.request(args), Output(args.json, args.command, config_flags.settings(args)))
+    output = Output(args.json, args.command, config_flags.settings(args), getattr(args, "logs", None))
+    code: int = args.does.run(args.does.request(args), output)
     return code
 
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 from baechi_ext.cost import scale_links
 from baechi_ext.errors import BaechiError, CaptureError, MissingBackendError
 from baechi_ext.ir import Cluster
-from baechi_ext.ir.files import make_folder, write_json
+from baechi_ext.ir.files import write_json
 from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.simulate import Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
@@ -49,8 +49,6 @@ def compare(request: CompareRequest, on_devices: OnDevices, engines_of: EnginesO
 
     Raises what capture, profiling and link probing raise; what a method raises is its row's refusal.
     """
-    if request.train.out is not None:
-        make_folder(Path(request.train.out))
 
     def drive(backend: Backend[Any, Any]) -> Comparison:
         engines = None if engines_of is None else engines_of(backend)

@@ -1,7 +1,7 @@
 """A captured step's costs and a run's devices: as the request's files have them, or as a backend measures them."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from baechi_ext.cost import Profile, attach_costs
 from baechi_ext.errors import ClusterError, MismatchError
@@ -10,6 +10,22 @@ from baechi_runtime.drivers import pipeline
 from baechi_runtime.drivers.backend import Captured
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.measure.link_probe import LinkProbe
+from baechi_runtime.report.findings import Findings
+from baechi_runtime.report.printed import Profiled
+
+
+@dataclass(frozen=True)
+class KeptCosts(Findings):
+    """A profile, and the file that `costgen` wrote it to."""
+
+    profile: Profile
+    file: str
+
+    def report(self) -> Profiled:
+        return Profiled(**self.profile.to_json())
+
+    def lines(self) -> Iterator[str]:
+        yield f"costs of {len(self.profile.ops)} ops written to {self.file}"
 
 
 def costed(request: TrainRequest, graph: OpGraph, devices: Sequence[str], clock: str, measured: Callable[[], Profile]) -> Captured:

@@ -7,7 +7,6 @@ from typing import Any, Protocol, TypeVar
 from baechi_ext.ir import Cluster
 from baechi_runtime.drivers.pipeline import LEAST_GAIN
 from baechi_runtime.drivers.placement import Placement, is_near_least
-from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.report.findings import Findings
 from baechi_runtime.report.tables import as_time
@@ -52,17 +51,6 @@ class Engines(Protocol[C, L]):
 
     def run(self, whole: C, engine: Engine, placement: Placement) -> Findings:
         """The report of a run by the engine, checked first; `placement` is the plan that it is ahead of. Raises ParityError."""
-
-
-def is_ranked(request: TrainRequest) -> bool:
-    """True if the request leaves it to `auto` how worker processes of this machine run a built-in model's step."""
-    files = request.cluster, request.cost_path, None if request.run is None else request.run.checkpoint
-    asked = (*files, request.link, request.device_speeds)
-    factors = request.comm_cost_factor, request.plan.cost_factor
-    free = request.microbatches is None and request.plan.method == "auto" and not (request.sharding or request.plan.only_forward)
-    kind = request.framework == "torch" and request.workers == "process" and not request.cuda
-    unasked = all(value is None for value in asked) and factors == (1, 1)
-    return free and kind and unasked and not (request.costgen or request.log_device_placement)
 
 
 def ranked(whole: C, captured: C, placement: Placement, cluster: Cluster, engines: Engines[C, Any]) -> tuple[Engine | None, Placement]:

@@ -72,15 +72,9 @@ class TrainRequest:
     cache: Path | None = None
     """The folder in which a script's plans are kept for later runs, and looked for first; None: they are not."""
     costgen: bool = False
-    hardware: str | None = None
-    """The name of hardware that is not here: the step is planned for it, and not run."""
-    measured_on: str | None = None
-    """The hardware that the costs in `cost_path` are of; None: that of this run."""
     num_steps: int = 15
     timeout_seconds: float = 300.0
     out: str | None = None
-    tensorboard: str | None = None
-    """The folder that scalars are written to."""
     log_device_placement: bool = False
     run: RunOptions | None = None
     """Where given, the placed model is trained; otherwise its step is timed."""
@@ -111,6 +105,15 @@ class TrainRequest:
     def reads_files(self) -> bool:
         """True if costs, hints or a plan come from files, which may change between runs."""
         return self.cost_path is not None or self.plan.initial_plan is not None or self.plan.expert_file is not None
+
+    @property
+    def is_ranked(self) -> bool:
+        """True if it leaves it to `auto` how worker processes of this machine run a built-in model's step."""
+        files = self.cluster, self.cost_path, None if self.run is None else self.run.checkpoint
+        asked = any(given is not None for given in (*files, self.link, self.device_speeds))
+        asked = asked or (self.comm_cost_factor, self.plan.cost_factor) != (1, 1) or self.costgen or self.log_device_placement
+        free = self.microbatches is None and self.plan.method == "auto" and not (self.sharding or self.plan.only_forward)
+        return free and self.framework == "torch" and self.workers == "process" and not (self.cuda or asked)
 
     def choices(self) -> dict[str, Any]:
         """The choices that decide how a graph is placed, apart from the graph and what is in files: values of JSON."""
@@ -143,3 +146,13 @@ class ScriptRequest:
     """End the script where something can't be placed; otherwise that runs as it is."""
     keep_placed: bool = False
     """Stay placed without asking whether that is faster."""
+
+
+@dataclass(frozen=True)
+class HardwareRequest:
+    """A built-in model's step to plan for hardware that is not here."""
+
+    request: TrainRequest
+    hardware: str
+    measured_on: str | None
+    """The hardware that the costs in `cost_path` are of; None: costs are counted."""

@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from baechi_ext.cost import Profile
 from baechi_ext.errors import BaechiError, CaptureError, CheckpointError, ExecutionError, OptionError
 from baechi_ext.hybrid.plan import HybridPlan
 from baechi_ext.ir import Cluster
-from baechi_ext.ir.files import make_folder, require_writable, write_json
+from baechi_ext.ir.files import require_writable, write_json
 from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.place.common import PlanResult
 from baechi_runtime.drivers.backend import Backend, Captured, Trained, TrainingBackend
+from baechi_runtime.drivers.costing import KeptCosts
 from baechi_runtime.drivers.pipeline import SEARCHES
 from baechi_runtime.drivers.placement import Placement, log_device_placement, place_in_parts
 from baechi_runtime.drivers.ranking import Engines, ranked
@@ -62,8 +62,8 @@ def train(
     sharding_of: SplitsOf | None = None,
     engines_of: EnginesOf | None = None,
     planned: Placement | None = None,
-) -> Findings | Profile | None:
-    """The report of a measured, placed step, or with `run` of a training; with `costgen` the profile, written to `cost_path`. None in a
+) -> Findings | None:
+    """The report of a measured, placed step, or with `run` of a training; with `costgen` the costs, written to `cost_path`. None in a
     process that does not drive. `sharding_of` is for `--placement_method=hybrid`; where there is `engines_of`, an engine may run the step;
     `planned`: a plan of the step with its whole batch that is made already.
 
@@ -72,8 +72,6 @@ def train(
     """
     if request.costgen:
         require_writable(request.costs_file)
-    elif request.out is not None:
-        make_folder(Path(request.out))
     if request.run is not None and request.run.resume and request.run.checkpoint is not None:
         CheckpointFolder(request.run.checkpoint).verify()
     return on_devices(request, partial(_drive, sharding_of=sharding_of, engines_of=engines_of, planned=planned))
@@ -81,11 +79,11 @@ def train(
 
 def _drive(
     backend: TrainingBackend[C, L], sharding_of: SplitsOf | None, engines_of: EnginesOf | None, planned: Placement | None
-) -> Findings | Profile:
+) -> Findings:
     request, captured = backend.request, backend.capture()
     if request.costgen:
         captured.profile.save(request.costs_file, request.made_by)
-        return captured.profile
+        return KeptCosts(captured.profile, request.costs_file)
     found = (planned.result.plan.cluster, None) if planned is not None else backend.cluster()
     sharding = None
     if sharding_of is not None:

@@ -12,7 +12,7 @@ from baechi_ext.cost import Profile
 from baechi_ext.errors import FileError, MismatchError
 from baechi_ext.hybrid.plan import HybridPlan, load_plan
 from baechi_ext.ir import OpGraph, Plan
-from baechi_ext.ir.files import read_json
+from baechi_ext.ir.files import make_folder, read_json
 from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.place.registry import METHODS
@@ -144,8 +144,9 @@ def is_of_a_run(name: str) -> bool:
 
 
 def begin_run(folder: Path) -> None:
-    """Removes what an earlier run left in a folder, before another one writes its plan there: what is not written again would be of another
-    run. Files that no run writes stay."""
+    """Makes the folder, or removes what an earlier run left there, before another one writes its plan: what is not written again would be
+    of another run. Files that no run writes stay. Raises FileError where nothing can be written."""
+    make_folder(folder)
     for path in list(folder.iterdir()):
         if is_of_a_run(path.name) and not path.is_dir():
             path.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from baechi_runtime.measure.samples import Samples
 from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.report.page.data import page_data
 from baechi_runtime.report.page.writing import render
-from baechi_runtime.report.report import Run, Step
+from baechi_runtime.report.report import Report, Run, Sharded, Step
 from baechi_runtime.report.step_report import StepReport
 
 PREFIX = "baechi/"
@@ -42,16 +42,18 @@ def log(report: CallReport, to: Any) -> None:
     log_step(step, to, RunFolder(Path(report.name), plan.graph, plan, None, step.to_json(), None))
 
 
-def log_script(run: ScriptRun[Any], writer: Any) -> Iterator[str]:
-    """Logs the first placed step of a script, and its page, to a `writer` of TensorBoard's files where there is one, and where the script
-    logs: to Weights & Biases' run that is open, and MLflow's that is open or was last. What a logger raises is a line: the training is
-    over, and was well."""
+def log_script(run: ScriptRun[Any], scalars: str | None) -> Iterator[str]:
+    """Logs the first placed step of a script, and its page: to a folder of TensorBoard's where there is one, and where the script logs, to
+    Weights & Biases' run that is open, and MLflow's that is open or was last. What a logger raises is a line: the training is over, and was
+    well."""
     kept = next(iter(run.kept_steps), None)
     if kept is None:
         return
     step = run.report()
     folder = RunFolder(Path(run.name), kept.graph, kept.plan, kept.profile, step.to_json(), kept.measured)
-    finders: dict[str, Callable[[], Any]] = {"TensorBoard": lambda: writer, "Weights & Biases": _wandb_run, "MLflow": _used_mlflow}
+    finders: dict[str, Callable[[], Any]] = {"Weights & Biases": _wandb_run, "MLflow": _used_mlflow}
+    if scalars is not None:
+        finders["TensorBoard"] = lambda: tensorboard_writer(scalars)
     for name, find in finders.items():
         try:
             if (to := find()) is not None:
@@ -116,6 +118,13 @@ def log_step(said: Step, to: Any, run: RunFolder) -> None:
         _to_mlflow(to, said, doubts, run)
     else:
         raise OptionError(f"{type(to).__name__} is no logger; give a SummaryWriter, a run of Weights & Biases, or the module mlflow")
+
+
+def log_report(report: Report, folder: str) -> None:
+    """Writes the numbers of steps that were run into a folder, which TensorBoard reads. Raises OptionError for another kind of report."""
+    if not isinstance(report, Run):
+        raise OptionError("--tensorboard is for steps that are run; drop it")
+    log_scalars(report, tensorboard_writer(folder))
 
 
 def log_scalars(said: Run, writer: Any) -> None:

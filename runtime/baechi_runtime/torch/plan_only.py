@@ -13,20 +13,20 @@ from baechi_ext.cost.hardware import Hardware, costs_on
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_runtime.drivers.costing import taking_up
 from baechi_runtime.drivers.placement import Placement, place_in_parts
-from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.drivers.train_request import HardwareRequest, TrainRequest
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.report.elsewhere import Elsewhere
 from baechi_runtime.torch.backend import Captured, capture, capture_sizes, normalises, parts_of, sizes_of_parts
 from baechi_runtime.torch.hardware_probe import hardware_of
 
 
-def plan_only(request: TrainRequest) -> tuple[Placement, Elsewhere]:
-    """The plan of a model's step for the request's `hardware`, which nobody needs to have, and what it rests on.
+def plan_only(asked: HardwareRequest) -> tuple[Placement, Elsewhere]:
+    """The plan of a model's step for hardware that nobody needs to have, and what it rests on.
 
     Raises CaptureError, ProfileError or MismatchError for the request's costs, and what `place_in_parts` raises.
     """
-    source = None if request.measured_on is None else hardware_of(request.measured_on)
-    devices = _Devices(request, hardware_of(request.hardware or ""), source)
+    source = None if asked.measured_on is None else hardware_of(asked.measured_on)
+    devices = _Devices(asked.request, hardware_of(asked.hardware), source)
     whole = devices.capture()
     captured, placement = place_in_parts(devices, whole, (devices.cluster(), None))
     placement = replace(placement, profile=None)  # nothing was measured here

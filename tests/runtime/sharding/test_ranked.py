@@ -13,7 +13,6 @@ from torch import nn
 from baechi_ext.capture.parts import Parts
 from baechi_ext.ir import Cluster, Link, OpGraph, Plan
 from baechi_runtime.drivers.pipeline import PlanRequest
-from baechi_runtime.drivers.ranking import is_ranked
 from baechi_runtime.drivers.train_request import RunOptions, TrainRequest
 from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.models.registry import ModelOptions, make_step
@@ -141,9 +140,9 @@ def test_what_is_not_even_tried() -> None:
 )
 def test_who_asks_for_something_gets_it(asked: dict[str, Any]) -> None:
     request = TrainRequest("gpt2", PlanRequest(), workers="process", microbatches=None)
-    assert is_ranked(request)
-    assert is_ranked(replace(request, run=RunOptions(9), device_memory=1 << 20, batch_norm_per_part=True))
-    assert not is_ranked(replace(request, **asked))
+    assert request.is_ranked
+    assert replace(request, run=RunOptions(9), device_memory=1 << 20, batch_norm_per_part=True).is_ranked
+    assert not replace(request, **asked).is_ranked
 
 
 def test_engines_are_predicted_beside_the_plan_that_runs(workers: ForkedWorkers) -> None:

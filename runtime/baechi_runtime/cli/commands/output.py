@@ -1,13 +1,17 @@
 """Output of every command on stdout and stderr: its result, for programs or for people, with who made it; or an error line."""
 
+import contextlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from baechi_ext.errors import legible
+from baechi_ext.errors import InfeasibleError, legible
+from baechi_ext.ir.files import make_folder, write_bytes
 from baechi_ext.ir.made_by import MadeBy, signed
+from baechi_runtime.cli.flags import config
 
 if TYPE_CHECKING:
     from baechi_runtime.report.report import Report
@@ -22,6 +26,8 @@ class Output:
     """The command line, word by word."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The flags that were given, for the file that reproduces a run."""
+    logs: str | None = None
+    """A folder that TensorBoard reads, for the numbers of steps."""
 
     @property
     def made_by(self) -> MadeBy:
@@ -35,10 +41,34 @@ class Output:
         else:
             as_text()
             print(f"made by        {self.made_by}")
+        if self.logs is not None:
+            from baechi_runtime.library.loggers import log_report
+
+            log_report(of(), self.logs)
 
     def print_json(self, report: "Report") -> None:
         """Prints the report's JSON object, signed."""
         print(json.dumps(signed(report.to_json(), self.made_by), indent=1, allow_nan=False))
+
+    @contextlib.contextmanager
+    def infeasible_printed(self) -> Iterator[None]:
+        """Where nothing fits, --json says so on stdout before the error goes on."""
+        from baechi_runtime.report.printed import NotPlaced
+
+        try:
+            yield
+        except InfeasibleError as e:
+            if self.json:
+                self.print_json(NotPlaced(**e.to_json()))
+            raise
+
+    def keep_settings(self, folder: str | None, command: str) -> None:
+        """Makes the folder of a run, where it has one, and writes the file that reproduces it there: every flag that was given. Raises
+        FileError."""
+        if folder is not None:
+            text = config.text_of(folder, command, self.settings, self.made_by)
+            make_folder(Path(folder))
+            write_bytes(Path(folder) / config.FILE, text.encode(errors="backslashreplace"))
 
 
 def fail(message: str, code: int) -> int:

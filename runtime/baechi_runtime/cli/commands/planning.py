@@ -1,13 +1,10 @@
 """The commands about plans of graphs in files: place, simulate, explain, diff and export. They return exit codes."""
 
-import contextlib
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from baechi_ext.cost.hardware import costs_on
-from baechi_ext.errors import InfeasibleError
 from baechi_ext.ir import OpGraph, Plan
 from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate.one_device import one_device_timeline
@@ -15,6 +12,7 @@ from baechi_runtime.cli.commands.output import Output, fail
 from baechi_runtime.cli.commands.stages import stage_of
 from baechi_runtime.cli.flags.planning import DiffRequest, ExplainRequest, ExportRequest, PlaceRequest, SimulateRequest
 from baechi_runtime.drivers import pipeline
+from baechi_runtime.drivers.train_request import HardwareRequest
 from baechi_runtime.host.interrupts import exit_code
 from baechi_runtime.report import exports, tables
 from baechi_runtime.report.elsewhere import Elsewhere
@@ -30,27 +28,25 @@ def place(request: PlaceRequest, output: Output) -> int:
             source = stage_of("torch", "torch.hardware_probe").hardware_of(request.measured_on)
         graph = costs_on(graph, request.hardware, source)
         elsewhere = Elsewhere(request.hardware, source, one_device_timeline(graph), graph)
-    with infeasible_printed(output):
+    with output.infeasible_printed():
         result = pipeline.plan_watched(graph, cluster, request.plan, pipeline.plan)
     if request.out is not None:
         result.plan.save(request.out, output.made_by)
-    return report_plan(result, output, request.out, elsewhere)
+    return _report_plan(result, output, request.out, elsewhere)
 
 
-@contextlib.contextmanager
-def infeasible_printed(output: Output) -> Iterator[None]:
-    """Where nothing fits, --json says so on stdout before the error goes on."""
-    from baechi_runtime.report.printed import NotPlaced
-
-    try:
-        yield
-    except InfeasibleError as e:
-        if output.json:
-            output.print_json(NotPlaced(**e.to_json()))
-        raise
+def plan_elsewhere(asked: HardwareRequest, output: Output) -> int:
+    """Plans a built-in model's step for hardware that is not here."""
+    plan_only, out = stage_of("torch", "torch.plan_only").plan_only, asked.request.out
+    output.keep_settings(out, "train")
+    with output.infeasible_printed():
+        placement, elsewhere = plan_only(asked)
+    if out is not None:
+        placement.save(Path(out), output.made_by)
+    return _report_plan(placement.result, output, out, elsewhere)
 
 
-def report_plan(result: PlanResult, output: Output, out: str | None, elsewhere: Elsewhere | None) -> int:
+def _report_plan(result: PlanResult, output: Output, out: str | None, elsewhere: Elsewhere | None) -> int:
     """Prints a plan that is not run; the exit code of the search."""
     from baechi_runtime.report.printed import Placed
 

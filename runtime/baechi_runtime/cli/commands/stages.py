@@ -7,12 +7,13 @@ from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.collector import importing
 from baechi_ext.errors import MissingBackendError
 from baechi_runtime.cli.flags.train import TENSORFLOW
+from baechi_runtime.report.progress import progress
 
 
 def stage_of(framework: str, module: str) -> Any:
     """A module of baechi_runtime that loads the framework. Raises MissingBackendError where that is not installed."""
     try:
-        with importing():
+        with progress(f"loading {framework}"), importing():
             if framework == TENSORFLOW:
                 tensorflow()
             return import_module(f"baechi_runtime.{module}")

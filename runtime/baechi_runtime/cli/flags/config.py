@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from baechi_ext.errors import FileError, MissingBackendError, OptionError
-from baechi_ext.ir.files import read_text, write_bytes
+from baechi_ext.ir.files import read_text
 from baechi_ext.ir.made_by import MadeBy
 
 FILE = "config.toml"
@@ -86,17 +86,16 @@ def words_of(args: argparse.Namespace) -> tuple[list[str], list[str] | None]:
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """The flags that were given, on the command line or in the file of --config, and the script with its arguments: what `keep` writes."""
+    """The flags that were given, on the command line or in the file of --config, and the script with its arguments: for `text_of`."""
     script = {name: value for name in ("script", "script_args") if (value := getattr(args, name, None))}
     return {name: value for name, value in args.given.items() if name != "config"} | script
 
 
-def keep(folder: Path, command: str, settings: Mapping[str, Any], made_by: MadeBy) -> None:
-    """Writes the file that reproduces the run: every flag that was given. Raises FileError."""
-    again = MadeBy(("baechi", command, f"--config={folder / FILE}"))
+def text_of(folder: str, command: str, settings: Mapping[str, Any], made_by: MadeBy) -> str:
+    """The text of the file, in the folder, that reproduces the run of a command: every flag that was given."""
+    again = MadeBy(("baechi", command, f"--config={Path(folder) / FILE}"))
     lines = [f"# {made_by.programs}", f"# {made_by.command_line}", f"# again: {again.command_line}"]
-    lines += [f"{name} = {_toml(value)}" for name, value in settings.items()]
-    write_bytes(folder / FILE, ("\n".join(lines) + "\n").encode(errors="backslashreplace"))
+    return "\n".join([*lines, *(f"{name} = {_toml(value)}" for name, value in settings.items()), ""])
 
 
 def _actions(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:

@@ -50,6 +50,13 @@ def hardware_flags(costs: str, names: Mapping[str, str]) -> dict[str, Flag]:
     }
 
 
+def is_elsewhere(args: argparse.Namespace) -> bool:
+    """True if --hardware is given. Raises OptionError for --measured_on alone."""
+    if args.hardware is None and args.measured_on is not None:
+        raise OptionError("--measured_on is for --hardware, whose costs are made of the measured ones; give that as well")
+    return args.hardware is not None
+
+
 PUBLISHED = {name: hardware.source for name, hardware in HARDWARE.items()}
 PUBLISHED_AND_HERE = {**PUBLISHED, CPU: _HERE}
 

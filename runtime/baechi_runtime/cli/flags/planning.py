@@ -16,6 +16,7 @@ from baechi_runtime.cli.flags.placing import (
     add_cluster_flags,
     add_placing_flags,
     hardware_flags,
+    is_elsewhere,
     placers_view,
     plan_request,
 )
@@ -105,9 +106,8 @@ def add_place_flags(parser: argparse.ArgumentParser) -> None:
 
 def place_request(args: argparse.Namespace) -> PlaceRequest:
     """The request for `baechi place`. Raises OptionError where flags contradict each other, FileError for a bad file."""
-    plan, asked, hardware = plan_request(args), ClusterRequest.of(args), HARDWARE.get(args.hardware)
-    if hardware is None and args.measured_on is not None:
-        raise OptionError("--measured_on is for --hardware, whose costs are made of the measured ones; give that as well")
+    plan, asked = plan_request(args), ClusterRequest.of(args)
+    hardware = HARDWARE[args.hardware] if is_elsewhere(args) else None
     if hardware is not None:
         if asked.num_devices is None:
             raise OptionError(f"--hardware={args.hardware} is what the devices are; add --num_devices=N, without --cluster")

@@ -4,16 +4,18 @@ import argparse
 import os
 from collections.abc import Collection
 from dataclasses import fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 
-from baechi_ext.errors import OptionError
+from baechi_ext.errors import MissingBackendError, OptionError
 from baechi_ext.ir import Cluster
+from baechi_ext.ir.files import make_folder
 from baechi_runtime.cli.flags import baechi as baechi_flags
 from baechi_runtime.cli.flags import config as config_flags
 from baechi_runtime.cli.flags import kinds
 from baechi_runtime.cli.flags.kinds import Flag, Kind
-from baechi_runtime.cli.flags.placing import PUBLISHED_AND_HERE, add_placing_flags, hardware_flags, plan_request
-from baechi_runtime.drivers.train_request import RunOptions, ScriptRequest, TrainRequest
+from baechi_runtime.cli.flags.placing import PUBLISHED_AND_HERE, add_placing_flags, hardware_flags, is_elsewhere, plan_request
+from baechi_runtime.drivers.train_request import HardwareRequest, RunOptions, ScriptRequest, TrainRequest
 from baechi_runtime.host.as_main import require_script
 from baechi_runtime.host.cache_folder import cache_folder
 from baechi_runtime.models.options.gnmt_v2 import ENCODER_TYPES, UNIT_TYPES
@@ -32,7 +34,7 @@ OF_RUNS = {"num_steps", "train_steps", "checkpoint", "checkpoint_every", "resume
 """Those that say how long `baechi train` runs it."""
 _OF_RUNNING = (
     *("sharding", "costgen", "cluster", "train_steps", "split_gpu", "cuda_graphs", "use_free_memory", "workers", "cluster_hosts"),
-    *("log_device_placement", "tensorboard"),
+    "log_device_placement",
 )
 """Flags of runs that a plan for other hardware has no use for."""
 _OF_ONE_STEP = ("cost_path", "initial_plan", "device_map", "expert_file", "pin", "grouper", "placer_type")
@@ -87,6 +89,14 @@ def _microbatches(text: str) -> int | tuple[int, ...] | str:
         return AUTO
     sizes = tuple(kinds.at_least_one(part) for part in text.split(","))
     return sizes[0] if len(sizes) == 1 else sizes
+
+
+def _logs(folder: str) -> str:
+    """Flag type: a folder, for what PyTorch's writer of TensorBoard's files writes."""
+    if any(find_spec(name) is None for name in ("torch", "tensorboard")):
+        raise MissingBackendError("--tensorboard needs PyTorch and tensorboard; pip install 'baechi-ext[torch,plots]', or drop it")
+    make_folder(Path(folder))
+    return folder
 
 
 def _takers(what: str, name: str) -> str:
@@ -192,13 +202,10 @@ _RUN: dict[str, Flag] = {
     "out": (kinds.DIR, "keep graph, profile, plan and report there as JSON"),
     "json": (kinds.SWITCH, "print the report as JSON"),
 }
-_LOGGING: dict[str, Flag] = {
-    "tensorboard": (
-        kinds.DIR,
-        "write times of steps, speed-up and memory there as scalars (needs tensorboard); a script's own run of Weights & Biases or MLflow "
-        "gets them in any case, and the page",
-    ),
-}
+_TENSORBOARD = (
+    "write times of steps, speed-up and memory there as scalars (needs tensorboard); a script's own run of Weights & Biases or MLflow "
+    "gets them in any case, and the page"
+)
 _BATCH: dict[str, Flag] = {
     "microbatches": (
         Kind(_microbatches, "N"),
@@ -231,7 +238,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     kinds.add(add_shared_flags(parser), _SHARDING)
     kinds.add_group(parser, "hardware", hardware_flags("--cost_path", PUBLISHED_AND_HERE))
     add_batch_flags(parser)
-    kinds.add_group(parser, "logging", _LOGGING)
+    parser.add_argument_group("logging").add_argument("--tensorboard", dest="logs", type=_logs, metavar="DIR", help=_TENSORBOARD)
     kinds.add_group(parser, "costs", {"costgen": (kinds.SWITCH, "only profile, and write the costs to --cost_path")})
     kinds.add(parser.add_argument_group("training on", "With --train_steps the placed model is trained instead of timed."), _TRAINING)
     baechi_flags.add_flags(parser)
@@ -240,7 +247,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def add_shared_flags(parser: argparse.ArgumentParser, *, method: bool = True) -> argparse._ArgumentGroup:
     """Those that `compare` takes, too, except --placement_method where that is asked for; and the group of devices, for more."""
     parser.set_defaults(script=None, script_args=None, costgen=False, sharding=(), mesh=None, log_device_placement=False)
-    parser.set_defaults(train_steps=None, hardware=None, measured_on=None, checkpoint=None, checkpoint_every=None, resume=False)
+    parser.set_defaults(train_steps=None, checkpoint=None, checkpoint_every=None, resume=False)
     kinds.add_group(parser, "training step", _STEP)
     add_model_flags(parser)
     add_placing_flags(parser, method=method)
@@ -267,9 +274,14 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     kinds.add(group, {name: (kind, _takers(what, name), None) for name, (kind, what) in _MODEL.items()})
 
 
-def request_of(args: argparse.Namespace) -> TrainRequest | ScriptRequest:
+def request_of(args: argparse.Namespace) -> TrainRequest | ScriptRequest | HardwareRequest:
     """The request of `baechi train`. Raises OptionError where flags contradict each other, FileError or ClusterError for a bad file."""
     require_named_script(args, "train")
+    if is_elsewhere(args):
+        _require_nothing_run(args)
+        return HardwareRequest(train_request(args), args.hardware, args.measured_on)
+    if args.costgen and args.logs is not None:
+        raise OptionError("--costgen runs no step, and --tensorboard gets the times of steps; give one of them")
     if args.script is None:
         return train_request(args)
     request = script_request(args)
@@ -280,7 +292,6 @@ def request_of(args: argparse.Namespace) -> TrainRequest | ScriptRequest:
 def train_request(args: argparse.Namespace) -> TrainRequest:
     """The request the flags ask for. Raises OptionError where they contradict each other, FileError or ClusterError for a bad file."""
     _settle_sharding(args)
-    _require_hardware_alone(args)
     settle_framework(args)
     plan = plan_request(args)
     cluster = None if args.cluster is None else Cluster.load(args.cluster)
@@ -333,12 +344,8 @@ def _settle_sharding(args: argparse.Namespace) -> None:
     args.workers = "process"
 
 
-def _require_hardware_alone(args: argparse.Namespace) -> None:
+def _require_nothing_run(args: argparse.Namespace) -> None:
     """Raises OptionError where another flag contradicts --hardware, for which a model is planned and not run."""
-    if args.hardware is None:
-        if args.measured_on is not None:
-            raise OptionError("--measured_on is for --hardware, whose costs are made of the measured ones; give that as well")
-        return
     if (args.cost_path is None) != (args.measured_on is None):
         raise OptionError(
             "--cost_path and --measured_on go together with --hardware: costs to scale, and what they were measured on; give both"
@@ -348,6 +355,7 @@ def _require_hardware_alone(args: argparse.Namespace) -> None:
     for flag, given in {
         f"--framework={args.framework}": args.framework == TENSORFLOW,
         **{f"--{name}": getattr(args, name) not in (None, False, ()) for name in _OF_RUNNING},
+        "--tensorboard": args.logs is not None,
     }.items():
         if given:
             raise OptionError(f"--hardware={args.hardware} plans a built-in model of PyTorch's and runs nothing; drop {flag}")
