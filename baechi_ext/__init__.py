@@ -52,7 +52,7 @@ if not TYPE_CHECKING:  # a type checker sees the names themselves
 
 
 def plan(
-    model_or_step: Any, inputs: Any = None, *, devices: "int | Sequence[str] | Cluster" = 2, **options: "Unpack[PlanOptions]"
+    model_or_step: Any, inputs: Any = None, *, devices: "int | str | Sequence[str] | Cluster" = 2, **options: "Unpack[PlanOptions]"
 ) -> "Run":
     """A training step and its plan for these devices, as a value to look at, to ask and to run: `Run`.
 
@@ -62,8 +62,9 @@ def plan(
 
     Of a PyTorch module with the inputs of a training call (a tuple of arguments, or a dict of keyword arguments): its forward and backward
     passes, captured and profiled as by `parallelize`; loss and optimizer stay in your loop. Of a built-in model's name, with its sizes
-    (`{"batch_size": 8}`) as inputs: the whole step. Of a costed `OpGraph`: that. `devices` are so many CPU workers, CUDA devices by name,
-    or a `Cluster`, which the machine need not have: costs are then those of its own devices.
+    (`{"batch_size": 8}`) as inputs: the whole step. Of a costed `OpGraph`: that. `devices` are so many CPU workers, CUDA devices by name
+    (`["cuda:0", "cuda:1"]`), a `Cluster` or a cluster file's path, which the machine need not have: costs are then those of its own
+    devices; or published hardware (`"h100"` for two, `"8xh100"`), for which costs are counted.
 
     Raises MissingBackendError without the framework, OptionError for what is not known, CaptureError where the module can't be placed,
     InfeasibleError where nothing fits.

@@ -95,12 +95,21 @@ def test_what_if_on_hardware_that_is_not_here() -> None:
     said = "\n".join(there.notes)
     assert "planned for: 8 x h100, not run" in said and "no step on a GPU was compared" in said and "verdict: do not split" in said
     assert here.step_us == 4000.0
+    named = baechi_ext.plan(graph, devices="8xh100", method="m_etf")
+    assert (named.cluster, named.graph, named.step_us, named.notes) == (there.cluster, there.graph, there.step_us, there.notes)
+    assert [device.name for device in baechi_ext.plan(graph, devices="h100").cluster.devices] == ["h100:0", "h100:1"]
     with pytest.raises(OptionError, match="has a cluster of its own"):
         here.what_if(devices=here.cluster, hardware="h100")
     with pytest.raises(OptionError, match="devices='4' is not a number of devices"):
         here.what_if(devices="4", hardware="h100")
     with pytest.raises(OptionError, match="unknown hardware 'b300'"):
         here.what_if(hardware="b300")
+
+
+def test_a_cluster_may_be_in_a_file(tmp_path: Path) -> None:
+    cluster = cluster_of(3, memory_bytes=1000)
+    (tmp_path / "cluster.json").write_text(json.dumps(cluster.to_json()))
+    assert baechi_ext.plan(graph_of({"a": 1.0}), devices=str(tmp_path / "cluster.json")).cluster == cluster
 
 
 def test_what_if_is_the_step_planned_for_another_cluster(run: baechi_ext.Run) -> None:
@@ -262,6 +271,27 @@ def test_a_buffer_that_a_call_replaces_is_the_one_it_was() -> None:
     assert model.seen is seen and seen.shape == (1, 32)
 
 
+def test_a_module_is_planned_for_hardware_and_left_as_it_was(one_thread: None) -> None:
+    model, x = Mixture(), torch.randn(16, 32)
+    there = baechi_ext.plan(model, (x,), devices="h100", pins=["experts.0=1"], method="m_etf")
+    assert {there.plan.placement[v] for v, op in enumerate(there.graph.ops) if (op.module or "").startswith("experts.0")} == {1}
+    assert there.step_us > 10 * sum(op.phase == "forward" for op in there.graph.ops) / 2
+    with pytest.raises(OptionError, match="there is no code of it to run"):
+        there.apply()
+
+
+def test_a_module_is_measured_by_several_methods(planned: tuple[Mixture, Tensor, baechi_ext.Run], one_thread: None) -> None:
+    model, _, run = planned
+    before = [p.grad for p in model.parameters()]
+    compared = run.compare("round_robin", measure=True)
+    assert compared.measured is not None
+    assert compared.measured.measured == ("single", "round_robin")
+    assert set(compared) == {"single", "round_robin"}
+    assert compared["round_robin"].plan.placement == run.plan.placement
+    assert repr(compared).endswith(compared.measured.recommendation())
+    assert all(p.grad is grad for p, grad in zip(model.parameters(), before, strict=True))
+
+
 def test_a_plan_of_what_the_module_was_is_not_run(one_thread: None) -> None:
     model, x = Mixture(), torch.randn(16, 32)
     run = baechi_ext.plan(model, (x,), devices=2, method="round_robin")
@@ -283,6 +313,16 @@ def test_a_model_is_planned_and_its_step_measured() -> None:
     assert report.result.plan.placement == pinned.plan.placement
     assert report.parity.passed
     assert repr(report).startswith("speed-up ")
+    compared = run.compare("round_robin", measure=True)
+    assert set(compared.measured.measurement.samples) == {"eager", "single", "round_robin"}
+    assert compared.best in compared.values()
+
+
+def test_a_model_is_planned_for_hardware_without_its_weights() -> None:
+    there = baechi_ext.plan("wide_towers", {"image_size": 8, "batch_size": 2}, devices="3xa100", method="m_etf")
+    assert [device.name for device in there.cluster.devices] == ["a100:0", "a100:1", "a100:2"]
+    assert {op.phase for op in there.graph.ops} == set(PHASES)
+    assert "planned for: 3 x a100, not run" in there.notes
 
 
 # What can't be
@@ -293,6 +333,8 @@ def test_a_model_is_planned_and_its_step_measured() -> None:
     [
         (lambda: baechi_ext.plan(graph_of({"a": 1.0})).apply(), "there is no code of it to run"),
         (lambda: baechi_ext.plan(graph_of({"a": 1.0})).explain("b"), "'b' matches nothing"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0})).compare(measure=True), "there is no code of it to run"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0}), devices="h200"), "devices='h200' is no cluster file and no published hardware"),
         (lambda: baechi_ext.plan(graph_of({"a": 1.0})).what_if(link="fast"), "link='fast' is not a speed; write it like '25GB/s'"),
         (lambda: baechi_ext.plan(graph_of({"a": 1.0})).what_if(link="0GB/s"), "is not a speed"),
         (lambda: baechi_ext.plan(graph_of({"a": 1.0})).what_if(devices=0), "devices=0 is not a number of devices"),
@@ -301,7 +343,7 @@ def test_a_model_is_planned_and_its_step_measured() -> None:
         (lambda: baechi_ext.plan(graph_of({"a": 1.0})).what_if(link=25), "link=25 is not a speed"),
         (lambda: baechi_ext.plan(graph_of({"a": 1.0})).what_if(device_memory=-1), "device_memory is -1; expected at least 0"),
         (lambda: baechi_ext.plan(graph_of({"a": 1.0})).pin(None, 0), "matches nothing"),
-        (lambda: baechi_ext.plan(graph_of({"a": 1.0}), devices="cuda:0"), "devices='cuda:0' is not a number of devices"),
+        (lambda: baechi_ext.plan(graph_of({"a": 1.0}), devices="cuda:0"), "devices='cuda:0' is no cluster file"),
         (lambda: baechi_ext.plan(graph_of({"a": 1.0}), devices=True), "devices=True is not a number of devices"),
         (lambda: baechi_ext.plan(graph_of({"a": 1.0}), devices=10**6), "devices=1000000 is not a number of devices"),
         (lambda: baechi_ext.plan(graph_of({"a": 1.0}), devices=[0, 1]), "a device's name is 0; expected a text"),
@@ -318,7 +360,7 @@ def test_a_model_is_planned_and_its_step_measured() -> None:
         (lambda: baechi_ext.plan(nn.Linear(1, 1)), r"plan\(Linear\) needs the inputs of a training call"),
         (lambda: baechi_ext.plan(nn.Linear(1, 1), (1,), link="1GB/s"), "unknown option 'link' of plan.. for a module"),
         (lambda: baechi_ext.plan(nn.Linear(1, 1), (1,), devices=["a"]), "devices=.'a'. are no devices of PyTorch; name them as 'cuda:0'"),
-        (lambda: baechi_ext.plan(nn.Linear(1, 1), (1,), devices="cuda:0"), "devices='cuda:0' is not a number of devices"),
+        (lambda: baechi_ext.plan(nn.Linear(1, 1), (1,), devices="cuda:0"), "devices='cuda:0' is no cluster file"),
         (lambda: baechi_ext.plan(nn.Linear(1, 1), (1,), device_memory=1e400), "device_memory is inf; expected a finite number"),
         (lambda: baechi_ext.plan(3), "takes an nn.Module, the name of a built-in model or an OpGraph, not a int"),
         (lambda: baechi_ext.nonesuch, "has no attribute 'nonesuch'"),

@@ -27,7 +27,7 @@ _PLAIN, _BLOCKS = ("#", "+", "-"), ("\u2588", "\u2593", "\u2591")
 def show(comparison: Comparison) -> None:
     """Prints the table, the bars and the recommendation on stdout."""
     out = console(_WIDTH)
-    show_table(_table(comparison), width=_WIDTH)
+    show_table(steps_table(comparison), width=_WIDTH)
     for line in ("", *bars(comparison, _PLAIN if out.options.ascii_only else _BLOCKS, out.width), ""):
         out.print(Text(line), no_wrap=True)
     *found, recommendation = comparison.lines()
@@ -36,7 +36,8 @@ def show(comparison: Comparison) -> None:
     out.print(Text(recommendation), soft_wrap=True, style="bold")
 
 
-def _table(comparison: Comparison) -> "Table":
+def steps_table(comparison: Comparison) -> "Table":
+    """The methods, after the unplaced step where that was measured: predicted, measured, and what can be told of the differences."""
     rows = [_cells(comparison, contender) for contender in comparison.contenders]
     if UNPLACED in comparison.measurement.samples:
         rows.insert(0, (comparison.unplaced, "-", *_seen(comparison, UNPLACED), "unplaced"))

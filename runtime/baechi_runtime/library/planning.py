@@ -2,35 +2,64 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from baechi_ext.cost.hardware import HARDWARE, Hardware
 from baechi_ext.errors import MissingBackendError, OptionError
 from baechi_ext.ir import Cluster, Device, OpGraph
 from baechi_ext.ir.cluster import DEFAULT_LINK
 from baechi_ext.ir.numbers import device_count
 from baechi_ext.options import PlanOptions
 from baechi_runtime.drivers.pipeline import PlanRequest
+from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.host.frameworks import TENSORFLOW, framework_of
-from baechi_runtime.library.run import Run, changed
-from baechi_runtime.library.steps import Step, of_graph, of_model, of_module
+from baechi_runtime.library.run import Run, changed, on_hardware
+from baechi_runtime.library.steps import of_graph, of_model, of_module
 from baechi_runtime.models.registry import ModelOptions, find_model
 
 if TYPE_CHECKING:
-    from baechi_ext.place.common import PlanResult
     from baechi_runtime.torch.calls.parallelize import ParallelizeOptions
 
-Devices = int | Sequence[str] | Cluster
+_Devices = int | Sequence[str] | Cluster
+_DEVICES = "2"
+"""So many of published hardware where no number is given."""
+_GRAPH, _MODULE, _MODEL = "a graph", "a module", "a built-in model"
 _OF_ALL = ("method", "device_memory", "pins", "seed", "time_limit")
-_OF_GRAPHS, _OF_MODULES, _OF_MODELS = (*_OF_ALL, "link"), (*_OF_ALL, "cache"), (*_OF_ALL, "optimizer")
+_OPTIONS = {_GRAPH: (*_OF_ALL, "link"), _MODULE: (*_OF_ALL, "cache"), _MODEL: (*_OF_ALL, "optimizer")}
 _SIZES = tuple(field.name for field in fields(ModelOptions) if field.name != "num_devices")
 
 
-def plan(target: Any, inputs: Any, devices: Devices, options: PlanOptions) -> Run:
+def plan(target: Any, inputs: Any, devices: _Devices, options: PlanOptions) -> Run:
     """See `baechi_ext.plan`."""
-    if not isinstance(devices, (Cluster, list, tuple)):
+    kind = _kind(target, inputs)
+    if unknown := [name for name in options if name not in _OPTIONS[kind]]:
+        raise OptionError(f"unknown option {unknown[0]!r} of plan() for {kind}; it takes devices, {', '.join(_OPTIONS[kind])}")
+    request = _request(options)
+    hardware = None
+    if isinstance(devices, str):
+        devices, hardware = _named(devices)
+    elif not isinstance(devices, (Cluster, list, tuple)):
         devices = device_count(devices)
+    if hardware is not None:
+        return on_hardware(_graph_of(kind, target, inputs, devices, options), request, hardware, _cluster(devices, options))
+    if kind == _GRAPH:
+        step = of_graph(target)
+        return Run(step, request, step.plan(request, _cluster(devices, options)))
+    if kind == _MODULE:
+        step, result = of_module(target, inputs, _parallelize_options(devices, options))
+    else:
+        step, result = of_model(_model_request(target, inputs, devices, options))
+    return Run(step, request if "time_limit" in options else request.worthwhile(), result)
+
+
+def _kind(target: Any, inputs: Any) -> str:
+    """The kind of what is to be planned. Raises OptionError for what can't be, or for inputs that are none of it, MissingBackendError
+    without PyTorch where that is needed."""
     if isinstance(target, OpGraph):
-        return _of_graph(target, inputs, devices, _known(options, _OF_GRAPHS, "a graph"))
+        if inputs is not None:
+            raise OptionError("a graph has no inputs; leave them out")
+        return _GRAPH
     if isinstance(target, str):
         find_model(target)
     elif framework_of(target) == TENSORFLOW:
@@ -41,26 +70,46 @@ def plan(target: Any, inputs: Any, devices: Devices, options: PlanOptions) -> Ru
         import torch
     except ImportError as e:
         raise MissingBackendError(f"planning a module or a model needs torch 2.11 or newer ({e}); install baechi-ext[torch]") from e
-    given: PlanOptions
     if isinstance(target, str):
-        given = _known(options, _OF_MODELS, "a built-in model")
-        step, result = _of_model(target, inputs, devices, given)
-        return _run(step, result, given)
+        return _MODEL
     if not isinstance(target, torch.nn.Module):
         raise OptionError(f"plan() takes an nn.Module, the name of a built-in model or an OpGraph, not a {type(target).__name__}")
     if inputs is None:
         raise OptionError(
             f"plan({type(target).__name__}) needs the inputs of a training call: a tuple of arguments, or a dict of keyword arguments"
         )
-    given = _known(options, _OF_MODULES, "a module")
-    step, result = of_module(target, inputs, _parallelize_options(devices, given))
-    return _run(step, result, given)
+    return _MODULE
 
 
-def _known(options: PlanOptions, names: Sequence[str], what: str) -> PlanOptions:
-    if unknown := [name for name in options if name not in names]:
-        raise OptionError(f"unknown option {unknown[0]!r} of plan() for {what}; it takes devices, {', '.join(names)}")
-    return options
+def _named(devices: str) -> tuple[Cluster, Hardware | None]:
+    """The cluster in that file; or one of published hardware, and that: "h100", "8xh100". Raises OptionError for neither, and what reading
+    a file raises."""
+    count, x, name = devices.partition("x")
+    if not (x and count.isdecimal()):
+        count, name = _DEVICES, devices
+    if name in HARDWARE:
+        return HARDWARE[name].cluster(device_count(int(count))), HARDWARE[name]
+    if not Path(devices).is_file():
+        known = ", ".join(HARDWARE)
+        raise OptionError(
+            f"devices={devices!r} is no cluster file and no published hardware ({known}; eight of them: '8xh100'); CUDA devices are "
+            "named in a list, as ['cuda:0', 'cuda:1']"
+        )
+    return Cluster.load(devices), None
+
+
+def _graph_of(kind: str, target: Any, inputs: Any, devices: _Devices, options: PlanOptions) -> OpGraph:
+    """The graph of what is planned for devices that are not here, with the counts that its costs there are made of. A built-in model is
+    captured without values, so that it need not fit into memory. Raises what capturing raises."""
+    if kind == _GRAPH:
+        graph: OpGraph = target
+        return graph
+    if kind == _MODULE:
+        single = _parallelize_options(1, {"method": "single", "cache": options.get("cache", True)})
+        return of_module(target, inputs, single)[0].graph
+    from baechi_runtime.torch.plan_only import valueless_graph
+
+    return valueless_graph(_model_request(target, inputs, devices, options))
 
 
 def _request(options: PlanOptions) -> PlanRequest:
@@ -68,15 +117,7 @@ def _request(options: PlanOptions) -> PlanRequest:
     return PlanRequest.of(options.get("method", "auto"), pins=pins, seed=seed, time_limit=limit)
 
 
-def _of_graph(graph: OpGraph, inputs: Any, devices: Devices, options: PlanOptions) -> Run:
-    if inputs is not None:
-        raise OptionError("a graph has no inputs; leave them out")
-    step, request = of_graph(graph), _request(options)
-    cluster = _cluster(devices, options)
-    return Run(step, request, step.plan(request, cluster))
-
-
-def _cluster(devices: Devices, options: PlanOptions) -> Cluster:
+def _cluster(devices: _Devices, options: PlanOptions) -> Cluster:
     """The devices of a graph. Raises OptionError, or ClusterError."""
     if isinstance(devices, int):
         devices = Cluster.uniform(devices, link=DEFAULT_LINK)
@@ -85,7 +126,7 @@ def _cluster(devices: Devices, options: PlanOptions) -> Cluster:
     return changed(devices, options.get("link"), options.get("device_memory"))
 
 
-def _parallelize_options(devices: Devices, options: PlanOptions) -> "ParallelizeOptions":
+def _parallelize_options(devices: _Devices, options: PlanOptions) -> "ParallelizeOptions":
     """The options of `parallelize` that say the same."""
     from baechi_runtime.torch.calls.parallelize import ParallelizeOptions
 
@@ -95,7 +136,7 @@ def _parallelize_options(devices: Devices, options: PlanOptions) -> "Parallelize
     return ParallelizeOptions(devices=devices, **chosen)
 
 
-def _of_model(name: str, sizes: Any, devices: Devices, options: PlanOptions) -> "tuple[Step, PlanResult]":
+def _model_request(name: str, sizes: Any, devices: _Devices, options: PlanOptions) -> TrainRequest:
     if not isinstance(sizes or {}, Mapping) or (unknown := [size for size in sizes or {} if size not in _SIZES]):
         wrong = repr(unknown[0]) if isinstance(sizes, Mapping) else f"a {type(sizes).__name__}"
         raise OptionError(
@@ -103,9 +144,4 @@ def _of_model(name: str, sizes: Any, devices: Devices, options: PlanOptions) -> 
         )
     request = _parallelize_options(devices, options).request()
     model_options = ModelOptions(**dict(sizes or {}), num_devices=request.num_devices)
-    return of_model(replace(request, model=name, model_options=model_options, optimizer=options.get("optimizer", "sgd"), cache=None))
-
-
-def _run(step: Step, result: "PlanResult", options: PlanOptions) -> Run:
-    request = _request(options)
-    return Run(step, request if "time_limit" in options else request.worthwhile(), result)
+    return replace(request, model=name, model_options=model_options, optimizer=options.get("optimizer", "sgd"), cache=None)

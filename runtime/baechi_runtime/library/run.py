@@ -17,12 +17,15 @@ from baechi_ext.options import ApplyOptions
 from baechi_ext.place.common import PlanResult
 from baechi_ext.place.registry import METHODS
 from baechi_ext.simulate import Timeline
+from baechi_runtime.drivers.compare_plots import steps_table
+from baechi_runtime.drivers.comparison import Comparison
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.files.run_folder import PAGE, RunFolder
 from baechi_runtime.library.steps import Step, of_graph
 from baechi_runtime.report import cell
 from baechi_runtime.report.elsewhere import Elsewhere
 from baechi_runtime.report.explaining import Explained, explained
+from baechi_runtime.report.report import SINGLE
 from baechi_runtime.report.tables import as_size, as_time, table_of, text_of
 
 if TYPE_CHECKING:
@@ -115,21 +118,20 @@ class Run:
         if hardware is not None:
             if isinstance(wanted, Cluster):
                 raise OptionError(f"hardware={hardware!r} has a cluster of its own; give devices as a number, or leave one of both out")
-            return self._elsewhere(hardware_named(hardware), device_count(wanted), link, device_memory)
+            target = hardware_named(hardware)
+            there = changed(target.cluster(device_count(wanted)), link, device_memory)
+            return on_hardware(self.graph, self._request, target, there)
         cluster = wanted if isinstance(wanted, Cluster) else sized(self.cluster, wanted)
         return self._planned(self._request, changed(cluster, link, device_memory))
 
-    def _elsewhere(self, target: Hardware, count: int, link: str | Link | None, device_memory: int | str | None) -> "Run":
-        there = of_graph(costs_on(self.graph, target))
-        result = there.plan(self._request, changed(target.cluster(count), link, device_memory))
-        facts = Elsewhere(target, None, there.single, there.graph).facts(result)
-        return Run(there, self._request, replace(result, notes=(*result.notes, *(f"{name}: {fact}" for name, fact in facts.items()))))
-
-    def compare(self, *methods: str) -> "Compared":
-        """The step planned by each of these methods, or by the quick ones, beside this plan; all simulated, nothing is measured. Raises
-        OptionError for an unknown method."""
+    def compare(self, *methods: str, measure: bool = False) -> "Compared":
+        """The step planned by each of these methods, or by the quick ones, beside this plan, and simulated. With `measure`, as by `baechi
+        compare`, these plans are run in turn, beside the unplaced step and one device's program, and checked first. Raises OptionError for
+        an unknown method, or where a graph is to be measured."""
         names = list(dict.fromkeys(methods or (self._request.method, *(name for name, entry in METHODS.items() if entry.cheap))))
         requests = [self._by(name) for name in names]
+        if measure:
+            return self._measured({SINGLE: self._by(SINGLE)} | dict(zip(names, requests, strict=True)))
         runs: dict[str, Run] = {}
         refusals: dict[str, str] = {}
         for number, request in enumerate(requests, start=1):
@@ -139,6 +141,12 @@ class Run:
             except InfeasibleError as e:
                 refusals[request.method] = str(e)
         return Compared(runs, refusals)
+
+    def _measured(self, requests: Mapping[str, PlanRequest]) -> "Compared":
+        found = self._step.compare(requests, self.cluster)
+        refusals = {c.method: c.refusal for c in found.contenders if c.refusal}
+        planned = ((c.method, c.result) for c in found.contenders if c.result is not None and not c.refusal)
+        return Compared({name: Run(self._step, requests[name], result) for name, result in planned}, refusals, found)
 
     def _by(self, method: str) -> PlanRequest:
         """The request for another method, whose own time limit is taken where none was given."""
@@ -207,6 +215,8 @@ class Compared(Mapping[str, Run]):
 
     runs: Mapping[str, Run]
     refusals: Mapping[str, str]
+    measured: Comparison | None = None
+    """Their steps, where these were measured."""
 
     def __getitem__(self, method: str) -> Run:
         return self.runs[method]
@@ -219,12 +229,17 @@ class Compared(Mapping[str, Run]):
 
     @property
     def best(self) -> Run:
-        """The run of the least predicted step. Raises InfeasibleError where no method has a plan."""
+        """The run of the least step, predicted or, where they were, measured. Raises InfeasibleError where no method has a plan."""
         if not self.runs:
             raise InfeasibleError("; ".join(self.refusals.values()), status="unknown")
+        if self.measured is not None and self.measured.best is not None:
+            return self.runs[self.measured.best]
         return min(self.runs.values(), key=lambda run: run.step_us)
 
     def _table(self) -> "Table":
+        if self.measured is not None:
+            return steps_table(self.measured)
+
         def row(method: str, run: Run) -> tuple[str, ...]:
             above = f"{run.step_us / run.bound_us - 1:.1%}" if run.bound_us else "-"
             step = run.timeline
@@ -235,13 +250,23 @@ class Compared(Mapping[str, Run]):
         return table_of(names, (row(method, run) for method, run in self.runs.items()))
 
     def __repr__(self) -> str:
-        return text_of(self._table(), *self._refused()).rstrip("\n")
+        return text_of(self._table(), *self._lines()).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        return cell.page_of("by simulation", cell.html_of(self._table()), cell.lines_of(self._refused()))
+        title = "by simulation" if self.measured is None else self.measured.model
+        return cell.page_of(title, cell.html_of(self._table()), cell.lines_of(self._lines()))
 
-    def _refused(self) -> Iterator[str]:
-        return (f"{method}: {why}" for method, why in self.refusals.items())
+    def _lines(self) -> Iterator[str]:
+        return (f"{method}: {why}" for method, why in self.refusals.items()) if self.measured is None else self.measured.lines()
+
+
+def on_hardware(graph: OpGraph, request: PlanRequest, target: Hardware, cluster: Cluster) -> Run:
+    """The graph planned for a cluster of published hardware, with the costs that its counts take there, and what that rests on as notes.
+    Raises ProfileError where ops have no counts, and what planning raises."""
+    there = of_graph(costs_on(graph, target))
+    result = there.plan(request, cluster)
+    facts = Elsewhere(target, None, there.single, there.graph).facts(result)
+    return Run(there, request, replace(result, notes=(*result.notes, *(f"{name}: {fact}" for name, fact in facts.items()))))
 
 
 def changed(cluster: Cluster, link: str | Link | None, device_memory: int | str | None) -> Cluster:

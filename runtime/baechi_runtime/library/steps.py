@@ -1,10 +1,11 @@
 """Steps that a Run plans, with their costs, and how a plan of them is run: of a graph, a module's training call, a built-in model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from baechi_ext.cost import Profile
 from baechi_ext.errors import OptionError
@@ -14,6 +15,8 @@ from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers import pipeline
+from baechi_runtime.drivers.comparing import compare
+from baechi_runtime.drivers.comparison import CompareRequest, Comparison
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.placement import Placement, place
 from baechi_runtime.drivers.train_request import TrainRequest
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
     from baechi_runtime.drivers.backend import Backend
     from baechi_runtime.torch.calls.parallelize import ParallelizeOptions
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +54,17 @@ class Step:
 
     def apply(self, result: PlanResult, request: PlanRequest, options: ApplyOptions) -> Any:
         """Has the step run by a plan. Raises OptionError where there is nothing to run."""
-        raise OptionError(f"{self.name} is a graph, and there is no code of it to run; plan a module, or a built-in model by its name")
+        raise self._no_code()
+
+    def compare(self, requests: Mapping[str, PlanRequest], cluster: Cluster) -> Comparison:
+        """The plans of several methods, measured in turn. Raises OptionError where there is nothing to run."""
+        raise self._no_code()
+
+    def _no_code(self) -> OptionError:
+        return OptionError(
+            f"there is no code of it to run: {self.name} is a graph, or planned for hardware that is not here; plan a module, or a "
+            "built-in model by its name"
+        )
 
 
 def _known(options: ApplyOptions, names: Sequence[str], what: str) -> dict[str, Any]:
@@ -74,14 +89,24 @@ class ModuleStep(Step):
     def apply(self, result: PlanResult, request: PlanRequest, options: ApplyOptions) -> "nn.Module":
         from baechi_runtime.torch.calls.parallelize import apply_plan
 
-        cluster = result.plan.cluster
+        given = _known(options, ("verify_steps", "strict", "keep_placed", "timeout_seconds"), "a module")
+        pins = tuple(map(str, request.pins))
+        chosen = replace(self._options_on(result.plan.cluster), method=request.method, pins=pins, **given)
+        return apply_plan(self.module, self.inputs, chosen, self.placement(result))
+
+    def compare(self, requests: Mapping[str, PlanRequest], cluster: Cluster) -> Comparison:
+        from baechi_runtime.torch.calls.comparing import compare_call
+
+        request = self._options_on(cluster).request()
+        if request.cuda:
+            raise OptionError("a module's call is compared on CPU workers: with several plans, a parameter would be on several GPUs")
+        return of_one_process(compare_call(CompareRequest(request, requests), self.module, self.inputs))
+
+    def _options_on(self, cluster: Cluster) -> "ParallelizeOptions":
         devices = self.options.devices
         if len(cluster) != (devices if isinstance(devices, int) else len(devices)):
             devices = len(cluster) if isinstance(devices, int) else [f"cuda:{d}" for d in range(len(cluster))]
-        given = _known(options, ("verify_steps", "strict", "keep_placed", "timeout_seconds"), "a module")
-        pins = tuple(map(str, request.pins))
-        chosen = replace(self.options, devices=devices, cluster=cluster, method=request.method, pins=pins, **given)
-        return apply_plan(self.module, self.inputs, chosen, self.placement(result))
+        return replace(self.options, devices=devices, cluster=cluster)
 
 
 def of_module(module: "nn.Module", inputs: Any, options: "ParallelizeOptions") -> tuple[Step, PlanResult]:
@@ -105,14 +130,24 @@ class ModelStep(Step):
         from baechi_runtime.torch.backend import on_devices
 
         given = _known(options, ("num_steps", "timeout_seconds"), "a built-in model")
+        with self._request_on(result.plan.cluster) as wanted:
+            return train(replace(wanted, plan=request, **given), on_devices, planned=self.placement(result))
+
+    def compare(self, requests: Mapping[str, PlanRequest], cluster: Cluster) -> Comparison:
+        from baechi_runtime.torch.backend import on_devices
+
+        with self._request_on(cluster) as wanted:
+            return of_one_process(compare(CompareRequest(wanted, requests), on_devices))
+
+    @contextmanager
+    def _request_on(self, cluster: Cluster) -> Iterator[TrainRequest]:
+        """The request for these devices, with the costs that were measured, as long as the body takes."""
         if self.profile is None:
             raise OptionError(f"the costs of {self.name} were not measured here; plan it again")
-        cluster = result.plan.cluster
         with TemporaryDirectory() as folder:
             costs = Path(folder) / "costs.json"
             self.profile.save(costs)
-            wanted = replace(self.request, plan=request, num_devices=len(cluster), cluster=cluster, cost_path=str(costs), **given)
-            return train(wanted, on_devices, planned=self.placement(result))
+            yield replace(self.request, num_devices=len(cluster), cluster=cluster, cost_path=str(costs))
 
 
 def of_model(request: TrainRequest) -> tuple[Step, PlanResult]:
@@ -125,7 +160,11 @@ def of_model(request: TrainRequest) -> tuple[Step, PlanResult]:
         step = ModelStep(name=request.model, graph=captured.graph, single=placement.single, profile=captured.profile, request=request)
         return step, placement.result
 
-    found = on_devices(request, drive)
+    return of_one_process(on_devices(request, drive))
+
+
+def of_one_process(found: T | None) -> T:
+    """The findings of a driver. Raises OptionError where another process has them."""
     if found is None:
-        raise OptionError("plan() is for one process; start it without torchrun")
+        raise OptionError("plan() and its verbs are for one process; start it without torchrun")
     return found

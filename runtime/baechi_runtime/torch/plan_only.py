@@ -33,6 +33,13 @@ def plan_only(asked: HardwareRequest) -> tuple[Placement, Elsewhere]:
     return placement, Elsewhere(devices.target, source, placement.single, captured.graph)
 
 
+def valueless_graph(request: TrainRequest) -> OpGraph:
+    """The graph of a model's step with the counts of its ops, captured without values. Raises CaptureError."""
+    with valueless():
+        _, graph, binding = capture(request)
+    return with_counts(graph, binding)
+
+
 @dataclass
 class _Devices:
     """See backend.Splitting."""

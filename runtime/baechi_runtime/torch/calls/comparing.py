@@ -18,9 +18,11 @@ from baechi_runtime.drivers.comparing import ScriptComparison, compared
 from baechi_runtime.drivers.comparison import CompareRequest, Comparison
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.host.as_main import EndedError, run_as_main
+from baechi_runtime.host.generators import python_generators_kept
 from baechi_runtime.torch.calls.call_backend import ComparedCall, with_call
 from baechi_runtime.torch.calls.capturing import Given, TrainingCall, captured_call, leaf_of
 from baechi_runtime.torch.calls.module_calls import LARGE_ENOUGH, Call, never_trained, outermost_calls, trained_size
+from baechi_runtime.torch.calls.parallelize import arguments_of
 from baechi_runtime.torch.calls.script import as_one_of, workers_of
 from baechi_runtime.torch.calls.tracing import TraceLog, traced_for_us, watch_compiles
 from baechi_runtime.torch.calls.verify import put_back
@@ -83,11 +85,19 @@ def compare_script(request: CompareRequest, path: str, arguments: tuple[str, ...
         raise
 
 
+def compare_call(request: CompareRequest, module: nn.Module, inputs: Any) -> Comparison | None:
+    """Every method's plan of the module's training call with these inputs, predicted and measured; the module is left as it was. Raises as
+    `compare_script` does."""
+    with python_generators_kept():
+        return _compared(request, None, "", module, *arguments_of(inputs))
+
+
 def _compared(
     request: CompareRequest, workers: Workers | None, script: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Comparison | None:
-    model = f"{type(module).__name__} of {script}"
-    notes = [f"measured are the forward and backward passes of the first training call of {model}; there the script was ended"]
+    model = type(module).__name__ + f" of {script}" * bool(script)
+    ended = "; there the script was ended" * bool(script)
+    notes = [f"measured are the forward and backward passes of the first training call of {model}{ended}"]
     with put_back(module), one_thread():
         with put_back(module):
             log = _noted(module, args, kwargs)
