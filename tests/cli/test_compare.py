@@ -35,7 +35,6 @@ def test_methods_are_measured_in_turn_and_kept(run: Run, tmp_path: Path) -> None
     assert found["recommended"] == "single"
     assert found["recommendation"].startswith("Don't split on so few steps: the quickest of the splits, ")
     assert (tmp_path / "c" / "plan.json").read_bytes() == (tmp_path / "c" / "plan_single.json").read_bytes()
-    assert (tmp_path / "c" / "compare.png").stat().st_size > 1000
     assert (tmp_path / "c" / "profile.json").exists()
     for name, graph in (("single", "graph"), ("m_etf", "graph_split")):
         code, out, err = run("explain", tmp_path / "c" / f"plan_{name}.json", f"--graph={tmp_path / 'c' / graph}.json", "--json")

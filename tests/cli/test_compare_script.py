@@ -73,7 +73,7 @@ def test_paths_are_of_where_the_command_runs_and_an_earlier_comparison_goes(
         assert code == 0, err
     assert not list(elsewhere.iterdir())
     kept = {"graph.json", "graph_split.json", "profile.json", "plan.json", "plan_single.json", "plan_m_etf.json"}
-    kept |= {"compare.json", "compare.png", "config.toml", "measured.json"}
+    kept |= {"compare.json", "config.toml", "measured.json"}
     assert {path.name for path in (tmp_path / "c").iterdir()} == kept
 
 

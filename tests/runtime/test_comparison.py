@@ -13,7 +13,6 @@ from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.place.registry import place
 from baechi_ext.simulate import simulate
 from baechi_runtime.drivers.backend import Captured
-from baechi_runtime.drivers.compare_plots import bars, beside, show
 from baechi_runtime.drivers.comparing import keep
 from baechi_runtime.drivers.comparison import Comparison, Contender
 from baechi_runtime.drivers.ranking import Engine
@@ -84,9 +83,9 @@ def test_a_faster_split_is_recommended_with_its_interval_and_its_equals() -> Non
     assert found.recommendation() == (
         f"Split, with {found.recommended} ({other} can't be told from it): its step is {gain} times as fast as one device's."
     )
-    assert beside(found, "m_topo", "single") == "faster"
-    assert beside(found, "m_topo", found.best) == "slower"
-    assert beside(found, other, found.best) == "can't tell"
+    assert found.beside("m_topo", "single") == "faster"
+    assert found.beside("m_topo", found.best) == "slower"
+    assert found.beside(other, found.best) == "can't tell"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +112,7 @@ def test_a_split_that_the_unplaced_step_beats_is_not_recommended() -> None:
     """Though it beats our own program on one device."""
     found = comparison({"eager": around(300, seed=2), "single": ONE, "m_etf": around(320, seed=1)})
     assert found.error == 0.05 / 3
-    assert beside(found, "m_etf", "single") == "faster"
+    assert found.beside("m_etf", "single") == "faster"
     assert found.recommended == "single"
     over = Ratio.of(found.samples("eager"), found.samples("m_etf"), 0.05 / 3)
     told = f"m_etf is {found.gain('m_etf')} times as fast as our program on one device, but {over} times as fast as the step unplaced."
@@ -162,24 +161,12 @@ def test_what_is_kept(tmp_path: Path) -> None:
             plan = Plan.load(tmp_path / row["plan"], graph)
             assert (plan.predicted_step_us > 0, plan.made_by) == (True, made_by)
     assert (tmp_path / "plan.json").read_bytes() == (tmp_path / "plan_m_etf.json").read_bytes()
-    picture = (tmp_path / "compare.png").read_bytes()
-    assert picture.startswith(b"\x89PNG")
-    assert str(made_by).encode() in picture
 
 
 def test_the_table_says_why_a_method_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     found = comparison({"eager": around(500), "single": around(400), "m_etf": around(250)}, {"expert": "the [bold]graph has no hints"})
-    show(found)
+    found.print()
     out = capsys.readouterr().out
     assert "not measured: the [bold]graph has no hints" in out
     assert out.rstrip().endswith(found.recommendation())
     assert "\x1b" not in out
-
-
-def test_bars_show_least_median_and_longest() -> None:
-    found = comparison({"eager": (100.0,) * 8, "single": (50.0,) * 8, "m_etf": (25.0,) * 4 + (50.0,) * 4})
-    eager, single, split, legend = bars(found, ("#", "+", "-"))
-    assert eager.split()[-3] == "#" * 60
-    assert single.split()[1] == "#" * 30
-    assert split.split()[1] == "#" * 15 + "+" * 7 + "-" * 8
-    assert legend.split()[0] == "#"

@@ -1,13 +1,12 @@
 """`baechi compare`: capture and profile a step once, then for every method place, load and check; measure all in turn."""
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from baechi_ext.cost import scale_links
-from baechi_ext.errors import BaechiError, CaptureError, MissingBackendError
+from baechi_ext.errors import BaechiError, CaptureError
 from baechi_ext.ir import Cluster
 from baechi_ext.ir.files import write_json
 from baechi_ext.ir.made_by import MadeBy, signed
@@ -15,7 +14,6 @@ from baechi_ext.simulate import Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.drivers.backend import Backend, Captured
-from baechi_runtime.drivers.compare_plots import save_steps
 from baechi_runtime.drivers.comparison import AUTO, CompareRequest, Comparison, Contender
 from baechi_runtime.drivers.placement import Placement, auto_sizes, is_near_least, place
 from baechi_runtime.drivers.ranking import IN_REACH, Engines
@@ -24,7 +22,6 @@ from baechi_runtime.drivers.training import EnginesOf, OnDevices, recorded
 from baechi_runtime.files.run_folder import (
     COMPARISON,
     PARTS_GRAPH,
-    PLOT,
     SINGLE_GRAPH,
     SPLIT_GRAPH,
     begin_run,
@@ -258,12 +255,10 @@ def _as_planned(backend: Backend[C, L], captured: C, contender: Contender, varia
 
 
 def keep(folder: Path, captured: Captured, comparison: Comparison, made_by: MadeBy) -> None:
-    """Writes the plans, that of `planned` as plan.json, compare.json, and with matplotlib compare.png."""
+    """Writes the plans, that of `planned` as plan.json, and compare.json."""
     kept = None if comparison.planned is None else comparison.contender(comparison.planned)
     keep_plans(folder, captured, comparison.contenders, kept, made_by)
     write_json(folder / COMPARISON, signed(comparison.to_json(), made_by))
-    with contextlib.suppress(MissingBackendError):
-        save_steps(folder / PLOT, comparison, made_by)
 
 
 def keep_plans(folder: Path, captured: Captured, contenders: Sequence[Contender], kept: Contender | None, made_by: MadeBy) -> None:

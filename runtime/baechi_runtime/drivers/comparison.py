@@ -9,7 +9,7 @@ many.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline
@@ -22,10 +22,15 @@ from baechi_runtime.measure.samples import NOISY_SPREAD, Measurement, Ratio, Sam
 from baechi_runtime.report.findings import Findings
 from baechi_runtime.report.report import SINGLE, Method, ParityCheck, PerDevice, Variant
 from baechi_runtime.report.report import Comparison as ComparisonReport
+from baechi_runtime.report.tables import as_range, as_time, show, table_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 AUTO = "auto"
 """The method that looks among all ways."""
 ERROR = 0.05
+_WIDTH = 170
 UNPLACED = "eager"
 """The name that `measure` gives the unplaced step."""
 
@@ -176,6 +181,43 @@ class Comparison(Findings):
             planned=self.planned,
             recommendation=self.recommendation(),
         )
+
+    def print(self) -> None:
+        """Prints the table, what is to be said of it, and the recommendation on stdout."""
+        show(self.table(), "", *self.lines(), width=_WIDTH)
+
+    def table(self) -> "Table":
+        """The methods, after the unplaced step where that was measured: predicted, measured, and what can be told of the differences."""
+        rows = [self._cells(contender) for contender in self.contenders]
+        if UNPLACED in self.measurement.samples:
+            rows.insert(0, (self.unplaced, "-", *self._seen(UNPLACED), "unplaced"))
+        names = ("method", "predicted", "measured", "min to max", "speed-up", "interval", "one device", "best", "note")
+        return table_of(names, rows, words=["note"])
+
+    def _cells(self, contender: Contender) -> tuple[str, ...]:
+        method, predicted = contender.method, self.predicted_us(contender)
+        before = (method, "-" if predicted is None else as_time(predicted))
+        if method not in self.measured:
+            return *before, "-", "-", "-", "-", "-", "-", f"not measured: {contender.refusal}"
+        return *before, *self._seen(method), self.note(contender)
+
+    def _seen(self, name: str) -> tuple[str, ...]:
+        """The cells of what was measured."""
+        samples, gain, best = self.samples(name), self.gain(name), self.best or name
+        return (
+            as_time(samples.median),
+            as_range(samples.us),
+            "-" if gain is None else f"{gain.median:.2f}",
+            "-" if gain is None or name == SINGLE else f"{gain.low:.2f} to {gain.high:.2f}",
+            "-" if gain is None or name == SINGLE else self.beside(name, SINGLE),
+            "the best" if name == best else self.beside(name, best),
+        )
+
+    def beside(self, method: str, other: str) -> str:
+        """Says "faster", "slower" or "can't tell" of a method's step beside another's."""
+        if not self.differ(method, other):
+            return "can't tell"
+        return "faster" if self.beats(method, other) else "slower"
 
     def lines(self) -> Iterator[str]:
         """Sentences below the table: how certain it is, and under what load; notes, and the recommendation."""

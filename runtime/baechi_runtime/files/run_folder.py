@@ -19,7 +19,7 @@ from baechi_ext.place.registry import METHODS
 from baechi_ext.simulate import Timeline, simulate
 
 MEASURED, COMPARISON, REPORT = "measured.json", "compare.json", "report.json"
-PAGE, PLOT = "report.html", "compare.png"
+PAGE = "report.html"
 SPLIT_GRAPH, SINGLE_GRAPH, PARTS_GRAPH = "graph_split.json", "graph_single.json", "graph_parts.json"
 SHARDING_REPORT = "baechi sharding report"
 """The kind of a sharded run's report."""
@@ -28,7 +28,7 @@ SHARD_PLAN, STRATEGY_PLAN = "shard_plan.json", "shard_plan_{}.json"
 TP_PLAN = "tp_plan.json"
 STRATEGIES = ("pase", "data_parallel", "expert")
 """The strategies that are called by a name."""
-_PLACED = ("graph.json", "profile.json", "plan.json", MEASURED, COMPARISON, PLOT, SPLIT_GRAPH, SINGLE_GRAPH, PARTS_GRAPH)
+_PLACED = ("graph.json", "profile.json", "plan.json", MEASURED, COMPARISON, "compare.png", SPLIT_GRAPH, SINGLE_GRAPH, PARTS_GRAPH)
 _SHARDED = (SHARD_PLAN, TP_PLAN, *map(STRATEGY_PLAN.format, STRATEGIES))
 _OF_A_RUN = (*_PLACED, *_SHARDED, REPORT, PAGE)
 _NUMBERED = re.compile(r"(shard_plan_file_[1-9][0-9]*|plan_auto_[1-9][0-9]*_parts)\.json")

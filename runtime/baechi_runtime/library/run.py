@@ -17,7 +17,6 @@ from baechi_ext.options import ApplyOptions
 from baechi_ext.place.common import PlanResult
 from baechi_ext.place.registry import METHODS
 from baechi_ext.simulate import Timeline
-from baechi_runtime.drivers.compare_plots import steps_table
 from baechi_runtime.drivers.comparison import Comparison
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.files.run_folder import PAGE, RunFolder
@@ -238,7 +237,7 @@ class Compared(Mapping[str, Run]):
 
     def _table(self) -> "Table":
         if self.measured is not None:
-            return steps_table(self.measured)
+            return self.measured.table()
 
         def row(method: str, run: Run) -> tuple[str, ...]:
             above = f"{run.step_us / run.bound_us - 1:.1%}" if run.bound_us else "-"

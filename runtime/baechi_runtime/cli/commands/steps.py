@@ -89,10 +89,7 @@ def compare(request: "CompareRequest", output: Output) -> int:
             comparison = compare_on(request, stage.on_devices, stage.TorchEngines if of_model.is_ranked else None)
         else:
             comparison = stage.compare_script(request, request.script, request.script_arguments)
-        if comparison is not None:
-            from baechi_runtime.drivers.compare_plots import show
-
-            output.report(comparison.report, lambda: show(comparison))
+        _report_on(comparison, output)
     return 0
 
 

@@ -57,7 +57,7 @@ PACKAGES: tuple[Package, ...] = (
     Package("tensorflow>=2.18,<3", "tensorflow", "--framework=tensorflow", instead="tensorflow-cpu"),
     Package("ortools>=9.12,<10", "solvers", "--placement_method=exact, and auto's proofs for small graphs"),
     Package("pymetis>=2025.2", "solvers", "--placement_method=metis"),
-    Package("matplotlib>=3.9,<4", "plots", "plots: compare's, and --plot"),
+    Package("matplotlib>=3.9,<4", "plots", "baechi plot, and --plot"),
     Package("tensorboard>=2.18,<3", "plots", "train --tensorboard, placeto train --tensorboard"),
     Package("nvidia-ml-py>=12.535,<14", "nvidia", "--use_free_memory, and saying how GPUs are linked and who else uses them"),
     Package("pyyaml>=6,<7", "yaml", "--config=FILE.yaml (FILE.toml works without it)"),
