@@ -21,7 +21,7 @@ from baechi_runtime.drivers import pipeline
 from baechi_runtime.drivers.backend import Captured, Splitting
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.files.checkpoint_folder import CheckpointFolder
-from baechi_runtime.files.run_folder import begin_run
+from baechi_runtime.files.run_folder import save_plan
 from baechi_runtime.measure.link_probe import LinkProbe
 from baechi_runtime.report.tables import as_time
 
@@ -54,11 +54,7 @@ class Placement:
 
     def save(self, folder: Path, made_by: MadeBy) -> None:
         """Writes graph.json, profile.json and plan.json; files of an earlier run in the folder go."""
-        begin_run(folder)
-        self.graph.save(folder / "graph.json", made_by)
-        if self.profile is not None:
-            self.profile.save(folder / "profile.json", made_by)
-        self.result.plan.save(folder / "plan.json", made_by)
+        save_plan(folder, self.result.plan, self.graph, self.profile, made_by)
 
 
 def place(

@@ -12,8 +12,7 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from baechi_ext.ir.made_by import MadeBy
-from baechi_runtime.files.run_folder import folder_of
-from baechi_runtime.files.script_folder import KeptStep, keep, said_of_interrupt
+from baechi_runtime.files.run_folder import KeptStep, folder_of, keep_script, said_of_interrupt
 from baechi_runtime.host.as_main import run_as_main
 from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.report.findings import Findings
@@ -79,7 +78,7 @@ class ScriptRun(Findings, Generic[P]):
         if self.reports:
             self.say()
         if kept is not None:
-            keep(kept, self.kept_steps, self.to_json())
+            keep_script(kept, self.kept_steps, self.to_json())
         if interrupt is not None:
             said = "" if kept is None else said_of_interrupt(kept, self.kept_steps)
             raise KeyboardInterrupt(said or str(interrupt)) from interrupt

@@ -12,8 +12,8 @@ from baechi_ext.cost import Profile
 from baechi_ext.errors import FileError, MismatchError
 from baechi_ext.hybrid.plan import HybridPlan, load_plan
 from baechi_ext.ir import OpGraph, Plan
-from baechi_ext.ir.files import make_folder, read_json
-from baechi_ext.ir.made_by import MadeBy
+from baechi_ext.ir.files import make_folder, read_json, write_json
+from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.place.registry import METHODS
 from baechi_ext.simulate import Timeline, simulate
@@ -154,6 +154,50 @@ def begin_run(folder: Path) -> None:
             begin_run(path)
             with contextlib.suppress(OSError):  # something else is in there
                 path.rmdir()
+
+
+def save_plan(folder: Path, plan: Plan, graph: OpGraph, profile: Profile | None, made_by: MadeBy) -> None:
+    """Writes graph.json, plan.json and profile.json into the folder; files of an earlier run there go. Raises FileError."""
+    begin_run(folder)
+    graph.save(folder / "graph.json", made_by)
+    plan.save(folder / "plan.json", made_by)
+    if profile is not None:
+        profile.save(folder / "profile.json", made_by)
+
+
+@dataclass(frozen=True)
+class KeptStep:
+    """A placed step of a script."""
+
+    graph: OpGraph
+    profile: Profile | None
+    plan: Plan
+    measured: MeasuredStep | None
+    report: Mapping[str, Any]
+    """The step's report, in JSON."""
+    interrupted: bool = False
+    """True if the plan is what an interrupted search had found, and no step ran by it."""
+
+
+def keep_script(folder: Path, steps: Sequence[KeptStep], report: Mapping[str, Any]) -> None:
+    """Writes the files of a run for the first placed step of a script, with the script's `report`, and for each further one a folder in
+    there that is such a folder, too; command and versions are those of the report."""
+    begin_run(folder)
+    made_by = MadeBy.from_json(report, FileError)
+    for number, step in enumerate(steps):
+        place = folder / folder_of(number)
+        save_plan(place, step.plan, step.graph, step.profile, made_by)
+        if step.measured is not None:
+            step.measured.save(place / MEASURED, made_by)
+        if number:
+            write_json(place / "report.json", signed(dict(step.report), made_by))
+    write_json(folder / "report.json", dict(report))
+
+
+def said_of_interrupt(folder: Path, steps: Sequence[KeptStep]) -> str:
+    """Says where the plan of a script's interrupted search is, in the folder that keeps its steps; empty where none was interrupted."""
+    plans = [folder / folder_of(number) for number, step in enumerate(steps) if step.interrupted]
+    return best_until_then(plans[-1] if plans else None)
 
 
 def _read_report(path: Path) -> dict[str, Any]:

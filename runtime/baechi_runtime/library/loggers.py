@@ -85,11 +85,9 @@ def tensorboard_writer(folder: str) -> Any:
 def numbers_of(said: Run) -> dict[str, float]:
     """The numbers of a step: times in microseconds, speed-ups with their intervals, bytes of each device at most."""
     numbers: dict[str, float | None] = {f"step_us/{name}": samples.median for name, samples in samples_of(said).items()}
-    peaks: Any = said.measured_peaks
     if isinstance(said, Step):
         numbers |= {"predicted_step_us": said.predicted_step_us.placed, "predicted_speedup": said.predicted_speedup}
-        peaks = peaks or said.peak_memory_bytes.predicted or ()
-    numbers |= {f"peak_memory_bytes/{d}": peak for d, peak in enumerate(peaks)}
+    numbers |= {f"peak_memory_bytes/{d}": peak for d, peak in enumerate(said.peaks.measured or said.peaks.predicted or ())}
     for name, ratio in (("speedup_over_unplaced", said.over_unplaced), ("speedup_over_one_device", said.over_single)):
         if ratio is not None:
             numbers |= {name: ratio.median, f"{name}/low": ratio.low, f"{name}/high": ratio.high}
@@ -97,8 +95,10 @@ def numbers_of(said: Run) -> dict[str, float]:
 
 
 def samples_of(said: Run) -> dict[str, Samples]:
-    """The steps that were timed, by what they are: placed, eager, single."""
+    """The steps that were timed, by what they are: placed, eager, single; of a sharded run by the strategies' names."""
     found = said.measured_step_us if isinstance(said, Step) else {"placed": said.measured}
+    if isinstance(said, Sharded):
+        found = {strategy.name: strategy.measured_step_us for strategy in said.strategies}
     return {name: samples for name, samples in found.items() if samples is not None}
 
 

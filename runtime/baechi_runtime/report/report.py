@@ -47,7 +47,7 @@ class PerDevice(Struct, frozen=True, kw_only=True):
 
     @property
     def found(self) -> str:
-        """The word for how the bytes were found: computed, or measured."""
+        """The word for how the bytes were found: measured, or computed as sums over live tensors, where devices share memory."""
         return "computed" if self.measured_by == "accounting" else "measured"
 
 
@@ -161,13 +161,8 @@ class Run(Report, frozen=True, kw_only=True):
         return None
 
     @property
-    def measured_peaks(self) -> list[float]:
-        return []
-
-    @property
-    def peaks_found(self) -> str:
-        """The word for how the peaks were found: measured, or computed as sums over live tensors, where devices share memory."""
-        return "measured"
+    def peaks(self) -> PerDevice:
+        return PerDevice()
 
     @property
     def error(self) -> float:
@@ -284,12 +279,8 @@ class Step(Planned, frozen=True, kw_only=True, tag="baechi step report"):
         return self.speedup_over_eager
 
     @property
-    def measured_peaks(self) -> list[float]:
-        return self.peak_memory_bytes.measured or []
-
-    @property
-    def peaks_found(self) -> str:
-        return self.peak_memory_bytes.found
+    def peaks(self) -> PerDevice:
+        return self.peak_memory_bytes
 
 
 class Script(Step, frozen=True, kw_only=True, tag="baechi script report"):
@@ -378,12 +369,8 @@ class Comparison(Run, frozen=True, kw_only=True, tag="baechi comparison"):
         return None if self._chosen is None or self._chosen.name == SINGLE else self._chosen.ratio
 
     @property
-    def measured_peaks(self) -> list[float]:
-        return [] if self._chosen is None else self._chosen.peak_memory_bytes.measured or []
-
-    @property
-    def peaks_found(self) -> str:
-        return "measured" if self._chosen is None else self._chosen.peak_memory_bytes.found
+    def peaks(self) -> PerDevice:
+        return PerDevice() if self._chosen is None else self._chosen.peak_memory_bytes
 
     @property
     def over_unplaced(self) -> Ratio | None:

@@ -97,8 +97,8 @@ def memory_figure(run: RunFolder, report: Run) -> "Figure":
         held = [bytes_ / size for _, bytes_ in course] + [course[-1][1] / size]
         axes.fill_between(at, held, step="post", color=device_colour(i), alpha=0.25, linewidth=0)
         axes.step(at, held, where="post", color=device_colour(i), linewidth=1.2, label="predicted")
-        if i < len(report.measured_peaks):
-            axes.axhline(report.measured_peaks[i] / size, color=_MEASURED, linestyle=":", linewidth=1, label=f"{report.peaks_found} peak")
+        if i < len(measured := report.peaks.measured or []):
+            axes.axhline(measured[i] / size, color=_MEASURED, linestyle=":", linewidth=1, label=f"{report.peaks.found} peak")
         if device.memory_bytes is not None and device.memory_bytes / size < 3 * max(held):
             axes.axhline(device.memory_bytes / size, color=LIMIT, linewidth=1, label="limit")
         axes.set_ylim(bottom=0)

@@ -1,6 +1,7 @@
 """The arguments of the commands that show what there is, report, plot, trace and datasets, and the requests they become."""
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,22 +56,14 @@ _DATASETS_FLAGS: dict[str, Flag] = {
 }
 
 
-def add_report_flags(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `baechi report`."""
-    parser.add_argument("folder", metavar="DIR", help=_FOLDER)
-    add(parser, {"out": (FILE, "write the page to this file (default: report.html in DIR)")})
+def _of_a_run(what: str, flags: dict[str, Flag]) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[..., ShowRequest]]:
+    """The flags, and the request, of a command that shows a run's folder, which is `what`."""
 
+    def add_flags(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("folder", metavar="DIR", help=what)
+        add(parser, flags)
 
-def add_plot_flags(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `baechi plot`."""
-    parser.add_argument("folder", metavar="DIR", help=_FOLDER)
-    add(parser, {"out": (FOLDER, "write the plots to this folder, made if need be (default: DIR)")})
-
-
-def add_trace_flags(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `baechi trace`."""
-    parser.add_argument("folder", metavar="DIR", help="a folder with graph.json and plan.json, such as `baechi train --out=DIR` writes")
-    add(parser, _TRACE_FLAGS)
+    return add_flags, becomes(ShowRequest)
 
 
 def add_datasets_flags(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +89,7 @@ def datasets_request(args: argparse.Namespace) -> DatasetsRequest:
     return DatasetsRequest(families, Path(args.folder or INSTALLED))
 
 
-REPORT = (add_report_flags, becomes(ShowRequest))
-PLOT = (add_plot_flags, becomes(ShowRequest))
-TRACE = (add_trace_flags, becomes(ShowRequest))
+REPORT = _of_a_run(_FOLDER, {"out": (FILE, "write the page to this file (default: report.html in DIR)")})
+PLOT = _of_a_run(_FOLDER, {"out": (FOLDER, "write the plots to this folder, made if need be (default: DIR)")})
+TRACE = _of_a_run("a folder with graph.json and plan.json, such as `baechi train --out=DIR` writes", _TRACE_FLAGS)
 DATASETS = (add_datasets_flags, datasets_request)

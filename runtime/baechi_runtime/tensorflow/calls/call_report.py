@@ -1,7 +1,6 @@
 """The report of a training step's calls, and the record that is kept of a script's step."""
 
-from baechi_runtime.files.run_folder import MEASURED
-from baechi_runtime.files.script_folder import KeptStep
+from baechi_runtime.files.run_folder import MEASURED, KeptStep
 from baechi_runtime.measure.parity_result import in_json
 from baechi_runtime.measure.samples import Noise, samples_by_name
 from baechi_runtime.report.call_report import INTERRUPTED, CallReport

@@ -5,8 +5,7 @@ from collections import deque
 
 from baechi_ext.capture.parts import NORMALISED
 from baechi_ext.ir.measured import MeasuredStep
-from baechi_runtime.files.run_folder import MEASURED
-from baechi_runtime.files.script_folder import KeptStep
+from baechi_runtime.files.run_folder import MEASURED, KeptStep
 from baechi_runtime.measure.parity_result import in_json
 from baechi_runtime.measure.recording import RUNS
 from baechi_runtime.measure.samples import Noise, samples_by_name

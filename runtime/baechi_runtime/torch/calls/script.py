@@ -22,7 +22,7 @@ from baechi_ext.errors import BaechiError
 from baechi_ext.ir.files import make_folder
 from baechi_runtime.drivers.script_run import ScriptRun
 from baechi_runtime.drivers.train_request import ScriptRequest, TrainRequest
-from baechi_runtime.files.script_folder import KeptStep
+from baechi_runtime.files.run_folder import KeptStep
 from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.torch.backend import devices_of
 from baechi_runtime.torch.calls.call_report import kept_step, report_of
