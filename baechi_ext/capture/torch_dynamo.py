@@ -128,7 +128,7 @@ def compile_callbacks(begun: Callable[[object], None], ended: Callable[[object],
         callback_handler.register_end_callback(ended)
 
 
-def traced(module: "torch.nn.Module", backend: Callable[..., Any]) -> Callable[..., Any]:
+def traced(module: "torch.nn.Module", backend: Callable[..., Any] | str) -> Callable[..., Any]:
     """The module's call, which TorchDynamo traces for `backend`: for the sizes that come, and with a count of its own of how often, where
     this torch has that (2.11 counts all modules of a class together).
 
@@ -143,6 +143,14 @@ def traced(module: "torch.nn.Module", backend: Callable[..., Any]) -> Callable[.
     counted: dict[str, Any] = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
     compiled: Callable[..., Any] = torch.compile(call, backend=backend, dynamic=False, **counted)
     return compiled
+
+
+def compile_workers_ended() -> None:
+    """End the processes in which TorchInductor compiles, as far as it has started any; it starts others when it needs them."""
+    import sys
+
+    if (pools := sys.modules.get("torch._inductor.async_compile")) is not None:
+        pools.shutdown_compile_workers()
 
 
 def source_of(node: "fx.Node") -> tuple[str, bool]:

@@ -1,6 +1,7 @@
 """`baechi compare` as a user calls it: several methods really measured, with those that fail in the table."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +44,30 @@ def test_methods_are_measured_in_turn_and_kept(run: Run, tmp_path: Path) -> None
     folder = RunFolder.load(tmp_path / "c")
     assert {op.device for op in folder.measured.ops} == set(folder.plan.placement) == {0}
     assert len(folder.measured.ops) == len(folder.graph)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile calls a compiler of C++")
+@pytest.mark.parametrize("command", ["compare --placement_methods=m_etf", "train --placement_method=m_etf"])
+def test_the_step_under_torch_compile_is_measured_beside_the_plans(run: Run, command: str) -> None:
+    small = "--model_name=gpt2 --batch_size=2 --max_seq_length=4 --num_layers=1 --d_model=8 --num_heads=2 --vocab_size=11 --dropout=0"
+    code, out, err = run(*command.split(), *small.split(), "--num_steps=2", "--compile", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    if found["kind"] == "baechi comparison":
+        compiled = found["methods"][0]
+        assert (compiled["method"], compiled["plan"], compiled["note"][:19]) == ("torch.compile", None, "torch.compile took ")
+        assert (len(compiled["measured_step_us"]["samples"]), compiled["parity"]["passed"]) == (2, True)
+    else:
+        assert len(found["measured_step_us"]["torch.compile"]["samples"]) == 2
+        assert found["notes"][0].startswith("torch.compile took ")
+
+
+@pytest.mark.parametrize("flag", ["--train_steps=3", "--costgen", "--sharding=pase", "SCRIPT"])
+def test_compile_is_for_steps_that_are_compared(run: Run, flag: str) -> None:
+    code, out, err = run("train", "--compile", __file__ if flag == "SCRIPT" else flag)
+    assert (code != 0, out) == (True, "")
+    assert "--compile" in err.splitlines()[-1]
+    assert "drop" in err.splitlines()[-1]
 
 
 def test_a_method_without_a_plan_says_why_and_the_others_go_on(run: Run, tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ ORIGINAL_PASE = {"-p", "--procs", "-b", "--batch", "-m", "--model", "-g", "--gra
 }  # fmt: skip
 TRAIN = CLUSTER | PLACING | STEP | CUDA | TENSORFLOW | MODEL | {
     "--colocate_grads_with_ops", "--relaxed_random", "--cost_path", "--config", "--cuda_graphs", "--device_speeds", "--out", "--json",
+    "--compile",
 }  # fmt: skip
 FLAGS = {
     "place": CLUSTER | PLACING | HARDWARE | {"--config", "--out", "--json"},

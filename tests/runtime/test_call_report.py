@@ -1,6 +1,7 @@
 """Reports of placed calls and steps: their line, what they say of a prediction, and what all of them have in JSON."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -113,6 +114,14 @@ def test_every_report_is_json_with_the_schema_and_the_same_fields_of_a_plan(repo
     said = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert (said["schema_version"], said["method"]) == (1, "m_etf")
     assert {"predicted_step_us", "measured_step_us", "transfers", "bytes_moved", "notes"} <= set(said)
+
+
+@pytest.mark.parametrize(("compiled_us", "said"), [(100.0, "faster: the plan is 0.80 (0.80 to 0.80) times"), (150.0, "")])
+def test_a_plan_that_torch_compile_beats_says_so(compiled_us: float, said: str) -> None:
+    measured = replace(IN_TURN, samples={**IN_TURN.samples, "torch.compile": Samples((compiled_us,) * 8)})
+    lines = [line for line in step(measured).lines() if "torch.compile" in line]
+    assert len(lines) == bool(said)
+    assert all(said in line for line in lines)
 
 
 def test_steps_of_a_script_are_compared_apart() -> None:

@@ -122,6 +122,26 @@ def test_a_split_that_the_unplaced_step_beats_is_not_recommended() -> None:
     assert alike.recommended == "single"
 
 
+def test_a_split_that_torch_compile_beats_is_not_recommended() -> None:
+    samples = {"torch.compile": around(200, seed=3), "eager": around(500, seed=2), "single": ONE, "m_etf": around(250, seed=1)}
+    found = comparison(samples)
+    compiled = Contender("torch.compile", step=STEP, notes=["torch.compile took 9 s"])
+    found = replace(found, contenders=(compiled, *found.contenders[1:]))
+    assert (found.recommended, found.planned, found.best) == ("single", "single", "torch.compile")
+    over = Ratio.of(found.samples("torch.compile"), found.samples("m_etf"), found.error)
+    assert found.recommendation().endswith(f"on one device, but {over} times as fast as one device under torch.compile.")
+    row = found.to_json()["methods"][0]
+    assert (row["method"], row["plan"], row["note"]) == ("torch.compile", None, "torch.compile took 9 s")
+    unsplit = comparison({"eager": around(500, seed=2), "single": ONE, "whole": around(390, seed=1)})
+    taken = {**unsplit.measurement.samples, "torch.compile": found.samples("torch.compile")}
+    unsplit = replace(unsplit, contenders=(compiled, *unsplit.contenders), measurement=replace(unsplit.measurement, samples=taken))
+    gain = unsplit.gain("torch.compile")
+    assert unsplit.recommendation().endswith(f"; under torch.compile, one device is {gain} times as fast as our program there.")
+    slower = {**found.measurement.samples, "torch.compile": Samples(around(350))}
+    slow = replace(found, measurement=replace(found.measurement, samples=slower))
+    assert slow.recommended == "m_etf"
+
+
 def test_noise_and_too_few_steps_are_said() -> None:
     few = comparison({"single": around(400, steps=3), "m_etf": around(100, steps=3)})
     assert "3 steps of each tell nothing for sure, 6 may" in few.recommendation()

@@ -7,9 +7,10 @@ Opened and closed by `on_devices` of baechi_runtime.torch.backend (threads, proc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from baechi_ext.cost import Profile
+from baechi_ext.errors import ExecutionError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.simulate import Timeline
@@ -111,6 +112,11 @@ class Backend(Splitting[S], Protocol[S, L]):
     def check(self, captured: S, plan: Timeline, /, *, alone: bool = False) -> Parity | None:
         """The parity of one placed step with the unplaced one; None where no second run draws the same random numbers. The step's state is
         put back. Raises ExecutionError, and ParityError where the backend knows that rounding does not explain the difference."""
+
+    def compiled(self, captured: S, /) -> tuple[Any, Parity | None, str]:
+        """The unplaced step as the framework's own compiler makes it, to be timed beside loaded ones; its parity, None where it draws other
+        random numbers; and a note on the compiling. Raises ExecutionError where it can't be compiled."""
+        raise ExecutionError("the steps of these devices are not compiled")
 
     def peak_bytes(self, captured: S, plan: Timeline, /, *, alone: bool = False) -> tuple[int, ...]:
         """Peak bytes that each device holds in a real step, which is run for it; empty where nothing tells. Raises ExecutionError, also

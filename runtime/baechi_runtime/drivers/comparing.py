@@ -33,7 +33,7 @@ from baechi_runtime.measure.link_probe import LinkProbe
 from baechi_runtime.measure.parity_result import require_parity
 from baechi_runtime.measure.timing import WARMUP
 from baechi_runtime.report.progress import progress, rounds
-from baechi_runtime.report.report import SINGLE
+from baechi_runtime.report.report import COMPILED, SINGLE
 from baechi_runtime.report.tables import as_time
 
 C = TypeVar("C", bound=Captured)
@@ -64,7 +64,8 @@ def compared(
 ) -> Comparison:
     """Every method's plan of a captured step, predicted and measured, and kept where files are."""
     train, found = request.train, backend.cluster()
-    contenders = checked_contenders(captured, scale_links(found[0], train.comm_cost_factor), backend, request.plans)
+    contenders = [_compiled(backend, captured)] if train.compile else []
+    contenders += checked_contenders(captured, scale_links(found[0], train.comm_cost_factor), backend, request.plans)
     contenders += _beside_auto(request, backend, contenders, found, engines)
     variants = loaded_contenders(captured, contenders, backend, engines)
     if train.out is not None:
@@ -158,6 +159,18 @@ def _check(contender: Contender, backend: Backend[Any, Any], single: Timeline, o
         contender.peak_bytes = backend.peak_bytes(contender.step, timeline, alone=alone)
 
 
+def _compiled(backend: Backend[C, L], captured: C) -> Contender:
+    """The unplaced step under the framework's compiler: what the user has without any plan, whatever its parity."""
+    contender = Contender(COMPILED, step=captured)
+    try:
+        with progress("compiling the unplaced step"):
+            contender.loaded, contender.parity, note = backend.compiled(captured)
+        contender.notes.append(note)
+    except BaechiError as e:
+        contender.refusal = str(e)
+    return contender
+
+
 def _beside_auto(
     request: CompareRequest,
     backend: Backend[C, L],
@@ -232,7 +245,9 @@ def loaded_contenders(
         if not contender.refusal:
             timeline, alone = contender.program(single)
             try:
-                if engines is not None and contender.engine is not None:
+                if contender.loaded is not None:
+                    loaded[contender.method] = contender.loaded
+                elif engines is not None and contender.engine is not None:
                     loaded[contender.method] = engines.load(captured, contender.engine)
                 else:
                     loaded[contender.method] = backend.load(contender.step, timeline, alone=alone)

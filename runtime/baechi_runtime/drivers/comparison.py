@@ -20,7 +20,7 @@ from baechi_runtime.files.run_folder import method_plan
 from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.measure.samples import NOISY_SPREAD, Measurement, Ratio, Samples, enough_samples
 from baechi_runtime.report.findings import Findings
-from baechi_runtime.report.report import SINGLE, Method, ParityCheck, PerDevice, Variant
+from baechi_runtime.report.report import COMPILED, SINGLE, Method, ParityCheck, PerDevice, Variant
 from baechi_runtime.report.report import Comparison as ComparisonReport
 from baechi_runtime.report.tables import as_range, as_time, show, table_of
 
@@ -56,6 +56,8 @@ class Contender:
     step: Any = None
     """The captured step that it runs."""
     engine: Engine | None = None
+    loaded: Any = None
+    """Its step, ready to run, where that is neither of a plan nor of an engine."""
     flag: str = ""
     """The flag by which `train` runs it, where that is not the method's name."""
     parity: Parity | None = None
@@ -140,9 +142,13 @@ class Comparison(Findings):
         holds the step."""
         if SINGLE not in self.measured:
             return min(self._splits, key=self.median, default=None)
-        rivals = [name for name in (SINGLE, UNPLACED) if name in self.measurement.samples]
-        faster = [m for m in self._splits if all(self.beats(m, rival) for rival in rivals)]
+        faster = [m for m in self._splits if all(self.beats(m, rival) for rival in (SINGLE, *self._unsplit))]
         return min(faster, key=self.median, default=SINGLE)
+
+    @cached_property
+    def _unsplit(self) -> list[str]:
+        """The steps that need no plan, as far as they were measured."""
+        return [name for name in (UNPLACED, COMPILED) if name in self.measurement.samples]
 
     @cached_property
     def _splits(self) -> list[str]:
@@ -283,8 +289,10 @@ class Comparison(Findings):
 
     def recommendation(self) -> str:
         """One sentence that follows from the intervals."""
-        doubts = self.doubts()
-        return self._advice() + (f" (but {'; '.join(doubts)})" if doubts else "") + "."
+        doubts, advice = self.doubts(), self._advice()
+        if self.best == COMPILED and COMPILED not in advice and self.recommended == SINGLE and self.beats(COMPILED, SINGLE):
+            advice += f"; under {COMPILED}, one device is {self.gain(COMPILED)} times as fast as our program there"
+        return advice + (f" (but {'; '.join(doubts)})" if doubts else "") + "."
 
     def _advice(self) -> str:
         chosen, splits = self.recommended, self._splits
@@ -301,8 +309,9 @@ class Comparison(Findings):
         if not self.enough:
             return f"Don't split on so few steps: the quickest of the splits, {nearest}, was {gain} times as fast as one device"
         if self.beats(nearest, SINGLE):
-            over = self.ratio(UNPLACED, nearest)
-            than = f"as our program on one device, but {over} times as fast as the step unplaced"
+            rival = min(self._unsplit, key=self.median)
+            called = "the step unplaced" if rival == UNPLACED else f"one device under {rival}"
+            than = f"as our program on one device, but {self.ratio(rival, nearest)} times as fast as {called}"
             return f"Don't split: {nearest} is {gain} times as fast {than}"
         if gain.high < 1:
             return f"Don't split: even the best of the splits, {nearest}, is slower, {gain} times as fast as one device"

@@ -55,6 +55,8 @@ class TrainRequest:
     num_devices: int = 2
     cuda: bool = False
     cuda_graphs: bool = False
+    compile: bool = False
+    """The unplaced step is measured under the framework's compiler, too."""
     split_gpu: bool = False
     """The devices are parts of the first GPU."""
     use_free_memory: bool = False

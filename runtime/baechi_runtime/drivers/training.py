@@ -27,7 +27,7 @@ from baechi_runtime.measure.parity_result import Parity, require_parity
 from baechi_runtime.measure.timing import WARMUP
 from baechi_runtime.report.findings import Findings
 from baechi_runtime.report.progress import progress, rounds
-from baechi_runtime.report.report import ParityCheck
+from baechi_runtime.report.report import COMPILED, ParityCheck
 from baechi_runtime.report.step_report import Progressed, RunReport, StepReport
 from baechi_runtime.report.tables import as_time
 
@@ -108,6 +108,8 @@ def _run(
         engines = engines_of(backend)
         engine, placement = ranked(whole, captured, placement, cluster, engines)
         if engine is not None:
+            if request.compile:
+                placement = placement.noting(f"{COMPILED} is not measured beside an engine; baechi compare --compile measures both")
             if request.out is not None:
                 begin_run(Path(request.out))  # no plan is run
             return _kept(request, engines.run(whole, engine, placement))
@@ -147,9 +149,17 @@ def _measured(backend: TrainingBackend[C, L], whole: C, captured: C, placement: 
         "single": backend.load(whole, placement.single, alone=True),
         "placed": backend.load(captured, timeline),
     }
+    notes = []
+    if request.compile:
+        try:
+            with progress("compiling the unplaced step"):
+                variants[COMPILED], _, note = backend.compiled(whole)
+        except ExecutionError as e:
+            note = f"{COMPILED} is not measured: {e}"
+        notes.append(note)
     with progress(f"measuring {request.num_steps} steps of each variant") as show:
         measurement = backend.measure(captured, variants, request.num_steps, rounds(show, WARMUP + request.num_steps))
-    notes = [*_notes(request, captured, placement, parity), *recorded(backend, captured, variants["placed"])]
+    notes += [*_notes(request, captured, placement, parity), *recorded(backend, captured, variants["placed"])]
     if placement.probe is not None:
         notes.append(f"probed link: {placement.probe}")
     return StepReport(

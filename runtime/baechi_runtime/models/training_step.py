@@ -111,6 +111,7 @@ class EagerStep:
     def __init__(self, step: TrainingStep, device: torch.device) -> None:
         self.step = step if device.type == "cpu" else step.replica(device)
         self.optimizer = step.optimizer.make([p for p in self.step.module.parameters() if p.requires_grad])
+        self.forward: Callable[..., Tensor] = self.step.module
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
@@ -120,7 +121,7 @@ class EagerStep:
     def run(self) -> Tensor:
         """One step; the loss. Gradients stay on the parameters until the next step."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss: torch.Tensor = self.step.module(*self.step.inputs)
+        loss = self.forward(*self.step.inputs)
         loss.backward()
         self.optimizer.step()
         return loss.detach()

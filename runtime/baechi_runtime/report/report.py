@@ -24,8 +24,8 @@ Signed = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 """Any finite number."""
 Object = dict[str, Any]
 """A JSON object whose fields docs/files.md says, where it is a file's own format or of a command that only prints it."""
-SINGLE = "single"
-"""The name, in a comparison, of the step on one device."""
+SINGLE, COMPILED = "single", "torch.compile"
+"""The names, where several are compared, of the step on one device, and of the unplaced step as torch compiles it."""
 
 
 # Sections that several kinds have

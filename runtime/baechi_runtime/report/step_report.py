@@ -10,7 +10,7 @@ from baechi_ext.simulate import Timeline
 from baechi_runtime.measure.link_probe import LinkProbe
 from baechi_runtime.measure.samples import Measurement, Samples
 from baechi_runtime.report.findings import PlanFindings, inconclusive, labelled, load_text, prediction_error
-from baechi_runtime.report.report import Checkpoint, ParityCheck, PerDevice, ProbedLink, Sides, Step, Training
+from baechi_runtime.report.report import COMPILED, Checkpoint, ParityCheck, PerDevice, ProbedLink, Sides, Step, Training
 from baechi_runtime.report.tables import as_limit, as_range, as_size, as_time, share_of, show, table_of
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class StepReport(_ModelReport):
         measured = self.measurement
         predictions = {"single": self.single.makespan_us, "placed": self.result.timeline.makespan_us}
         titles = {"eager": self.unplaced, "single": "our program, one device", "placed": f"{self.result.plan.method}, placed"}
+        titles |= {COMPILED: f"{COMPILED}, one device"}
 
         def row(name: str, samples: Samples) -> tuple[str, ...]:
             ratio, predicted = measured.ratio("eager", name), as_time(predictions[name]) if name in predictions else "-"
@@ -125,6 +126,9 @@ class StepReport(_ModelReport):
             yield labelled("verdict", self.result.why_whole)
         elif ratio.low <= 1.0:
             yield labelled("verdict", f"splitting does not pay here: one device is {'as fast' if ratio.high > 1.0 else 'faster'}")
+        elif COMPILED in measured.samples and (over := measured.ratio(COMPILED)).low <= 1.0:
+            faster = "as fast" if over.high > 1.0 else "faster"
+            yield labelled("verdict", f"{COMPILED} on one device is {faster}: the plan is {over} times as fast as that")
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def on_devices(request: TrainRequest, drive: "Callable[[TensorFlowBackend], T]")
 
 def require_taken(request: TrainRequest) -> None:
     """Raises OptionError for what is torch's alone."""
-    for name in ("cuda_graphs", "use_free_memory", "relaxed_random"):
+    for name in ("cuda_graphs", "compile", "use_free_memory", "relaxed_random"):
         if getattr(request, name):
             raise OptionError(f"--{name} is for --framework=torch; drop it")
 

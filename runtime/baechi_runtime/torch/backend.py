@@ -28,6 +28,7 @@ from baechi_runtime.models.training_step import TrainingStep, optimizer_spec
 from baechi_runtime.report.link_report import ProbeRequest
 from baechi_runtime.report.progress import progress
 from baechi_runtime.torch.cluster import find_cluster, notes_on, topology, with_measured_speeds
+from baechi_runtime.torch.compiled import CompiledStep, compiled_step
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_devices, cpu_workers, cuda_devices, cuda_workers
 from baechi_runtime.torch.lowering.random_state import decoded, encoded
 from baechi_runtime.torch.lowering.split_gpu import split_gpu
@@ -253,6 +254,9 @@ class TorchBackend(TrainingBackend[Captured, LoadedStep]):
 
     def peak_bytes(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> tuple[int, ...]:
         return measured_peak_bytes(self.executor, timeline, captured.binding, captured.step)
+
+    def compiled(self, captured: Captured) -> tuple[CompiledStep, Parity | None, str]:
+        return compiled_step(self.executor, captured.step, draws=captured.seeded_ops > 0)
 
     def measure(self, captured: Captured, loaded: Mapping[str, LoadedStep], num_steps: int, on_step: Callable[[int], None]) -> Measurement:
         return measure(self.executor, captured.step, loaded, num_steps=num_steps, on_step=on_step)

@@ -33,7 +33,7 @@ def measure(
     Parameters, buffers and random state go on from round to round, as in training, and are put back at the end.
     """
     eager = EagerStep(step, executor.devices[0].torch_device)
-    variants: dict[str, Callable[[], StepTimes]] = {"eager": partial(executor.call, 0, partial(_eager_times, executor, eager))}
+    variants: dict[str, Callable[[], StepTimes]] = {"eager": partial(executor.call, 0, partial(eager_times, executor, eager))}
     variants |= {name: lambda loaded=loaded: loaded.run()[1] for name, loaded in placed.items()}  # type: ignore[misc]
     with as_it_was(step):
         measurement = measure_on(executor, variants, num_steps=num_steps, on_step=on_step, warmup=warmup)
@@ -63,7 +63,8 @@ def measure_on(
     return measure_in_turn(variants, load, num_steps=num_steps, oversubscribed=shared, on_step=on_step, warmup=warmup)
 
 
-def _eager_times(executor: Executor, eager: EagerStep) -> StepTimes:
+def eager_times(executor: Executor, eager: EagerStep) -> StepTimes:
+    """The times of one unplaced step, in the thread of device 0."""
     begin = time.perf_counter_ns()
     eager.run()
     executor.devices[0].synchronize()

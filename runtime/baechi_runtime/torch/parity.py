@@ -129,7 +129,7 @@ def exact_results(step: TrainingStep, device: torch.device, masks: "_Masks") -> 
         doubles = tuple(i.double() if i.is_floating_point() else i for i in here.inputs)
         here = replace(here, module=here.module.double(), inputs=doubles)
         with dispatched(masks.handed_out):
-            return _results_of(EagerStep(here, torch.device("cpu")))  # which runs it where it is
+            return results_of(EagerStep(here, torch.device("cpu")))  # which runs it where it is
     except RuntimeError:
         return None
 
@@ -171,12 +171,13 @@ def unplaced_results(step: TrainingStep, device: torch.device, parts: Parts | No
     eager = EagerStep(step, device)
     torch.manual_seed(step.seed)
     if masks is None:
-        return _results_of(eager, parts)
+        return results_of(eager, parts)
     with dispatched(masks.noted):
-        return _results_of(eager, parts)
+        return results_of(eager, parts)
 
 
-def _results_of(eager: EagerStep, parts: Parts | None = None) -> dict[str, Tensor]:
+def results_of(eager: EagerStep, parts: Parts | None = None) -> dict[str, Tensor]:
+    """The loss, gradients and new values of one step, by name."""
     loss = eager.run() if parts is None else part_after_part(eager, parts)
     gradients = {n: p.grad for n, p in eager.step.module.named_parameters() if p.grad is not None}
     results = named_results(loss, gradients, eager.step.state())

@@ -116,6 +116,9 @@ def over_eager(**ratio: float) -> dict[str, Any]:
     return {"speedup_over_eager": {"median": 0.9, "low": 0.8, **ratio}}
 
 
+COMPILED = {"measured_step_us": {name: {"samples": [us] * 8} for name, us in (("eager", 14.0), ("placed", 10.0), ("torch.compile", 8.0))}}
+
+
 @pytest.mark.parametrize(
     ("changes", "tone", "text"),
     [
@@ -123,6 +126,7 @@ def over_eager(**ratio: float) -> dict[str, Any]:
         ({"speedup_over_eager": None}, "good", "1.40 times as fast as one device: Splitting pays (95% interval 1.30 to 1.50)."),
         (over_eager(high=1.1), "bad", "0.90 times as fast as plain eager: Splitting does not clearly"),
         (over_eager(high=0.9), "bad", "0.90 times as fast as plain eager: Splitting does not pay"),
+        (COMPILED, "bad", "0.80 times as fast as torch.compile: Splitting does not pay"),
         ({"doubts": ["too few steps"]}, "doubt", "Inconclusive: too few steps."),
         ({"speedup_over_eager": None, "speedup_interval": None}, "plain", "times as fast as one device, predicted: This step is pre"),
     ],

@@ -67,6 +67,8 @@ def compare_request(args: argparse.Namespace) -> "CompareRequest":
 def _check_script(train: TrainRequest) -> None:
     """Raises OptionError where a script can't be compared in that way."""
     train_flags.require_one_start(train.workers)
+    if train.compile:
+        raise OptionError("--compile is for built-in models; drop it")
     if train.framework != train_flags.TENSORFLOW and train.cuda:
         raise OptionError(
             "baechi compare runs a script's call on CPU workers: with several plans, a parameter would be on several GPUs; drop the GPUs, "

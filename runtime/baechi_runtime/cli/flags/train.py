@@ -34,7 +34,7 @@ OF_RUNS = {"num_steps", "train_steps", "checkpoint", "checkpoint_every", "resume
 """Those that say how long `baechi train` runs it."""
 _OF_RUNNING = (
     *("sharding", "costgen", "cluster", "train_steps", "split_gpu", "cuda_graphs", "use_free_memory", "workers", "cluster_hosts"),
-    "log_device_placement",
+    *("log_device_placement", "compile"),
 )
 """Flags of runs that a plan for other hardware has no use for."""
 _OF_ONE_STEP = ("cost_path", "initial_plan", "device_map", "expert_file", "pin", "grouper", "placer_type")
@@ -164,6 +164,7 @@ _DEVICES: dict[str, Flag] = {
     "num_gpus": (kinds.DEVICES, "CUDA devices; ignored if --num_devices is given"),
     **GPUS,
     "cuda_graphs": (kinds.SWITCH, "launch a step as one CUDA graph of all devices, where it can be one"),
+    "compile": (kinds.SWITCH, "measure the unplaced step under torch.compile, too: on one device, with which a plan is compared"),
     "workers": (
         WORKERS,
         "thread: all devices in this process; process: a process per device, with memory of its own (default thread; for TensorFlow "
@@ -309,6 +310,7 @@ def train_request(args: argparse.Namespace) -> TrainRequest:
         "num_devices": num_devices,
         "cuda": wants_cuda(args),
         "cuda_graphs": _wants_graphs(args),
+        "compile": _compiles(args),
         "split_gpu": args.split_gpu is not None,
         "cluster": cluster,
         "memory_fraction": args.memory_fraction * args.placer_memory_fraction,
@@ -410,6 +412,14 @@ def _wants_graphs(args: argparse.Namespace) -> bool:
     return bool(args.cuda_graphs)
 
 
+def _compiles(args: argparse.Namespace) -> bool:
+    """--compile. Raises OptionError where no step is timed beside others."""
+    for flag, given in {"--sharding": args.sharding, "--train_steps": args.train_steps, "--costgen": args.costgen}.items():
+        if args.compile and given:
+            raise OptionError(f"--compile compares a placed step with a compiled one, and {flag} measures no placed step; drop one of them")
+    return bool(args.compile)
+
+
 def number_given(args: argparse.Namespace) -> int | None:
     """The number of devices that the flags give; None where they leave it open."""
     given: int | None = args.split_gpu or (args.num_gpus if wants_cuda(args) else args.num_devices)
@@ -462,8 +472,9 @@ def script_request(args: argparse.Namespace) -> ScriptRequest:
     require_one_start(request.workers)
     if request.workers == "process" and request.cuda:
         raise OptionError("a script's model runs on all CUDA devices of a machine from one process; drop --workers=process")
-    if request.cuda_graphs:
-        raise OptionError("--cuda_graphs is for built-in models; drop it")
+    for name in ("cuda_graphs", "compile"):
+        if getattr(request, name):
+            raise OptionError(f"--{name} is for built-in models; drop it")
     if args.no_cache and args.cache_dir is not None:
         raise OptionError("--no_cache and --cache_dir cannot be used together; give one of them")
     kept = cache_folder() if args.cache_dir is None else Path(args.cache_dir)

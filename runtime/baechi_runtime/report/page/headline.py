@@ -9,7 +9,7 @@ from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.measure.samples import Ratio, Samples
 from baechi_runtime.report.findings import load_text, prediction_error
 from baechi_runtime.report.plan_files import other_costs
-from baechi_runtime.report.report import SINGLE, Comparison, Run, Script, Step, Training
+from baechi_runtime.report.report import COMPILED, SINGLE, Comparison, Run, Script, Step, Training
 from baechi_runtime.report.tables import as_range, as_size, as_time
 
 _MOST_NAMES = 6
@@ -107,7 +107,12 @@ def _verdict(run: RunFolder, report: Run) -> dict[str, str]:
 
 
 def _compared(report: Run) -> tuple[Ratio | None, str]:
-    """The gain and what it is over: the step as it is without us, where that was measured, else our program on one device."""
+    """The gain and what it is over: the step as it is without us, the faster one of those that were measured, else our program on one
+    device."""
+    steps = report.measured_step_us if isinstance(report, Step) else {}
+    compiled, placed, eager = (steps.get(name) for name in (COMPILED, "placed", "eager"))
+    if compiled and placed and (eager is None or compiled.median < eager.median):
+        return Ratio.of(compiled, placed, report.error), COMPILED
     if report.over_unplaced is not None:
         return report.over_unplaced, _unplaced(report) or "plain eager"
     return report.over_single, "one device"
