@@ -54,6 +54,14 @@ def test_the_readmes_steps() -> None:
         assert cells == [f"{row['ratio']['median']:.2f}" if row and row["ratio"] else "-" for row in found], model
 
 
+def test_steps_beside_torch_compile() -> None:
+    for model, *cells in table("docs/run.md", "| model | eager PyTorch"):
+        found = read(f"compiled_{model}.json")
+        rows = {"eager": found["unplaced"], **{row["method"]: row for row in found["methods"]}}
+        times = [f"{rows[name]['measured_step_us']['median'] / 1000:.3g} ms" for name in ("eager", "single", "torch.compile", "auto")]
+        assert [cell.strip("`") for cell in cells] == [*times, found["recommended"]], model
+
+
 def test_predictions_for_other_hardware() -> None:
     found = read("hardware.json")
     cells = []
