@@ -48,9 +48,9 @@ def test_the_table_of_steps_has_all_models() -> None:
     assert tuple(table("What a placed step gains")) == MODELS
 
 
-def compared(model: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The comparison of a model's steps in two worker processes, by `baechi compare`, and its rows by name."""
-    found = read(f"engines_{model}.json")
+def compared(model: str, kind: str = "engines") -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The comparison of a model's steps in worker processes, by `baechi compare`, and its rows by name."""
+    found = read(f"{kind}_{model}.json")
     return found, {row["method"]: row for row in found["methods"]}
 
 
@@ -87,6 +87,48 @@ def test_predictions_of_steps() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"{mean:.2f} in the geometric mean" in readme
     assert f"Of {len(errors)} predictions {within} are within 10%" in readme
+
+
+HALVES = "Four half cores"
+
+
+@pytest.mark.parametrize("model", table(HALVES))
+def test_steps_on_four_half_cores(model: str) -> None:
+    found, rows = compared(model, "four_halves")
+    assert table(HALVES)[model] == [
+        as_time(found["unplaced"]["measured_step_us"]["median"]),
+        as_time(rows["single"]["measured_step_us"]["median"]),
+        *(gained(rows.get(name)) for name in ("auto", "auto_4_parts", "ddp", "fsdp2", "pase")),
+    ]
+
+
+def test_the_fastest_on_four_half_cores() -> None:
+    """The page says how much faster than the whole batch's plan the best is, and the one with the least prediction; and how far predictions
+    are off."""
+    text = PAGE.partition(f"## {HALVES}\n")[2].partition("\n## ")[0]
+    shown = table(HALVES)
+    assert {path.name for path in RESULTS.glob("four_halves_*.json")} == {f"four_halves_{model}.json" for model in shown}
+    found = [compared(model, "four_halves") for model in shown]
+    rows = [[row for row in by_name.values() if row["measured_step_us"] is not None] for _, by_name in found]
+    whole, best, chosen = [], [], []
+    for measured, (_, by_name) in zip(rows, found, strict=True):
+        whole.append(by_name["auto"]["measured_step_us"]["median"])
+        best.append(min(row["measured_step_us"]["median"] for row in measured))
+        chosen.append(min(measured, key=lambda row: row["predicted_step_us"])["measured_step_us"]["median"])
+    gain, choice = (statistics.geometric_mean(a / b for a, b in zip(whole, times, strict=True)) for times in (best, chosen))
+    assert f"is {gain:.2f} times as fast as the plan of the whole batch in the geometric mean" in text
+    assert f"predicted to be the fastest, {choice:.2f} times" in text
+    errors: dict[bool, list[float]] = {True: [], False: []}
+    for row in (row for measured in rows for row in measured):
+        errors[row["method"] == "single"].append(row["predicted_step_us"] / row["measured_step_us"]["median"] - 1)
+        assert row["plan"] is not None or abs(errors[False][-1]) <= 0.1  # of an engine
+    within = sum(abs(error) <= 0.1 for error in errors[False])
+    of_one, of_splits = (f"between {min(off):+.1%} and {max(off):+.1%}" for off in errors.values())
+    assert f"{within} of {len(errors[False])} predictions of splits are within 10%, all {of_splits}" in text
+    assert f"of one device's program are {of_one}" in text
+    shares = [file["share_of_a_core"] for file, _ in found]
+    assert f"{min(shares):.3f} to {max(shares):.3f} of a core" in text
+    assert f"at most {max(file['load_of_others'] for file, _ in found):.0%} of the cores" in text
 
 
 @pytest.mark.parametrize("model", TENSORFLOW)
