@@ -71,7 +71,7 @@ def test_baechis_readme(run: Run, tmp_path: Path) -> None:
     costs, cluster = tmp_path / "cost.json", tmp_path / "cluster.json"
     code, out, err = run(*TRAIN, "--costgen", f"--cost_path={costs}", *README)
     assert code == 0, err
-    assert out == f"costs of {len(json.loads(costs.read_text())['ops'])} ops written to {costs}\n"
+    assert out.startswith(f"costs of {len(json.loads(costs.read_text())['ops'])} ops written to {costs}\n")
     code, out, err = run("probe-links", "--framework=tensorflow", "--num_gpus=4", "--num_devices=2", "--max_exponent=3", f"--out={cluster}")
     assert code == 0, err
     assert out.count("Communication cost function: ") == 2

@@ -4,10 +4,13 @@ import argparse
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from baechi_ext.errors import OptionError
+from baechi_ext.errors import MissingBackendError, OptionError
 from baechi_ext.ir.cluster import Link
+from baechi_ext.ir.files import make_folder
 from baechi_ext.ir.hints import Pin
 from baechi_ext.ir.numbers import MOST_DEVICES, as_number, size_in_bytes
 
@@ -87,6 +90,14 @@ class OneOf:
         if text not in self.names:
             raise argparse.ArgumentTypeError(f"unknown value {text!r}; choose one of {', '.join(self.names)}")
         return text
+
+
+def scalars(folder: str) -> str:
+    """Flag type: a folder for what PyTorch's writer of TensorBoard's files writes."""
+    if any(find_spec(name) is None for name in ("torch", "tensorboard")):
+        raise MissingBackendError("--tensorboard needs PyTorch and tensorboard; pip install 'baechi-ext[torch,plots]', or drop it")
+    make_folder(Path(folder))
+    return folder
 
 
 def _size(text: str) -> int:

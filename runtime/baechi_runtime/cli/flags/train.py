@@ -4,12 +4,10 @@ import argparse
 import os
 from collections.abc import Collection
 from dataclasses import fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 
-from baechi_ext.errors import MissingBackendError, OptionError
+from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster
-from baechi_ext.ir.files import make_folder
 from baechi_runtime.cli.flags import baechi as baechi_flags
 from baechi_runtime.cli.flags import config as config_flags
 from baechi_runtime.cli.flags import kinds
@@ -89,14 +87,6 @@ def _microbatches(text: str) -> int | tuple[int, ...] | str:
         return AUTO
     sizes = tuple(kinds.at_least_one(part) for part in text.split(","))
     return sizes[0] if len(sizes) == 1 else sizes
-
-
-def _logs(folder: str) -> str:
-    """Flag type: a folder, for what PyTorch's writer of TensorBoard's files writes."""
-    if any(find_spec(name) is None for name in ("torch", "tensorboard")):
-        raise MissingBackendError("--tensorboard needs PyTorch and tensorboard; pip install 'baechi-ext[torch,plots]', or drop it")
-    make_folder(Path(folder))
-    return folder
 
 
 def _takers(what: str, name: str) -> str:
@@ -239,7 +229,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     kinds.add(add_shared_flags(parser), _SHARDING)
     kinds.add_group(parser, "hardware", hardware_flags("--cost_path", PUBLISHED_AND_HERE))
     add_batch_flags(parser)
-    parser.add_argument_group("logging").add_argument("--tensorboard", dest="logs", type=_logs, metavar="DIR", help=_TENSORBOARD)
+    parser.add_argument_group("logging").add_argument("--tensorboard", dest="logs", type=kinds.scalars, metavar="DIR", help=_TENSORBOARD)
     kinds.add_group(parser, "costs", {"costgen": (kinds.SWITCH, "only profile, and write the costs to --cost_path")})
     kinds.add(parser.add_argument_group("training on", "With --train_steps the placed model is trained instead of timed."), _TRAINING)
     baechi_flags.add_flags(parser)
@@ -465,16 +455,13 @@ def script_request(args: argparse.Namespace) -> ScriptRequest:
     """The request the flags ask for. Raises OptionError where they contradict each other."""
     if args.costgen:
         raise OptionError("--costgen profiles a built-in model; drop it, and --out=DIR keeps the profile of a script's model")
-    require_none_of(args, {*OF_MODELS, *OF_RUNS})
+    require_none_of(args, {*OF_MODELS, *OF_RUNS, "cuda_graphs", "compile"})
     request = train_request(args)
     if request.batch_norm_per_part and request.framework == TENSORFLOW:
         raise OptionError("--batch_norm=per_part is for parts of a batch, and TensorFlow's steps are not split into any; drop it")
     require_one_start(request.workers)
     if request.workers == "process" and request.cuda:
         raise OptionError("a script's model runs on all CUDA devices of a machine from one process; drop --workers=process")
-    for name in ("cuda_graphs", "compile"):
-        if getattr(request, name):
-            raise OptionError(f"--{name} is for built-in models; drop it")
     if args.no_cache and args.cache_dir is not None:
         raise OptionError("--no_cache and --cache_dir cannot be used together; give one of them")
     kept = cache_folder() if args.cache_dir is None else Path(args.cache_dir)
