@@ -139,6 +139,21 @@ def test_steps_of_tensorflow(model: str) -> None:
     assert table("Step times", TENSORFLOW_PAGE)[model] == expected
 
 
+PIPELINES = table("Beside a pipeline")
+
+
+@pytest.mark.parametrize("model", PIPELINES)
+def test_pipelines(model: str) -> None:
+    rows = variants(f"step_time_1f1b_{model}_2_processes.json")
+    assert PIPELINES[model] == [times(rows[name]) for name in ("auto", "auto, 2 parts", "ddp", "pipelining")]
+
+
+def test_all_models_that_can_be_a_pipeline_are_shown_with_what_others_took() -> None:
+    found = {path.name: read(path.name)["load_of_others"] for path in RESULTS.glob("step_time_1f1b_*.json")}
+    assert set(found) == {f"step_time_1f1b_{model}_2_processes.json" for model in PIPELINES}
+    assert f"others had {min(found.values()):.0%} to {max(found.values()):.0%} of the cores" in PAGE
+
+
 @pytest.mark.parametrize("model", table("What it brings", PARTS_PAGE))
 def test_steps_over_parts(model: str) -> None:
     rows = variants(f"step_time_parts_{model}_2_threads.json")
