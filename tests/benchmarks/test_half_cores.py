@@ -61,7 +61,7 @@ def test_groups_of_processes_that_are_gone_are_removed() -> None:
 
 
 def test_devices_tell_the_time_of_a_slower_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a thread computes takes twice as long on half a core, and what it waits for the core is no longer to be left out."""
+    """On half a core a thread computes twice as long, and its waits for the core are no longer left out."""
     own = time.thread_time_ns
     for module, name in ((time, "thread_time_ns"), (profiler, "_waited_for_core_ns"), (devices, "available_cores")):
         monkeypatch.setattr(module, name, getattr(module, name))

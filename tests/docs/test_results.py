@@ -252,5 +252,8 @@ def test_a_slow_core() -> None:
     text = page("docs/parts.md")
     assert f"{equal['median']:.2f} times as fast as with equal parts" in text
     assert f"{ddp['median']:.2f} times as fast as DistributedDataParallel" in text
-    for gains in (equal, ddp):
+    assert f"{rows['auto, whole batch']['median']:.2f} times as fast as the whole batch" in text
+    measured = rows["auto, parts by measured speed"]
+    assert f"takes {measured['median']:.2f} times as long" in text
+    for gains in (equal, ddp, measured):
         assert f"({gains['low']:.2f} to {gains['high']:.2f})" in text

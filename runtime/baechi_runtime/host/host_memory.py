@@ -18,8 +18,8 @@ _SMALL_MMAP_THRESHOLD = 128 * 1024
 def use_huge_pages() -> None:
     """Has torch, which is not imported yet, take huge pages for tensors of 2 MiB and more, unless the environment says otherwise.
 
-    malloc gives what is larger than 32 MiB back to the system each time. A step of fully connected layers whose weights are that large
-    spends a quarter to a half of its time in page faults without them (benchmarks/results/huge_pages.md).
+    malloc gives what is larger than 32 MiB back to the system each time. AlexNet's step, whose largest weights are, spends a fifth of its
+    time in page faults without them (benchmarks/results/huge_pages.md).
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
