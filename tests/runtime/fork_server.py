@@ -8,6 +8,7 @@ and stderr, and a pipe for its process id and, once it has ended, its exit code.
 
 import atexit
 import contextlib
+import faulthandler
 import gc
 import importlib
 import io
@@ -72,6 +73,7 @@ def become(arguments: Sequence[str], environment: Mapping[str, str], passed: Seq
     sys.stdout = sys.__stdout__ = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)))
     err = io.BufferedWriter(io.FileIO(2, "w", closefd=False))
     sys.stderr = sys.__stderr__ = io.TextIOWrapper(err, errors="backslashreplace", line_buffering=True)
+    faulthandler.enable(2)  # Forked.communicate asks for the stacks of what does not end
     gc.enable()  # Popen disables it where it forks
     os.environ.clear()
     os.environ.update(environment)

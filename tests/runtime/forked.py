@@ -23,6 +23,8 @@ from typing import TextIO
 from tests.runtime.fork_server import NUMBER
 from tests.runtime.workers import ROOT, finish
 
+STACKS_SECONDS = 10
+
 
 class Forked:
     """A process that another one has forked; its methods are Popen's."""
@@ -57,13 +59,19 @@ class Forked:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Also waits until nobody else writes there."""
+        """Also waits until nobody else writes there. What takes longer is ended, and its error has the stacks of its threads."""
         deadline = None if timeout is None else time.monotonic() + timeout
         texts: dict[TextIO, str] = {}
         readers = [threading.Thread(target=lambda s=s: texts.update({s: s.read()}), daemon=True) for s in (self.stdout, self.stderr)]
         for reader in readers:
             reader.start()
-        self.wait(timeout)
+        try:
+            self.wait(timeout)
+        except subprocess.TimeoutExpired as e:
+            self.send_signal(signal.SIGABRT)
+            readers[1].join(STACKS_SECONDS)
+            e.add_note(texts.get(self.stderr, "no stacks"))
+            raise
         for reader in readers:
             reader.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
             if reader.is_alive():

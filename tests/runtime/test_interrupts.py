@@ -1,4 +1,5 @@
-"""Ctrl-C while packages are imported or guards checked, in processes of their own: it is neither lost nor leaves half a package."""
+"""Ctrl-C while packages are imported, guards checked or objects destroyed, in processes of their own: it is neither lost nor leaves half a
+package."""
 
 import subprocess
 import sys
@@ -61,6 +62,43 @@ def test_an_import_ends_first_unless_it_is_of_a_script_or_pressed_twice(tmp_path
         seen = [process.stdout.readline().strip() for _ in said]
         process.kill()
     assert seen == said
+
+
+DROPPED = """
+import signal, sys, time, weakref
+from baechi_runtime.host.interrupts import wait_for_imports
+
+class Pressing:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+class Failing:
+    def __del__(self):
+        raise ValueError("said as ever")
+
+wait_for_imports()
+try:
+    Failing()
+    if sys.argv[1] == "destructor":
+        Pressing()
+    else:
+        seen = Failing()
+        kept = weakref.ref(seen, lambda _: signal.raise_signal(signal.SIGINT))
+        del seen
+    print("goes on", flush=True)
+    time.sleep(20)
+    print("lost")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("where", ["destructor", "callback"])
+def test_where_python_drops_an_exception_it_is_pressed_again(where: str) -> None:
+    done = subprocess.run([sys.executable, "-c", DROPPED, where], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split("\n") == ["goes on", "interrupted", ""]
+    assert "said as ever" in done.stderr
+    assert "KeyboardInterrupt" not in done.stderr
 
 
 GUARDED = """

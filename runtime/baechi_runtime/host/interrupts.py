@@ -1,6 +1,7 @@
 """Ctrl-C; and SIGTERM, with which Slurm and Kubernetes end a job, and which is taken for Ctrl-C, but for the exit code and a limit of time.
 
-Ctrl-C while a library is imported, or the guards of a compiled call are checked, takes effect when that is done.
+Ctrl-C while a library is imported, or the guards of a compiled call are checked, takes effect when that is done; in a destructor, or a weak
+reference's callback, where Python drops exceptions, soon after.
 
 A KeyboardInterrupt in the midst of an import leaves half a module behind, and some libraries go on with that: torch's own extension imports
 numpy and takes any error for numpy's absence. In a guard TorchDynamo takes any error for a guard that failed, and the script goes on.
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 """Exit codes."""
-_LOOK_AGAIN_SECONDS = 0.05
+_PRESS_AGAIN_SECONDS = 0.05
 _TERM_SECONDS = 4.7
 """Time to end in after SIGTERM; then the process is ended, whatever it does."""
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -33,10 +34,11 @@ _GUARDS = {"torch._dynamo.guards", "baechi_ext.capture.torch_guards"}
 
 def wait_for_imports() -> None:
     """From here on a first Ctrl-C waits until no installed package is being imported and no guard checked; a second one does not. Other
-    modules, where a script may train, are interrupted at once, as they are by Python. SIGTERM is the same. To be called in the main
-    thread."""
+    modules, where a script may train, are interrupted at once, as they are by Python; where Python drops that, once more. SIGTERM is the
+    same. To be called in the main thread."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _Waiting())
+        sys.unraisablehook = _or_pressed_again(sys.unraisablehook)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _term)
         os.register_at_fork(after_in_child=_as_it_was)
@@ -168,6 +170,22 @@ def _as_it_was() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def _or_pressed_again(report: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """A hook for exceptions that Python drops, which `report` says, but for a KeyboardInterrupt: that is raised again, somewhere else."""
+
+    def press() -> None:
+        time.sleep(_PRESS_AGAIN_SECONDS)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def dropped(of: Any) -> None:
+        if issubclass(of.exc_type, KeyboardInterrupt):
+            _thread.start_new_thread(press, ())
+        else:
+            report(of)
+
+    return dropped
+
+
 class _Waiting:
     """The handler. It takes no locks: the main thread may hold any when it is called."""
 
@@ -187,7 +205,7 @@ class _Waiting:
         signal.default_int_handler(number, frame)
 
     def _look_again(self) -> None:
-        time.sleep(_LOOK_AGAIN_SECONDS)
+        time.sleep(_PRESS_AGAIN_SECONDS)
         self._looks_again = True
         os.kill(os.getpid(), signal.SIGINT)
 
