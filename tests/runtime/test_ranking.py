@@ -1,16 +1,20 @@
-"""The choice between a plan and engines of a framework's own, by the steps that they are said to take: here by hand."""
+"""The choice between a plan, one of parts of the batch, and engines of a framework's own, by the steps that they are said to take: here by
+hand."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
-from baechi_ext.ir import Cluster
+from baechi_ext.cost import Profile
+from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.simulate.one_device import one_device_timeline
+from baechi_runtime.drivers.backend import Captured
 from baechi_runtime.drivers.pipeline import PlanRequest, plan
-from baechi_runtime.drivers.placement import Placement
+from baechi_runtime.drivers.placement import Placement, place_in_parts
 from baechi_runtime.drivers.ranking import Engine, ranked
+from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.report.findings import Findings
 from tests.build import cluster_of, graph_of
 
@@ -31,9 +35,9 @@ class Told:
         self.asked.append(f"engines up to {enough_us:g} us")
         return [Engine(name, name.upper(), us, "" if us else "too large") for name, us in self.steps_us.items()]
 
-    def rehearsed_us(self, captured: str, placement: Placement) -> float:
-        self.asked.append(captured)
-        return self.plan_us
+    def rehearse(self, placement: Placement) -> Placement:
+        self.asked.append("the plan")
+        return replace(placement, rehearsed_us=self.plan_us)
 
     def refusal(self, whole: str, engine: Engine) -> str:
         return "it draws other numbers" if engine.name in self.refused else ""
@@ -46,7 +50,7 @@ def choice(told: Told, graph: Any = CHAIN) -> tuple[str | None, tuple[str, ...]]
     """The engine, and the notes on all; what was noted of the plan is said to be of it, and it alone, where it does not run."""
     cluster = cluster_of(2)
     placement = Placement(graph, None, plan(graph, cluster, PlanRequest("m_etf")), one_device_timeline(graph)).noting("in 2 parts")
-    engine, noted = ranked("whole", "in parts", placement, cluster, told)
+    engine, noted = ranked("whole", placement, cluster, told, told.rehearse)
     own = len(placement.result.notes)
     ahead = "" if engine is None else "of the plan that it replaces: "
     assert noted.result.notes[:own] == tuple(f"{ahead}{note}" for note in placement.result.notes)
@@ -68,7 +72,7 @@ def test_real_steps_of_both_decide(steps_us: dict[str, float | None], plan_us: f
     told = Told(steps_us, plan_us)
     found, notes = choice(told)
     assert found == chosen
-    assert told.asked == ["engines up to 450 us", "in parts"]
+    assert told.asked == ["engines up to 450 us", "the plan"]
     assert sum(f"of which a few steps took {plan_us}" in note for note in notes) == 1
     assert sum("runs the step" in note for note in notes) == (chosen is not None)
     assert len(notes) == 2
@@ -96,3 +100,57 @@ def test_a_plan_that_keeps_all_devices_at_work_is_kept_untried() -> None:
     told = Told({"ddp": 1}, 9999)
     assert choice(told, graph_of({"a": 100, "b": 100})) == (None, ())
     assert told.asked == []
+
+
+@dataclass(frozen=True)
+class Examples(Captured):
+    @property
+    def batch(self) -> int:
+        return 2
+
+
+def examples(graph: OpGraph) -> Examples:
+    return Examples(graph, graph, Profile(graph.fingerprint, {}, "", 0, {}))
+
+
+@dataclass
+class Halves:
+    """A source of steps in two parts, each op of which takes so long."""
+
+    op_us: float
+    request: TrainRequest = TrainRequest("halves", PlanRequest("m_etf"), microbatches=None)
+
+    def in_parts(self, captured: Examples, parts: Any) -> Examples:
+        costs = dict.fromkeys((f"{op}{half}" for op in "abc" for half in (1, 2)), self.op_us)
+        return examples(graph_of(costs, *((f"{a}{half}", f"{b}{half}", 0) for a, b in ("ab", "bc") for half in (1, 2))))
+
+
+@pytest.mark.parametrize(
+    ("op_us", "real_us", "in_parts", "said"),
+    [
+        (75, None, True, "the batch goes in 2 parts (1, 1 examples); whole it is predicted to take 300 us"),
+        (130, None, False, "the batch stays whole; in 2 parts (1, 1 examples) it is predicted to take 390 us"),
+        (90, (310, 330), False, "the batch stays whole; in 2 parts (1, 1 examples) a few steps took 330 us, and these 310 us"),
+        (90, (310, 280), True, "the batch goes in 2 parts (1, 1 examples); whole a few steps took 310 us, and these 280 us"),
+        (110, (310, 280), True, "the batch goes in 2 parts (1, 1 examples); whole a few steps took 310 us, and these 280 us"),
+    ],
+)
+def test_where_predictions_of_parts_are_in_doubt_real_steps_decide(
+    op_us: float, real_us: tuple[float, float] | None, in_parts: bool, said: str
+) -> None:
+    whole, asked = examples(CHAIN), []
+
+    def rehearse(captured: Examples, placement: Placement) -> Placement:
+        asked.append(captured)
+        assert real_us is not None
+        return replace(placement, rehearsed_us=real_us[captured is not whole])
+
+    source = Halves(op_us)
+    captured, placement = place_in_parts(source, whole, (cluster_of(2), None), rehearse=rehearse)
+    assert (captured is not whole, placement.result.notes[-1]) == (in_parts, said)
+    assert len(asked) == (0 if real_us is None else 2)
+    assert placement.rehearsed_us == (None if real_us is None else real_us[in_parts])
+    if real_us is not None:  # nothing can be run, as of hardware that is not here
+        captured, placement = place_in_parts(source, whole, (cluster_of(2), None))
+        assert (captured is not whole) == (op_us < 100)
+        assert "predicted" in placement.result.notes[-1]

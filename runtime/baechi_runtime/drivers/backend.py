@@ -118,6 +118,10 @@ class Backend(Splitting[S], Protocol[S, L]):
         random numbers; and a note on the compiling. Raises ExecutionError where it can't be compiled."""
         raise ExecutionError("the steps of these devices are not compiled")
 
+    def rehearsed_us(self, captured: S, plan: Timeline, /) -> float:
+        """Microseconds of a placed step, predicted by a few real ones; the step's state is put back. Raises ExecutionError."""
+        raise ExecutionError("the steps of these devices are not rehearsed")
+
     def peak_bytes(self, captured: S, plan: Timeline, /, *, alone: bool = False) -> tuple[int, ...]:
         """Peak bytes that each device holds in a real step, which is run for it; empty where nothing tells. Raises ExecutionError, also
         where a part of a GPU held more than its limit."""

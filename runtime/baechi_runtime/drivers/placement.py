@@ -2,11 +2,11 @@
 parts of it that have ops of their own, whichever is predicted to be faster."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from baechi_ext.capture.parts import shared_sizes
 from baechi_ext.cost import Profile, scale_links
@@ -18,11 +18,12 @@ from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers import pipeline
-from baechi_runtime.drivers.backend import Captured, Splitting
+from baechi_runtime.drivers.backend import Backend, Captured, Splitting
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.files.checkpoint_folder import CheckpointFolder
 from baechi_runtime.files.run_folder import save_plan
 from baechi_runtime.measure.link_probe import LinkProbe
+from baechi_runtime.report.progress import progress
 from baechi_runtime.report.tables import as_time
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=Captured)
 _NEAR = 0.02
 """A plan so little above what devices that are all at work all the time would take leaves nothing to look for."""
+_IN_DOUBT = 1.25
+"""Predictions that differ by less do not tell which of two plans is faster: of parts they are up to a quarter shorter, beside those of the
+whole batch, than what the plans take (docs/speed.md)."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Placement:
     probe: LinkProbe | None = None
     """None where the link was not probed: one that was given, or that an earlier run probed."""
     notes: tuple[str, ...] = ()
+    rehearsed_us: float | None = None
+    """A step as a few real ones predict it; None where none were run."""
 
     def noting(self, note: str) -> "Placement":
         """The same with a further note on its plan."""
@@ -76,14 +82,18 @@ def place(
 
 
 def place_in_parts(
-    backend: Splitting[C], whole: C, found: tuple[Cluster, LinkProbe | None], sharding: "Sharding | None" = None
+    backend: Splitting[C],
+    whole: C,
+    found: tuple[Cluster, LinkProbe | None],
+    sharding: "Sharding | None" = None,
+    rehearse: Callable[[C, Placement], Placement] | None = None,
 ) -> tuple[C, Placement]:
     """The captured step that is to run, and its plan: `whole`, or the step over the parts that the request's `microbatches` want.
 
     Parts that the user asks for are what runs. Left to the search (None), there is one for each device, in proportion to its speed, where
-    that is predicted to be faster; the plan's notes say what the other was predicted to take, or why there is none. A training that goes on
-    from a checkpoint keeps its parts. `Placement.single` is the whole batch's. Raises what `place` raises, and `in_parts` for parts that
-    the user asks for.
+    that is faster: by the predictions or, where these are near each other and there is `rehearse`, by a few steps of both. The plan's notes
+    say what the other takes, or why there is none. A training that goes on from a checkpoint keeps its parts. `Placement.single` is the
+    whole batch's. Raises what `place` raises, `in_parts` for parts that the user asks for, and what `rehearse` raises.
     """
     parts = _wanted(backend.request)
     if parts is not None and parts != 1:
@@ -102,9 +112,23 @@ def place_in_parts(
     except (CaptureError, InfeasibleError) as e:
         return whole, placement.noting(f"the batch stays whole: {e}")
     parted_us, named = parted.result.predicted_step_us, f"{len(sizes)} parts ({', '.join(map(str, sizes))} examples)"
+    other = "it is predicted to take {}"
+    in_doubt = max(parted_us, step_us) < _IN_DOUBT * min(parted_us, step_us) and not parted.result.interrupted
+    if rehearse is not None and in_doubt:
+        placement, parted = rehearse(whole, placement), rehearse(captured, parted)
+        step_us, parted_us = placement.rehearsed_us or 0.0, parted.rehearsed_us or 0.0
+        other = f"a few steps took {{}}, and these {as_time(min(step_us, parted_us))}"
     if parted_us < step_us:
-        return captured, parted.noting(f"the batch goes in {named}; whole it is predicted to take {as_time(step_us)}")
-    return whole, placement.noting(f"the batch stays whole; in {named} it is predicted to take {as_time(parted_us)}")
+        return captured, parted.noting(f"the batch goes in {named}; whole {other.format(as_time(step_us))}")
+    return whole, placement.noting(f"the batch stays whole; in {named} {other.format(as_time(parted_us))}")
+
+
+def rehearsed(backend: Backend[C, Any], captured: C, placement: Placement) -> Placement:
+    """The same with `rehearsed_us`. Raises ExecutionError."""
+    if placement.rehearsed_us is not None:
+        return placement
+    with progress("predicting a step by a few of the plan"):
+        return replace(placement, rehearsed_us=backend.rehearsed_us(captured, placement.result.timeline))
 
 
 def auto_sizes(whole: Captured, cluster: Cluster) -> tuple[int, ...]:

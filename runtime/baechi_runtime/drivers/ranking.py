@@ -1,6 +1,6 @@
 """The choice between a plan and the framework's own engines, such as DistributedDataParallel: what is predicted to take least is run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -37,9 +37,6 @@ class Engines(Protocol[C, L]):
         """All of them, with what a step of each is predicted to take, by real steps of it; roughly, if that is more than `enough_us`.
         Raises ExecutionError."""
 
-    def rehearsed_us(self, captured: C, placement: Placement) -> float:
-        """Microseconds of the plan's step, predicted in the same way. Raises ExecutionError."""
-
     def refusal(self, whole: C, engine: Engine) -> str:
         """Why the engine does not compute the same step, and which flag allows that; empty where it does."""
 
@@ -53,12 +50,14 @@ class Engines(Protocol[C, L]):
         """The report of a run by the engine, checked first; `placement` is the plan that it is ahead of. Raises ParityError."""
 
 
-def ranked(whole: C, captured: C, placement: Placement, cluster: Cluster, engines: Engines[C, Any]) -> tuple[Engine | None, Placement]:
+def ranked(
+    whole: C, placement: Placement, cluster: Cluster, engines: Engines[C, Any], rehearse: Callable[[Placement], Placement]
+) -> tuple[Engine | None, Placement]:
     """The engine that is to run the step, None where that is the plan; and the plan, noting what each of the others is predicted to take.
 
-    An engine has to compute the same step as `whole`. One that could be ahead is compared with the plan of `captured` by real steps of
-    both, since a plan's prediction can be further off than the two are apart. A plan that leaves nothing to look for is kept without any
-    other being tried. Raises ExecutionError.
+    An engine has to compute the same step as `whole`. One that could be ahead is compared with the plan by real steps of both (`rehearse`
+    gives the plan with `rehearsed_us`), since a plan's prediction can be further off than the two are apart. A plan that leaves nothing to
+    look for is kept without any other being tried. Raises ExecutionError.
     """
     if is_near_least(placement, cluster):
         return None, placement
@@ -73,7 +72,8 @@ def ranked(whole: C, captured: C, placement: Placement, cluster: Cluster, engine
         if in_reach and (why_not := engines.refusal(whole, engine)):
             takes += f", and is not chosen: {why_not}; --sharding={engine.name} runs it all the same"
         elif in_reach:
-            own_us, rehearsed = engines.rehearsed_us(captured, placement), True
+            placement, rehearsed = rehearse(placement), True
+            own_us = placement.rehearsed_us or own_us
             own += f", of which a few steps took {as_time(own_us)}"
             if engine.predicted_us < (1 - LEAST_GAIN) * own_us:
                 chosen, takes = engine, f"{engine.title} runs the step: it is predicted to take {as_time(engine.predicted_us)}, {own}"

@@ -17,7 +17,7 @@ from baechi_ext.place.common import PlanResult
 from baechi_runtime.drivers.backend import Backend, Captured, Trained, TrainingBackend
 from baechi_runtime.drivers.costing import KeptCosts
 from baechi_runtime.drivers.pipeline import SEARCHES
-from baechi_runtime.drivers.placement import Placement, log_device_placement, place_in_parts
+from baechi_runtime.drivers.placement import Placement, log_device_placement, place_in_parts, rehearsed
 from baechi_runtime.drivers.ranking import Engines, ranked
 from baechi_runtime.drivers.train_request import RunOptions, TrainRequest
 from baechi_runtime.files.checkpoint_folder import Checkpoint, CheckpointFolder
@@ -89,8 +89,8 @@ def _drive(
     if sharding_of is not None:
         with progress(f"finding out how the layers of {request.model} split"):
             sharding = sharding_of(captured)
-    whole = captured
-    captured, placement = (whole, planned) if planned is not None else place_in_parts(backend, whole, found, sharding)
+    whole, rehearse = captured, partial(rehearsed, backend)
+    captured, placement = (whole, planned) if planned is not None else place_in_parts(backend, whole, found, sharding, rehearse)
     if request.out is not None:
         placement.save(Path(request.out), request.made_by)
     if placement.result.interrupted:
@@ -106,7 +106,7 @@ def _run(
     request = backend.request
     if engines_of is not None:
         engines = engines_of(backend)
-        engine, placement = ranked(whole, captured, placement, cluster, engines)
+        engine, placement = ranked(whole, placement, cluster, engines, partial(rehearsed, backend, captured))
         if engine is not None:
             if request.compile:
                 placement = placement.noting(f"{COMPILED} is not measured beside an engine; baechi compare --compile measures both")

@@ -19,6 +19,7 @@ from baechi_runtime.drivers.comparison import UNPLACED
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.files.checkpoint_folder import Shard
 from baechi_runtime.measure.parity_result import Parity
+from baechi_runtime.measure.rehearsal import Rehearsal
 from baechi_runtime.measure.samples import Measurement
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.models.registry import make_step
@@ -32,7 +33,7 @@ from baechi_runtime.sharding.counts import Traffic, counted, counted_bytes
 from baechi_runtime.sharding.execute import ShardedStep, check_parity
 from baechi_runtime.sharding.forecast import Forecast, Forecaster
 from baechi_runtime.sharding.layout import checked_shape, make_mesh
-from baechi_runtime.sharding.replicas import REPLICAS, Rehearsal, ReplicaStep, mean_of_all, part_seconds
+from baechi_runtime.sharding.replicas import REPLICAS, ReplicaStep, forecast, mean_of_all, part_seconds
 from baechi_runtime.sharding.strategies import Predicted
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_workers, cuda_workers
 from baechi_runtime.torch.measure import load_of_others, measure_on
@@ -121,8 +122,8 @@ class ShardBackend:
         found = {}
         for name in names:
             replica = ReplicaStep(name, whole.step, whole.batch)
-            forecast = rehearsal.forecast(replica, alone, self.device, partial(load_of_others, self))
-            found[name] = Predicted(name, [], forecast, "torch's own")
+            its = forecast(rehearsal, replica, alone, self.device, partial(load_of_others, self))
+            found[name] = Predicted(name, [], its, "torch's own")
             del replica
             gc.collect()  # its copy of the model is in cycles
         return found

@@ -19,6 +19,7 @@ from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.ranking import Engine
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.measure.parity_result import Parity, require_parity
+from baechi_runtime.measure.rehearsal import Rehearsal
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.report.progress import progress
@@ -28,7 +29,7 @@ from baechi_runtime.sharding.backend import Loaded, ShardBackend, Whole
 from baechi_runtime.sharding.binding import Searched, among_runnable
 from baechi_runtime.sharding.forecast import Forecast
 from baechi_runtime.sharding.layout import checked_shape
-from baechi_runtime.sharding.replicas import DDP, FSDP2, REPLICAS, Rehearsal, largest_piece_bytes, replica_results
+from baechi_runtime.sharding.replicas import DDP, FSDP2, REPLICAS, largest_piece_bytes, rehearsed_us, replica_results
 from baechi_runtime.sharding.report import ShardReport
 from baechi_runtime.sharding.strategies import NO_SPLIT, PASE, Predicted, predicted
 from baechi_runtime.sharding.training import Strategy, reported, save
@@ -109,7 +110,7 @@ class _Worker:
         if found.step_us >= enough_us:
             return found
         run = self.processes.load(self._captured, strategy).run
-        return replace(found, step_us=rehearsal.run_us(run, self.processes.device, partial(load_of_others, self.processes)))
+        return replace(found, step_us=rehearsed_us(rehearsal, run, self.processes.device, partial(load_of_others, self.processes)))
 
     def checked(self, name: str) -> dict[str, Any] | Parity:
         """The parity of a sharded step; loss, gradients and new values of one step of torch's own, to be compared."""
@@ -177,13 +178,6 @@ class TorchEngines:
         return [
             Engine(name, title, None if reasons[name] else found[name].step_us, reasons[name]) for name, title in TITLES.items()
         ]
-
-    def rehearsed_us(self, captured: Captured, placement: Placement) -> float:
-        """See Engines."""
-        executor, timeline = self._executor, placement.result.timeline
-        with progress("predicting a step by the plan"), as_it_was(captured.step):
-            loaded = executor.load(timeline, captured.binding, captured.step)
-            return Rehearsal(as_profiled=True).placed_us(loaded, partial(load_of_others, executor))
 
     def refusal(self, whole: Captured, engine: Engine) -> str:
         """See Engines."""

@@ -1,10 +1,9 @@
 """The usual data parallelism, beside the split steps: DistributedDataParallel, and fully sharded (FSDP2)."""
 
 import copy
-import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -15,20 +14,16 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from baechi_ext.errors import ShardError
+from baechi_runtime.measure.rehearsal import FIRST_STEPS, Rehearsal
 from baechi_runtime.measure.samples import LoadOfOthers
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.sharding.calibration import agreed, passes_seconds, seconds_of
 from baechi_runtime.sharding.forecast import Forecast
 from baechi_runtime.torch.lowering.random_state import as_it_was
 from baechi_runtime.torch.parity import named_results
-from baechi_runtime.torch.processes.executor import LoadedStep
 
 DDP, FSDP2 = "ddp", "fsdp2"
 REPLICAS = (DDP, FSDP2)
-_FIRST_STEPS, _LEAST_STEPS, _MOST_STEPS, _SECONDS = 2, 3, 100, 1.5
-"""The first steps make what later ones have: buckets, the optimizer's state. Of later ones there are some, more where they are short."""
-_TELLING_SECONDS = 0.5
-"""The system counts the time of others in hundredths of a second, so their share of less time is not known."""
 
 
 class ReplicaStep:
@@ -85,74 +80,42 @@ def replica_results(name: str, step: TrainingStep, batch: int) -> dict[str, Tens
     return named_results(loss, gradients, {n: _whole(v) for n, v in [*module.named_parameters(), *module.named_buffers()]})
 
 
-@dataclass(frozen=True, slots=True)
-class Rehearsal:
-    """The way to predict a step by real ones. `as_profiled`: as placed ops are, without what others on the machine take meanwhile: by the
-    clock, less their share of it, and by the processor's time at least; otherwise by the clock. A step that takes more than
-    `enough_seconds` is not looked at for long."""
-
-    as_profiled: bool = False
-    enough_seconds: float = math.inf
-
-    def forecast(self, replica: ReplicaStep, alone_seconds: float, device: torch.device, others: Callable[[], LoadOfOthers]) -> Forecast:
-        """The forecast of a step: how much of its sums of gradients goes on beside backward, and what they take from it where processes are
-        cores, is in what its real steps take. The update, the passes without sums (`alone_seconds`), and the rest are told apart. Every
-        process has to ask; each gets the same answer."""
-        with torch.random.fork_rng(devices=()):
-            rows, share = self._steps(partial(_timed, (replica.passes, replica.optimizer.step), device), others)
-        step = self._typical(rows, agreed(share, device))
-        updated = min(rows[:, 2].median().item(), step)
-        calls = min(alone_seconds, step - updated)
-        return Forecast(1e6 * calls, 0.0, 1e6 * (step - updated - calls), 1e6 * updated)
-
-    def run_us(self, run: Callable[[], object], device: torch.device, others: Callable[[], LoadOfOthers]) -> float:
-        """Microseconds of a step that all processes run together, the same on each. Every process has to ask. Its values go on with it."""
-        with torch.random.fork_rng(devices=()):
-            rows, share = self._steps(partial(_timed, (run,), device), others)
-        return 1e6 * self._typical(rows, agreed(share, device))
-
-    def placed_us(self, loaded: LoadedStep, others: Callable[[], LoadOfOthers]) -> float:
-        """Microseconds of the step of a plan, predicted in the same way, so that the two can be compared. Its values go on with it."""
-
-        def timed() -> Tensor:
-            times = loaded.run()[1]
-            return torch.tensor([times.wall_us, max(times.busy_us)], dtype=torch.float64) / 1e6
-
-        return 1e6 * self._typical(*self._steps(timed, others))
-
-    def _steps(self, timed: Callable[[], Tensor], others: Callable[[], LoadOfOthers]) -> tuple[Tensor, float]:
-        """A row of each step, seconds by the clock and of the processor in front, and the share of the cores that others took meanwhile."""
-        for _ in range(_FIRST_STEPS):
-            timed()
-        load, hopeless, spent = others(), False, 0.0
-        rows: list[Tensor] = []
-        while not hopeless and len(rows) < _MOST_STEPS and (len(rows) < _LEAST_STEPS or spent < _SECONDS):
-            rows.append(timed())
-            wall, busy = rows[-1][:2].tolist()
-            hopeless = (busy if self.as_profiled else wall) > self.enough_seconds
-            spent += wall
-        return torch.stack(rows), (load.share() or 0.0) if spent > _TELLING_SECONDS else 0.0
-
-    def _typical(self, rows: Tensor, share: float) -> float:
-        wall, busy = rows[:, :2].median(dim=0).values.tolist()
-        return min(wall, max(busy, wall * (1 - share))) if self.as_profiled else float(wall)
+def forecast(
+    rehearsal: Rehearsal, replica: ReplicaStep, alone_seconds: float, device: torch.device, others: Callable[[], LoadOfOthers]
+) -> Forecast:
+    """The forecast of a step: how much of its sums of gradients goes on beside backward, and what they take from it where processes are
+    cores, is in what its real steps take. The update, the passes without sums (`alone_seconds`), and the rest are told apart. Every
+    process has to ask; each gets the same answer."""
+    with torch.random.fork_rng(devices=()):
+        rows, share = rehearsal.steps(partial(_timed, (replica.passes, replica.optimizer.step), device), others)
+    step = rehearsal.typical(rows, agreed(share, device))
+    updated = min(statistics.median(rows[:, 2]), step)
+    calls = min(alone_seconds, step - updated)
+    return Forecast(1e6 * calls, 0.0, 1e6 * (step - updated - calls), 1e6 * updated)
 
 
-def _timed(actions: Sequence[Callable[[], object]], device: torch.device) -> Tensor:
+def rehearsed_us(rehearsal: Rehearsal, run: Callable[[], object], device: torch.device, others: Callable[[], LoadOfOthers]) -> float:
+    """Microseconds of a step that all processes run together, the same on each. Every process has to ask. Its values go on with it."""
+    with torch.random.fork_rng(devices=()):
+        rows, share = rehearsal.steps(partial(_timed, (run,), device), others)
+    return 1e6 * rehearsal.typical(rows, agreed(share, device))
+
+
+def _timed(actions: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
     """Seconds of one step by the clock and of the processor, and of its last action, each the slowest process's. Where messages have cores
     of their own, a process takes longer than the clock."""
     busy: list[float] = []
     _, *seconds = seconds_of(device, lambda: busy.append(time.process_time()), *actions)
     found = torch.tensor([sum(seconds), time.process_time() - busy[0], seconds[-1]], dtype=torch.float64, device=device)
     dist.all_reduce(found, dist.ReduceOp.MAX)
-    return found.cpu()
+    return found.tolist()
 
 
 def part_seconds(step: TrainingStep, batch: int, device: torch.device) -> float:
     """Seconds of a forward and backward pass over this process's part of the batch, by itself; the slowest process's."""
     inputs = tuple(_part(value, batch, dist.get_rank(), dist.get_world_size()) for value in step.inputs)
     with as_it_was(step):
-        return agreed(min(passes_seconds(step.module, inputs, device) for _ in range(_FIRST_STEPS)), device)
+        return agreed(min(passes_seconds(step.module, inputs, device) for _ in range(FIRST_STEPS)), device)
 
 
 def largest_piece_bytes(module: nn.Module) -> int:

@@ -22,6 +22,7 @@ from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.files.checkpoint_folder import Shard
 from baechi_runtime.measure.link_probe import LinkProbe
 from baechi_runtime.measure.parity_result import Parity
+from baechi_runtime.measure.rehearsal import Rehearsal
 from baechi_runtime.measure.samples import Measurement
 from baechi_runtime.models.registry import make_step
 from baechi_runtime.models.training_step import TrainingStep, optimizer_spec
@@ -30,9 +31,9 @@ from baechi_runtime.report.progress import progress
 from baechi_runtime.torch.cluster import find_cluster, notes_on, topology, with_measured_speeds
 from baechi_runtime.torch.compiled import CompiledStep, compiled_step
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_devices, cpu_workers, cuda_devices, cuda_workers
-from baechi_runtime.torch.lowering.random_state import decoded, encoded
+from baechi_runtime.torch.lowering.random_state import as_it_was, decoded, encoded
 from baechi_runtime.torch.lowering.split_gpu import split_gpu
-from baechi_runtime.torch.measure import how_measured, measure, measured_peak_bytes
+from baechi_runtime.torch.measure import how_measured, load_of_others, measure, measured_peak_bytes
 from baechi_runtime.torch.parity import check_parity
 from baechi_runtime.torch.processes.environment import worker_place
 from baechi_runtime.torch.processes.executor import Executor, Further, LoadedStep, ProcessExecutor, RankCapture, follow
@@ -254,6 +255,11 @@ class TorchBackend(TrainingBackend[Captured, LoadedStep]):
 
     def peak_bytes(self, captured: Captured, timeline: Timeline, *, alone: bool = False) -> tuple[int, ...]:
         return measured_peak_bytes(self.executor, timeline, captured.binding, captured.step)
+
+    def rehearsed_us(self, captured: Captured, timeline: Timeline) -> float:
+        with as_it_was(captured.step):
+            loaded = self.load(captured, timeline)
+            return Rehearsal(as_profiled=True).placed_us(lambda: loaded.run()[1], partial(load_of_others, self.executor))
 
     def compiled(self, captured: Captured) -> tuple[CompiledStep, Parity | None, str]:
         return compiled_step(self.executor, captured.step, draws=captured.seeded_ops > 0)
