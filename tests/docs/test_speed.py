@@ -84,12 +84,28 @@ def test_predictions_of_steps() -> None:
     mean, count = statistics.geometric_mean(gains), Counter(row["method"] for row in fastest)
     assert f"is {mean:.2f} times as fast as one device's program in the geometric mean, from {min(gains):.2f} to {max(gains):.2f}" in PAGE
     assert (count["auto"], count["auto_2_parts"], count["ddp"], count["pase"]) == (4, 3, 1, 1)
+    assert [chosen(compared(model)[1], "auto_2_parts") for model in MODELS] == fastest
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"{mean:.2f} in the geometric mean" in readme
     assert f"Of {len(errors)} predictions {within} are within 10%" in readme
 
 
 HALVES = "Four half cores"
+
+
+def took(row: dict[str, Any]) -> float:
+    return row["measured_step_us"]["median"]
+
+
+def chosen(by_name: dict[str, dict[str, Any]], parts: str) -> dict[str, Any]:
+    """The row that `auto` chooses by its rules, had its few real steps taken what the medians are."""
+    rows = {name: row for name, row in by_name.items() if row["measured_step_us"] is not None}
+    plans = sorted((rows[name] for name in ("auto", parts) if name in rows), key=lambda row: row["predicted_step_us"])
+    if len(plans) == 2 and plans[1]["predicted_step_us"] < 1.25 * plans[0]["predicted_step_us"]:
+        plans = sorted(plans, key=took) if min(map(took, plans)) < 0.95 * max(map(took, plans)) else plans
+    engines = sorted((rows[name] for name in ("ddp", "fsdp2", "pase") if name in rows), key=lambda row: row["predicted_step_us"])
+    ahead = bool(engines) and engines[0]["predicted_step_us"] < 0.95 * took(plans[0])
+    return engines[0] if ahead else plans[0]
 
 
 @pytest.mark.parametrize("model", table(HALVES))
@@ -110,18 +126,21 @@ def test_the_fastest_on_four_half_cores() -> None:
     assert {path.name for path in RESULTS.glob("four_halves_*.json")} == {f"four_halves_{model}.json" for model in shown}
     found = [compared(model, "four_halves") for model in shown]
     rows = [[row for row in by_name.values() if row["measured_step_us"] is not None] for _, by_name in found]
-    whole, best, chosen = [], [], []
+    times: dict[str, list[float]] = {"whole": [], "best": [], "predicted": [], "chosen": []}
     for measured, (_, by_name) in zip(rows, found, strict=True):
-        whole.append(by_name["auto"]["measured_step_us"]["median"])
-        best.append(min(row["measured_step_us"]["median"] for row in measured))
-        chosen.append(min(measured, key=lambda row: row["predicted_step_us"])["measured_step_us"]["median"])
-    gain, choice = (statistics.geometric_mean(a / b for a, b in zip(whole, times, strict=True)) for times in (best, chosen))
-    assert f"is {gain:.2f} times as fast as the plan of the whole batch in the geometric mean" in text
-    assert f"predicted to be the fastest, {choice:.2f} times" in text
+        times["whole"].append(took(by_name["auto"]))
+        times["best"].append(min(map(took, measured)))
+        times["predicted"].append(took(min(measured, key=lambda row: row["predicted_step_us"])))
+        times["chosen"].append(took(chosen(by_name, "auto_4_parts")))
+    gain = {name: statistics.geometric_mean(a / b for a, b in zip(times["whole"], us, strict=True)) for name, us in times.items()}
+    assert f"is {gain['best']:.2f} times as fast as the plan of the whole batch in the geometric mean" in text
+    assert f"is predicted to be the fastest is {gain['predicted']:.2f} times as fast" in text
+    assert f"by real steps ([parts.md](parts.md#which-parts)), {gain['chosen']:.2f} times" in text
+    assert [a == b for a, b in zip(times["best"], times["chosen"], strict=True)].count(False) == 1
     errors: dict[bool, list[float]] = {True: [], False: []}
     for row in (row for measured in rows for row in measured):
         errors[row["method"] == "single"].append(row["predicted_step_us"] / row["measured_step_us"]["median"] - 1)
-        assert row["plan"] is not None or abs(errors[False][-1]) <= 0.1  # of an engine
+        assert row["method"] != "ddp" or abs(errors[False][-1]) <= 0.1
     within = sum(abs(error) <= 0.1 for error in errors[False])
     of_one, of_splits = (f"between {min(off):+.1%} and {max(off):+.1%}" for off in errors.values())
     assert f"{within} of {len(errors[False])} predictions of splits are within 10%, all {of_splits}" in text

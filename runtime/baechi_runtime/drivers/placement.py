@@ -91,9 +91,10 @@ def place_in_parts(
     """The captured step that is to run, and its plan: `whole`, or the step over the parts that the request's `microbatches` want.
 
     Parts that the user asks for are what runs. Left to the search (None), there is one for each device, in proportion to its speed, where
-    that is faster: by the predictions or, where these are near each other and there is `rehearse`, by a few steps of both. The plan's notes
-    say what the other takes, or why there is none. A training that goes on from a checkpoint keeps its parts. `Placement.single` is the
-    whole batch's. Raises what `place` raises, `in_parts` for parts that the user asks for, and what `rehearse` raises.
+    that is faster: by the predictions or, where these are near each other and there is `rehearse`, by a few steps of both, where these tell
+    (LEAST_GAIN). The plan's notes say what the other takes, or why there is none. A training that goes on from a checkpoint keeps its
+    parts. `Placement.single` is the whole batch's. Raises what `place` raises, `in_parts` for parts that the user asks for, and what
+    `rehearse` raises.
     """
     parts = _wanted(backend.request)
     if parts is not None and parts != 1:
@@ -112,13 +113,16 @@ def place_in_parts(
     except (CaptureError, InfeasibleError) as e:
         return whole, placement.noting(f"the batch stays whole: {e}")
     parted_us, named = parted.result.predicted_step_us, f"{len(sizes)} parts ({', '.join(map(str, sizes))} examples)"
-    other = "it is predicted to take {}"
+    faster, other = parted_us < step_us, "it is predicted to take {}"
     in_doubt = max(parted_us, step_us) < _IN_DOUBT * min(parted_us, step_us) and not parted.result.interrupted
     if rehearse is not None and in_doubt:
         placement, parted = rehearse(whole, placement), rehearse(captured, parted)
         step_us, parted_us = placement.rehearsed_us or 0.0, parted.rehearsed_us or 0.0
-        other = f"a few steps took {{}}, and these {as_time(min(step_us, parted_us))}"
-    if parted_us < step_us:
+        tells = min(step_us, parted_us) < (1 - pipeline.LEAST_GAIN) * max(step_us, parted_us)
+        faster = parted_us < step_us if tells else faster
+        other = f"a few steps took {{}}, and these {as_time(parted_us if faster else step_us)}"
+        other += "" if tells else f"; less than {pipeline.LEAST_GAIN:.0%} apart, so the predictions decide"
+    if faster:
         return captured, parted.noting(f"the batch goes in {named}; whole {other.format(as_time(step_us))}")
     return whole, placement.noting(f"the batch stays whole; in {named} {other.format(as_time(parted_us))}")
 
