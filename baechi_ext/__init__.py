@@ -61,12 +61,13 @@ def plan(
         run.apply(); run.save("runs/mine"); run.report("report.html")
 
     Of a PyTorch module with the inputs of a training call (a tuple of arguments, or a dict of keyword arguments): its forward and backward
-    passes, captured and profiled as by `parallelize`; loss and optimizer stay in your loop. Of a built-in model's name, with its sizes
+    passes, captured and profiled as by `parallelize`; loss and optimizer stay in your loop. Of a TensorFlow training step, a function or
+    tf.function, with its arguments: all that it computes; `run.apply()` gives the placed one. Of a built-in model's name, with its sizes
     (`{"batch_size": 8}`) as inputs: the whole step. Of a costed `OpGraph`: that. `devices` are so many CPU workers, CUDA devices by name
     (`["cuda:0", "cuda:1"]`), a `Cluster` or a cluster file's path, which the machine need not have: costs are then those of its own
     devices; or published hardware (`"h100"` for two, `"8xh100"`), for which costs are counted.
 
-    Raises MissingBackendError without the framework, OptionError for what is not known, CaptureError where the module can't be placed,
+    Raises MissingBackendError without the framework, OptionError for what is not known, CaptureError where the call can't be placed,
     InfeasibleError where nothing fits.
     """
     from baechi_runtime.library.planning import plan

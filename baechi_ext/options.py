@@ -46,6 +46,8 @@ class PlanOptions(TypedDict, total=False):
     """Keep a module's plans and costs for later runs (True), as for `parallelize`."""
     optimizer: str
     """The optimizer of a built-in model ("sgd")."""
+    workers: Literal["process", "thread"]
+    """A TensorFlow step's, as for `parallelize`."""
 
 
 class ParallelizeOptions(TypedDict, total=False):

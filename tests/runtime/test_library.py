@@ -362,7 +362,7 @@ def test_a_model_is_planned_for_hardware_without_its_weights() -> None:
         (lambda: baechi_ext.plan(nn.Linear(1, 1), (1,), devices=["a"]), "devices=.'a'. are no devices of PyTorch; name them as 'cuda:0'"),
         (lambda: baechi_ext.plan(nn.Linear(1, 1), (1,), devices="cuda:0"), "devices='cuda:0' is no cluster file"),
         (lambda: baechi_ext.plan(nn.Linear(1, 1), (1,), device_memory=1e400), "device_memory is inf; expected a finite number"),
-        (lambda: baechi_ext.plan(3), "takes an nn.Module, the name of a built-in model or an OpGraph, not a int"),
+        (lambda: baechi_ext.plan(3), "takes an nn.Module, a TensorFlow step, the name of a built-in model or an OpGraph, not a int"),
         (lambda: baechi_ext.nonesuch, "has no attribute 'nonesuch'"),
     ],
 )

@@ -1,10 +1,11 @@
-"""The Run of what a user has: a module with inputs, the name of a built-in model, or a graph."""
+"""The Run of what a user has: a module or a TensorFlow step with inputs, the name of a built-in model, or a graph."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.cost.hardware import HARDWARE, Hardware
 from baechi_ext.errors import MissingBackendError, OptionError
 from baechi_ext.ir import Cluster, Device, OpGraph
@@ -15,18 +16,19 @@ from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.host.frameworks import TENSORFLOW, framework_of
 from baechi_runtime.library.run import Run, changed, on_hardware
-from baechi_runtime.library.steps import of_graph, of_model, of_module
+from baechi_runtime.library.steps import of_function, of_graph, of_model, of_module
 from baechi_runtime.models.registry import ModelOptions, find_model
 
 if TYPE_CHECKING:
+    from baechi_runtime.tensorflow.calls.parallelize import ParallelizeOptions as TensorFlowOptions
     from baechi_runtime.torch.calls.parallelize import ParallelizeOptions
 
 _Devices = int | Sequence[str] | Cluster
 _DEVICES = "2"
 """So many of published hardware where no number is given."""
-_GRAPH, _MODULE, _MODEL = "a graph", "a module", "a built-in model"
+_GRAPH, _MODULE, _FUNCTION, _MODEL = "a graph", "a module", "a TensorFlow step", "a built-in model"
 _OF_ALL = ("method", "device_memory", "pins", "seed", "time_limit")
-_OPTIONS = {_GRAPH: (*_OF_ALL, "link"), _MODULE: (*_OF_ALL, "cache"), _MODEL: (*_OF_ALL, "optimizer")}
+_OPTIONS = {_GRAPH: (*_OF_ALL, "link"), _MODULE: (*_OF_ALL, "cache"), _FUNCTION: (*_OF_ALL, "workers"), _MODEL: (*_OF_ALL, "optimizer")}
 _SIZES = tuple(field.name for field in fields(ModelOptions) if field.name != "num_devices")
 
 
@@ -48,6 +50,8 @@ def plan(target: Any, inputs: Any, devices: _Devices, options: PlanOptions) -> R
         return Run(step, request, step.plan(request, _cluster(devices, options)))
     if kind == _MODULE:
         step, result = of_module(target, inputs, _parallelize_options(devices, options))
+    elif kind == _FUNCTION:
+        step, result = of_function(target, inputs, _tensorflow_options(devices, options))
     else:
         step, result = of_model(_model_request(target, inputs, devices, options))
     return Run(step, request if "time_limit" in options else request.worthwhile(), result)
@@ -63,9 +67,8 @@ def _kind(target: Any, inputs: Any) -> str:
     if isinstance(target, str):
         find_model(target)
     elif framework_of(target) == TENSORFLOW:
-        raise OptionError(
-            "plan() takes modules of PyTorch; baechi_ext.parallelize places a TensorFlow step, and baechi train plans a script's"
-        )
+        tensorflow()
+        return _FUNCTION
     try:
         import torch
     except ImportError as e:
@@ -73,7 +76,8 @@ def _kind(target: Any, inputs: Any) -> str:
     if isinstance(target, str):
         return _MODEL
     if not isinstance(target, torch.nn.Module):
-        raise OptionError(f"plan() takes an nn.Module, the name of a built-in model or an OpGraph, not a {type(target).__name__}")
+        known = "an nn.Module, a TensorFlow step, the name of a built-in model or an OpGraph"
+        raise OptionError(f"plan() takes {known}, not a {type(target).__name__}")
     if inputs is None:
         raise OptionError(
             f"plan({type(target).__name__}) needs the inputs of a training call: a tuple of arguments, or a dict of keyword arguments"
@@ -104,6 +108,8 @@ def _graph_of(kind: str, target: Any, inputs: Any, devices: _Devices, options: P
     if kind == _GRAPH:
         graph: OpGraph = target
         return graph
+    if kind == _FUNCTION:
+        raise OptionError("a TensorFlow step has no counts to cost it by; give devices as a number or a Cluster")
     if kind == _MODULE:
         single = _parallelize_options(1, {"method": "single", "cache": options.get("cache", True)})
         return of_module(target, inputs, single)[0].graph
@@ -131,6 +137,17 @@ def _parallelize_options(devices: _Devices, options: PlanOptions) -> "Paralleliz
     from baechi_runtime.torch.calls.parallelize import ParallelizeOptions
 
     chosen: dict[str, Any] = {name: value for name, value in options.items() if name != "optimizer"}
+    if isinstance(devices, Cluster):
+        chosen["cluster"], devices = devices, len(devices)
+    return ParallelizeOptions(devices=devices, **chosen)
+
+
+def _tensorflow_options(devices: _Devices, options: PlanOptions) -> "TensorFlowOptions":
+    from baechi_runtime.tensorflow.calls.parallelize import ParallelizeOptions
+
+    chosen: dict[str, Any] = dict(options)
+    if not isinstance(devices, (int, Cluster)):
+        raise OptionError(f"a TensorFlow step is planned for so many servers of this machine, or for a Cluster, not for {devices!r}")
     if isinstance(devices, Cluster):
         chosen["cluster"], devices = devices, len(devices)
     return ParallelizeOptions(devices=devices, **chosen)

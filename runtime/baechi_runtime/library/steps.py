@@ -1,4 +1,5 @@
-"""Steps that a Run plans, with their costs, and how a plan of them is run: of a graph, a module's training call, a built-in model."""
+"""Steps that a Run plans, with their costs, and how a plan of them is run: of a graph, a call of a module or of a TensorFlow step, or a
+built-in model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from baechi_runtime.drivers.backend import Backend
+    from baechi_runtime.tensorflow.calls.parallelize import ParallelizeOptions as TensorFlowOptions
+    from baechi_runtime.tensorflow.calls.parallelize import PlacedTrainStep
     from baechi_runtime.torch.calls.parallelize import ParallelizeOptions
 
 T = TypeVar("T")
@@ -117,6 +120,38 @@ def of_module(module: "nn.Module", inputs: Any, options: "ParallelizeOptions") -
     graph, placement = plan_call(module, inputs, options)
     known: dict[str, Any] = {"name": type(module).__name__, "graph": graph, "single": placement.single, "profile": placement.profile}
     return ModuleStep(**known, module=module, inputs=inputs, options=options), placement.result
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionStep(Step):
+    """A call of a TensorFlow training step: all that it computes, update included."""
+
+    function: "PlacedTrainStep"
+    options: "TensorFlowOptions"
+
+    def apply(self, result: PlanResult, request: PlanRequest, options: ApplyOptions) -> Any:
+        """The step whose calls run by the plan, to be called in place of the function."""
+        from baechi_runtime.tensorflow.calls.parallelize import apply_plan
+
+        given, cluster = _known(options, ("verify_steps", "timeout_seconds"), "a TensorFlow step"), result.plan.cluster
+        pins = tuple(map(str, request.pins))
+        chosen = replace(self.options, devices=len(cluster), cluster=cluster, method=request.method, pins=pins, **given)
+        return apply_plan(self.function, chosen, self.placement(result))
+
+    def compare(self, requests: Mapping[str, PlanRequest], cluster: Cluster) -> Comparison:
+        raise OptionError(
+            "a TensorFlow step is measured in a process that uses one thread for it; baechi compare --framework=tensorflow SCRIPT does that"
+        )
+
+
+def of_function(function: Any, inputs: Any, options: "TensorFlowOptions") -> tuple[Step, PlanResult]:
+    """The step of a TensorFlow training step's call with these inputs, and its plan. Raises CaptureError where it can't be placed, and what
+    placing raises."""
+    from baechi_runtime.tensorflow.calls.parallelize import plan_call
+
+    step, graph, placement = plan_call(function, inputs, options)
+    known: dict[str, Any] = {"name": step.name, "graph": graph, "single": placement.single, "profile": placement.profile}
+    return FunctionStep(**known, function=step, options=options), placement.result
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 import baechi_ext
 from baechi_ext.errors import CaptureError, OptionError, ParityError
-from baechi_ext.ir import Cluster, Link
+from baechi_ext.ir import Cluster, Link, OpGraph, Plan
 from baechi_runtime.host.frameworks import framework_of
 
 HERE = {"workers": "thread", "method": "m_topo"}
@@ -164,6 +165,43 @@ def test_random_numbers_that_cannot_be_compared_are_not() -> None:
     assert found == sorted(found)
     assert found[0] > 0
     assert placed.report().verified.steps == 0
+
+
+def test_a_step_is_planned_looked_at_and_run_by_that_plan(tmp_path: Path) -> None:
+    """With another plan of it than the first, and an optimizer that names its ops anew in each trace; until then nothing is trained."""
+    ordinary, ours = Trained(), Trained()
+    before = ours.model.get_weights()
+    run = baechi_ext.plan(ours.step, {"x": ours.x, "y": ours.y}, devices=Cluster.uniform(2), method="m_etf", workers="thread")
+    for a, b in zip(before, ours.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert repr(run).startswith("<Run of step: m_etf, ")
+    assert "AssignSubVariableOp" in {op.op for op in run.graph.ops}
+    compared = run.compare("m_topo", "single")
+    assert compared["single"].step_us == pytest.approx(sum(op.compute_us for op in run.graph.ops))
+    run.save(tmp_path)
+    assert Plan.load(tmp_path / "plan.json", OpGraph.load(tmp_path / "graph.json")).placement == run.plan.placement
+    placed = compared["m_topo"].apply(verify_steps=1)
+    arguments = [{"x": trained.x, "y": trained.y} for trained in (ours, ordinary)]
+    found = [float(placed(**arguments[0])["loss"]) for _ in range(4)]
+    np.testing.assert_allclose(found, [float(ordinary.step(**arguments[1])["loss"]) for _ in range(4)], rtol=1e-4)
+    report = placed.report()
+    assert (report.placed_steps, report.unplaced_steps, report.verified.steps) == (4, 0, 1)
+    assert placed.plan.placement == compared["m_topo"].plan.placement
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda: baechi_ext.plan(tf.function(Trained().step)), "the inputs of a step are a tuple of arguments, or a dict of keyword"),
+        (lambda: baechi_ext.plan(Trained().model, (1,)), r"a Keras model has a step once it was fitted; give that, as plan\(sequential"),
+        (lambda: baechi_ext.plan(Trained().step, (1,), devices="h100"), "a TensorFlow step has no counts to cost it by"),
+        (lambda: baechi_ext.plan(Trained().step, (1,), devices=["gpu:0"]), "for so many servers of this machine, or for a Cluster"),
+        (lambda: baechi_ext.plan(Trained().step, (1,), cache=False), "unknown option 'cache' of plan.. for a TensorFlow step; it takes"),
+    ],
+)
+def test_a_step_that_cannot_be_planned(ask: Callable[[], object], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        ask()
 
 
 def test_what_is_refused() -> None:

@@ -8,16 +8,19 @@ from typing import Any
 
 import keras
 
+from baechi_ext.cost import attach_costs
 from baechi_ext.errors import OptionError
-from baechi_ext.ir import Cluster
+from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.numbers import bytes_of, device_count
 from baechi_ext.ir.plan import Plan
 from baechi_runtime.drivers.pipeline import PlanRequest
+from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.train_request import TrainRequest, WorkerKind
 from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.tensorflow.calls.call_report import report_of
 from baechi_runtime.tensorflow.calls.keras_fit import place_fit
-from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction, Settings
+from baechi_runtime.tensorflow.calls.placed_function import Arguments, PlacedFunction, Settings, running
+from baechi_runtime.tensorflow.calls.placing import place_step
 from baechi_runtime.tensorflow.coarse import COARSE, begins_coarse
 
 
@@ -57,6 +60,52 @@ class ParallelizeOptions:
 
     def settings(self, name: str) -> Settings:
         return Settings(self.request(name), self.verify_steps, self.fallback)
+
+
+def plan_call(target: Any, example_inputs: Any, options: ParallelizeOptions) -> tuple["PlacedTrainStep", OpGraph, Placement]:
+    """A training step, not placed yet, the graph of its call with these inputs, with the costs of devices side by side, and its plan.
+    Variables keep their values.
+
+    Raises OptionError for what is no step, CaptureError where the call can't be placed, and what placing raises.
+    """
+    step, given = _unplaced_step(target, options), arguments_of(example_inputs)
+    with running():
+        captured = step.ahead[given.key] = step.capture(given)
+        placement = place_step(step.settings.request, captured, given.inputs)
+    several = len(placement.result.plan.cluster) > 1
+    graph = placement.graph if placement.profile is None else attach_costs(placement.graph, placement.profile, contended=several)
+    return step, graph, placement
+
+
+def apply_plan(planned: "PlacedTrainStep", options: ParallelizeOptions, plan: Placement) -> "PlacedTrainStep":
+    """The step whose calls run by a plan of what `plan_call` gave, as `parallelize` has them run."""
+    step = PlacedTrainStep(planned.unplace(), options, planned.name)
+    step.ahead, step.placement = planned.ahead, plan
+    return step
+
+
+def arguments_of(example_inputs: Any) -> Arguments:
+    """A call's arguments: a tuple of them, or a dict of keyword arguments. Raises OptionError for neither, CaptureError for what is no
+    dense tensor."""
+    if isinstance(example_inputs, Mapping):
+        return Arguments.of((), dict(example_inputs))
+    if not isinstance(example_inputs, (tuple, list)):
+        found = type(example_inputs).__name__
+        raise OptionError(f"the inputs of a step are a tuple of arguments, or a dict of keyword arguments, not a {found}")
+    return Arguments.of(tuple(example_inputs), {})
+
+
+def _unplaced_step(target: Any, options: ParallelizeOptions) -> "PlacedTrainStep":
+    if isinstance(target, PlacedFunction):
+        raise OptionError("the training step is placed already; call its unplace() first")
+    if isinstance(target, keras.Model):
+        raise OptionError(
+            f"a Keras model has a step once it was fitted; give that, as plan({target.name}.train_step, ((x, y),)), or have "
+            "baechi_ext.parallelize place its fit"
+        )
+    if not callable(target) or isinstance(target, type):
+        raise OptionError(f"a training step is a function or tf.function, not {target!r}")
+    return PlacedTrainStep(target, options)
 
 
 class PlacedTrainStep(PlacedFunction):
@@ -102,11 +151,7 @@ def parallelize(target: Any, options: Mapping[str, Any]) -> Any:
     chosen.request("")  # what is wrong with the options, told early
     if target is None:
         return lambda target: parallelize(target, options)
-    if isinstance(target, PlacedFunction):
-        raise OptionError("the training step is placed already; call its unplace() first")
     if isinstance(target, keras.Model):
         place_fit(target, chosen.settings(target.name))
         return target
-    if callable(target) and not isinstance(target, type):
-        return PlacedTrainStep(target, chosen)
-    raise OptionError(f"parallelize takes a training step (a function or tf.function) or a Keras model, not {target!r}")
+    return _unplaced_step(target, chosen)

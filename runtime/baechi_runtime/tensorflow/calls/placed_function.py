@@ -189,7 +189,9 @@ class PlacedFunction:
         self.load = load_of_others(opened, one_machine=settings.request.cluster_hosts is None)
         self.steps: dict[Any, PlacedStep] = {}
         self.placement: Placement | None = None
-        """The first shape's placement."""
+        """The first shape's placement; set ahead, it is that of all calls with its ops."""
+        self.ahead: dict[Any, CapturedFunction] = {}
+        """Calls that are captured ahead, by the keys of their arguments; a further trace of a step may give its ops other names."""
         self.interrupted: Placement | None = None
         """The placement that the first shape's search had found when it was interrupted; None once `placement` is there."""
         self.refusal = ""
@@ -234,7 +236,8 @@ class PlacedFunction:
         step = self.steps.get(given.key)
         again, self._last = given.key == self._last, given.key
         left = given.key in self._declined or len(self.steps) == MOST_SHAPES
-        if step is None and self.placement is not None and (left or not again):
+        is_first = not (self.steps or self._declined)
+        if step is None and not is_first and (left or not again):
             return self._as_it_is(args, kwargs)
         if step is None:
             step = self._placed(given)
@@ -244,9 +247,13 @@ class PlacedFunction:
             return self._verified(step, given, args, kwargs)
         return step.returned(step.run_unverified(given.inputs))
 
+    def capture(self, given: Arguments) -> CapturedFunction:
+        """The call with these arguments. Raises CaptureError."""
+        return self.ahead.get(given.key) or captured_call(self.name, self._python, given)
+
     def _placed(self, given: Arguments) -> PlacedStep | None:
         """Captures these arguments, and places the step; None where it is better left as it is."""
-        captured, placement = captured_call(self.name, self._python, given), self.placement
+        captured, placement = self.capture(given), self.placement
         if placement is None or captured.graph.index != placement.graph.index:
             placement = place_step(self.settings.request, captured, given.inputs)
         if placement.result.interrupted:
