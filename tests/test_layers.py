@@ -61,7 +61,7 @@ RUNTIME = {
     },
     "sharding": {"drivers", "files", "host", "measure", "models", "report", "torch", "torch.calls", "torch.lowering", "torch.processes"},
     "datasets": {"host", "models", "models.options", "models.torch", "report", "torch", "torch.lowering", "torch.threads"},
-    "library": {"drivers", "files", "host", "measure", "models", "report", "report.page", "torch", "torch.calls"},
+    "library": {"drivers", "files", "host", "measure", "models", "report", "report.page", "tensorflow.calls", "torch", "torch.calls"},
     "cli.doctor": {"host", "report", "torch.lowering"},
     "cli.flags": {"drivers", "host", "models", "models.options", "placeto", "report", "sharding", "tensorflow"},
     "cli.commands": {
