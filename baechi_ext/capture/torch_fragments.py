@@ -78,6 +78,8 @@ class CapturedFragment:
     """Argument -> the first name of the parameter or buffer."""
     written: tuple[int, ...]
     """Arguments whose new values the fragment computes: buffers."""
+    consumed: frozenset[int]
+    """Those of them whose old values its outputs are made of."""
     returned: tuple[Returned, ...]
     differentiable: tuple[bool, ...]
     """For each output of the graph, whether a gradient of it counts."""
@@ -395,6 +397,7 @@ class _FragmentsBuilder(_Builder):
         state = {i: self.state_names[n] for i, n in enumerate(fragment.names) if n is not None}
         argument = {name: i for i, name in reversed(state.items())}
         saved_args, saved_outputs = self._saved(k, argument)
+        behind_outputs = {nodes.state[n] for n in _ancestors(nodes.outputs) if n in nodes.state}
         values = [n.meta["val"] for n in nodes.calls if hasattr(n.meta.get("val"), "dtype")]
         return CapturedFragment(
             forward_ops=forward_ops,
@@ -403,6 +406,7 @@ class _FragmentsBuilder(_Builder):
             first_input=self.first_input[k],
             state=state,
             written=tuple(argument[self.state_names[n]] for n in nodes.buffer_values),
+            consumed=frozenset(argument[self.state_names[n]] for n in nodes.buffer_values if n in behind_outputs),
             returned=self.traced[k].returned,
             differentiable=tuple(i in nodes.tangents for i in range(len(nodes.outputs))),
             reached_by=_reached_by(nodes, {n: argument[self.state_names[n]] for n in nodes.gradients}),

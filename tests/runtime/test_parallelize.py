@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.parametrizations import spectral_norm
 
 import baechi_ext
 from baechi_ext.errors import CaptureError, OptionError
@@ -237,6 +238,29 @@ def test_gradients_of_gradients(verify_steps: int, shape: str) -> None:
         assert all(torch.allclose(p, q, rtol=1e-5) for p, q in zip(expected, found, strict=True) if p is not None)
         assert model.body.weight.grad.abs().sum() > 0
     assert (report(placed).placed_steps, report(placed).refusal) == (3, "")
+
+
+def test_gradients_of_gradients_where_forward_goes_on_from_buffers() -> None:
+    """As the discriminator of a SNGAN: each call makes one more round of the power method, from the vectors that the last one left."""
+    torch.manual_seed(12)
+    model = nn.Sequential(spectral_norm(nn.Linear(6, 40)), nn.Tanh(), spectral_norm(nn.Linear(40, 3)))
+    placed = place(copy.deepcopy(model))
+    for _ in range(4):
+        x = torch.randn(5, 6, requires_grad=True)
+        expected, found = second_order(model, x), second_order(placed, x)
+        assert all(torch.allclose(p, q, rtol=1e-5, atol=1e-5) for p, q in zip(expected, found, strict=True))
+        assert all(map(torch.equal, model.buffers(), placed.buffers()))
+    assert report(placed).placed_steps == 3
+
+
+def test_gradients_of_gradients_of_a_call_whose_arguments_have_changed_are_an_error() -> None:
+    placed, x = place(nn.Sequential(nn.Linear(6, 400), nn.Tanh())), torch.randn(5, 6, requires_grad=True)
+    placed(x).sum().backward()
+    out = placed(x)
+    with torch.no_grad():
+        placed[0].bias.add_(1.0)  # which a backward pass does not read, but one more run of the call would
+    with pytest.raises(RuntimeError, match="modified by an inplace operation: argument 0.bias of a placed call was changed"):
+        torch.autograd.grad(out.sum(), x, create_graph=True)
 
 
 class LooksAtItself(nn.Module):

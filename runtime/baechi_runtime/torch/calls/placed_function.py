@@ -65,6 +65,7 @@ class _Call:
         part, args = self.loaded.part, self.args
         if part.seeded:
             self.random = torch.get_rng_state()
+        self._before = {i: args[i].detach().clone() for i in self.loaded.counted if i in part.consumed}
         try:
             outputs, self.kept, self._forward_times = self.placed.forward(args)
         except BaechiError:
@@ -75,7 +76,7 @@ class _Call:
             torch.autograd.graph.increment_version([args[i] for i in self.loaded.counted])
         home = args[0].device if args else torch.device("cpu")
         outputs = [o if o.device == home else o.to(home) for o in outputs]
-        self._versions = [args[i]._version for i in part.saved_args]
+        self._versions = [a._version for a in args]
         # Held weakly: an output holds this call, and what is gone can't be changed any more.
         self._outputs = [(i, weakref.ref(outputs[i]), outputs[i]._version) for i in part.saved_outputs]
         return outputs
@@ -99,8 +100,9 @@ class _Call:
     def _unplaced(self, tangents: Sequence[Tensor | None], *, recorded: bool) -> Gradients:
         """The gradients from another run of the fragment as the user's code runs it, from the same random state; `recorded`, for
         create_graph=True, they have gradients of their own."""
-        self._require_unchanged()
-        buffers = {i: self.args[i].detach().clone() for i in self.loaded.part.written}
+        written = self.loaded.part.written
+        self._require_unchanged([i for i in range(len(self.args)) if i not in written])
+        buffers = {i: self._before.get(i, self.args[i]).detach().clone() for i in written}
         args = [buffers.get(i, a) for i, a in enumerate(self.args)]
         with torch.random.fork_rng(devices=(), enabled=self.random is not None), torch.enable_grad(), torch.autocast("cpu", *self.autocast):
             if self.random is not None:
@@ -114,10 +116,10 @@ class _Call:
         found = torch.autograd.grad(roots, sources, given, allow_unused=True, create_graph=recorded)
         return {i: g for i, g in zip(self.wanted, found, strict=True) if g is not None}
 
-    def _require_unchanged(self) -> None:
+    def _require_unchanged(self, read: Sequence[int]) -> None:
+        """Raises RuntimeError where one of the arguments `read`, or an output that the backward pass reads, was changed since the call."""
         part, args = self.loaded.part, self.args
-        versions = zip(part.saved_args, self._versions, strict=True)
-        changed = [f"argument {part.state.get(i, i)}" for i, version in versions if args[i]._version != version]
+        changed = [f"argument {part.state.get(i, i)}" for i in read if args[i]._version != self._versions[i]]
         held = ((i, ref(), version) for i, ref, version in self._outputs)
         changed += [f"output {i}" for i, tensor, version in held if tensor is not None and tensor._version != version]
         if changed:
@@ -132,7 +134,7 @@ class _Call:
                 "Trying to backward through the graph a second time: the values of a placed call are freed; "
                 "give retain_graph=True to the first backward pass"
             )
-        self._require_unchanged()
+        self._require_unchanged(self.loaded.part.saved_args)
         again = backward_again()
         kept = [slots.copy() for slots in self.kept] if again else self.kept
         if not again:
