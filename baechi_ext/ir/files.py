@@ -22,6 +22,8 @@ from typing import Any
 from baechi_ext.errors import FileError
 
 SCHEMA_VERSION = 1
+_TEXT = "utf-8-sig"
+"""UTF-8, after the byte order mark that some editors begin files with."""
 _GZIP = b"\x1f\x8b"  # the first bytes of a compressed file; JSON never begins with them
 MOST_BYTES = 1 << 30
 """A file may hold so many bytes, decompressed, unless `$BAECHI_READ_LIMIT` says another number."""
@@ -66,7 +68,7 @@ def _cannot_read(named: str, error: OSError | ValueError) -> FileError:
 def read_text(path: str | Path, kind: str, most_bytes: int | None = None) -> str:
     """The same as text. Raises FileError, too, for what is not UTF-8."""
     try:
-        return read_bytes(path, kind, most_bytes).decode()
+        return read_bytes(path, kind, most_bytes).decode(_TEXT)
     except UnicodeDecodeError as e:
         raise FileError(f"{kind} file {str(path)!r} is not UTF-8 text (byte {e.start}); expected text") from e
 
@@ -152,7 +154,7 @@ def read_json(path: str | Path, kind: str) -> dict[str, Any]:
 def parse_json(content: bytes, path: str | Path, kind: str) -> dict[str, Any]:
     """The object that `read_json` finds in a file of this content."""
     try:
-        value = json.loads(content.decode())
+        value = json.loads(content.decode(_TEXT))
     except UnicodeDecodeError as e:
         raise FileError(f"{kind} file {str(path)!r} is not UTF-8 text (byte {e.start}); expected JSON") from e
     except (ValueError, RecursionError) as e:

@@ -17,7 +17,7 @@ import pytest
 
 from baechi_ext.errors import FileError
 from baechi_ext.ir import Op, OpGraph
-from baechi_ext.ir.files import READ_LIMIT, READ_SECONDS, read_json, require_writable, write_json
+from baechi_ext.ir.files import READ_LIMIT, READ_SECONDS, read_json, read_text, require_writable, write_json
 
 UNREADABLE = [
     (b"", "is not valid JSON: .*; it may be truncated: write it again"),
@@ -44,6 +44,13 @@ def test_what_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(FileError, match=message) as caught:
         read_json(path, "graph")
     assert str(caught.value).startswith(f"graph file {str(path)!r}")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('{"a": 1}', encoding="utf-8-sig")
+    assert read_json(path, "graph") == {"a": 1}
+    assert read_text(path, "config") == '{"a": 1}'
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
