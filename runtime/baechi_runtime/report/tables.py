@@ -104,7 +104,7 @@ def search_news(search: SearchProgress) -> str:
     speed = f", {search.evaluations / search.seconds:.0f} plans/s" if search.evaluations and search.seconds > 0 else ""
     best = as_time(search.best_us) if not search.excess_bytes else f"{as_size(search.excess_bytes)} over the limits"
     gap = f"{search.best_us / search.bound_us - 1:.1%}" if search.bound_us > 0 else "0.0%"
-    return f"best {best}, bound {as_time(search.bound_us)}, gap {gap}{speed}"
+    return f"best {best}, gap {gap}, bound {as_time(search.bound_us)}{speed}"
 
 
 def print_families(indexes: Iterable[Mapping[str, Any]]) -> None:
