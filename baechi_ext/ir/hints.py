@@ -64,7 +64,8 @@ def with_pins(graph: OpGraph, pins: Sequence[Pin], devices: Sequence[str]) -> Op
     chosen: dict[int | str, tuple[int, str]] = {}
     for v, device in graph.pins.items():
         if not 0 <= device < len(devices):
-            raise OptionError(f"the graph pins op {graph.ops[v].id!r} to device {device}; there are 0 to {len(devices) - 1}")
+            there = f"there are 0 to {len(devices) - 1}; give more (--num_devices), or change the graph's pin"
+            raise OptionError(f"the graph pins op {graph.ops[v].id!r} to device {device}; {there}")
         _choose(chosen, graph.ops[v], v, (device, f"the graph's pin of op {graph.ops[v].id!r} to device {device}"))
     for pin in pins:
         device, found = pin.index(devices), ops_called(graph, pin.pattern)

@@ -165,7 +165,7 @@ class OpGraph:
 
             cycle = [v for v, _ in nx.find_cycle(nx.DiGraph((t.producer, w) for t in graph.tensors for w in t.readers))]
             shown = " -> ".join([repr(graph.ops[v].id) for v in (*cycle, cycle[0])][:9]) + (" -> ..." if len(cycle) > 8 else "")
-            raise GraphError(f"the graph has a cycle of {len(cycle)} ops: {shown}; remove one of its edges")
+            raise GraphError(f"the graph has a cycle of {len(cycle)} op{'s' * (len(cycle) > 1)}: {shown}; remove one of its edges")
         return graph
 
     def __len__(self) -> int:

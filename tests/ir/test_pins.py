@@ -100,7 +100,7 @@ def test_pins_of_the_graph_itself() -> None:
     assert pinned("b=0", graph=graph) == {"a": 1, "b": 0, "c": 1}
     with pytest.raises(OptionError, match=r"the graph's pin of op 'a' to device 1 and the pin 'c=0' contradict"):
         pinned("c=0", graph=graph)
-    with pytest.raises(OptionError, match="the graph pins op 'a' to device 1; there are 0 to 0"):
+    with pytest.raises(OptionError, match="the graph pins op 'a' to device 1; there are 0 to 0; give more"):
         with_pins(graph, [], ["cpu:0"])
 
 
