@@ -81,7 +81,7 @@ def timeline_figure(run: RunFolder) -> "Figure":
         axes.set_title(f"{step.kind}: {step.step_us / scale:.4g} {unit}", loc="left", fontsize=9)
         _quiet(axes)
     grid[-1, 0].set_xlabel(unit)
-    grid[-1, 0].set_xlim(0, most_us / scale)
+    grid[-1, 0].set_xlim(0, most_us / scale or 1)
     return figure
 
 
@@ -105,7 +105,7 @@ def memory_figure(run: RunFolder, report: Run) -> "Figure":
         axes.set_ylabel(f"{_plain(device.name)}\n{size_name}", fontsize=8)
         _quiet(axes)
     axes.set_xlabel(unit)
-    axes.set_xlim(0, max(at))
+    axes.set_xlim(0, max(at) or 1)
     axes.legend(loc="lower right", fontsize=7, frameon=False, ncols=3)
     return figure
 

@@ -61,6 +61,12 @@ def test_plots_of_a_plan_that_was_not_run(tmp_path: Path) -> None:
     assert len(timeline_figure(RunFolder.load(folder)).axes) == 1
 
 
+def test_plots_of_a_step_that_takes_no_time(tmp_path: Path) -> None:
+    folder = write_plan(tmp_path / "plan", {"nodes": [{"id": "a", "compute_us": 0}], "edges": []})
+    assert RunFolder.load(folder).timeline.makespan_us == 0
+    assert write_plots(str(folder), None)
+
+
 def test_the_timeline_has_every_op_of_both_steps(folder: Path) -> None:
     run = RunFolder.load(folder)
     figure = timeline_figure(run)
