@@ -141,6 +141,8 @@ def test_a_run_folder_is_enough(run: Run, graph: Path, plan: Path, tmp_path: Pat
 def test_a_plan_whose_graph_is_elsewhere(run: Run, graph: Path, plan: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     moved = plan.rename(tmp_path / "other" / "plan.json")
+    assert "cannot read plan file" in run("explain", plan, "--graph", graph)[2]
+    assert "cannot read plan file" in run("explain", tmp_path / "other" / "plan")[2]
     code, out, err = run("explain", moved)
     assert (code, out) == (1, "")
     where = "there is no graph.json beside it; name the graph's file: --graph=FILE"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from baechi_ext.errors import FileError, PlanError
 from baechi_ext.hybrid.plan import HybridPlan, load_plan
-from baechi_ext.ir.files import read_json
+from baechi_ext.ir.files import read_json, require_there
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import Plan
 from baechi_ext.shard.plan import KIND, ShardPlan
@@ -22,6 +22,7 @@ def plan_and_graph(plan: str, graph: str | None) -> tuple[Path, Path]:
     """The plan's file, and the graph's: `graph`, else the one beside it. Raises FileError where there is none."""
     file = Path(plan) / PLAN if Path(plan).is_dir() else Path(plan)
     beside = file.parent / GRAPH
+    require_there(file, "plan")
     if graph is None and not beside.exists():
         raise FileError(
             f"{file}: a plan is explained with its graph, and there is no {GRAPH} beside it; name the graph's file: --graph=FILE"
