@@ -77,13 +77,13 @@ def test_integer_ids_are_strings_in_a_plan() -> None:
 
 def test_another_cluster_overrides_the_plans_own() -> None:
     assert len(Plan.from_json(a_file(), GRAPH, cluster_of(5)).cluster) == 5
-    with pytest.raises(PlanError, match="op 'b' is placed on device 1; expected 0 to 0"):
+    with pytest.raises(PlanError, match="op 'b' is placed on device 1; expected 0 to 0: place the graph on these again"):
         Plan.from_json(a_file(), GRAPH, cluster_of(1))
 
 
 def test_the_same_plan_on_another_cluster() -> None:
     assert a_plan().on(cluster_of(5)) == a_plan(cluster=cluster_of(5))
-    with pytest.raises(PlanError, match="op 'b' is placed on device 1; expected 0 to 0; the plan needs 2 devices"):
+    with pytest.raises(PlanError, match="op 'b' is placed on device 1; expected 0 to 0: place the graph on these again"):
         a_plan().on(cluster_of(1))
 
 
