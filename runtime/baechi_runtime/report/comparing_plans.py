@@ -65,7 +65,8 @@ def _reasons(diff: PlanDiff) -> Iterator[str]:
         placement, priority = (change_of(us, step_us) for us in (diff.crossed.placement_after_us, diff.crossed.priority_after_us))
         yield f"B's placement with A's priorities: {placement}; A's placement with B's priorities: {priority}."
     if diff.recosted:
-        yield f"{len(diff.recosted)} ops have other costs: the devices of a group split them in another way."
+        count = len(diff.recosted)
+        yield f"{count} op{'s have' if count > 1 else ' has'} other costs: the devices of a group split them in another way."
     if diff.priorities[0] != diff.priorities[1]:
         yield f"Only {'A' if diff.priorities[0] else 'B'} has priorities."
 
