@@ -10,7 +10,7 @@ from typing import Any
 from baechi_ext.errors import ClusterError
 from baechi_ext.ir.files import SCHEMA_VERSION
 from baechi_ext.ir.made_by import Saved, load_as
-from baechi_ext.ir.numbers import as_bytes, as_number
+from baechi_ext.ir.numbers import MOST_DEVICES, as_bytes, as_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,8 @@ class Cluster(Saved):
         object.__setattr__(self, "pairs", MappingProxyType(dict(self.pairs)))
         if not self.devices:
             raise ClusterError("the cluster has no device; give it at least one")
+        if len(self.devices) > MOST_DEVICES:
+            raise ClusterError(f"the cluster has {len(self.devices)} devices; give it {MOST_DEVICES} at most")
         names = [d.name for d in self.devices]
         for i, device in enumerate(self.devices):
             if device.name in names[:i]:

@@ -49,6 +49,7 @@ REFUSED = [
     (with_devices(5), "device 0 is 5; expected an object with a string \"name\""),
     (with_devices({"name": 5}), "device 0 is .*; expected an object with a string \"name\""),
     (with_devices({"name": "a"}, {"name": "a"}), "device name 'a' appears twice"),
+    (with_devices(*({"name": str(d)} for d in range(1025))), "the cluster has 1025 devices; give it 1024 at most"),
     (with_devices({"name": "a", "speed": 0}), "device 'a' has speed 0.0; expected a positive number"),
     (with_devices({"name": "a", "speed": "fast"}), "speed of device 'a' is 'fast'; expected a number"),
     (with_devices({"name": "a", "memory_bytes": -1}), "memory_bytes of device 'a' is -1; expected at least 0"),
