@@ -257,6 +257,37 @@ def test_what_forward_notes_of_itself_is_what_it_notes_unplaced(tmp_path: Path) 
     assert "{'n': 5, 'means': [" in printed
 
 
+FORKS = """
+import multiprocessing
+def more(queue):
+    torch.manual_seed(1)
+    other = Odd()
+    for step in range(3):
+        loss = other(torch.randn(8, 20)).square().mean()
+        loss.backward()
+    queue.put(loss.item())
+context = multiprocessing.get_context("fork")
+queue = context.SimpleQueue()
+worker = context.Process(target=more, args=(queue,))
+worker.start()
+worker.join(60)
+ended = worker.exitcode == 0
+worker.kill()
+print(ended and queue.get())
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_fork_of_a_placed_script_trains_models_of_its_own(tmp_path: Path) -> None:
+    """The devices' threads do not live on in it, and it would wait for them."""
+    path = tmp_path / "forks.py"
+    path.write_text(ODD.replace("HEAD", "").replace("FORWARD", "") + FORKS)
+    printed, run = placed(path)
+    assert printed == unplaced(path)
+    assert "False" not in printed
+    assert placed_calls(run) == [4]
+
+
 @pytest.mark.parametrize("compiled", ["torch.compile(Odd(), backend=compiler)", "Odd(); model.compile(backend=compiler)"])
 @pytest.mark.parametrize("values", [False, True], ids=["one_graph", "breaks"])
 def test_a_module_that_the_script_compiles_is_left_to_it(tmp_path: Path, compiled: str, values: bool) -> None:

@@ -95,7 +95,6 @@ class Session:
         self._module = None if module is None else weakref.ref(module)
         self._said: set[str] = set()
         self._lock = threading.RLock()
-        self._process = os.getpid()
         self._calls = 0
         self._parts: Parts | None = settings.request.microbatches
         """The parts that a batch goes in, or their shares; None: not decided yet."""
@@ -122,8 +121,8 @@ class Session:
 
     def why_plain(self) -> str:
         """Why nothing runs placed now; empty where it may."""
-        # Threads do not live on in a fork.
-        return self.refusal or self.paused or ("" if os.getpid() == self._process else "this process was forked")
+        here = os.getpid() == self.settings.executor.process
+        return self.refusal or self.paused or ("" if here else "this process was forked")
 
     def why_not(self) -> str:
         """Why nothing of its calls is placed for good, as far as it is known; otherwise empty."""

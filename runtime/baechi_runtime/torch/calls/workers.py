@@ -62,6 +62,7 @@ class Workers:
         self.group = group
         self.devices = tuple(devices)
         self.device = self.devices[group.rank]
+        self.process = os.getpid()
         self.failed = False
         """True if a call failed: the others will not come to an end."""
 

@@ -244,6 +244,8 @@ class ThreadExecutor:
         keep_freed_memory()
         self.devices = tuple(devices)
         self.timeout_seconds = timeout_seconds
+        self.process = os.getpid()
+        """The process that the threads are in: they do not live on in a fork."""
         self._workers = self._started()
         self._broken = False
 
