@@ -1,14 +1,15 @@
 """One colour for each device, the same in every page and plot; a device's name always stands beside it."""
 
-DEVICES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
-"""Told apart with any colour vision: M. Okabe and K. Ito, Color Universal Design (2008). Black is left out: pages may be dark."""
+DEVICES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#882255")
+"""Told apart with any colour vision: M. Okabe and K. Ito, Color Universal Design (2008). Pages may be dark, so wine,
+from P. Tol, Colour Schemes (2021), stands for black."""
 LIMIT = "#d55e00"
 """A memory limit."""
 _DARK, _LIGHT = "#111111", "#ffffff"
 
 
 def device_colour(device: int) -> str:
-    """#rrggbb of the device at that position; from the eighth on colours come again."""
+    """#rrggbb of the device at that position; from the ninth on colours come again."""
     return DEVICES[device % len(DEVICES)]
 
 
