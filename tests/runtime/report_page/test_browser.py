@@ -157,6 +157,17 @@ def test_a_click_opens_a_group_and_then_selects_an_op_in_it(browser: Any, small:
     assert page.errors() == []
 
 
+def test_a_critical_path_of_many_parts_is_summed_up(browser: Any, small: Path) -> None:
+    page = Page(browser, small)
+    rows = page.run(
+        "data.explanation.critical_path.parts = Array(20).fill({ kind: 'transfer', device: 0, target: 1, us: 1.5, share: 0.05 });"
+        "explanationSection();"
+        "return [...document.querySelectorAll('#explanation')].at(-1).querySelector('tbody').innerText.split('\\n')"
+    )
+    assert len(rows) == 13
+    assert rows[-1].split("\t") == ["8 further parts", "", "12 us", "40%"]
+
+
 def test_keys_move_zoom_and_select(browser: Any, small: Path) -> None:
     page = Page(browser, small)
     page.keys("timeline", "++")

@@ -1,12 +1,16 @@
 "use strict";
 // Why the step takes as long as it does, what would change that, and where the prediction is off.
 
+const MOST_PARTS = 12;
+
 function explanationSection() {
   const said = data.explanation;
   const name = (d) => devices[d]?.name ?? String(d), numbers = (...titles) => titles.map((title) => ({ title, number: true }));
   const way = (from, to) => name(from) + (to === null ? "" : " to " + name(to));
   const where = (part) => way(part.device, part.target) + (part.phase ? ", " + part.phase : "");
-  const parts = said.critical_path.parts.map((part) => [part.kind, where(part), time(part.us), share(part.share, 1)]);
+  const path = said.critical_path.parts, further = path.slice(MOST_PARTS), all = (key) => further.reduce((sum, part) => sum + part[key], 0);
+  const parts = path.slice(0, MOST_PARTS).map((part) => [part.kind, where(part), time(part.us), share(part.share, 1)]);
+  if (further.length) parts.push([plural(further.length, "further part"), "", time(all("us")), share(all("share"), 1)]);
   const gains = said.transfers.by_gain.map((sent) => [
     idLink(sent.op), way(sent.source, sent.target), size(sent.bytes), time(sent.us), sent.gain_us === null ? "-" : signed(sent.gain_us)]);
   const idle = said.idle.map((one) => [

@@ -4,7 +4,7 @@
 const ROW_GAP = 22, ITEM_GAP = 14, COLUMN_GAP = 46, PADDING = 14, TITLE = 24, LEAST_WIDTH = 900, MOST_OPS = 120;
 /* How wide drawings should be for their height. */
 const SHAPE = innerWidth < 600 ? 0.8 : 1.7;
-const SIZES = { op: [150, 36], group: [170, 56] };
+const SIZES = { op: [150, 36], group: [186, 56] };
 
 /* A group: `groups` by name and `ops` in it, `all` ops below it, whether it shows what is in it, and which module it is, if one. */
 class Group {
