@@ -6,7 +6,8 @@ TorchDynamo drops what is raised in a guard: `baechi_runtime.host.interrupts` le
 import collections
 import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from operator import is_, itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,13 @@ _GUARDED = (int, float, str, bool, tuple, list, dict, set, frozenset, type(None)
 """Types of values that TorchDynamo guards itself where a class holds them."""
 
 
-def guard_the_unguarded(classes: "Iterable[type]", modules: "Iterable[torch.nn.Module]" = ()) -> None:
+def guard_the_unguarded(classes: "Iterable[type]", modules: "Sequence[torch.nn.Module]" = ()) -> None:
     """Have TorchDynamo trace the frame that it compiles now once more where something changes that it does not look at itself.
 
-    That is: hooks of these modules, and those for the calls of all, members of these classes and of those that they come from, the sign
-    of a zero, which object an `object()` is, and the order of an OrderedDict. A frame with what no guard helps against is not compiled.
-    Does nothing outside of a trace. Raises MissingBackendError.
+    That is: hooks of these modules, of which the first has all others, of modules that the frame may be given instead, and those for the
+    calls of all; members of these classes and of those that they come from, the sign of a zero, which object an `object()` is, and the
+    order of an OrderedDict. A frame with what no guard helps against is not compiled. Does nothing outside of a trace. Raises
+    MissingBackendError.
     """
     with needed("guarding a compiled call"):
         from torch._dynamo.source import GlobalStateSource
@@ -37,6 +39,8 @@ def guard_the_unguarded(classes: "Iterable[type]", modules: "Iterable[torch.nn.M
     own = {base for kind in classes for base in kind.__mro__ if not base.__module__.startswith(("torch.", "builtins", "abc"))}
     for guard in list(guards):
         guards.add(Guard(guard.originating_source, _strict))
+        if modules and guard.create_fn_name() == "EMPTY_NN_MODULE_HOOKS_DICT":
+            guards.add(Guard(guard.originating_source, partial(_without_hooks, modules[0])))
     for holds, what in (
         (_GlobalHooks(), "hooks of all modules"),
         (_Members(own), "members of modules' classes"),
@@ -106,6 +110,20 @@ class _Hooks:
 
     def __call__(self, _: object) -> bool:
         return list(map(len, self._registries)) == self._sizes and all(tuple(now) == before for now, before in self._filled)
+
+
+def _without_hooks(root: "torch.nn.Module", builder: Any, guard: Any) -> None:
+    """Guards that a module has no hooks, as TorchDynamo does if it is told to. What is reached through `root` itself `_Hooks` looks at;
+    other frames, such as a layer's forward, are run for one layer after the other of a class."""
+    source = guard.originating_source
+    while hasattr(source, "base"):
+        source = source.base
+    try:
+        given = builder.get(type(guard)(source, _strict))
+    except Exception:  # noqa: BLE001 - of a source that can't be read there is nothing to add
+        return
+    if given is not root and getattr(given, "__self__", None) is not root:
+        builder.SEQUENCE_LENGTH(guard)
 
 
 def _strict(builder: Any, guard: Any) -> None:

@@ -276,6 +276,42 @@ class LooksAtItself(nn.Module):
         return self.last(y) if y.sum() < 0 else self.last(y) * 2
 
 
+class LooksBetweenLayers(LooksAtItself):
+    """Python looks at a value behind each layer, so that the layers are one frame, run for one after the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x) if x.sum().item() < 1e9 else x
+        return x
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.act = nn.Linear(20, 20), nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.linear(x))
+
+
+@pytest.mark.parametrize("hooked", [0, 2])
+def test_hooks_of_one_layer_among_others_of_its_class(hooked: int) -> None:
+    torch.manual_seed(3)
+    model = LooksBetweenLayers()
+    model.parts = nn.ModuleList(Layer() for _ in range(3))
+    seen: list[float] = []
+    model.parts[hooked].act.register_forward_hook(lambda module, args, output: seen.append(output.sum().item()) or output * 2)
+    placed, losses = place(copy.deepcopy(model), strict=False), []
+    for one in (model, placed):
+        for step in range(4):
+            loss = one(torch.ones(4, 20) + step).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+    assert losses[:4] == losses[4:] and seen[:4] == seen[4:] and len(seen) == 8
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parts.parameters(), placed.parts.parameters(), strict=True))
+    assert report(placed).placed_steps > 0
+
+
 class TakesANumber(LooksAtItself):
     def forward(self, x: Tensor) -> Tensor:
         y = sum(part(x) for part in self.parts)
