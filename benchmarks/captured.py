@@ -19,6 +19,7 @@ from baechi_ext.group.merging import merge
 from baechi_ext.ir import Cluster, OpGraph
 from benchmarks.families import cluster_for
 from benchmarks.runner import in_fresh_process, parsed
+from benchmarks.sizes import SIZES
 
 MODELS = ("inception_v3", "wide_towers", "gnmt_v2", "nasnet")
 SETTINGS = ((0.1, "2", "loose"), (1.0, "4", "tight"), (1.0, "8", "loose"))
@@ -61,7 +62,6 @@ def costed_graph(model: str, parts: int = 1) -> OpGraph:
     from baechi_runtime.drivers import pipeline
     from baechi_runtime.drivers.train_request import TrainRequest
     from baechi_runtime.torch.backend import TorchBackend, on_devices
-    from benchmarks.step_time import SIZES
 
     if model not in SIZES:
         raise SystemExit(f"error: there is no size for a model {model!r}; choose one of {', '.join(SIZES)}")

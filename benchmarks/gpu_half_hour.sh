@@ -6,7 +6,7 @@
 # The tests that need a GPU; one device, without and with CUDA graphs, against eager; four parts of the GPU, predicted and measured; parity
 # with and without TF32 and BatchNorm; compute-sanitizer, where it is; a memory limit just above what is planned.
 #
-# FOLDER (runs/gpu_half_hour) gets a log of every step, reports, and the tables gpu.md and split/step_time.md. Steps that are done are not
+# FOLDER (runs/gpu_half_hour) gets a log of every step, reports, and their table gpu.md; in split/ the comparisons. Steps that are done are not
 # done again, so the command can be given again after a failure, or a day later. WHEELS is a folder of *.whl for a machine without network,
 # where torch, numba and safetensors are: `pip download -d WHEELS pulp highspy networkx msgspec rich pytest hypothesis psutil nvidia-ml-py`.
 set -uo pipefail
@@ -27,7 +27,7 @@ steps=20 tests=tests/runtime towers="wide_towers inception_v3" exponent=24 sizes
 declare -A size
 if [ -n "${REHEARSE:-}" ]; then
     steps=2 tests=tests/runtime/test_split_gpu.py::test_four_parts_compute_what_one_device_computes
-    towers=wide_towers exponent=8 sizes="batch_size=2 image_size=16"
+    towers=wide_towers exponent=8 sizes="--batch_size=2 --image_size=16"
     words="--vocab_size=60 --max_seq_length=4 --rnn_units=64"
     size=([alexnet]="--batch_size=2 --image_size=63" [gnmt_v2]="--batch_size=4 $words" [rnnlm]="--batch_size=4 $words"
           [wide_towers]="--batch_size=2 --image_size=16")
@@ -59,5 +59,5 @@ command -v compute-sanitizer >/dev/null && limit=150 run sanitizer compute-sanit
     "$python" -m pytest -q -m gpu -p no:cacheprovider tests/runtime/test_cuda_graphs.py -k "branches and sgd"
 tight=$("$python" -m benchmarks.gpu_table --tight=1.1 "$folder/one_alexnet") && limit=60 train tight alexnet --num_gpus=1 --device_memory="$tight"
 
-"$python" -m benchmarks.gpu_table "$folder"/*/report.json > "$folder/gpu.md" && echo "the tables: $folder/gpu.md $folder/split/step_time.md"
+"$python" -m benchmarks.gpu_table "$folder"/*/report.json > "$folder/gpu.md" && echo "the table: $folder/gpu.md"
 end

@@ -21,24 +21,17 @@ from typing import Any
 from numba import njit
 
 from baechi_ext.errors import OptionError
-from baechi_runtime.cli.flags import compare as compare_flags
 from baechi_runtime.host.interrupts import wait_for_imports
 from baechi_runtime.torch.processes.environment import is_worker, worker_place
 from baechi_runtime.torch.processes.launch import run_workers
-from benchmarks.runner import Benchmark, Row, table
+from benchmarks import comparing
+from benchmarks.runner import Benchmark, Row
 
 GROUPS, PREFIX = Path("/sys/fs/cgroup/cpu"), "baechi_part_of_a_core"
 _PRIORITY = 50
 """The priority of the real-time threads that wake the system up."""
 _WINDOW_SECONDS, _UNSETTLED = 0.5, 6
 """In the first windows others may still begin, and leave more than they will."""
-COLUMNS = {
-    "variant": "{method}",
-    "predicted ms": lambda row: "" if row["predicted_step_us"] is None else f"{row['predicted_step_us'] / 1e3:.1f}",
-    "measured ms": lambda row: f"{row['measured_step_us']['median'] / 1e3:.1f}",
-    "x one device": lambda row: "{median:.2f} ({low:.2f} to {high:.2f})".format_map(row["ratio"]),
-}
-
 _usleep = ctypes.CDLL(None).usleep
 _usleep.argtypes = (ctypes.c_uint,)
 
@@ -134,9 +127,7 @@ def compared(request: Any, beat_us: int) -> Iterator[Row]:
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     """Starts the workers; the first of them tells."""
-    parser = argparse.ArgumentParser(prog="baechi compare")
-    compare_flags.add_flags(parser)
-    request = compare_flags.compare_request(parser.parse_args(["--workers=process", *args.flags[args.flags[:1] == ["--"] :]]))
+    request = comparing.request_of(args)
     count = request.train.num_devices
     if is_worker():
         yield from compared(request, args.beat_us)
@@ -149,15 +140,10 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def report(found: Row) -> str:
-    rows = [found["unplaced"] | {"method": "eager"}, *(row for row in found["methods"] if row["measured_step_us"] is not None)]
-    return f"{found['model']}, each device {found['share_of_a_core']:.3f} of a core\n\n{table(COLUMNS, rows)}"
+    return f"{found['model']}, each device {found['share_of_a_core']:.3f} of a core\n\n{comparing.report(found)}"
 
 
-FLAGS = {
-    "--beat_us": 500,
-    "flags": {"nargs": argparse.REMAINDER, "metavar": "-- FLAGS", "help": "flags of baechi compare"},
-}
-main = Benchmark("half_cores", __doc__, FLAGS, measure, report).main
+main = Benchmark("half_cores", __doc__, {"--beat_us": 500, **comparing.FLAGS}, measure, report).main
 
 if __name__ == "__main__":
     main()

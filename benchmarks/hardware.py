@@ -40,7 +40,7 @@ from baechi_runtime.torch.lowering.devices import CpuDevice, available_cores
 from baechi_runtime.torch.profiler import FULL, profile_step
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 from benchmarks.runner import Benchmark, Row, in_fresh_process, progress, table
-from benchmarks.step_time import SIZES
+from benchmarks.sizes import SIZES
 
 COUNTED, THREADS, WORKERS = "counted", "2 threads an op", "2 worker processes"
 _LEAST_US = 20.0

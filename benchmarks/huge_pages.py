@@ -18,7 +18,7 @@ from pathlib import Path
 from baechi_runtime.host.host_memory import keep_freed_memory
 from baechi_runtime.report.tables import as_size
 from benchmarks.runner import Benchmark, Row, in_turn, table, timed
-from benchmarks.step_time import SIZES
+from benchmarks.sizes import SIZES
 
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 KINDS = {"without": "0", "with": "1"}

@@ -27,7 +27,7 @@ from baechi_runtime.torch.processes.environment import is_worker
 from baechi_runtime.torch.processes.launch import run_workers
 from baechi_runtime.torch.profiler import ProfileOptions, profile_step
 from benchmarks.runner import Benchmark, Row, table
-from benchmarks.step_time import SIZES
+from benchmarks.sizes import SIZES
 
 TIMEOUT_SECONDS = 900.0
 QUICK = ProfileOptions(warmup=1, repeats=2)

@@ -24,7 +24,7 @@ from baechi_runtime.torch.lowering.devices import cpu_devices
 from baechi_runtime.torch.profiler import ProfileOptions
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 from benchmarks.runner import Benchmark, Row, some_of, table
-from benchmarks.step_time import SIZES
+from benchmarks.sizes import SIZES
 
 LEAST_GAIN = 0.02
 PASSES = ProfileOptions(warmup=1, repeats=3)

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# The table of benchmarks.step_time on four devices, unattended:
+# `baechi compare` of the built-in models on four devices, unattended:
 #
 #     benchmarks/run_4gpu.sh [FOLDER]          four GPUs: streams, streams with CUDA graphs, and a process each over NCCL
 #     DEVICES=split benchmarks/run_4gpu.sh     four parts of one GPU, without and with CUDA graphs
 #     DEVICES=cpu benchmarks/run_4gpu.sh       four CPU workers, threads and processes: the rehearsal
 #
-# FOLDER (runs/4gpu_DEVICES) gets a result and a log of every run, the measured links and the table. Results that are there are kept, so
-# the command can be given again after a failure. A run that fails or takes longer than LIMIT does not stop the others; the exit code is 1 then.
+# FOLDER (runs/4gpu_DEVICES) gets the measured links, a run folder of each comparison, and a log of it, which ends with the table. Runs that
+# are done are not done again, so the command can be given again after a failure. One that fails or takes longer than LIMIT does not stop the
+# others; the exit code is 1 then.
 #
-# MODELS and METHODS choose what is run, STEPS how often, SIZES other sizes (SIZES="batch_size=2 image_size=16"), PYTHON the interpreter.
+# MODELS and METHODS choose what is run, STEPS how often, SIZES other sizes (SIZES="--batch_size=2 --image_size=16"), PYTHON the interpreter.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 devices=${DEVICES:-gpu}
@@ -18,8 +19,9 @@ models=${MODELS:-wide_towers inception_v3 gnmt_v2 nasnet transformer gpt2 resnet
 methods=${METHODS:-contiguous,m_topo,m_etf,m_sct,auto}
 steps=${STEPS:-30}
 limit=${LIMIT:-3600}
-sizes=()
-for size in ${SIZES:-}; do sizes+=(--set "$size"); done
+declare -A size=([inception_v3]="--batch_size=8 --image_size=149" [nasnet]="--batch_size=8" [transformer]="--batch_size=4"
+    [resnet101]="--batch_size=4 --image_size=128" [alexnet]="--batch_size=8"
+    [gnmt_v2]="--batch_size=16 --vocab_size=2000 --max_seq_length=20 --rnn_units=256 --num_layers=4")
 
 case $devices in
     gpu) kinds=("--num_gpus=4" "--num_gpus=4 --cuda_graphs" "--num_gpus=4 --workers=process") ;;
@@ -42,12 +44,9 @@ for kind in "${kinds[@]}"; do
     [ "$links" = "$kind" ] && run "links_$name" "$python" -m baechi_ext probe-links $kind --max_exponent="${EXPONENT:-26}" \
         --out="$folder/cluster_$name.json" --samples="$folder/links_$name.json"
     for model in $models; do
-        run "step_time_${model}_$name" "$python" -m benchmarks.step_time --model_name="$model" $kind --methods="$methods" \
-            --num_steps="$steps" "${sizes[@]}" --out="$folder/step_time_${model}_$name.json"
+        run "compare_${model}_$name" "$python" -m baechi_ext compare --model_name="$model" $kind ${size[$model]:-} ${SIZES:-} \
+            --batch_norm=per_part --placement_methods="$methods" --time_limit=60 --num_steps="$steps" --out="$folder/compare_${model}_$name"
     done
 done
 set +f
-
-results=("$folder"/step_time_*.json)
-[ -e "${results[0]}" ] && "$python" -m benchmarks.step_time_table "${results[@]}" > "$folder/step_time.md" && echo "the table: $folder/step_time.md"
 end

@@ -29,9 +29,9 @@ from baechi_runtime.models.registry import ModelOptions
 from baechi_runtime.report.report import ProbedLink
 from baechi_runtime.torch.backend import Captured, TorchBackend, on_devices
 from baechi_runtime.torch.cluster import with_measured_speeds
-from benchmarks.baselines import DDP, Baseline
+from benchmarks.data_parallel import DataParallel
 from benchmarks.runner import Benchmark, Row, table
-from benchmarks.step_time import SIZES
+from benchmarks.sizes import SIZES
 
 SLOW = 0.5
 """The speed of the core that is shared by two programs."""
@@ -86,8 +86,8 @@ def run(args: argparse.Namespace, backend: TorchBackend) -> Row:
         require_parity(backend.check(captured, plans[name].timeline))
         variants[name] = backend.load(captured, plans[name].timeline)
     devices = backend.executor.devices
-    with Baseline(DDP, backend.request, devices) as ddp, slowed(devices[-1].core):
-        measurement = backend.measure(whole, {**variants, DDP: ddp}, args.num_steps, lambda i: None)
+    with DataParallel(backend.request, devices) as ddp, slowed(devices[-1].core):
+        measurement = backend.measure(whole, {**variants, "ddp": ddp}, args.num_steps, lambda i: None)
     rows = [
         {
             "variant": name,

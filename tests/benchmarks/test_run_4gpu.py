@@ -1,12 +1,17 @@
 """The unattended runs: which commands they give, that they go on after a failure, and where they left off. A script stands for Python: it
 notes its arguments and writes the files that it is asked for."""
 
+import argparse
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from baechi_runtime.cli.flags import compare
+from benchmarks.sizes import SIZES
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PYTHON = """#!/bin/sh
@@ -14,7 +19,6 @@ PYTHON = """#!/bin/sh
 echo "$@" >> "$COMMANDS"
 case "$*" in
     *"$BROKEN"*) echo loading; echo "error: $BROKEN is broken" >&2; exit 1 ;;
-    *step_time_table*) echo "a table of $(($# - 2))" ;;
     *--tight=1.1*) echo 12345 ;;
 esac
 for argument; do
@@ -51,23 +55,31 @@ def run(python: Path, script: str = "run_4gpu.sh", **environment: str) -> tuple[
     ],
 )
 def test_every_model_runs_on_every_kind_of_devices(python: Path, devices: str, kinds: list[str]) -> None:
-    code, out, err, commands = run(python, DEVICES=devices, STEPS="3", SIZES="batch_size=2 image_size=16")
+    code, out, err, commands = run(python, DEVICES=devices, STEPS="3", SIZES="--batch_size=2 --image_size=16")
     assert (code, err) == (0, "")
-    steps = [c for c in commands if "benchmarks.step_time " in c]
-    sizes = "--set batch_size=2 --set image_size=16"
+    steps = [c for c in commands if "baechi_ext compare " in c]
+    sizes, rest = "--batch_size=2 --image_size=16", "--batch_norm=per_part --placement_methods=m --time_limit=60 --num_steps=3"
     assert [c.split(" --out")[0] for c in steps] == [
-        f"-m benchmarks.step_time --model_name={model} {kind} --methods=m --num_steps=3 {sizes}" for kind in kinds for model in "ab"
+        f"-m baechi_ext compare --model_name={model} {kind} {sizes} {rest}" for kind in kinds for model in "ab"
     ]
     assert len({c.split("--out=")[1] for c in steps}) == len(steps)
     assert [c.split(" --max")[0] for c in commands if "probe-links" in c] == [
         f"-m baechi_ext probe-links {kind}" for kind in kinds if "graphs" not in kind
     ]
-    assert (python.parent / "results" / "step_time.md").read_text() == f"a table of {len(steps)}\n"
+
+
+def test_models_have_the_sizes_of_other_benchmarks(python: Path) -> None:
+    code, out, err, commands = run(python, DEVICES="split", MODELS="", METHODS="m_etf")
+    parser = argparse.ArgumentParser()
+    compare.add_flags(parser)
+    trains = [compare.compare_request(parser.parse_args(c.split()[3:])).train for c in commands if "compare" in c]
+    found = {train.model: replace(train.model_options, num_devices=1) for train in trains}
+    assert found == {model: replace(size, num_devices=1) for model, size in SIZES.items()}
 
 
 def test_a_failure_stops_nothing_and_is_all_that_runs_again(python: Path) -> None:
     code, out, err, commands = run(python, DEVICES="split", BROKEN="--model_name=a")
-    failed = ["step_time_a_split_gpu_4", "step_time_a_split_gpu_4_cuda_graphs"]
+    failed = ["compare_a_split_gpu_4", "compare_a_split_gpu_4_cuda_graphs"]
     assert code == 1
     assert err.startswith(f"error: 2 runs failed: {' '.join(failed)}; their logs are in ")
     assert [f"{name}: failed: error: --model_name=a is broken" in out for name in failed] == [True, True]
@@ -75,7 +87,7 @@ def test_a_failure_stops_nothing_and_is_all_that_runs_again(python: Path) -> Non
 
     code, out, err, commands = run(python, DEVICES="split")
     assert (code, err) == (0, "")
-    assert [c.split()[2] for c in commands if "step_time_table" not in c] == ["--model_name=a"] * 2
+    assert [c.split()[3] for c in commands] == ["--model_name=a"] * 2
     assert out.count("there already") == 3
 
 
@@ -109,7 +121,7 @@ def test_half_an_hour_is_the_same_in_the_rehearsal_but_for_sizes(python: Path, r
         *([f"--model_name={m}", "--split_gpu=2"] for _ in "01" for m in ("wide_towers", "rnnlm")),
         ["--model_name=alexnet", "--num_gpus=1", "--device_memory=12345"],
     ]
-    split = {c.split("--model_name=")[1].split()[0] for c in commands if "benchmarks.step_time " in c}
+    split = {c.split("--model_name=")[1].split()[0] for c in commands if "baechi_ext compare " in c}
     assert split == ({"wide_towers"} if rehearse else {"wide_towers", "inception_v3"})
     assert all(("--num_steps=2 " in c) == bool(rehearse) for c in commands if "--num_steps" in c)
     assert sum("-m pytest" in c for c in commands) == 1

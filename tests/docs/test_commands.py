@@ -17,6 +17,7 @@ OTHERS = {
     "--help", "--version",
     "--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port", "--max-restarts",  # torchrun's
     "--cpu-list",  # taskset's
+    "--compact",  # json.tool's
     "--epochs",  # a script's
     "--exponent", "--nocostgen",  # what Baechi calls another one, and how TensorFlow spells a switch
     "--cases",  # a benchmark's

@@ -136,15 +136,18 @@ class TestPase:
         assert found["beam"]["cost_flop"] == found["beam"]["lower_bound_flop"]
 
     def test_measured_steps(self) -> None:
-        expected = []
-        for report in read("pase_step.json")["reports"]:
-            cells = [report["model"], str(report["num_devices"]), self.time(report["single_step_us"]["median"])]
+        shown = table("docs/pase.md", "| model | whole")
+        assert {path.name for path in RESULTS.glob("sharded_*.json")} == {f"sharded_{model}.json" for model, *_ in shown}
+        for model, *cells in shown:
+            report = read(f"sharded_{model}.json")
+            expected = [self.time(report["single_step_us"]["median"])]
             for run in report["strategies"]:
                 took = run["measured_step_us"]["median"]
                 whole = ", not split" if run["note"].startswith("nothing is split") else ""
-                cells.append(f"{self.time(took)} ({run['predicted_step_us'] / took - 1:+.0%}){whole}")
-            expected.append([*cells, f"{report['kendall_tau']:.1f}"])
-        assert table("docs/pase.md", "| model | processes") == expected
+                expected.append(f"{self.time(took)} ({run['predicted_step_us'] / took - 1:+.0%}){whole}")
+            assert cells == [*expected, f"{report['kendall_tau']:.1f}"], model
+        loads = [read(f"sharded_{model}.json")["load_of_others"] for model, *_ in shown]
+        assert f"others had {min(loads):.1%} to {max(loads):.1%} of the cores" in page("docs/pase.md")
 
     @staticmethod
     def time(us: float) -> str:

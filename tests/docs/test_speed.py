@@ -18,7 +18,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 NAMES = ("speed", "tensorflow", "parts")
 PAGE, TENSORFLOW_PAGE, PARTS_PAGE = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in NAMES)
 MODELS = ("wide_towers", "inception_v3", "gnmt_v2", "nasnet", "transformer", "gpt2", "resnet101", "alexnet", "rnnlm")
-TENSORFLOW = ("wide_towers", "gnmt_v2", "inception_v3", "nasnet")
 
 
 def read(name: str) -> dict[str, Any]:
@@ -32,16 +31,7 @@ def table(heading: str, page: str = PAGE) -> dict[str, list[str]]:
     return {cells[0].partition(",")[0].strip("`"): cells[1:] for cells in rows[2:]}
 
 
-def times(row: dict[str, Any] | None) -> str:
-    """The speed-up over eager, with its interval."""
-    if row is None:
-        return "not possible"
-    ratio = row["times_eager"]
-    return f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
-
-
-def variants(name: str) -> dict[str, dict[str, Any]]:
-    return {row["variant"]: row for row in read(name)["rows"]}
+TENSORFLOW, PIPELINES = table("Step times", TENSORFLOW_PAGE), table("Beside a pipeline")
 
 
 def test_the_table_of_steps_has_all_models() -> None:
@@ -54,12 +44,15 @@ def compared(model: str, kind: str = "engines") -> tuple[dict[str, Any], dict[st
     return found, {row["method"]: row for row in found["methods"]}
 
 
+def interval(ratio: dict[str, float]) -> str:
+    return "{median:.2f} ({low:.2f} to {high:.2f})".format_map(ratio)
+
+
 def gained(row: dict[str, Any] | None) -> str:
     """The speed-up over one device's program, with the interval for all pairs, and the prediction's error."""
     if row is None or row["measured_step_us"] is None:
         return "-"
-    ratio, error = row["ratio"], row["predicted_step_us"] / row["measured_step_us"]["median"] - 1
-    return f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f}), {error:+.1%}"
+    return f"{interval(row['ratio'])}, {row['predicted_step_us'] / row['measured_step_us']['median'] - 1:+.1%}"
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -152,51 +145,39 @@ def test_the_fastest_on_four_half_cores() -> None:
 
 @pytest.mark.parametrize("model", TENSORFLOW)
 def test_steps_of_tensorflow(model: str) -> None:
-    rows = variants(f"step_time_tensorflow_{model}.json")
-    names = ("single", "contiguous", "expert", "m_topo", "m_etf", "m_sct", "auto", "tf.device")
-    expected = [f"{rows['eager']['measured_us']['median'] / 1000:.0f} ms", *(briefly(rows.get(name)) for name in names)]
-    assert table("Step times", TENSORFLOW_PAGE)[model] == expected
-
-
-PIPELINES = table("Beside a pipeline")
+    found, rows = compared(model, "tensorflow")
+    assert TENSORFLOW[model] == [
+        as_time(found["unplaced"]["measured_step_us"]["median"]),
+        as_time(rows["single"]["measured_step_us"]["median"]),
+        *(gained(rows.get(name)) for name in ("expert", "m_etf", "auto")),
+    ]
 
 
 @pytest.mark.parametrize("model", PIPELINES)
 def test_pipelines(model: str) -> None:
-    rows = variants(f"step_time_1f1b_{model}_2_processes.json")
-    assert PIPELINES[model] == [times(rows[name]) for name in ("auto", "auto, 2 parts", "ddp", "pipelining")]
+    rows = {row["variant"]: row["times_eager"] for row in read(f"pipelining_{model}.json")["rows"]}
+    assert PIPELINES[model] == [interval(rows[name]) for name in ("auto", "auto, 2 parts", "ddp", "pipelining")]
 
 
-def test_all_models_that_can_be_a_pipeline_are_shown_with_what_others_took() -> None:
-    found = {path.name: read(path.name)["load_of_others"] for path in RESULTS.glob("step_time_1f1b_*.json")}
-    assert set(found) == {f"step_time_1f1b_{model}_2_processes.json" for model in PIPELINES}
-    assert f"others had {min(found.values()):.0%} to {max(found.values()):.0%} of the cores" in PAGE
+@pytest.mark.parametrize(("kind", "page", "shown"), [("tensorflow", TENSORFLOW_PAGE, TENSORFLOW), ("pipelining", PAGE, PIPELINES)])
+def test_all_results_are_shown_with_what_others_took(kind: str, page: str, shown: dict[str, list[str]]) -> None:
+    found = {path.name: read(path.name)["load_of_others"] for path in RESULTS.glob(f"{kind}_*.json")}
+    assert set(found) == {f"{kind}_{model}.json" for model in shown}
+    assert f"others had {min(found.values()):.1%} to {max(found.values()):.1%} of the cores" in " ".join(page.split())
 
 
-@pytest.mark.parametrize("model", table("What it brings", PARTS_PAGE))
-def test_steps_over_parts(model: str) -> None:
-    rows = variants(f"step_time_parts_{model}_2_threads.json")
-    whole, parts = rows["auto"], rows["auto, 2 parts"]
-    assert table("What it brings", PARTS_PAGE)[model] == [
-        as_time(whole["predicted_us"]),
-        times(whole),
-        as_time(parts["predicted_us"]),
-        times(parts),
-        times(rows["ddp"]),
-    ]
-
-
-def test_the_tables_of_steps_over_parts_have_all_results() -> None:
-    shown = {f"step_time_parts_{model}_2_threads.json" for model in table("What it brings", PARTS_PAGE)}
-    assert shown == {path.name for path in RESULTS.glob("step_time_parts_*.json")}
-
-
-def briefly(row: dict[str, Any] | None) -> str:
-    """The speed-up over tf.function, and how far the prediction was off."""
-    if row is None:
-        return "-"
-    off = "" if row["prediction_error"] is None else f" ({row['prediction_error']:+.0%})"
-    return f"{row['times_eager']['median']:.2f}{off}"
+def test_steps_over_parts() -> None:
+    """The page says how often two parts are faster than the whole batch, and how the one that is predicted to be does beside the other and
+    beside DistributedDataParallel."""
+    found = [rows for rows in (compared(model)[1] for model in MODELS) if "auto_2_parts" in rows]
+    measured = [{name: row["measured_step_us"]["median"] for name, row in rows.items() if row["measured_step_us"]} for rows in found]
+    chosen = [min(("auto", "auto_2_parts"), key=lambda name: rows[name]["predicted_step_us"]) for rows in found]
+    assert chosen == [min(("auto", "auto_2_parts"), key=times.__getitem__) for times in measured]
+    beside = [times[name] < times["ddp"] for times, name in zip(measured, chosen, strict=True) if "ddp" in times]
+    assert all("1.5 times" in rows["ddp"]["note"] for rows, times in zip(found, measured, strict=True) if "ddp" not in times)
+    text = " ".join(PARTS_PAGE.split())
+    assert f"Of the other {len(found)}, two parts are faster than the whole batch in {chosen.count('auto_2_parts')}, and" in text
+    assert f"in {sum(beside)} of {len(beside)}, and behind it for `nasnet`; in the other {len(found) - len(beside)} that" in text
 
 
 def test_quality_of_plans() -> None:
@@ -231,7 +212,7 @@ def test_seconds_to_place() -> None:
 def test_a_model_that_fits_on_no_single_device() -> None:
     found = read("fits_nowhere_transformer.json")
     rows = {row["method"]: row for row in found["methods"]}
-    text = PAGE.partition("fits on no single device.**")[2].partition("By threads")[0]
+    text = PAGE.partition("fits on no single device.**")[2].partition("\n## ")[0]
     measured = {name: row["measured_step_us"]["median"] for name, row in rows.items() if row["measured_step_us"]}
     assert sorted(measured) == ["auto", "auto_2_parts", "contiguous", "m_sct", "m_topo"]
     assert min(measured, key=measured.__getitem__) == "auto"
@@ -299,3 +280,12 @@ def test_every_command_is_that_of_a_committed_result() -> None:
     assert len(said) >= 5
     for line in said:
         assert line in commands, line
+
+
+@pytest.mark.parametrize("name", ["speed", "tensorflow", "pase"])
+def test_every_command_makes_the_file_it_names(name: str) -> None:
+    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    said = re.findall(r"^    (baechi [^|>]*) (?:\| python -m json.tool --compact )?> benchmarks/results/(.*)$", page, re.MULTILINE)
+    assert said
+    for command, file in said:
+        assert shlex.join(read(file)["command"]) == command
