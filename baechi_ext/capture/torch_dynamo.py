@@ -29,6 +29,11 @@ def quietly() -> Iterator[None]:
             logger.setLevel(level)
 
 
+def without_limits_logged(logs: Callable[[object], bool]) -> None:
+    """Have TorchDynamo log that it has traced a frame too often only where `logs` says so; the same function once."""
+    logging.getLogger("torch._dynamo.convert_frame").addFilter(logs)
+
+
 @contextlib.contextmanager
 def tracing_alone() -> Iterator[None]:
     """No other thread traces: neither TorchDynamo nor what it is built on is safe beside another trace. Raises MissingBackendError."""
@@ -185,7 +190,7 @@ def recompiles(before: Sequence[Any]) -> tuple[list[str], list[str]]:
     old = {id(m) for m in before}
     known = [m for m in compilations() if id(m) not in old]
     where = {id(m): f"({m.co_name} at {m.co_filename}:{m.co_firstlineno})" for m in known}
-    reasons = {id(m): getattr(m, "recompile_reason", None) or "" for m in known}
+    reasons = {id(m): (getattr(m, "recompile_reason", None) or "").partition("User stack trace")[0].strip() for m in known}
     again = [f"{reason} {where[key]}" for key, reason in reasons.items() if reason and "BACKEND_MATCH" not in reason]
     failed = [f"{(m.fail_reason.strip().splitlines() or [''])[0]} {where[id(m)]}" for m in known if m.fail_reason]
     return again, failed

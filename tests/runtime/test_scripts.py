@@ -239,6 +239,16 @@ def test_a_module_that_changes_from_step_to_step_is_captured_anew(tmp_path: Path
     assert any("temperature" in reason for reason in run.placed[0].log.recompiles)
 
 
+def test_what_changes_in_every_step_is_said_once_at_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "annealed.py"
+    text = ODD.replace("HEAD", "").replace("FORWARD", "y = y / self.temperature")
+    path.write_text(text.replace("range(5):", "range(12):\n    model.temperature = 1.0 + step / 7"))
+    printed, run = placed(path, strict=False)
+    assert printed == unplaced(path)
+    assert "recompile_limit" not in capfd.readouterr().err
+    assert re.search(r"not placed; \d calls ran as they are: .*traced it too often.*temperature", run.lines()[0])
+
+
 def test_what_a_backward_pass_runs_once_more_is_what_it_is_unplaced(tmp_path: Path) -> None:
     path, forward = tmp_path / "parts.py", "y = checkpoint(self.c, y, use_reentrant=False)"
     text = ODD.replace("HEAD", "from torch.utils.checkpoint import checkpoint").replace("FORWARD", forward)

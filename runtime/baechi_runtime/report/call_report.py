@@ -14,7 +14,8 @@ from baechi_runtime.report.tables import as_size, as_time
 INTERRUPTED = "the search for its plan was interrupted"
 """The reason why a step that has a plan is not placed."""
 OTHER_SHAPES = "arguments of another shape"
-"""The reason why a call ran as it is between placed ones."""
+UNTRACED = "TorchDynamo found no graph in it, or had traced it too often and runs it as it is"
+"""The reasons why a call ran as it is between placed ones."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -111,7 +112,7 @@ class CallReport(PlanFindings):
         if self.result is None or (self.refusal and not self.placed_steps):
             why, count = max(self.unplaced_calls.items(), key=itemgetter(1), default=("", 0))
             most = f"{count} calls ran as they are: {why}" if count else "no training call of it ran to its end"
-            yield f"not placed; {self.refusal or most}"
+            yield f"not placed; {self.refusal or self._untraced() or most}"
             yield self._predicted()
         elif self.refusal:
             yield f"placed for {self.placed_steps} steps, then as it is; {self.refusal}; {self.verified}"
@@ -121,6 +122,7 @@ class CallReport(PlanFindings):
             yield f"the batch in {len(self.parts)} parts ({', '.join(map(str, self.parts))} examples)" if self.parts else ""
             if left_out := self.unplaced_calls.get(OTHER_SHAPES):
                 yield f"{left_out} steps of other shapes ran unplaced"
+            yield self._untraced()
             yield self._predicted()
             yield self._measured()
             yield f"inconclusive: {'; '.join(self.doubts)}" if self.doubts else ""
@@ -129,6 +131,10 @@ class CallReport(PlanFindings):
             yield self.paid_back()
         if self.graph_breaks:
             yield f"{len(self.graph_breaks)} graph breaks, the first: {self.graph_breaks[0]}"
+
+    def _untraced(self) -> str:
+        count, last = self.unplaced_calls.get(UNTRACED, 0), f" (last for {self.recompiles[-1]})" if self.recompiles else ""
+        return f"{count} calls ran as they are: {UNTRACED}{last}" if count else ""
 
     def _predicted(self) -> str:
         if self.predicted_us is None or self.predicted_single_us is None:

@@ -9,6 +9,7 @@ from torch import nn
 from baechi_ext.capture.torch_dynamo import has_global_module_hooks, sees_single_ops, trace_marks, traced, traced_elsewhere
 from baechi_ext.capture.torch_private import inside_backward, is_traced
 from baechi_ext.errors import CaptureError
+from baechi_runtime.report.call_report import UNTRACED
 from baechi_runtime.torch.calls.fragments import Settings
 from baechi_runtime.torch.calls.session import SINGLE_OPS, Session
 from baechi_runtime.torch.calls.tracing import inside_one, traced_for_us, watch_compiles
@@ -16,7 +17,6 @@ from baechi_runtime.torch.calls.verify import put_back
 
 COMPILED = "the script compiles it itself (torch.compile, torch.jit)"
 ELSEWHERE = "another thread was tracing"
-UNTRACED = "TorchDynamo found no graph in it, or had traced it too often and runs it as it is"
 
 
 class ModuleCall:

@@ -19,6 +19,7 @@ from baechi_ext.capture.torch_dynamo import (
     quietly,
     recompiles,
     run_beside_traces,
+    without_limits_logged,
 )
 from baechi_ext.capture.why_not import place_of
 
@@ -150,9 +151,14 @@ def traced_for_us(log: TraceLog) -> Iterator[None]:
 
 
 def watch_compiles() -> None:
-    """Have Dynamo say when it begins to trace; once in a process is enough."""
+    """Have Dynamo say when it begins to trace, and not log that it has traced a call of ours too often; once in a process is enough."""
     compile_callbacks(_begun, _ended)
+    without_limits_logged(_not_ours)
     break_at_own_generators()
+
+
+def _not_ours(_: object) -> bool:
+    return not inside_one()
 
 
 def inside_one() -> bool:
