@@ -35,19 +35,28 @@ for step in range(4):
 """
 
 
+GOES_ON = """
+import atexit, pickle, threading, time
+class Kept:
+    pass
+def keep(when):
+    print(when, type(pickle.loads(pickle.dumps(Kept()))).__name__)
+threading.Thread(target=lambda: (time.sleep(0.5), keep("later"))).start()
+atexit.register(keep, "at exit")
+"""
 PLACED = ("train", "--placement_method=random", "--num_devices=2", "--keep_placed")
 
 
 def test_a_script_with_arguments_and_an_exit_code(tmp_path: Path) -> None:
     script, helper = tmp_path / "train.py", tmp_path / "beside_it.py"
     helper.write_text("CODE = 3\n")
-    script.write_text(f"{TRAINS}\nfrom beside_it import CODE\nprint(sys.argv, __name__)\nsys.exit(CODE)\n")
+    script.write_text(f"{TRAINS}{GOES_ON}from beside_it import CODE\nprint(sys.argv, __name__)\nsys.exit(CODE)\n")
     out = tmp_path / "run"
     line = (*PLACED, f"--out={out}", str(script), "--", "--epochs", "1", "--verify-steps=x", "--", "-v")
     done = subprocess.run([sys.executable, "-m", "baechi_ext", *line], cwd=ROOT, text=True, capture_output=True)
     assert done.returncode == 3, done.stderr
-    assert done.stdout.splitlines()[-1] == f"{[str(script), '--epochs', '1', '--verify-steps=x', '--', '-v']} __main__"
-    assert len(done.stdout.splitlines()) == 5
+    assert done.stdout.splitlines()[4] == f"{[str(script), '--epochs', '1', '--verify-steps=x', '--', '-v']} __main__"
+    assert done.stdout.splitlines()[5:] == ["later Kept", "at exit Kept"]  # as in Python, when the script has ended
     assert "baechi: Sequential: random" in done.stderr
     assert "3 steps placed, verified 2 of 3, last at call 2 (largest relative difference 0)" in done.stderr
     report = json.loads((out / "report.json").read_text())
@@ -67,7 +76,9 @@ def test_paths_are_of_where_the_command_runs(tmp_path: Path, monkeypatch: pytest
     assert json.loads((tmp_path / "run" / "plan.json").read_text())["method"] == "refine"
 
 
-def test_an_exception_of_the_script_is_shown_as_python_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exception_of_the_script_is_shown_as_python_shows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "train.py"
     script.write_text("def f():\n    raise ValueError('mine')\nf()\n")
     assert main(["train", str(script)]) == 1
@@ -77,6 +88,9 @@ def test_an_exception_of_the_script_is_shown_as_python_shows_it(tmp_path: Path, 
     assert traceback.count("File ") == 2
     assert "runtime/baechi_runtime/torch/calls/script.py" not in traceback
     assert rest == "baechi: nothing was placed: no module was called in training mode (model.train()) while gradients were recorded\n"
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: print("hooked", error))  # as of rich, or Weights & Biases
+    assert main(["train", str(script)]) == 1
+    assert capsys.readouterr().out == "hooked mine\n"
 
 
 @pytest.mark.parametrize(

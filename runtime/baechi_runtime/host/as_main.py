@@ -2,10 +2,10 @@
 
 import runpy
 import sys
-import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from baechi_ext.errors import BaechiError, FileError
@@ -28,15 +28,23 @@ def run_as_main(path: Path, arguments: tuple[str, ...]) -> Any:
     """
     try:
         with _main(path, arguments):
-            runpy.run_path(str(path), run_name="__main__")
-    except SystemExit as e:
-        return e.code
+            _leave(runpy.run_path(str(path), run_name="__main__"))
     except (BaechiError, KeyboardInterrupt):
         raise
-    except Exception as e:  # noqa: BLE001 - whatever the script raises
-        traceback.print_exception(_from_script(e, path))
+    except (SystemExit, Exception) as e:  # noqa: BLE001 - whatever the script raises
+        begun = _in_script(e.__traceback__, path)
+        if begun is not None:
+            _leave(begun.tb_frame.f_globals)
+        if isinstance(e, SystemExit):
+            return e.code
+        sys.excepthook(type(e), e.with_traceback(begun or e.__traceback__), e.__traceback__)
         return 1
     return 0
+
+
+def _leave(names: Mapping[str, Any]) -> None:
+    """Leave the script's classes where pickle looks for them: its threads and what it has given to atexit go on when it has ended."""
+    vars(sys.modules["__main__"]).update({name: value for name, value in names.items() if not name.startswith("__")})
 
 
 @contextmanager
@@ -50,9 +58,8 @@ def _main(path: Path, arguments: tuple[str, ...]) -> Iterator[None]:
         sys.argv, sys.path = argv, search
 
 
-def _from_script(error: Exception, path: Path) -> Exception:
-    """The error with a traceback that begins in the script."""
-    step = error.__traceback__
+def _in_script(step: TracebackType | None, path: Path) -> TracebackType | None:
+    """The first step of a traceback that is in the script; None where there is none."""
     while step is not None and step.tb_frame.f_code.co_filename != str(path):
         step = step.tb_next
-    return error.with_traceback(step) if step is not None else error
+    return step
