@@ -146,7 +146,7 @@ def log(report: "CallReport", to: Any) -> None:
 
 
 def unplace(model: M) -> M:
-    """The module itself, whose calls run as they are from now on."""
+    """The module itself, whose calls run as they are from now on. Raises OptionError for what is no module."""
     from baechi_runtime.torch.calls.parallelize import unplace
 
     unplace(model)

@@ -31,10 +31,10 @@ def bytes_of(value: Any, what: str) -> int:
         raise OptionError(f"{what}: {e}") from e
 
 
-def device_count(value: Any) -> int:
-    """`value` as the number of devices that the option `devices` gives. Raises OptionError."""
+def device_count(value: Any, others: str = "the names of CUDA devices as a list") -> int:
+    """`value` as the number of devices that the option `devices` gives. Raises OptionError, which says what `others` it may be."""
     if type(value) is not int or not 1 <= value <= MOST_DEVICES:
-        raise OptionError(f"devices={value!r} is not a number of devices; give 1 to {MOST_DEVICES}, or the names of CUDA devices as a list")
+        raise OptionError(f"devices={value!r} is not a number of devices; give 1 to {MOST_DEVICES}, or {others}")
     return value
 
 

@@ -70,6 +70,8 @@ class PlanRequest:
             raise OptionError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
         if device_map is not None and method not in MAPPED:
             raise OptionError(f"device_map is only for the methods {', '.join(MAPPED)}; drop it or choose one of them")
+        if not isinstance(pins, (list, tuple)):
+            raise OptionError(f"pins={pins!r} is no list; write one, such as pins=['encoder.*=0']")
         if not isinstance(seed, int):
             raise OptionError(f"seed={seed!r} is not a whole number")
         limit = METHODS[method].time_limit_seconds if time_limit is None else as_number(time_limit, "time_limit", OptionError)

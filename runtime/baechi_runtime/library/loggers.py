@@ -24,6 +24,8 @@ PAGE = "baechi.html"
 
 def log(report: CallReport, to: Any) -> None:
     """See `baechi_ext.log`."""
+    if not isinstance(report, CallReport):
+        raise OptionError(f"log takes the report of a placed module, baechi_ext.report(model), not a {type(report).__name__}")
     if report.result is None or report.single is None:
         raise OptionError(f"there is nothing to log of {report.name}: it is not placed{'; ' * bool(report.refusal)}{report.refusal}")
     known: dict[str, Any] = {"result": report.result, "single": report.single, "notes": report.notes}

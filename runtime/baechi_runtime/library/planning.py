@@ -5,6 +5,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import ValidationError, convert
+
 from baechi_ext.capture.tensorflow_private import tensorflow
 from baechi_ext.cost.hardware import HARDWARE, Hardware
 from baechi_ext.errors import MissingBackendError, OptionError
@@ -160,5 +162,8 @@ def _model_request(name: str, sizes: Any, devices: _Devices, options: PlanOption
             f"the inputs of a built-in model are its sizes, such as {{'batch_size': 8}}, not {wrong}; known are {', '.join(_SIZES)}"
         )
     request = _parallelize_options(devices, options).request()
-    model_options = ModelOptions(**dict(sizes or {}), num_devices=request.num_devices)
+    try:
+        model_options = convert({**(sizes or {}), "num_devices": request.num_devices}, ModelOptions)
+    except ValidationError as e:
+        raise OptionError(f"the sizes of {name}: {e}") from e
     return replace(request, model=name, model_options=model_options, optimizer=options.get("optimizer", "sgd"), cache=None)

@@ -30,6 +30,8 @@ from baechi_runtime.report.tables import as_size, as_time, table_of, text_of
 if TYPE_CHECKING:
     from rich.table import Table
 
+_DEVICES = "a baechi_ext.Cluster; or so many of published hardware: devices=8, hardware='h100'"
+"""The devices of a what-if, beside a number."""
 
 @dataclass(frozen=True, repr=False)
 class Run:
@@ -118,7 +120,7 @@ class Run:
             if isinstance(wanted, Cluster):
                 raise OptionError(f"hardware={hardware!r} has a cluster of its own; give devices as a number, or leave one of both out")
             target = hardware_named(hardware)
-            there = changed(target.cluster(device_count(wanted)), link, device_memory)
+            there = changed(target.cluster(device_count(wanted, _DEVICES)), link, device_memory)
             return on_hardware(self.graph, self._request, target, there)
         cluster = wanted if isinstance(wanted, Cluster) else sized(self.cluster, wanted)
         return self._planned(self._request, changed(cluster, link, device_memory))
@@ -187,7 +189,7 @@ class Run:
 
     @property
     def _headline(self) -> str:
-        return f"{self._step.name}: {self.plan.method}, {len(self.graph)} ops on {len(self.cluster)} devices"
+        return f"{self._step.name}: {self.plan.method}, {len(self.graph)} ops on {len(self.cluster)} device{'s' * (len(self.cluster) > 1)}"
 
     @property
     def _facts(self) -> dict[str, str]:
@@ -293,7 +295,7 @@ def link_of(given: str | Link, like: Link) -> Link:
 
 def sized(cluster: Cluster, count: int) -> Cluster:
     """The first `count` devices of a cluster, and further ones like its last. Raises OptionError for what is no number of them."""
-    devices = list(cluster.devices[: device_count(count)])
+    devices = list(cluster.devices[: device_count(count, _DEVICES)])
     kind, numbers = devices[-1].name.rpartition(":")[0] or "device", {d.name for d in devices}
     names = (f"{kind}:{i}" for i in range(len(devices) + count) if f"{kind}:{i}" not in numbers)
     devices += [replace(devices[-1], name=name) for name, _ in zip(names, range(count - len(devices)), strict=False)]

@@ -161,6 +161,8 @@ def report(module: nn.Module) -> CallReport:
 
 def unplace(module: nn.Module) -> nn.Module:
     """See `baechi_ext.unplace`."""
+    if not isinstance(module, nn.Module):
+        raise OptionError(f"unplace takes an nn.Module, not a {type(module).__name__}")
     take_out(module)
     return module
 
