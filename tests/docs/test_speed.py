@@ -155,8 +155,13 @@ def test_steps_of_tensorflow(model: str) -> None:
 
 @pytest.mark.parametrize("model", PIPELINES)
 def test_pipelines(model: str) -> None:
-    rows = {row["variant"]: row["times_eager"] for row in read(f"pipelining_{model}.json")["rows"]}
-    assert PIPELINES[model] == [interval(rows[name]) for name in ("auto", "auto, 2 parts", "ddp", "pipelining")]
+    found, rows = compared(model, "pipelining")
+    assert PIPELINES[model] == [
+        as_time(rows["single"]["measured_step_us"]["median"]),
+        *(gained(rows[name]) for name in ("auto", "auto_2_parts")),
+        interval(rows["1F1B"]["ratio"]),
+    ]
+    assert found["losses"]["1F1B"] == pytest.approx(found["losses"]["eager"], rel=1e-2)
 
 
 @pytest.mark.parametrize(("kind", "page", "shown"), [("tensorflow", TENSORFLOW_PAGE, TENSORFLOW), ("pipelining", PAGE, PIPELINES)])
