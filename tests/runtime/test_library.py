@@ -219,6 +219,7 @@ def test_a_module_runs_by_the_plan_that_was_pinned(planned: tuple[Mixture, Tenso
     assert pinned.apply(keep_placed=True) is model
     try:
         assert baechi_ext.report(model).plan.placement == pinned.plan.placement
+        assert len(notes := baechi_ext.report(model).notes) == len(set(notes)) > 0
         model(x).sum().backward()
         assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
         assert baechi_ext.report(model).placed_steps >= 2

@@ -52,7 +52,7 @@ def report_of(session: Session) -> CallReport:
         shapes=len(session.groups),
         unplaced_calls=dict(session.unplaced),
         refusal=session.refusal or session.paused or (INTERRUPTED if session.interrupted else ""),
-        notes=tuple(filter(None, notes)),
+        notes=tuple(dict.fromkeys(filter(None, notes))),
         fragments=0 if first is None else len(first.members),
         parts=() if first is None else first.captured.parts,
         setup_seconds=session.log.seconds + sum(g.setup_seconds for g in session.groups),
