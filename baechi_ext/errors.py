@@ -11,11 +11,15 @@ _MOST_OF_A_VALUE, _MOST_OF_A_WORD, _MOST = 200, 250, 1800
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 
 
+def printable(text: str) -> str:
+    """The text without what a terminal would obey: what can't be printed is escaped; line ends stay."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 def legible(message: str) -> str:
     """A message for people: values in quotes or brackets are cut at 200 characters, what can't be printed is escaped (line ends stay), and
     of a very long message the middle is left out."""
-    text = _without_middle(message, 4 * _MOST)
-    text = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    text = printable(_without_middle(message, 4 * _MOST))
     if len(text) <= _MOST_OF_A_VALUE:
         return text
     parts, done = [], 0

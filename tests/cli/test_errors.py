@@ -42,6 +42,18 @@ def test_what_a_terminal_would_obey_is_shown(run: Run, tmp_path: Path) -> None:
     assert len(message) < 600
 
 
+@pytest.mark.parametrize("command", ["simulate", "explain", "diff"])
+def test_names_in_results_are_text_to_a_terminal_too(run: Run, tmp_path: Path, command: str) -> None:
+    name, free = "b\x1b[31m\x07\u202e", {"us_per_byte": 0, "latency_us": 5}
+    graph = write(tmp_path / "graph.json", a_graph(edges=[("a", name, 4)], b={"id": name}))
+    cluster = {"devices": [{"name": "x"}, {"name": f"d{name}"}], "links": {"default": free}}
+    plans = [write(tmp_path / f"{d}.json", {"cluster": cluster, "placement": {"a": 0, name: 1, "c": d}}) for d in (0, 1)]
+    code, out, _ = run(command, *{"simulate": (graph, plans[0]), "explain": plans[:1], "diff": plans}[command])
+    assert code == 0
+    assert "db\\x1b[31m\\x07\\u202e" in out
+    assert not {"\x1b", "\x07", "\u202e"} & set(out)
+
+
 def test_devices_are_not_read(run: Run) -> None:
     assert "it is a device; give a file or a pipe" in check_error(run("place", "/dev/zero", *PLACE), 1)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from baechi_ext.errors import printable
 from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline
 
@@ -36,7 +37,7 @@ class Findings(ABC):
 
     def print(self) -> None:
         """Writes the lines on stdout."""
-        sys.stdout.write("".join(f"{line}\n" for line in self.lines()))
+        sys.stdout.write("".join(f"{printable(line)}\n" for line in self.lines()))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -10,6 +10,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.datasets import SPLITS
+from baechi_ext.errors import printable
 from baechi_ext.place.common import SearchProgress
 from baechi_ext.simulate import Timeline
 
@@ -58,7 +59,7 @@ def show(*parts: "str | Table", width: int = WIDTH, out: "Console | None" = None
     out = out or console(width)
     for part in parts:
         for shown in (part,) if isinstance(part, str) else fitting(part, out.width):
-            out.print(Text(shown) if isinstance(shown, str) else shown, soft_wrap=isinstance(shown, str))
+            out.print(Text(printable(shown)) if isinstance(shown, str) else shown, soft_wrap=isinstance(shown, str))
 
 
 def fitting(table: "Table", width: int) -> Iterator["str | Table"]:
@@ -95,7 +96,7 @@ def table_of(names: Sequence[str], rows: Iterable[Sequence[str]], words: Sequenc
         is_text = name in (names[0], *words)
         table.add_column(name, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table
 
 
