@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
-from baechi_ext.capture.batch_rows import FIRST, MEAN, OWN, RATIO, SUM, Call, Kind, Rows, Rule, Split, broadcast_shape, kept_rows, mixed
+from baechi_ext.capture.batch_rows import COUNT, FIRST, MEAN, OWN, RATIO, SUM, Call, Kind, Rows, Rule, Split, broadcast_shape, mixed
 
 NORMALISES = "normalises over the whole batch (BatchNorm in training)"
 
@@ -88,6 +88,8 @@ def batch_norm(training: str) -> Rule:
         if call.is_tensor("running_mean") and not gradient and others < 4:
             mixed("changes running values in place")
         own = [name for name in kept if call.is_tensor(name)]
+        if gradient:  # which reads what each part normalised by
+            call.changed |= {"running_mean": None, "running_var": None}
         kinds = by_example(*read, kinds=[SUM] * 2 if gradient else [OWN, OWN, *[FIRST] * (others - 2)], own=own)(call)
         rows = call.the_split("grad_out", "input")
         if rows.blocks > 1 or call.normalised * rows.rows * prod(call.shape("input")[2:]) < 2:
@@ -99,7 +101,7 @@ def batch_norm(training: str) -> Rule:
 
 def embedding(call: Call) -> Sequence[Kind]:
     call.require_whole("weight")
-    return kept_rows(call, call.the_split("indices"))
+    return [call.the_split("indices")]
 
 
 def embedding_gradient(call: Call) -> Sequence[Kind]:
@@ -112,7 +114,7 @@ def embedding_gradient(call: Call) -> Sequence[Kind]:
 
 
 def nll(call: Call) -> Sequence[Kind]:
-    """The negative log-likelihood of labels: a sum, or that over the weight of all labels that count, which is the second result."""
+    """The negative log-likelihood of labels: a sum, or that over the weight of all labels that count, which is the second result then."""
     if call.is_tensor("weight"):
         call.require_whole("weight")
     split = call.the_split("self", "target")
@@ -124,12 +126,12 @@ def nll(call: Call) -> Sequence[Kind]:
     if reduction == 0:
         return [split, FIRST]
     call.changed["reduction"] = 2
-    return [RATIO if reduction == 1 else SUM, SUM]
+    return [RATIO, COUNT] if reduction == 1 else [SUM, OWN]
 
 
 def nll_gradient(call: Call) -> Sequence[Kind]:
     """With the whole batch's weight of labels, each row's gradient is its own."""
-    call.require_whole(*(n for n in ("weight", "total_weight") if call.is_tensor(n)))
+    call.require_whole(*(n for n in ("weight", "total_weight") if call.is_tensor(n) and call.split(n) != OWN))
     split = call.the_split("self", "target", "grad_output")
     if split.dim:
         mixed(f"works along the batch (dimension {split.dim})")
@@ -176,18 +178,22 @@ def attention(call: Call) -> Sequence[Kind]:
     """Attention of examples, each to itself."""
     if call.args["dropout_p"]:
         mixed("draws random numbers for the whole batch")
-    names = [n for n in call.tensors() if n != "attn_mask"]
+    masks = ("attn_mask", "attn_bias")
+    names = [n for n in call.tensors() if n not in masks and call.split(n) != OWN]
     split = call.the_split(*names)
     if split.dim:
         mixed(f"works along the batch (dimension {split.dim})")
     for name in names:
         call.require(call.args[name], split)
-    if call.is_tensor("attn_mask"):
-        if len(shape := call.shape("attn_mask")) == 4 and shape[0] != 1:
-            call.require(call.args["attn_mask"], split)
+    for mask in (n for n in masks if call.is_tensor(n)):
+        if len(shape := call.shape(mask)) == 4 and shape[0] != 1:
+            call.require(call.args[mask], split)
         else:
-            call.require_whole("attn_mask")
-    return kept_rows(call, split)
+            call.require_whole(mask)
+    results = call.results()
+    if any(shape and shape[0] != call.batch * split.rows for shape in results):
+        mixed("makes a tensor of another number of rows")
+    return [split if shape else OWN for shape in results]  # a GPU's keep what they would draw random numbers by
 
 
 def recurrent(call: Call) -> Sequence[Kind]:
@@ -201,6 +207,16 @@ def recurrent(call: Call) -> Sequence[Kind]:
     for name in names:
         call.require(call.args[name], split)
     return [split, *[SUM] * 4, split, split] if gradient else [split, split, split, OWN]
+
+
+def recurrent_chunk(call: Call) -> Sequence[Kind]:
+    """The ops of baechi_runtime.models.torch.rnn: sequences are (steps, batch, features), states (batch, features)."""
+    if call.is_tensor("weight"):
+        call.require_whole("weight")
+    lists = [call.args.get(name) or () for name in ("inputs", "state", "saved", "grads", "ys", "ds", "kept")]
+    for tensor in (t for tensors in lists for t in tensors if t is not None):
+        call.require(tensor, Split(len(tensor.meta["val"].shape) - 2))
+    return [SUM] if "ds" in call.args else [Split(len(shape) - 2) for shape in call.results()]
 
 
 def refused(reason: str) -> Rule:

@@ -37,9 +37,9 @@ class Rows:
 
 OWN = Split(-1)
 """A tensor that a part's op keeps for its own backward op alone: working memory, or what BatchNorm normalised by."""
-SUM, MEAN, RATIO, FIRST = "sum", "mean", "ratio", "first"
-"""Kinds of results that are not split: the sum of the parts' results, their mean by examples, the sum of these over that of the next
-results, or any part's, as all have the same."""
+SUM, MEAN, RATIO, COUNT, FIRST = "sum", "mean", "ratio", "count", "first"
+"""Kinds of results that are not split: the sum of the parts' results, their mean by examples, the sum of these over the weight of all
+labels that count, that weight, or any part's, as all have the same."""
 Kind = Split | str
 
 

@@ -20,12 +20,13 @@ def judged(call: Call) -> Sequence[Kind]:
 
     target: Any = call.node.target
     space, _, name = target._schema.name.partition("::")
-    rule = _RULES.get(name) if space == "aten" else None
+    rule = _RULES.get(name) if space in ("aten", "baechi") else None
     if rule is None and space == "aten" and torch.Tag.pointwise in target.tags:
         rule = shapes.elementwise
     if rule is None:
         mixed("is not known to keep the rows of examples apart")
-    if "rnn_layer" not in name and "batch_norm_backward" not in name and any(call.split(read) == OWN for read in call.tensors()):
+    keepers = ("rnn_layer", "batch_norm_backward", "attention", "nll_loss")
+    if not any(keeper in name for keeper in keepers) and any(call.split(read) == OWN for read in call.tensors()):
         mixed("reads the working memory of another op")
     if any(0 in shape for shape in call.results()) and not ("batch_norm" in name or "rnn_layer" in name):
         mixed("makes a tensor of no numbers")
@@ -40,7 +41,7 @@ _ELEMENTWISE = (
 _SAME = "alias detach lift_fresh_copy full_like zeros_like ones_like empty_like fill"
 _POOLS = "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d avg_pool3d max_pool3d_with_indices"
 _LOSSES = "mse_loss smooth_l1_loss huber_loss binary_cross_entropy"
-_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention"
 _PLANES = "upsample_nearest2d upsample_bilinear2d upsample_bicubic2d reflection_pad2d replication_pad2d tril triu"
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE.split(), shapes.elementwise),
@@ -74,7 +75,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty"), shapes.first),
     "repeat": shapes.repeated,
     **dict.fromkeys(("_softmax", "_log_softmax", "cumsum", "cumprod", "sort", "topk", "glu", "_safe_softmax"), shapes.along("dim", "self")),
-    **dict.fromkeys(("split", "split_with_sizes", "unsafe_split", "logcumsumexp"), shapes.along("dim", "self")),
+    **dict.fromkeys(("split", "split_copy", "split_with_sizes", "unsafe_split", "logcumsumexp"), shapes.along("dim", "self")),
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), shapes.along("dim", "grad_output", "output")),
     "glu_backward": shapes.along("dim", "grad_output", "self"),
     **dict.fromkeys(("gather", "scatter", "scatter_add", "slice_scatter"), shapes.along("dim")),
@@ -102,5 +103,6 @@ _RULES: dict[str, Rule] = {
     "binary_cross_entropy_with_logits": layers.loss_of_pairs,
     **dict.fromkeys(_LOSSES.split(), layers.loss_of_pairs),
     **{f"{name}_backward": layers.gradient_of_pairs for name in _LOSSES.split()},
-    **{f"{_ATTENTION}{way}": layers.attention for way in ("", "_backward")},
+    **{f"{name}{way}": layers.attention for name in _ATTENTION.split() for way in ("", "_backward")},
+    **dict.fromkeys(("lstm", "lstm_backward", "gru", "gru_backward", "rnn_weight_gradient"), layers.recurrent_chunk),
 }

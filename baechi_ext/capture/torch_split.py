@@ -1,23 +1,23 @@
 """A joint graph over parts of its batch: split where the rules of its ops prove that examples stay apart, otherwise refused.
 
-Which of the inputs' dimensions is the batch nobody says, and nothing depends on guessing it: a graph that can be split along some
+Which of the inputs' dimensions is a call's batch nobody says, and nothing depends on guessing it: a graph that can be split along some
 dimension computes the same. Ops that depend on no split input run once, for all parts. Constants stay those of the whole batch, its size
 among them. What the graph returns of the examples is put together again, so it has the same inputs and results as before.
 """
 
+import math
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from baechi_ext.capture.batch_rows import FIRST, MEAN, OWN, RATIO, SUM, Call, Kind, MixedError, Rows, Split, call_of, mixed
+from baechi_ext.capture.batch_rows import COUNT, FIRST, MEAN, OWN, RATIO, SUM, Call, Kind, MixedError, Rows, Split, call_of, mixed
 from baechi_ext.capture.batch_rules import judged
 from baechi_ext.capture.module_names import module_of
 from baechi_ext.capture.parts import shared_sizes
-from baechi_ext.capture.torch_joint import DRAWS, OP_ID, PART, ROWS, _behind, _Nodes, draws
-from baechi_ext.capture.torch_parts import FAR, dropout_masks, rows_of, sum_in_pairs
+from baechi_ext.capture.torch_joint import DRAWS, OP_ID, PART, ROWS, _behind, _is_view, _Nodes, draws
 from baechi_ext.capture.torch_private import descriptors
 from baechi_ext.capture.why_not import place_of
 from baechi_ext.errors import CaptureError
@@ -29,6 +29,44 @@ if TYPE_CHECKING:
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 _MOST_TRIED = 8
 """The most choices of dimensions that are tried: each takes a walk over the graph."""
+FAR = 1 << 40
+"""The distance between the sequence numbers of two parts' autograd nodes; no step has so many."""
+
+
+def dropout_masks(
+    shape: Sequence[int],
+    strides: Sequence[int],
+    rate: float,
+    rows: Sequence[tuple[int, ...]],
+    dtype: "torch.dtype",
+    device: "torch.device",
+) -> "tuple[torch.Tensor, ...]":
+    """The mask that aten.native_dropout draws, in the order of its numbers in memory, for a tensor of this shape and strides, cut into
+    `rows`: each what `rows_of` takes."""
+    import torch
+
+    like = torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device=device)
+    mask = torch.ops.aten.native_dropout.default(like, rate, True)[1]
+    return tuple(rows_of(mask, *each) for each in rows)
+
+
+def rows_of(tensor: "torch.Tensor", dim: int, begin: int, length: int, blocks: int = 1) -> "torch.Tensor":
+    """Rows of a tensor, the same of each of the blocks along `dim`; in memory of their own where they are not in one piece."""
+    if blocks == 1:
+        return tensor.narrow(dim, begin, length).contiguous()
+    apart: torch.Tensor = tensor.unflatten(dim, (blocks, -1))
+    return apart.narrow(dim + 1, begin, length).flatten(dim, dim + 1).contiguous()
+
+
+def sum_in_pairs(values: "Sequence[fx.Node]", add: "Callable[[tuple[fx.Node, fx.Node], str], fx.Node]") -> "fx.Node":
+    """The sum of the parts' values, of halves of the parts first: what one device has of them goes to another one as one tensor. `add`
+    makes the sum of two of them, given its place among the sums."""
+    sums = list(values)
+    while len(sums) > 1:
+        ahead = len(sums) // 2
+        added = [add((sums[2 * i], sums[2 * i + 1]), f"{len(sums)}.{i}") for i in range(ahead)]
+        sums = [*added, *sums[2 * ahead :]]
+    return sums[0]
 
 
 def joined(parts: "Sequence[torch.Tensor]", dim: int, blocks: int, shape: Sequence[int], strides: Sequence[int]) -> "torch.Tensor":
@@ -73,8 +111,21 @@ def split_batch(
         raise max(errors, key=lambda e: e[0])[1] if errors else CaptureError("no input has a dimension to split")
     best = max(proofs, key=lambda p: len(p.calls))
     sizes = _sizes(best.batch, wanted)
+    return _emitted(module, best, sizes), sizes
+
+
+def split_along(
+    module: "fx.GraphModule", nodes: _Nodes, split: "Mapping[fx.Node, Split]", sizes: tuple[int, ...], *, batch_norm_per_part: bool
+) -> "fx.GraphModule":
+    """The joint graph over parts of these sizes, where it is known how each input is split. Raises as `split_batch` does."""
+    proof = _Proof(sum(sizes), dict(split), {}, min(sizes) if batch_norm_per_part else 0)
+    proof.complete(nodes)
+    return _emitted(module, proof, sizes)
+
+
+def _emitted(module: "fx.GraphModule", proof: "_Proof", sizes: tuple[int, ...]) -> "fx.GraphModule":
     try:
-        return _Emitter(module, best, sizes).emitted(), sizes
+        return _Emitter(module, proof, sizes).emitted()
     except CaptureError:
         raise
     except Exception as e:  # noqa: BLE001 - whatever an op says of the shapes of a part
@@ -113,6 +164,8 @@ class _Proof:
     """Ops over parts of the batch."""
     normalised: int = 0
     """See Call."""
+    sums: "set[fx.Node]" = field(default_factory=set)
+    """The nodes that are sums over the parts."""
 
     def complete(self, nodes: _Nodes) -> None:
         """Adds what follows from the inputs. Raises CaptureError at the first op that may mix examples."""
@@ -129,8 +182,12 @@ class _Proof:
         """Adds what follows for a node, whose arguments have been judged."""
         if node.target is operator.getitem:
             made: Any = node.args[0]
-            if made in self.calls and isinstance(kind := self.calls[made][1][node.args[1]], Split):  # type: ignore[index]
-                self.states[node] = kind
+            if made in self.calls:
+                self._note(node, self.calls[made][1][node.args[1]])  # type: ignore[index]
+            return
+        if node.all_input_nodes and self.sums.issuperset(node.all_input_nodes) and _is_linear(node):
+            self.calls[node] = call_of(node, self.states, self.batch), [SUM]
+            self._note(node, SUM)
             return
         if self.states.keys().isdisjoint(node.all_input_nodes):
             return
@@ -147,8 +204,26 @@ class _Proof:
             where = (f" in {stands}" if stands else "") + place_of(frames)
             raise CaptureError(f"{node.target} {e}{where}") from e
         self.calls[node] = call, kinds
-        if not isinstance(node.meta["val"], (tuple, list)) and isinstance(kinds[0], Split):
-            self.states[node] = kinds[0]
+        if not isinstance(node.meta["val"], (tuple, list)):
+            self._note(node, kinds[0])
+
+    def _note(self, node: "fx.Node", kind: Kind) -> None:
+        if isinstance(kind, Split):
+            self.states[node] = kind
+        elif kind == SUM:
+            self.sums.add(node)
+
+
+def _is_linear(node: "fx.Node") -> bool:
+    """True for what is done to each part's share of a sum: gradients of a layer that is used again are added up part by part."""
+    import torch
+    from torch import fx
+
+    aten, value = torch.ops.aten, node.meta["val"]
+    if node.target is aten.add.Tensor:
+        return isinstance(node.args[1], fx.Node)
+    same_type = isinstance(value, torch.Tensor) and all(read.meta["val"].dtype == value.dtype for read in node.all_input_nodes)
+    return same_type and (_is_view(node) or node.target in (aten.stack.default, aten.sum.default))
 
 
 class _Emitter:
@@ -162,7 +237,9 @@ class _Emitter:
         self.graph = fx.Graph()
         self.whole: dict[fx.Node, fx.Node] = {}
         self.parts: dict[fx.Node, list[fx.Node]] = {}
+        """Each part's rows, or its share of a sum."""
         self.cut: dict[tuple[fx.Node, Split], list[fx.Node]] = {}
+        self.counts: dict[fx.Node, fx.Node] = {}
         self.mode: Any = next(m for n in module.graph.nodes if (m := getattr(n.meta.get("val"), "fake_mode", None)) is not None)
 
     def emitted(self) -> "fx.GraphModule":
@@ -182,6 +259,7 @@ class _Emitter:
                     self._element(node)
                 else:
                     self._copy(node)
+        _order_by_part(self.graph)
         return fx.GraphModule(self.module, self.graph)
 
     def _copy(self, node: "fx.Node") -> None:
@@ -210,7 +288,12 @@ class _Emitter:
 
     def _as_whole(self, node: "fx.Node") -> "fx.Node":
         """The node's whole value, put together where it is in parts."""
-        if node not in self.whole:
+        if node not in self.whole and node in self.proof.sums:
+            if _is_view(node):
+                self._copy(node)
+            else:
+                self.whole[node] = self._summed(node, self.parts[node])
+        elif node not in self.whole:
             split, value = self.proof.states[node], node.meta["val"]
             if split == OWN:
                 raise CaptureError(f"{node.name} is the working memory of an op, and can't be put together of parts")
@@ -245,13 +328,8 @@ class _Emitter:
         times, name = torch.ops.aten.mul.Scalar, f"{node.name}.scaled"
         scaled = {read: self._add(times, (self._as_whole(read), factor), {}, node, name) for read, factor in factors.items()}
         copies = self.parts[node] = [self._part_of(node, call, k, scaled) for k in range(len(self.sizes))]
-        if isinstance(node.meta["val"], (tuple, list)):
-            return
-        if kinds[0] == FIRST:
-            self.whole[node] = copies[0]
-        elif not isinstance(kinds[0], Split):
-            self.whole[node] = self._summed(node, copies, kinds[0])
-        self._require_shapes(node, copies, kinds[0])
+        if not isinstance(node.meta["val"], (tuple, list)):
+            self._hold(node, copies, kinds[0])
 
     def _part_of(self, node: "fx.Node", call: Call, k: int, scaled: "Mapping[fx.Node, fx.Node]") -> "fx.Node":
         """A part's copy of an op."""
@@ -262,7 +340,7 @@ class _Emitter:
         def argument(read: "fx.Node") -> "fx.Node":
             if read in scaled:
                 return scaled[read]
-            if read in self.proof.states:
+            if read in self.proof.states or node in self.proof.sums and read in self.proof.sums:
                 return self.parts[read][k]
             return self._cut(read, cut[read], node)[k] if read in cut else self._as_whole(read)
 
@@ -281,39 +359,67 @@ class _Emitter:
 
     def _element(self, node: "fx.Node") -> None:
         """An element of what an op returns."""
-        made, index = node.args
-        kind = self.proof.calls[made][1][index]  # type: ignore[index]
-        if node in self.parts:  # of a dropout
-            return
-        copies = [self._element_of(node, made, index, k) for k in range(len(self.sizes))]
-        self._require_shapes(node, copies, kind)
-        if isinstance(kind, Split):
-            self.parts[node] = copies
-        elif kind == FIRST:
-            self.whole[node] = copies[0]
-        elif kind == RATIO:
-            import torch
-
-            total = self._summed(node, copies, SUM)
-            weights = [self._element_of(node, made, index + 1, k) for k in range(len(self.sizes))]  # type: ignore[operator]
-            count = self._summed(node, weights, SUM, ".count")
-            self.whole[node] = self._add(torch.ops.aten.div.Tensor, (total, count), {}, node, f"{node.name}.ratio")
-        else:
-            self.whole[node] = self._summed(node, copies, kind)
-
-    def _element_of(self, node: "fx.Node", made: Any, index: Any, k: int) -> "fx.Node":
-        return self._add(operator.getitem, (self.parts[made][k], index), {}, node, f"{node.name}.{index}@{k}", k)
-
-    def _summed(self, node: "fx.Node", parts: "Sequence[fx.Node]", kind: Kind, of: str = "") -> "fx.Node":
         import torch
 
-        terms = list(parts)
-        if kind == MEAN:
+        made: Any = node.args[0]
+        index: Any = node.args[1]
+        kind = self.proof.calls[made][1][index]
+        if node in self.parts:  # of a dropout
+            return
+        if kind == COUNT:
+            self.whole[node] = self._count(made)
+            return
+        copies = self._elements(node, made, index)
+        if kind == RATIO:
+            self._require_shapes(node, copies, kind)
+            ratio = self._summed(node, copies), self._count(made)
+            self.whole[node] = self._add(torch.ops.aten.div.Tensor, ratio, {}, node, f"{node.name}.ratio")
+        else:
+            self._hold(node, copies, kind)
+
+    def _elements(self, node: "fx.Node", made: "fx.Node", index: int) -> "list[fx.Node]":
+        """Each part's element of what its copy of an op returns."""
+        ids = [f"{node.name}.{index}@{k}" for k in range(len(self.sizes))]
+        return [self._add(operator.getitem, (self.parts[made][k], index), {}, node, id_, k) for k, id_ in enumerate(ids)]
+
+    def _hold(self, node: "fx.Node", copies: "list[fx.Node]", kind: Kind) -> None:
+        """Keeps the parts' results as what the node's is made of."""
+        import torch
+
+        self._require_shapes(node, copies, kind)
+        if kind == FIRST:
+            self.whole[node] = copies[0]
+        elif kind == MEAN:
             weights = [size / sum(self.sizes) for size in self.sizes]
             terms = [
-                self._add(torch.ops.aten.mul.Scalar, (term, weight), {}, node, f"{node.name}.weighted@{k}", k)
-                for k, (term, weight) in enumerate(zip(terms, weights, strict=True))
+                self._add(torch.ops.aten.mul.Scalar, (copy, weight), {}, node, f"{node.name}.weighted@{k}", k)
+                for k, (copy, weight) in enumerate(zip(copies, weights, strict=True))
             ]
+            self.whole[node] = self._summed(node, terms)
+        else:
+            self.parts[node] = copies
+
+    def _count(self, made: "fx.Node") -> "fx.Node":
+        """The weight of all labels that a loss counts; where each weighs 1, from the labels alone: no part waits for another's loss."""
+        import torch
+
+        aten, call = torch.ops.aten, self.proof.calls[made][0]
+        if made not in self.counts and call.is_tensor("weight"):
+            self.counts[made] = self._summed(made, self._elements(made, made, 1), ".count")
+        elif made not in self.counts:
+            counts, target = [], call.args["target"]
+            for k, labels in enumerate(self.parts.get(target) or [self._as_whole(target)]):
+                part = labels.meta.get(PART)
+                counted = self._add(aten.ne.Scalar, (labels, call.args["ignore_index"]), {}, made, f"{made.name}.counted@{k}", part)
+                counts.append(self._add(aten.sum.default, (counted,), {}, made, f"{made.name}.count@{k}", part))
+            options = {"dtype": made.meta["val"][1].dtype}
+            count = self._summed(made, counts, ".count")
+            self.counts[made] = self._add(aten._to_copy.default, (count,), options, made, f"{made.name}.count")
+        return self.counts[made]
+
+    def _summed(self, node: "fx.Node", terms: "Sequence[fx.Node]", of: str = "") -> "fx.Node":
+        import torch
+
         return sum_in_pairs(terms, lambda pair, place: self._add(torch.ops.aten.add.Tensor, pair, {}, node, f"sum.{node.name}{of}.{place}"))
 
     def _draw(self, node: "fx.Node", call: Call) -> None:
@@ -324,7 +430,7 @@ class _Emitter:
         rate, rows = float(call.args["p"]), tuple(self._rows(split, k) for k in range(len(self.sizes)))
         options = {"dtype": value.dtype, "device": value.device}
         masks = self._add(dropout_masks, (tuple(value.shape), tuple(value.stride()), rate, rows), options, node, f"{node.name}.masks")
-        masks.meta |= {DRAWS: True, "seq_nr": None}
+        masks.meta[DRAWS] = True
         made = []
         for k in range(len(self.sizes)):
             mask = self._add(operator.getitem, (masks, k), {}, node, f"{node.name}.mask@{k}", k)
@@ -351,7 +457,7 @@ class _Emitter:
         from torch.fx.node import map_arg
 
         node = self.graph.call_function(target, args, dict(kwargs))
-        node.meta = {key: value for key, value in like.meta.items() if key != "desc"} | {OP_ID: op_id}
+        node.meta = {key: value for key, value in like.meta.items() if key not in ("desc", "seq_nr")} | {OP_ID: op_id}
         if part is not None:
             node.meta |= {PART: part, **({"seq_nr": seq + part * FAR} if (seq := like.meta.get("seq_nr")) is not None else {})}
         run = torch.ops.aten.reshape.default if target is torch.ops.aten.view.default else target
@@ -363,3 +469,24 @@ class _Emitter:
     def _likeness(self, node: "fx.Node") -> Any:
         value = node.meta.get("val")
         return value if value is not None else self.mode.from_tensor(getattr(self.module, str(node.target)))
+
+
+def _order_by_part(graph: "fx.Graph") -> None:
+    """Puts each part's nodes behind one another, right behind what they read of others, and forward before backward: of ops that are as
+    urgent the first one runs first, and a part is to be passed on before the next is begun. What draws random numbers keeps its order."""
+    d = descriptors()
+    calls = {node: i for i, node in enumerate(graph.nodes) if node.op == "call_function"}
+    cursor, *_ = fixed = [n for n in reversed(graph.nodes) if n.op in ("placeholder", "get_attr")]
+    done, drawing = set(fixed), [node for node in calls if draws(node)]
+    drawn_before = dict(zip(drawing[1:], drawing, strict=False))
+    behind = _behind(calls, [n for n in fixed if n.op == "placeholder" and isinstance(n.meta["desc"], d.TangentAOTInput)])
+    for node in sorted(calls, key=lambda n: (n in behind, n.meta.get(PART, math.inf))):
+        needed, left = set(), [node]
+        while left:
+            if (read := left.pop()) not in done:
+                done.add(read)
+                needed.add(read)
+                left += [*read.all_input_nodes, *([drawn_before[read]] if read in drawn_before else [])]
+        for each in sorted(needed, key=calls.__getitem__):
+            cursor.append(each)
+            cursor = each

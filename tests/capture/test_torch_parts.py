@@ -106,7 +106,7 @@ class Turned(nn.Module):
         return nn.functional.dropout(x.flatten() @ x.flatten()[:, None] * torch.ones(x.shape[0], x.shape[0]), 0.5).sum() * labels.sum()
 
 
-def test_dropout_that_does_not_split_by_examples_is_refused() -> None:
+def test_dropout_that_does_not_split_by_examples_is_of_the_whole_batch() -> None:
     inputs = (torch.randn(4, 2, requires_grad=True), torch.ones(4))
-    with pytest.raises(CaptureError, match="does not split by examples"):
-        capture_parts(Turned(), inputs, CaptureOptions(), Parts.of(inputs, (2, 2)))
+    graph, _ = capture_parts(Turned(), inputs, CaptureOptions(), Parts.of(inputs, (2, 2)))
+    assert [op.part for op in graph.ops if op.op == "aten.native_dropout"] == [None]

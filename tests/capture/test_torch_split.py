@@ -10,10 +10,9 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from baechi_ext.capture.torch_joint import _Nodes
-from baechi_ext.capture.torch_parts import rows_of
 from baechi_ext.capture.torch_private import as_if_recording, descriptors, joint_graph
 from baechi_ext.capture.torch_recurrent import recurrent_layers_kept
-from baechi_ext.capture.torch_split import PART, ROWS, split_batch
+from baechi_ext.capture.torch_split import PART, ROWS, rows_of, split_batch
 from baechi_ext.errors import CaptureError
 
 Function = Callable[..., Any]
@@ -104,6 +103,20 @@ def require_same(function: Function, inputs: Sequence[Tensor], *held: Tensor, pa
 
 
 W = r(4, 4)
+
+
+def test_gradients_of_a_layer_that_is_used_again_are_added_up_part_by_part() -> None:
+    """So that one tensor of a part goes to another device, not one for each use."""
+
+    def twice(x: Tensor, w: Tensor) -> Tensor:
+        return ((x @ w).relu() @ w).square().sum() + (x.tanh() @ w).exp().sum()
+
+    require_same(twice, [r(4, 4)], W)
+    _, _, parted, _ = graphs(twice, [r(4, 4)], [W], 2)
+    across = [n for n in parted.graph.nodes if len({read.meta.get(PART) for read in n.all_input_nodes} - {None}) > 1]
+    assert len(across) == 2  # the loss, and the gradient
+
+
 LEFT_OUT = {"ignore_index": 1}
 MIXED: dict[str, tuple[Function, Sequence[Tensor], str]] = {
     "softmax": (lambda x, w: (x @ w).softmax(0), [r(4, 4)], "aten._softmax.default works along the batch"),
@@ -174,6 +187,7 @@ ALIKE: dict[str, tuple[Function, Sequence[Tensor]]] = {
     "attention": (lambda x, w: ((x @ w) @ (x @ w).transpose(1, 2)).softmax(-1) @ x, [r(4, 4, 4)]),
     "fused attention": (lambda x, m, w: F.scaled_dot_product_attention(*[(x @ w)[:, None]] * 3, attn_mask=m), [r(4, 4, 4), r(4, 1, 4, 4)]),
     "dropped attention": (lambda x, w: F.scaled_dot_product_attention(*[(x @ w)[:, None]] * 3, dropout_p=0.3), [r(4, 4, 4)]),
+    "dropout of weights": (lambda x, w: (lambda d: F.dropout(x @ w, 0.4) @ d)(F.dropout(w, 0.2)), [r(5, 4)]),
     "dropout": (lambda x, w: F.dropout(F.dropout(x @ w, 0.4).transpose(0, 1), 0.2), [r(5, 3, 4)]),
     "an embedding": (lambda y, w: F.embedding(y, w, padding_idx=1), [n(4, 5, 3)]),
     "rows of a table": (lambda y, w: w[y], [n(4, 5, 3)]),

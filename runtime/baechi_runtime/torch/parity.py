@@ -58,7 +58,6 @@ def check_parity(executor: Executor, timeline: Timeline, binding: Binding, step:
     Raises ExecutionError where the placed step fails.
     """
     per_part = binding.parts if binding.parts is not None and binding.parts.batch_norm_per_part else None
-    sums_differ = binding.parts is not None and per_part is None
     device = executor.devices[0].torch_device
     with as_it_was(step) as saved, exact_kernels(device):
 
@@ -69,8 +68,9 @@ def check_parity(executor: Executor, timeline: Timeline, binding: Binding, step:
         actual = from_the_start(lambda: placed_results(executor, timeline, binding, step))
         masks = None if device.type == "cpu" else _Masks()
         expected = from_the_start(lambda: executor.call(0, lambda: unplaced_results(step, device, per_part, masks)))
-        if sums_differ:
-            return from_the_start(lambda: executor.call(0, lambda: parity_of_parts(step, device, expected, actual)))
+        if binding.parts is not None:
+            share = SHARE_OF_PARTS if per_part is None else SHARE_OF_NORMALISED
+            return from_the_start(lambda: executor.call(0, lambda: parity_of_parts(step, device, expected, actual, share)))
         if masks is None:
             return compare(expected, actual, TOLERANCE["cpu"])
         alone = actual
@@ -79,7 +79,7 @@ def check_parity(executor: Executor, timeline: Timeline, binding: Binding, step:
             alone = from_the_start(lambda: placed_results(executor, single, binding, step))
         parity = compare(alone, actual, TOLERANCE["cuda"])
         exact = None
-        if parity.passed and per_part is None and all(_is_dropout(binding.ops[v].node) for v in binding.seeded_ops):
+        if parity.passed and all(_is_dropout(binding.ops[v].node) for v in binding.seeded_ops):
             exact = from_the_start(lambda: executor.call(0, lambda: exact_results(step, device, masks)))
         if exact is None:
             return compare(expected, actual, TOLERANCE["cuda"]) if parity.passed else parity
@@ -148,8 +148,15 @@ def parity_of_kernels(exact: Mapping[str, Tensor], eager: Mapping[str, Tensor], 
     return min((parity([name for name in found if name.startswith(kind)]) for kind in kinds), key=lambda each: each.passed)
 
 
-def parity_of_parts(step: TrainingStep, device: torch.device, expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> Parity:
+def parity_of_parts(
+    step: TrainingStep,
+    device: torch.device,
+    expected: Mapping[str, Tensor],
+    actual: Mapping[str, Tensor],
+    share: float = SHARE_OF_PARTS,
+) -> Parity:
     """The parity of a step whose sums over the batch are added up in another order with the whole one; the step's state is that before it.
+    A gradient counts as at least this share of the largest one.
 
     New parameters are compared with what the optimizer makes of the gradients that are compared: one that divides by their size, as Adam,
     makes a step of what rounding leaves of a gradient that ought to be 0.
@@ -162,7 +169,7 @@ def parity_of_parts(step: TrainingStep, device: torch.device, expected: Mapping[
     eager.optimizer.step()
     eager.optimizer.zero_grad(set_to_none=True)
     of_these = {f"{NEW_VALUE_OF}{name}": value.detach().to("cpu", copy=True) for name, value in parameters.items()}
-    return compare({**expected, **of_these}, actual, TOLERANCE_OF_PARTS[device.type], share=SHARE_OF_PARTS)
+    return compare({**expected, **of_these}, actual, TOLERANCE_OF_PARTS[device.type], share=share)
 
 
 def unplaced_results(step: TrainingStep, device: torch.device, parts: Parts | None, masks: "_Masks | None" = None) -> dict[str, Tensor]:
