@@ -1,13 +1,14 @@
-"""Plans that `auto` has after some seconds, beside those it has after many: how much of a long search a short one gives.
+r"""Plans that `auto` has after some seconds, beside those it has after many: how much of a long search a short one gives.
 
     python -m benchmarks.anytime GRAPH.json ... [--seconds=10,60,600] [--ccr=0.1,1,10] [--devices=4] [--memory=loose] [--out=FILE.json]
 
-The steps of the nine built-in models over two parts of their batch, on a quiet machine:
+The steps of built-in models over two parts of their batch, each on one core:
 
-    for model in inception_v3 wide_towers gnmt_v2 nasnet transformer gpt2 resnet101 alexnet rnnlm; do
+    for model in inception_v3 gnmt_v2 nasnet transformer gpt2 resnet101; do
         python -m benchmarks.captured $model --parts=2 --out=runs/graphs/${model}_parts.json
+        taskset -c 0 python -m benchmarks.anytime runs/graphs/${model}_parts.json --seconds=10,600 --ccr=1 --devices=2 \
+            --out=benchmarks/results/anytime_parts_$model.json
     done
-    python -m benchmarks.anytime runs/graphs/*_parts.json --ccr=1 --devices=2 --out=benchmarks/results/anytime_parts.json
 
 Clusters are those of benchmarks/families.py. Each time limit is a search of its own, after one that is not counted, which compiles
 what is compiled. A search uses two threads: what others take of the cores meanwhile it has not, so that share stands beside it.

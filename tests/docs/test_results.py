@@ -225,6 +225,10 @@ def test_searches_in_speed() -> None:
     text = page("docs/speed.md")
     first, *_, last = read("anytime.json")["rows"]
     assert f"make the plan {first['predicted_us'] / last['predicted_us'] - 1:.1%} better" in text
+    parts = [read(path.name)["rows"] for path in sorted(RESULTS.glob("anytime_parts_*.json"))]
+    worst, over = max(a["of_longest"] for a, _ in parts) - 1, max(a["predicted_us"] / b["lower_bound_us"] for a, b in parts) - 1
+    assert f"steps of {len(parts)} built-in models over two parts" in text
+    assert f"at most {worst:.1%} longer than those found in ten minutes, and at most {over:.1%} longer than the proven bound" in text
     tight = {
         slack: (sum(row["cells"]["auto"]["status"] in ("feasible", "optimal") for row in rows), len(rows))
         for slack, rows in sums(read("tight.json")["rows"], "slack").items()
