@@ -2,6 +2,8 @@
 
 import copy
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -214,6 +216,17 @@ def test_what_changes_between_a_call_and_its_backward_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="modified by an inplace operation: argument left.weight of a placed call was changed"):
         out.sum().backward()
     assert report(placed).placed_steps == 1
+
+
+def test_python_ends_when_the_devices_have_finished_what_they_are_at() -> None:
+    """As when Ctrl-C comes while a call is profiled: a thread that is in an op of torch when Python ends it takes the process along."""
+    code = (
+        "import time\nfrom baechi_runtime.torch.calls.parallelize import executor_of\n"
+        "from baechi_runtime.torch.lowering.devices import cpu_devices\n"
+        "executor_of(cpu_devices(1), 60.0)._workers[0].submit(lambda: (time.sleep(0.3), print('finished')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")
 
 
 def second_order(model: nn.Module, x: Tensor) -> list[Tensor | None]:

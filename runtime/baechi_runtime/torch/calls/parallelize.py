@@ -1,6 +1,7 @@
 """Placing a module in the caller's own training loop: `baechi_ext.parallelize`; or planning its call before it runs, and placing it by a
 plan that is there already: `baechi_ext.plan`."""
 
+import atexit
 import functools
 import inspect
 import threading
@@ -35,6 +36,8 @@ M = TypeVar("M", bound=nn.Module)
 _one_at_a_time = threading.Lock()
 """Profiling has the cores to itself, and a thread that traces is the only one."""
 _EXECUTORS: dict[tuple[str, ...], ThreadExecutor] = {}
+_LAST_SECONDS = 1.5
+"""Time for each device to finish what Ctrl-C left it with: Python ends a thread in the midst of an op of torch by abort()."""
 CUDA_IN_ONE_PROCESS = "a module of your own runs on all CUDA devices of a machine from one process; start it without torchrun"
 
 
@@ -129,6 +132,7 @@ def executor_of(devices: Sequence[TorchDevice], timeout_seconds: float) -> Threa
     if key not in _EXECUTORS:
         threads = torch.get_num_threads()
         _EXECUTORS[key] = streams_or_threads(devices, timeout_seconds)
+        atexit.register(_EXECUTORS[key].close, _LAST_SECONDS)
         for index in range(len(devices)):
             _EXECUTORS[key].call(index, lambda: None)
         torch.set_num_threads(threads)  # which the devices' threads set for themselves, and for all threads to come

@@ -245,7 +245,7 @@ class ThreadExecutor:
         self.devices = tuple(devices)
         self.timeout_seconds = timeout_seconds
         self.process = os.getpid()
-        """The process that the threads are in: they do not live on in a fork."""
+        """The process that the threads are in, as they do not live on in a fork; 0 when they have ended."""
         self._workers = self._started()
         self._broken = False
 
@@ -263,12 +263,13 @@ class ThreadExecutor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Ends the threads; one that hangs in an op is left to end with the process."""
+    def close(self, seconds: float = 10.0) -> None:
+        """Ends the threads, each within so many seconds; one that hangs in an op is left to end with the process."""
+        self.process = 0  # calls that come later run as they are
         for worker in self._workers:
             worker.tasks.put(None)
         for worker in self._workers:
-            worker.thread.join(timeout=1.0 if self._broken else 10.0)
+            worker.thread.join(timeout=1.0 if self._broken else seconds)
 
     def load(self, timeline: Timeline, binding: Binding, step: TrainingStep, *, keep_gradients: bool = False) -> PlacedStep:
         """`step` placed as the timeline says, with fresh optimizers; `keep_gradients` keeps each run's gradients for `gather`. It works on
