@@ -5,8 +5,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -15,9 +13,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.parametrizations import spectral_norm
 
 import baechi_ext
-from baechi_ext.errors import CaptureError, OptionError
-from baechi_runtime.report.call_report import CallReport
+from baechi_ext.errors import OptionError
 from baechi_runtime.torch.calls.call_report import report_of
+from tests.runtime.placed_modules import QUICK, SHAPES, Answers, batch, place, report, tensors_of
 from tests.torch_steps import Branches, Tied
 
 pytestmark = [
@@ -25,24 +23,7 @@ pytestmark = [
     pytest.mark.usefixtures("one_thread"),
 ]
 """TorchDynamo reads it of what one fragment hands to the next one."""
-QUICK = {"devices": 2, "method": "random", "strict": True, "keep_placed": True}
-"""Placed anywhere, without a search, and for good; what can't be placed is an error."""
 FIRST = "the first call of its kind"
-
-
-def place(model: nn.Module, *args: object, **options: object) -> nn.Module:
-    return baechi_ext.parallelize(model, *args, **{**QUICK, **options})
-
-
-def report(model: nn.Module) -> CallReport:
-    return baechi_ext.report(model)
-
-
-def batch(name: str, seed: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    if name == "branches":
-        return torch.randn(4, 3, 8, 8, generator=generator), torch.randint(5, (4,), generator=generator)
-    return torch.randint(11, (6, 4), generator=generator), torch.randint(11, (6,), generator=generator)
 
 
 def a_users_loop(model: nn.Module, name: str, steps: int = 6) -> tuple[list[float], dict[str, Tensor]]:
@@ -87,53 +68,6 @@ def test_training_is_bitwise_the_same(name: str, make: Callable[[], nn.Module], 
     assert len(found.devices) == devices
     assert found.setup_seconds > 0
     assert found.plan.method == "random"
-
-
-class Answers(nn.Module):
-    """Returns `shape` of its two heads; takes keyword arguments."""
-
-    def __init__(self, shape: Callable[[Tensor, Tensor, Tensor], object]) -> None:
-        super().__init__()
-        self.body, self.left, self.right = nn.Linear(6, 12), nn.Linear(12, 4), nn.Linear(12, 3)
-        self.shape = shape
-
-    def forward(self, x: Tensor, scale: float = 1.0, *, mask: Tensor | None = None) -> object:
-        h = torch.tanh(self.body(x)) * scale
-        h = h if mask is None else h * mask
-        return self.shape(self.left(h), self.right(h), x)
-
-
-@dataclass
-class Pair:
-    left: Tensor
-    rest: dict
-    name: str = "pair"
-
-
-SHAPES = {
-    "tensor": lambda a, b, x: a,
-    "tuple": lambda a, b, x: (a, b),
-    "nested": lambda a, b, x: {"a": [a, None, 3], "b": (b, "text")},
-    "dataclass": lambda a, b, x: Pair(a, {"b": b}),
-    "twice": lambda a, b, x: (a, a, b.view(-1), b),
-    "input": lambda a, b, x: (a, x, x.view(-1)),
-    "halves": lambda a, b, x: (*a.chunk(2, 1), b),
-    "views of views": lambda a, b, x: (a.T[1:], a.T[1:].view(3, 5, 1), b[1:], b.unsqueeze(1)),
-    "half detached": lambda a, b, x: (a[:, :2], a[:, 2:].detach(), b),
-    "all detached but one": lambda a, b, x: (a.detach()[:, :2], a[:, 2:], b),
-    "detached": lambda a, b, x: (a, b.detach(), b.argmax(1)),
-    "distribution": lambda a, b, x: torch.distributions.Normal(a, b.exp().sum()),
-}
-
-
-def tensors_of(value: object) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, (Pair, torch.distributions.Normal)):
-        value = vars(value)
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [t for v in value for t in tensors_of(v)] if isinstance(value, (list, tuple)) else []
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -530,90 +464,6 @@ def test_an_error_in_an_op_is_the_users_own_and_the_next_call_runs_placed(strict
     assert torch.equal(model(x), placed(x))
     assert (report(placed).placed_steps, report(placed).refusal) == (steps + 1, "")
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"method": "best"}, "unknown method 'best'; choose one of auto"),
-        ({"device": 2}, "unknown option 'device' of parallelize; it takes devices, method"),
-        ({"devices": 0}, "devices=0 is not a number of devices"),
-        ({"devices": "cuda:0"}, "devices='cuda:0' is not a number of devices"),
-        ({"devices": 2.0}, "devices=2.0 is not a number of devices"),
-        ({"device_memory": "much"}, "device_memory: 'much' is not a size"),
-        ({"verify_steps": "2"}, "verify_steps is '2'; expected a number"),
-        ({"timeout_seconds": -1}, "timeout_seconds is -1; expected at least 0"),
-        ({"cluster": 3}, "cluster=3 is not a baechi_ext.Cluster"),
-        ({"devices": ["cpu", "cuda:0"]}, "name devices of one kind"),
-    ],
-)
-def test_bad_options(options: dict, message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        place(nn.Linear(2, 2), **options)
-    with pytest.raises(OptionError, match=message):
-        place(None, **options)
-    with pytest.raises(OptionError, match="takes an nn.Module"):
-        place(5)
-
-
-def test_arguments_of_special_kinds_run_as_they_are() -> None:
-    torch.manual_seed(11)
-    model, x = Answers(SHAPES["tensor"]), torch.eye(6).to_sparse()
-    placed = place(copy.deepcopy(model), strict=False)
-    assert all(torch.equal(model(x), placed(x)) for _ in range(3))
-    assert report(placed).placed_steps == 0
-    assert "sparse" in report(placed).line()
-
-
-class Shifted(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.shift = nn.Parameter(torch.ones(6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.shift
-
-
-def test_tensors_of_inference_mode_run_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """Features that another module made without gradients; autograd takes them where it keeps nothing of them."""
-    with torch.inference_mode():
-        x = torch.randn(5, 6)
-    placed = place(Shifted(), strict=False)
-    for _ in range(3):
-        placed(x).sum().backward()
-    assert torch.equal(placed.shift.grad, torch.full((6,), 15.0))
-    assert report(placed).placed_steps == 0
-    assert capsys.readouterr().err.count("Shifted runs as it is: a call takes a tensor of torch.inference_mode()") == 1
-
-
-def test_lazy_layers_have_their_shapes_from_the_inputs() -> None:
-    placed = place(nn.Sequential(nn.LazyLinear(12), nn.Tanh(), nn.LazyLinear(3)), (torch.randn(5, 6),))
-    assert report(placed).num_ops != (0, 0)
-
-
-def test_why_a_call_can_not_be_planned() -> None:
-    with pytest.raises(CaptureError, match="no gradients are recorded"):
-        baechi_ext.plan(Answers(SHAPES["tensor"]).requires_grad_(False), (torch.randn(5, 6),), devices=2)
-
-
-def test_plans_of_two_threads_are_made_one_after_the_other() -> None:
-    models = [Branches(), Branches()]
-    with ThreadPoolExecutor(2) as pool:
-        runs = list(pool.map(lambda model: baechi_ext.plan(model, batch("branches", 0)[:1], devices=2, method="m_etf"), models))
-    assert [len(run.graph) > 10 for run in runs] == [True, True]
-
-
-def test_arguments_of_special_kinds_are_refused_where_all_is_to_be_placed() -> None:
-    placed = place(Answers(SHAPES["tensor"]))
-    with pytest.raises(CaptureError, match="Answers"):
-        for _ in range(2):
-            placed(torch.eye(6).to_sparse())
-
-
-def test_arguments_that_hide_tensors() -> None:
-    """The error is that of the module itself."""
-    with pytest.raises(TypeError, match="unsupported operand"):
-        place(Answers(SHAPES["tensor"]))(torch.randn(5, 6), mask={torch.ones(12)})
 
 
 @pytest.mark.gpu

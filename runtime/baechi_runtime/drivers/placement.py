@@ -33,8 +33,8 @@ C = TypeVar("C", bound=Captured)
 _NEAR = 0.02
 """A plan so little above what devices that are all at work all the time would take leaves nothing to look for."""
 _IN_DOUBT = 1.25
-"""Predictions that differ by less do not tell which of two plans is faster: of parts they are up to a quarter shorter, beside those of the
-whole batch, than what the plans take (docs/speed.md)."""
+"""Predictions that differ by less do not tell which of two plans is faster: of parts they are too short, mostly by up to a
+quarter more than those of the whole batch (docs/speed.md)."""
 
 
 @dataclass(frozen=True)
