@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from baechi_ext.errors import ExecutionError
 from baechi_runtime.drivers.train_request import TrainRequest
-from baechi_runtime.host.host_memory import keep_freed_memory
+from baechi_runtime.host.malloc import keep_freed_memory
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.sharding.replicas import DDP, ReplicaStep
 from baechi_runtime.torch.backend import build_step

@@ -3,13 +3,11 @@
 import sys
 
 from baechi_ext.collector import importing
-from baechi_runtime.host.host_memory import use_huge_pages
 from baechi_runtime.host.interrupts import exit_code, wait_for_imports
 
 
 def main() -> int:
     """The command's exit code. Ctrl-C is answered from the first moment on: what the command needs takes its time to be imported."""
-    use_huge_pages()
     try:
         wait_for_imports()
         with importing():

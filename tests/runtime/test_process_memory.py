@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baechi_runtime.host import process_memory
-from baechi_runtime.host.host_memory import freed_memory_given_back, keep_freed_memory
+from baechi_runtime.host.malloc import freed_memory_given_back, keep_freed_memory
 from baechi_runtime.torch.lowering.op_error import in_words, storages_of
 
 ROOT = Path(__file__).parents[2]

@@ -18,6 +18,7 @@ from baechi_runtime.drivers.backend import Trained
 from baechi_runtime.drivers.comparison import UNPLACED
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.files.checkpoint_folder import Shard
+from baechi_runtime.host.malloc import keep_freed_memory, mind_shortage
 from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.measure.rehearsal import Rehearsal
 from baechi_runtime.measure.samples import Measurement
@@ -89,6 +90,7 @@ def on_processes(request: TrainRequest, drive: Callable[["ShardBackend"], None])
     devices = (cuda_workers if request.cuda else cpu_workers)(size)
     with WorkerGroup.join(request.timeout_seconds, devices[rank].torch_device):
         devices[rank].enter()
+        keep_freed_memory()
         drive(ShardBackend(request, shape, devices, rank))
         dist.barrier()
     return rank == 0
@@ -183,6 +185,7 @@ class ShardBackend:
         """The loss of one step, and the microseconds of the slowest process."""
         losses: list[Tensor] = []
         us = 1e6 * agreed(seconds_of(self.device, lambda: losses.append(loaded.run()))[0], self.device)
+        mind_shortage()
         return (mean_of_all(losses[0]) if loaded.of_parts else losses[0]).item(), us
 
     def cpu_seconds(self) -> float:

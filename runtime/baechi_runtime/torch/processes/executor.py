@@ -23,7 +23,7 @@ from baechi_ext.ir import OpGraph
 from baechi_ext.simulate import Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.files.checkpoint_folder import Shard
-from baechi_runtime.host.host_memory import keep_freed_memory
+from baechi_runtime.host.malloc import keep_freed_memory, map_large_blocks
 from baechi_runtime.measure.device_speeds import Pace
 from baechi_runtime.measure.link_probe import PROBE_BYTES, LinkProbe
 from baechi_runtime.measure.recording import DeviceMemory, DeviceNotes, Recording, recorded_run
@@ -140,6 +140,8 @@ class ProcessExecutor:
         self._live: WeakSet[ProcessStep] = WeakSet()
         """The steps that are loaded and not dropped."""
         # It outwaits the waits for other ranks inside it, whose errors say more.
+        if group.lines is None:
+            map_large_blocks()  # see follow
         self._local = executor_of(self.devices[:1], group.timeout_seconds + _LONGER_SECONDS)
 
     def __enter__(self) -> "ProcessExecutor":
@@ -277,6 +279,8 @@ def follow(group: WorkerGroup, device: TorchDevice, captured: RankCapture | None
     """Ranks other than 0: obey until told to stop; links can be probed without a captured step. An error is answered, then raised: a group
     with a failed rank is over."""
     keep_freed_memory()
+    if group.lines is None:  # memory may be limited, and mapped memory can be told from what is kept
+        map_large_blocks()
     known = _Rank(group, device, captured).commands()
     while (do := (command := group.next_command())["do"]) != "stop":
         answer = None

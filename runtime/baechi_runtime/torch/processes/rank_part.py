@@ -16,7 +16,7 @@ from baechi_ext.errors import ExecutionError
 from baechi_ext.simulate import Timeline
 from baechi_runtime.files.checkpoint_folder import Shard, verify_shard
 from baechi_runtime.host import process_memory
-from baechi_runtime.host.host_memory import freed_memory_given_back
+from baechi_runtime.host.malloc import freed_memory_given_back, mind_shortage
 from baechi_runtime.measure.recording import DeviceMemory
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.torch.lowering.checkpoint import homes, living_on, read_shards, write_shard
@@ -130,6 +130,7 @@ class RankPart:
                 raise ExecutionError(e.explain(self.device.name, self.timeline.graph, self.memory_bytes, held)) from e.cause
             except RuntimeError as e:  # of a kernel, found only now
                 raise ExecutionError(f"device {self.device.name} failed: {type(e).__name__}: {(str(e).splitlines() or [''])[0]}") from e
+        mind_shortage()
         loss = None if self.program.loss_slot is None else slots[self.program.loss_slot]
         return loss, self.clock.elapsed_us(start, end) - waited_us
 

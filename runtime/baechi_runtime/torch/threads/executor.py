@@ -19,7 +19,7 @@ from baechi_ext.errors import BaechiError, ExecutionError
 from baechi_ext.ir import OpGraph
 from baechi_ext.simulate import Timeline
 from baechi_runtime.files.checkpoint_folder import Shard, verify_shard
-from baechi_runtime.host.host_memory import keep_freed_memory
+from baechi_runtime.host.malloc import keep_freed_memory, mind_shortage
 from baechi_runtime.measure.device_speeds import Pace
 from baechi_runtime.measure.link_probe import PROBE_BYTES, LinkProbe
 from baechi_runtime.measure.recording import DeviceMemory, Recording, recorded_run
@@ -379,6 +379,7 @@ class ThreadExecutor:
             raise
         if errors:
             raise _first_cause(self.devices, errors)
+        mind_shortage()
         return [answer.result() for answer in pending]
 
     def _await_idle(self) -> None:

@@ -1,8 +1,8 @@
-"""Eager steps of the built-in models on one core, with and without huge pages for tensors of 2 MiB and more, in turn.
+"""Eager steps of the built-in models on one core, where malloc keeps all that is freed and where it does as it does by itself, in turn.
 
-    python -m benchmarks.huge_pages [--model_names=A,B] [--rounds=10] --out=benchmarks/results/huge_pages
+    python -m benchmarks.kept_memory [--model_names=A,B] [--rounds=10] --out=benchmarks/results/kept_memory
 
-Writes NAME.json and NAME.md. torch reads THP_MEM_ALLOC_ENABLE when it allocates for the first time, so each kind has a process of its own.
+Writes NAME.json and NAME.md. Each kind has a process of its own; neither has huge pages.
 """
 
 import argparse
@@ -12,25 +12,27 @@ import statistics
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from baechi_runtime.host.host_memory import keep_freed_memory
+from baechi_runtime.host.malloc import keep_freed_memory
 from baechi_runtime.report.tables import as_size
 from benchmarks.runner import Benchmark, Row, in_turn, table, timed
 from benchmarks.sizes import SIZES
 
-HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
-KINDS = {"without": "0", "with": "1"}
+CASES = {**SIZES, "gpt2/50257": replace(SIZES["gpt2"], vocab_size=50_257)}
+"""gpt2/50257 has as many words as GPT-2 was trained with."""
+KINDS = ("given back", "kept")
 WARMUP = 3
 FLAGS = {
-    "--model_names": tuple(SIZES),
+    "--model_names": tuple(CASES),
     "--rounds": 10,
     "--out": {"type": lambda text: Path(text).with_suffix(".json"), "required": True},
 }
 
 
-def build(model: str) -> None:
+def build(case: str, kind: str) -> None:
     """Makes this process's step."""
     global STEP
     import torch
@@ -40,10 +42,11 @@ def build(model: str) -> None:
     from baechi_runtime.models.training_step import EagerStep
     from baechi_runtime.torch.backend import build_step
 
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
-    keep_freed_memory()
-    STEP = EagerStep(build_step(TrainRequest(model, PlanRequest(), SIZES[model])), torch.device("cpu"))
+    if kind == "kept":
+        keep_freed_memory()
+    STEP = EagerStep(build_step(TrainRequest(case.partition("/")[0], PlanRequest(), CASES[case])), torch.device("cpu"))
     for _ in range(WARMUP):
         STEP.run()
 
@@ -61,18 +64,16 @@ def peak_bytes() -> int:
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     rows: list[Row] = []
-    for model in args.model_names:
+    for case in args.model_names:
         with ExitStack() as stack:
-            pools = {}
-            for kind, value in KINDS.items():
-                os.environ[HUGE_PAGES] = value
-                pools[kind] = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
-                pools[kind].submit(build, model).result()
+            pools = {kind: stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"))) for kind in KINDS}
+            for kind, pool in pools.items():
+                pool.submit(build, case, kind).result()
             samples = in_turn({kind: lambda pool=pool: pool.submit(step).result() for kind, pool in pools.items()}, args.rounds)
             for kind, found in samples.items():
                 ms, faults = zip(*found, strict=True)
                 peak = pools[kind].submit(peak_bytes).result()
-                rows.append({"model": model, "huge_pages": kind, "samples_ms": ms, "faults": statistics.median(faults), "peak_bytes": peak})
+                rows.append({"model": case, "freed": kind, "samples_ms": ms, "faults": statistics.median(faults), "peak_bytes": peak})
         gains = [a / b for a, b in zip(*(row["samples_ms"] for row in rows[-2:]), strict=True)]
         rows[-1]["gain"] = statistics.median(gains)
         yield {"rows": rows}
@@ -80,7 +81,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
 
 COLUMNS = {
     "model": "{model}",
-    "huge pages": "{huge_pages}",
+    "freed memory": "{freed}",
     "ms a step": lambda row: f"{statistics.median(row['samples_ms']):.1f}",
     "min to max": lambda row: f"{min(row['samples_ms']):.1f} to {max(row['samples_ms']):.1f}",
     "page faults": "{faults:.0f}",
@@ -94,7 +95,7 @@ def report(found: Row) -> str:
     return f"{table(COLUMNS, found['rows'])}\n\n`{found['command']}`"
 
 
-main = Benchmark("huge_pages", __doc__, FLAGS, measure, report, markdown=True).main
+main = Benchmark("kept_memory", __doc__, FLAGS, measure, report, markdown=True).main
 
 if __name__ == "__main__":
     main()
