@@ -14,7 +14,7 @@ from baechi_runtime.torch.lowering.op_error import in_words, storages_of
 
 ROOT = Path(__file__).parents[2]
 MIB = 1024 * 1024
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+KEEPS = pytest.mark.skipif(not keep_freed_memory(), reason="this malloc cannot be told what to keep")
 pytestmark = pytest.mark.skipif(not process_memory.can_tell(), reason="the system does not tell a process's high water")
 
 
@@ -43,7 +43,7 @@ def hold_and_let_go() -> None:
     assert process_memory.high_water_bytes() - before < 2 * MIB
 
 
-@pytest.mark.skipif(not keep_freed_memory(), reason="this malloc cannot be told what to keep")
+@KEEPS
 def test_afterwards_freed_memory_is_kept_again() -> None:
     with freed_memory_given_back():
         torch.ones(4 * MIB)
@@ -55,25 +55,56 @@ def test_afterwards_freed_memory_is_kept_again() -> None:
     assert held - process_memory.resident_bytes() > 48 * MIB
 
 
-@pytest.mark.skipif("[never]" in HUGE_PAGES.read_text() if HUGE_PAGES.exists() else True, reason="the system has no huge pages")
-def test_a_script_of_large_tensors_makes_few_page_faults(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
+
+
+def faults_of(code: str) -> list[int]:
+    """Page faults of a few tensors of 64 MiB that are gone at once, each time that `code`, in a process of its own, calls `large`."""
+    beginning = (
         "import resource, torch\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "for _ in range(4):\n"
-        "    torch.ones(16 * 2**20)\n"  # 64 MiB, gone at once
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
+        "from baechi_runtime.host import malloc\n"
+        "def large():\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    for _ in range(4):\n"
+        "        torch.ones(16 * 2**20)\n"
+        "    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
     )
-    faults = {}
-    for kind in ("0", None):
-        environment = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"}
-        environment |= {} if kind is None else {"THP_MEM_ALLOC_ENABLE": kind}
-        words = [sys.executable, "-m", "baechi_ext", "train", "--num_devices=1", str(script)]
-        done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True)
-        faults[kind] = int(done.stdout.splitlines()[0])
-    assert faults["0"] > 4 * 64 * MIB / os.sysconf("SC_PAGE_SIZE") / 2
-    assert faults[None] < faults["0"] / 4
+    done = subprocess.run([sys.executable, "-c", beginning + code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    return [int(line) for line in done.stdout.splitlines()]
+
+
+ALL_PAGES = 4 * 64 * MIB // os.sysconf("SC_PAGE_SIZE")
+
+
+@KEEPS
+def test_what_is_kept_costs_no_page_faults() -> None:
+    mapped, *_, kept = faults_of("large(); malloc.keep_freed_memory(); large(); large(); large(); large()\n")
+    assert mapped > 0.9 * ALL_PAGES
+    assert kept < 0.01 * ALL_PAGES
+
+
+@KEEPS
+def test_the_heap_does_not_grow_by_blocks_that_are_mapped() -> None:
+    *_, mapped = faults_of("malloc.keep_freed_memory(); malloc.map_large_blocks(); large(); large()\n")
+    given_back, *_, kept = faults_of("with malloc.freed_memory_given_back():\n    large()\nlarge(); large(); large(); large()\n")
+    assert mapped > 0.9 * ALL_PAGES
+    assert given_back > 0.9 * ALL_PAGES
+    assert kept < 0.01 * ALL_PAGES
+
+
+@KEEPS
+@pytest.mark.parametrize("left_mib", [100, 10_000])
+def test_what_is_free_goes_back_where_less_is_left_than_is_held(left_mib: int) -> None:
+    given_back = faults_of(
+        "from baechi_runtime.host import process_memory\n"
+        "malloc.keep_freed_memory()\n"
+        "tensors = [torch.ones(25 * 2**20) for _ in range(4)]\n"  # 400 MiB
+        "del tensors[1:]\n"
+        "held = process_memory.resident_bytes()\n"
+        f"malloc.usable_bytes = lambda: held + {left_mib * MIB}\n"
+        "malloc.mind_shortage()\n"
+        f"print(held - process_memory.resident_bytes())\n"
+    )[0]
+    assert (given_back > 250 * MIB) == (left_mib == 100)
 
 
 def test_live_tensors_are_counted_once_and_parameters_go_by_their_names() -> None:

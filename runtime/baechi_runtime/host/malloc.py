@@ -17,7 +17,7 @@ _LARGE_BYTES, _SMALL_BYTES = 32 * 1024 * 1024, 128 * 1024
 it begins with."""
 _MAPPINGS = 65_536
 """Blocks that glibc maps at one time, at most, when it begins."""
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 5.0
 
 
 @dataclass
@@ -50,17 +50,17 @@ def keep_freed_memory() -> bool:
 
 
 def map_large_blocks() -> None:
-    """From now on what is larger than 32 MiB goes back to the system when it is freed, whatever is kept of the rest."""
+    """From now on what is larger than 32 MiB, and has no room in the heap as it is, goes back to the system when it is freed."""
     _STATE.mappings = _MAPPINGS
     if keep_freed_memory():
         _tell((_M_MMAP_MAX, _MAPPINGS))
 
 
 def mind_shortage() -> None:
-    """Looks, at most once a second, whether this process holds more than is left for it; large blocks are mapped from then on, and what is
-    free goes back. To be called after each step."""
+    """Gives back what is free where this process holds more than is left for it; from then on the heap does not grow by large blocks. To
+    be called after each step: it looks once in five seconds."""
     now = time.monotonic()
-    if now < _STATE.next_look or _STATE.mappings or not keep_freed_memory():
+    if now < _STATE.next_look or not keep_freed_memory():
         return
     _STATE.next_look = now + _LOOK_SECONDS
     with contextlib.suppress(OSError):  # not Linux
@@ -72,8 +72,8 @@ def mind_shortage() -> None:
 
 @contextlib.contextmanager
 def freed_memory_given_back() -> Iterator[None]:
-    """While its body runs, all but small blocks go back to the system when they are freed. What is held then is what is used, and a step
-    takes a fifth to two fifths more CPU time, in page faults."""
+    """While its body runs, all but small blocks that have no room in the heap go back to the system when they are freed. What is held then
+    is what is used, once the heap is trimmed, and a step takes a fifth to two fifths more CPU time, in page faults."""
     if keep_freed_memory():
         _tell((_M_MMAP_THRESHOLD, _SMALL_BYTES), (_M_MMAP_MAX, _MAPPINGS))
     try:
