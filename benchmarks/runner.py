@@ -123,14 +123,13 @@ def some_of(allowed: Iterable[str], default: Iterable[str] | None = None) -> dic
     return {"type": several(known), "default": names if default is None else list(default), "help": f"some of {', '.join(names)}"}
 
 
-def in_turn(variants: Mapping[K, Callable[[], T]], rounds: int, told: bool = True) -> dict[K, list[T]]:
+def in_turn(variants: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[T]]:
     """So many samples of each variant; in each round all take their turn, so that what else the machine does meets them alike."""
     samples: dict[K, list[T]] = {name: [] for name in variants}
     for number in range(rounds):
         for name, sample in variants.items():
             samples[name].append(sample())
-        if told:
-            progress(f"round {number + 1} of {rounds}")
+        progress(f"round {number + 1} of {rounds}")
     return samples
 
 
