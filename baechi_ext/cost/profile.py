@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from baechi_ext.errors import ProfileError
 from baechi_ext.ir.files import SCHEMA_VERSION
@@ -171,13 +171,13 @@ def _op_from_json(id_: str, value: Any) -> OpProfile:
     return profile
 
 
-HOSTS = ("none", "one", "each")
+Host = Literal["none", "one", "each"]
 """The threads that give ops to devices while a step runs: none, since it is one launch; one for all of them; or one for each."""
 
 
-def attach_costs(graph: OpGraph, profile: Profile, *, contended: bool = False, host: str = "none") -> OpGraph:
-    """The graph with each op's time and bytes from `profile`; with `contended` the times beside other devices at work. `host`: one of
-    HOSTS. One thread is a limit of all ops together; one for each device makes an op take as long as it takes the host, at least.
+def attach_costs(graph: OpGraph, profile: Profile, *, contended: bool = False, host: Host = "none") -> OpGraph:
+    """The graph with each op's time and bytes from `profile`; with `contended` the times beside other devices at work. `host`: one
+    thread is a limit of all ops together; one for each device makes an op take as long as it takes the host, at least.
 
     Times are built on the least samples, which repeat best from run to run because other programs only ever add to a sample.
     Raises ProfileError where an op has no profile.

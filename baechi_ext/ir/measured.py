@@ -64,9 +64,6 @@ class MeasuredStep(Saved):
     notes: tuple[str, ...] = ()
     """Sentences on what is left out, and why."""
 
-    def by_id(self) -> dict[str, MeasuredOp]:
-        return {op.id: op for op in self.ops}
-
     def busy_us(self, devices: int) -> tuple[float, ...]:
         """Time for which each of the devices ran ops."""
         busy = [0.0] * devices

@@ -10,8 +10,10 @@ from torch import nn
 from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
 from baechi_ext.errors import OptionError
 from baechi_runtime.models.torch.cells import Grid, Halve
-from baechi_runtime.models.torch.nasnet import CIFAR, LARGE, MOBILE, Layout, NasNetA, NormalCell, Options, ReductionCell, build
+from baechi_runtime.models.torch.nasnet import CIFAR, LARGE, Layout, NasNetA, NormalCell, Options, ReductionCell, build
 from baechi_runtime.models.training_step import WithLoss
+
+MOBILE = Layout(cells=4, filters=44, classes=1000, imagenet_stem=True, skips_reductions=False, stem_filters=32)
 
 
 @pytest.mark.parametrize(

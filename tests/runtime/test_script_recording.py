@@ -84,7 +84,7 @@ def placed(
 def require_possible(run: RunFolder) -> None:
     """Every op ran once, where the plan has it, when what it reads was there; a tensor that moves was seen to."""
     measured, graph, placement = run.measured, run.graph, run.plan.placement
-    ops = measured.by_id()
+    ops = {op.id: op for op in measured.ops}
     assert {op: at.device for op, at in ops.items()} == {op.id: d for op, d in zip(graph.ops, placement, strict=True)}
     assert max(op.end_us for op in measured.ops) <= measured.wall_us
     sent = {(t.op, t.tensor, t.target): t for t in measured.transfers}

@@ -32,7 +32,7 @@ from tests.torch_steps import capture, make_step, scattered
 
 def require_possible(step: MeasuredStep, timeline: Timeline, *, wrong_us: float = 0.0) -> None:
     """The step's ops and transfers fit the plan, and no op starts before what it reads is there, but for what clocks may be wrong."""
-    graph, ops = timeline.graph, step.by_id()
+    graph, ops = timeline.graph, {op.id: op for op in step.ops}
     assert {op.id: op.device for op in step.ops} == {op.id: d for op, d in zip(graph.ops, timeline.placement, strict=True)}
     assert all(op.end_us <= step.wall_us + wrong_us for op in step.ops)
     for device, order in enumerate(timeline.device_order()):
@@ -185,7 +185,7 @@ def test_a_split_gpu() -> None:
         placed.run()
         measured = placed.record().measured(graph, "one gpu split")
     assert (measured.clock, measured.transfers, measured.notes) == ("cuda_event", (), (NO_CUDA_TRANSFERS,))
-    ops = measured.by_id()
+    ops = {op.id: op for op in measured.ops}
     assert set(ops) == set(graph.index)
     assert MeasuredStep.from_json(measured.to_json(), graph) == measured
     same = [(u, v) for v in range(len(graph)) for u in graph.predecessors[v] if timeline.placement[u] == timeline.placement[v]]

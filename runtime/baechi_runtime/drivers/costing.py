@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from baechi_ext.cost import Profile, attach_costs
+from baechi_ext.cost.profile import Host
 from baechi_ext.errors import ClusterError, MismatchError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_runtime.drivers import pipeline
@@ -49,7 +50,7 @@ def costed(request: TrainRequest, graph: OpGraph, devices: Sequence[str], clock:
     return Captured(placed, attach_costs(graph, profile, host=host), profile)
 
 
-def host_of(request: TrainRequest) -> str:
+def host_of(request: TrainRequest) -> Host:
     """The threads that give ops to the request's devices; see `attach_costs`."""
     return "none" if request.cuda_graphs else "each" if request.workers == "process" else "one"
 

@@ -28,17 +28,18 @@ def log(report: CallReport, to: Any) -> None:
         raise OptionError(f"log takes the report of a placed module, baechi_ext.report(model), not a {type(report).__name__}")
     if report.result is None or report.single is None:
         raise OptionError(f"there is nothing to log of {report.name}: it is not placed{'; ' * bool(report.refusal)}{report.refusal}")
-    known: dict[str, Any] = {"result": report.result, "single": report.single, "notes": report.notes}
     step = StepReport(
         model=report.name,
         executor="",
+        result=report.result,
+        single=report.single,
         parity=None,
         measurement=report.measurement(),
         peak_bytes=(),
         peaks_measured_by="none",
         probe=None,
         unplaced="as it is",
-        **known,
+        notes=report.notes,
     ).report()
     plan = report.result.plan
     log_step(step, to, RunFolder(Path(report.name), plan.graph, plan, None, step.to_json(), None))
@@ -84,40 +85,40 @@ def tensorboard_writer(folder: str) -> Any:
     return SummaryWriter(folder)
 
 
-def numbers_of(said: Run) -> dict[str, float]:
+def numbers_of(report: Run) -> dict[str, float]:
     """The numbers of a step: times in microseconds, speed-ups with their intervals, bytes of each device at most."""
-    numbers: dict[str, float | None] = {f"step_us/{name}": samples.median for name, samples in samples_of(said).items()}
-    if isinstance(said, Step):
-        numbers |= {"predicted_step_us": said.predicted_step_us.placed, "predicted_speedup": said.predicted_speedup}
-    numbers |= {f"peak_memory_bytes/{d}": peak for d, peak in enumerate(said.peaks.measured or said.peaks.predicted or ())}
-    for name, ratio in (("speedup_over_unplaced", said.over_unplaced), ("speedup_over_one_device", said.over_single)):
+    numbers: dict[str, float | None] = {f"step_us/{name}": samples.median for name, samples in samples_of(report).items()}
+    if isinstance(report, Step):
+        numbers |= {"predicted_step_us": report.predicted_step_us.placed, "predicted_speedup": report.predicted_speedup}
+    numbers |= {f"peak_memory_bytes/{d}": peak for d, peak in enumerate(report.peaks.measured or report.peaks.predicted or ())}
+    for name, ratio in (("speedup_over_unplaced", report.over_unplaced), ("speedup_over_one_device", report.over_single)):
         if ratio is not None:
             numbers |= {name: ratio.median, f"{name}/low": ratio.low, f"{name}/high": ratio.high}
     return {PREFIX + name: float(value) for name, value in numbers.items() if value is not None}
 
 
-def samples_of(said: Run) -> dict[str, Samples]:
+def samples_of(report: Run) -> dict[str, Samples]:
     """The steps that were timed, by what they are: placed, eager, single; of a sharded run by the strategies' names."""
-    found = said.measured_step_us if isinstance(said, Step) else {"placed": said.measured}
-    if isinstance(said, Sharded):
-        found = {strategy.name: strategy.measured_step_us for strategy in said.strategies}
+    found = report.measured_step_us if isinstance(report, Step) else {"placed": report.measured}
+    if isinstance(report, Sharded):
+        found = {strategy.name: strategy.measured_step_us for strategy in report.strategies}
     return {name: samples for name, samples in found.items() if samples is not None}
 
 
-def log_step(said: Step, to: Any, run: RunFolder) -> None:
+def log_step(report: Step, to: Any, run: RunFolder) -> None:
     """Logs a step to a SummaryWriter, a run of Weights & Biases, or `mlflow`; its page, of `run`, to the latter two. Raises OptionError for
     anything else, and what the logger raises."""
-    doubts = _doubts(said)
+    doubts = "; ".join(report.doubts or ())
     if hasattr(to, "add_scalar"):
-        log_scalars(said, to)
+        log_scalars(report, to)
     elif hasattr(to, "log_artifact") and hasattr(to, "summary"):
-        to.summary.update({**numbers_of(said), PREFIX + "doubts": doubts})
+        to.summary.update({**numbers_of(report), PREFIX + "doubts": doubts})
         with _page(run) as page:
             artifact = sys.modules["wandb"].Artifact("baechi", type="report")
             artifact.add_file(str(page))
             to.log_artifact(artifact)
     elif hasattr(to, "MlflowClient"):
-        _to_mlflow(to, said, doubts, run)
+        _to_mlflow(to, report, doubts, run)
     else:
         raise OptionError(f"{type(to).__name__} is no logger; give a SummaryWriter, a run of Weights & Biases, or the module mlflow")
 
@@ -129,36 +130,32 @@ def log_report(report: Report, folder: str) -> None:
     log_scalars(report, tensorboard_writer(folder))
 
 
-def log_scalars(said: Run, writer: Any) -> None:
+def log_scalars(report: Run, writer: Any) -> None:
     """Writes numbers for TensorBoard: of each timed step, and of all of them."""
-    for name, samples in samples_of(said).items():
-        for number, us in enumerate(samples.us):
-            writer.add_scalar(f"{PREFIX}steps_us/{name}", us, number)
-    for name, value in numbers_of(said).items():
-        writer.add_scalar(name, value, 0)
-    if doubts := _doubts(said):
-        writer.add_text(PREFIX + "doubts", doubts)
+    for name, value, number in _points(report):
+        writer.add_scalar(name, value, number)
+    if report.doubts:
+        writer.add_text(PREFIX + "doubts", "; ".join(report.doubts))
     writer.flush()
 
 
-def _doubts(said: Run) -> str:
-    return "; ".join(said.doubts or ())
+def _points(report: Run) -> Iterator[tuple[str, float, int]]:
+    for name, samples in samples_of(report).items():
+        yield from ((f"{PREFIX}steps_us/{name}", us, number) for number, us in enumerate(samples.us))
+    yield from ((name, value, 0) for name, value in numbers_of(report).items())
 
 
 def _mlflow_run(mlflow: Any) -> Any:
     return mlflow.active_run() or mlflow.last_active_run()
 
 
-def _to_mlflow(mlflow: Any, said: Step, doubts: str, run: RunFolder) -> None:
+def _to_mlflow(mlflow: Any, report: Step, doubts: str, run: RunFolder) -> None:
     """Raises OptionError where there is no run."""
     found, client = _mlflow_run(mlflow), mlflow.MlflowClient()
     if found is None:
         raise OptionError("mlflow has no run; call mlflow.start_run() first")
-    for name, samples in samples_of(said).items():
-        for number, us in enumerate(samples.us):
-            client.log_metric(found.info.run_id, f"{PREFIX}steps_us/{name}", us, step=number)
-    for name, value in numbers_of(said).items():
-        client.log_metric(found.info.run_id, name, value)
+    for name, value, number in _points(report):
+        client.log_metric(found.info.run_id, name, value, step=number)
     client.set_tag(found.info.run_id, PREFIX + "doubts", doubts)
     with _page(run) as page:
         client.log_artifact(found.info.run_id, str(page))

@@ -95,7 +95,7 @@ def test_the_folder_of_a_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == expected
     found = RunFolder.load(tmp_path)
     report, measured = found.report, found.measured
-    unseen = {op.op for op in found.graph.ops if op.id not in measured.by_id()}
+    unseen = {op.op for op in found.graph.ops if op.id not in {seen.id for seen in measured.ops}}
     assert unseen <= {"While", "StatelessWhile", "If", "StatelessIf"}
     assert any("a loop or condition runs as its parts" in note for note in measured.notes) == bool(unseen)
     assert report["model"].endswith(".train_step of reviews.py")

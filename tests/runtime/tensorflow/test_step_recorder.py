@@ -82,7 +82,7 @@ def test_real_steps(step: Step, devices: Devices) -> None:
     with step.session(devices, timeline.placement, [graph.ops[v].id for v in timeline.started]) as session:
         session.run()
         measured = record_step(session, timeline, "")
-    ops = measured.by_id()
+    ops = {op.id: op for op in measured.ops}
     assert {op.id: op.device for op in measured.ops} == {op.id: d for op, d in zip(graph.ops, timeline.placement, strict=True)}
     assert all(ops[graph.ops[u].id].end_us <= ops[op.id].start_us for v, op in enumerate(graph.ops) for u in graph.predecessors[v])
     assert 0 < max(op.end_us for op in measured.ops) == measured.wall_us

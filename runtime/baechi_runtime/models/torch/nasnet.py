@@ -131,8 +131,6 @@ CIFAR = Layout(cells=6, filters=32, classes=10, imagenet_stem=False, skips_reduc
 """6 @ 768."""
 LARGE = Layout(cells=6, filters=168, classes=1000, imagenet_stem=True, skips_reductions=True)
 """6 @ 4032."""
-MOBILE = Layout(cells=4, filters=44, classes=1000, imagenet_stem=True, skips_reductions=False, stem_filters=32)
-"""4 @ 1056."""
 
 
 def build(options: Options) -> tuple[nn.Module, tuple[Tensor, ...]]:

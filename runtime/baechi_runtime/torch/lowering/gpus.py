@@ -107,9 +107,9 @@ def _session(nvml: Any) -> Iterator[Any]:
 def _gpu(nvml: Any, handle: Any) -> Gpu:
     name, bus = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetPciInfo(handle).busId
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    generation = _told(nvml, 0, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
-    width = _told(nvml, 0, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
-    use = _told(nvml, None, nvml.nvmlDeviceGetUtilizationRates, handle)
+    generation = _answer(nvml, 0, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
+    width = _answer(nvml, 0, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
+    use = _answer(nvml, None, nvml.nvmlDeviceGetUtilizationRates, handle)
     return Gpu(
         name=_text(name),
         bus_id=_text(bus),
@@ -122,22 +122,22 @@ def _gpu(nvml: Any, handle: Any) -> Gpu:
 
 def _tie(nvml: Any, ends: tuple[Any, Any], bus_id: str) -> Tie:
     """NVLinks to the other end, or to a switch where the two are peers over NVLink."""
-    peers = _told(nvml, None, nvml.nvmlDeviceGetP2PStatus, *ends, _NVLINK) == _OK
+    peers = _answer(nvml, None, nvml.nvmlDeviceGetP2PStatus, *ends, _NVLINK) == _OK
     links = sum(_leads_to(nvml, ends[0], link, bus_id) for link in range(nvml.NVML_NVLINK_MAX_LINKS)) if peers else 0
-    ancestor = _told(nvml, None, nvml.nvmlDeviceGetTopologyCommonAncestor, *ends)
+    ancestor = _answer(nvml, None, nvml.nvmlDeviceGetTopologyCommonAncestor, *ends)
     return Tie(links, _PATHS.get(ancestor, _FARTHEST))
 
 
 def _leads_to(nvml: Any, handle: Any, link: int, bus_id: str) -> bool:
-    if not _told(nvml, 0, nvml.nvmlDeviceGetNvLinkState, handle, link):
+    if not _answer(nvml, 0, nvml.nvmlDeviceGetNvLinkState, handle, link):
         return False
-    if _told(nvml, None, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link) == _SWITCH:
+    if _answer(nvml, None, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link) == _SWITCH:
         return True
-    remote = _told(nvml, None, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+    remote = _answer(nvml, None, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
     return remote is not None and _text(remote.busId).lower() == bus_id.lower()
 
 
-def _told(nvml: Any, otherwise: Any, function: Any, *arguments: Any) -> Any:
+def _answer(nvml: Any, otherwise: Any, function: Any, *arguments: Any) -> Any:
     """The driver's answer, or `otherwise` if it does not know this of such a GPU."""
     try:
         return function(*arguments)

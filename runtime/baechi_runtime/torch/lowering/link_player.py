@@ -36,7 +36,7 @@ Wait = Callable[[], object]
 """Returns when a transfer that was started is over."""
 
 
-class Wire(Protocol):
+class Channel(Protocol):
     """One end of what carries tensors to the other device and back."""
 
     def send(self, tensor: torch.Tensor) -> Wait:
@@ -57,7 +57,7 @@ class Player:
     """One of the two devices. The side that does not lead answers round trips, and receives what the other sends."""
 
     device: TorchDevice
-    wire: Wire
+    channel: Channel
     leads: bool
 
     def round_trips(self, size: int, warmup: int, repeats: int) -> list[float]:
@@ -70,8 +70,8 @@ class Player:
                 come, gone = self._both(out)
                 come()
             else:
-                self.wire.receive(size // 4)()
-                gone = self.wire.send(out)
+                self.channel.receive(size // 4)()
+                gone = self.channel.send(out)
             gone()
             self.device.synchronize()
             taken.append((time.perf_counter_ns() - begin) / 1000)
@@ -111,7 +111,7 @@ class Player:
         going: list[Wait] = []
         for _ in range(TRANSFERS):
             compute()
-            going.append(self.wire.send(out))
+            going.append(self.channel.send(out))
         for gone in going:
             gone()
 
@@ -119,7 +119,7 @@ class Player:
         coming: deque[Wait] = deque()
         for i in range(TRANSFERS):
             while len(coming) <= _AHEAD and i + len(coming) < TRANSFERS:
-                coming.append(self.wire.receive(size // 4))
+                coming.append(self.channel.receive(size // 4))
             compute()
             coming.popleft()()
 
@@ -133,9 +133,9 @@ class Player:
     def _both(self, out: torch.Tensor) -> tuple[Wait, Wait]:
         """A receive and a send, started. Where there are no tags, the one that leads sends first, and the other one receives first."""
         if self.leads and self.device.torch_device.type == "cuda":
-            gone = self.wire.send(out)
-            return self.wire.receive(out.numel()), gone
-        return self.wire.receive(out.numel()), self.wire.send(out)
+            gone = self.channel.send(out)
+            return self.channel.receive(out.numel()), gone
+        return self.channel.receive(out.numel()), self.channel.send(out)
 
     def _timed(self, function: Callable[[], object], count: int) -> float:
         """Wall microseconds of a call, with all that it gives to the device, by `count`."""

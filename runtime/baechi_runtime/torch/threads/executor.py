@@ -400,7 +400,7 @@ class ThreadExecutor:
 
 
 class _Boxed:
-    """One end of the mailboxes between two devices; see Wire."""
+    """One end of the mailboxes between two devices; see Channel."""
 
     def __init__(self, boxes: Mailboxes, here: int, there: int) -> None:
         self._give, self._take = boxes.giver(0, there), boxes.taker(0, here)
