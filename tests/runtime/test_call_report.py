@@ -48,7 +48,7 @@ def step(measurement: Measurement) -> StepReport:
     return StepReport(result=RESULT, single=SINGLE, measurement=measurement, **about)
 
 
-IN_TURN = Measurement({name: Samples((us,) * 8) for name, us in (("eager", 220.0), ("single", 210.0), ("placed", 125.0))}, {}, 0.0, False)
+IN_TURN = Measurement(0.0, False, {name: Samples((us,) * 8) for name, us in (("eager", 220.0), ("single", 210.0), ("placed", 125.0))}, {})
 RUN = RunReport(
     model="toy", executor="thread", result=RESULT, single=SINGLE, parity=PARITY, progressed=Progressed((1.0, 0.5), None, (9.0, 11.0), None),
     checkpoint=None, notes=("a note",),
@@ -127,10 +127,10 @@ def test_a_plan_that_torch_compile_beats_says_so(compiled_us: float, said: str) 
 def test_steps_of_a_script_are_compared_apart() -> None:
     """Unpaired, and with what is missing as null; there is no step of one device's program."""
     few = calls(samples=samples_by_name(placed=[150.0] * 3))
-    said = step(Measurement(few.samples, {}, 0.0, oversubscribed=False, in_turn=False)).to_json()
+    said = step(Measurement(0.0, False, few.samples, {}, in_turn=False)).to_json()
     assert (said["measured_step_us"]["eager"], said["speedup_over_eager"], said["conclusive"]) == (None, None, False)
     assert (said["unplaced"], "speedup" in said) == ("eager, one device", False)
     assert [doubt[:27] for doubt in said["doubts"]] == ["fewer than 7 plain steps we", "fewer than 7 placed steps w"]
     enough = samples_by_name(eager=[300.0] * 7, placed=[150.0] * 9)
-    said = step(Measurement(enough, {}, 0.0, oversubscribed=False, in_turn=False)).to_json()
+    said = step(Measurement(0.0, False, enough, {}, in_turn=False)).to_json()
     assert (said["speedup_over_eager"]["median"], said["conclusive"]) == (2.0, True)

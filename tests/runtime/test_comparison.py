@@ -41,7 +41,7 @@ def comparison(samples: dict[str, tuple[float, ...]], refused: dict[str, str] | 
         if method != "eager":
             found.append(Contender(method, place("single" if method in ("single", "whole") else "m_etf", GRAPH, CLUSTER), step=STEP))
     found += [Contender(method, refusal=why) for method, why in (refused or {}).items()]
-    measurement = Measurement({name: Samples(us) for name, us in samples.items()}, {}, 0.01, oversubscribed=False)
+    measurement = Measurement(0.01, False, {name: Samples(us) for name, us in samples.items()}, {})
     single = simulate(GRAPH, Cluster.uniform(1), [0] * 4, None)
     made = Comparison("toy", "thread", tuple(found), measurement, single, "accounting", ())
     return replace(made, **changes)
@@ -63,7 +63,7 @@ def test_differences_by_chance_are_rarely_seen_however_many_methods_there_are() 
     wrong = 0
     for seed in range(100):
         alike = {name: around(100, noise=0.2, seed=1000 * seed + i) for i, name in enumerate(("single", *"abcdefg"))}
-        found = comparison({"single": alike["single"]}, measurement=Measurement({k: Samples(v) for k, v in alike.items()}, {}, 0.0, False))
+        found = comparison({"single": alike["single"]}, measurement=Measurement(0.0, False, {k: Samples(v) for k, v in alike.items()}, {}))
         object.__setattr__(found, "contenders", tuple(Contender(name) for name in alike))
         wrong += any(found.differ(x, y) for x in alike for y in alike if x < y)
     assert wrong <= 10

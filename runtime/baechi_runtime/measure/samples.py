@@ -101,7 +101,7 @@ def _sign_test_rank(n: int, error: float) -> int:
     return max(0, k - 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Noise:
     """Possible disturbances of a run's devices."""
 
@@ -122,16 +122,13 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(Noise):
     """Steps by variant ("eager", "single", "placed", ...), how busy the devices were, and the noise meanwhile. Those of a script are not
     taken in turn: `eager` and `placed` as far as they were timed, compared by medians whose intervals hold together."""
 
     samples: Mapping[str, Samples]
     busy_us: Mapping[str, tuple[float, ...]]
     """Variant -> per device, the median over its steps; variants that do not tell are left out."""
-    load_of_others: float | None
-    """See `Noise`."""
-    oversubscribed: bool
     in_turn: bool = True
 
     def ratio(self, slow: str, fast: str = "placed") -> Ratio:
@@ -163,10 +160,6 @@ class Measurement:
         if self.in_turn and self._timed("placed") < ENOUGH:
             found.append(TOO_FEW)
         return found
-
-    def disturbances(self) -> list[str]:
-        """The disturbances of the devices meanwhile, one reason each."""
-        return Noise(self.load_of_others, self.oversubscribed).disturbances()
 
     def reported(self) -> dict[str, Samples | None]:
         """The samples of every variant; None where nothing was timed."""

@@ -66,7 +66,7 @@ class CallReport(PlanFindings):
 
     def measurement(self, busy_us: tuple[float, ...] = ()) -> Measurement:
         """The calls as what a report of their step is made from; `busy_us` are medians, one per device, where they are known."""
-        return Measurement(self.samples, {"placed": busy_us}, self.noise.load_of_others, self.noise.oversubscribed, in_turn=False)
+        return Measurement(**vars(self.noise), samples=self.samples, busy_us={"placed": busy_us}, in_turn=False)
 
     def paid_back(self) -> str:
         """Say how long set-up took, what placing saves per step, and when that has paid back."""
