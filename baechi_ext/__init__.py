@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from baechi_ext.options import ApplyOptions, ParallelizeOptions, PlanOptions
     from baechi_runtime.library import (
         CallReport,
@@ -33,7 +31,6 @@ __all__ = [
     "OpChoices",
 ]  # fmt: skip
 T = TypeVar("T")
-M = TypeVar("M", bound="nn.Module")
 
 if not TYPE_CHECKING:  # a type checker sees the names themselves
 
@@ -61,9 +58,10 @@ def plan(
         run.apply(); run.save("runs/mine"); run.report("report.html")
 
     Of a PyTorch module with the inputs of a training call (a tuple of arguments, or a dict of keyword arguments): its forward and backward
-    passes, captured and profiled as by `parallelize`; loss and optimizer stay in your loop. Of a TensorFlow training step, a function or
-    tf.function, with its arguments: all that it computes; `run.apply()` gives the placed one. Of a built-in model's name, with its sizes
-    (`{"batch_size": 8}`) as inputs: the whole step. Of a costed `OpGraph`: that. `devices` are so many CPU workers, CUDA devices by name
+    passes, captured and profiled as by `parallelize`; loss and optimizer stay in your loop. Of a compiled Keras model with a batch,
+    `(x, y)` or `(x, y, sample_weight)`: the step that `fit` runs. Of a TensorFlow training step, a function or tf.function, with its
+    arguments: all that it computes; `run.apply()` gives the placed one. Of a built-in model's name, with its sizes (`{"batch_size": 8}`)
+    as inputs: the whole step. Of a costed `OpGraph`: that. `devices` are so many CPU workers, CUDA devices by name
     (`["cuda:0", "cuda:1"]`), a `Cluster` or a cluster file's path, which the machine need not have: costs are then those of its own
     devices; or published hardware (`"h100"` for two, `"8xh100"`), for which costs are counted.
 
@@ -128,11 +126,10 @@ def parallelize(
 
 
 def report(model: Any) -> "CallReport":
-    """The report of a PyTorch module that `parallelize` was given: its plan, what it was predicted to gain, and what was measured so far.
-    Raises OptionError for a module that is not placed."""
-    from baechi_runtime.torch.calls.parallelize import report
-
-    return report(model)
+    """The report of a PyTorch module, or a Keras model, that `parallelize` was given: its plan, what it was predicted to gain, and what was
+    measured so far. Raises OptionError for one that is not placed."""
+    found: CallReport = _calls_of(model).report(model)
+    return found
 
 
 def log(report: "CallReport", to: Any) -> None:
@@ -145,12 +142,23 @@ def log(report: "CallReport", to: Any) -> None:
     log(report, to)
 
 
-def unplace(model: M) -> M:
-    """The module itself, whose calls run as they are from now on. Raises OptionError for what is no module."""
-    from baechi_runtime.torch.calls.parallelize import unplace
-
-    unplace(model)
+def unplace(model: T) -> T:
+    """The module itself, or the Keras model, whose calls run as they are from now on. Raises OptionError for what is neither."""
+    _calls_of(model).unplace(model)
     return model
+
+
+def _calls_of(model: Any) -> Any:
+    """The module that places calls of a model like this one."""
+    from baechi_runtime.host.frameworks import TENSORFLOW, framework_of
+
+    if framework_of(model) == TENSORFLOW:
+        from baechi_runtime.tensorflow.calls import parallelize as calls
+
+        return calls
+    from baechi_runtime.torch.calls import parallelize as of_modules
+
+    return of_modules
 
 
 def _require_options_of_one(frameworks: Sequence[str], example_inputs: Any, options: "ParallelizeOptions") -> None:

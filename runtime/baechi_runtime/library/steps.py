@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from baechi_runtime.drivers.backend import Backend
     from baechi_runtime.tensorflow.calls.parallelize import ParallelizeOptions as TensorFlowOptions
-    from baechi_runtime.tensorflow.calls.parallelize import PlacedTrainStep
+    from baechi_runtime.tensorflow.calls.parallelize import PlannedCall
     from baechi_runtime.torch.calls.parallelize import ParallelizeOptions
 
 T = TypeVar("T")
@@ -62,6 +62,16 @@ class Step:
     def compare(self, requests: Mapping[str, PlanRequest], cluster: Cluster) -> Comparison:
         """The plans of several methods, measured in turn. Raises OptionError where there is nothing to run."""
         raise self._no_code()
+
+    @contextmanager
+    def _measuring(self, request: TrainRequest, cluster: Cluster) -> Iterator[TrainRequest]:
+        """The request for these devices, with the costs that were measured, as long as the body takes."""
+        if self.profile is None:
+            raise OptionError(f"the costs of {self.name} were not measured here; plan it again")
+        with TemporaryDirectory() as folder:
+            costs = Path(folder) / "costs.json"
+            self.profile.save(costs)
+            yield replace(request, num_devices=len(cluster), cluster=cluster, cost_path=str(costs))
 
     def _no_code(self) -> OptionError:
         return OptionError(
@@ -124,34 +134,38 @@ def of_module(module: "nn.Module", inputs: Any, options: "ParallelizeOptions") -
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionStep(Step):
-    """A call of a TensorFlow training step: all that it computes, update included."""
+    """A call of a TensorFlow training step, or of a Keras model's: all that it computes, update included."""
 
-    function: "PlacedTrainStep"
+    call: "PlannedCall"
     options: "TensorFlowOptions"
 
+    def plan(self, request: PlanRequest, cluster: Cluster, number: str = "") -> PlanResult:
+        return super().plan(self.options.begun(request), cluster, number)
+
     def apply(self, result: PlanResult, request: PlanRequest, options: ApplyOptions) -> Any:
-        """The step whose calls run by the plan, to be called in place of the function."""
+        """The step whose calls run by the plan, to be called in place of the function; or the model, whose fit does."""
         from baechi_runtime.tensorflow.calls.parallelize import apply_plan
 
         given, cluster = _known(options, ("verify_steps", "timeout_seconds"), "a TensorFlow step"), result.plan.cluster
         pins = tuple(map(str, request.pins))
         chosen = replace(self.options, devices=len(cluster), cluster=cluster, method=request.method, pins=pins, **given)
-        return apply_plan(self.function, chosen, self.placement(result))
+        return apply_plan(self.call, chosen, self.placement(result))
 
     def compare(self, requests: Mapping[str, PlanRequest], cluster: Cluster) -> Comparison:
-        raise OptionError(
-            "a TensorFlow step is measured in a process that uses one thread for it; baechi compare --framework=tensorflow SCRIPT does that"
-        )
+        from baechi_runtime.tensorflow.calls.comparing import compare_call
+
+        with self._measuring(self.call.step.settings.request, cluster) as wanted:
+            return compare_call(CompareRequest(wanted, {name: self.options.begun(r) for name, r in requests.items()}), self.call)
 
 
 def of_function(function: Any, inputs: Any, options: "TensorFlowOptions") -> tuple[Step, PlanResult]:
-    """The step of a TensorFlow training step's call with these inputs, and its plan. Raises CaptureError where it can't be placed, and what
-    placing raises."""
+    """The step of a TensorFlow training step's call, or of a Keras model's, with these inputs, and its plan. Raises CaptureError where it
+    can't be placed, and what placing raises."""
     from baechi_runtime.tensorflow.calls.parallelize import plan_call
 
-    step, graph, placement = plan_call(function, inputs, options)
-    known: dict[str, Any] = {"name": step.name, "graph": graph, "single": placement.single, "profile": placement.profile}
-    return FunctionStep(**known, function=step, options=options), placement.result
+    call, graph, placement = plan_call(function, inputs, options)
+    known: dict[str, Any] = {"name": call.step.name, "graph": graph, "single": placement.single, "profile": placement.profile}
+    return FunctionStep(**known, call=call, options=options), placement.result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,24 +179,14 @@ class ModelStep(Step):
         from baechi_runtime.torch.backend import on_devices
 
         given = _known(options, ("num_steps", "timeout_seconds"), "a built-in model")
-        with self._request_on(result.plan.cluster) as wanted:
+        with self._measuring(self.request, result.plan.cluster) as wanted:
             return train(replace(wanted, plan=request, **given), on_devices, planned=self.placement(result))
 
     def compare(self, requests: Mapping[str, PlanRequest], cluster: Cluster) -> Comparison:
         from baechi_runtime.torch.backend import on_devices
 
-        with self._request_on(cluster) as wanted:
+        with self._measuring(self.request, cluster) as wanted:
             return of_one_process(compare(CompareRequest(wanted, requests), on_devices))
-
-    @contextmanager
-    def _request_on(self, cluster: Cluster) -> Iterator[TrainRequest]:
-        """The request for these devices, with the costs that were measured, as long as the body takes."""
-        if self.profile is None:
-            raise OptionError(f"the costs of {self.name} were not measured here; plan it again")
-        with TemporaryDirectory() as folder:
-            costs = Path(folder) / "costs.json"
-            self.profile.save(costs)
-            yield replace(self.request, num_devices=len(cluster), cluster=cluster, cost_path=str(costs))
 
 
 def of_model(request: TrainRequest) -> tuple[Step, PlanResult]:

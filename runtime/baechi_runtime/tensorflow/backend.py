@@ -95,11 +95,12 @@ def serve(request: TrainRequest) -> None:
 
 
 def memory_limits(request: TrainRequest) -> list[int | None]:
-    """Bytes that each server may allocate: the limit asked for and some slack; None without a limit. A plan keeps to the machine's
-    memory, too."""
+    """Bytes that each server may allocate: the limit asked for and some slack; None without a limit, where a device may hold its share of
+    the machine's memory. A plan keeps to that, too."""
     given: list[int | float | None] = [request.device_memory] * request.num_devices
     if request.device_memory is None and request.cluster is not None:
-        given = [d.memory_bytes for d in request.cluster.devices]
+        share = usable_bytes() // (1 if request.cluster_hosts else request.num_devices)
+        given = [None if d.memory_bytes is None or d.memory_bytes >= share else d.memory_bytes for d in request.cluster.devices]
     return [None if size is None else int(size) + SLACK_BYTES for size in given]
 
 

@@ -56,8 +56,7 @@ def build_step(name: str, options: ModelOptions, optimizer: str = "sgd", learnin
     """
     model = find_model(name, "tensorflow")
     chosen = chosen_options(name, options, "tensorflow")
-    if keras.backend.backend() != "tensorflow":
-        raise MissingBackendError(f"Keras runs on {keras.backend.backend()} here; set KERAS_BACKEND=tensorflow")
+    require_keras_on_tensorflow()
     keras.backend.clear_session()  # which starts the names of layers and optimizers anew
     updates = make_optimizer(optimizer, learning_rate)
     keras.utils.set_random_seed(options.seed)
@@ -67,6 +66,12 @@ def build_step(name: str, options: ModelOptions, optimizer: str = "sgd", learnin
     loss_of = network if model.has_loss else partial(cross_entropy, network)
     function = partial(train_step, loss_of, network.trainable_variables, updates)
     return TensorFlowStep(function, inputs, getattr(network, "expert_device", None))
+
+
+def require_keras_on_tensorflow() -> None:
+    """Raises MissingBackendError where Keras runs on another framework."""
+    if keras.backend.backend() != "tensorflow":
+        raise MissingBackendError(f"Keras runs on {keras.backend.backend()} here; set KERAS_BACKEND=tensorflow")
 
 
 def train_step(

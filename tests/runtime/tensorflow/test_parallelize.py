@@ -193,7 +193,6 @@ def test_a_step_is_planned_looked_at_and_run_by_that_plan(tmp_path: Path) -> Non
     ("ask", "said"),
     [
         (lambda: baechi_ext.plan(tf.function(Trained().step)), "the inputs of a step are a tuple of arguments, or a dict of keyword"),
-        (lambda: baechi_ext.plan(Trained().model, (1,)), r"a Keras model has a step once it was fitted; give that, as plan\(sequential"),
         (lambda: baechi_ext.plan(Trained().step, (1,), devices="h100"), "a TensorFlow step has no counts to cost it by"),
         (lambda: baechi_ext.plan(Trained().step, (1,), devices=["gpu:0"]), "for so many servers of this machine, or for a Cluster"),
         (lambda: baechi_ext.plan(Trained().step, (1,), cache=False), "unknown option 'cache' of plan.. for a TensorFlow step; it takes"),

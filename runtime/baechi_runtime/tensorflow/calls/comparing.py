@@ -1,5 +1,6 @@
 """`baechi compare --framework=tensorflow SCRIPT`: the script runs to the first training step that `train` would place. There the step is
-captured and profiled once, placed by every method, and measured in turn, as it is and placed; then the script ends.
+captured and profiled once, placed by every method, and measured in turn, as it is and placed; then the script ends. So is a step that
+`baechi_ext.plan` was given, with all of the program's threads where it runs as it is.
 """
 
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from baechi_ext.capture.tensorflow_graph import CapturedFunction
 from baechi_ext.errors import CaptureError
 from baechi_ext.ir.files import make_folder
 from baechi_runtime.drivers.comparing import ScriptComparison, compared
@@ -15,6 +17,7 @@ from baechi_runtime.drivers.comparison import CompareRequest, Comparison
 from baechi_runtime.host.as_main import EndedError, run_as_main
 from baechi_runtime.tensorflow.backend import TensorFlowBackend, costed, one_thread, open_devices, require_taken, serve
 from baechi_runtime.tensorflow.calls.keras_fit import LARGE_ENOUGH, PlacedModels
+from baechi_runtime.tensorflow.calls.parallelize import PlannedCall
 from baechi_runtime.tensorflow.calls.placed_function import Arguments, call_of, captured_call, running
 from baechi_runtime.tensorflow.calls.script import PlacedFunctions
 from baechi_runtime.tensorflow.parity import draws_anew
@@ -61,10 +64,21 @@ def _never_trained(path: str, code: Any, refused: str) -> CaptureError:
 
 
 def _compared(request: CompareRequest, name: str, python: Callable[..., Any], given: Arguments, script: str) -> Comparison:
-    captured = captured_call(name, python, given)
-    first, step = captured.values(), TensorFlowStep(call_of(name, python, given), given.inputs)
+    captured, step = captured_call(name, python, given), TensorFlowStep(call_of(name, python, given), given.inputs)
     model = f"{name} of {script}"
-    notes = [f"measured is the first training step of {model} that is worth a plan, update included; there the script was ended"]
+    note = f"measured is the first training step of {model} that is worth a plan, update included; there the script was ended"
+    return _compared_step(request, captured, step, model, note)
+
+
+def compare_call(request: CompareRequest, call: PlannedCall) -> Comparison:
+    """Every method's plan of a call, predicted and measured; variables keep their values. Raises what profiling and link probing raise."""
+    name, given = call.step.name, call.given
+    step = TensorFlowStep(call_of(name, call.step.python, given), given.inputs)
+    return _compared_step(request, call.captured, step, name, f"measured is a call of {name}, update included")
+
+
+def _compared_step(request: CompareRequest, captured: CapturedFunction, step: TensorFlowStep, model: str, note: str) -> Comparison:
+    first, notes = captured.values(), [note]
     if draws_anew(captured):
         notes.append("the step draws random numbers that no second run draws again, so no results were compared with the unplaced ones")
     with running(), ExitStack() as stack:

@@ -8,20 +8,22 @@ each batch as one in the mean of an output's own loss, if there are several outp
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from types import MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from baechi_ext.errors import OptionError
-from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction, Settings
+from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction
+from baechi_runtime.tensorflow.step import require_keras_on_tensorflow
 
 LARGE_ENOUGH = 1000
 """Parameters to be trained; a model with fewer is not worth a plan."""
+P = TypeVar("P", bound=PlacedFunction)
+_OF_FIT = ("x", "y", "sample_weight")
 Place = Callable[[str, Callable[..., Any], Callable[..., Any]], PlacedFunction]
 """A training step's name, the function to capture, and the one that runs the step as it is -> what is called instead."""
 
@@ -61,20 +63,77 @@ class PlacedModels:
             self.functions.append(self._placed[model])
             return self.functions[-1]
 
-        model.train_function = train_function(model, placed)
+        model.train_function = PlacedFit(model, placed)
 
 
-def place_fit(model: keras.Model, settings: Settings) -> None:
-    """Places the model's fit from now on. Raises OptionError where the model is told to run eagerly, or on several replicas."""
+class _Placer:
+    """Stands in for the `make_train_function` of a model whose fit is placed."""
+
+    def __init__(self, model: keras.Model, make: Callable[[], PlacedFunction], planned: PlacedFunction | None) -> None:
+        self._make = _placing(type(model).make_train_function, self.place)
+        self._model, self._step, self._planned = model, make, planned
+        self.fit: PlacedFit | None = None
+
+    def __call__(self, force: bool = False) -> Any:
+        return self._make(self._model, force)
+
+    def place(self, model: keras.Model) -> None:
+        """Places the fit that the model's own train function runs."""
+        self.end("the model was compiled anew")
+        if not is_left_alone(model):
+            self.fit = model.train_function = PlacedFit(model, self._step, self._planned)
+            self._planned = None
+
+    def end(self, reason: str) -> None:
+        """Leaves the variables with the model, and the devices free of them."""
+        if self.fit is not None and self.fit.step is not None:
+            self.fit.step.unplace(reason)
+        self.fit = None
+
+
+def place_fit(model: keras.Model, make: Callable[[], PlacedFunction], planned: PlacedFunction | None = None) -> None:
+    """Places the model's fit from now on, by a step that `make` gives whenever the model is compiled; until then by the `planned` one, of a
+    batch as `batch_of` has it. Raises as `require_placeable` does."""
+    require_placeable(model)
+    model.make_train_function = placer = _Placer(model, make, planned)
+    if model.train_function is not None:
+        placer.place(model)
+
+
+def require_placeable(model: keras.Model) -> None:
+    """Raises OptionError where the model's fit is placed already, or is told to run eagerly, or on several replicas, and
+    MissingBackendError where Keras runs on another framework."""
+    require_keras_on_tensorflow()
+    if _placer_of(model) is not None:
+        raise OptionError(f"the fit of {model.name} is placed already; call baechi_ext.unplace(model) first")
     if is_left_alone(model):
         raise OptionError(f"model {model.name} runs eagerly, or on several replicas; compile it without run_eagerly and tf.distribute")
 
-    def place(model: keras.Model) -> None:
-        step = partial(PlacedFunction, settings=settings)
-        model.train_function = train_function(model, lambda: placed_train_step(model, step))
 
-    model.make_train_function = MethodType(_placing(type(model).make_train_function, place), model)
-    model.train_function = None
+def step_of_fit(model: keras.Model) -> PlacedFunction:
+    """The step that runs the model's fit. Raises OptionError where there is none."""
+    placer = _placer_of(model)
+    if placer is None or placer.fit is None or placer.fit.step is None:
+        advice = "call baechi_ext.parallelize(model) first" if placer is None else "fit it first"
+        raise OptionError(f"no step of {model.name} is placed; {advice}")
+    return placer.fit.step
+
+
+def unplace_fit(model: keras.Model) -> None:
+    """Leaves the model's fit to Keras from now on."""
+    placer = _placer_of(model)
+    if placer is not None:
+        del model.make_train_function
+        if placer.fit is not None and model.train_function is placer.fit:
+            model.train_function = placer.fit.ordinary
+        placer.end("it was unplaced")
+
+
+def _placer_of(model: keras.Model) -> _Placer | None:
+    if not isinstance(model, keras.Model):
+        raise OptionError(f"{model!r} is neither an nn.Module nor a Keras model; a placed step has report() and unplace() of its own")
+    found = vars(model).get("make_train_function")
+    return found if isinstance(found, _Placer) else None
 
 
 def _placing(ordinary: Callable[..., Any], place: Callable[[keras.Model], None]) -> Callable[..., Any]:
@@ -94,7 +153,7 @@ def is_left_alone(model: keras.Model) -> bool:
     return bool(model.run_eagerly) or model.distribute_strategy.num_replicas_in_sync > 1
 
 
-def placed_train_step(model: keras.Model, place: Place) -> PlacedFunction:
+def placed_train_step(model: keras.Model, place: Callable[[str, Callable[..., Any], Callable[..., Any]], P]) -> P:
     """Stands in for `model.train_step`: a batch -> logs."""
 
     @tf.autograph.experimental.do_not_convert  # as in Keras
@@ -104,34 +163,60 @@ def placed_train_step(model: keras.Model, place: Place) -> PlacedFunction:
     return place(f"{model.name}.train_step", train_step, tf.function(train_step))
 
 
-def train_function(model: keras.Model, make: Callable[[], PlacedFunction | None]) -> Callable[[Any], Any]:
-    """The function that a fit calls with its iterator: it runs `steps_per_execution` steps and returns the last one's logs. `make` is
-    called once the model and its optimizer have their variables, which the first step makes at the latest; where it returns None, Keras's
-    own function is called."""
-    given = model.train_function
-    made: list[PlacedFunction | None] = []
+class PlacedFit:
+    """The function that a fit calls with its iterator: it runs `steps_per_execution` steps and returns the last one's logs."""
 
-    def run(iterator: Any) -> Any:
-        if not made:
-            if not (model.built and model.optimizer.built):
-                return given(iterator)
-            made.append(make())
-        if made[0] is None:
-            return given(iterator)
+    def __init__(self, model: keras.Model, make: Callable[[], PlacedFunction | None], planned: PlacedFunction | None = None) -> None:
+        """`make` gives the step, unless one is `planned`. It is called once the model and its optimizer have their variables, which the
+        first step makes at the latest; where it returns None, Keras's own function is called."""
+        self._model, self._make = model, make
+        self.ordinary = model.train_function
+        self._planned = self._made = planned is not None
+        self.step = planned
+
+    def __call__(self, iterator: Any) -> Any:
+        if not self._made and self._model.built and self._model.optimizer.built:
+            self.step, self._made = self._make(), True
+        if self.step is None:
+            return self.ordinary(iterator)
         logs = None
-        for _ in range(model.steps_per_execution):
+        for _ in range(self._model.steps_per_execution):
             try:
-                data = next(iterator)
+                data = tf.nest.map_structure(_without_optionals, next(iterator))
             except (StopIteration, tf.errors.OutOfRangeError):
                 if logs is None:
                     raise
                 break
-            logs = made[0](tf.nest.map_structure(_without_optionals, data))
+            logs = self.step(_as_fitted(data) if self._planned else data)
         return logs
-
-    return run
 
 
 def _without_optionals(value: Any) -> Any:
     """Keras's data sets have these in place of None."""
     return None if isinstance(value, tf.experimental.Optional) else value
+
+
+def batch_of(inputs: Any) -> Any:
+    """The batch that a fit gives train_step of these: (x, y), (x, y, sample_weight) or a dict of them by name. Raises OptionError."""
+    if isinstance(inputs, Mapping) and "x" in inputs and set(_OF_FIT).issuperset(inputs):
+        inputs = [inputs.get(name) for name in _OF_FIT]
+    if not (isinstance(inputs, (tuple, list)) and inputs):
+        found = f"a dict of {', '.join(map(str, inputs))}" if isinstance(inputs, Mapping) else f"a {type(inputs).__name__}"
+        raise OptionError(f"the inputs of a Keras model are a batch, as (x, y) or (x, y, sample_weight), or a dict of these, not {found}")
+    alone = all(part is None for part in inputs[1:])
+    return _as_fitted(keras.utils.pack_x_y_sample_weight(inputs[0]) if alone else tuple(inputs))
+
+
+def _as_fitted(data: Any) -> Any:
+    """A batch as a fit of arrays makes it, where train_on_batch leaves it as it was given: without a sample_weight of None, with tuples for
+    lists, and real numbers of Keras's own type."""
+    if isinstance(data, tuple) and len(data) == len(_OF_FIT) and data[1] is not None and data[2] is None:
+        data = data[:2]
+    return keras.tree.map_structure(_as_array, keras.tree.lists_to_tuples(data))
+
+
+def _as_array(value: Any) -> Any:
+    if tf.is_tensor(value) or not hasattr(value, "__array__"):
+        return value
+    array = np.asarray(value)
+    return array.astype(tf.as_dtype(keras.config.floatx()).as_numpy_dtype) if array.dtype.kind == "f" else array

@@ -1,15 +1,18 @@
-"""Placing a training step in the caller's own loop: `baechi_ext.parallelize` of a function, a tf.function or a Keras model."""
+"""Placing a training step in the caller's own loop: `baechi_ext.parallelize` of a function, a tf.function or a Keras model; or planning its
+call before it runs, and placing it by a plan that is there already: `baechi_ext.plan`."""
 
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import keras
 
+from baechi_ext.capture.tensorflow_graph import CapturedFunction
 from baechi_ext.cost import attach_costs
-from baechi_ext.errors import OptionError
+from baechi_ext.errors import MismatchError, OptionError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.numbers import bytes_of, device_count
 from baechi_ext.ir.plan import Plan
@@ -18,7 +21,7 @@ from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.train_request import TrainRequest, WorkerKind
 from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.tensorflow.calls.call_report import report_of
-from baechi_runtime.tensorflow.calls.keras_fit import place_fit
+from baechi_runtime.tensorflow.calls.keras_fit import batch_of, place_fit, placed_train_step, require_placeable, step_of_fit, unplace_fit
 from baechi_runtime.tensorflow.calls.placed_function import Arguments, PlacedFunction, Settings, running
 from baechi_runtime.tensorflow.calls.placing import place_step
 from baechi_runtime.tensorflow.coarse import COARSE, begins_coarse
@@ -44,12 +47,9 @@ class ParallelizeOptions:
         """The options as a run's request. Raises OptionError for an unknown method or kind of workers, and what is not a pin."""
         if self.workers not in ("process", "thread"):
             raise OptionError(f"workers={self.workers!r} is unknown; choose process or thread")
-        plan = PlanRequest.of(self.method, pins=self.pins, seed=self.seed, time_limit=self.time_limit)
-        if self.workers == "process" and begins_coarse(self.method):
-            plan = replace(plan, grouper=COARSE[0], placer_type=COARSE[1])
         return TrainRequest(
             model=name,
-            plan=plan,
+            plan=self.begun(PlanRequest.of(self.method, pins=self.pins, seed=self.seed, time_limit=self.time_limit)),
             num_devices=device_count(self.devices),
             workers=self.workers,
             cluster=self.cluster,
@@ -58,30 +58,64 @@ class ParallelizeOptions:
             framework="tensorflow",
         )
 
+    def begun(self, plan: PlanRequest) -> PlanRequest:
+        """The request as a plan for workers of this kind begins."""
+        coarse = self.workers == "process" and begins_coarse(plan.method)
+        return replace(plan, grouper=COARSE[0], placer_type=COARSE[1]) if coarse else plan
+
     def settings(self, name: str) -> Settings:
         return Settings(self.request(name), self.verify_steps, self.fallback)
 
 
-def plan_call(target: Any, example_inputs: Any, options: ParallelizeOptions) -> tuple["PlacedTrainStep", OpGraph, Placement]:
-    """A training step, not placed yet, the graph of its call with these inputs, with the costs of devices side by side, and its plan.
-    Variables keep their values.
+@dataclass(frozen=True)
+class PlannedCall:
+    """A call of a training step, captured; the step itself runs as it is."""
+
+    step: "PlacedTrainStep"
+    given: Arguments
+    captured: CapturedFunction
+    model: keras.Model | None
+    """The model whose fit makes the call."""
+    train_function: Any
+    """Keras's own; another compile replaces it."""
+
+
+def plan_call(target: Any, example_inputs: Any, options: ParallelizeOptions) -> tuple[PlannedCall, OpGraph, Placement]:
+    """The call of a training step, or of a Keras model's, with these inputs, its graph with the costs of devices side by side, and its
+    plan. Variables keep their values.
 
     Raises OptionError for what is no step, CaptureError where the call can't be placed, and what placing raises.
     """
-    step, given = _unplaced_step(target, options), arguments_of(example_inputs)
+    model, train_function = target if isinstance(target, keras.Model) else None, None
+    if model is None:
+        step, given = _unplaced_step(target, options), arguments_of(example_inputs)
+    else:
+        require_placeable(model)
+        if not model.compiled:
+            raise OptionError(f"{model.name} has no training step before compile(optimizer, loss); call that, or plan a step of your own")
+        step, given = _step_of(model, options), Arguments.of((batch_of(example_inputs),), {})
+        model.make_train_function()
+        train_function = model.train_function
     with running():
-        captured = step.ahead[given.key] = step.capture(given)
+        captured = step.capture(given)
         placement = place_step(step.settings.request, captured, given.inputs)
     several = len(placement.result.plan.cluster) > 1
     graph = placement.graph if placement.profile is None else attach_costs(placement.graph, placement.profile, contended=several)
-    return step, graph, placement
+    return PlannedCall(step, given, captured, model, train_function), graph, placement
 
 
-def apply_plan(planned: "PlacedTrainStep", options: ParallelizeOptions, plan: Placement) -> "PlacedTrainStep":
-    """The step whose calls run by a plan of what `plan_call` gave, as `parallelize` has them run."""
-    step = PlacedTrainStep(planned.unplace(), options, planned.name)
-    step.ahead, step.placement = planned.ahead, plan
-    return step
+def apply_plan(call: PlannedCall, options: ParallelizeOptions, plan: Placement) -> "PlacedTrainStep | keras.Model":
+    """The step whose calls run by a plan of what `plan_call` gave, as `parallelize` has them run; or the model, whose fit does. Raises
+    MismatchError for a model that was compiled anew, OptionError for one that is placed."""
+    step, model = PlacedTrainStep(call.step.unplace(), options, call.step.name), call.model
+    step.ahead, step.placement = {call.given.key: call.captured}, plan
+    if model is None:
+        return step
+    require_placeable(model)
+    if model.train_function is not call.train_function:
+        raise MismatchError(f"{model.name} was compiled anew after it was planned; plan it again")
+    place_fit(model, partial(_step_of, model, options), step)
+    return model
 
 
 def arguments_of(example_inputs: Any) -> Arguments:
@@ -98,14 +132,13 @@ def arguments_of(example_inputs: Any) -> Arguments:
 def _unplaced_step(target: Any, options: ParallelizeOptions) -> "PlacedTrainStep":
     if isinstance(target, PlacedFunction):
         raise OptionError("the training step is placed already; call its unplace() first")
-    if isinstance(target, keras.Model):
-        raise OptionError(
-            f"a Keras model has a step once it was fitted; give that, as plan({target.name}.train_step, ((x, y),)), or have "
-            "baechi_ext.parallelize place its fit"
-        )
     if not callable(target) or isinstance(target, type):
         raise OptionError(f"a training step is a function or tf.function, not {target!r}")
     return PlacedTrainStep(target, options)
+
+
+def _step_of(model: keras.Model, options: ParallelizeOptions) -> "PlacedTrainStep":
+    return placed_train_step(model, lambda name, _, ordinary: PlacedTrainStep(ordinary, options, name))
 
 
 class PlacedTrainStep(PlacedFunction):
@@ -152,6 +185,16 @@ def parallelize(target: Any, options: Mapping[str, Any]) -> Any:
     if target is None:
         return lambda target: parallelize(target, options)
     if isinstance(target, keras.Model):
-        place_fit(target, chosen.settings(target.name))
+        place_fit(target, partial(_step_of, target, chosen))
         return target
     return _unplaced_step(target, chosen)
+
+
+def report(model: keras.Model) -> CallReport:
+    """See `baechi_ext.report`."""
+    return report_of(step_of_fit(model))
+
+
+def unplace(model: keras.Model) -> None:
+    """See `baechi_ext.unplace`."""
+    unplace_fit(model)

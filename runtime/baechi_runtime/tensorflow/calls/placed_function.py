@@ -198,7 +198,7 @@ class PlacedFunction:
         """Why calls run as they are; empty while they run placed."""
         self.unplaced: Counter[str] = Counter()
         """Why calls ran as they are, and how many."""
-        self._python = python
+        self.python = python
         self._ordinary = ordinary
         self._last: Any = None
         self._declined: set[Any] = set()
@@ -249,7 +249,7 @@ class PlacedFunction:
 
     def capture(self, given: Arguments) -> CapturedFunction:
         """The call with these arguments. Raises CaptureError."""
-        return self.ahead.get(given.key) or captured_call(self.name, self._python, given)
+        return self.ahead.get(given.key) or captured_call(self.name, self.python, given)
 
     def _placed(self, given: Arguments) -> PlacedStep | None:
         """Captures these arguments, and places the step; None where it is better left as it is."""

@@ -8,7 +8,7 @@ import numpy as np
 from baechi_ext.capture.tensorflow_graph import CapturedFunction
 from baechi_runtime.drivers.placement import Placement, log_device_placement, place
 from baechi_runtime.drivers.train_request import TrainRequest
-from baechi_runtime.tensorflow.backend import costed, open_devices
+from baechi_runtime.tensorflow.backend import costed, memory_limits, open_devices
 from baechi_runtime.tensorflow.cluster import find_cluster
 from baechi_runtime.tensorflow.servers.devices import Devices
 from baechi_runtime.tensorflow.step import TensorFlowStep
@@ -20,7 +20,7 @@ atexit.register(_opened.close)
 
 def shared_devices(request: TrainRequest) -> tuple[Devices, Devices]:
     """Where steps are profiled, and where they run placed. All placed steps of a program share them."""
-    sizes = (request.num_devices, request.device_memory, request.cluster_hosts, request.timeout_seconds)
+    sizes = (request.num_devices, *memory_limits(request), request.cluster_hosts, request.timeout_seconds)
     key = (request.workers, request.cuda, request.split_gpu, *sizes)
     if key not in _devices:
         _devices[key] = open_devices(request, _opened)
