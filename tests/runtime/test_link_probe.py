@@ -1,6 +1,7 @@
 """A link probe whose times fit no line is taken again, and then said and not used."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,6 +50,29 @@ def test_two_bad_ones_are_said_and_not_used(bad: LinkProbe) -> None:
     assert 1e-5 < link.us_per_byte < 1e-1  # two copies, between 200 GB/s and 20 MB/s
     assert link.send_us == link.receive_us == 0
     assert ProbedLink.of(found).doubt == found.doubt != "" and ProbedLink.of(GOOD).doubt is UNSET
+
+
+class TestWhatDevicesSpend:
+    """Microseconds per tensor and per byte that a transfer takes from its sender and its receiver."""
+
+    LIKELY = replace(GOOD, send=fit_link([(4, 10.0), (2**20, 80.0)]), receive=fit_link([(4, 0.1), (2**20, 60.0)]))
+    UNLIKELY = replace(GOOD, send=LIKELY.send, receive=fit_link([(4, 185.0), (2**20, 185.0)]))
+
+    def test_it_is_charged_to_them(self) -> None:
+        assert taken([self.LIKELY, GOOD]) == (self.LIKELY, 1)
+
+    @pytest.mark.parametrize("second", [LIKELY, GOOD])
+    def test_more_than_a_transfer_takes_is_probed_again(self, second: LinkProbe) -> None:
+        assert taken([self.UNLIKELY, second]) == (second, 2)
+        assert taken([second, self.UNLIKELY]) == (second, 1)
+
+    @pytest.mark.parametrize("other", [UNLIKELY, *BAD])
+    def test_twice_it_is_said_and_not_used(self, other: LinkProbe) -> None:
+        for probes in ([self.UNLIKELY, other], [other, self.UNLIKELY]):
+            found, number = taken(probes)
+            assert number == 2
+            assert "counted as none" in str(found) and "--comm_cost_coeffs" in str(found)
+            assert found.to_link() == GOOD.to_link()
 
 
 def test_of_small_tensors_alone_the_size_tells_nothing() -> None:

@@ -15,6 +15,9 @@ PROBE_BYTES = (4, 256, *(4**i for i in range(7, 13)))
 _LEAST_R_SQUARED, _LARGE_BYTES = 0.25, 2**20
 _LEAST_US_PER_BYTE = 2e-6
 """500 GB/s: faster than two processes, or two GPUs, of one machine hand a copy over."""
+_MOST_OF_ONE_WAY = 2.0
+"""What a small tensor takes from a device, since caches are cold, in one-way times. More is what other programs did meanwhile."""
+_ADVICE = "end what else runs, or give --comm_cost_coeffs"
 _COPIES, _COPY_REPEATS = 2, 5
 """Copies of a tensor on its way between two processes: into shared memory, and out of it."""
 
@@ -37,6 +40,12 @@ class LinkProbe:
         if max(self.samples_us) < _LARGE_BYTES:
             return True
         return self.fit.r_squared >= _LEAST_R_SQUARED and self.fit.us_per_byte >= _LEAST_US_PER_BYTE
+
+    @property
+    def charges_are_likely(self) -> bool:
+        """False where a tensor takes so much from one of its devices that it was not the tensor."""
+        charges = [charge.latency_us for charge in (self.send, self.receive) if charge is not None]
+        return max(charges, default=0.0) <= _MOST_OF_ONE_WAY * self.fit.latency_us
 
     def medians(self) -> list[tuple[float, float]]:
         """(bytes, median one-way microseconds)."""
@@ -68,19 +77,25 @@ class LinkProbe:
 
 
 def sound(probe: Callable[[], LinkProbe], *, copies: bool) -> LinkProbe:
-    """The first of two probes that says something; else one whose link takes what copies of a tensor take in this machine's memory, with
-    the doubt. Without `copies` tensors are handed over as they are, and the first probe is as good as any."""
+    """The first of two probes that says something, and what can be told of the devices' part; else, with the doubt, one without that part,
+    or one whose link takes what copies of a tensor take in this machine's memory. Without `copies` tensors are handed over as they are, and
+    the first probe is as good as any."""
     first = probe()
-    if not copies or first.says_something:
+    if not copies or (first.says_something and first.charges_are_likely):
         return first
     second = probe()
-    if second.says_something:
-        return second
+    telling = [found for found in (second, first) if found.says_something]
+    for found in telling:
+        if found.charges_are_likely:
+            return found
+    if telling:
+        doubt = "what transfers take from the devices was probed twice, and more came than transfers take, so it is counted as none"
+        return replace(telling[0], send=None, receive=None, doubt=f"{doubt}; {_ADVICE}")
     least_us = min(us for found in (first, second) for samples in found.samples_us.values() for us in samples)
     fit = replace(second.fit, us_per_byte=_copied_us_per_byte(), latency_us=least_us)
     none = f"r2 {second.fit.r_squared:.2f}, {second.fit.us_per_byte:.2g} us/B"
     doubt = f"the link was probed twice, and its times fit no line ({none}), so these are of {_COPIES} copies in memory"
-    return LinkProbe(second.samples_us, fit, doubt=f"{doubt}; end what else runs, or give --comm_cost_coeffs")
+    return LinkProbe(second.samples_us, fit, doubt=f"{doubt}; {_ADVICE}")
 
 
 def _copied_us_per_byte() -> float:
