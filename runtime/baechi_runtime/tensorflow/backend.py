@@ -181,7 +181,7 @@ def load(captured: Captured, timeline: Timeline, devices: Devices) -> PlacedSess
 
 def unplaced_step(step: TensorFlowStep) -> Callable[[], object]:
     """The user's own step, with all of TensorFlow's rewriting, on inputs that are in memory already."""
-    function, inputs = tf.function(step.function), [tf.constant(x) for x in step.inputs]
+    function, inputs = tf.function(step.ordinary or step.function), [tf.constant(x) for x in step.inputs]
     return lambda: [np.asarray(x) for x in tf.nest.flatten(function(*inputs))]
 
 

@@ -32,6 +32,8 @@ class TensorFlowStep:
     function: Callable[..., tf.Tensor]
     """Not traced; its variables and its optimizer's exist already."""
     inputs: tuple[np.ndarray, ...]
+    ordinary: Callable[..., Any] | None = None
+    """The step as its user runs it, which may be compiled; None: as `function` is."""
     expert: Callable[[str], int | None] | None = None
     """Where an expert would put a variable or an op, by its name; None for what has no place of its own. The device is taken modulo their
     number."""
@@ -65,7 +67,7 @@ def build_step(name: str, options: ModelOptions, optimizer: str = "sgd", learnin
     updates.build(network.trainable_variables)
     loss_of = network if model.has_loss else partial(cross_entropy, network)
     function = partial(train_step, loss_of, network.trainable_variables, updates)
-    return TensorFlowStep(function, inputs, getattr(network, "expert_device", None))
+    return TensorFlowStep(function, inputs, expert=getattr(network, "expert_device", None))
 
 
 def require_keras_on_tensorflow() -> None:

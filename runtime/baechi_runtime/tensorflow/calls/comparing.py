@@ -5,11 +5,9 @@ captured and profiled once, placed by every method, and measured in turn, as it 
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from baechi_ext.capture.tensorflow_graph import CapturedFunction
 from baechi_ext.errors import CaptureError
 from baechi_ext.ir.files import make_folder
 from baechi_runtime.drivers.comparing import ScriptComparison, compared
@@ -18,7 +16,7 @@ from baechi_runtime.host.as_main import EndedError, run_as_main
 from baechi_runtime.tensorflow.backend import TensorFlowBackend, costed, one_thread, open_devices, require_taken, serve
 from baechi_runtime.tensorflow.calls.keras_fit import LARGE_ENOUGH, PlacedModels
 from baechi_runtime.tensorflow.calls.parallelize import PlannedCall
-from baechi_runtime.tensorflow.calls.placed_function import Arguments, call_of, captured_call, running
+from baechi_runtime.tensorflow.calls.placed_function import Arguments, PlacedFunction, Settings, call_of, running
 from baechi_runtime.tensorflow.calls.script import PlacedFunctions
 from baechi_runtime.tensorflow.parity import draws_anew
 from baechi_runtime.tensorflow.step import TensorFlowStep
@@ -41,11 +39,13 @@ def compare_script(request: CompareRequest, path: str, arguments: tuple[str, ...
     one_thread()
     comparison, code = ScriptComparison("a step"), None
 
-    def step(name: str, python: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        comparison.end_script(name, lambda: _compared(request, name, python, Arguments.of(args, kwargs), script.name))
-
     def stand_in(name: str, python: Callable[..., Any], ordinary: Callable[..., Any]) -> Any:
-        return partial(step, name, python)
+        step = PlacedFunction(name, python, ordinary, Settings(train))
+
+        def call(*args: Any, **kwargs: Any) -> None:
+            comparison.end_script(name, lambda: compare_call(request, PlannedCall.of(step, Arguments.of(args, kwargs)), script.name))
+
+        return call
 
     functions = PlacedFunctions(stand_in)
     with PlacedModels(stand_in).installed(), functions.installed(), suppress(EndedError):
@@ -63,28 +63,19 @@ def _never_trained(path: str, code: Any, refused: str) -> CaptureError:
     return CaptureError(f"{path} ended (exit code {code}) before a training step could be compared: {why}")
 
 
-def _compared(request: CompareRequest, name: str, python: Callable[..., Any], given: Arguments, script: str) -> Comparison:
-    captured, step = captured_call(name, python, given), TensorFlowStep(call_of(name, python, given), given.inputs)
-    model = f"{name} of {script}"
-    note = f"measured is the first training step of {model} that is worth a plan, update included; there the script was ended"
-    return _compared_step(request, captured, step, model, note)
-
-
-def compare_call(request: CompareRequest, call: PlannedCall) -> Comparison:
+def compare_call(request: CompareRequest, call: PlannedCall, script: str = "") -> Comparison:
     """Every method's plan of a call, predicted and measured; variables keep their values. Raises what profiling and link probing raise."""
-    name, given = call.step.name, call.given
-    step = TensorFlowStep(call_of(name, call.step.python, given), given.inputs)
-    return _compared_step(request, call.captured, step, name, f"measured is a call of {name}, update included")
-
-
-def _compared_step(request: CompareRequest, captured: CapturedFunction, step: TensorFlowStep, model: str, note: str) -> Comparison:
-    first, notes = captured.values(), [note]
+    name, captured = call.step.name, call.captured
+    model = name + f" of {script}" * bool(script)
+    ended = f"the first training step of {model} that is worth a plan, update included; there the script was ended"
+    notes = [f"measured is {ended if script else f'a call of {model}, update included'}"]
     if draws_anew(captured):
         notes.append("the step draws random numbers that no second run draws again, so no results were compared with the unplaced ones")
+    first, (python, ordinary) = captured.values(), (call_of(name, f, call.given) for f in (call.step.python, call.step.ordinary))
     with running(), ExitStack() as stack:
         devices = open_devices(request.train, stack)
         try:
-            call = costed(request.train, captured, step, devices[0])
-            return compared(request, TensorFlowBackend(request.train, *devices), call, model, notes)
+            costs = costed(request.train, captured, TensorFlowStep(python, call.given.inputs, ordinary), devices[0])
+            return compared(request, TensorFlowBackend(request.train, *devices), costs, model, notes)
         finally:
             captured.assign(first)

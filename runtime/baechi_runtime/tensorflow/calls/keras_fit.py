@@ -160,7 +160,7 @@ def placed_train_step(model: keras.Model, place: Callable[[str, Callable[..., An
     def train_step(data: Any) -> Any:
         return model.train_step(data)
 
-    return place(f"{model.name}.train_step", train_step, tf.function(train_step))
+    return place(f"{model.name}.train_step", train_step, tf.function(train_step, jit_compile=model.jit_compile or None))
 
 
 class PlacedFit:

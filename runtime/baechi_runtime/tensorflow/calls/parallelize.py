@@ -71,13 +71,19 @@ class ParallelizeOptions:
 class PlannedCall:
     """A call of a training step, captured; the step itself runs as it is."""
 
-    step: "PlacedTrainStep"
+    step: PlacedFunction
     given: Arguments
     captured: CapturedFunction
-    model: keras.Model | None
+    model: keras.Model | None = None
     """The model whose fit makes the call."""
-    train_function: Any
+    train_function: Any = None
     """Keras's own; another compile replaces it."""
+
+    @classmethod
+    def of(cls, step: PlacedFunction, given: Arguments, model: keras.Model | None = None) -> "PlannedCall":
+        """Raises CaptureError where the call can't be placed."""
+        with running():
+            return cls(step, given, step.capture(given), model, None if model is None else model.train_function)
 
 
 def plan_call(target: Any, example_inputs: Any, options: ParallelizeOptions) -> tuple[PlannedCall, OpGraph, Placement]:
@@ -86,22 +92,19 @@ def plan_call(target: Any, example_inputs: Any, options: ParallelizeOptions) -> 
 
     Raises OptionError for what is no step, CaptureError where the call can't be placed, and what placing raises.
     """
-    model, train_function = target if isinstance(target, keras.Model) else None, None
-    if model is None:
-        step, given = _unplaced_step(target, options), arguments_of(example_inputs)
+    if isinstance(target, keras.Model):
+        require_placeable(target)
+        if not target.compiled:
+            raise OptionError(f"{target.name} has no training step before compile(optimizer, loss); call that, or plan a step of your own")
+        target.make_train_function()
+        call = PlannedCall.of(_step_of(target, options), Arguments.of((batch_of(example_inputs),), {}), target)
     else:
-        require_placeable(model)
-        if not model.compiled:
-            raise OptionError(f"{model.name} has no training step before compile(optimizer, loss); call that, or plan a step of your own")
-        step, given = _step_of(model, options), Arguments.of((batch_of(example_inputs),), {})
-        model.make_train_function()
-        train_function = model.train_function
+        call = PlannedCall.of(_unplaced_step(target, options), arguments_of(example_inputs))
     with running():
-        captured = step.capture(given)
-        placement = place_step(step.settings.request, captured, given.inputs)
+        placement = place_step(call.step.settings.request, call.captured, call.given.inputs)
     several = len(placement.result.plan.cluster) > 1
     graph = placement.graph if placement.profile is None else attach_costs(placement.graph, placement.profile, contended=several)
-    return PlannedCall(step, given, captured, model, train_function), graph, placement
+    return call, graph, functools.reduce(Placement.noting, placement.notes, placement)
 
 
 def apply_plan(call: PlannedCall, options: ParallelizeOptions, plan: Placement) -> "PlacedTrainStep | keras.Model":
@@ -161,7 +164,7 @@ class PlacedTrainStep(PlacedFunction):
         if owner is None:
             return self
         if owner not in self._bound:
-            bound = PlacedTrainStep(self._ordinary.__get__(owner, kind), self._options, f"{type(owner).__name__}.{self.__name__}")
+            bound = PlacedTrainStep(self.ordinary.__get__(owner, kind), self._options, f"{type(owner).__name__}.{self.__name__}")
             self._bound[owner] = bound
         return self._bound[owner]
 

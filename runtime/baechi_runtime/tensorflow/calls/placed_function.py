@@ -26,7 +26,7 @@ from baechi_runtime.report.progress import progress
 from baechi_runtime.tensorflow.calls.placing import opened, place_step, shared_devices
 from baechi_runtime.tensorflow.lowering.live_variables import LiveVariables
 from baechi_runtime.tensorflow.measure import load_of_others
-from baechi_runtime.tensorflow.parity import Verification, draws_anew, perturbed, results_of
+from baechi_runtime.tensorflow.parity import Verification, as_captured, draws_anew, perturbed, results_of
 from baechi_runtime.tensorflow.servers.devices import Devices
 from baechi_runtime.tensorflow.servers.session import PlacedSession
 from baechi_runtime.tensorflow.servers.step_recorder import RUNS, WARM_UP
@@ -199,7 +199,7 @@ class PlacedFunction:
         self.unplaced: Counter[str] = Counter()
         """Why calls ran as they are, and how many."""
         self.python = python
-        self._ordinary = ordinary
+        self.ordinary = ordinary
         self._last: Any = None
         self._declined: set[Any] = set()
         """Shapes that are not worth splitting."""
@@ -226,11 +226,11 @@ class PlacedFunction:
         self.refusal = self.refusal or reason
         for step in self.steps.values():
             step.close()
-        return self._ordinary
+        return self.ordinary
 
     def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.unplaced[self.refusal or OTHER_SHAPES] += 1
-        return self._ordinary(*args, **kwargs)
+        return self.ordinary(*args, **kwargs)
 
     def _run(self, given: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         step = self.steps.get(given.key)
@@ -271,10 +271,10 @@ class PlacedFunction:
 
     def _verified(self, step: PlacedStep, given: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call, placed, and as it is from the same state."""
-        captured, verification = step.captured, step.verification
+        captured, verification, plain = step.captured, step.verification, tf.function(self.python)
         before = captured.values()
         began = time.perf_counter()
-        returned = self._ordinary(*args, **kwargs)
+        returned = self.ordinary(*args, **kwargs)
         expected = results_of(returned)
         verification.unplaced_us.append((time.perf_counter() - began) * 1e6)
         expected |= captured.values()
@@ -283,7 +283,8 @@ class PlacedFunction:
             step.live.forget()
             captured.assign({n: perturbed(x, seed) for n, x in before.items()})
             args, kwargs = given.fill([tf.constant(perturbed(x, seed)) for x in given.inputs])
-            return results_of(self._ordinary(*args, **kwargs)) | captured.values()
+            with as_captured():
+                return results_of(plain(*args, **kwargs)) | captured.values()
 
         captured.assign(before)
         try:
