@@ -11,7 +11,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 from msgspec import convert
 from msgspec.structs import replace
 
+from baechi_ext.ir.files import make_folder
 from baechi_ext.ir.made_by import MadeBy
+from baechi_runtime.drivers.train_request import ScriptRequest
 from baechi_runtime.files.run_folder import KeptStep, folder_of, keep_script, said_of_interrupt
 from baechi_runtime.host.as_main import run_as_main
 from baechi_runtime.report.call_report import CallReport
@@ -63,14 +65,17 @@ class ScriptRun(Findings, Generic[P]):
             return [f"nothing was placed: {self.why_nothing()}"]
         return [report.line() for report, _ in self.all_found]
 
-    def main(self, path: Path, arguments: tuple[str, ...], folder: Path | None, conclude: Callable[[], None]) -> None:
-        """Runs the script to its end; then, behind `conclude`, says what was placed, and keeps that in a folder.
+    def main(self, asked: ScriptRequest, conclude: Callable[[], None]) -> None:
+        """Runs the script to its end; then, behind `conclude`, says what was placed, and keeps that in the request's folder.
 
         Raises what placing raises, and KeyboardInterrupt.
         """
-        interrupt = None
+        path, folder, interrupt = Path(asked.path), None if asked.request.out is None else Path(asked.request.out), None
+        self.name, self.command = path.name, asked.request.command
+        if folder is not None:
+            make_folder(folder)
         try:
-            self.code = run_as_main(path, arguments)
+            self.code = run_as_main(path, asked.arguments)
         except KeyboardInterrupt as e:
             interrupt = e
         conclude()

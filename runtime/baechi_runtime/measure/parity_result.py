@@ -48,15 +48,11 @@ def in_json(difference: float) -> float | None:
     return difference if math.isfinite(difference) else None
 
 
-def difference_text(parity: Parity, *, advice: str = UNPLACED_RANDOMNESS) -> str:
-    """The sentence that says what differs and by how much, for an error: the worst few tensors, the tolerance, and what to do."""
-    worst = parity.beyond[:_FEW] or [(parity.worst, Difference(parity.max_abs_diff, parity.max_rel_diff))]
-    few = [f"{name} ({d.why or f'{d.relative:.2g} relative'})" for name, d in worst]
-    more = f" and {len(parity.beyond) - _FEW} more" if len(parity.beyond) > _FEW else ""
-    return f"the placed step differs from the unplaced one (allowed {parity.tolerance:g}): {', '.join(few)}{more}; {advice}"
-
-
 def require_parity(parity: Parity, *, advice: str = UNPLACED_RANDOMNESS) -> None:
-    """Raises ParityError, naming the tensors that differ most, where the check did not pass."""
-    if not parity.passed:
-        raise ParityError(difference_text(parity, advice=advice))
+    """Raises ParityError where the check did not pass, with the worst few tensors, how far off they are, the tolerance, and what to do."""
+    if parity.passed:
+        return
+    worst = parity.beyond[:_FEW] or [(parity.worst, Difference(parity.max_abs_diff, parity.max_rel_diff))]
+    few = ", ".join(f"{name} ({d.why or f'{d.relative:.2g} relative'})" for name, d in worst)
+    more = f" and {len(parity.beyond) - _FEW} more" if len(parity.beyond) > _FEW else ""
+    raise ParityError(f"the placed step differs from the unplaced one (allowed {parity.tolerance:g}): {few}{more}; {advice}")

@@ -13,7 +13,6 @@ from torch.fx import traceback
 from baechi_ext.capture.torch_joint import CaptureOptions, capture_joint
 from baechi_ext.hybrid.sharding import Sharding
 from baechi_ext.ir.op_graph import OpGraph
-from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.sharding.binding import bind, executable
 from baechi_runtime.sharding.captured import ForwardGraph, captured_graph, forward_graph
 from baechi_runtime.torch.backend import Captured
@@ -40,16 +39,12 @@ class _Noted(nn.Module):
             return fx.Interpreter(self.calls).run(*inputs)
 
 
-def sharding_of_captured(captured: Captured) -> Sharding:
-    """The way the ops of a captured step split; see sharding_of."""
-    return sharding_of(captured.step, captured.graph)
-
-
-def sharding_of(step: TrainingStep, graph: OpGraph) -> Sharding:
-    """The way the ops of `graph`, which is captured from the step, split. Raises CaptureError where forward can't be captured by itself."""
+def sharding_of(captured: Captured) -> Sharding:
+    """The way the ops of a captured step split. Raises CaptureError where forward can't be captured by itself."""
+    step, graph = captured.step, captured.graph
     forward = forward_graph(step.module, step.inputs, step.name)
-    captured = captured_graph(forward)
-    nodes, bound = captured.graph, bind(captured)
+    calls_graph = captured_graph(forward)
+    nodes, bound = calls_graph.graph, bind(calls_graph)
     number = {node.name: n for n, node in enumerate(nodes.nodes)}
     again, binding = capture_joint(_Noted(forward), step.inputs, CaptureOptions(step.optimizer.name, step.optimizer.slots))
     calls = [None if op.node is None else (op.node.meta.get(_META) or {}).get(_KEY) for op in binding.ops]

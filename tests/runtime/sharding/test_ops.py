@@ -13,6 +13,7 @@ from baechi_ext.ir import Cluster, Link, Op, OpGraph
 from baechi_ext.place.registry import place
 from baechi_runtime.models.training_step import TrainingStep, optimizer_spec
 from baechi_runtime.sharding.ops import sharding_of
+from baechi_runtime.torch.backend import Captured
 from tests.runtime.sharding.small_models import CASES
 
 
@@ -20,8 +21,8 @@ def captured(name: str) -> tuple[OpGraph, Sharding]:
     torch.manual_seed(0)
     module, inputs = CASES[name]()
     step = TrainingStep(name, module, inputs, optimizer_spec("momentum", 0.1))
-    graph, _ = capture_joint(module, inputs, CaptureOptions("momentum", 1), name)
-    return graph, sharding_of(step, graph)
+    graph, binding = capture_joint(module, inputs, CaptureOptions("momentum", 1), name)
+    return graph, sharding_of(Captured(graph, graph, None, step, binding))
 
 
 def ops_by_node(graph: OpGraph, sharding: Sharding) -> dict[str, list[Op]]:

@@ -62,7 +62,7 @@ def _train(request: TrainRequest, stage: Any, output: Output) -> int:
     from baechi_runtime.drivers.training import train as train_on
 
     shares_layers = request.plan.method == hybrid.METHOD and request.framework != TENSORFLOW
-    splits = stage_of("torch", "sharding.ops").sharding_of_captured if shares_layers else None
+    splits = stage_of("torch", "sharding.ops").sharding_of if shares_layers else None
     with output.infeasible_printed():
         if request.sharding:
             report = stage.train(request)

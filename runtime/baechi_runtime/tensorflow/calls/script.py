@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from baechi_ext.capture.tensorflow_source import Source
 from baechi_ext.errors import CaptureError
-from baechi_ext.ir.files import make_folder
 from baechi_runtime.drivers.script_run import ScriptRun
 from baechi_runtime.drivers.train_request import ScriptRequest
 from baechi_runtime.files.run_folder import KeptStep
@@ -56,14 +54,10 @@ def run_script(asked: ScriptRequest) -> StepsRun:
 
     Raises what placing its steps raises, and KeyboardInterrupt.
     """
-    path = Path(asked.path)
     if asked.request.task_index > 0:
         serve(asked.request)
         return StepsRun(reports=False)
-    folder = None if asked.request.out is None else Path(asked.request.out)
-    if folder is not None:
-        make_folder(folder)
-    run = StepsRun(name=path.name, command=asked.request.command)
+    run = StepsRun()
 
     def place(name: str, python: Callable[..., Any], ordinary: Callable[..., Any]) -> PlacedFunction:
         settings = Settings(replace(asked.request, model=name), asked.verify_steps, not asked.strict)
@@ -77,7 +71,7 @@ def run_script(asked: ScriptRequest) -> StepsRun:
         run.refused = functions.refused
 
     with models.installed(), functions.installed():
-        run.main(path, asked.arguments, folder, conclude)
+        run.main(asked, conclude)
     return run
 
 

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -19,7 +18,6 @@ from torch import nn
 from baechi_ext.capture.torch_private import is_traced
 from baechi_ext.collector import importing
 from baechi_ext.errors import BaechiError
-from baechi_ext.ir.files import make_folder
 from baechi_runtime.drivers.script_run import ScriptRun
 from baechi_runtime.drivers.train_request import ScriptRequest, TrainRequest
 from baechi_runtime.files.run_folder import KeptStep
@@ -63,14 +61,10 @@ def run_script(asked: ScriptRequest) -> ModulesRun:
 
     Raises what placing its model raises, and KeyboardInterrupt.
     """
-    path = Path(asked.path)
     with importing():
         watch_compiles()
-    folder = None if asked.request.out is None else Path(asked.request.out)
-    if folder is not None:
-        make_folder(folder)
     workers = workers_of(asked.request)
-    run = ModulesRun(name=path.name, reports=workers is None or workers.group.rank == 0, command=asked.request.command)
+    run = ModulesRun(reports=workers is None or workers.group.rank == 0)
 
     def conclude() -> None:
         for session in run.placed:
@@ -78,7 +72,7 @@ def run_script(asked: ScriptRequest) -> ModulesRun:
 
     try:
         with as_one_of(workers), outermost_calls(_Placing(asked, run).runner):
-            run.main(path, asked.arguments, folder, conclude)
+            run.main(asked, conclude)
     except BaechiError:
         if workers is not None:
             workers.failed = True
