@@ -124,7 +124,7 @@ class ProcessStep:
 
     def _together(self, own: Callable[[], T], **command: Any) -> tuple[T, list[Any]]:
         """Do something with the step on all ranks: what it gives here, and on the others."""
-        return self._executor.on_all(partial(self._executor.call, 0, own), **command, step=self.number)
+        return self._executor.together(partial(self._executor.call, 0, own), **command, step=self.number)
 
 
 class ProcessExecutor:
@@ -160,8 +160,8 @@ class ProcessExecutor:
             raise ExecutionError(f"device {device} is another process; only device 0 runs functions of this one")
         return self._local.call(0, function)
 
-    def together(self, own: Callable[[], T], **command: Any) -> tuple[T, list[dict[str, Any]]]:
-        """Do something in this thread while the others obey a command: what it gives here, and their answers. Raises ExecutionError, the
+    def together(self, own: Callable[[], T], **command: Any) -> tuple[T, list[Any]]:
+        """Do something in this thread while the others obey a command: what it gives here, and on the others. Raises ExecutionError, the
         first one's where several fail."""
         self.group.command(command)
         try:
@@ -170,25 +170,20 @@ class ProcessExecutor:
             raise self.group.first_failure() or e from e
         except RuntimeError as e:  # of torch.distributed, whose peer is gone
             raise self.group.first_failure() or ExecutionError((str(e).splitlines() or [""])[0]) from e
-        return found, self.group.answers()
-
-    def on_all(self, own: Callable[[], T], **command: Any) -> tuple[T, list[Any]]:
-        """See `together`, for the commands of this file: what it gives here, and on the others."""
-        found, answers = self.together(own, **command)
-        return found, [answer["value"] for answer in answers]
+        return found, [answer["value"] for answer in self.group.answers()]
 
     def memory_bytes(self) -> list[int]:
         """Bytes that each device may hold, as each worker finds them on its own machine."""
-        own, others = self.on_all(lambda: memory_bytes(self.devices[0], self.group.local_size), do="memory")
+        own, others = self.together(lambda: memory_bytes(self.devices[0], self.group.local_size), do="memory")
         return [own, *others]
 
     def clock_ahead(self, rank: int) -> tuple[int, int]:
         """Nanoseconds by which a rank's clock is ahead of this one's, and by which that may be wrong."""
-        return self.on_all(partial(clock_ahead, rank), do="clock", rank=rank)[0]
+        return self.together(partial(clock_ahead, rank), do="clock", rank=rank)[0]
 
     def cpu_seconds(self) -> float:
         """CPU time that all workers have used."""
-        own, others = self.on_all(self._local.cpu_seconds, do="time")
+        own, others = self.together(self._local.cpu_seconds, do="time")
         return own + float(sum(others))
 
     @contextlib.contextmanager
@@ -211,13 +206,13 @@ class ProcessExecutor:
         own: Callable[[], dict[str, list[Any]] | None] = partial(play, self.group, self.devices[0], command)
         if self.devices[0].torch_device.type == "cuda":  # a wait for it has no time-out of its own; that of a call has
             own = partial(self.call, 0, own)
-        part, others = self.on_all(own, do="probe", **command)
+        part, others = self.together(own, do="probe", **command)
         return probed([part, *others], source, target, sizes)
 
     def paces(self, windows: int, window_seconds: float) -> list[Pace]:
         """See ThreadExecutor."""
         own = partial(play_pace, self.devices[0], windows, window_seconds)
-        first, others = self.on_all(partial(self.call, 0, own), do="pace", windows=windows, window_seconds=window_seconds)
+        first, others = self.together(partial(self.call, 0, own), do="pace", windows=windows, window_seconds=window_seconds)
         return [first, *(Pace(tuple(found["wall_us"]), tuple(found["clock_us"])) for found in others)]
 
     def load(self, timeline: Timeline, binding: Binding, step: TrainingStep, *, keep_gradients: bool = False) -> ProcessStep | PlacedStep:
@@ -234,7 +229,7 @@ class ProcessExecutor:
             "keep_gradients": keep_gradients,
         }
         own = partial(RankPart.loaded, self.group, self.devices[0], timeline, binding, step, keep_gradients=keep_gradients)
-        part, _ = self.on_all(own, do="load", **command)
+        part, _ = self.together(own, do="load", **command)
         placed = ProcessStep(self, part, self._loaded)
         self._live.add(placed)
         return placed
