@@ -110,6 +110,22 @@ def test_a_fit_by_a_plan_is_the_fit_unplaced(make: Callable[[], tuple[keras.Mode
     assert report.plan.placement == pinned.plan.placement
 
 
+def test_a_step_that_tensorflow_rewrites_is_compared_as_it_was_captured() -> None:
+    """What becomes one op is rounded once, in 16 bits by more than any tolerance."""
+    keras.utils.set_random_seed(3)
+    half = keras.DTypePolicy("mixed_bfloat16")
+    model = keras.Sequential([keras.Input((10,)), layers.Dense(20, "relu", dtype=half), layers.Dense(1, dtype=half)])
+    model.compile("adam", "mse")
+    x, y = np.random.random((8, 10)), np.random.random((8, 1))
+    baechi_ext.plan(model, (x, y), **HERE).apply()
+    losses = [model.train_on_batch(x, y) for _ in range(3)]
+    report = baechi_ext.report(model)
+    baechi_ext.unplace(model)
+    assert losses == sorted(losses, reverse=True)
+    assert (report.placed_steps, report.verified.steps, report.refusal) == (3, 2, "")
+    assert report.verified.max_rel_diff <= 1e-5
+
+
 def test_batches_one_by_one_and_another_plan_after_the_first() -> None:
     ordinary, (x, y), _ = made(dense)
     model, batch, _ = made(dense)
