@@ -1,6 +1,6 @@
 r"""Plans that `auto` has after some seconds, beside those it has after many: how much of a long search a short one gives.
 
-    python -m benchmarks.anytime GRAPH.json ... [--seconds=10,60,600] [--ccr=0.1,1,10] [--devices=4] [--memory=loose] [--out=FILE.json]
+    python -m benchmarks.anytime GRAPH.json ... [--seconds=10,60,600] [--ccr=0.1,1,10] [--devices=4] [--out=FILE.json]
 
 The steps of built-in models over two parts of their batch, each on one core:
 
@@ -32,8 +32,6 @@ FLAGS = {
     "--seconds": (10.0, 60.0, 600.0),
     "--ccr": (0.1, 1.0, 10.0),
     "--devices": "4",
-    "--memory": {"choices": ("loose", "tight"), "default": "loose"},
-    "--seed": 0,
 }
 COLUMNS = {
     "graph": "{graph}",
@@ -48,10 +46,10 @@ COLUMNS = {
 }
 
 
-def searched(graph: OpGraph, cluster: Cluster, seconds: float, seed: int) -> Row:
+def searched(graph: OpGraph, cluster: Cluster, seconds: float) -> Row:
     """One search: its limit, its plan's worth, what it took and what others took meanwhile."""
     load = LoadOfOthers(time.process_time, os.sched_getaffinity(0))
-    request = pipeline.PlanRequest("auto", options=PlaceOptions(seed=seed, time_limit_seconds=seconds))
+    request = pipeline.PlanRequest("auto", options=PlaceOptions(time_limit_seconds=seconds))
     result, took = timed(lambda: pipeline.plan(graph, cluster, request))
     worth = {"predicted_us": result.predicted_step_us, "lower_bound_us": result.lower_bound_us}
     return {"limit_seconds": seconds, "seconds": took["seconds"], **worth, "load_of_others": load.share()}
@@ -63,9 +61,9 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     for path in args.graphs:
         graph = OpGraph.load(path)
         for ccr in args.ccr:
-            cluster = cluster_for(graph, ccr, args.devices, args.memory)
-            searched(graph, cluster, min(args.seconds), args.seed)
-            found = [searched(graph, cluster, seconds, args.seed) for seconds in args.seconds]
+            cluster = cluster_for(graph, ccr, args.devices, "loose")
+            searched(graph, cluster, min(args.seconds))
+            found = [searched(graph, cluster, seconds) for seconds in args.seconds]
             longest = max(found, key=lambda row: row["limit_seconds"])["predicted_us"]
             about = {"graph": graph.name, "ops": len(graph), "ccr": ccr}
             rows += [{**about, **row, "of_longest": row["predicted_us"] / longest} for row in found]

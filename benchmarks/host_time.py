@@ -12,7 +12,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -39,13 +38,7 @@ EAGER, OP_BY_OP, GRAPH = "eager", "op by op", "one graph"
 QUICK = ProfileOptions(warmup=1, repeats=2)
 LINK = Link(us_per_byte=1e-5, latency_us=10)
 """About NVLink's: that several devices get work at all."""
-FLAGS = {
-    "--model_names": tuple(SIZES),
-    "--devices": (1, 4),
-    "--optimizer": "sgd",
-    "--rounds": 20,
-    "--out": {"type": lambda text: Path(text).with_suffix(".json"), "required": True},
-}
+FLAGS = {"--model_names": tuple(SIZES), "--devices": (1, 4), "--rounds": 20}
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
@@ -57,7 +50,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def _of_model(name: str, args: argparse.Namespace) -> list[Row]:
-    request = TrainRequest(name, pipeline.PlanRequest(), SIZES[name], args.optimizer, num_devices=1, cuda=True)
+    request = TrainRequest(name, pipeline.PlanRequest(), SIZES[name], num_devices=1, cuda=True)
     step, graph, binding = capture(request)
     devices = cuda_devices(max(args.devices))
     with StreamExecutor(devices) as executor, StreamExecutor(devices, recorder=CudaRecorder) as graphs:

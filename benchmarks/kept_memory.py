@@ -14,7 +14,6 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing import get_context
-from pathlib import Path
 
 from baechi_runtime.host.malloc import keep_freed_memory
 from baechi_runtime.report.tables import as_size
@@ -25,11 +24,7 @@ CASES = {**SIZES, "gpt2/50257": replace(SIZES["gpt2"], vocab_size=50_257)}
 """gpt2/50257 has as many words as GPT-2 was trained with."""
 KINDS = ("given back", "kept")
 WARMUP = 3
-FLAGS = {
-    "--model_names": tuple(CASES),
-    "--rounds": 10,
-    "--out": {"type": lambda text: Path(text).with_suffix(".json"), "required": True},
-}
+FLAGS = {"--model_names": tuple(CASES), "--rounds": 10}
 
 
 def build(case: str, kind: str) -> None:

@@ -29,17 +29,11 @@ from baechi_runtime.torch.profiler import ProfileOptions, profile_step
 from benchmarks.runner import Benchmark, Row, table
 from benchmarks.sizes import SIZES
 
-TIMEOUT_SECONDS = 900.0
+DEVICES, TIMEOUT_SECONDS = 2, 900.0
 QUICK = ProfileOptions(warmup=1, repeats=2)
 """Times only decide in which order ops run; memory is the same in every pass."""
 LINK = Link(us_per_byte=0.0005, latency_us=50)
-FLAGS = {
-    "--model_names": tuple(SIZES),
-    "--methods": ("contiguous", "m_etf"),
-    "--num_devices": 2,
-    "--optimizer": "momentum",
-    "--out": {"type": lambda text: Path(text).with_suffix(".json"), "required": True},
-}
+FLAGS = {"--model_names": tuple(SIZES), "--methods": ("contiguous", "m_etf")}
 
 
 def run(methods: Sequence[str], backend: TorchBackend) -> Row:
@@ -62,8 +56,8 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     """In workers, the one model of theirs, told by the first of them."""
     if is_worker():
         (name,) = args.model_names
-        devices = {"num_devices": args.num_devices, "workers": "process", "link": LINK, "timeout_seconds": TIMEOUT_SECONDS}
-        request = TrainRequest(name, pipeline.PlanRequest(), SIZES[name], args.optimizer, **devices)
+        devices = {"num_devices": DEVICES, "workers": "process", "link": LINK, "timeout_seconds": TIMEOUT_SECONDS}
+        request = TrainRequest(name, pipeline.PlanRequest(), SIZES[name], "momentum", **devices)
         found = on_devices(request, partial(run, args.methods))
         if found is not None:
             yield {"models": [found]}
@@ -72,8 +66,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     for name in args.model_names:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "model.json"
-            flags = [f"--methods={','.join(args.methods)}", f"--num_devices={args.num_devices}", f"--optimizer={args.optimizer}"]
-            run_workers([f"--model_names={name}", *flags, f"--out={out}"], args.num_devices, "benchmarks.memory")
+            run_workers([f"--model_names={name}", f"--methods={','.join(args.methods)}", f"--out={out}"], DEVICES, "benchmarks.memory")
             models += read_json(out, "result of one model")["models"]
         yield {"models": models}
 

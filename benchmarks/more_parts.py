@@ -52,7 +52,7 @@ def rows_of(backend: TorchBackend, args: argparse.Namespace, link: Link) -> Iter
     whole = Captured(graph, graph, None, step, binding)
     captured: dict[int, Captured] = {}
     seconds: dict[str, float] = {}
-    for count in args.devices:
+    for count in (2, 4):
         cluster = Cluster.uniform(count, link=link, parallel_transfers=True)
         step_us: dict[str, float] = {}
         least_us: dict[str, float] = {}
@@ -89,7 +89,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     rows: list[Row] = []
     with ThreadExecutor(cpu_devices(2)) as threads:
         link = threads.probe_link().to_link()
-    plan = pipeline.PlanRequest(options=PlaceOptions(time_limit_seconds=args.time_limit))
+    plan = pipeline.PlanRequest(options=PlaceOptions(time_limit_seconds=10.0))
     for name in args.models:
         options = replace(SIZES[name], batch_size=args.batch_size or SIZES[name].batch_size)
         request = TrainRequest(name, plan, options, num_devices=1, batch_norm_per_part=True)
@@ -105,9 +105,7 @@ def report(found: Row) -> str:
 
 FLAGS = {
     "--models": some_of(SIZES),
-    "--devices": (2, 4),
     "--batch_size": {"type": int, "default": 0, "metavar": "N", "help": "instead of the models' own"},
-    "--time_limit": 10.0,
     "--graphs": {"type": Path, "help": "keep the graphs in this folder"},
 }
 main = Benchmark("more_parts", __doc__, FLAGS, measure, report).main

@@ -45,12 +45,14 @@ class Benchmark:
     """Gives all that is measured so far, each time that there is more; nothing where another process does."""
     report: Callable[[Row], str]
     markdown: bool = False
-    """The report is written, too, beside the result."""
+    """The report is written, too, beside the result: NAME.md and NAME.json of --out=NAME, which is required."""
 
     def main(self, argv: Sequence[str] | None = None) -> None:
         """Measures; writes what there is to --out as soon as it is there, and prints the report."""
-        args = parsed(self.doc, {"--out": {"type": Path, "help": "write the result to this file"}, **self.flags}, argv)
+        out: Row = {"type": Path, "help": "write the result to this file", "required": self.markdown}
+        args = parsed(self.doc, {"--out": out, **self.flags}, argv)
         if args.out is not None:
+            args.out = args.out.with_suffix(".json") if self.markdown else args.out
             require_writable(args.out)
         args.words = list(sys.argv[1:] if argv is None else argv)
         head = {"command": f"python -m benchmarks.{self.name} {shlex.join(args.words)}".strip(), **machine()}
