@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from inspect import signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.capture.torch_private import needed
@@ -234,6 +235,47 @@ def break_at_own_generators() -> None:
 
         supported: Any = RandomVariable
         supported.is_supported_random_obj = staticmethod(lambda _: False)
+
+
+def as_if_not_compiled(ours: Callable[[], bool]) -> None:
+    """Have TorchDynamo tell a user's own code that nothing compiles it, where `ours` is true of what is traced: where it asks
+    (torch.compiler.is_compiling) it would go another way than when it runs. Installed packages that ask for themselves are told that they
+    are compiled, as ever: they do, so that they can be traced. For the whole process; once is enough. Raises MissingBackendError."""
+    with needed("tracing a module's calls"):
+        import torch
+        from torch._dynamo.external_utils import is_compiling
+        from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+        handlers = TorchInGraphFunctionVariable._get_handlers()
+        questions = (torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch._utils.is_compiling, is_compiling)
+    for question in questions:
+        known = handlers.get(question)
+        if known is not None and not isinstance(known, _Answer):
+            handlers[question] = _Answer(known, ours)
+
+
+class _Answer:
+    """Answers a traced question whether code is compiled."""
+
+    def __init__(self, ordinary: Callable[..., Any], ours: Callable[[], bool]) -> None:
+        self._ordinary, self._ours = ordinary, ours
+
+    def __call__(self, asked: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        from torch._dynamo.variables import ConstantVariable
+
+        asking = (frame,) if frame.parent is None else (frame, frame.parent)
+        if not self._ours() or _is_torch(frame) or all(map(_is_installed, asking)):
+            return self._ordinary(asked, frame, *args, **kwargs)
+        return ConstantVariable.create(False)
+
+
+def _is_torch(frame: Any) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == "torch"
+
+
+def _is_installed(frame: Any) -> bool:
+    """True if a traced frame runs code of an installed package."""
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(frame.f_code.co_filename).parts)
 
 
 def module_classes(graph: "fx.GraphModule") -> set[type]:

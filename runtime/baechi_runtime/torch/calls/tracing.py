@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baechi_ext.capture.torch_dynamo import (
+    as_if_not_compiled,
     await_trace,
     break_at_own_generators,
     compilations,
@@ -155,6 +156,7 @@ def watch_compiles() -> None:
     compile_callbacks(_begun, _ended)
     without_limits_logged(_not_ours)
     break_at_own_generators()
+    as_if_not_compiled(inside_one)
 
 
 def _not_ours(_: object) -> bool:
