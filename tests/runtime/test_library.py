@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -313,10 +314,13 @@ def test_a_model_is_planned_and_its_step_measured() -> None:
     report = pinned.apply(num_steps=2)
     assert report.result.plan.placement == pinned.plan.placement
     assert report.parity.passed
-    assert repr(report).startswith("speed-up ")
+    assert re.match(r"\S+ times as fast as|Inconclusive: ", repr(report))
     compared = run.compare("round_robin", measure=True)
     assert set(compared.measured.measurement.samples) == {"eager", "single", "round_robin"}
     assert compared.best in compared.values()
+    said, html = compared.measured.recommendation(), compared._repr_html_()
+    assert repr(compared).startswith(said)
+    assert html.index(escape(said)) < html.index("<table")
 
 
 def test_a_model_is_planned_for_hardware_without_its_weights() -> None:

@@ -189,8 +189,9 @@ class Comparison(Findings):
         )
 
     def print(self) -> None:
-        """Prints the table, what is to be said of it, and the recommendation on stdout."""
-        show(self.table(), "", *self.lines(), width=_WIDTH)
+        """Prints the recommendation, the table, and what is to be said of it on stdout."""
+        recommendation, *remarks = self.lines()
+        show(recommendation, "", self.table(), "", *remarks, width=_WIDTH)
 
     def table(self) -> "Table":
         """The methods, after the unplaced step where that was measured: predicted, measured, and what can be told of the differences."""
@@ -226,7 +227,8 @@ class Comparison(Findings):
         return "faster" if self.beats(method, other) else "slower"
 
     def lines(self) -> Iterator[str]:
-        """Sentences below the table: how certain it is, and under what load; notes, and the recommendation."""
+        """The recommendation; and remarks on the table: how certain it is, under what load, notes."""
+        yield self.recommendation()
         yield (
             f"intervals hold together, of all pairs, in 95 of 100 comparisons; each in {1 - self.error:.2%}"
             if self.enough
@@ -235,8 +237,6 @@ class Comparison(Findings):
         load = self.measurement.load_of_others
         yield f"others took {'an unknown share' if load is None else f'{load:.1%}'} of the cores meanwhile"
         yield from (f"note: {note}" for note in self.notes)
-        yield ""
-        yield self.recommendation()
 
     def _row(self, contender: Contender) -> Method:
         method, result, gain = contender.method, contender.result, self.gain(contender.method)

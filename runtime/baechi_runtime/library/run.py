@@ -251,14 +251,19 @@ class Compared(Mapping[str, Run]):
         return table_of(names, (row(method, run) for method, run in self.runs.items()))
 
     def __repr__(self) -> str:
-        return text_of(self._table(), *self._lines()).rstrip("\n")
+        answer, remarks = self._lines()
+        return text_of(*answer, self._table(), *remarks).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        title = "by simulation" if self.measured is None else self.measured.model
-        return cell.page_of(title, cell.html_of(self._table()), cell.lines_of(self._lines()))
+        title, (answer, remarks) = "by simulation" if self.measured is None else self.measured.model, self._lines()
+        return cell.page_of(title, cell.lines_of(answer), cell.html_of(self._table()), cell.lines_of(remarks))
 
-    def _lines(self) -> Iterator[str]:
-        return (f"{method}: {why}" for method, why in self.refusals.items()) if self.measured is None else self.measured.lines()
+    def _lines(self) -> tuple[list[str], list[str]]:
+        """The sentences above the table, and those below it."""
+        if self.measured is None:
+            return [], [f"{method}: {why}" for method, why in self.refusals.items()]
+        answer, *remarks = self.measured.lines()
+        return [answer], remarks
 
 
 def on_hardware(graph: OpGraph, request: PlanRequest, target: Hardware, cluster: Cluster) -> Run:

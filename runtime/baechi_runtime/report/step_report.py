@@ -9,9 +9,10 @@ from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline
 from baechi_runtime.measure.link_probe import LinkProbe
 from baechi_runtime.measure.samples import Measurement, Samples
-from baechi_runtime.report.findings import PlanFindings, inconclusive, labelled, load_text, prediction_error
+from baechi_runtime.report.findings import PlanFindings, labelled, load_text, prediction_error
 from baechi_runtime.report.report import COMPILED, Checkpoint, ParityCheck, PerDevice, ProbedLink, Sides, Step, Training
 from baechi_runtime.report.tables import as_limit, as_range, as_size, as_time, share_of, show, table_of
+from baechi_runtime.report.verdict import line_of, step_verdict
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -71,8 +72,9 @@ class StepReport(_ModelReport):
         return {"speedup": speedup.median, "speedup_interval": speedup, "overhead_of_one_device_program": overhead}
 
     def print(self) -> None:
-        """Prints the tables and the verdict on stdout."""
-        show(self._steps(), "", self._devices(), "", *self.lines(), width=160)
+        """Prints the verdict, the tables and the facts behind it on stdout."""
+        verdict, *facts = self.lines()
+        show(verdict, "", self._steps(), "", self._devices(), "", *facts, width=160)
 
     def _steps(self) -> "Table":
         measured = self.measurement
@@ -109,6 +111,9 @@ class StepReport(_ModelReport):
     def lines(self) -> Iterator[str]:
         """The verdict on measured steps that took turns, and the facts behind it."""
         timeline, measured, bound = self.result.timeline, self.measurement, self.result.lower_bound_us
+        why_whole = self.result.why_whole if self.result.untried else ""
+        found = step_verdict(self.report(), splits=self.result.splits, why_whole=why_whole)
+        yield "" if found is None else line_of(found)
         ratio, error = measured.ratio("single"), prediction_error(timeline.makespan_us, measured.samples["placed"].median)
         above = f"the plan is predicted {timeline.makespan_us / bound - 1:.1%} above it ({self.result.status})" if bound else ""
         predicted = self.single.makespan_us / max(timeline.makespan_us, 1e-9)
@@ -120,15 +125,6 @@ class StepReport(_ModelReport):
             yield labelled("parity", f"{self.parity} ({relative} relative, allowed {self.parity.tolerance or 0:g})")
         yield labelled("CPU load", load_text(measured.load_of_others))
         yield from (labelled("note", note) for note in self.notes)
-        if doubts := measured.doubts():
-            yield inconclusive(doubts, ", or with more --num_steps")
-        elif self.result.untried and not self.result.splits:
-            yield labelled("verdict", self.result.why_whole)
-        elif ratio.low <= 1.0:
-            yield labelled("verdict", f"splitting does not pay here: one device is {'as fast' if ratio.high > 1.0 else 'faster'}")
-        elif COMPILED in measured.samples and (over := measured.ratio(COMPILED)).low <= 1.0:
-            faster = "as fast" if over.high > 1.0 else "faster"
-            yield labelled("verdict", f"{COMPILED} on one device is {faster}: the plan is {over} times as fast as that")
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,16 @@
 """The top of a run's page: the verdict, the step's times side by side, and how the run was made."""
 
 import shlex
-from collections.abc import Sequence
 from typing import Any
 
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.files.run_folder import RunFolder
-from baechi_runtime.measure.samples import Ratio, Samples
+from baechi_runtime.measure.samples import Samples
 from baechi_runtime.report.findings import load_text, prediction_error
 from baechi_runtime.report.plan_files import other_costs
-from baechi_runtime.report.report import COMPILED, SINGLE, Comparison, Run, Script, Step, Training
+from baechi_runtime.report.report import SINGLE, Comparison, Run, Script, Step, Training
 from baechi_runtime.report.tables import as_range, as_size, as_time
+from baechi_runtime.report.verdict import Verdict, compared, interval_text, step_verdict, verdict
 
 _MOST_NAMES = 6
 
@@ -63,59 +63,19 @@ def _spread(steps: Samples) -> str:
     return "1 step" if len(steps.us) == 1 else f"{as_range(steps.us)}, {len(steps.us)} steps"
 
 
-def interval_text(gain: Ratio, error: float = 0.05) -> str:
-    return f"{100 * (1 - error):.4g}% interval {gain.low:.2f} to {gain.high:.2f}"
-
-
-def verdict(tone: str, large: str, text: str) -> dict[str, str]:
-    """A verdict: its tone, the words that a reader sees first, and a sentence."""
-    return {"tone": tone, "large": large, "text": text}
-
-
-def inconclusive(doubts: Sequence[str], advice: str) -> dict[str, str]:
-    """The verdict on times that are in doubt."""
-    return verdict("doubt", "Inconclusive", f"{'; '.join(doubts)}. {advice}")
-
-
-def verdict_on(gain: Ratio, other: str, more: str = "", error: float = 0.05) -> dict[str, str]:
-    """The verdict on a gain over another step that was measured; `more` is added."""
-    large, interval = f"{gain.median:.2f} times as fast as {other}", interval_text(gain, error)
-    if gain.low > 1:
-        return verdict("good", large, f"Splitting pays ({interval}).{more}")
-    clearly = "clearly " if gain.high > 1 else ""
-    return verdict("bad", large, f"Splitting does not {clearly}pay here ({interval}).{more}")
-
-
-def _verdict(run: RunFolder, report: Run) -> dict[str, str]:
-    doubts, (gain, other) = report.doubts or [], _compared(report)
+def _verdict(run: RunFolder, report: Run) -> Verdict:
+    doubts, (gain, other) = report.doubts or [], compared(report)
     if isinstance(report, Comparison) and report.recommendation:
         large = "" if gain is None else f"{gain.median:.2f} times as fast as {other}, with {run.plan.method}"
         if report.recommended == SINGLE:
             large = "Don't split"
         return verdict("doubt" if doubts else "good", "Inconclusive" if doubts else large, report.recommendation)
-    if len(set(run.plan.placement)) < 2:
-        return verdict("plain", "Not split", "The plan runs everything on one device.")
-    if doubts:
-        advice = "`baechi compare` measures in turn." if _unplaced(report) else "Run it again on a quiet machine, or with more --num_steps."
-        return inconclusive(doubts, advice)
-    if gain is None:
-        step_us, whole_us = run.timeline.makespan_us, one_device_timeline(run.graph).makespan_us
-        large = f"{whole_us / step_us:.2f} times as fast as one device, predicted" if step_us else ""
-        return verdict("plain", large, "This step is predicted; how it compares with one device was not measured.")
-    over_one = "" if gain is report.over_single or report.over_single is None else f" Over our program on one device: {report.over_single}."
-    return verdict_on(gain, other, over_one, report.error)
-
-
-def _compared(report: Run) -> tuple[Ratio | None, str]:
-    """The gain and what it is over: the step as it is without us, the faster one of those that were measured, else our program on one
-    device."""
-    steps = report.measured_step_us if isinstance(report, Step) else {}
-    compiled, placed, eager = (steps.get(name) for name in (COMPILED, "placed", "eager"))
-    if compiled and placed and (eager is None or compiled.median < eager.median):
-        return Ratio.of(compiled, placed, report.error), COMPILED
-    if report.over_unplaced is not None:
-        return report.over_unplaced, _unplaced(report) or "plain eager"
-    return report.over_single, "one device"
+    found = step_verdict(report, splits=len(set(run.plan.placement)) > 1)
+    if found is not None:
+        return found
+    step_us, whole_us = run.timeline.makespan_us, one_device_timeline(run.graph).makespan_us
+    large = f"{whole_us / step_us:.2f} times as fast as one device, predicted" if step_us else ""
+    return verdict("plain", large, "This step is predicted; how it compares with one device was not measured.")
 
 
 def _facts(run: RunFolder, report: Run) -> list[tuple[str, str]]:

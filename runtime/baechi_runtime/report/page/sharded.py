@@ -7,11 +7,12 @@ from msgspec.structs import asdict, astuple
 from baechi_ext.shard.explain import COMPUTE, EXECUTOR, FORECAST_KINDS, UPDATE, ShardExplanation
 from baechi_ext.shard.plan import LayerSplit, ShardPlan
 from baechi_runtime.report.findings import load_text, prediction_error
-from baechi_runtime.report.page.headline import figure, inconclusive, verdict, verdict_on
+from baechi_runtime.report.page.headline import figure
 from baechi_runtime.report.palette import device_colour
 from baechi_runtime.report.report import Sent, Sharded, Strategy
 from baechi_runtime.report.sharded_summary import ShardedRun
 from baechi_runtime.report.tables import as_size, as_time, share_of
+from baechi_runtime.report.verdict import Verdict, inconclusive, verdict, verdict_on
 
 
 def sharded_data(run: ShardedRun) -> dict[str, Any]:
@@ -59,7 +60,7 @@ def _figures(run: ShardedRun) -> list[dict[str, str]]:
     return found
 
 
-def _verdict(run: ShardedRun) -> dict[str, str]:
+def _verdict(run: ShardedRun) -> Verdict:
     bound = "" if run.plan is None else f" {_bound(run.plan)}"
     measured = [(s.measured_step_us.median, s) for s in run.split if s.measured_step_us is not None]
     if not measured:

@@ -1,0 +1,68 @@
+"""The verdict on a step: what a reader wants to know first, on the command line and at the top of a page."""
+
+from collections.abc import Sequence
+
+from baechi_runtime.measure.samples import Ratio
+from baechi_runtime.report.report import COMPILED, Run, Step
+
+Verdict = dict[str, str]
+"""Its tone, the words that are seen first, and a sentence."""
+
+
+def verdict(tone: str, large: str, text: str) -> Verdict:
+    return {"tone": tone, "large": large, "text": text}
+
+
+def line_of(found: Verdict) -> str:
+    """A verdict as a line of text."""
+    return ("{large}: {text}" if found["tone"] == "doubt" else "{large}. {text}").format(**found)
+
+
+def interval_text(gain: Ratio, error: float = 0.05) -> str:
+    return f"{100 * (1 - error):.4g}% interval {gain.low:.2f} to {gain.high:.2f}"
+
+
+def inconclusive(doubts: Sequence[str], advice: str) -> Verdict:
+    """The verdict on times that are in doubt."""
+    return verdict("doubt", "Inconclusive", f"{'; '.join(doubts)}. {advice}")
+
+
+def verdict_on(gain: Ratio, other: str, more: str = "", error: float = 0.05) -> Verdict:
+    """The verdict on a gain over another step that was measured; `more` is added."""
+    large, interval = f"{gain.median:.2f} times as fast as {other}", interval_text(gain, error)
+    if gain.low > 1:
+        return verdict("good", large, f"Splitting pays ({interval}).{more}")
+    clearly = "clearly " if gain.high > 1 else ""
+    return verdict("bad", large, f"Splitting does not {clearly}pay here ({interval}).{more}")
+
+
+def step_verdict(report: Run, *, splits: bool, why_whole: str = "") -> Verdict | None:
+    """The verdict on a measured step, whose plan `splits` it or says why not; None where nothing was measured that it gained on."""
+    gain, other = _decisive(report)
+    if not splits:
+        return verdict("plain", "Not split", f"The plan runs everything on one device{f': {why_whole}' if why_whole else ''}.")
+    if report.doubts:
+        alone = isinstance(report, Step) and bool(report.unplaced)
+        advice = "`baechi compare` measures in turn." if alone else "Run it again on a quiet machine, or with more --num_steps."
+        return inconclusive(report.doubts, advice)
+    return None if gain is None else verdict_on(gain, other, error=report.error)
+
+
+def compared(report: Run) -> tuple[Ratio | None, str]:
+    """The gain and what it is over: the step as it is without us, the faster one of those that were measured, else our program on one
+    device."""
+    steps = report.measured_step_us if isinstance(report, Step) else {}
+    compiled, placed, eager = (steps.get(name) for name in (COMPILED, "placed", "eager"))
+    if compiled and placed and (eager is None or compiled.median < eager.median):
+        return Ratio.of(compiled, placed, report.error), COMPILED
+    if report.over_unplaced is not None:
+        return report.over_unplaced, (isinstance(report, Step) and report.unplaced) or "plain eager"
+    return report.over_single, "one device"
+
+
+def _decisive(report: Run) -> tuple[Ratio | None, str]:
+    """As `compared`; but our program on one device where that alone is not beaten: what gains there is no split."""
+    gain, other = compared(report)
+    if gain is not None and report.over_single is not None and report.over_single.low <= 1 < gain.low:
+        return report.over_single, "our program on one device"
+    return gain, other
