@@ -28,7 +28,7 @@ class LocalCall:
     @cached_property
     def target(self) -> Callable[..., Any]:
         """The op; where it works in place, the one that does not."""
-        return plain(self.node)
+        return plain(op_of(self.node))
 
     @cached_property
     def shape(self) -> list[int]:

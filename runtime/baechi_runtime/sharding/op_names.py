@@ -1,13 +1,10 @@
 """The op of a call: its name, without its overload, and whether it works in place, which makes no other op of it."""
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import fx
-
-Op = Callable[..., Any]
 
 
 def name_of(call: fx.Node) -> str:
@@ -27,17 +24,7 @@ def parts_of(call: fx.Node) -> tuple[str, str]:
 
 def is_pointwise(call: fx.Node) -> bool:
     """True if torch marks the op as pointwise; one that works in place goes by the one that does not, as not all of them are marked."""
-    return torch.Tag.pointwise in getattr(plain(call), "tags", ())
-
-
-def in_place(call: fx.Node) -> bool:
-    """True if an op writes its result over its first argument."""
-    return _in_place(op_of(call))
-
-
-def plain(call: fx.Node) -> Op:
-    """The op; where it works in place, the one that does not, if there is one."""
-    return _plain(op_of(call))
+    return torch.Tag.pointwise in getattr(plain(op_of(call)), "tags", ())
 
 
 def op_of(call: fx.Node) -> Any:
@@ -50,14 +37,16 @@ def argument_at(call: fx.Node, place: int) -> Any:
     return call.args[place]
 
 
-def _in_place(op: Any) -> bool:
+def in_place(op: Any) -> bool:
+    """True if an op writes its result over its first argument."""
     schema = getattr(op, "_schema", None)
     return schema is not None and schema.is_mutable and schema.name.endswith("_")
 
 
 @cache
-def _plain(op: Any) -> Any:
-    if not _in_place(op):
+def plain(op: Any) -> Any:
+    """The op; where it works in place, the one that does not, if there is one."""
+    if not in_place(op):
         return op
     namespace, name = op._schema.name[:-1].split("::")
     return getattr(getattr(getattr(torch.ops, namespace), name, None), op._overloadname, op)
@@ -65,7 +54,7 @@ def _plain(op: Any) -> Any:
 
 @cache
 def _parts(op: Any) -> tuple[str, str]:
-    op = _plain(op)
+    op = plain(op)
     namespace = getattr(op, "namespace", None)
     if namespace is None:
         return "", getattr(op, "__name__", str(op))

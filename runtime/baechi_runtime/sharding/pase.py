@@ -26,7 +26,7 @@ from baechi_ext.shard.search import Found, SearchOptions, search
 from baechi_runtime.models.registry import ModelOptions
 from baechi_runtime.report.findings import Findings
 from baechi_runtime.report.printed import Sharding
-from baechi_runtime.report.tables import as_size, as_time
+from baechi_runtime.report.tables import aligned, as_size, as_time
 
 if TYPE_CHECKING:
     from baechi_runtime.sharding.captured import CapturedGraph
@@ -117,8 +117,7 @@ class PaseReport(Findings):
             **({"executable": self.executable} if self.executable else {}),
             "shard plan": self.request.out or "not written (no --out)",
         }
-        width = max(map(len, facts))
-        lines = [*self._strategy(), "", *(f"{name:<{width}}  {value}" for name, value in facts.items())]
+        lines = [*self._strategy(), "", *aligned(facts)]
         if self.others:
             lines += ["", *self._comparison()]
         if self.layers:

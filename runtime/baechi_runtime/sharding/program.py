@@ -83,7 +83,7 @@ class Program:
         args, kwargs = map_arg((call.args, call.kwargs), lambda node: self._read(node, next(wanted), call.name))
         self._values[call] = self._graph.call_function(runner(call, layout, self.mesh), args, kwargs)
         self._places[call] = list(layout.outputs) if isinstance(call.meta.get("val"), list | tuple) else layout.outputs[0]
-        if in_place(call):
+        if in_place(op_of(call)):
             self._overwrite(argument_at(call, 0), call)
 
     def _read(self, node: fx.Node, wanted: Argument, reader: str) -> fx.Node:
