@@ -334,15 +334,14 @@ def nearest_map(graph: OpGraph, placement: Sequence[int]) -> dict[str, int]:
     for name in dict.fromkeys(name for module in device_of for name in modules_around(module)):
         below[name.rpartition(".")[0]].append(name)
     found: dict[str, int] = {}
-    _name(found, "", device_of, (below, parameters))
+    _name(found, "", device_of, below, parameters)
     return found
 
 
 def _name(
-    found: dict[str, int], module: str, device_of: Mapping[str, int], tree: tuple[Mapping[str, list[str]], Mapping[str, list[str]]]
+    found: dict[str, int], module: str, device_of: Mapping[str, int], below: Mapping[str, list[str]], parameters: Mapping[str, list[str]]
 ) -> None:
     """Adds the module with all that is in it, or where that is on several devices its submodules and its own parameters."""
-    below, parameters = tree
     inside, pending = set(), [module]
     while pending:
         part = pending.pop()
@@ -353,7 +352,7 @@ def _name(
         return
     found |= dict.fromkeys(parameters.get(module, ()), device_of.get(module, 0))
     for part in below.get(module, ()):
-        _name(found, part, device_of, tree)
+        _name(found, part, device_of, below, parameters)
 
 
 def module_names(graph: OpGraph) -> frozenset[str]:

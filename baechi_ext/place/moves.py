@@ -27,12 +27,11 @@ class Moves:
     cluster: Cluster
     units: Sequence[tuple[int, ...]]
 
-    def ranked(self, timeline: Timeline, source: int, held: Mapping[int, float], over: tuple[float, Sequence[float]]) -> list[Move]:
+    def ranked(self, timeline: Timeline, source: int, held: Mapping[int, float], excess: float, room: Sequence[float]) -> list[Move]:
         """The moves of every unit that would free some of the `held` bytes on `source`: first what fits, then what costs least per byte.
 
-        `over` is what the source exceeds its limit by, and the room of each device.
+        `excess` is what the source exceeds its limit by, `room` that of each device.
         """
-        excess, room = over
         placement, busy = np.array(timeline.placement, np.int64), timeline.busy_us
         members, of = self._members
         held_bytes = np.zeros(len(placement))

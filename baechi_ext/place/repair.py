@@ -86,7 +86,7 @@ class _Guided:
         source = max(range(len(excess)), key=lambda d: (excess[d], -d))
         room = [room - peak for room, peak in zip(self.simulator.cluster.rooms, self.best.peak_memory_bytes, strict=True)]
         held = held_at_peak(self.best.timeline, source)
-        moves = self._moves.ranked(self.best.timeline, source, held, (excess[source], room))
+        moves = self._moves.ranked(self.best.timeline, source, held, excess[source], room)
         batch: dict[int, int] = {}
         freed = 0.0
         for _, u, d, size in moves:

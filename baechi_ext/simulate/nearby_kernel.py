@@ -52,14 +52,13 @@ def nearby(order: Ints, edges: tuple[Ints, Ints, Floats], work: Floats, cell: In
                 near[a] = max(near[a], work[u] + near[u])
                 far[a] = np.inf if cell[a] == cell[v] else max(far[a], work[u] + min(lag[j] + near[u], far[u]))
         if count > 0:
-            head[v] = max(head[v], _earliest(found[:count], latest[:count], (head, work, near)))
+            head[v] = max(head[v], _earliest(found[:count], latest[:count], head, work, near))
     return head
 
 
 @allocating_part
-def _earliest(ops: Ints, latest: Floats, times: tuple[Floats, Floats, Floats]) -> float:
+def _earliest(ops: Ints, latest: Floats, head: Floats, work: Floats, near: Floats) -> float:
     """The least time that is not before any of the ops has ended on the same device, or is at least its `latest`."""
-    head, work, near = times
     by_latest = np.argsort(-latest, kind="mergesort")
     low, high = 0, len(ops)  # of this many ops that share the device
     while low < high:

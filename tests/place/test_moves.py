@@ -49,6 +49,6 @@ def test_moves_cost_what_their_edges_do(graph: OpGraph, cluster: Cluster, data: 
                 cost_us = max(0.0, extra_transfer_us(graph, cluster, placement, unit, d)) + later_us
                 expected.append(((cost_us + 1.0) / min(size, excess), u, d, size))
     expected.sort(key=lambda move: (move[3] > room[move[2]], *move))
-    found = Moves(graph, cluster, units).ranked(timeline, source, held, (excess, room))
+    found = Moves(graph, cluster, units).ranked(timeline, source, held, excess, room)
     assert [move[1:] for move in found] == [move[1:] for move in expected]
     assert [move[0] for move in found] == pytest.approx([move[0] for move in expected])

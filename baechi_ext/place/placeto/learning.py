@@ -112,11 +112,10 @@ def ppo(new: "Tensor", old: "Tensor", advantage: "Tensor", clip: float) -> "Tens
 ALGORITHMS: dict[str, Callable[["Tensor", "Tensor", "Tensor", float], "Tensor"]] = {"reinforce": reinforce, "ppo": ppo}
 
 
-def loss(algorithm: str, policy: Policy, training: tuple[Rollout, "Tensor"], weights: LossWeights, generator: "Generator") -> "Tensor":
+def loss(algorithm: str, policy: Policy, rollout: Rollout, advantage: "Tensor", weights: LossWeights, generator: "Generator") -> "Tensor":
     """The loss of a rollout with its advantages, or of as many of its steps as memory is meant to hold."""
     import torch
 
-    rollout, advantage = training
     rows = torch.randperm(len(rollout.actions), generator=generator)[: _most_rows(rollout)]
     chances = policy.logits(rollout.view, rollout.states.rows(rows), policy.embedded(rollout.view)).log_softmax(dim=-1)
     new = chances.gather(-1, rollout.actions[rows].unsqueeze(-1)).squeeze(-1)

@@ -167,7 +167,7 @@ class Trainer:
         for _ in range(config.epochs if config.algorithm == "ppo" else 1):
             self.optimizer.zero_grad()
             for training in trainings:
-                (loss(config.algorithm, self.policy, training, weights, draw) / len(trainings)).backward()
+                (loss(config.algorithm, self.policy, *training, weights, draw) / len(trainings)).backward()
             torch.nn.utils.clip_grad_norm_(self.policy.parameters.values(), MAX_NORM)
             self.optimizer.step()
 

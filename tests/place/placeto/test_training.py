@@ -88,7 +88,7 @@ def test_long_rollouts_are_learned_from_in_part(monkeypatch: pytest.MonkeyPatch)
     rows = []
     monkeypatch.setattr("baechi_ext.place.placeto.learning._MOST_NUMBERS", 100)
     monkeypatch.setattr(Policy, "logits", lambda self, graph, states, h: rows.append(len(states.current)) or states.features.sum(dim=-1))
-    loss("ppo", policy, (rollout, torch.zeros_like(rollout.rewards)), LossWeights(0.0, 0.2), torch.Generator().manual_seed(0))
+    loss("ppo", policy, rollout, torch.zeros_like(rollout.rewards), LossWeights(0.0, 0.2), torch.Generator().manual_seed(0))
     assert rows == [100 // (len(one.decisions) * 2)]
 
 
