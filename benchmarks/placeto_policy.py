@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     exams += trainings(EXAMS, 1, _EXAM_SEEDS, rules)
     trainer = Trainer(policy, taught, config, exams)
     make_folder(args.out)
-    about = {"lessons": len(taught), "exams": len(exams), "command": command(sys.argv[1:] if argv is None else argv)}
+    about = {"training_tasks": len(taught), "exams": len(exams), "command": command(sys.argv[1:] if argv is None else argv)}
     training = train_in(args.out, trainer, about, args.time_limit)
     if args.ship:
         SHIPPED.parent.mkdir(exist_ok=True)
