@@ -181,8 +181,8 @@ def test_a_bad_cluster_file(run: Run, tmp_path: Path, graph: Path) -> None:
 
 WRONG_USAGE = [
     ((), "the following arguments are required: COMMAND; see baechi --help"),
-    (("plaice",), "invalid choice: 'plaice' (choose from "),
-    (("trian",), "(did you mean train?); see baechi --help"),
+    (("sell",), "invalid choice: 'sell' (choose from "),
+    (("trian",), "argument COMMAND: invalid choice: 'trian' (did you mean train?); see baechi --help"),
     (("place",), "the following arguments are required: GRAPH; see baechi place --help"),
     (("place", GRAPH), "no devices are given; add --num_devices=N or --cluster=FILE"),
     (("place", GRAPH, "--frobnicate"), "unrecognized arguments: --frobnicate"),

@@ -82,4 +82,6 @@ def test_of_small_tensors_alone_the_size_tells_nothing() -> None:
 
 @pytest.mark.parametrize("bad", BAD)
 def test_what_is_handed_over_by_reference_takes_no_time_by_size(bad: LinkProbe) -> None:
-    assert taken([bad, GOOD], copies=False) == (bad, 1)
+    found, probed = taken([bad, GOOD], copies=False)
+    assert (found, probed) == (replace(bad, copied=False), 1)
+    assert str(found).endswith(" us; tensors are handed over, not copied")

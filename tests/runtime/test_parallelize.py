@@ -294,7 +294,7 @@ def test_what_depends_on_values_is_placed_in_fragments(kind: type[LooksAtItself]
     assert found.verified.max_rel_diff == 0
     assert found.verified.of > 12  # of fragments
     assert any("test_parallelize.py:" in said for said in found.graph_breaks)
-    assert "graph breaks, the first: " in found.line()
+    assert re.search(r"graph breaks?, the first: ", found.line())
 
 
 def test_gradients_of_gradients_through_fragments() -> None:

@@ -33,6 +33,8 @@ class LinkProbe:
     receive: LinkFit | None = None
     doubt: str = ""
     """A sentence on why `fit` is not the line through the medians, where it is not."""
+    copied: bool = True
+    """False where tensors are handed over as they are, whatever their size."""
 
     @property
     def says_something(self) -> bool:
@@ -68,9 +70,14 @@ class LinkProbe:
             receive_us_per_byte=self.receive.us_per_byte,
         )
 
+    @property
+    def remark(self) -> str:
+        """The one thing that a reader of the line must know, if there is one."""
+        return self.doubt or ("" if self.copied else "tensors are handed over, not copied")
+
     def __str__(self) -> str:
-        if self.doubt:
-            return f"{self.fit.us_per_byte:.4g} us/B x bytes + {self.fit.latency_us:.4g} us; {self.doubt}"
+        if self.remark:
+            return f"{self.fit.us_per_byte:.4g} us/B x bytes + {self.fit.latency_us:.4g} us; {self.remark}"
         if self.send is None or self.receive is None:
             return str(self.fit)
         return f"{self.fit}, of which sending takes {self.send} and receiving {self.receive} from the devices"
@@ -81,7 +88,9 @@ def sound(probe: Callable[[], LinkProbe], *, copies: bool) -> LinkProbe:
     or one whose link takes what copies of a tensor take in this machine's memory. Without `copies` tensors are handed over as they are, and
     the first probe is as good as any."""
     first = probe()
-    if not copies or (first.says_something and first.charges_are_likely):
+    if not copies:
+        return replace(first, copied=False)
+    if first.says_something and first.charges_are_likely:
         return first
     second = probe()
     telling = [found for found in (second, first) if found.says_something]

@@ -105,7 +105,7 @@ class CallReport(PlanFindings):
         )
 
     def line(self) -> str:
-        """One line: what was placed and what it gained, or why not."""
+        """One line: what was gained and what was placed, or why not."""
         return f"{self.name}: {'; '.join(filter(None, self._said()))}"
 
     def _said(self) -> Iterator[str]:
@@ -117,6 +117,8 @@ class CallReport(PlanFindings):
         elif self.refusal:
             yield f"placed for {self.placed_steps} steps, then as it is; {self.refusal}; {self.verified}"
         else:
+            yield f"inconclusive: {'; '.join(self.doubts)}" if self.doubts else ""
+            yield self._measured()
             ops = " + ".join(map(str, self.num_ops))
             yield f"{self.method}, {ops} ops on {', '.join(self.devices)}; {self.placed_steps} steps placed, {self.verified}"
             yield f"the batch in {len(self.parts)} parts ({', '.join(map(str, self.parts))} examples)" if self.parts else ""
@@ -124,13 +126,11 @@ class CallReport(PlanFindings):
                 yield f"{left_out} steps of other shapes ran unplaced"
             yield self._untraced()
             yield self._predicted()
-            yield self._measured()
-            yield f"inconclusive: {'; '.join(self.doubts)}" if self.doubts else ""
             yield "" if self.result.splits or len(self.devices) == 1 else self.result.why_whole
         if self.result is not None:
             yield self.paid_back()
         if self.graph_breaks:
-            yield f"{len(self.graph_breaks)} graph breaks, the first: {self.graph_breaks[0]}"
+            yield f"{len(self.graph_breaks)} graph break{'s' * (len(self.graph_breaks) > 1)}, the first: {self.graph_breaks[0]}"
 
     def _untraced(self) -> str:
         count, last = self.unplaced_calls.get(UNTRACED, 0), f" (last for {self.recompiles[-1]})" if self.recompiles else ""
@@ -145,8 +145,9 @@ class CallReport(PlanFindings):
         if "placed" not in self.samples:
             return ""
         placed, unplaced = self.samples["placed"].median, self.samples.get("eager")
-        as_it_is = "" if unplaced is None else f", {as_time(unplaced.median)} as it is ({unplaced.median / placed:.2f} times)"
-        return f"measured steps of {as_time(placed)} placed{as_it_is}"
+        if unplaced is None:
+            return f"steps of {as_time(placed)} placed"
+        return f"{unplaced.median / placed:.2f} times as fast: steps of {as_time(placed)} placed, {as_time(unplaced.median)} as it is"
 
     def lines(self) -> Iterator[str]:
         yield self.line()

@@ -172,7 +172,7 @@ def _tables(explained: PlanExplanation) -> Iterator[tuple[str, "Table"]]:
     count = len(explained.timeline.cluster)
     yield "devices" if count <= MOST_DEVICES else f"the {MOST_DEVICES} busiest of {count} devices", _devices(explained)
     if any(gap.op is not None for idle in explained.idle for gap in idle.gaps):
-        names = ("device waits", "from", "for", "to run", "input made by", "on", "of it: not made", "link busy", "transfer")
+        names = ("device waits", "from", "for", "to run", "input made by", "on", "input not made", "link busy", "transfer")
         yield "longest gaps", table_of(names, _gaps(explained))
     if explained.what_ifs:
         rows = ((w.change, as_time(w.step_us), change_of(w.step_us, step_us)) for w in explained.what_ifs)

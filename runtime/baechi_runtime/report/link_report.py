@@ -68,8 +68,8 @@ class LinkReport(Findings):
             bend = bend_bytes(probe.medians())
             straight = "no bend" if bend is None else f"it bends at {as_size(bend)}"
             found.append(f"  fit: r2 {fit.r_squared:.3f}, typically off by {probe.typical_error():.0%}; {straight}")
-            if probe.doubt:
-                found.append(f"  {probe.doubt}")
+            if probe.remark:
+                found.append(f"  {probe.remark}")
             if probe.send is not None:
                 found.append(f"  of which the sender is busy {probe.send}, the receiver {probe.receive}")
         return found

@@ -75,7 +75,8 @@ class Parser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as e:
-            raise argparse.ArgumentError(action, f"{e.message}{meant(value, action.choices or ())}") from e
+            near = meant(value, action.choices or ())
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}{near}" if near else e.message) from e
 
     def error(self, message: str) -> NoReturn:
         raise OptionError(f"{message}; see {self.prog} --help")

@@ -121,7 +121,9 @@ class Surface {
   key(event) {
     const step = 60, moves = { ArrowLeft: [step, 0], ArrowRight: [-step, 0], ArrowUp: [0, step], ArrowDown: [0, -step] };
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (moves[event.key]) this.view.pan(...moves[event.key]);
+    const move = moves[event.key];
+    if (move?.[1] && !this.canvas.classList.contains("free")) return; // the page scrolls
+    if (move) this.view.pan(...move);
     else if (event.key === "+" || event.key === "=") this.view.zoom(1.5, this.width / 2, this.tall / 2);
     else if (event.key === "-") this.view.zoom(1 / 1.5, this.width / 2, this.tall / 2);
     else if (event.key === "0") this.view.fit();

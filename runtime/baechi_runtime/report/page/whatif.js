@@ -126,7 +126,7 @@ function linkForm(update) {
 function changed(state, update) {
   const { step, bound_us, faster } = state, number = { number: true };
   const takeBack = (i) => { whatIf.changes.splice(i, 1); update(); };
-  const drop = (i) => el("button", { type: "button", "aria-label": "take back", onclick: () => takeBack(i) }, "\u2715");
+  const drop = (text, i) => el("button", { type: "button", "aria-label": "take back: " + text, onclick: () => takeBack(i) }, "\u2715");
   const sent = (one) => one.transfers.reduce((bytes, [t]) => bytes + tensors.bytes[t], 0);
   const rows = [
     ["step", time(predicted.step_us), time(step.step_us), difference(step.step_us - predicted.step_us)],
@@ -144,7 +144,7 @@ function changed(state, update) {
     setTimeout(() => URL.revokeObjectURL(url), 60000);
   } }, "Save the plan");
   return [
-    el("ul", { class: "changes" }, whatIf.changes.map(({ text }, i) => el("li", {}, drop(i), " ", text))),
+    el("ul", { class: "changes" }, whatIf.changes.map(({ text }, i) => el("li", {}, drop(text, i), " ", text))),
     table([{ title: "" }, { title: "plan", ...number }, { title: "what if", ...number }, { title: "difference", ...number }], rows),
     data.plan.graph_fingerprint
       ? el("div", { class: "bar" }, save, el("span", { class: "note" }, "baechi simulate graph.json plan_what_if.json says the same"))
