@@ -38,7 +38,7 @@ def log(report: CallReport, to: Any) -> None:
         peak_bytes=(),
         peaks_measured_by="none",
         probe=None,
-        unplaced="as it is",
+        unplaced="the step unplaced",
         notes=report.notes,
     ).report()
     plan = report.result.plan

@@ -43,7 +43,7 @@ def step_verdict(report: Run, *, splits: bool, why_whole: str = "") -> Verdict |
         return verdict("plain", "Not split", f"The plan runs everything on one device{f': {why_whole}' if why_whole else ''}.")
     if report.doubts:
         alone = isinstance(report, Step) and bool(report.unplaced)
-        advice = "`baechi compare` measures in turn." if alone else "Run it again on a quiet machine, or with more --num_steps."
+        advice = "baechi compare measures in turn." if alone else "Run it again on a quiet machine, or with more --num_steps."
         return inconclusive(report.doubts, advice)
     return None if gain is None else verdict_on(gain, other, error=report.error)
 

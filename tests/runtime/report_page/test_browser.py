@@ -96,7 +96,7 @@ def test_the_page_of_a_script(browser: Any, script: Path, folder: str, model: st
     assert page.run("return [tracks.length, data.measured.start_us.includes(null)]") == [2, False]
     figures = page.text("header")
     assert "MEASURED STEP" in figures.upper()
-    assert "AS IT IS, WITH THE SCRIPT'S OWN THREADS" in figures.upper()
+    assert "THE SCRIPT UNPLACED" in figures.upper()
     assert "Inconclusive: " not in figures or "baechi compare" in figures
     assert "baechi train --placement_method=random" in page.text("header pre")
     page.run("document.querySelector('header details').open = true")
@@ -181,6 +181,9 @@ def test_keys_move_zoom_and_select(browser: Any, small: Path) -> None:
     page.keys("graph", "nnn\ue007")
     assert page.run("return graph.focus !== null")
     assert page.errors() == []
+    down = "return document.querySelector(arguments[0]).dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowDown', cancelable: true}))"
+    scrolls = [page.run(down, f"#{section} canvas") for section in ("timeline", "memory", "graph")]
+    assert scrolls == [True, True, False]  # only the graph goes on above and below
 
 
 def test_names_from_files_are_text_and_nothing_else(browser: Any, small: Path) -> None:
@@ -308,14 +311,27 @@ def test_the_tooltip_never_covers_the_panel(browser: Any, small: Path) -> None:
         assert all(apart)
 
 
-def test_dark_pages_are_drawn_dark(browser: Any, small: Path) -> None:
+PICTURES = "[...document.querySelectorAll('canvas')].map((canvas) => canvas.toDataURL())"
+
+
+def test_dark_pages_are_drawn_dark_and_printed_light(browser: Any, small: Path) -> None:
     page = Page(browser, small)
+    page.run("document.querySelector('header details').open = true")
+    page.drawn()
+    pictures = page.run(f"return {PICTURES}")
     light = page.run("return getComputedStyle(document.body).backgroundColor")
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
     try:
         page.drawn()
         assert page.run("return getComputedStyle(document.body).backgroundColor") != light
         assert min(colours_of(page)) > 10
+        dark = page.run(f"return {PICTURES}")
+        page.run("dispatchEvent(new Event('beforeprint'))")
+        assert page.run("return getComputedStyle(document.body).backgroundColor") == light
+        assert page.run(f"return {PICTURES}") == pictures != dark
+        assert page.run("return [...document.querySelectorAll('details')].every(({ open }) => open)")
+        page.run("dispatchEvent(new Event('afterprint'))")
+        assert page.run(f"return {PICTURES}") == dark
     finally:
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 

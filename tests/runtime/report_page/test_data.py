@@ -221,7 +221,7 @@ def test_colours_are_told_apart_and_can_be_written_on() -> None:
     ("changes", "tone", "text"),
     [
         ({}, "good", "1.40 times as fast as eager, one thread: Splitting pays (95% interval 1.30 to 1.50)."),
-        ({"doubts": ["too few"], "speedup_over_eager": None}, "doubt", "Inconclusive: too few. `baechi compare` measures in turn."),
+        ({"doubts": ["too few"], "speedup_over_eager": None}, "doubt", "Inconclusive: too few. baechi compare measures in turn."),
         (over_eager(high=0.9), "bad", "0.90 times as fast as eager, one thread: Splitting do"),
     ],
 )

@@ -3,6 +3,13 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 
+/* Paper is light, and has room for everything. */
+addEventListener("beforeprint", () => {
+  document.documentElement.classList.add("printed");
+  for (const closed of document.querySelectorAll("details")) closed.open = true;
+});
+addEventListener("afterprint", () => document.documentElement.classList.remove("printed"));
+
 /* An element with attributes and children; text never becomes HTML. `onclick` and the like are listeners, `style` is an object. */
 function el(name, attributes = {}, ...children) {
   const svg = ["svg", "g", "rect", "line", "circle", "text", "path", "title"].includes(name);

@@ -16,6 +16,7 @@ class Surface {
     new ResizeObserver(() => this.resize()).observe(this.canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
     selection.listeners.push(() => this.redraw());
+    for (const event of ["beforeprint", "afterprint"]) addEventListener(event, () => this.draw());
     this.listen();
   }
 
@@ -38,15 +39,18 @@ class Surface {
   redraw() {
     if (this.waiting || !this.width) return;
     this.waiting = true;
-    requestAnimationFrame(() => {
-      this.waiting = false;
-      const context = this.canvas.getContext("2d"), ratio = this.canvas.width / this.width;
-      context.setTransform(ratio, 0, 0, ratio, 0, 0);
-      context.clearRect(0, 0, this.width, this.tall);
-      context.font = "12px system-ui, sans-serif";
-      context.textBaseline = "middle";
-      this.view.draw(context, this.width, this.tall);
-    });
+    requestAnimationFrame(() => this.draw());
+  }
+
+  draw() {
+    this.waiting = false;
+    if (!this.width) return;
+    const context = this.canvas.getContext("2d"), ratio = this.canvas.width / this.width;
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, this.width, this.tall);
+    context.font = "12px system-ui, sans-serif";
+    context.textBaseline = "middle";
+    this.view.draw(context, this.width, this.tall);
   }
 
   listen() {

@@ -76,7 +76,7 @@ function whatIfSection() {
   };
   section("whatif", "What if",
     el("p", { class: "note" }, "Moves a module, an op or a colocation group, with what has to share its device, or changes a link, and " +
-      "simulates the step again. Order and all else stay as the plan has them. Units are those of cluster files."),
+      "simulates the step again. Order and all else stay as the plan has them."),
     moveForm(update), linkForm(update), result);
 }
 
@@ -106,11 +106,12 @@ function linkForm(update) {
   const pairs = devices.flatMap((a, i) => devices.flatMap((b, j) => (i === j ? [] : [[i, j, `${a.name} to ${b.name}`]])));
   const which = el("select", { "aria-label": "link" }, el("option", { value: "" }, "every link"),
     pairs.map(([i, j, text]) => el("option", { value: `${i} ${j}` }, text)));
-  const costs = ["latency_us", "us_per_byte"].map((cost) => [cost, el("input", { type: "number", min: 0, step: "any", required: true })]);
+  const costs = [["latency_us", "latency, us"], ["us_per_byte", "us per byte"]].map(([cost, text]) =>
+    [cost, el("input", { type: "number", min: 0, step: "any", required: true }), text]);
   const ends = () => (which.value ? which.value.split(" ").map(Number) : [null, null]);
   const showCosts = () => {
     const [i, j] = ends(), now = whatIf.applied().cluster, link = i === null ? now.links.default : linkTable(now)[i][j];
-    for (const [cost, input] of costs) input.value = input.defaultValue = link[cost];
+    for (const [cost, input] of costs) input.value = input.defaultValue = Number(link[cost].toPrecision(6));
   };
   which.addEventListener("change", showCosts);
   showCosts();
@@ -119,7 +120,7 @@ function linkForm(update) {
     if (others.length) whatIf.link(...ends(), Object.fromEntries(others.map(([cost, input]) => [cost, Number(input.value)])));
     update();
     showCosts();
-  }, field("Link", which), costs.map(([cost, input]) => field(cost, input)), el("button", {}, "Change"));
+  }, field("Link", which), costs.map(([, input, text]) => field(text, input)), el("button", {}, "Change"));
 }
 
 /* The list of changes, what they do, and the plan to save. */

@@ -20,7 +20,7 @@ from baechi_runtime.torch.calls.session import Session
 from baechi_runtime.torch.calls.workers import Workers
 from baechi_runtime.torch.measure import oversubscribed
 
-UNPLACED = "as it is, with the script's own threads"
+UNPLACED = "the script unplaced"
 """The name of steps in which the module's call runs unplaced."""
 
 
