@@ -336,6 +336,18 @@ def test_dark_pages_are_drawn_dark_and_printed_light(browser: Any, small: Path) 
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
+def test_passes_that_take_turns_share_blocks(browser: Any, tmp_path: Path) -> None:
+    """As those of a pipeline's parts do, on one device."""
+    nodes = [{"id": f"op.{i}", "compute_us": 5, "phase": ("forward", "backward")[i % 2]} for i in range(2000)]
+    folder = write_plan(tmp_path / "turns", {"graph": {"name": "turns"}, "nodes": nodes, "edges": []}, "contiguous")
+    page = Page(browser, write_page(str(folder), None))
+    blocks = page.run("return devices.map((_, d) => timeline.blocks(tracks[0], d))")
+    assert [1 <= len(found) <= 20 for found in blocks] == [True, True]
+    assert {block["pass"] for found in blocks for block in found} == {"both passes"}
+    assert sum(block["ops"] for found in blocks for block in found) == len(nodes)
+    assert page.errors() == []
+
+
 def test_thousands_of_ops_can_be_opened_and_one_found(browser: Any, large: Path) -> None:
     page = Page(browser, large)
     assert page.run("return opCount") > 3000

@@ -145,7 +145,8 @@ class TimelineView {
       context.fillRect(x, y, Math.max(0.7, w - 1), title);
       context.globalAlpha = 1;
       context.fillStyle = this.colours.ink;
-      const short = titleOf(block).split(".").slice(-2).join(".");
+      const names = titleOf(block).split("."), [last, two] = [1, 2].map((count) => names.slice(-count).join("."));
+      const short = context.measureText(two).width <= w - 5 ? two : last;
       if (w > 20) context.fillText(fitted(context, short, kindOf(block), w - 5), x + 2, y + title / 2);
     }
     context.font = "12px system-ui, sans-serif";

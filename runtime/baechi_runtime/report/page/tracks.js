@@ -158,22 +158,31 @@ function sightedBlocks(t, d, depth) {
 }
 
 /* The blocks to draw where there is room for so many names: of the deepest modules of which there are no more, or, where these leave much
-   of it, of neighbours a level below. Which of them go together depends on their places in the lane, and not on where the reader looks. */
+   of it, of neighbours a level below; where even passes take turns too often, of both. Which of them go together depends on their places
+   in the lane, and not on where the reader looks. */
 function blocksInSight(t, d, room) {
   let depth = deepest, sighted = sightedBlocks(t, d, depth);
   while (depth > 0 && sighted[2] - sighted[1] > room) sighted = sightedBlocks(t, d, --depth);
   const [blocks, first, end] = sighted;
+  if (end - first > room) return joined(...sighted, room, () => "");
   if (depth === deepest || 2 * (end - first) > room) return blocks.slice(first, end);
-  const [finer, from, to] = sightedBlocks(t, d, depth + 1), size = 2 ** Math.ceil(Math.log2((to - from) / room)), found = [];
+  return joined(...sightedBlocks(t, d, depth + 1), room, ({ name, pass }) => `${pass} ${cut(name, depth)}`);
+}
+
+/* Blocks put together with their neighbours, where `kind` says the same of both. */
+function joined(blocks, from, to, room, kind) {
+  const size = 2 ** Math.ceil(Math.log2((to - from) / room)), found = [];
   for (let i = from; i < to; i++) {
-    const block = finer[i], place = Math.floor(i / size), parent = cut(block.name, depth), before = found.at(-1);
-    if (before?.place === place && before.parent === parent && before.pass === block.pass) {
-      Object.assign(before, { to: block.name, end_us: block.end_us, busy_us: before.busy_us + block.busy_us, ops: before.ops + block.ops });
-    } else found.push({ ...block, place, parent, to: block.name });
+    const block = blocks[i], place = Math.floor(i / size), before = found.at(-1);
+    if (before?.place === place && before.kind === kind(block)) {
+      const pass = before.pass === block.pass ? block.pass : "both passes";
+      const sums = { busy_us: before.busy_us + block.busy_us, ops: before.ops + block.ops };
+      Object.assign(before, { to: block.name, end_us: block.end_us, pass, ...sums });
+    } else found.push({ ...block, place, kind: kind(block) });
   }
   return found;
 }
 
 const cut = (name, depth) => name.split(".").slice(0, depth).join(".");
-const titleOf = ({ name, pass, to = name }) => (to === name ? name || pass : `${name} \u2013 ${to.slice(to.lastIndexOf(".") + 1)}`);
+const titleOf = ({ name, pass, to = name }) => (to === name ? name || pass : `${name}\u2013${to.slice(to.lastIndexOf(".") + 1)}`);
 const kindOf = ({ name, to = name }) => (classOf(name) === classOf(to) ? classOf(name) : "");
