@@ -10,6 +10,7 @@ import pytest
 import baechi_ext
 from baechi_ext.errors import MismatchError, OptionError
 from baechi_ext.ir import Cluster
+from baechi_runtime.tensorflow.calls.keras_fit import step_of_fit
 from tests.tensorflow_steps import dense_step
 
 HERE: dict[str, Any] = {"workers": "thread", "method": "m_topo", "devices": Cluster.uniform(2)}
@@ -144,6 +145,21 @@ def test_batches_one_by_one_and_another_plan_after_the_first() -> None:
             with pytest.raises(OptionError, match="no step of dense is placed"):
                 baechi_ext.report(model)
     np.testing.assert_allclose(model.evaluate(x, y, verbose=0), ordinary.evaluate(x, y, verbose=0), rtol=1e-4)
+
+
+def test_what_was_not_planned_gets_a_plan_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    ordinary, (x, y), _ = made(dense)
+    model, batch, _ = made(dense)
+    run = baechi_ext.plan(model, batch, **HERE)
+    run.apply(verify_steps=0)
+    for arguments in [(x, y, np.arange(8.0)), (x, y)] * 2:
+        np.testing.assert_allclose(model.train_on_batch(*arguments), ordinary.train_on_batch(*arguments), rtol=1e-4)
+    assert capsys.readouterr().err.count("dense.train_step is called with other shapes or types than it was planned for") == 1
+    report = baechi_ext.report(model)
+    assert (report.placed_steps, report.shapes) == (4, 2)
+    assert len(report.plan.placement) > len(run.plan.placement)
+    assert [*step_of_fit(model).steps.values()][1].session.timeline is run.timeline
+    baechi_ext.unplace(model)
 
 
 def test_a_model_that_is_compiled_anew_is_another_step() -> None:

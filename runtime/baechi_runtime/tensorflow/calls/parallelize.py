@@ -111,7 +111,7 @@ def apply_plan(call: PlannedCall, options: ParallelizeOptions, plan: Placement) 
     """The step whose calls run by a plan of what `plan_call` gave, as `parallelize` has them run; or the model, whose fit does. Raises
     MismatchError for a model that was compiled anew, OptionError for one that is placed."""
     step, model = PlacedTrainStep(call.step.unplace(), options, call.step.name), call.model
-    step.ahead, step.placement = {call.given.key: call.captured}, plan
+    step.ahead, step.placement = {call.given.key: (call.captured, plan)}, plan
     if model is None:
         return step
     require_placeable(model)

@@ -189,9 +189,9 @@ class PlacedFunction:
         self.load = load_of_others(opened, one_machine=settings.request.cluster_hosts is None)
         self.steps: dict[Any, PlacedStep] = {}
         self.placement: Placement | None = None
-        """The first shape's placement; set ahead, it is that of all calls with its ops."""
-        self.ahead: dict[Any, CapturedFunction] = {}
-        """Calls that are captured ahead, by the keys of their arguments; a further trace of a step may give its ops other names."""
+        """The first shape's placement, which all calls with its ops have."""
+        self.ahead: dict[Any, tuple[CapturedFunction, Placement]] = {}
+        """Calls that are captured and placed ahead, by the keys of their arguments."""
         self.interrupted: Placement | None = None
         """The placement that the first shape's search had found when it was interrupted; None once `placement` is there."""
         self.refusal = ""
@@ -236,8 +236,8 @@ class PlacedFunction:
         step = self.steps.get(given.key)
         again, self._last = given.key == self._last, given.key
         left = given.key in self._declined or len(self.steps) == MOST_SHAPES
-        is_first = not (self.steps or self._declined)
-        if step is None and not is_first and (left or not again):
+        at_once = given.key in self.ahead or not (self.steps or self._declined)
+        if step is None and (left or not (again or at_once)):
             return self._as_it_is(args, kwargs)
         if step is None:
             step = self._placed(given)
@@ -249,22 +249,25 @@ class PlacedFunction:
 
     def capture(self, given: Arguments) -> CapturedFunction:
         """The call with these arguments. Raises CaptureError."""
-        return self.ahead.get(given.key) or captured_call(self.name, self.python, given)
+        return captured_call(self.name, self.python, given)
 
     def _placed(self, given: Arguments) -> PlacedStep | None:
         """Captures these arguments, and places the step; None where it is better left as it is."""
-        captured, placement = self.capture(given), self.placement
+        first = not (self.steps or self._declined)
+        captured, placement = self.ahead.get(given.key) or (self.capture(given), self.placement)
         if placement is None or captured.graph.index != placement.graph.index:
+            if first and self.ahead:
+                sys.stderr.write(f"baechi: {self.name} is called with other shapes or types than it was planned for, and planned anew\n")
             placement = place_step(self.settings.request, captured, given.inputs)
         if placement.result.interrupted:
             self.interrupted = None if self.placement else placement
             raise KeyboardInterrupt
-        self.placement, self.interrupted = self.placement or placement, None
+        self.placement, self.interrupted = placement if first else self.placement, None
         if self.settings.request.plan.method == "auto" and not placement.result.splits:
             self._declined.add(given.key)
-            self.refusal = "" if self.steps else placement.result.why_whole
+            self.refusal = "" if self.steps or self.ahead.keys() - {given.key} else placement.result.why_whole
             return None
-        request, first = self.settings.request, not (self.steps or self._declined)
+        request = self.settings.request
         devices, traces = shared_devices(request)[1], first and request.out is not None
         self.steps[given.key] = PlacedStep(captured, placement.result.timeline, devices, traces=traces)
         return self.steps[given.key]
