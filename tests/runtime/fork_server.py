@@ -147,8 +147,10 @@ def main(descriptor: int, framework: str) -> None:
     for name in (*OF_BOTH, *IMPORTED[framework]):
         importlib.import_module(name)
     if framework == "torch":
-        importlib.import_module("torch").compiler.reset()  # imports TorchDynamo
-        plan_a_step()
+        torch = importlib.import_module("torch")
+        torch.compiler.reset()  # imports TorchDynamo
+        if torch.version.cuda is None:  # a build for CUDA starts autograd's threads for GPUs in captures, without which forks can't go on
+            plan_a_step()
         importlib.import_module("baechi_runtime.torch.processes.launch").subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": Fork})
         importlib.import_module("torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler").Popen = Fork
     gc.collect()

@@ -316,6 +316,7 @@ def test_a_module_that_the_script_compiles_is_left_to_it(tmp_path: Path, compile
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.*Python 3.14:FutureWarning")
 def test_modules_of_torch_jit_are_left_to_it(tmp_path: Path) -> None:
     path = tmp_path / "scripted.py"
     path.write_text(
