@@ -13,7 +13,8 @@ from setuptools.command.build_py import build_py
 
 RANGES = {
     "core": [
-        "networkx>=3.6,<4", "pulp>=3.3.2,<4", "highspy>=1.8,<2", "rich>=13.9,<16", "numpy>=1.26,<3", "numba>=0.61,<1", "msgspec>=0.20,<1",
+        "networkx>=3.6,<4", "pulp>=3.3.2,<4", "highspy>=1.8,<1.16", "rich>=13.9,<16", "numpy>=1.26,<3", "numba>=0.61,<1",
+        "msgspec>=0.20,<1",
     ],  # fmt: skip
     "solvers": ["ortools>=9.12,<10", "pymetis>=2025.2"],
     "torch": ["torch>=2.11,<3", "safetensors>=0.5,<1"],
@@ -86,12 +87,13 @@ setup(
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
+        "Programming Language :: Python :: 3.14",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: System :: Distributed Computing",
         "Typing :: Typed",
     ],
     keywords="device placement, model parallelism, data parallelism, pipeline, sharding, PyTorch, TensorFlow",
-    python_requires=">=3.11,<3.14",
+    python_requires=">=3.11,<3.15",
     packages=[*find_packages(include=["baechi_ext*"]), *find_packages("runtime")],
     package_dir={"baechi_runtime": "runtime/baechi_runtime"},
     package_data={

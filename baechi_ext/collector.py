@@ -1,6 +1,8 @@
 """Python's cycle collector, kept from what is no garbage: large builds of values, and packages."""
 
+import atexit
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,3 +27,5 @@ def importing() -> Iterator[None]:
     with without_collection():
         yield
     gc.freeze()
+    if "triton" in sys.modules:  # when Python ends, it lists on stderr what of its own was never collected
+        atexit.register(gc.unfreeze)

@@ -1,6 +1,8 @@
 """The parts of torch that are not public: whether they are there, and what is said where they are not."""
 
+import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -32,5 +34,12 @@ def test_a_profile_holds_what_was_allocated() -> None:
 @pytest.mark.parametrize("module", ["torch._functorch.aot_autograd", "torch._functorch._aot_autograd"])
 def test_a_release_without_them_is_named_beside_those_that_were_tried(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingBackendError, match=r"a release like 2\.11 or 2\.13, not 2\..*pip install 'torch==2\.13\.\*'"):
+    with pytest.raises(MissingBackendError, match=r"a release like 2\.11 or 2\.13 or 2\.15, not 2\..*pip install 'torch==2\.15\.\*'"):
         torch_private.joint_graph(torch.nn.Identity(), ()) if module.endswith("h.aot_autograd") else torch_private.descriptors()
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="no triton, which says when Python ends what was not collected")
+def test_python_ends_in_silence_after_an_import_without_the_collector() -> None:
+    code = "from baechi_ext.collector import importing\nwith importing():\n    import torch._dynamo"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")

@@ -111,7 +111,7 @@ def _probed(name: str) -> Found:
 
 def _versions() -> Iterator[Check]:
     python = platform.python_version()
-    costs = ("anything: the project is tried with Python 3.11 to 3.13", "make a virtual environment with one of these")
+    costs = ("anything: the project is tried with Python 3.11 to 3.14", "make a virtual environment with one of these")
     yield Check("versions", "python", OK if fits(python, PYTHON) else UNTRIED, f"{python} ({sys.executable})", *costs)
     yield Check("versions", "baechi-ext", OK, f"{baechi_ext.__version__} ({Path(baechi_ext.__file__).parent})")
     for package in PACKAGES:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-PYTHON = ">=3.11,<3.14"
+PYTHON = ">=3.11,<3.15"
 CORE = "core"
 """Stands for what `pip install baechi-ext` brings along; all else are extras."""
 
@@ -46,7 +46,7 @@ _PLACING = "every command that places or simulates"
 PACKAGES: tuple[Package, ...] = (
     Package("networkx>=3.6,<4", CORE, _PLACING),
     Package("pulp>=3.3.2,<4", CORE, "--placement_method=m_sct and m_sct_reserve"),
-    Package("highspy>=1.8,<2", CORE, "m_sct with a quick solver: CBC takes its place where pulp brings it along"),
+    Package("highspy>=1.8,<1.16", CORE, "m_sct with a quick solver: CBC takes its place where pulp brings it along"),
     Package("rich>=13.9,<16", CORE, "every command"),
     Package("numpy>=1.26,<3", CORE, _PLACING),
     Package("numba>=0.61,<1", CORE, _PLACING),
