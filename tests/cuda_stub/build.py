@@ -2,8 +2,8 @@
 
     .venv-cuda-stub/bin/python tests/cuda_stub/build.py     prints the folder for LD_LIBRARY_PATH
 
-The runtime and the driver are the C files beside this one; of the others (cuBLAS, cuDNN, ...) each function is made here by its name: it
-makes a handle, notes the handle's stream, takes a setting, launches a kernel on that stream, or answers that this is not supported.
+The runtime, the driver and NCCL are the C files beside this one. Of the others (cuBLAS, cuDNN, ...) each function is made here by its name:
+it makes a handle, notes the handle's stream, takes a setting, launches a kernel on that stream, or answers that this is not supported.
 """
 
 import hashlib
@@ -14,14 +14,14 @@ from collections import defaultdict
 from pathlib import Path
 
 HERE = Path(__file__).parent
-RUNTIME, DRIVER = "libcudart.so.13", "libcuda.so.1"
-UNVERSIONED = {"nccl": "libnccl.so.2", "cusparseLt": "libcusparseLt.so.0", "nvshmem": "libnvshmem_host.so.3", "cuFile": "libcufile.so.0",
+RUNTIME, DRIVER, NCCL = "libcudart.so.13", "libcuda.so.1", "libnccl.so.2"
+UNVERSIONED = {"nccl": NCCL, "cusparseLt": "libcusparseLt.so.0", "nvshmem": "libnvshmem_host.so.3", "cuFile": "libcufile.so.0",
                "cu": DRIVER}  # fmt: skip
 """Libraries of symbols that carry no version, by their first letters; the first that fits."""
 SILENT = "libcurand.so.10"
 """Needed, though nothing of it is used."""
 NOT_SUPPORTED = {"libcudnn.so.9": 3000, "libcupti.so.13": 27, DRIVER: 801, RUNTIME: 801}
-QUIET = ("libcupti.so.13", "libnccl.so.2", "libnvrtc.so.13", DRIVER, RUNTIME, "libcufile.so.0", "libnvshmem_host.so.3")
+QUIET = ("libcupti.so.13", NCCL, "libnvrtc.so.13", DRIVER, RUNTIME, "libcufile.so.0", "libnvshmem_host.so.3")
 """Libraries whose functions launch nothing."""
 
 FOUND = "typedef struct { int algo, status; float time; size_t memory; int determinism, math, reserved[3]; } found;\n"
@@ -100,7 +100,7 @@ def build(torch: Path, headers: Path, folder: Path) -> None:
     """Builds all libraries for the torch in that folder. Raises CalledProcessError where a compiler or nm fails."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted = needed(torch / "lib")
-    written = {RUNTIME: ["device.c", "cudart.c", "cudart_work.c"], DRIVER: ["driver.c"]}
+    written = {RUNTIME: ["device.c", "cudart.c", "cudart_work.c"], DRIVER: ["driver.c"], NCCL: ["nccl.c"]}
     for library in sorted(wanted, key=lambda name: name != RUNTIME):
         sources = [HERE / name for name in written.get(library, [])]
         there = "".join(source.read_text() for source in sources)

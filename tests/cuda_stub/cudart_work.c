@@ -78,7 +78,7 @@ static int pageable(const void *start)
 static cudaError_t copy(void *to, const void *from, size_t bytes, struct stream *stream)
 {
     struct task task = {.kind = COPY, .to = to, .from = from, .bytes = bytes, .takes_ns = stub_copy_ns(bytes)};
-    if (stub_deferred() && !stream->capture && pageable(from)) {
+    if (!stream->capture && pageable(from) && stub_later(stream)) {
         void *kept = malloc(bytes);
         memcpy(kept, from, bytes);
         task.from = kept;
@@ -88,16 +88,22 @@ static cudaError_t copy(void *to, const void *from, size_t bytes, struct stream 
     return error || stream->capture || !pageable(to) ? error : ended(stub_await_stream(stream));
 }
 
+/* Where kernels compute nothing, there is nothing to copy: the devices' work takes the host no time then. */
+static cudaError_t copy_on_devices(void *to, const void *from, size_t bytes, struct stream *stream)
+{
+    return give(stream, (struct task){.kind = COPY, .to = to, .from = from, .bytes = computes ? bytes : 0, .takes_ns = stub_copy_ns(bytes)});
+}
+
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream)
 {
     COUNTED;
-    return copy(to, from, bytes, own(stream));
+    return kind == cudaMemcpyDeviceToDevice ? copy_on_devices(to, from, bytes, own(stream)) : copy(to, from, bytes, own(stream));
 }
 
 cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t bytes, cudaStream_t stream)
 {
     COUNTED;
-    return copy(to, from, bytes, own(stream));
+    return copy_on_devices(to, from, bytes, own(stream));
 }
 
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
@@ -161,6 +167,12 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
     return ended(stub_await_stream(s));
 }
 
+static cudaError_t answered(int reached)
+{
+    if (!reached) stub_ask();
+    return fail(reached ? cudaSuccess : cudaErrorNotReady);
+}
+
 cudaError_t cudaStreamQuery(cudaStream_t stream)
 {
     COUNTED;
@@ -168,7 +180,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
     if (capturing(s)) return stub_last;
     UNSAFE;
     struct mark end = {.stream = s, .at_ns = s->ends_ns, .done = !s->waiting.first && !s->busy};
-    return fail(stub_reached(&end) ? cudaSuccess : cudaErrorNotReady);
+    return answered(stub_reached(&end));
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags)
@@ -235,7 +247,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
     struct mark *mark = ((struct event *)event)->mark;
     if (mark && mark->capture) return fail(cudaErrorCapturedEvent);
     UNSAFE;
-    return fail(!mark || stub_reached(mark) ? cudaSuccess : cudaErrorNotReady);
+    return answered(!mark || stub_reached(mark));
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
@@ -324,6 +336,15 @@ int cuda_stub_launch(void *stream, int device, int (*call)(void *), void *argume
     struct stream *s = stub_stream(stream, device);
     if (s->device != device) return fail(cudaErrorInvalidResourceHandle);
     return give(s, (struct task){.kind = CALL, .call = call, .argument = argument, .takes_ns = stub_kernel_ns()});
+}
+
+/* See nccl.c. */
+int cuda_stub_transfer(void *stream, int (*ready)(void *), int (*call)(void *), void *argument)
+{
+    COUNTED;
+    struct stream *s = own(stream);
+    if (s->capture) return fail(cudaErrorStreamCaptureUnsupported);
+    return give(s, (struct task){.kind = CALL, .ready = ready, .call = call, .argument = argument, .from = argument, .owned = 1});
 }
 
 /* A kernel of a library. */

@@ -4,6 +4,9 @@ Tasks of a stream (copies, fills, calls, events) are done in their order. By def
 CUDA_STUB_ORDER=SEED nothing is done before somebody waits for something (asking, as cudaEventQuery does, is not waiting), and then the
 streams take turns by chance: what the host forgot to order happens in another order for another seed. Memory is full of NaN then.
 
+A transfer to another process waits for its other end, and so does all that comes after it in its stream; the host does not. Where a process
+has such transfers, asking has a thread go on with what can be done.
+
 The clock is apart from that: a task takes CUDA_STUB_KERNEL_US (0), or a copy CUDA_STUB_COPY_GBPS (0: no time), from when it is given or its
 stream is free; who waits, waits until then. */
 #define _GNU_SOURCE
@@ -49,6 +52,7 @@ void cuda_stub_counts(void (*tell)(const char *, long))
 
 static struct block *blocks;
 static size_t used_bytes[MOST_DEVICES];
+static int communicates;
 
 int stub_devices(void)
 {
@@ -98,7 +102,7 @@ int stub_free(void *start)
     if (found) {
         *at = found->next;
         if (found->device >= 0) used_bytes[found->device] -= found->bytes;
-        if (!stub_deferred()) munmap(found->start, found->bytes); /* else what was given earlier may use it yet */
+        if (!stub_deferred() && !communicates) munmap(found->start, found->bytes); /* else what was given earlier may use it yet */
         free(found);
     }
     pthread_mutex_unlock(&lock);
@@ -207,6 +211,11 @@ static int done(struct task *task)
     return error;
 }
 
+static int idle(struct stream *s)
+{
+    return !s->waiting.first && !s->busy;
+}
+
 void stub_append(struct tasks *tasks, struct task task)
 {
     struct task *kept = malloc(sizeof *kept);
@@ -228,6 +237,20 @@ void stub_drop(struct tasks *tasks)
     *tasks = (struct tasks){0};
 }
 
+/* The lock is held. */
+static int possible(struct task *t)
+{
+    return t->kind == AWAIT ? t->mark->done : !t->ready || t->ready(t->argument);
+}
+
+int stub_later(struct stream *stream)
+{
+    pthread_mutex_lock(&lock);
+    int later = stub_deferred() || !idle(stream);
+    pthread_mutex_unlock(&lock);
+    return later;
+}
+
 void stub_submit(struct stream *stream, struct task task)
 {
     int64_t now = now_ns();
@@ -236,7 +259,7 @@ void stub_submit(struct stream *stream, struct task task)
     if (task.kind == REACH) task.mark->at_ns = start;
     if (task.kind == AWAIT && task.mark->at_ns > start) start = task.mark->at_ns;
     if (task.takes_ns || task.kind == AWAIT) stream->ends_ns = start + task.takes_ns;
-    int later = stub_deferred();
+    int later = stub_deferred() || !idle(stream) || !possible(&task);
     if (later) stub_append(&stream->waiting, task);
     else if (task.kind == REACH) task.mark->done = 1;
     pthread_mutex_unlock(&lock);
@@ -246,7 +269,7 @@ void stub_submit(struct stream *stream, struct task task)
 static int runnable(struct stream *s)
 {
     struct task *t = s->waiting.first;
-    return t && !s->busy && (t->kind != AWAIT || t->mark->done);
+    return t && !s->busy && possible(t);
 }
 
 /* Does one task of a stream drawn by chance; the lock is held, but not while a task runs. 0: none can be done now. */
@@ -267,7 +290,10 @@ static int step(void)
     int error = done(t);
     pthread_mutex_lock(&lock);
     if (error) failed = 1;
-    if (t->kind == REACH) t->mark->done = 1;
+    if (t->kind == REACH) {
+        if (communicates && now_ns() > t->mark->at_ns) t->mark->at_ns = now_ns();
+        t->mark->done = 1;
+    }
     s->busy = 0;
     free(t);
     pthread_cond_broadcast(&changed);
@@ -281,9 +307,19 @@ static int any_busy(void)
     return 0;
 }
 
-static int idle(struct stream *s)
+static int any_transfer(void)
 {
-    return !s->waiting.first && !s->busy;
+    for (struct stream *s = streams; s; s = s->next)
+        if (s->waiting.first && s->waiting.first->ready) return 1;
+    return 0;
+}
+
+static void pause_unlocked(void)
+{
+    struct timespec t = {0, 20000};
+    pthread_mutex_unlock(&lock);
+    nanosleep(&t, NULL);
+    pthread_mutex_lock(&lock);
 }
 
 static int all_idle(int device)
@@ -299,6 +335,10 @@ static void drain(struct mark *mark, struct stream *stream, int device)
     pthread_mutex_lock(&lock);
     while (mark ? !mark->done : stream ? !idle(stream) : !all_idle(device)) {
         if (step()) continue;
+        if (any_transfer()) {
+            pause_unlocked();
+            continue;
+        }
         if (!any_busy()) {
             fprintf(stderr, "cuda stub: streams wait for each other for ever\n");
             abort();
@@ -340,4 +380,32 @@ int stub_await_device(int device)
     for (struct stream *s = streams; s; s = s->next)
         if (s->device == device) wait_until(s->ends_ns);
     return error_so_far();
+}
+
+/* Transfers */
+
+static pthread_cond_t asked = PTHREAD_COND_INITIALIZER;
+
+static void *go_on(void *nothing)
+{
+    pthread_mutex_lock(&lock);
+    for (;;)
+        if (!step()) pthread_cond_wait(&asked, &lock);
+}
+
+/* From now on there are transfers. */
+void stub_communicate(void)
+{
+    pthread_t thread;
+    pthread_mutex_lock(&lock);
+    int first = !communicates;
+    communicates = 1;
+    pthread_mutex_unlock(&lock);
+    if (first) pthread_create(&thread, NULL, go_on, NULL);
+}
+
+/* Somebody has seen that something is not done yet. */
+void stub_ask(void)
+{
+    if (communicates) pthread_cond_signal(&asked);
 }

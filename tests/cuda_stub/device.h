@@ -15,11 +15,12 @@ void cuda_stub_note(struct count *count);
 /* A point of a stream that an event stands for. `version`: the work its stream had been given when it was recorded in a capture. */
 struct mark { struct stream *stream; long version; int64_t at_ns; int done; struct capture *capture; };
 
-enum kind { COPY, FILL, CALL, TELL, REACH, AWAIT }; /* CALL: a kernel's work, which may fail; TELL: a function of the host */
+/* CALL: a kernel's work, which may fail, or a transfer, whose turn comes once it is `ready`; TELL: a function of the host */
+enum kind { COPY, FILL, CALL, TELL, REACH, AWAIT };
 struct task {
     enum kind kind;
     void *to; const void *from; size_t bytes; int value; int owned; /* owned: `from` is a copy, freed once used */
-    int (*call)(void *); void *argument;
+    int (*call)(void *); void *argument; int (*ready)(void *);
     struct mark *mark;
     int64_t takes_ns;
     struct task *next;
@@ -46,6 +47,9 @@ int64_t stub_copy_ns(size_t bytes);
 int stub_deferred(void);
 void cuda_stub_order(long seed);
 void stub_submit(struct stream *stream, struct task task);
+int stub_later(struct stream *stream); /* 1: what it is given now is done later */
+void stub_communicate(void);
+void stub_ask(void);
 int stub_reached(struct mark *mark);
 int stub_await_mark(struct mark *mark); /* these return the error of a task that failed since, else 0 */
 int stub_await_stream(struct stream *stream);
@@ -56,4 +60,5 @@ struct stream *stub_each_stream(struct stream *previous);
 
 int cuda_stub_launch(void *stream, int device, int (*call)(void *), void *argument); /* 0, or an error of the runtime */
 int cuda_stub_library_launch(const char *name, void *stream);
+int cuda_stub_transfer(void *stream, int (*ready)(void *), int (*call)(void *), void *argument); /* frees the argument once done */
 #endif

@@ -43,9 +43,9 @@ def small_step(name: str) -> TrainingStep:
 
 
 @cache
-def captured(name: str) -> tuple[TrainingStep, OpGraph, Binding]:
+def captured(name: str, device: str = "cpu") -> tuple[TrainingStep, OpGraph, Binding]:
     step = small_step(name)
-    return step, *capture_joint(step.module, step.inputs, CaptureOptions("momentum", 1), step.name)
+    return step, *capture_joint(step.module, step.inputs, CaptureOptions("momentum", 1, device=device), step.name)
 
 
 @cache
@@ -139,7 +139,7 @@ def work(flags: set[str], models: list[str]) -> None:
     with WorkerGroup.join(TIMEOUT_SECONDS, devices[rank].torch_device) as group:
         group.tagged = group.tagged and "--untagged" not in flags
         for name in models:
-            step, graph, binding = captured(name)
+            step, graph, binding = captured(name, devices[rank].torch_device.type)
             if rank:
                 follow(group, devices[rank], RankCapture(graph, binding, lambda name=name: small_step(name), partial(parted, name)))
                 continue

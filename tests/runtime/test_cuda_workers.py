@@ -31,7 +31,8 @@ from tests.torch_steps import capture, make_step, scattered
 needs_two_devices = pytest.mark.skipif(
     torch.cuda.device_count() < 2 or not dist.is_nccl_available(), reason="needs two CUDA devices, and torch with NCCL"
 )
-STEP = ["train", "--model_name=wide_towers", "--batch_size=8", "--workers=process", "--num_gpus=2", "--placement_method=m_etf"]
+MODEL = ["--model_name=rnnlm", "--batch_size=4", "--vocab_size=60", "--max_seq_length=4", "--rnn_units=64"]
+STEP = ["train", *MODEL, "--workers=process", "--num_gpus=2", "--placement_method=m_etf", "--comm_cost_coeffs=1e-5,10"]
 ENDLESS = [*STEP, "--num_steps=1000000", "--timeout=10"]
 
 
