@@ -84,9 +84,8 @@ class Channels(Exchange):
         self._meta = {t: nodes[key].meta["val"] for t, key in enumerate(keys) if key in nodes}
 
     @abstractmethod
-    def finish(self) -> float:
-        """Waits until all that was sent has arrived. Returns the microseconds of the step by which the device's own clock ran on while the
-        device waited for tensors."""
+    def finish(self) -> None:
+        """Waits until all that was sent has arrived."""
 
     def _coming_to(self, target: int) -> list[Transfer]:
         """The transfers to a device, in the phase."""
@@ -246,13 +245,12 @@ class PostedChannels(Channels):
         """Returns when what computes here may read the tensor; raises RuntimeError where it does not come."""
         work.wait(self._timeout)
 
-    def finish(self) -> float:
-        """See Channels; no clock runs on here, since CPU time stands still in a wait."""
+    def finish(self) -> None:
+        """See Channels."""
         try:
             self._going.drain()
         except RuntimeError as e:
             raise self._unsent(reason(e)) from e
-        return 0.0
 
 
 class StreamChannels(PostedChannels):
@@ -264,8 +262,8 @@ class StreamChannels(PostedChannels):
     def __init__(self, timeline: Timeline, binding: Binding, group: WorkerGroup, device: TorchDevice) -> None:
         super().__init__(timeline, binding, group, device)
         self._clock = device
-        self._waits: list[tuple[int, torch.cuda.Event, torch.cuda.Event]] = []
-        """Each wait of the compute stream for a tensor: where it begins, and where it ends."""
+        self._waits: list[tuple[int, torch.cuda.Event]] = []
+        """Each tensor that the compute stream waits for, and where it has it."""
         self._sent: deque[dist.Work] = deque()
         """Sends that are not known to be done, in their order. Some releases of torch keep what is sent as long as these."""
 
@@ -275,26 +273,20 @@ class StreamChannels(PostedChannels):
         self._sent.append(work)
 
     def _await(self, tensor: int, work: dist.Work) -> None:
-        begin = self._clock.mark()
         work.wait()  # with a time-out it would hold up the host
-        self._waits.append((tensor, begin, self._clock.mark()))
+        self._waits.append((tensor, self._clock.mark()))
 
-    def finish(self) -> float:
-        """Waits until all has been received and sent; how many microseconds the compute stream waited for what it received.
-
-        Raises LostPeerError, naming the first tensor that does not come in time.
-        """
-        waited_us, seconds = 0.0, self._timeout.total_seconds()
-        for tensor, begin, end in self._waits:
+    def finish(self) -> None:
+        """Waits until all has been received and sent. Raises LostPeerError, naming the first tensor that does not come in time."""
+        seconds = self._timeout.total_seconds()
+        for tensor, end in self._waits:
             if not self._in_time(end.query):
                 raise self._in_vain(tensor, f"nothing came for {seconds:g} s")
-            waited_us += self._clock.elapsed_us(begin, end)
         for work in self._sent:
             if not self._in_time(work.is_completed):
                 raise self._unsent(f"nobody took a tensor for {seconds:g} s")
         self._waits.clear()
         self._sent.clear()
-        return waited_us
 
     def _in_time(self, is_done: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + self._timeout.total_seconds()
@@ -416,8 +408,8 @@ class SharedChannels(Channels):
 
         return take
 
-    def finish(self) -> float:
-        """See Channels; what was sent is there, and no clock runs on in a wait, in which CPU time stands still."""
+    def finish(self) -> None:
+        """See Channels; what was sent is there."""
         try:
             for source in self._sources:
                 self._lines.tell(source, self._number, _OVER)
@@ -426,7 +418,6 @@ class SharedChannels(Channels):
         except LostLineError as e:
             raise self._unsent(str(e)) from e
         self._in_use.update(self._targets)
-        return 0.0
 
 
 def channels_of(timeline: Timeline, binding: Binding, group: WorkerGroup, device: TorchDevice, phase: Phase | None = None) -> Channels:

@@ -20,7 +20,7 @@ from baechi_runtime.host.malloc import freed_memory_given_back, mind_shortage
 from baechi_runtime.measure.recording import DeviceMemory
 from baechi_runtime.models.training_step import TrainingStep
 from baechi_runtime.torch.lowering.checkpoint import homes, living_on, read_shards, write_shard
-from baechi_runtime.torch.lowering.devices import TorchDevice
+from baechi_runtime.torch.lowering.devices import CudaDevice, TorchDevice
 from baechi_runtime.torch.lowering.memory_limit import CudaMemoryLimit, MemoryLimit, loading
 from baechi_runtime.torch.lowering.op_error import OpError
 from baechi_runtime.torch.lowering.ops import Action, Exchange, LoweredProgram, Lowering, Segment, StepContext
@@ -29,6 +29,7 @@ from baechi_runtime.torch.lowering.updates import optimizers_by_device
 from baechi_runtime.torch.processes.channels import PostedChannels, channels_of
 from baechi_runtime.torch.processes.crash_log import CrashLog
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
+from baechi_runtime.torch.streams.walk import WARM_UP_STEPS, OpTimer
 from baechi_runtime.torch.threads.accounting import counting, held_tensors, resident_bytes
 from baechi_runtime.torch.threads.step_recorder import DeviceLog
 
@@ -52,16 +53,6 @@ def logged(program: LoweredProgram, timeline: Timeline, log: CrashLog, rank: int
     return replace(program, segments=tuple(map(noted, program.segments)), epilogue=(*program.epilogue, log.note(rank, "")))
 
 
-class _ProcessClock:
-    """CPU time of this process, with all its threads: those of torch.distributed work for the device, too."""
-
-    def mark(self) -> int:
-        return time.process_time_ns()
-
-    def elapsed_us(self, start: int, end: int) -> float:
-        return (end - start) / 1000
-
-
 class RankPart:
     """One rank's part of a placed step. A CPU device works on the step's own parameters and buffers, a CUDA device on a replica."""
 
@@ -72,7 +63,8 @@ class RankPart:
         self.binding = binding
         self.on_host = device.torch_device.type == "cpu"
         self.step = step if self.on_host else step.replica("cpu")
-        self.clock = _ProcessClock() if self.on_host else device
+        self.runs = 0
+        self.busy_us = 0.0
         self.homes = homes(binding, timeline.placement)
         self.owned = self._owned_by(group.rank)
 
@@ -116,23 +108,29 @@ class RankPart:
         return logged(Lowering(context, self.device, rank).lower(cut(timeline)[rank]), timeline, self.group.crash_log, rank)
 
     def run(self) -> tuple[torch.Tensor | None, float]:
-        """The loss, on the rank that computes it, and for how many microseconds the device was busy: the CPU time that this process took,
-        its transfers included; on a CUDA device the time from the step's first event to its last, without the waits for tensors."""
-        start = self.clock.mark()
+        """The loss, on the rank that computes it, and for how many microseconds the device was busy: the CPU time that this process took
+        with all its threads, since those of torch.distributed work for the device, too; on a CUDA device the sum of its ops, as they were
+        timed in the second step."""
+        self.runs += 1
+        timer = OpTimer(self.device) if isinstance(self.device, CudaDevice) and self.runs == WARM_UP_STEPS else None
+        begin_ns = time.process_time_ns()
         with self.limit, freed_memory_given_back() if self.tight and self.on_host else contextlib.nullcontext():
             try:
-                slots = self.program.run()
-                waited_us = self.channels.finish()
-                end = self.clock.mark()
+                slots = (self.program if timer is None else timer.timed(self.program)).run()
+                self.channels.finish()
                 self.device.synchronize()
             except OpError as e:
                 held = held_tensors(self.owned, self.step.state(), self.optimizers)
                 raise ExecutionError(e.explain(self.device.name, self.timeline.graph, self.memory_bytes, held)) from e.cause
             except RuntimeError as e:  # of a kernel, found only now
                 raise ExecutionError(f"device {self.device.name} failed: {type(e).__name__}: {(str(e).splitlines() or [''])[0]}") from e
+        if timer is not None:
+            self.busy_us = timer.busy_us()
+        elif self.on_host:
+            self.busy_us = (time.process_time_ns() - begin_ns) / 1000
         mind_shortage()
         loss = None if self.program.loss_slot is None else slots[self.program.loss_slot]
-        return loss, self.clock.elapsed_us(start, end) - waited_us
+        return loss, self.busy_us
 
     def account(self) -> int:
         """Peak bytes here during one step: a CUDA device's by its allocator; a process's as the system sees it, above what it holds when no

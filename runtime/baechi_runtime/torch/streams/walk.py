@@ -5,6 +5,7 @@ import contextlib
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from baechi_ext.errors import BaechiError
 from baechi_ext.simulate import Timeline
 from baechi_runtime.torch.lowering.devices import CudaDevice
 from baechi_runtime.torch.lowering.op_error import OpError
-from baechi_runtime.torch.lowering.ops import Action, LoweredProgram, Slots
+from baechi_runtime.torch.lowering.ops import Action, LoweredProgram, Segment, Slots
 from baechi_runtime.torch.lowering.program import moves_nothing
 from baechi_runtime.torch.threads.executor import OpFailure
 
@@ -101,6 +102,44 @@ class Handovers:
         return take
 
 
+class OpTimer:
+    """Times the ops of a device. It is held back for some of them at a time, so that it does not wait for the host in the midst of one."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        self._begun = time.perf_counter_ns()
+        self._hosts: dict[int, float] = {}
+        self._marks: dict[int, tuple[torch.cuda.Event, torch.cuda.Event]] = {}
+
+    def timed(self, program: LoweredProgram) -> LoweredProgram:
+        """The program, each of its ops timed."""
+        segments = (Segment(s.op, (), (), partial(self._run, s), ()) for s in program.segments)
+        return replace(program, segments=tuple(segments))
+
+    def _run(self, segment: Segment, slots: Slots) -> None:
+        device, given = self._device, len(self._marks)
+        if given % _HELD == 0:
+            per_op_us = (time.perf_counter_ns() - self._begun) / 1000 / given if given else _FIRST_US
+            device.hold(2 * _HELD * per_op_us)
+        begin = time.perf_counter_ns()
+        for action in segment.arrivals:
+            action(slots)
+        arrived_ns = time.perf_counter_ns() - begin
+        start, begin = device.mark(), time.perf_counter_ns()
+        for action in (*segment.views, segment.compute, *segment.after):
+            action(slots)
+        self._hosts[segment.op] = (arrived_ns + time.perf_counter_ns() - begin) / 1000
+        self._marks[segment.op] = start, device.mark()
+
+    def times(self) -> dict[int, tuple[float, float]]:
+        """Once the device is done: op -> microseconds that it takes the device, waits left out, and those that it takes the host."""
+        return {op: (self._device.elapsed_us(*marks), self._hosts[op]) for op, marks in self._marks.items()}
+
+    def busy_us(self) -> float:
+        """The microseconds of all ops."""
+        return sum(us for us, _ in self.times().values())
+
+
 class Walk:
     """One way through the programs of all devices. Each device's slots are its own; all slots of a step go together. The second run is
     timed, op by op."""
@@ -111,14 +150,17 @@ class Walk:
         self.runs = 0
         self.busy_us = (0.0,) * len(programs)
         """Microseconds that each device took for its ops when they were timed: their sum, waits left out."""
+        self._actions = self._actions_of(programs)
+
+    def _actions_of(self, programs: Sequence[LoweredProgram]) -> list[_Given]:
+        """The programs' instructions, in the order of the plan."""
         segments = {segment.op: segment for program in programs for segment in program.segments}
-        self._segments = [(timeline.placement[v], segments[v]) for v in timeline.started if v in segments]
-        """The programs' ops, each with its device."""
-        self._epilogues: list[_Given] = [(d, None, action) for d, program in enumerate(programs) for action in program.epilogue]
         actions: list[_Given] = []
-        for d, s in self._segments:
+        for s in (segments[v] for v in self._timeline.started if v in segments):
+            d = self._timeline.placement[s.op]
             actions += [(d, s.op, action) for action in (*s.arrivals, *s.views, s.compute, *s.after)]
-        self._actions = self._on_their_streams([*actions, *self._epilogues])
+        actions += [(d, None, action) for d, program in enumerate(programs) for action in program.epilogue]
+        return self._on_their_streams(actions)
 
     def _on_their_streams(self, actions: list[_Given]) -> list[_Given]:
         """The actions, and where parts of one GPU take turns, the change from one part's stream to the other's."""
@@ -159,11 +201,14 @@ class Walk:
     def give(self, slots: Sequence[Slots]) -> None:
         """Gives the devices all of the step's work. Raises OpError, naming the op, for whatever an instruction raises; the project's own
         errors pass."""
+        self._give(self._actions, slots)
+
+    def _give(self, actions: Sequence[_Given], slots: Sequence[Slots]) -> None:
         self._handovers.begin()
         device, op = 0, None
         try:
             with torch.no_grad():
-                for device, op, action in self._actions:  # noqa: B007 - read where an instruction fails
+                for device, op, action in actions:  # noqa: B007 - read where an instruction fails
                     action(slots[device])
         except BaechiError:
             raise
@@ -172,55 +217,11 @@ class Walk:
         self._handovers.end()
 
     def time_ops(self, slots: Sequence[Slots]) -> dict[int, tuple[float, float]]:
-        """Runs them op after op: op -> microseconds that it takes its device, waits left out, and those that it takes the host. Raises
-        OpFailure.
-
-        Each device is held back for some ops at a time, so that it does not wait for the host in the midst of one.
-        """
+        """Runs them op after op; see OpTimer.times. Raises OpFailure."""
+        timers = [OpTimer(device) for device in self._devices]
+        actions = self._actions_of([timer.timed(program) for timer, program in zip(timers, self._programs, strict=True)])
         with self._explained():
-            self._handovers.begin()
-            hosts, marks = self._given_one_by_one(slots)
-            self._handovers.end()
+            self._give(actions, slots)
             self.synchronize()
-        times = {op: (device.elapsed_us(start, end), hosts[op]) for op, (device, start, end) in marks.items()}
-        busy_us = [0.0] * len(self._devices)
-        for v, (us, _) in times.items():
-            busy_us[self._timeline.placement[v]] += us
-        self.busy_us = tuple(busy_us)
-        return times
-
-    def _given_one_by_one(
-        self, slots: Sequence[Slots]
-    ) -> tuple[dict[int, float], dict[int, tuple[CudaDevice, torch.cuda.Event, torch.cuda.Event]]]:
-        """For each op the host's microseconds, and its device with the marks before and behind it."""
-        hosts: dict[int, float] = {}
-        marks = {}
-        given, begun = [0] * len(self._devices), time.perf_counter_ns()
-        for d, segment in self._segments:
-            device, own = self._devices[d], slots[d]
-            if self._parts:
-                device.take_turn()
-            if given[d] % _HELD == 0:
-                per_op_us = (time.perf_counter_ns() - begun) / 1000 / len(hosts) if hosts else _FIRST_US
-                device.hold(2 * _HELD * per_op_us)
-            given[d] += 1
-            arriving_us = self._timed(segment.op, d, segment.arrivals, own)
-            start = device.mark()
-            hosts[segment.op] = arriving_us + self._timed(segment.op, d, (*segment.views, segment.compute, *segment.after), own)
-            marks[segment.op] = device, start, device.mark()
-        for d, _, action in self._epilogues:
-            self._timed(None, d, (action,), slots[d])
-        return hosts, marks
-
-    def _timed(self, op: int | None, device: int, actions: Sequence[Action], slots: Slots) -> float:
-        """The host's microseconds for some actions. Raises as `give` does."""
-        begin = time.perf_counter_ns()
-        try:
-            with torch.no_grad():
-                for action in actions:
-                    action(slots)
-        except BaechiError:
-            raise
-        except Exception as e:
-            raise OpError(op, e, self._programs[device].live(slots)) from e
-        return (time.perf_counter_ns() - begin) / 1000
+        self.busy_us = tuple(timer.busy_us() for timer in timers)
+        return {op: times for timer in timers for op, times in timer.times().items()}
