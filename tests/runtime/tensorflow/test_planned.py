@@ -9,8 +9,12 @@ import pytest
 
 import baechi_ext
 from baechi_ext.errors import MismatchError, OptionError
-from baechi_ext.ir import Cluster
+from baechi_ext.ir import Cluster, Device
+from baechi_runtime.host.host_memory import usable_bytes
+from baechi_runtime.tensorflow.backend import SLACK_BYTES, memory_limits
 from baechi_runtime.tensorflow.calls.keras_fit import step_of_fit
+from baechi_runtime.tensorflow.calls.parallelize import ParallelizeOptions
+from baechi_runtime.tensorflow.coarse import COARSE
 from tests.tensorflow_steps import dense_step
 
 HERE: dict[str, Any] = {"workers": "thread", "method": "m_topo", "devices": Cluster.uniform(2)}
@@ -195,7 +199,7 @@ def test_methods_are_measured_and_nothing_is_trained(trained: bool) -> None:
     assert all(c.parity.passed and c.parity.compared > 8 for c in compared.measured.contenders)
     assert compared["m_topo"].plan.placement == run.plan.placement
     assert compared.measured.unplaced.startswith("tf.function, ")
-    assert repr(compared).endswith(compared.measured.recommendation())
+    assert repr(compared).startswith(compared.measured.recommendation())
     if trained:
         ordinary, _, _ = made(dense)
         expected = [ordinary.train_on_batch(x, y) for _ in range(2)][1]
@@ -205,12 +209,25 @@ def test_methods_are_measured_and_nothing_is_trained(trained: bool) -> None:
 def test_a_step_is_measured_on_servers() -> None:
     step = dense_step()
     run = baechi_ext.plan(step.function, step.inputs, method="round_robin", devices=Cluster.uniform(2))
+    assert run.pin(run.graph.ops[0].id, 1).plan.options["grouper"] == run.plan.options["grouper"] == COARSE[0]
     before = step.model.get_weights()
     compared = run.compare("round_robin", measure=True)
     assert compared.measured.executor == "TensorFlow, servers"
     assert set(compared.measured.measurement.samples) == {"eager", "single", "round_robin"}
     for a, b in zip(before, step.model.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_memory_is_limited_where_devices_have_less_than_their_share_of_the_machine() -> None:
+    """With a limit, their kernels are others."""
+
+    def limits(memory_bytes: int) -> list[int | None]:
+        cluster = Cluster((Device("cpu:0", memory_bytes), Device("cpu:1", memory_bytes)))
+        return memory_limits(ParallelizeOptions(cluster=cluster).request("step"))
+
+    share = usable_bytes() // 2
+    assert limits(share) == [None, None]
+    assert limits(share - 1) == [share - 1 + SLACK_BYTES] * 2
 
 
 def eager() -> keras.Model:
