@@ -4,7 +4,7 @@ r"""Plans that `auto` has after some seconds, beside those it has after many: ho
 
 The steps of built-in models over two parts of their batch, each on one core:
 
-    for model in inception_v3 gnmt_v2 nasnet transformer gpt2 resnet101; do
+    for model in inception_v3 wide_towers gnmt_v2 nasnet transformer gpt2 resnet101 alexnet rnnlm; do
         python -m benchmarks.captured $model --parts=2 --out=runs/graphs/${model}_parts.json
         taskset -c 0 python -m benchmarks.anytime runs/graphs/${model}_parts.json --seconds=10,600 --ccr=1 --devices=2 \
             --out=benchmarks/results/anytime_parts_$model.json
