@@ -99,7 +99,3 @@ def load_text(load_of_others: float | None) -> str:
     """Says what other processes took of the machine."""
     share = "an unknown share" if load_of_others is None else f"{load_of_others:.1%}"
     return f"{share} of the cores used by other processes while measuring"
-
-
-def inconclusive(doubts: Iterable[str], advice: str) -> str:
-    return labelled("inconclusive", f"{'; '.join(doubts)}: run again on a quiet machine{advice}")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from baechi_runtime.measure.samples import Ratio
-from baechi_runtime.report.report import COMPILED, Run, Step
+from baechi_runtime.report.report import COMPILED, Run, Step, Strategy
 
 Verdict = dict[str, str]
 """Its tone, the words that are seen first, and a sentence."""
@@ -15,7 +15,7 @@ def verdict(tone: str, large: str, text: str) -> Verdict:
 
 def line_of(found: Verdict) -> str:
     """A verdict as a line of text."""
-    return ("{large}: {text}" if found["tone"] == "doubt" else "{large}. {text}").format(**found)
+    return f"{found['large']}{': ' if found['tone'] == 'doubt' else '. '}{found['text']}" if found["large"] else found["text"]
 
 
 def interval_text(gain: Ratio, error: float = 0.05) -> str:
@@ -46,6 +46,20 @@ def step_verdict(report: Run, *, splits: bool, why_whole: str = "") -> Verdict |
         advice = "baechi compare measures in turn." if alone else "Run it again on a quiet machine, or with more --num_steps."
         return inconclusive(report.doubts, advice)
     return None if gain is None else verdict_on(gain, other, error=report.error)
+
+
+def sharded_verdict(strategies: Sequence[Strategy], doubts: Sequence[str], bound: str = "") -> Verdict:
+    """The verdict on the fastest of steps that are split in several ways; `bound`, what holds the predicted one up, is added."""
+    measured = [(s.measured_step_us.median, s) for s in strategies if s.measured_step_us is not None]
+    if not measured:
+        return verdict("plain", "", f"This step is predicted, and was not measured.{bound}")
+    if doubts:
+        more = ", or with more --num_steps" if any(s.ratio for s in strategies) else ""  # a training has none, and knows no gain
+        return inconclusive(doubts, f"Run it again on a quiet machine{more}.{bound}")
+    best = min(measured, key=lambda pair: pair[0])[1]
+    if best.ratio is None:
+        return verdict("plain", "", f"{best.name} has the shortest step; how it compares with the step not split is not known.{bound}")
+    return verdict_on(best.ratio, f"the step not split, with {best.name}", bound)
 
 
 def compared(report: Run) -> tuple[Ratio | None, str]:

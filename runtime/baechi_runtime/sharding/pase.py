@@ -26,9 +26,11 @@ from baechi_ext.shard.search import Found, SearchOptions, search
 from baechi_runtime.models.registry import ModelOptions
 from baechi_runtime.report.findings import Findings
 from baechi_runtime.report.printed import Sharding
-from baechi_runtime.report.tables import aligned, as_size, as_time
+from baechi_runtime.report.tables import aligned, as_size, as_time, show, table_of, text_of
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from baechi_runtime.sharding.captured import CapturedGraph
 
 WARMUP, REPEATS = 2, 5
@@ -100,29 +102,42 @@ class PaseReport(Findings):
             others=[{"name": b.name, "cost_flop": b.cost, "note": b.note} for b in self.others] or UNSET,
         )
 
+    def print(self) -> None:
+        """Prints it on stdout."""
+        show(*self._parts())
+
     def lines(self) -> list[str]:
-        """For a person."""
+        return text_of(*self._parts()).splitlines()
+
+    def _parts(self) -> "Iterator[str | Table]":
+        """The costs, and how they were found; then tables."""
         plan, found, elimination = self.plan, self.found, self.found.elimination
         graph = found.tables.graph
         bound = "" if plan.status == "optimal" else f"; none costs less than {plan.lower_bound_flop:,.0f} ({self._gap():.2%} less)"
-        largest = f"the largest over {elimination.width} layers, {as_size(8 * elimination.largest)}"
+        largest = f"the largest over {elimination.width} layer{'s' * (elimination.width != 1)}, {as_size(8 * elimination.largest)}"
         facts = {
-            "graph": f"{graph.name}, {len(graph.nodes)} layers, batch {plan.batch}, on {plan.devices} devices",
-            "minimum cost": f"{plan.cost_flop:,.0f} FLOP a device ({plan.status}{bound})",
             "predicted step": f"{as_time(plan.predicted_step_us)} ({plan.cost_model} cost model)",
+            "minimum cost": f"{plan.cost_flop:,.0f} FLOP a device ({plan.status}{bound})",
             "held": f"{as_size(plan.held_bytes)} a device (parameters, gradients, optimizer state, activations)",
+            "graph": f"{graph.name}, {len(graph.nodes)} layers, batch {plan.batch}, on {plan.devices} devices",
             "search": f"{as_time(statistics.median(self.seconds) * 1e6)}{self._spread()}",
             "tables": f"{sum(found.tables.sizes)} configurations; {largest}",
             **({} if self.model is None else self.model.facts()),
             **({"executable": self.executable} if self.executable else {}),
             "shard plan": self.request.out or "not written (no --out)",
         }
-        lines = [*self._strategy(), "", *aligned(facts)]
+        yield from aligned(facts)
+        yield ""
+        yield self._strategy()
         if self.others:
-            lines += ["", *self._comparison()]
+            rows = ((other.name, f"{other.cost / plan.cost_flop:.3f}", other.note) for other in self.others)
+            yield ""
+            yield table_of(("others", "x as much", "what it is"), rows, words=("what it is",))
         if self.layers:
-            lines += ["", *self._analysis()]
-        return [*lines, "", *self.profile.splitlines()] if self.profile else lines
+            yield from ("", "where the cost lies")
+            yield from self._analysis()
+        if self.profile:
+            yield from ("", *self.profile.splitlines())
 
     def _gap(self) -> float:
         return 1 - self.plan.lower_bound_flop / self.plan.cost_flop
@@ -132,40 +147,32 @@ class PaseReport(Findings):
             return ""
         return f" ({as_time(min(self.seconds) * 1e6)} to {as_time(max(self.seconds) * 1e6)}, median of {len(self.seconds)} after {WARMUP})"
 
-    def _strategy(self) -> Iterator[str]:
-        """A line a layer."""
+    def _strategy(self) -> "Table":
+        """A row a layer."""
         rows: list[tuple[str, str, str]] = []
         for name, layer in self.plan.shard.items():
             loops = ", ".join(f"{axis} {size}" for axis, size in layer.sizes.items())
             splits = ", ".join(f"{axis} {parts}" for axis, parts in layer.splits.items()) or "not split"
             rows.append((name, splits, loops))
-        widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
-        yield f"{'layer':<{widths[0]}}  {'split into':<{widths[1]}}  iteration space"
-        yield from (f"{name:<{widths[0]}}  {splits:<{widths[1]}}  {loops}" for name, splits, loops in rows)
+        names = ("layer", "split into", "iteration space")
+        return table_of(names, rows, words=names[1:])
 
-    def _comparison(self) -> Iterator[str]:
-        """A table of what others would cost, in multiples of what was found."""
-        width = max(len(other.name) for other in self.others)
-        yield f"{'others':<{width}}  x as much  what it is"
-        for other in self.others:
-            yield f"{other.name:<{width}}  {other.cost / self.plan.cost_flop:9.3f}  {other.note}".rstrip()
-
-    def _analysis(self) -> Iterator[str]:
+    def _analysis(self) -> "Iterator[str | Table]":
         """The kinds of cost, then each layer's parts."""
         total = self.plan.cost_flop or 1.0
         kinds: dict[str, float] = defaultdict(float)
         for layer in self.layers:
             for kind, cost in (*layer.kinds.items(), ("moving tensors", layer.moved)):
                 kinds[kind] += cost
-        yield "where the cost lies"
-        for kind, cost in sorted(kinds.items(), key=itemgetter(1), reverse=True):
-            yield f"  {kind:<16} {cost / total:7.2%}  {cost:,.0f}"
-        width = max(len(layer.name) for layer in self.layers)
-        yield f"  {'layer':<{width}}    total  compute  communication  moving its inputs"
+        costs = sorted(kinds.items(), key=itemgetter(1), reverse=True)
+        yield table_of(("kind", "of all", "FLOP"), ((kind, f"{cost / total:.2%}", f"{cost:,.0f}") for kind, cost in costs))
+        yield ""
+        rows = []
         for layer in self.layers:
             compute = layer.kinds.get("compute", 0.0)
-            parts = [part / total for part in (layer.total, compute, layer.own - compute, layer.moved)]
-            yield f"  {layer.name:<{width}}  {parts[0]:7.2%}  {parts[1]:7.2%}  {parts[2]:13.2%}  {parts[3]:17.2%}"
+            parts = (layer.total, compute, layer.own - compute, layer.moved)
+            rows.append((layer.name, *(f"{part / total:.2%}" for part in parts)))
+        yield table_of(("layer", "total", "compute", "communication", "moving its inputs"), rows)
 
 
 def run(request: PaseRequest, model: "CapturedGraph | None" = None) -> PaseReport:

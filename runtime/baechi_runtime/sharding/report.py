@@ -3,17 +3,22 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from baechi_ext.shard.machine import Machine
 from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.measure.samples import ENOUGH, TOO_FEW, Noise, Ratio, Samples
-from baechi_runtime.report.findings import Findings, inconclusive, labelled, load_text
+from baechi_runtime.report.findings import Findings, labelled, load_text
 from baechi_runtime.report.report import Held, Layer, MeasuredMachine, ParityCheck, Sent, SentBy, Sharded, StepParts, Strategy
-from baechi_runtime.report.tables import as_range, as_size, as_time
+from baechi_runtime.report.tables import as_range, as_size, as_time, show, table_of
+from baechi_runtime.report.verdict import line_of, sharded_verdict
 from baechi_runtime.sharding.counts import Traffic
 from baechi_runtime.sharding.forecast import Forecast
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 WHOLE = "not split"
 """The name of the step that every process runs whole."""
@@ -114,17 +119,23 @@ class ShardReport(Findings):
         found = Noise(self.load_of_others, self.oversubscribed).disturbances()
         return [*found, TOO_FEW] if self.in_turn and len(self.single.samples.us) < ENOUGH else found
 
-    def lines(self) -> Iterator[str]:
-        """For a person."""
-        width = max(9, *(len(run.name) for run in self.runs))
-        titles = f"{'predicted':>10}  {'measured':>10}  {'min to max':>24}  {'sent':>10}  messages  {'parity':<9}  what it is"
-        yield f"{'strategy':<{width}}  {titles}"
-        for run in self.runs:
+    def print(self) -> None:
+        """Prints the verdict, the table of strategies and the facts behind it on stdout."""
+        verdict, *facts = self.lines()
+        show(verdict, "", self._table(), "", *facts)
+
+    def _table(self) -> "Table":
+        def row(run: StrategyRun) -> tuple[str, ...]:
             parity = "-" if run.parity is None else f"{run.parity.max_rel_diff:.1e}"
-            sent = as_size(run.traffic.sent_bytes)
-            times = f"{as_time(run.predicted_us):>10}  {as_time(run.samples.median):>10}  {as_range(run.samples.us):>24}"
-            yield f"{run.name:<{width}}  {times}  {sent:>10}  {run.traffic.calls.total():>8}  {parity:<9}  {run.note}".rstrip()
-        yield ""
+            times = as_time(run.predicted_us), as_time(run.samples.median), as_range(run.samples.us)
+            return run.name, *times, as_size(run.traffic.sent_bytes), str(run.traffic.calls.total()), parity, run.note
+
+        names = ("strategy", "predicted", "measured", "min to max", "sent", "messages", "parity", "what it is")
+        return table_of(names, map(row, self.runs), words=("what it is",))
+
+    def lines(self) -> Iterator[str]:
+        """The verdict, and the facts behind it."""
+        yield line_of(sharded_verdict(self.report().strategies, self.doubts()))
         machine, processes = self.machine, f"{prod(self.mesh)}, mesh {' x '.join(map(str, self.mesh))}"
         if machine is not None:
             link = f"{machine.gigabytes_per_second:.3g} GB/s and {as_time(machine.latency_us)} a message"
@@ -138,8 +149,6 @@ class ShardReport(Findings):
         if self.load_of_others is not None:
             yield labelled("CPU load", load_text(self.load_of_others))
         yield from (labelled("note", note) for note in self.notes)
-        if doubts := self.doubts():
-            yield inconclusive(doubts, ", or with more --num_steps" if self.in_turn else "")
         for run in self.runs:
             if run.losses:
                 yield labelled("losses", f"{run.name}: " + " ".join(f"{loss:.6g}" for loss in run.losses))

@@ -1,5 +1,7 @@
 """Conclusions of a sharded run's report, from made-up values."""
 
+import pytest
+
 from baechi_ext.shard.machine import Machine
 from baechi_runtime.measure.samples import TOO_FEW, Samples
 from baechi_runtime.report.report import Held
@@ -21,13 +23,20 @@ def test_steps_in_turn_are_compared_and_too_few_are_a_doubt() -> None:
     (strategy,) = found.to_json()["strategies"]
     assert strategy["ratio"]["median"] == 2
     assert found.to_json()["doubts"] == [TOO_FEW]
-    assert f"inconclusive   {TOO_FEW}: run again on a quiet machine, or with more --num_steps" in found.lines()
+    assert next(found.lines()) == f"Inconclusive: {TOO_FEW}. Run it again on a quiet machine, or with more --num_steps."
+
+
+def test_the_verdict_comes_before_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    report(in_turn=False, load_of_others=0.0).print()
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "pase has the shortest step; how it compares with the step not split is not known."
+    assert printed[2].split() == ["strategy", "predicted", "measured", "min", "to", "max", "sent", "messages", "parity", "what", "it", "is"]
 
 
 def test_a_training_is_not_compared_and_more_steps_would_not_help_it() -> None:
     """No flag says how often the step that is not split is timed beforehand."""
     found = report(in_turn=False, load_of_others=0.5).to_json()
     assert [strategy["ratio"] for strategy in (found["whole"], *found["strategies"])] == [None, None]
-    (line,) = [line for line in report(in_turn=False, load_of_others=0.5).lines() if line.startswith("inconclusive")]
-    assert line == "inconclusive   other processes took 50% of the cores (more than 10%): run again on a quiet machine"
-    assert not any("inconclusive" in line for line in report(in_turn=False, load_of_others=0.0).lines())
+    line = next(report(in_turn=False, load_of_others=0.5).lines())
+    assert line == "Inconclusive: other processes took 50% of the cores (more than 10%). Run it again on a quiet machine."
+    assert not any("Inconclusive" in line for line in report(in_turn=False, load_of_others=0.0).lines())

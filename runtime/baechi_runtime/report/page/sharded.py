@@ -12,7 +12,7 @@ from baechi_runtime.report.palette import device_colour
 from baechi_runtime.report.report import Sent, Sharded, Strategy
 from baechi_runtime.report.sharded_summary import ShardedRun
 from baechi_runtime.report.tables import as_size, as_time, share_of
-from baechi_runtime.report.verdict import Verdict, inconclusive, verdict, verdict_on
+from baechi_runtime.report.verdict import Verdict, sharded_verdict
 
 
 def sharded_data(run: ShardedRun) -> dict[str, Any]:
@@ -62,16 +62,7 @@ def _figures(run: ShardedRun) -> list[dict[str, str]]:
 
 def _verdict(run: ShardedRun) -> Verdict:
     bound = "" if run.plan is None else f" {_bound(run.plan)}"
-    measured = [(s.measured_step_us.median, s) for s in run.split if s.measured_step_us is not None]
-    if not measured:
-        return verdict("plain", "", f"This step is predicted, and was not measured.{bound}")
-    if run.report is not None and run.report.doubts:
-        more = ", or with more --num_steps" if any(s.ratio for s in run.split) else ""  # a training has none, and knows no gain
-        return inconclusive(run.report.doubts, f"Run it again on a quiet machine{more}.{bound}")
-    best = min(measured, key=lambda pair: pair[0])[1]
-    if best.ratio is None:
-        return verdict("plain", "", f"{best.name} has the shortest step; how it compares with the step not split is not known.{bound}")
-    return verdict_on(best.ratio, f"the step not split, with {best.name}", bound)
+    return sharded_verdict(run.split, () if run.report is None else run.report.doubts or (), bound)
 
 
 def _bound(plan: ShardPlan) -> str:
