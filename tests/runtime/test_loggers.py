@@ -1,5 +1,7 @@
 """A run's numbers and page in TensorBoard, Weights & Biases and MLflow, read by their own readers."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,9 @@ from baechi_runtime.cli.main import main
 from baechi_runtime.measure.samples import samples_by_name
 from tests.runtime.forked import run
 from tests.runtime.test_call_report import calls
+from tests.test_layers import ROOT
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtime")])}
 PLACED_US, PLAIN_US = [150.0, 151.0, 149.0], [300.0] * 8
 REPORT = calls(samples=samples_by_name(eager=PLAIN_US, placed=PLACED_US))
 NUMBERS = {
@@ -73,6 +77,14 @@ def test_a_script_and_a_model_write_scalars_where_the_flag_says(tmp_path: Path) 
     found = scalars(tmp_path / "model")
     assert [len(found[f"baechi/steps_us/{name}"]) for name in ("eager", "single", "placed")] == [2, 2, 2]
     assert {"baechi/speedup_over_one_device/low", "baechi/peak_memory_bytes/1"} <= set(found)
+
+
+def test_tensorboard_does_without_tensorflow(tmp_path: Path) -> None:
+    """Loading it takes seconds, and it writes lines of its own where a training prints."""
+    script = "import sys; from baechi_runtime.library.loggers import tensorboard_writer as writer; "
+    script += f"writer({str(tmp_path)!r}).add_scalar('a', 1.0, 0); print('tensorflow' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 def test_a_logger_that_fails_is_a_line_and_the_training_was_well(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 from baechi_ext.errors import MissingBackendError, OptionError
@@ -20,6 +21,8 @@ from baechi_runtime.report.step_report import StepReport
 
 PREFIX = "baechi/"
 PAGE = "baechi.html"
+_WITHOUT_TENSORFLOW = "tensorboard.compat.notf"
+"""Where there is such a module, TensorBoard does not load TensorFlow, which takes seconds and writes lines of its own."""
 
 
 def log(report: CallReport, to: Any) -> None:
@@ -77,6 +80,8 @@ def _used_mlflow() -> Any:
 
 def tensorboard_writer(folder: str) -> Any:
     """PyTorch's writer of TensorBoard's files. Raises MissingBackendError where TensorBoard is not installed."""
+    if "tensorflow" not in sys.modules and "://" not in folder:  # a bucket of TensorFlow's
+        sys.modules.setdefault(_WITHOUT_TENSORFLOW, ModuleType(_WITHOUT_TENSORFLOW))
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as e:

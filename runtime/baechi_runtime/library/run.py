@@ -255,7 +255,7 @@ class Compared(Mapping[str, Run]):
         return text_of(*answer, self._table(), *remarks).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        title, (answer, remarks) = "by simulation" if self.measured is None else self.measured.model, self._lines()
+        title, (answer, remarks) = "predicted by simulation" if self.measured is None else self.measured.model, self._lines()
         return cell.page_of(title, cell.lines_of(answer), cell.html_of(self._table()), cell.lines_of(remarks))
 
     def _lines(self) -> tuple[list[str], list[str]]:
