@@ -57,7 +57,7 @@ def test_a_placed_step_trains_as_the_ordinary_one(optimizer: str) -> None:
     report = placed.report()
     assert (report.placed_steps, report.unplaced_steps, report.verified.steps, report.shapes) == (5, 1, 2, 1)
     assert min(report.num_ops) > 0
-    assert "step: m_topo, " in report.line()
+    assert "; m_topo, " in report.line()
     assert "1 steps of other shapes ran unplaced" in report.line()
     assert sum(report.num_ops) == len(placed.plan.placement)
 
