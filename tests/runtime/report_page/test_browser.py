@@ -178,6 +178,11 @@ def test_keys_move_zoom_and_select(browser: Any, small: Path) -> None:
     first = page.run("return selection.op")
     page.keys("timeline", "n")
     assert page.run("return [arguments[0], selection.op].map((v) => tracks[0].lanes[placement[v]].indexOf(v))", first) == [0, 1]
+    move = next(button for button in page.browser.find_elements("css selector", "#details button") if button.text == "Move it")
+    page.press(move)
+    assert page.run("return document.activeElement.value === (ops.module[selection.op] || ops.id[selection.op])")
+    page.keys("timeline", "\ue00c")
+    assert page.run("return selection.op") is None
     page.keys("graph", "nnn\ue007")
     assert page.run("return graph.focus !== null")
     assert page.errors() == []

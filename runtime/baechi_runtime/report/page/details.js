@@ -15,6 +15,7 @@ function detailsPanel() {
     ? el("div", { class: "card empty" }, el("p", { class: "note" }, INVITATION))
     : opCard(op));
   selection.listeners.push(show);
+  addEventListener("keydown", ({ key }) => { if (key === "Escape" && selection.op !== null) select(null); });
   show(null);
 }
 
@@ -47,10 +48,11 @@ function opCard(v) {
     const start = predicted.start_us[v], end = predicted.end_us[v], width = Math.max((end - start) * 12, span.whole / 200);
     span.show((start + end - width) / 2, (start + end + width) / 2);
   });
+  const move = goTo("whatif", "Move it", () => document.querySelector("#whatif input").focus({ preventScroll: true }));
   const close = el("button", { type: "button", class: "close", "aria-label": "close", onclick: () => select(null) }, "\u2715");
   return el("div", { class: "card" }, close, el("h3", { id: "op-name" }, swatch(device), " ", ops.id[v]), definitions(costs), choicesOf(v),
     neighbours("Reads from", inputs), neighbours("Read by", readBy),
-    el("div", { class: "bar" }, zoom, reveal, devices.length > 1 ? goTo("whatif", "Move it", () => {}) : null));
+    el("div", { class: "bar" }, zoom, reveal, devices.length > 1 ? move : null));
 }
 
 function neighbours(title, found) {
