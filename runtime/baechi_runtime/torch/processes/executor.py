@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -192,9 +191,9 @@ class ProcessExecutor:
         self._rounds += 1
         enough = f"enough {self._rounds}"
         self.group.command({"do": "keep_busy", "companions": companions, "until": enough, "parts": sizes_of(binding)})
-        started = [_begun(enough, rank) for rank in range(1, companions + 1)]
         try:
-            self.group.store.wait(started, timedelta(seconds=self.timeout_seconds))
+            for rank in range(1, companions + 1):
+                self.group.hear_from(rank, _begun(enough, rank))
             yield
         finally:
             self.group.store.set(enough, "")

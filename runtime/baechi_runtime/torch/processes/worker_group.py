@@ -143,20 +143,24 @@ class WorkerGroup:
         """
         found = []
         for rank in range(1, self.size):
-            try:
-                with _through_the_store():
-                    self.store.wait([self._answer_key(rank)], timedelta(seconds=self.timeout_seconds))
-            except RuntimeError as e:
-                raise ExecutionError(
-                    f"the worker of device {rank} did not answer within {self.timeout_seconds:g} s{self.whereabouts(rank)}; "
-                    "check whether it still runs, or raise --timeout"
-                ) from e
+            self.hear_from(rank, self._answer_key(rank))
             value = self._heard(rank)
             if "error" in value:
                 raise self.first_failure() or ExecutionError(f"the worker of device {rank} failed: {value['error']}")
             self.store.delete_key(self._answer_key(rank))
             found.append(value)
         return found
+
+    def hear_from(self, rank: int, key: str) -> None:
+        """Rank 0: waits until another rank has set a key. Raises ExecutionError where it does not in time, or has said that it failed."""
+        try:
+            with _through_the_store():
+                self.store.wait([key], timedelta(seconds=self.timeout_seconds))
+        except RuntimeError as e:
+            raise self.first_failure() or ExecutionError(
+                f"the worker of device {rank} did not answer within {self.timeout_seconds:g} s{self.whereabouts(rank)}; "
+                "check whether it still runs, or raise --timeout"
+            ) from e
 
     def settle(self) -> None:
         """Rank 0: waits until all others have answered the last command, whatever they say."""
