@@ -5,8 +5,11 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from functools import cache
 from inspect import signature
+from numbers import Number
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.capture.torch_private import needed
@@ -237,45 +240,82 @@ def break_at_own_generators() -> None:
         supported.is_supported_random_obj = staticmethod(lambda _: False)
 
 
-def as_if_not_compiled(ours: Callable[[], bool]) -> None:
-    """Have TorchDynamo tell a user's own code that nothing compiles it, where `ours` is true of what is traced: where it asks
-    (torch.compiler.is_compiling) it would go another way than when it runs. Installed packages that ask for themselves are told that they
-    are compiled, as ever: they do, so that they can be traced. For the whole process; once is enough. Raises MissingBackendError."""
+@cache
+def as_when_it_runs(ours: Callable[[], bool]) -> None:
+    """Have TorchDynamo give to a user's code what it gets when it runs, where `ours` is true of what is traced. For the whole process.
+
+    torch.compiler.is_compiling() is False. A function behind functools.lru_cache is left to Python, where TorchDynamo would run it anew
+    each time, and so is NumPy, but its functions of plain numbers are called at once. Installed packages are told that they are compiled,
+    as they ask in order to be traced, and their cached functions of constants are called at once. Raises MissingBackendError.
+    """
     with needed("tracing a module's calls"):
         import torch
         from torch._dynamo.external_utils import is_compiling
+        from torch._dynamo.variables.functions import WrapperUserFunctionVariable
+        from torch._dynamo.variables.misc import NumpyVariable
         from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
         handlers = TorchInGraphFunctionVariable._get_handlers()
         questions = (torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch._utils.is_compiling, is_compiling)
-    for question in questions:
-        known = handlers.get(question)
-        if known is not None and not isinstance(known, _Answer):
-            handlers[question] = _Answer(known, ours)
+    for question in handlers.keys() & set(questions):
+        handlers[question] = _instead(_no, handlers[question], ours)
+    wrapped: Any = WrapperUserFunctionVariable
+    wrapped.call_function = _instead(_cached, wrapped.call_function, ours)
+    numpy: Any = NumpyVariable
+    numpy.call_function = _instead(_of_numbers, numpy.call_function, ours)
 
 
-class _Answer:
-    """Answers a traced question whether code is compiled."""
+def _instead(found: Callable[..., Any], ordinary: Callable[..., Any], ours: Callable[[], bool]) -> Callable[..., Any]:
+    """A way to call a traced variable: what is `found`, where `ours` is true and there is anything, or the ordinary one."""
 
-    def __init__(self, ordinary: Callable[..., Any], ours: Callable[[], bool]) -> None:
-        self._ordinary, self._ours = ordinary, ours
+    def call(variable: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        result = found(variable, frame, *args, **kwargs) if ours() else None
+        return ordinary(variable, frame, *args, **kwargs) if result is None else result
 
-    def __call__(self, asked: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        from torch._dynamo.variables import ConstantVariable
-
-        asking = (frame,) if frame.parent is None else (frame, frame.parent)
-        if not self._ours() or _is_torch(frame) or all(map(_is_installed, asking)):
-            return self._ordinary(asked, frame, *args, **kwargs)
-        return ConstantVariable.create(False)
+    return call
 
 
-def _is_torch(frame: Any) -> bool:
-    return str(frame.f_globals.get("__name__")).partition(".")[0] == "torch"
+def _no(_: Any, frame: Any) -> Any:
+    from torch._dynamo.variables import ConstantVariable
+
+    asking = [f for f in (frame, frame.parent) if f is not None]
+    told = frame.f_globals.get("__name__", "").partition(".")[0] == "torch" or all(_is_installed(f.f_code) for f in asking)
+    return None if told else ConstantVariable.create(False)
 
 
-def _is_installed(frame: Any) -> bool:
-    """True if a traced frame runs code of an installed package."""
-    return not {"site-packages", "dist-packages"}.isdisjoint(Path(frame.f_code.co_filename).parts)
+def _cached(variable: Any, _: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    from torch._dynamo import exc, utils
+
+    function = variable.wrapper_obj
+    is_known = getattr(utils, "is_lru_cache_wrapper_trace_without_warning_allowed", lambda _: False)  # not in 2.11
+    if not hasattr(function, "cache_info") or str(function.__module__).partition(".")[0] == "torch" or is_known(function):
+        return None
+    value = _called(function, [*variable.self_args(), *args], kwargs) if _is_installed(function.__wrapped__.__code__) else None
+    return value or exc.unimplemented(gb_type="results of a function are cached", context=str(function), explanation="", hints=[])
+
+
+def _of_numbers(variable: Any, _: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    import numpy
+
+    function: Any = variable.value
+    is_public = vars(numpy).get(getattr(function, "__name__", "")) is function  # numpy.random is not: its numbers are no constants
+    return _called(function, args, kwargs) if is_public else None
+
+
+def _called(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The result of a call with constants, if it is one; otherwise None."""
+    from torch._dynamo.variables import ConstantVariable
+
+    if not all(value.is_python_constant() for value in (*args, *kwargs.values())):
+        return None
+    result = function(*(a.as_python_constant() for a in args), **{name: a.as_python_constant() for name, a in kwargs.items()})
+    result = result.item() if isinstance(result, Number) and hasattr(result, "item") else result
+    return ConstantVariable.create(result) if ConstantVariable.is_base_literal(result) else None
+
+
+def _is_installed(code: CodeType) -> bool:
+    """True for code of an installed package."""
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(code.co_filename).parts)
 
 
 def module_classes(graph: "fx.GraphModule") -> set[type]:

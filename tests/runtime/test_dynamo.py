@@ -1,7 +1,6 @@
 """A module whose calls TorchDynamo traces for us is still the user's: whatever is done to it, it computes what it computes by itself."""
 
 import copy
-import importlib
 import io
 import pickle
 import sys
@@ -402,36 +401,6 @@ class Recomputes(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(checkpoint(self.middle, self.a(x), use_reentrant=False))
-
-
-def test_only_installed_packages_are_told_that_they_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "site-packages"
-    folder.mkdir()
-    lines = ["import torch", "def asked(): return torch.compiler.is_compiling()", "def factor(): return 2.0 if asked() else 1.0"]
-    (folder / "polite.py").write_text("\n".join(lines))
-    monkeypatch.syspath_prepend(folder)
-    polite = importlib.import_module("polite")
-
-    class Scaled(Net):
-        factor: Callable[[], float] = staticmethod(lambda: 2.0)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x * self.factor())
-
-    class Asks(Scaled):
-        factor = staticmethod(lambda: 3.0 if torch.compiler.is_compiling() or polite.asked() else 1.0)
-
-    class AsksForItself(Scaled):
-        factor = staticmethod(polite.factor)
-
-    plain, placed = pair(Asks)
-    assert train(placed) == train(plain)
-    assert baechi_ext.report(placed).placed_steps
-    assert train(pair(AsksForItself)[1]) == train(pair(Scaled)[0])
-    torch.manual_seed(7)
-    compiled = torch.compile(plain.eval(), backend="eager")  # by the user, who is told so
-    x = torch.randn(5, 6)
-    assert torch.equal(compiled(x), Net.forward(plain, x * 3))
 
 
 def test_what_recomputes_its_activations_runs_as_it_is() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baechi_ext.capture.torch_dynamo import (
-    as_if_not_compiled,
+    as_when_it_runs,
     await_trace,
     break_at_own_generators,
     compilations,
@@ -83,7 +83,7 @@ class _Shared:
 
 def _set(stack: ExitStack) -> None:
     """Set TorchDynamo up to trace for us."""
-    stack.enter_context(dynamo_settings(allow_rnn=True, suppress_errors=True))
+    stack.enter_context(dynamo_settings(allow_rnn=True, suppress_errors=True, trace_numpy=False))
 
 
 def _hush(stack: ExitStack) -> None:
@@ -156,7 +156,7 @@ def watch_compiles() -> None:
     compile_callbacks(_begun, _ended)
     without_limits_logged(_not_ours)
     break_at_own_generators()
-    as_if_not_compiled(inside_one)
+    as_when_it_runs(inside_one)
 
 
 def _not_ours(_: object) -> bool:

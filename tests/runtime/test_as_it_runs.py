@@ -1,0 +1,131 @@
+"""What TorchDynamo would take for something else than it is when a user's code runs: questions whether it is compiled, functions whose
+results are cached, NumPy."""
+
+import copy
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.runtime.placed_modules import place, report
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+INSTALLED = """
+import functools, torch
+def asked(): return torch.compiler.is_compiling()
+def factor(): return 2.0 if asked() else 1.0
+@functools.cache
+def cached(number): return [number]
+"""
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale: Callable[[], object]) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x)) * self.scale())
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "an_installed_package.py").write_text(INSTALLED)
+    monkeypatch.syspath_prepend(folder)
+    yield importlib.import_module("an_installed_package")
+    del sys.modules["an_installed_package"]
+
+
+def trained(model: nn.Module) -> list[Tensor]:
+    """The outputs of a training, and a random number behind it."""
+    torch.manual_seed(7)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    outputs = []
+    for _ in range(5):
+        out = model(torch.randn(5, 6))
+        optimizer.zero_grad()
+        out.square().sum().backward()
+        optimizer.step()
+        outputs.append(out.detach())
+    return [*outputs, torch.rand(1)]
+
+
+def same(scale: Callable[[], object], plain: Callable[[], object], before: Callable[[], None] = lambda: None) -> bool:
+    """True if a placed module with one scale is what an unplaced one with the other is; `before` is called before each training."""
+    torch.manual_seed(2)
+    model = Scaled(plain)
+    placed = copy.deepcopy(model)
+    placed.scale = scale
+    place(placed)
+    before()
+    expected = trained(model)
+    before()
+    actual = trained(placed)
+    assert report(placed).placed_steps
+    return all(map(torch.equal, expected, actual))
+
+
+def test_only_installed_packages_are_told_that_they_are_compiled(installed: ModuleType) -> None:
+    for asked in (torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, installed.asked):
+
+        def scale(asked: Callable[[], bool] = asked) -> float:
+            return 3.0 if asked() else 1.0
+
+        assert same(scale, scale)
+    assert same(installed.factor, lambda: 2.0)
+    compiled = torch.compile(lambda x: x * 3 if torch.compiler.is_compiling() else x, backend="eager")
+    assert compiled(torch.ones(1)) == 3, "whoever compiles code is told so"
+
+
+def test_results_that_are_cached_are_not_computed_anew(installed: ModuleType) -> None:
+    now = {"number": 1.0}
+
+    @functools.lru_cache
+    def noise(size: int) -> Tensor:
+        return torch.randn(size)
+
+    @functools.cache
+    def first() -> float:
+        return now["number"]
+
+    def aged() -> float:
+        now["number"] += 1
+        return first()
+
+    assert same(lambda: noise(8), lambda: noise(8), noise.cache_clear)
+    def renewed() -> None:
+        now["number"] = 1.0
+        first.cache_clear()
+
+    assert same(aged, aged, renewed)
+    assert same(lambda: installed.cached(2)[0], lambda: 2)
+    assert installed.cached.cache_info().hits
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        lambda: float(np.median(np.linspace(0, 1, 8, dtype=np.float32))),  # an array of one number where TorchDynamo runs it
+        lambda: torch.from_numpy(np.sort(np.random.RandomState(3).rand(8)).astype(np.float32)),
+        lambda: np.sqrt(np.prod((2, 3))) * np.pi,
+    ],
+)
+def test_numpy_is_itself(scale: Callable[[], object]) -> None:
+    assert same(scale, scale)
+
+
+def test_numpy_of_numbers_breaks_no_graph() -> None:
+    torch.manual_seed(2)
+    model = place(Scaled(lambda: np.sqrt(8)))
+    trained(model)
+    assert not report(model).graph_breaks
