@@ -287,6 +287,7 @@ print(ended and queue.get())
 """
 
 
+@pytest.mark.xfail(torch.version.cuda is not None, reason="captures start autograd's threads for GPUs, without which no fork can train")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_fork_of_a_placed_script_trains_models_of_its_own(tmp_path: Path) -> None:
     """The devices' threads do not live on in it, and it would wait for them."""
