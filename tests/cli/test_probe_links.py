@@ -34,9 +34,13 @@ def test_threads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_processes_charge_the_devices(tmp_path: Path) -> None:
+    """Where other programs come between too often to tell, that is said; not three times in a row."""
     cluster = tmp_path / "cluster.json"
-    done = forked.run("probe-links", "--workers=process", "--max_exponent=10", f"--out={cluster}")
-    assert done.returncode == 0, done.stderr
+    for _ in range(3):
+        done = forked.run("probe-links", "--workers=process", "--max_exponent=10", f"--out={cluster}")
+        assert done.returncode == 0, done.stderr
+        if "counted as none" not in done.stdout:
+            break
     assert done.stdout.count("Communication cost function:") == 2
     loaded = Cluster.load(cluster)
     assert not loaded.parallel_transfers

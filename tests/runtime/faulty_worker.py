@@ -43,8 +43,8 @@ class Fault:
         """A part that runs for the STEP-th time strikes; the training's part is the only one that runs more than once."""
 
         def counted(part: RankPart) -> Any:
-            part.runs = getattr(part, "runs", 0) + 1
-            if part.runs == self.step:
+            part.begun_runs = getattr(part, "begun_runs", 0) + 1
+            if part.begun_runs == self.step:
                 segments = list(part.program.segments)
                 ops = part.timeline.graph.ops
                 own = [i for i, s in enumerate(segments) if ops[s.op].phase == self.when]

@@ -55,17 +55,15 @@ def test_afterwards_freed_memory_is_kept_again() -> None:
     assert held - process_memory.resident_bytes() > 48 * MIB
 
 
-
-
 def faults_of(code: str) -> list[int]:
-    """Page faults of a few tensors of 64 MiB that are gone at once, each time that `code`, in a process of its own, calls `large`."""
+    """Page faults of a few blocks of 64 MiB that are gone at once, each time that `code`, in a process of its own, calls `large`."""
     beginning = (
-        "import resource, torch\n"
+        "import resource\n"
         "from baechi_runtime.host import malloc\n"
         "def large():\n"
         "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "    for _ in range(4):\n"
-        "        torch.ones(16 * 2**20)\n"
+        "        b'x' * (64 * 2**20)\n"
         "    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
     )
     done = subprocess.run([sys.executable, "-c", beginning + code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
@@ -97,12 +95,12 @@ def test_what_is_free_goes_back_where_less_is_left_than_is_held(left_mib: int) -
     given_back = faults_of(
         "from baechi_runtime.host import process_memory\n"
         "malloc.keep_freed_memory()\n"
-        "tensors = [torch.ones(25 * 2**20) for _ in range(4)]\n"  # 400 MiB
-        "del tensors[1:]\n"
+        "blocks = [b'x' * (number * 2**20) for number in range(100, 104)]\n"
+        "del blocks[1:]\n"
         "held = process_memory.resident_bytes()\n"
         f"malloc.usable_bytes = lambda: held + {left_mib * MIB}\n"
         "malloc.mind_shortage()\n"
-        f"print(held - process_memory.resident_bytes())\n"
+        "print(held - process_memory.resident_bytes())\n"
     )[0]
     assert (given_back > 250 * MIB) == (left_mib == 100)
 
