@@ -15,7 +15,7 @@ PROBE_BYTES = (4, 256, *(4**i for i in range(7, 13)))
 _LEAST_R_SQUARED, _LARGE_BYTES = 0.25, 2**20
 _LEAST_US_PER_BYTE = 2e-6
 """500 GB/s: faster than two processes, or two GPUs, of one machine hand a copy over."""
-_MOST_OF_ONE_WAY = 2.0
+_MOST_OF_ONE_WAY = 4.0
 """The one-way times that a small tensor may take from a device, since caches are cold. More is what other programs did meanwhile."""
 _ADVICE = "end what else runs, or give --comm_cost_coeffs"
 _COPIES, _COPY_REPEATS = 2, 5
