@@ -1,5 +1,5 @@
-"""What TorchDynamo would take for something else than it is when a user's code runs: questions whether it is compiled, functions whose
-results are cached, NumPy."""
+"""Code that TorchDynamo would trace in another way than it runs: questions whether it is compiled, functions whose results are cached,
+NumPy."""
 
 import copy
 import functools

@@ -42,7 +42,7 @@ def keep_freed_memory() -> bool:
 
     Large tensors come and go hundreds of times a step, and giving their pages back to the system costs page faults: a quarter of a step of
     GPT-2 with 50,257 words (benchmarks/results/kept_memory.md). It holds for the whole process, so for an eager step in it as well:
-    comparisons in one process stay fair. What is held comes to up to 1.6 times what is used, so see `mind_shortage`.
+    comparisons in one process stay fair. A process holds up to 1.4 times as much then, so see `mind_shortage`.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

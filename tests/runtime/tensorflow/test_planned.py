@@ -116,7 +116,7 @@ def test_a_fit_by_a_plan_is_the_fit_unplaced(make: Callable[[], tuple[keras.Mode
 
 
 def test_a_step_that_tensorflow_rewrites_is_compared_as_it_was_captured() -> None:
-    """What becomes one op is rounded once, in 16 bits by more than any tolerance."""
+    """Ops that are rewritten to one are rounded once, which in 16 bits differs by more than any tolerance."""
     keras.utils.set_random_seed(3)
     half = keras.DTypePolicy("mixed_bfloat16")
     model = keras.Sequential([keras.Input((10,)), layers.Dense(20, "relu", dtype=half), layers.Dense(1, dtype=half)])
