@@ -3,8 +3,8 @@
 #
 #     benchmarks/gpu_half_hour.sh [FOLDER] [WHEELS]     make rehearse-gpu goes through it on pretended devices, with small models
 #
-# The tests that need a GPU; one device, without and with CUDA graphs, against eager; four parts of the GPU, predicted and measured; parity
-# with and without TF32 and BatchNorm; compute-sanitizer, where it is; a memory limit just above what is planned.
+# What memory goes to besides tensors; the tests that need a GPU; parity with and without TF32 and BatchNorm; compute-sanitizer, where it is;
+# one device, without and with CUDA graphs, against eager; a memory limit just above what is planned; four parts of the GPU, predicted and measured.
 #
 # FOLDER (runs/gpu_half_hour) gets a log of every step, reports, and their table gpu.md; in split/ the comparisons. Steps that are done are not
 # done again, so the command can be given again after a failure, or a day later. WHEELS is a folder of *.whl for a machine without network,
@@ -23,11 +23,11 @@ found=$("$python" -c 'import torch; print(torch.cuda.device_count())') || { echo
 [ "$found" -ge 1 ] || { echo "error: there is no CUDA device here; make rehearse-gpu rehearses" >&2; exit 1; }
 command -v nvidia-smi >/dev/null && nvidia-smi > "$folder/nvidia-smi.txt" 2>&1
 
-steps=20 tests=tests/runtime towers="wide_towers inception_v3" exponent=24 sizes=""
+steps=20 tests="tests/runtime tests/capture" memory=alexnet,gnmt_v2,inception_v3,gpt2 towers="wide_towers inception_v3" exponent=24 sizes=""
 declare -A size
 if [ -n "${REHEARSE:-}" ]; then
     steps=2 tests=tests/runtime/test_split_gpu.py::test_four_parts_compute_what_one_device_computes
-    towers=wide_towers exponent=8 sizes="--batch_size=2 --image_size=16"
+    memory=rnnlm towers=wide_towers exponent=8 sizes="--batch_size=2 --image_size=16"
     words="--vocab_size=60 --max_seq_length=4 --rnn_units=64"
     size=([alexnet]="--batch_size=2 --image_size=63" [gnmt_v2]="--batch_size=4 $words" [rnnlm]="--batch_size=4 $words"
           [wide_towers]="--batch_size=2 --image_size=16")
@@ -42,22 +42,28 @@ train() { # NAME MODEL FLAGS...: a report in NAME/
         --out="$folder/$name" "$@"
 }
 
-limit=300 run kernels "$python" -m baechi_ext.place.kernels
-limit=240 run gpu_tests "$python" -m pytest -q -m gpu -p no:cacheprovider "$tests"
+limit=300 run kernels "$python" -m baechi_ext.place.kernels &
+limit=240 run memory "$python" -m benchmarks.gpu_memory --model_names="$memory" --out="$folder/memory" # nothing else is on the GPU yet
+wait
+
+# Nothing here is timed, so it runs together.
+limit=300 run gpu_tests "$python" -m pytest -q -m gpu -p no:cacheprovider $tests &
+for tf32 in 0 1; do
+    for model in wide_towers rnnlm; do # with BatchNorm, and without
+        limit=120 NVIDIA_TF32_OVERRIDE=$tf32 train "parity_${model}_tf32_$tf32" "$model" --split_gpu=2 &
+    done
+done
+command -v compute-sanitizer >/dev/null && limit=150 run sanitizer compute-sanitizer --tool=memcheck --error-exitcode=9 \
+    "$python" -m pytest -q -m gpu -p no:cacheprovider tests/runtime/test_cuda_graphs.py -k "branches and sgd" &
+wait
+
 for model in alexnet gnmt_v2 rnnlm; do
     limit=60 train "one_$model" "$model" --num_gpus=1
     limit=60 train "one_${model}_graphs" "$model" --num_gpus=1 --cuda_graphs
 done
+tight=$("$python" -m benchmarks.gpu_table --tight=1.1 "$folder/one_alexnet") && limit=60 train tight alexnet --num_gpus=1 --device_memory="$tight"
 limit=560 run split env DEVICES=split PYTHON="$python" MODELS="$towers" METHODS=contiguous,m_etf STEPS="$steps" \
     LIMIT=120 EXPONENT="$exponent" SIZES="$sizes" benchmarks/run_4gpu.sh "$folder/split"
-for tf32 in 0 1; do
-    for model in wide_towers rnnlm; do # with BatchNorm, and without
-        limit=60 NVIDIA_TF32_OVERRIDE=$tf32 train "parity_${model}_tf32_$tf32" "$model" --split_gpu=2
-    done
-done
-command -v compute-sanitizer >/dev/null && limit=150 run sanitizer compute-sanitizer --tool=memcheck --error-exitcode=9 \
-    "$python" -m pytest -q -m gpu -p no:cacheprovider tests/runtime/test_cuda_graphs.py -k "branches and sgd"
-tight=$("$python" -m benchmarks.gpu_table --tight=1.1 "$folder/one_alexnet") && limit=60 train tight alexnet --num_gpus=1 --device_memory="$tight"
 
 "$python" -m benchmarks.gpu_table "$folder"/*/report.json > "$folder/gpu.md" && echo "the table: $folder/gpu.md"
 end

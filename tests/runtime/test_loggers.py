@@ -7,8 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.utils.tensorboard import SummaryWriter
 
 import baechi_ext
 from baechi_ext.errors import OptionError
@@ -17,6 +15,11 @@ from baechi_runtime.measure.samples import samples_by_name
 from tests.runtime.forked import run
 from tests.runtime.test_call_report import calls
 from tests.test_layers import ROOT
+
+pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
+from torch.utils.tensorboard import SummaryWriter  # noqa: E402
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtime")])}
 PLACED_US, PLAIN_US = [150.0, 151.0, 149.0], [300.0] * 8
