@@ -47,7 +47,9 @@ limit=240 run memory "$python" -m benchmarks.gpu_memory --model_names="$memory" 
 wait
 
 # Nothing here is timed, so it runs together.
-limit=300 run gpu_tests "$python" -m pytest -q -m gpu -p no:cacheprovider $tests &
+several=$("$python" -c 'import xdist' 2>/dev/null && echo "-n 4 -p no:benchmark") # pytest-benchmark warns of xdist
+# shellcheck disable=SC2086
+limit=300 run gpu_tests "$python" -m pytest -q -m gpu -p no:cacheprovider --durations=5 $several $tests &
 for tf32 in 0 1; do
     for model in wide_towers rnnlm; do # with BatchNorm, and without
         limit=120 NVIDIA_TF32_OVERRIDE=$tf32 train "parity_${model}_tf32_$tf32" "$model" --split_gpu=2 &

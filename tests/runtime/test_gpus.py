@@ -15,7 +15,7 @@ from baechi_runtime.torch import cluster as gpu_cluster
 from baechi_runtime.torch.cluster import free_bytes, measured_cluster, topology
 from baechi_runtime.torch.lowering.devices import CudaDevice, memory_bytes, uuids_of_gpus
 from baechi_runtime.torch.lowering.gpus import Gpus, Tie, read_gpus
-from baechi_runtime.torch.lowering.memory_limit import CUDA_SLACK_BYTES, plannable_bytes
+from baechi_runtime.torch.lowering.memory_limit import CONTEXT_BYTES, CUDA_SLACK_BYTES, plannable_bytes
 
 GIB = 2**30
 
@@ -237,5 +237,5 @@ def test_a_gpu_has_room_for_less_than_it_has() -> None:
     """The driver's context, the libraries' workspaces and the allocator's segments take some."""
     room = plannable_bytes(80 * GIB)
     assert 60 * GIB < room < 64 * GIB
-    assert room * 1.25 + CUDA_SLACK_BYTES + GIB / 2 == pytest.approx(80 * GIB)
+    assert room * 1.25 + CUDA_SLACK_BYTES + CONTEXT_BYTES == pytest.approx(80 * GIB)
     assert plannable_bytes(GIB / 2) == 0

@@ -183,6 +183,8 @@ def _timed_pass(placed: PlacedStep, device: TorchDevice) -> tuple[dict[int, floa
 
 def _timed_behind_host(placed: StreamStep) -> tuple[dict[int, float], dict[int, float]]:
     """See `_timed_pass`. Updates that are one call share its time: the device's by bytes, the host's equally."""
+    if not placed.walk.runs:
+        placed.walk.run(placed.empty())  # kernels are loaded, and chosen, when they are first asked for
     times = placed.walk.time_ops(placed.empty())
     device, host = ({v: each[i] for v, each in times.items()} for i in range(2))
     state, names = placed.step.state(), placed.context.binding.state_names

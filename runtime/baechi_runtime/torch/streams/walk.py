@@ -4,7 +4,7 @@ between them. The host waits for none of these: streams do, for events."""
 import contextlib
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,7 +24,9 @@ WARM_UP_STEPS = 2
 _HELD = 32
 """Ops that a device is held back for, so that the host is ahead of it. A stream takes some 1,000 kernels before its host has to wait."""
 _FIRST_US = 100.0
-"""The host's time for an op, before any was seen."""
+"""The host's time for an op that it has not been seen to give."""
+_LONGEST_US = 50_000.0
+"""No device is held back for longer: kernels that are loaded only now wait for it, and would be taken for a slow host."""
 Copy = tuple[torch.Tensor, torch.cuda.Event]
 """A tensor, and the event behind which it is there."""
 _Given = tuple[int, int | None, Action]
@@ -103,24 +105,29 @@ class Handovers:
 
 
 class OpTimer:
-    """Times the ops of a device. It is held back for some of them at a time, so that it does not wait for the host in the midst of one."""
+    """Times the ops of a device. It is held back for some of them at a time, so that it does not wait for the host in the midst of one:
+    for twice as long as these took the host before, by op."""
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: CudaDevice, seen_us: Mapping[int, float] | None = None) -> None:
         self._device = device
-        self._begun = time.perf_counter_ns()
+        self._seen_us = seen_us or {}
+        self._holds: dict[int, float] = {}
         self._hosts: dict[int, float] = {}
         self._marks: dict[int, tuple[torch.cuda.Event, torch.cuda.Event]] = {}
 
     def timed(self, program: LoweredProgram) -> LoweredProgram:
         """The program, each of its ops timed."""
+        ops = [segment.op for segment in program.segments]
+        for i in range(0, len(ops), _HELD):
+            host_us = sum(self._seen_us.get(op, _FIRST_US) for op in ops[i : i + _HELD])
+            self._holds[ops[i]] = min(2 * host_us, _LONGEST_US)
         segments = (Segment(s.op, (), (), partial(self._run, s), ()) for s in program.segments)
         return replace(program, segments=tuple(segments))
 
     def _run(self, segment: Segment, slots: Slots) -> None:
-        device, given = self._device, len(self._marks)
-        if given % _HELD == 0:
-            per_op_us = (time.perf_counter_ns() - self._begun) / 1000 / given if given else _FIRST_US
-            device.hold(2 * _HELD * per_op_us)
+        device = self._device
+        if segment.op in self._holds:
+            device.hold(self._holds[segment.op])
         begin = time.perf_counter_ns()
         for action in segment.arrivals:
             action(slots)
@@ -148,6 +155,8 @@ class Walk:
         self._timeline, self._handovers, self._programs, self._devices = timeline, handovers, programs, devices
         self._parts = any(d.share > 1 for d in devices)
         self.runs = 0
+        self._host_us: dict[int, float] = {}
+        """The least microseconds that each op was seen to take the host."""
         self.busy_us = (0.0,) * len(programs)
         """Microseconds that each device took for its ops when they were timed: their sum, waits left out."""
         self._actions = self._actions_of(programs)
@@ -218,10 +227,12 @@ class Walk:
 
     def time_ops(self, slots: Sequence[Slots]) -> dict[int, tuple[float, float]]:
         """Runs them op after op; see OpTimer.times. Raises OpFailure."""
-        timers = [OpTimer(device) for device in self._devices]
+        timers = [OpTimer(device, self._host_us) for device in self._devices]
         actions = self._actions_of([timer.timed(program) for timer, program in zip(timers, self._programs, strict=True)])
         with self._explained():
             self._give(actions, slots)
             self.synchronize()
         self.busy_us = tuple(timer.busy_us() for timer in timers)
-        return {op: times for timer in timers for op, times in timer.times().items()}
+        times = {op: times for timer in timers for op, times in timer.times().items()}
+        self._host_us = {op: min(host_us, self._host_us.get(op, host_us)) for op, (_, host_us) in times.items()}
+        return times
