@@ -14,6 +14,7 @@ from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.measure.device_speeds import note_on, speeds_of
 from baechi_runtime.measure.link_probe import LinkProbe, sound
 from baechi_runtime.report.progress import progress
+from baechi_runtime.report.tables import as_time
 from baechi_runtime.torch.lowering.devices import TorchDevice, uuids_of_gpus
 from baechi_runtime.torch.lowering.gpus import Gpus, read_gpus
 from baechi_runtime.torch.lowering.memory_limit import plannable_bytes
@@ -24,6 +25,9 @@ from baechi_runtime.torch.streams.executor import StreamStep
 _GLANCE, _LOOK = (8, 0.025), (15, 0.1)
 """Windows, and the seconds of each, in which devices are compared at first; and again, where one looks slower: what takes a core from a
 device for a moment is over by then, and a program that the system moves about is seen on several."""
+
+_AS_ONE = "add --cuda_graphs to give it out in one go"
+_WORKSPACES = "measured peaks include cuBLAS's workspaces, some 33 MiB for each stream; the limits leave room for them"
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,12 @@ def notes_on(devices: Sequence[TorchDevice], placed: LoadedStep) -> list[str]:
     """The report's notes on CUDA devices: which they are, how they were split, and whether their steps are CUDA graphs."""
     notes = list(topology(devices).notes)
     notes += dict.fromkeys(d.note for d in devices if isinstance(d, GpuPart))
-    if isinstance(placed, StreamStep) and placed.executor.recorder is not None:
-        notes.append(placed.note)
+    if isinstance(placed, StreamStep):
+        issue_us = placed.timeline.graph.total_issue_us()
+        if placed.executor.recorder is not None:
+            notes.append(placed.note)
+        elif issue_us >= placed.timeline.makespan_us:
+            notes.append(f"the host takes {as_time(issue_us)} to give out a step's work, longer than the devices compute; {_AS_ONE}")
+        if not any(d.share > 1 for d in devices):
+            notes.append(_WORKSPACES)
     return notes

@@ -112,14 +112,14 @@ def _companions(executor: Executor, timeline: Timeline) -> int:
 def _passes(
     executor: Executor, placed: PlacedStep, options: ProfileOptions, *, by_wall: bool
 ) -> tuple[list[list[float]], tuple[float, ...], list[float]]:
-    """For each op its samples, the time of each pass (see `_clocked`), both in microseconds, without the warm-up; and for each op the least
-    that it took the host, where that is not part of them.
+    """For each op its samples, the time of each pass (see `_clocked`), both in microseconds, without the warm-up; and for each op what it
+    took the host, the median, where that is not part of them.
 
     `by_wall`: ops are scaled to the passes' own time, not to the sum of their ops.
     """
     device = executor.devices[0]
     samples: list[list[float]] = [[] for _ in placed.programs[0].segments]
-    hosts = [math.inf] * len(samples)
+    hosts: list[list[float]] = [[] for _ in samples]
     passes: list[float] = []
     typical: list[float] = []
     started = time.perf_counter()
@@ -134,8 +134,8 @@ def _passes(
             for v, us in times.items():
                 samples[v].append(us)
             for v, us in issued.items():
-                hosts[v] = min(hosts[v], us)
-    return samples, tuple(passes), [us if us < math.inf else 0.0 for us in hosts]
+                hosts[v].append(us)
+    return samples, tuple(passes), [statistics.median(host) if host else 0.0 for host in hosts]
 
 
 def _error_of(passes: Sequence[float]) -> float:

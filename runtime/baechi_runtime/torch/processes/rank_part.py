@@ -110,7 +110,7 @@ class RankPart:
     def run(self) -> tuple[torch.Tensor | None, float]:
         """The loss, on the rank that computes it, and for how many microseconds the device was busy: the CPU time that this process took
         with all its threads, since those of torch.distributed work for the device, too; on a CUDA device the sum of its ops, as they were
-        timed in the second step."""
+        timed when the steps were warm."""
         self.runs += 1
         timer = OpTimer(self.device) if isinstance(self.device, CudaDevice) and self.runs == WARM_UP_STEPS else None
         begin_ns = time.process_time_ns()

@@ -19,10 +19,12 @@ from baechi_runtime.torch.lowering.ops import Action, LoweredProgram, Segment, S
 from baechi_runtime.torch.lowering.program import moves_nothing
 from baechi_runtime.torch.threads.executor import OpFailure
 
-WARM_UP_STEPS = 2
-"""The first step makes what ops make once (workspaces, optimizer states); in the second, ops are timed. The third may be a graph."""
-_HELD = 32
-"""Ops that a device is held back for, so that the host is ahead of it. A stream takes some 1,000 kernels before its host has to wait."""
+WARM_UP_STEPS = 3
+"""The first step makes what ops make once (workspaces, optimizer states); in the others ops are timed, the second time as the host was seen
+to take its time. The fourth may be a graph."""
+_HELD, _HELD_US = 32, 2000.0
+"""Ops that a device is held back for, and microseconds that these take the host, at most, so that the host is ahead of it: a stream takes
+some 1,000 kernels, of at least 2 us each, before its host has to wait."""
 _FIRST_US = 100.0
 """The host's time for an op that it has not been seen to give."""
 _LONGEST_US = 50_000.0
@@ -117,10 +119,14 @@ class OpTimer:
 
     def timed(self, program: LoweredProgram) -> LoweredProgram:
         """The program, each of its ops timed."""
-        ops = [segment.op for segment in program.segments]
-        for i in range(0, len(ops), _HELD):
-            host_us = sum(self._seen_us.get(op, _FIRST_US) for op in ops[i : i + _HELD])
-            self._holds[ops[i]] = min(2 * host_us, _LONGEST_US)
+        first, ops = -1, 0
+        for op in (segment.op for segment in program.segments):
+            host_us = self._seen_us.get(op, _FIRST_US)
+            if first < 0 or ops == _HELD or self._holds[first] + 2 * host_us > 2 * _HELD_US:
+                first, ops = op, 0
+                self._holds[first] = 0.0
+            ops += 1
+            self._holds[first] = min(self._holds[first] + 2 * host_us, _LONGEST_US)
         segments = (Segment(s.op, (), (), partial(self._run, s), ()) for s in program.segments)
         return replace(program, segments=tuple(segments))
 
@@ -148,14 +154,14 @@ class OpTimer:
 
 
 class Walk:
-    """One way through the programs of all devices. Each device's slots are its own; all slots of a step go together. The second run is
-    timed, op by op."""
+    """One way through the programs of all devices. Each device's slots are its own; all slots of a step go together. The runs after the
+    first are timed, op by op, until the steps are warm."""
 
     def __init__(self, timeline: Timeline, handovers: Handovers, programs: Sequence[LoweredProgram], devices: Sequence[CudaDevice]) -> None:
         self._timeline, self._handovers, self._programs, self._devices = timeline, handovers, programs, devices
         self._parts = any(d.share > 1 for d in devices)
         self.runs = 0
-        self._host_us: dict[int, float] = {}
+        self._host_us = {v: op.issue_us for v, op in enumerate(timeline.graph.ops) if op.issue_us}
         """The least microseconds that each op was seen to take the host."""
         self.busy_us = (0.0,) * len(programs)
         """Microseconds that each device took for its ops when they were timed: their sum, waits left out."""
@@ -187,7 +193,7 @@ class Walk:
     def run(self, slots: Sequence[Slots]) -> Sequence[float]:
         """Runs the programs, and waits for the devices; returns `busy_us`. Raises OpFailure where an op fails."""
         self.runs += 1
-        if self.runs == WARM_UP_STEPS:
+        if 1 < self.runs <= WARM_UP_STEPS:
             self.time_ops(slots)
         else:
             with self._explained():
