@@ -133,6 +133,7 @@ class OpTimer:
     def _run(self, segment: Segment, slots: Slots) -> None:
         device = self._device
         if segment.op in self._holds:
+            device.synchronize()  # what is held back already would fill its queue
             device.hold(self._holds[segment.op])
         begin = time.perf_counter_ns()
         for action in segment.arrivals:
