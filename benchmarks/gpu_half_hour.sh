@@ -67,5 +67,5 @@ tight=$("$python" -m benchmarks.gpu_table --tight=1.1 "$folder/one_alexnet") && 
 limit=560 run split env DEVICES=split PYTHON="$python" MODELS="$towers" METHODS=contiguous,m_etf STEPS="$steps" \
     LIMIT=120 EXPONENT="$exponent" SIZES="$sizes" benchmarks/run_4gpu.sh "$folder/split"
 
-"$python" -m benchmarks.gpu_table "$folder"/*/report.json > "$folder/gpu.md" && echo "the table: $folder/gpu.md"
+"$python" -m benchmarks.gpu_table "$folder" > "$folder/gpu.md" && echo "the table: $folder/gpu.md"
 end

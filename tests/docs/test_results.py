@@ -7,6 +7,8 @@ from typing import Any
 
 from baechi_ext.cost.hardware import COUNTED, OF_OPS, SCALED, START_US, Spread
 from baechi_ext.place.placeto.checkpoint import SHIPPED, parameters_sha256
+from baechi_runtime.report.tables import as_time
+from baechi_runtime.torch.lowering.memory_limit import CONTEXT_BYTES, CUDA_SLACK_BYTES
 from benchmarks.pase import PUBLISHED, Cell
 from benchmarks.reference_comparison import pairs
 from tests.docs.pages import ROOT
@@ -253,6 +255,35 @@ def test_kept_memory() -> None:
     of = "an eager step of `gpt2` with 50,257 words is {:.2f} times as fast, of `alexnet` {:.2f} times"
     assert of.format(gains.pop("gpt2/50257"), gains.pop("alexnet")) in page("docs/run.md")
     assert f"the other models' steps are {min(gains.values()):.2f} to {max(gains.values()):.2f} times as fast" in page("docs/run.md")
+
+
+def test_one_gpu() -> None:
+    for model, program, *cells in table("docs/speed.md", "| model | our program "):
+        found = read(f"gpu/one_{model}{'_graphs' * (program == 'one graph')}/report.json")
+        steps, slower = found["measured_step_us"], found["overhead_of_one_device_program"]
+        ratio = {"median": 1 / slower["median"], "low": 1 / slower["high"], "high": 1 / slower["low"]}
+        times = [as_time(steps[name]["median"]) for name in ("eager", "single")]
+        assert cells == [*times, interval(ratio), f"{found['predicted_step_us']['single'] / steps['single']['median']:.2f}"], model
+
+
+def test_one_gpu_as_four() -> None:
+    for model, programs, *cells in table("docs/speed.md", "| model | our programs "):
+        found = read(f"gpu/{model}_split_gpu_4{'_cuda_graphs' * (programs == 'one graph')}/compare.json")
+        rows = {"eager": found["unplaced"], **{row["method"]: row for row in found["methods"]}}
+        best, steps = rows["m_etf"], {name: row["measured_step_us"]["median"] for name, row in rows.items()}
+        times = [as_time(steps[name]) for name in ("eager", "single", "m_etf")]
+        assert cells == [*times, interval(best["ratio"]), f"{best['predicted_step_us'] / steps['m_etf']:.2f}"], model
+
+
+def test_what_was_compared_on_a_gpu() -> None:
+    reports = [json.loads(path.read_text()) for path in sorted((RESULTS / "gpu").glob("*/*.json"))]
+    parities = [row["parity"]["max_abs_diff"] for found in reports for row in found.get("methods", [found])]
+    assert f"in all {len(parities)} comparisons" in page("docs/speed.md")
+    assert set(parities) == {0.0}
+    most = max(row["outside_bytes"] for row in read("gpu/memory.json")["rows"])
+    assert f"up to {most / 2**20:.0f} MiB on an H200" in page("docs/run.md")
+    assert f"beyond {(CONTEXT_BYTES + CUDA_SLACK_BYTES) / 2**20:.0f} MiB" in page("docs/run.md")
+    assert most < CONTEXT_BYTES
 
 
 def test_a_slow_core() -> None:
