@@ -23,7 +23,8 @@ if [ "$(cat "$here/installed" 2>/dev/null)" != "$wanted" ]; then
     { grep -v -E '^(torch|setuptools)==' constraints.txt; echo "torch==$torch.*"; } > "$here/constraints.txt"
     "$here/bin/python" -m pip install -q -c "$here/constraints.txt" -e '.[torch,transformers,solvers,plots,dev]' ||
         fail "torch $torch for $("$found" -V) cannot be installed; what pip says of it stands above"
-    echo "$wanted" > "$here/installed"
+    # Not by echo, which reads setup.py's backslashes in some shells: everything was installed each time.
+    printf '%s\n' "$wanted" > "$here/installed"
 fi
 PYTHONPATH=$PWD "$here/bin/python" -c 'import platform, torch; print(f"torch {torch.__version__}, Python {platform.python_version()}")'
 PYTHONPATH=$PWD exec "$here/bin/python" -m pytest -q ${COMPAT_TESTS:-tests/capture tests/runtime tests/place/placeto \

@@ -21,4 +21,5 @@ if [ "$(cat $here/installed 2>/dev/null)" != "$wanted" ]; then
     pip -c $here/constraints.txt --no-build-isolation -e .
 fi
 $here/bin/python tests/cuda_stub/build.py >/dev/null
-echo "$wanted" > $here/installed
+# Not by echo, which reads setup.py's backslashes in some shells: everything was installed each time.
+printf '%s\n' "$wanted" > $here/installed

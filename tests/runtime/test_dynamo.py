@@ -343,7 +343,9 @@ def test_a_mark_of_tracing_that_nobody_takes_away(monkeypatch: pytest.MonkeyPatc
     """torch's own traces in several threads leave it behind: one ends that began before another one, which ends after it."""
     model, placed = pair()
     ended = threading.Event()
-    session = vars(torch.compiler)["_compile_session_context"]
+    session = vars(torch.compiler).get("_compile_session_context")
+    if session is None:
+        pytest.skip(f"traces of torch {torch.__version__} leave no mark")
     first = session()
     first.__enter__()
 
