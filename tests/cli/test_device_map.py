@@ -114,10 +114,11 @@ def test_a_search_starts_from_a_device_map(run: Run, graph: Path, tmp_path: Path
 
 
 def test_where_device_maps_are_taken(run: Run, graph: Path, tmp_path: Path) -> None:
-    given = write(tmp_path / "map.json", {"": 0})
+    given, plan = write(tmp_path / "map.json", {"": 0}), tmp_path / "plan.json"
+    assert run("place", graph, *CLUSTER, "--placement_method=single", f"--out={plan}")[0] == 0
     for flags, message in (
         (("--placement_method=m_etf",), "--device_map is only for --placement_method=expert, auto, refine"),
-        (("--initial_plan=x",), "--device_map and --initial_plan cannot be used together"),
+        ((f"--initial_plan={plan}",), "--device_map and --initial_plan cannot be used together"),
     ):
         code, _, said = run("place", graph, *CLUSTER, f"--device_map={given}", *flags)
         assert (code, message in said) == (2, True)

@@ -35,7 +35,7 @@ graphs = pytest.mark.parametrize("graphs", [False, True], ids=["ops", "graphs"])
 
 def on_cuda(drive: Callable[[TorchBackend], T], num_devices: int = 4, *, split: bool = False, graphs: bool = False) -> T:
     request = TrainRequest(
-        "", PlanRequest(), num_devices=num_devices, cuda=not split, split_gpu=split, cuda_graphs=graphs, timeout_seconds=60
+        "", PlanRequest(), num_devices=num_devices, cuda=True, split_gpu=split, cuda_graphs=graphs, timeout_seconds=60
     )
     found = on_devices(request, drive)
     assert found is not None

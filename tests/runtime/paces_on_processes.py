@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from baechi_runtime.report.link_report import ProbeRequest
+from baechi_runtime.drivers.link_report import ProbeRequest
 from baechi_runtime.torch.backend import with_executor
 from baechi_runtime.torch.lowering.devices import TorchDevice
 from baechi_runtime.torch.processes.executor import Executor, follow

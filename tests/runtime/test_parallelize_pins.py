@@ -76,7 +76,7 @@ def test_device_maps(takes_a_number: bool) -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(OptionError, match="device_map is only for the methods expert, auto, refine"):
+    with pytest.raises(OptionError, match="--device_map is only for --placement_method=expert, auto, refine"):
         baechi_ext.parallelize(Towers(False), devices=2, method="m_etf", device_map={"": 0})
     with pytest.raises(OptionError, match="'a' is not a pin"):
         baechi_ext.parallelize(Towers(False), devices=2, pins=["a"])

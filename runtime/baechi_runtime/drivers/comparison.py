@@ -15,7 +15,7 @@ from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.drivers.ranking import Engine
-from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.drivers.train_request import TrainRequest, refuse
 from baechi_runtime.files.run_folder import method_plan
 from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.measure.samples import NOISY_SPREAD, Measurement, Ratio, Samples, enough_samples
@@ -45,6 +45,17 @@ class CompareRequest:
     script: str | None = None
     """The script whose first training call is compared; None: a built-in model's step."""
     script_arguments: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises OptionError where a script can't be compared in that way."""
+        if self.script is None:
+            return
+        refuse(self.train.compile, "--compile is for built-in models; drop it")
+        refuse(
+            self.train.cuda and self.train.framework == "torch",
+            "baechi compare runs a script's call on CPU workers: with several plans, a parameter would be on several GPUs; drop the GPUs, "
+            "or run baechi train SCRIPT once a method",
+        )
 
 
 @dataclass

@@ -18,7 +18,7 @@ from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import PlanFile, verify_placement
 from baechi_ext.place.adjust import NOOP, adjust
 from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal, Task, Worth, begin, conclude, finish
-from baechi_ext.place.registry import METHODS, place
+from baechi_ext.place.registry import METHODS, place, require_taken
 from baechi_ext.place.trial import try_orders
 from baechi_ext.simulate import Timeline
 from baechi_runtime.report.progress import progress
@@ -60,16 +60,24 @@ class PlanRequest:
     cost_factor: float = 1.0
     """Above 1: plan with costs that are wrong by up to that factor, and judge the plan with the right ones."""
 
+    def __post_init__(self) -> None:
+        """Raises OptionError for what is for other methods, and for two starts of one search."""
+        for name, takers in {"expert_file": ("expert",), "initial_plan": SEARCHES, "device_map": MAPPED}.items():
+            if getattr(self, name) is not None and self.method not in takers:
+                methods = (" and " if len(takers) == 2 else ", ").join(takers)
+                raise OptionError(f"--{name} is only for --placement_method={methods}; drop it or choose one of them")
+            if name != "device_map" and None not in (self.device_map, getattr(self, name)):
+                raise OptionError(f"--device_map and --{name} cannot be used together; give one of them")
+        require_taken("auto" if self.method == hybrid.METHOD else self.method, self.options)
+
     @classmethod
     def of(
         cls, method: str, *, pins: Sequence[str] = (), device_map: DeviceMap | None = None, seed: int = 0, time_limit: float | None = None
     ) -> "PlanRequest":
         """The request in words, as Python calls have it; pins are written `encoder.*=0`, the limit is in seconds. Raises OptionError for an
-        unknown method, a malformed pin, a device map for a method that takes none, or what is no seed or limit."""
+        unknown method, a malformed pin, or what is no seed or limit."""
         if method not in METHODS:
             raise OptionError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
-        if device_map is not None and method not in MAPPED:
-            raise OptionError(f"device_map is only for the methods {', '.join(MAPPED)}; drop it or choose one of them")
         if not isinstance(pins, (list, tuple)):
             raise OptionError(f"pins={pins!r} is no list; write one, such as pins=['encoder.*=0']")
         if not isinstance(seed, int):

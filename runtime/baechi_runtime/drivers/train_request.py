@@ -1,11 +1,13 @@
-"""The request that `baechi train` makes, whichever framework computes it."""
+"""The requests that `baechi train` makes, whichever framework computes them; one that contradicts itself can't be made."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster, Link
 from baechi_ext.ir.made_by import MadeBy
+from baechi_ext.ir.numbers import as_number
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.models.registry import ModelOptions
 
@@ -21,6 +23,48 @@ _OF_PLACING = ("framework", "workers", "num_devices", "cuda", "cuda_graphs", "sp
     "batch_norm_per_part",
     "cost_path",
 )
+_OF_TORCH = ("cuda_graphs", "compile", "use_free_memory", "relaxed_random")
+_OF_RUNNING = (
+    *("framework", "sharding", "costgen", "cluster", "run", "split_gpu", "cuda_graphs", "use_free_memory", "workers", "cluster_hosts"),
+    *("log_device_placement", "compile"),
+)
+"""Choices that a plan for other hardware has no use for."""
+
+
+def refuse(fault: object, message: str) -> None:
+    """Raises OptionError with this message where there is a fault."""
+    if fault:
+        raise OptionError(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicesRequest:
+    """The devices of a run, and what all runs on devices take."""
+
+    num_devices: int = 2
+    cuda: bool = False
+    split_gpu: bool = False
+    """The devices are parts of the first GPU."""
+    use_free_memory: bool = False
+    workers: WorkerKind = "thread"
+    """thread: this process runs all devices; process: it is one of a group of workers (baechi_runtime.torch.processes.worker_group)."""
+    framework: Framework = "torch"
+    timeout_seconds: float = 300.0
+    out: str | None = None
+    command: tuple[str, ...] = ()
+    """The command line, word by word; empty where it was no command."""
+
+    def __post_init__(self) -> None:
+        """Raises OptionError for an unknown kind of workers, for what is no time, and for devices that contradict each other."""
+        as_number(self.timeout_seconds, "timeout_seconds", OptionError)
+        refuse(self.workers not in get_args(WorkerKind), f"workers={self.workers!r} is unknown; choose process or thread")
+        refuse(self.split_gpu and self.workers == "process", "--split_gpu is for one process; drop --workers=process")
+        refuse(self.use_free_memory and not self.cuda, "--use_free_memory is for CUDA devices; add --num_gpus=N, or drop it")
+
+    @property
+    def made_by(self) -> MadeBy:
+        """The signature of this run's files; its versions are of what is loaded by now."""
+        return MadeBy(self.command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +81,8 @@ class RunOptions:
     """Go on with the parts of the batch that the checkpoint has, as nobody names any."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainRequest:
+@dataclass(frozen=True)
+class TrainRequest(DevicesRequest):
     """One run of the main job. None: the default, or what a probe finds."""
 
     model: str
@@ -52,16 +96,9 @@ class TrainRequest:
     """The parts that a batch is split into: how many, or their sizes; None: as many as are best."""
     batch_norm_per_part: bool = False
     """BatchNorm may normalise over each part of the batch by itself."""
-    num_devices: int = 2
-    cuda: bool = False
     cuda_graphs: bool = False
     compile: bool = False
     """The unplaced step is measured under the framework's compiler, too."""
-    split_gpu: bool = False
-    """The devices are parts of the first GPU."""
-    use_free_memory: bool = False
-    workers: WorkerKind = "thread"
-    """thread: this process runs all devices; process: it is one of a group of workers (baechi_runtime.torch.processes.worker_group)."""
     cluster: Cluster | None = None
     device_memory: int | None = None
     device_speeds: tuple[float, ...] | None = None
@@ -75,8 +112,6 @@ class TrainRequest:
     """The folder in which a script's plans are kept for later runs, and looked for first; None: they are not."""
     costgen: bool = False
     num_steps: int = 15
-    timeout_seconds: float = 300.0
-    out: str | None = None
     log_device_placement: bool = False
     run: RunOptions | None = None
     """Where given, the placed model is trained; otherwise its step is timed."""
@@ -84,18 +119,61 @@ class TrainRequest:
     """Strategies by name, or shard plan files: the step is split by these, instead of placed."""
     mesh: tuple[int, ...] | None = None
     """The mesh of the processes it is split over; None: their count's prime factors."""
-    framework: Framework = "torch"
     cluster_hosts: tuple[str, ...] | None = None
     """TensorFlow: host:port of each device's server."""
     task_index: int = 0
     """Which of them this process starts; the first one drives."""
-    command: tuple[str, ...] = ()
-    """The command line, word by word; empty where it was no command."""
 
-    @property
-    def made_by(self) -> MadeBy:
-        """The signature of this run's files; its versions are of what is loaded by now."""
-        return MadeBy(self.command)
+    def __post_init__(self) -> None:
+        """Raises OptionError for choices that contradict each other."""
+        super().__post_init__()
+        self._verify_sharding()
+        self._verify_hosts()
+        of_torch, in_parts = self.framework == "torch", self.microbatches != 1
+        for name in _OF_TORCH:
+            refuse(getattr(self, name) and not of_torch, f"--{name} is for --framework=torch; drop it")
+        if self.cluster is not None:
+            refuse(self.link, "--cluster and --comm_cost_coeffs cannot be used together; give one of them")
+            refuse(self.device_speeds, "--cluster and --device_speeds cannot be used together; give the speeds in the file")
+        refuse(
+            self.cuda_graphs and (self.workers == "process" or not self.cuda),
+            "--cuda_graphs is for CUDA devices of one process; add --num_gpus=N or --split_gpu=N, and no --workers=process",
+        )
+        for flag, given in {"--sharding": self.sharding, "--train_steps": self.run, "--costgen": self.costgen}.items():
+            why = f"{flag} measures no placed step; drop one of them"
+            refuse(self.compile and given, f"--compile compares a placed step with a compiled one, and {why}")
+        refuse(
+            in_parts and (self.sharding or not of_torch),
+            "--microbatches is for a built-in model or a script of PyTorch that is placed; drop it",
+        )
+        whole = "--cost_path has the costs of a step with its whole batch; drop it, or give --microbatches=1"
+        refuse(in_parts and self.cost_path is not None, whole)
+        refuse(self.costgen and self.run is not None, "--costgen only profiles and --train_steps trains; give one of them")
+
+    def _verify_sharding(self) -> None:
+        if not self.sharding:
+            refuse(self.mesh, "--mesh is for --sharding; give --sharding=pase as well")
+            return
+        for flag, given in {
+            f"--framework={self.framework}": self.framework != "torch",
+            "--workers=thread": self.workers == "thread",
+            "--costgen": self.costgen,
+            "--cluster": self.cluster is not None,
+            "--device_speeds": self.device_speeds is not None,
+        }.items():
+            refuse(given, f"--sharding splits a built-in model of torch's over worker processes; drop {flag}")
+
+    def _verify_hosts(self) -> None:
+        if self.cluster_hosts is None:
+            refuse(self.task_index, "--task_index is a place in --cluster_hosts; give that as well")
+            return
+        count, elsewhere = len(self.cluster_hosts), "with PyTorch start the workers by torchrun (docs/several_nodes.md)"
+        refuse(self.framework != "tensorflow", f"--cluster_hosts is for --framework=tensorflow; {elsewhere}")
+        refuse(self.workers != "process", "--cluster_hosts names servers; drop --workers=thread")
+        named = f"--cluster_hosts names {count} devices; drop --num_devices and --split_gpu"
+        refuse(self.num_devices != count or self.split_gpu, named)
+        no_place = f"--task_index={self.task_index} is not a place in --cluster_hosts; its {count} places are numbered from 0"
+        refuse(not 0 <= self.task_index < count, no_place)
 
     @property
     def limits_memory(self) -> bool:
@@ -111,11 +189,11 @@ class TrainRequest:
     @property
     def is_ranked(self) -> bool:
         """True if it leaves it to `auto` how worker processes of this machine run a built-in model's step."""
-        files = self.cluster, self.cost_path, None if self.run is None else self.run.checkpoint
-        asked = any(given is not None for given in (*files, self.link, self.device_speeds))
+        checkpoint = None if self.run is None else self.run.checkpoint
+        asked = any(given is not None for given in (self.cluster, checkpoint, self.link, self.device_speeds))
         asked = asked or (self.comm_cost_factor, self.plan.cost_factor) != (1, 1) or self.costgen or self.log_device_placement
-        free = self.microbatches is None and self.plan.method == "auto" and not (self.sharding or self.plan.only_forward)
-        return free and self.framework == "torch" and self.workers == "process" and not (self.cuda or asked)
+        free = self.microbatches is None and self.plan.method == "auto" and not self.plan.only_forward
+        return free and self.workers == "process" and not (self.cuda or asked)
 
     def choices(self) -> dict[str, Any]:
         """The choices that decide how a graph is placed, apart from the graph and what is in files: values of JSON."""
@@ -149,6 +227,18 @@ class ScriptRequest:
     keep_placed: bool = False
     """Stay placed without asking whether that is faster."""
 
+    def __post_init__(self) -> None:
+        """Raises OptionError for what is for built-in models alone."""
+        asked, split = self.request, f"baechi pase {self.path} finds how a script's layers are best split"
+        refuse(asked.costgen, "--costgen profiles a built-in model; drop it, and --out=DIR keeps the profile of a script's model")
+        refuse(asked.sharding, f"--sharding splits a built-in model; {split}")
+        refuse(
+            asked.batch_norm_per_part and asked.framework == "tensorflow",
+            "--batch_norm=per_part is for parts of a batch, and TensorFlow's steps are not split into any; drop it",
+        )
+        one = "a script's model runs on all CUDA devices of a machine from one process; drop --workers=process"
+        refuse(asked.workers == "process" and asked.cuda, one)
+
 
 @dataclass(frozen=True)
 class HardwareRequest:
@@ -158,3 +248,13 @@ class HardwareRequest:
     hardware: str
     measured_on: str | None
     """The hardware that the costs in `cost_path` are of; None: costs are counted."""
+
+    def __post_init__(self) -> None:
+        """Raises OptionError for half of what costs are made of, and for choices of a run, as a model is planned here and not run."""
+        half = "--cost_path and --measured_on go together with --hardware: costs to scale, and what they were measured on; give both"
+        refuse((self.request.cost_path is None) != (self.measured_on is None), half)
+        usual = {f.name: f.default for f in fields(TrainRequest)}
+        flags = {"framework": f"framework={self.request.framework}", "run": "train_steps"}
+        for name in _OF_RUNNING:
+            dropped = f"plans a built-in model of PyTorch's and runs nothing; drop --{flags.get(name, name)}"
+            refuse(getattr(self.request, name) != usual[name], f"--hardware={self.hardware} {dropped}")

@@ -70,7 +70,7 @@ class _Worker:
     """A process's part in each engine. All call the same methods in the same order."""
 
     def __init__(self, request: TrainRequest, devices: Sequence[TorchDevice], rank: int, step: TrainingStep) -> None:
-        self._request, self._devices, self._rank = replace(request, sharding=(PASE,)), devices, rank
+        self._request, self._devices, self._rank = replace(request, sharding=(PASE,), microbatches=1, compile=False), devices, rank
         self.whole = Whole(step, step.batch or 0)
         self._rehearsed: dict[str, _Rehearsed] = {}
         self._loaded: dict[str, Loaded] = {}

@@ -22,14 +22,13 @@ from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers import costing
 from baechi_runtime.drivers.backend import Trained, TrainingBackend
-from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.drivers.train_request import DevicesRequest, TrainRequest
 from baechi_runtime.files.checkpoint_folder import Shard, another, verify_shard, written_shard
 from baechi_runtime.host.host_memory import usable_bytes
 from baechi_runtime.measure.link_probe import LinkProbe
 from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.measure.samples import Measurement
 from baechi_runtime.measure.timing import StepTimes, measure_in_turn
-from baechi_runtime.report.link_report import ProbeRequest
 from baechi_runtime.report.progress import progress
 from baechi_runtime.tensorflow.cluster import find_cluster
 from baechi_runtime.tensorflow.lowering.placed_graph import PlacedVariable
@@ -52,21 +51,13 @@ _MISSES = 3
 
 def on_devices(request: TrainRequest, drive: "Callable[[TensorFlowBackend], T]") -> T | None:
     """The value of `drive` for the devices of the request. Of several hosts the first one drives; the others serve until it is done, and
-    return None. Raises OptionError for what is torch's alone, MissingBackendError where there are too few GPUs, ExecutionError."""
-    require_taken(request)
+    return None. Raises MissingBackendError where there are too few GPUs, ExecutionError."""
     if request.task_index > 0:
         serve(request)
         return None
     one_thread()
     with ExitStack() as stack:
         return drive(TensorFlowBackend(request, *open_devices(request, stack)))
-
-
-def require_taken(request: TrainRequest) -> None:
-    """Raises OptionError for what is torch's alone."""
-    for name in ("cuda_graphs", "compile", "use_free_memory", "relaxed_random"):
-        if getattr(request, name):
-            raise OptionError(f"--{name} is for --framework=torch; drop it")
 
 
 def one_thread() -> None:
@@ -126,7 +117,7 @@ def open_devices(request: TrainRequest, stack: ExitStack) -> tuple[Devices, Devi
     return free, free
 
 
-def devices_of(request: TrainRequest | ProbeRequest) -> Devices:
+def devices_of(request: DevicesRequest) -> Devices:
     """Devices with all their memory, on this machine; not started yet. Raises MissingBackendError where there are too few GPUs."""
     make = Gpus if request.cuda else Logical if request.workers == "thread" else Servers
     return make(request.num_devices, timeout_seconds=request.timeout_seconds)

@@ -3,8 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from baechi_ext.errors import OptionError
-from baechi_runtime.report.link_report import LinkReport, ProbeRequest, probe_all
+from baechi_runtime.drivers.link_report import LinkReport, ProbeRequest, probe_all
 from baechi_runtime.tensorflow.backend import devices_of
 from baechi_runtime.tensorflow.cluster import placer_devices
 from baechi_runtime.tensorflow.servers.links import probe_link
@@ -18,8 +17,6 @@ def probe_links(request: ProbeRequest) -> LinkReport:
 
     Raises ExecutionError where a server fails, MissingBackendError for too few GPUs.
     """
-    if request.split_gpu or request.use_free_memory:
-        raise OptionError("--split_gpu and --use_free_memory are for --framework=torch here; drop them")
     request = replace(request, max_exponent=min(request.max_exponent, _LARGEST_EXPONENT))
     with devices_of(request) as devices:
         return probe_all(request, placer_devices(devices), partial(probe_link, devices), parallel=devices.shared_memory)

@@ -18,7 +18,7 @@ from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers import backend, costing
 from baechi_runtime.drivers.backend import Trained, TrainingBackend
-from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.drivers.train_request import DevicesRequest, TrainRequest
 from baechi_runtime.files.checkpoint_folder import Shard
 from baechi_runtime.measure.link_probe import LinkProbe
 from baechi_runtime.measure.parity_result import Parity
@@ -26,7 +26,6 @@ from baechi_runtime.measure.rehearsal import Rehearsal
 from baechi_runtime.measure.samples import Measurement
 from baechi_runtime.models.registry import make_step
 from baechi_runtime.models.training_step import TrainingStep, optimizer_spec
-from baechi_runtime.report.link_report import ProbeRequest
 from baechi_runtime.report.progress import progress
 from baechi_runtime.torch.cluster import find_cluster, notes_on, topology, with_measured_speeds
 from baechi_runtime.torch.compiled import CompiledStep, compiled_step
@@ -88,7 +87,7 @@ def on_devices(request: TrainRequest, drive: Callable[["TorchBackend"], T], furt
 
 
 def with_executor(
-    request: TrainRequest | ProbeRequest,
+    request: DevicesRequest,
     drive: Callable[[Executor], T],
     obey: Callable[[WorkerGroup, Sequence[TorchDevice]], object],
     *,
@@ -111,7 +110,7 @@ def with_executor(
     return None
 
 
-def devices_of(request: TrainRequest | ProbeRequest) -> Sequence[TorchDevice]:
+def devices_of(request: DevicesRequest) -> Sequence[TorchDevice]:
     """The devices that one process runs. Raises MissingBackendError where there are too few."""
     make = split_gpu if request.split_gpu else cuda_devices if request.cuda else cpu_devices
     return make(request.num_devices)

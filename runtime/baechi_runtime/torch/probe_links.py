@@ -3,7 +3,7 @@
 from functools import partial
 
 from baechi_ext.ir import Device
-from baechi_runtime.report.link_report import LinkReport, ProbeRequest, probe_all
+from baechi_runtime.drivers.link_report import LinkReport, ProbeRequest, probe_all
 from baechi_runtime.torch.backend import with_executor
 from baechi_runtime.torch.cluster import by_reference, free_bytes, topology
 from baechi_runtime.torch.processes.executor import Executor, follow

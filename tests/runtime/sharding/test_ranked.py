@@ -127,8 +127,6 @@ def test_what_is_not_even_tried() -> None:
         {"microbatches": 1},
         {"microbatches": 2},
         {"workers": "thread"},
-        {"framework": "tensorflow"},
-        {"cost_path": "costs.json"},
         {"link": Link(0, 0)},
         {"cluster": Cluster.uniform(2)},
         {"comm_cost_factor": 2},

@@ -93,7 +93,7 @@ def test_a_given_plan_is_not_replaced(tmp_path: Path, monkeypatch: pytest.Monkey
     given = tmp_path / "shard_plan_expert.json"
     given.write_text("{}")
     for out in (str(tmp_path), "."):
-        request = TrainRequest("rnnlm", PlanRequest(), num_devices=1, sharding=("pase", str(given)), out=out)
+        request = TrainRequest("rnnlm", PlanRequest(), num_devices=1, workers="process", sharding=("pase", str(given)), out=out)
         with pytest.raises(OptionError, match=rf"shard_plan_expert.json is in the folder of --out={out}, .*; give another --out"):
             train(request)
     assert given.read_text() == "{}"

@@ -10,7 +10,7 @@ from baechi_runtime.cli.commands.output import Output
 from baechi_runtime.cli.commands.planning import plan_elsewhere
 from baechi_runtime.cli.commands.stages import stage_of
 from baechi_runtime.cli.flags.train import TENSORFLOW
-from baechi_runtime.drivers.train_request import HardwareRequest, ScriptRequest, TrainRequest
+from baechi_runtime.drivers.train_request import DevicesRequest, HardwareRequest, ScriptRequest, TrainRequest
 from baechi_runtime.host.run_lock import locked
 from baechi_runtime.report.progress import progress
 from baechi_runtime.torch.processes.environment import is_worker
@@ -18,7 +18,7 @@ from baechi_runtime.torch.processes.launch import run_workers
 
 if TYPE_CHECKING:
     from baechi_runtime.drivers.comparison import CompareRequest
-    from baechi_runtime.report.link_report import ProbeRequest
+    from baechi_runtime.drivers.link_report import ProbeRequest
     from baechi_runtime.sharding.pase import PaseRequest
 
 
@@ -137,12 +137,12 @@ def _keep_settings(request: TrainRequest, output: Output, command: str) -> None:
         output.keep_settings(request.out, command)
 
 
-def _wants_workers(request: "TrainRequest | ProbeRequest") -> bool:
+def _wants_workers(request: DevicesRequest) -> bool:
     """True if this process must launch PyTorch's worker processes."""
     return request.framework != TENSORFLOW and request.workers == "process" and not is_worker()
 
 
-def _run_workers(request: "TrainRequest | ProbeRequest") -> int:
+def _run_workers(request: DevicesRequest) -> int:
     """Runs this very command on one worker per device."""
     if request.cuda:
         stage_of("torch", "torch.lowering.devices").cuda_workers(request.num_devices)  # raises where there are too few, before any starts

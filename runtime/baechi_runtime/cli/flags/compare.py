@@ -10,7 +10,6 @@ from baechi_ext.place.registry import METHODS
 from baechi_runtime.cli.flags import train as train_flags
 from baechi_runtime.cli.flags.kinds import Kind, OneOf, add_group
 from baechi_runtime.drivers.pipeline import MAPPED, SEARCHES
-from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.host.as_main import require_script
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def compare_request(args: argparse.Namespace) -> "CompareRequest":
     requests = {method: train_flags.train_request(_for(args, method)) for method in dict.fromkeys(("single", *methods))}
     if args.script is not None:
         train_flags.require_none_of(args, train_flags.OF_MODELS)
-        _check_script(requests["single"])
+        train_flags.require_one_start(requests["single"].workers)
         require_script(args.script)
     from baechi_runtime.drivers.comparison import CompareRequest
 
@@ -62,18 +61,6 @@ def compare_request(args: argparse.Namespace) -> "CompareRequest":
         raise OptionError("--microbatches is for the plan of auto, which is not compared; add it to --placement_methods, or drop the flag")
     train = replace(requests["single"], microbatches=1 if auto is None else auto.microbatches)
     return CompareRequest(train, plans, args.script, tuple(args.script_args or ()))
-
-
-def _check_script(train: TrainRequest) -> None:
-    """Raises OptionError where a script can't be compared in that way."""
-    train_flags.require_one_start(train.workers)
-    if train.compile:
-        raise OptionError("--compile is for built-in models; drop it")
-    if train.framework != train_flags.TENSORFLOW and train.cuda:
-        raise OptionError(
-            "baechi compare runs a script's call on CPU workers: with several plans, a parameter would be on several GPUs; drop the GPUs, "
-            "or run baechi train SCRIPT once a method"
-        )
 
 
 def _for(args: argparse.Namespace, method: str) -> argparse.Namespace:

@@ -17,11 +17,11 @@ from baechi_ext.place.adjust import ADJUSTMENTS
 from baechi_ext.place.common import PlaceOptions
 from baechi_ext.place.order_choice import AUTO
 from baechi_ext.place.order_choice import HELP as AUTO_HELP
-from baechi_ext.place.registry import METHODS, require_taken
+from baechi_ext.place.registry import METHODS
 from baechi_ext.place.traversal import TRAVERSALS
 from baechi_runtime.cli.flags import kinds
 from baechi_runtime.cli.flags.kinds import Flag
-from baechi_runtime.drivers.pipeline import MAPPED, SEARCHES, PlanRequest
+from baechi_runtime.drivers.pipeline import PlanRequest
 
 _DEFAULTS = PlanRequest()
 _CLUSTER: dict[str, Flag] = {
@@ -180,16 +180,8 @@ def add_placing_flags(parser: argparse.ArgumentParser, *, method: bool = True) -
 
 def plan_request(args: argparse.Namespace) -> PlanRequest:
     """The request that the placing flags describe. Raises OptionError where they contradict each other, FileError for bad files."""
-    for flag, takers in {"expert_file": ("expert",), "initial_plan": SEARCHES, "device_map": MAPPED}.items():
-        if getattr(args, flag) is not None and args.placement_method not in takers:
-            methods = (" and " if len(takers) == 2 else ", ").join(takers)
-            raise OptionError(f"--{flag} is only for --placement_method={methods}; drop it or choose one of them")
-    for other in ("expert_file", "initial_plan"):
-        if None not in (args.device_map, getattr(args, other)):
-            raise OptionError(f"--device_map and --{other} cannot be used together; give one of them")
     placer = "auto" if args.placement_method == hybrid.METHOD else args.placement_method
     options = PlaceOptions(**kinds.named(PlaceOptions, args), time_limit_seconds=args.time_limit or METHODS[placer].time_limit_seconds)
-    require_taken(placer, options)
     return PlanRequest(
         method=args.placement_method,
         grouper=args.grouper or _DEFAULTS.grouper,

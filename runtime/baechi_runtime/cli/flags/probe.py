@@ -8,7 +8,7 @@ from baechi_runtime.cli.flags import train as train_flags
 from baechi_runtime.cli.flags.kinds import DEVICES, FILE, SECONDS, SWITCH, Flag, Kind, add_group, named, whole_number
 
 if TYPE_CHECKING:
-    from baechi_runtime.report.link_report import ProbeRequest
+    from baechi_runtime.drivers.link_report import ProbeRequest
 
 _DEVICES: dict[str, Flag] = {
     "num_devices": (DEVICES, f"CPU workers (default {train_flags.DEFAULT_DEVICES})"),
@@ -40,17 +40,9 @@ def probe_request(args: argparse.Namespace) -> "ProbeRequest":
     for path in (args.out, args.samples):
         if path is not None:
             require_writable(path)
-    train_flags.settle_framework(args)
-    cuda = train_flags.wants_cuda(args)
-    from baechi_runtime.report.link_report import ProbeRequest
+    from baechi_runtime.drivers.link_report import ProbeRequest
 
-    values = named(ProbeRequest, args) | {
-        "num_devices": train_flags.number_given(args) or train_flags.DEFAULT_DEVICES,
-        "cuda": cuda,
-        "split_gpu": args.split_gpu is not None,
-        "timeout_seconds": args.timeout,
-    }
-    return ProbeRequest(**values)
+    return ProbeRequest(**named(ProbeRequest, args) | train_flags.devices_of(args))
 
 
 PROBE = (add_flags, probe_request)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Collection
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster
@@ -23,18 +24,12 @@ from baechi_runtime.tensorflow.coarse import COARSE, begins_coarse
 TORCH, TENSORFLOW = "torch", "tensorflow"
 OPTIMIZERS = ("sgd", "momentum", "rmsprop", "adagrad", "adadelta", "adam", "adamw")
 DEFAULT_DEVICES = 2
-DEFAULT_WORKERS = {TORCH: "thread", TENSORFLOW: "process"}
 CHECKPOINT_EVERY = 100
 AUTO, PER_PART = "auto", "per_part"
 OF_MODELS = {"model_name", "optimizer", "learning_rate", *(f.name for f in fields(ModelOptions) if f.name != "num_devices")}
 """The flags that say what a built-in model's step is."""
 OF_RUNS = {"num_steps", "train_steps", "checkpoint", "checkpoint_every", "resume"}
 """Those that say how long `baechi train` runs it."""
-_OF_RUNNING = (
-    *("sharding", "costgen", "cluster", "train_steps", "split_gpu", "cuda_graphs", "use_free_memory", "workers", "cluster_hosts"),
-    *("log_device_placement", "compile"),
-)
-"""Flags of runs that a plan for other hardware has no use for."""
 _OF_ONE_STEP = ("cost_path", "initial_plan", "device_map", "expert_file", "pin", "grouper", "placer_type")
 """Flags whose files and names are of the step with its whole batch."""
 
@@ -269,7 +264,10 @@ def request_of(args: argparse.Namespace) -> TrainRequest | ScriptRequest | Hardw
     """The request of `baechi train`. Raises OptionError where flags contradict each other, FileError or ClusterError for a bad file."""
     require_named_script(args, "train")
     if is_elsewhere(args):
-        _require_nothing_run(args)
+        if args.script is not None:
+            raise OptionError(f"--hardware plans a built-in model; for {args.script} give baechi place its graph, which --out keeps")
+        if args.logs is not None:
+            raise OptionError(f"--hardware={args.hardware} plans a built-in model of PyTorch's and runs nothing; drop --tensorboard")
         return HardwareRequest(train_request(args), args.hardware, args.measured_on)
     if args.costgen and args.logs is not None:
         raise OptionError("--costgen runs no step, and --tensorboard gets the times of steps; give one of them")
@@ -282,30 +280,19 @@ def request_of(args: argparse.Namespace) -> TrainRequest | ScriptRequest | Hardw
 
 def train_request(args: argparse.Namespace) -> TrainRequest:
     """The request the flags ask for. Raises OptionError where they contradict each other, FileError or ClusterError for a bad file."""
-    _settle_sharding(args)
-    settle_framework(args)
-    plan = plan_request(args)
     cluster = None if args.cluster is None else Cluster.load(args.cluster)
-    if cluster is not None and args.comm_cost_coeffs is not None:
-        raise OptionError("--cluster and --comm_cost_coeffs cannot be used together; give one of them")
-    if cluster is not None and args.device_speeds is not None:
-        raise OptionError("--cluster and --device_speeds cannot be used together; give the speeds in the file")
-    num_devices = number_given(args) or (len(cluster) if cluster is not None else DEFAULT_DEVICES)
-    values = kinds.named(TrainRequest, args) | {
+    devices = devices_of(args, len(args.cluster_hosts or cluster or ()))
+    if args.framework == TENSORFLOW and begins_coarse(args.placement_method) and args.grouper is None and args.placer_type is None:
+        args.grouper, args.placer_type = COARSE
+    values = kinds.named(TrainRequest, args) | devices | {
         "model": args.model_name,
-        "plan": plan,
-        "model_options": model_options(args, num_devices),
+        "plan": plan_request(args),
+        "model_options": model_options(args, devices["num_devices"]),
         "microbatches": _parts(args),
         "batch_norm_per_part": args.batch_norm == PER_PART,
-        "num_devices": num_devices,
-        "cuda": wants_cuda(args),
-        "cuda_graphs": _wants_graphs(args),
-        "compile": _compiles(args),
-        "split_gpu": args.split_gpu is not None,
         "cluster": cluster,
         "memory_fraction": args.memory_fraction * args.placer_memory_fraction,
         "link": args.comm_cost_coeffs,
-        "timeout_seconds": args.timeout,
         "run": _run_options(args),
     }
     return TrainRequest(**values)
@@ -316,120 +303,32 @@ def model_options(args: argparse.Namespace, num_devices: int) -> ModelOptions:
     return ModelOptions(**kinds.named(ModelOptions, args) | {"num_devices": num_devices})
 
 
-def _settle_sharding(args: argparse.Namespace) -> None:
-    """Makes --sharding's step run in worker processes. Raises OptionError where another flag contradicts --sharding."""
-    if args.mesh is not None and not args.sharding:
-        raise OptionError("--mesh is for --sharding; give --sharding=pase as well")
-    if not args.sharding:
-        return
-    if args.script is not None:
-        raise OptionError(f"--sharding splits a built-in model; baechi pase {args.script} finds how a script's layers are best split")
-    for flag, given in {
-        f"--framework={args.framework}": args.framework == TENSORFLOW,
-        "--workers=thread": args.workers == "thread",
-        "--costgen": args.costgen,
-        "--cluster": args.cluster is not None,
-        "--device_speeds": args.device_speeds is not None,
-    }.items():
-        if given:
-            raise OptionError(f"--sharding splits a built-in model of torch's over worker processes; drop {flag}")
-    args.workers = "process"
-
-
-def _require_nothing_run(args: argparse.Namespace) -> None:
-    """Raises OptionError where another flag contradicts --hardware, for which a model is planned and not run."""
-    if (args.cost_path is None) != (args.measured_on is None):
-        raise OptionError(
-            "--cost_path and --measured_on go together with --hardware: costs to scale, and what they were measured on; give both"
-        )
-    if args.script is not None:
-        raise OptionError(f"--hardware plans a built-in model; for {args.script} give baechi place its graph, which --out keeps")
-    for flag, given in {
-        f"--framework={args.framework}": args.framework == TENSORFLOW,
-        **{f"--{name}": getattr(args, name) not in (None, False, ()) for name in _OF_RUNNING},
-        "--tensorboard": args.logs is not None,
-    }.items():
-        if given:
-            raise OptionError(f"--hardware={args.hardware} plans a built-in model of PyTorch's and runs nothing; drop {flag}")
-
-
-def settle_framework(args: argparse.Namespace) -> None:
-    """Fills in what depends on the framework: kind of workers, and with --cluster_hosts their number. Raises OptionError where flags
-    contradict each other."""
-    if args.workers is None:
-        args.workers = DEFAULT_WORKERS[args.framework]
-        if args.framework == TENSORFLOW and (args.split_gpu is not None or (args.num_devices is None and args.num_gpus is not None)):
-            args.workers = "thread"  # one process drives all GPUs
-    method = getattr(args, "placement_method", None)
-    if args.framework == TENSORFLOW and method is not None and begins_coarse(method) and args.grouper is None and args.placer_type is None:
-        args.grouper, args.placer_type = COARSE
-    hosts = getattr(args, "cluster_hosts", None)
-    if hosts is None:
-        if getattr(args, "task_index", None) is not None:
-            raise OptionError("--task_index is a place in --cluster_hosts; give that as well")
-        return
-    if args.framework != TENSORFLOW:
-        advice = "with PyTorch start the workers by torchrun (docs/several_nodes.md)"
-        raise OptionError(f"--cluster_hosts is for --framework=tensorflow; {advice}")
-    if args.workers != "process":
-        raise OptionError("--cluster_hosts names servers; drop --workers=thread")
-    if args.num_devices not in (None, len(hosts)) or args.split_gpu is not None:
-        raise OptionError(f"--cluster_hosts names {len(hosts)} devices; drop --num_devices and --split_gpu")
-    if not 0 <= (args.task_index or 0) < len(hosts):
-        raise OptionError(f"--task_index={args.task_index} is not a place in --cluster_hosts; its {len(hosts)} places are numbered from 0")
-    args.num_devices = len(hosts)
-
-
-def wants_cuda(args: argparse.Namespace) -> bool:
-    """True if the devices are CUDA devices. Raises OptionError where flags contradict each other."""
-    if args.split_gpu is not None:
-        for other in ("num_devices", "num_gpus"):
-            if getattr(args, other) is not None:
-                raise OptionError(f"--split_gpu and --{other} cannot be used together; give one of them")
-        if args.workers == "process":
-            raise OptionError("--split_gpu is for one process; drop --workers=process")
-        return True
-    cuda = args.num_devices is None and args.num_gpus is not None
-    if args.use_free_memory and not cuda:
-        raise OptionError("--use_free_memory is for CUDA devices; add --num_gpus=N, or drop it")
-    return cuda
-
-
-def _wants_graphs(args: argparse.Namespace) -> bool:
-    """--cuda_graphs. Raises OptionError where there can be none."""
-    if args.cuda_graphs and (args.workers == "process" or not wants_cuda(args)):
-        raise OptionError("--cuda_graphs is for CUDA devices of one process; add --num_gpus=N or --split_gpu=N, and no --workers=process")
-    return bool(args.cuda_graphs)
-
-
-def _compiles(args: argparse.Namespace) -> bool:
-    """--compile. Raises OptionError where no step is timed beside others."""
-    for flag, given in {"--sharding": args.sharding, "--train_steps": args.train_steps, "--costgen": args.costgen}.items():
-        if args.compile and given:
-            raise OptionError(f"--compile compares a placed step with a compiled one, and {flag} measures no placed step; drop one of them")
-    return bool(args.compile)
-
-
-def number_given(args: argparse.Namespace) -> int | None:
-    """The number of devices that the flags give; None where they leave it open."""
-    given: int | None = args.split_gpu or (args.num_gpus if wants_cuda(args) else args.num_devices)
-    return given
+def devices_of(args: argparse.Namespace, count: int = 0) -> dict[str, Any]:
+    """The fields of a DevicesRequest that flags give in other words; of `count` devices where no flag gives their number, if that is not 0.
+    Raises OptionError where several give it."""
+    for other in ("num_devices", "num_gpus"):
+        if None not in (args.split_gpu, getattr(args, other)):
+            raise OptionError(f"--split_gpu and --{other} cannot be used together; give one of them")
+    cuda = args.split_gpu is not None or (args.num_devices is None and args.num_gpus is not None)
+    processes = getattr(args, "sharding", ()) or (args.framework == TENSORFLOW and not cuda)  # there one process drives all GPUs
+    return {
+        "num_devices": args.split_gpu or args.num_devices or args.num_gpus or count or DEFAULT_DEVICES,
+        "cuda": cuda,
+        "split_gpu": args.split_gpu is not None,
+        "workers": args.workers or ("process" if processes else "thread"),
+        "timeout_seconds": args.timeout,
+    }
 
 
 def _parts(args: argparse.Namespace) -> tuple[int, ...] | int | None:
-    """TrainRequest.microbatches. Raises OptionError for parts of what can't be split, and for files of another split."""
+    """TrainRequest.microbatches. Raises OptionError for parts left to the search with files of another split."""
     given: int | tuple[int, ...] | str | None = args.microbatches
     splits = not args.sharding and args.framework == TORCH
     others = [name for name in _OF_ONE_STEP if getattr(args, name)]
-    if given not in (None, 1):
-        if not splits:
-            raise OptionError("--microbatches is for a built-in model or a script of PyTorch that is placed; drop it")
-        if given == AUTO and others:
-            raise OptionError(
-                f"--microbatches=auto and --{others[0]} cannot be used together: the latter is about one way to split a batch; drop one"
-            )
-        if args.cost_path is not None:
-            raise OptionError("--cost_path has the costs of a step with its whole batch; drop it, or give --microbatches=1")
+    if given == AUTO and splits and others:
+        raise OptionError(
+            f"--microbatches=auto and --{others[0]} cannot be used together: the latter is about one way to split a batch; drop one"
+        )
     if given is None:
         return None if splits and args.script is None and args.placement_method == AUTO and not others else 1
     return None if isinstance(given, str) else given
@@ -445,23 +344,15 @@ def _run_options(args: argparse.Namespace) -> RunOptions | None:
             raise OptionError(f"{flag} needs a folder; give --checkpoint=DIR as well")
     if args.train_steps is None:
         return None
-    if args.costgen:
-        raise OptionError("--costgen only profiles and --train_steps trains; give one of them")
     every, keeps_parts = args.checkpoint_every or CHECKPOINT_EVERY, args.microbatches in (None, AUTO)
     return RunOptions(args.train_steps, args.checkpoint, every, args.resume, args.command, keeps_parts)
 
 
 def script_request(args: argparse.Namespace) -> ScriptRequest:
     """The request the flags ask for. Raises OptionError where they contradict each other."""
-    if args.costgen:
-        raise OptionError("--costgen profiles a built-in model; drop it, and --out=DIR keeps the profile of a script's model")
     require_none_of(args, {*OF_MODELS, *OF_RUNS, "cuda_graphs", "compile"})
     request = train_request(args)
-    if request.batch_norm_per_part and request.framework == TENSORFLOW:
-        raise OptionError("--batch_norm=per_part is for parts of a batch, and TensorFlow's steps are not split into any; drop it")
     require_one_start(request.workers)
-    if request.workers == "process" and request.cuda:
-        raise OptionError("a script's model runs on all CUDA devices of a machine from one process; drop --workers=process")
     if args.no_cache and args.cache_dir is not None:
         raise OptionError("--no_cache and --cache_dir cannot be used together; give one of them")
     kept = cache_folder() if args.cache_dir is None else Path(args.cache_dir)

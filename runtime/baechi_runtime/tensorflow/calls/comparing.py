@@ -13,7 +13,7 @@ from baechi_ext.ir.files import make_folder
 from baechi_runtime.drivers.comparing import ScriptComparison, compared
 from baechi_runtime.drivers.comparison import CompareRequest, Comparison
 from baechi_runtime.host.as_main import EndedError, run_as_main
-from baechi_runtime.tensorflow.backend import TensorFlowBackend, costed, one_thread, open_devices, require_taken, serve
+from baechi_runtime.tensorflow.backend import TensorFlowBackend, costed, one_thread, open_devices, serve
 from baechi_runtime.tensorflow.calls.keras_fit import LARGE_ENOUGH, PlacedModels
 from baechi_runtime.tensorflow.calls.parallelize import PlannedCall
 from baechi_runtime.tensorflow.calls.placed_function import Arguments, PlacedFunction, Settings, call_of, running
@@ -30,7 +30,6 @@ def compare_script(request: CompareRequest, path: str, arguments: tuple[str, ...
     profiling and link probing raise; what a method raises is its row's refusal.
     """
     script, train = Path(path), request.train
-    require_taken(train)
     if train.out is not None:
         make_folder(Path(train.out))
     if train.task_index > 0:

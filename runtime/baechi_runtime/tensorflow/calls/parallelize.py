@@ -45,8 +45,6 @@ class ParallelizeOptions:
 
     def request(self, name: str) -> TrainRequest:
         """The options as a run's request. Raises OptionError for an unknown method or kind of workers, and what is not a pin."""
-        if self.workers not in ("process", "thread"):
-            raise OptionError(f"workers={self.workers!r} is unknown; choose process or thread")
         return TrainRequest(
             model=name,
             plan=self.begun(PlanRequest.of(self.method, pins=self.pins, seed=self.seed, time_limit=self.time_limit)),

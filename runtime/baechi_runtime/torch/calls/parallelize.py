@@ -63,8 +63,7 @@ class ParallelizeOptions:
 
     def __post_init__(self) -> None:
         """Raises OptionError for what would fail in a training call."""
-        for name in ("verify_steps", "timeout_seconds"):
-            as_number(getattr(self, name), name, OptionError)
+        as_number(self.verify_steps, "verify_steps", OptionError)
         if not isinstance(self.cluster, Cluster | None):
             raise OptionError(f"cluster={self.cluster!r} is not a baechi_ext.Cluster")
 

@@ -95,7 +95,8 @@ def _key(request: TrainRequest, executor: Executor, captured: CapturedCall) -> s
 
 def _placed_as_kept(request: TrainRequest, executor: Executor, captured: OpGraph, kept: KeptPlan) -> Placement | None:
     """The placement of an earlier run; None where its plan is for other devices, or its step is not what it says."""
-    cluster, _ = find_cluster(replace(request, link=request.link or Link()), executor)  # without a probe
+    unprobed = request if request.cluster is not None else replace(request, link=request.link or Link())
+    cluster, _ = find_cluster(unprobed, executor)
     cluster = scale_links(cluster, request.comm_cost_factor)
     if request.cluster is None and request.link is None:
         cluster = replace(cluster, default=kept.plan.cluster.default, pairs=kept.plan.cluster.pairs)

@@ -10,10 +10,10 @@ from pathlib import Path
 from msgspec.structs import asdict
 
 from baechi_ext.cost import bend_bytes
-from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster, Device
 from baechi_ext.ir.files import write_json
-from baechi_ext.ir.made_by import MadeBy, signed
+from baechi_ext.ir.made_by import signed
+from baechi_runtime.drivers.train_request import DevicesRequest, refuse
 from baechi_runtime.measure.link_probe import LinkProbe, sound
 from baechi_runtime.report.findings import Findings
 from baechi_runtime.report.printed import Links, Pair
@@ -26,25 +26,21 @@ _COPIES = 6
 """Buffers of one size that a pair holds at a time, with room to spare."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeRequest:
-    num_devices: int = 2
-    cuda: bool = False
-    split_gpu: bool = False
-    use_free_memory: bool = False
-    workers: str = "thread"
+@dataclass(frozen=True, kw_only=True)
+class ProbeRequest(DevicesRequest):
+    """Links to be measured; the cluster that they make goes to `out`."""
+
     max_exponent: int = 29
     """Tensors of up to 2^this floats, or what memory allows."""
-    out: str | None = None
     samples: str | None = None
-    timeout_seconds: float = 300.0
-    framework: str = "torch"
-    command: tuple[str, ...] = ()
-    """The command line, word by word."""
+    """The file that every sample goes to; None: none is kept."""
 
     def __post_init__(self) -> None:
-        if self.num_devices < 2:
-            raise OptionError("a link has two ends; give --num_devices=2 or more")
+        """Raises OptionError for a device alone, and for parts of GPUs where they can't be had."""
+        super().__post_init__()
+        refuse(self.num_devices < 2, "a link has two ends; give --num_devices=2 or more")
+        of_torch = self.split_gpu or self.use_free_memory
+        refuse(of_torch and self.framework != "torch", "--split_gpu and --use_free_memory are for --framework=torch here; drop them")
 
 
 @dataclass(frozen=True)
@@ -97,11 +93,11 @@ def probe_all(
             probes[source, target] = sound(partial(probe, source, target, sizes), copies=not parallel)
     links = {(names[s], names[t]): probe.to_link() for (s, t), probe in probes.items()}
     cluster = Cluster(devices, next(iter(links.values())), links, parallel_transfers=parallel)
-    report, made_by = LinkReport(cluster, probes, notes), MadeBy(request.command)
+    report = LinkReport(cluster, probes, notes)
     if request.out is not None:
-        cluster.save(Path(request.out), made_by)
+        cluster.save(Path(request.out), request.made_by)
     if request.samples is not None:
-        write_json(request.samples, signed(report.to_json(), made_by))
+        write_json(request.samples, signed(report.to_json(), request.made_by))
     return report
 
 
