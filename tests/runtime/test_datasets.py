@@ -19,7 +19,6 @@ from baechi_runtime.datasets.recipes import (
     RECIPES,
     Lengths,
     architectures,
-    build_language_model,
     build_network,
     build_translator,
     splits,
@@ -31,7 +30,7 @@ from baechi_runtime.torch.threads.executor import ThreadExecutor
 SMALL_NMT = replace(NMT, vocab_size=20, rnn_units=8)
 SMALL = {
     "cifar10": lambda layout: build_network(layout, enas_cnn.Sizes(batch_size=2, image_size=8, filters=4)),
-    "ptb": lambda cell: build_language_model(cell, enas_rnn.Sizes(batch_size=2, steps=2, units=8, vocab_size=12, chunk=2)),
+    "ptb": lambda cell: enas_rnn.build(cell, enas_rnn.Sizes(batch_size=2, steps=2, units=8, vocab_size=12, chunk=2)),
     "nmt": lambda lengths: build_translator(Lengths(4, 2), SMALL_NMT),
 }
 

@@ -184,7 +184,7 @@ def test_with_costs_of_a_file_nothing_is_kept(tmp_path, executor, captured, step
     for _ in range(2):
         assert not is_kept(place_call(asked, executor, captured, step))
     assert not (tmp_path / "cache").exists()
-    assert replace(asked, cost_path=None, plan=replace(asked.plan, initial_plan=PlanFile("plan.json", {}))).reads_files
+    assert replace(asked, cost_path=None, plan=replace(asked.plan, method="refine", initial_plan=PlanFile("plan.json", {}))).reads_files
 
 
 def test_shapes_of_the_same_bytes_have_other_signatures() -> None:

@@ -51,11 +51,6 @@ def build_network(layout: enas_cnn.Macro | enas_cnn.Micro, sizes: enas_cnn.Sizes
     return WithLoss(module), inputs
 
 
-def build_language_model(cell: enas_rnn.Cell, sizes: enas_rnn.Sizes = enas_rnn.Sizes()) -> Built:  # noqa: B008 - frozen
-    """A model of ptb."""
-    return enas_rnn.build(cell, sizes)
-
-
 NMT = GnmtOptions(vocab_size=2000, rnn_units=256, num_layers=2, rnn_chunk=2, num_devices=3)
 
 
@@ -76,7 +71,7 @@ RECIPES: dict[str, Recipe] = {
         "ENAS (arXiv 1802.03268): recurrent cells of 12 nodes of 4 activations, each step of ops of its own",
         "sgd",
         lambda draw, number: enas_rnn.Cell.sample(draw),
-        build_language_model,
+        enas_rnn.build,
     ),
     "nmt": Recipe(
         "gnmt_v2 of 2 layers and 256 units with lengths 8 to 40 and batches 16 to 64, 2 time steps an op",

@@ -90,6 +90,6 @@ class LanguageModel(nn.Module):
         return torch.stack(leaves).mean(dim=0) if len(leaves) > 1 else leaves[0]
 
 
-def build(cell: Cell, sizes: Sizes) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def build(cell: Cell, sizes: Sizes = Sizes()) -> tuple[nn.Module, tuple[Tensor, ...]]:  # noqa: B008 - frozen
     """The model, which returns its loss, and random words."""
     return LanguageModel(cell, sizes), (torch.randint(sizes.vocab_size, (sizes.steps + 1, sizes.batch_size)),)
