@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from baechi_ext.errors import ExecutionError, OptionError
+from baechi_ext.errors import OptionError
 from baechi_ext.shard.machine import Machine
 from baechi_runtime.drivers.backend import Trained
 from baechi_runtime.drivers.comparison import UNPLACED
@@ -36,13 +37,13 @@ from baechi_runtime.sharding.forecast import Forecast, Forecaster
 from baechi_runtime.sharding.layout import checked_shape, make_mesh
 from baechi_runtime.sharding.replicas import REPLICAS, ReplicaStep, forecast, mean_of_all, part_seconds
 from baechi_runtime.sharding.strategies import Predicted
-from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_workers, cuda_workers
+from baechi_runtime.torch.backend import worker_group
+from baechi_runtime.torch.lowering.devices import TorchDevice
 from baechi_runtime.torch.measure import load_of_others, measure_on
-from baechi_runtime.torch.processes.environment import worker_place
-from baechi_runtime.torch.processes.worker_group import WorkerGroup
 
 UNSAVED = "--checkpoint is for placed models; drop it, or --sharding"
 _BY_CLOCK = Rehearsal()
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -80,30 +81,25 @@ class Loaded:
     """True if `run` returns the loss of this process's part of the batch."""
 
 
-def on_processes(request: TrainRequest, drive: Callable[["ShardBackend"], None]) -> bool:
-    """Runs `drive` on every process of the group; true on rank 0. Raises OptionError for a mesh of another number of processes,
-    ExecutionError where another number runs."""
-    rank, size = worker_place()
-    if size != request.num_devices:
-        raise ExecutionError(f"{size} workers were started for --num_devices={request.num_devices}; start one worker per device")
-    shape = checked_shape(size, request.mesh)
-    devices = (cuda_workers if request.cuda else cpu_workers)(size)
-    with WorkerGroup.join(request.timeout_seconds, devices[rank].torch_device):
-        devices[rank].enter()
+def on_devices(request: TrainRequest, drive: Callable[["ShardBackend"], T]) -> T | None:
+    """The value of `drive`, which every process of the group runs, in step; None on those other than rank 0. Raises OptionError for a mesh
+    of another number of processes, ExecutionError where another number runs."""
+    with worker_group(request) as (group, devices):
         keep_freed_memory()
-        drive(ShardBackend(request, shape, devices, rank))
+        found = drive(ShardBackend(request, devices, group.rank))
         dist.barrier()
-    return rank == 0
+    return None if group.rank else found
 
 
 class ShardBackend:
     """This process among the others, over which a mesh is laid. Every process calls the same methods in the same order."""
 
-    def __init__(self, request: TrainRequest, shape: tuple[int, ...], devices: Sequence[TorchDevice], rank: int) -> None:
+    def __init__(self, request: TrainRequest, devices: Sequence[TorchDevice], rank: int) -> None:
         logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # how gloo does things is no news
-        self.request, self.shape, self.devices = request, shape, tuple(devices)
+        self.request, self.devices = request, tuple(devices)
+        self.shape = checked_shape(len(devices), request.mesh)
         self.device = devices[rank].torch_device
-        self.mesh = make_mesh(self.device.type, shape)
+        self.mesh = make_mesh(self.device.type, self.shape)
 
     def capture(self) -> Captured:
         """The request's model, with the costs that the processes and their links are measured to have."""

@@ -28,7 +28,6 @@ from baechi_runtime.sharding.backend import Captured as ShardCaptured
 from baechi_runtime.sharding.backend import Loaded, ShardBackend, Whole
 from baechi_runtime.sharding.binding import Searched, among_runnable
 from baechi_runtime.sharding.forecast import Forecast
-from baechi_runtime.sharding.layout import checked_shape
 from baechi_runtime.sharding.replicas import DDP, FSDP2, REPLICAS, largest_piece_bytes, rehearsed_us, replica_results
 from baechi_runtime.sharding.report import ShardReport
 from baechi_runtime.sharding.strategies import NO_SPLIT, PASE, Predicted, predicted
@@ -77,7 +76,7 @@ class _Worker:
 
     @cached_property
     def processes(self) -> ShardBackend:
-        return ShardBackend(self._request, checked_shape(len(self._devices), self._request.mesh), self._devices, self._rank)
+        return ShardBackend(self._request, self._devices, self._rank)
 
     @cached_property
     def _captured(self) -> ShardCaptured:

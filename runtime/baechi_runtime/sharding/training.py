@@ -20,7 +20,7 @@ from baechi_runtime.measure.parity_result import Parity, require_parity
 from baechi_runtime.measure.samples import Samples
 from baechi_runtime.measure.timing import WARMUP
 from baechi_runtime.report.progress import progress, rounds
-from baechi_runtime.sharding.backend import UNSAVED, Captured, Loaded, ShardBackend, Whole, on_processes
+from baechi_runtime.sharding.backend import UNSAVED, Captured, Loaded, ShardBackend, Whole, on_devices
 from baechi_runtime.sharding.binding import Searched, among_runnable
 from baechi_runtime.sharding.forecast import Forecast
 from baechi_runtime.sharding.replicas import REPLICAS
@@ -39,12 +39,10 @@ def train(request: TrainRequest) -> ShardReport | None:
     Raises OptionError for a mesh of another number of processes or an unknown strategy, ParityError, ExecutionError, ShardError.
     """
     _check(request)
-    reports: list[ShardReport] = []
-    if not on_processes(request, lambda backend: reports.append(_report(backend))):
-        return None
-    if request.out is not None:
-        write_json(Path(request.out) / REPORT, reports[0].to_json())
-    return reports[0]
+    report = on_devices(request, _report)
+    if report is not None and request.out is not None:
+        write_json(Path(request.out) / REPORT, report.to_json())
+    return report
 
 
 def _check(request: TrainRequest) -> None:

@@ -1,6 +1,7 @@
 """PyTorch as a backend: threads of this process, CUDA devices, or one worker process per device."""
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -81,8 +82,6 @@ def on_devices(request: TrainRequest, drive: Callable[["TorchBackend"], T], furt
         captured = RankCapture(graph, binding, partial(build_step, request), cache(partial(capture_sizes, request, step)))
         follow(group, devices[group.rank], captured, {} if further is None else further(request, devices, group.rank, step))
 
-    if request.workers == "process" and (size := worker_place()[1]) != request.num_devices:
-        raise ExecutionError(f"{size} workers were started for --num_devices={request.num_devices}; start one worker per device")
     return with_executor(request, lambda executor: drive(TorchBackend(request, executor)), obey, share_memory=not request.limits_memory)
 
 
@@ -98,16 +97,26 @@ def with_executor(
         recorder = CudaRecorder if isinstance(request, TrainRequest) and request.cuda_graphs else None
         with executor_of(devices_of(request), request.timeout_seconds, recorder) as executor:
             return drive(executor)
-    rank, size = worker_place()
-    devices = (cuda_workers if request.cuda else cpu_workers)(size)
-    with WorkerGroup.join(request.timeout_seconds, devices[rank].torch_device, share_memory=share_memory) as group:
-        # Now that torch.distributed has started its threads: they may run on any core, and only have to share this one where all are busy.
-        devices[rank].enter()
-        if rank == 0:
+    with worker_group(request, share_memory=share_memory) as (group, devices):
+        if group.rank == 0:
             with ProcessExecutor(group, devices) as processes:
                 return drive(processes)
         obey(group, devices)
     return None
+
+
+@contextlib.contextmanager
+def worker_group(request: DevicesRequest, *, share_memory: bool = True) -> Iterator[tuple[WorkerGroup, Sequence[TorchDevice]]]:
+    """This process's group of workers, and the devices of all. Raises ExecutionError where another number of workers runs than a training
+    request has devices."""
+    rank, size = worker_place()
+    if isinstance(request, TrainRequest) and size != request.num_devices:
+        raise ExecutionError(f"{size} workers were started for --num_devices={request.num_devices}; start one worker per device")
+    devices = (cuda_workers if request.cuda else cpu_workers)(size)
+    with WorkerGroup.join(request.timeout_seconds, devices[rank].torch_device, share_memory=share_memory) as group:
+        # Now that torch.distributed has started its threads: they may run on any core, and only have to share this one where all are busy.
+        devices[rank].enter()
+        yield group, devices
 
 
 def devices_of(request: DevicesRequest) -> Sequence[TorchDevice]:
