@@ -227,7 +227,7 @@ def test_damage_is_found_before_anything_is_built(tmp_path: Path) -> None:
         raise AssertionError("something is built")
 
     with pytest.raises(CheckpointError, match="is damaged: it is not the file that was written"):
-        train_model(request, never)
+        train_model(request, never, never)
 
 
 def test_what_is_cut_off_or_added_is_found(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
-"""The protocol that all devices implement: capture, profile, apply, run, record, account memory. The drivers know nothing else of them.
+"""The protocol that all devices implement: capture, apply, check, run; and of those that run placed steps also profile, record and account
+memory. The drivers know nothing else of them.
 
-Opened and closed by `on_devices` of baechi_runtime.torch.backend (threads, processes, CUDA) and of baechi_runtime.tensorflow.backend
-(servers, logical devices, GPUs), and `with_call` of baechi_runtime.torch.calls.call_backend (a script's call).
+Opened and closed by `on_devices` of baechi_runtime.torch.backend (threads, processes, CUDA), of baechi_runtime.tensorflow.backend
+(servers, logical devices, GPUs) and of baechi_runtime.sharding.training (groups that split a step), and `with_call` of
+baechi_runtime.torch.calls.call_backend (a script's call).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +24,10 @@ from baechi_runtime.measure.samples import Measurement
 
 S = TypeVar("S")
 """A captured step."""
+P = TypeVar("P", contravariant=True)
+"""A plan of it."""
 L = TypeVar("L")
-"""A plan of it that is loaded."""
+"""A plan that is loaded."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,9 @@ class Captured:
 
 
 class Trained(Protocol):
-    """A placed step of any framework's, as a training takes it."""
+    """A loaded step of any framework's, as a training takes it."""
 
-    random_state: str
+    random_state: str = ""
     """The state of the random generator, as text. Setting it raises CheckpointError for what is no such state."""
 
     def begin(self) -> None:
@@ -71,9 +75,11 @@ class Trained(Protocol):
 
     def save(self, folder: Path) -> list[Shard]:
         """Writes what lives on every device into the folder, a shard each."""
+        raise ExecutionError("the steps of these devices are not kept")
 
     def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:
         """Takes up a checkpoint, which may be of another plan. Raises CheckpointError."""
+        raise ExecutionError("the steps of these devices are not kept")
 
 
 class Splitting(Protocol[S]):
@@ -86,32 +92,48 @@ class Splitting(Protocol[S]):
         can't be split, and what `capture` raises."""
 
 
-class Backend(Splitting[S], Protocol[S, L]):
-    """The devices of one run. Everything that fails on them raises ExecutionError, naming the device and the op."""
+class Backend(Protocol[S, P, L]):
+    """The devices of one run, and steps on them by plans. Everything that fails on them raises ExecutionError, naming the device and the
+    op."""
 
-    kind: str
-    """The name that reports give to what runs the devices."""
+    request: TrainRequest
     unplaced: str
-    """The name that reports give to the unplaced step."""
-    peaks_measured_by: str
-    """The source of peak memory: "allocator", "system", "accounting" or "none"."""
+    """The name that reports give to the step without a plan."""
 
     def capture(self) -> S:
-        """The request's model with costs read from `cost_path` or measured on device 0.
+        """The request's model, with costs.
 
         Raises CaptureError, ProfileError, MismatchError; and first what the request's hints and pins raise.
         """
+
+    def load(self, captured: S, plan: P, /) -> L:
+        """The step by a plan, with its first values. Raises ExecutionError."""
+
+    def check(self, captured: S, plan: P, /) -> Parity | None:
+        """The parity of one step by a plan with the unplaced one; None where no second run draws the same random numbers. The step's state
+        is put back. Raises ExecutionError, and ParityError where the backend knows that rounding does not explain the difference."""
+
+    def measure(self, captured: S, loaded: Mapping[str, L], num_steps: int, on_step: Callable[[int], None]) -> Measurement:
+        """Times `num_steps` rounds of the unplaced step and one of each loaded one; `on_step` is called with each round's number."""
+
+
+class PlacingBackend(Backend[S, Timeline, L], Splitting[S], Protocol[S, L]):
+    """Devices that run placed steps. Their costs are read from `cost_path` or measured on device 0. With `alone` a step is one that others
+    are compared with, on one device."""
+
+    kind: str
+    """The name that reports give to what runs the devices."""
+    peaks_measured_by: str
+    """The source of peak memory: "allocator", "system", "accounting" or "none"."""
 
     def cluster(self) -> tuple[Cluster, LinkProbe | None]:
         """The devices as the placer sees them, and the link probe, where one was needed. Raises ClusterError."""
 
     def load(self, captured: S, plan: Timeline, /, *, alone: bool = False) -> L:
-        """The step, placed as the plan says, with its first values; `alone` for a step that is compared with, on one device.
-        Raises ExecutionError."""
+        """See Backend."""
 
     def check(self, captured: S, plan: Timeline, /, *, alone: bool = False) -> Parity | None:
-        """The parity of one placed step with the unplaced one; None where no second run draws the same random numbers. The step's state is
-        put back. Raises ExecutionError, and ParityError where the backend knows that rounding does not explain the difference."""
+        """See Backend."""
 
     def compiled(self, captured: S, /) -> tuple[Any, Parity | None, str]:
         """The unplaced step as the framework's own compiler makes it, to be timed beside loaded ones; its parity, None where it draws other
@@ -126,9 +148,6 @@ class Backend(Splitting[S], Protocol[S, L]):
         """Peak bytes that each device holds in a real step, which is run for it; empty where nothing tells. Raises ExecutionError, also
         where a part of a GPU held more than its limit."""
 
-    def measure(self, captured: S, loaded: Mapping[str, L], num_steps: int, on_step: Callable[[int], None]) -> Measurement:
-        """Times `num_steps` rounds of the unplaced step and one of each loaded one; `on_step` is called with each round's number."""
-
     def record(self, captured: S, loaded: L) -> MeasuredStep:
         """A further step of a loaded plan, op by op. The state goes on with it. Raises CaptureError where it can't be told op by op."""
 
@@ -136,7 +155,7 @@ class Backend(Splitting[S], Protocol[S, L]):
         """Notes for reports on the devices and on what is loaded there."""
 
 
-class TrainingBackend(Backend[S, L], Protocol):
+class TrainingBackend(PlacingBackend[S, L], Protocol):
     """Devices that train the steps placed on them: updates are parts of these."""
 
     def trained(self, loaded: L) -> Trained:

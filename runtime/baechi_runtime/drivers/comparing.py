@@ -13,12 +13,12 @@ from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.simulate import Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers import pipeline
-from baechi_runtime.drivers.backend import Backend, Captured
+from baechi_runtime.drivers.backend import Captured, PlacingBackend
 from baechi_runtime.drivers.comparison import AUTO, CompareRequest, Comparison, Contender
 from baechi_runtime.drivers.placement import Placement, auto_sizes, is_near_least, place
 from baechi_runtime.drivers.ranking import IN_REACH, Engines
 from baechi_runtime.drivers.train_request import TrainRequest
-from baechi_runtime.drivers.training import EnginesOf, OnDevices, recorded
+from baechi_runtime.drivers.training import EnginesOf, OnDevices, measured, recorded
 from baechi_runtime.files.run_folder import (
     COMPARISON,
     PARTS_GRAPH,
@@ -31,8 +31,7 @@ from baechi_runtime.files.run_folder import (
 from baechi_runtime.host.as_main import EndedError
 from baechi_runtime.measure.link_probe import LinkProbe
 from baechi_runtime.measure.parity_result import require_parity
-from baechi_runtime.measure.timing import WARMUP
-from baechi_runtime.report.progress import progress, rounds
+from baechi_runtime.report.progress import progress
 from baechi_runtime.report.report import COMPILED, SINGLE
 from baechi_runtime.report.tables import as_time
 
@@ -47,7 +46,7 @@ def compare(request: CompareRequest, on_devices: OnDevices, engines_of: EnginesO
     Raises what capture, profiling and link probing raise; what a method raises is its row's refusal.
     """
 
-    def drive(backend: Backend[Any, Any]) -> Comparison:
+    def drive(backend: PlacingBackend[Any, Any]) -> Comparison:
         engines = None if engines_of is None else engines_of(backend)
         return compared(request, backend, backend.capture(), request.train.model, engines=engines)
 
@@ -56,7 +55,7 @@ def compare(request: CompareRequest, on_devices: OnDevices, engines_of: EnginesO
 
 def compared(
     request: CompareRequest,
-    backend: Backend[C, L],
+    backend: PlacingBackend[C, L],
     captured: C,
     model: str,
     notes: Sequence[str] = (),
@@ -71,11 +70,8 @@ def compared(
     if train.out is not None:
         begin_run(Path(train.out))
         keep_plans(Path(train.out), captured, contenders, _fastest(contenders), train.made_by)
-    with (
-        said_where_plans_are(train.out),
-        progress(f"measuring {train.num_steps} steps of each of {len(variants) + 1} variants") as show,
-    ):
-        measurement = backend.measure(captured, variants, train.num_steps, rounds(show, WARMUP + train.num_steps))
+    with said_where_plans_are(train.out):
+        measurement = measured(backend, captured, variants, f"each of {len(variants) + 1} variants")
     comparison = Comparison(
         model=model,
         executor=backend.kind if train.framework == "torch" else f"TensorFlow, {backend.kind}",
@@ -132,7 +128,9 @@ class ScriptComparison:
         return self._comparison
 
 
-def checked_contenders(captured: C, cluster: Cluster, backend: Backend[C, L], plans: Mapping[str, pipeline.PlanRequest]) -> list[Contender]:
+def checked_contenders(
+    captured: C, cluster: Cluster, backend: PlacingBackend[C, Any], plans: Mapping[str, pipeline.PlanRequest]
+) -> list[Contender]:
     """Every method's plan, run and checked: it computes what the unplaced step does, unless random numbers are relaxed. Of `single` it is
     the one-device program. What a method raises is its refusal; the others go on. Raises KeyboardInterrupt."""
     contenders, single = [Contender(method, step=captured) for method in plans], one_device_timeline(captured.alone)
@@ -150,7 +148,7 @@ def checked_contenders(captured: C, cluster: Cluster, backend: Backend[C, L], pl
     return contenders
 
 
-def _check(contender: Contender, backend: Backend[Any, Any], single: Timeline, of_all: str = "") -> None:
+def _check(contender: Contender, backend: PlacingBackend[Any, Any], single: Timeline, of_all: str = "") -> None:
     timeline, alone = contender.program(single)
     with progress(f"checking {contender.method}: the same results as the unplaced step, and its memory{of_all}"):
         contender.parity = backend.check(contender.step, timeline, alone=alone)
@@ -159,7 +157,7 @@ def _check(contender: Contender, backend: Backend[Any, Any], single: Timeline, o
         contender.peak_bytes = backend.peak_bytes(contender.step, timeline, alone=alone)
 
 
-def _compiled(backend: Backend[C, L], captured: C) -> Contender:
+def _compiled(backend: PlacingBackend[C, L], captured: C) -> Contender:
     """The unplaced step under the framework's compiler: what the user has without any plan, whatever its parity."""
     contender = Contender(COMPILED, step=captured)
     try:
@@ -173,7 +171,7 @@ def _compiled(backend: Backend[C, L], captured: C) -> Contender:
 
 def _beside_auto(
     request: CompareRequest,
-    backend: Backend[C, L],
+    backend: PlacingBackend[C, L],
     contenders: Sequence[Contender],
     found: tuple[Cluster, LinkProbe | None],
     engines: Engines[C, L] | None,
@@ -199,7 +197,7 @@ def _parts_beside(whole: Captured, cluster: Cluster) -> int | tuple[int, ...]:
 
 
 def in_parts(
-    train: TrainRequest, backend: Backend[C, L], whole: C, parts: int | Sequence[int], found: tuple[Cluster, LinkProbe | None]
+    train: TrainRequest, backend: PlacingBackend[C, L], whole: C, parts: int | Sequence[int], found: tuple[Cluster, LinkProbe | None]
 ) -> Contender:
     """The plan of the step over so many parts of its batch, or parts of these sizes, run and checked; see `checked_contenders`."""
     number, sizes = (parts, str(parts)) if isinstance(parts, int) else (len(parts), ",".join(map(str, parts)))
@@ -237,7 +235,7 @@ def _of_engines(engines: Engines[C, L], whole: C, best: Placement, cluster: Clus
 
 
 def loaded_contenders(
-    captured: C, contenders: Sequence[Contender], backend: Backend[C, L], engines: Engines[C, L] | None = None
+    captured: C, contenders: Sequence[Contender], backend: PlacingBackend[C, L], engines: Engines[C, L] | None = None
 ) -> dict[str, L]:
     """The steps that are measured, by method; where one can't be loaded beside the others, that is its refusal."""
     single, loaded = one_device_timeline(captured.alone), dict[str, L]()
@@ -262,7 +260,7 @@ def _fastest(contenders: Sequence[Contender]) -> Contender | None:
     return min(planned, key=lambda found: found[0], default=(0, None))[1]
 
 
-def _as_planned(backend: Backend[C, L], captured: C, contender: Contender, variants: Mapping[str, L]) -> L:
+def _as_planned(backend: PlacingBackend[C, L], captured: C, contender: Contender, variants: Mapping[str, L]) -> L:
     """The contender's own plan, loaded. Of `single` that is not what was measured: a plan names one of all devices."""
     if contender.method != SINGLE or contender.result is None:
         return variants[contender.method]

@@ -18,7 +18,7 @@ from baechi_ext.place.common import PlanResult
 from baechi_ext.simulate import Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers import pipeline
-from baechi_runtime.drivers.backend import Backend, Captured, Splitting
+from baechi_runtime.drivers.backend import Captured, PlacingBackend, Splitting
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.files.checkpoint_folder import CheckpointFolder
 from baechi_runtime.files.run_folder import save_plan
@@ -127,7 +127,7 @@ def place_in_parts(
     return whole, placement.noting(f"the batch stays whole; in {named} {other.format(as_time(parted_us))}")
 
 
-def rehearsed(backend: Backend[C, Any], captured: C, placement: Placement) -> Placement:
+def rehearsed(backend: PlacingBackend[C, Any], captured: C, placement: Placement) -> Placement:
     """The same with `rehearsed_us`. Raises ExecutionError."""
     if placement.rehearsed_us is not None:
         return placement

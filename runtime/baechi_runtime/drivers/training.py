@@ -14,7 +14,7 @@ from baechi_ext.ir import Cluster
 from baechi_ext.ir.files import require_writable, write_json
 from baechi_ext.ir.made_by import MadeBy, signed
 from baechi_ext.place.common import PlanResult
-from baechi_runtime.drivers.backend import Backend, Captured, Trained, TrainingBackend
+from baechi_runtime.drivers.backend import Backend, Captured, PlacingBackend, Trained, TrainingBackend
 from baechi_runtime.drivers.costing import KeptCosts
 from baechi_runtime.drivers.pipeline import SEARCHES
 from baechi_runtime.drivers.placement import Placement, log_device_placement, place_in_parts, rehearsed
@@ -24,6 +24,7 @@ from baechi_runtime.files.checkpoint_folder import Checkpoint, CheckpointFolder
 from baechi_runtime.files.run_folder import MEASURED, REPORT, begin_run, best_until_then, said_where_plans_are
 from baechi_runtime.host.interrupts import finished_first
 from baechi_runtime.measure.parity_result import Parity, require_parity
+from baechi_runtime.measure.samples import Measurement
 from baechi_runtime.measure.timing import WARMUP
 from baechi_runtime.report.findings import Findings
 from baechi_runtime.report.progress import progress, rounds
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _TO_CHECKPOINT_SECONDS = 2.5
 """Time for an interrupted step, and the checkpoint after it, to end. Longer ones are dropped."""
 T = TypeVar("T")
+S = TypeVar("S")
 C = TypeVar("C", bound=Captured)
 L = TypeVar("L")
 
@@ -56,30 +58,32 @@ class OnDevices(Protocol):
         """The value of `drive` for the request's devices; None in a process that does not drive."""
 
 
-def train(
-    request: TrainRequest,
-    on_devices: OnDevices,
-    sharding_of: SplitsOf | None = None,
-    engines_of: EnginesOf | None = None,
-    planned: Placement | None = None,
-) -> Findings | None:
-    """The report of a measured, placed step, or with `run` of a training; with `costgen` the costs, written to `cost_path`. None in a
-    process that does not drive. `sharding_of` is for `--placement_method=hybrid`; where there is `engines_of`, an engine may run the step;
-    `planned`: a plan of the step with its whole batch that is made already.
-
-    Raises what the stages raise: CaptureError, ProfileError, MismatchError, InfeasibleError, ParityError, ExecutionError,
-    MissingBackendError where there are too few devices; with `run` what train_on raises.
-    """
+def train(request: TrainRequest, on_devices: OnDevices, drive: Callable[[Any], Findings]) -> Findings | None:
+    """The findings of `drive` for the request's devices, written to report.json where files are kept; None where another process reports.
+    Raises what the two raise, and before anything is built CheckpointError where a checkpoint to go on from is damaged."""
     if request.costgen:
         require_writable(request.costs_file)
     if request.run is not None and request.run.resume and request.run.checkpoint is not None:
         CheckpointFolder(request.run.checkpoint).verify()
-    return on_devices(request, partial(_drive, sharding_of=sharding_of, engines_of=engines_of, planned=planned))
+    found = on_devices(request, drive)
+    if found is not None and request.out is not None and not request.costgen:
+        write_json(Path(request.out) / REPORT, signed(found.to_json(), request.made_by))
+    return found
 
 
-def _drive(
-    backend: TrainingBackend[C, L], sharding_of: SplitsOf | None, engines_of: EnginesOf | None, planned: Placement | None
+def placed(
+    backend: TrainingBackend[C, L],
+    sharding_of: SplitsOf | None = None,
+    engines_of: EnginesOf | None = None,
+    planned: Placement | None = None,
 ) -> Findings:
+    """The report of a measured, placed step, or with `run` of a training; with `costgen` the costs, written to `cost_path`. `sharding_of`
+    is for `--placement_method=hybrid`; where there is `engines_of`, an engine may run the step; `planned`: a plan of the step with its
+    whole batch that is made already.
+
+    Raises what the stages raise: CaptureError, ProfileError, MismatchError, InfeasibleError, ParityError, ExecutionError,
+    MissingBackendError where there are too few devices; with `run` what train_on raises.
+    """
     request, captured = backend.request, backend.capture()
     if request.costgen:
         captured.profile.save(request.costs_file, request.made_by)
@@ -112,20 +116,13 @@ def _run(
                 placement = placement.noting(f"{COMPILED} is not measured beside an engine; baechi compare --compile measures both")
             if request.out is not None:
                 begin_run(Path(request.out))  # no plan is run
-            return _kept(request, engines.run(whole, engine, placement))
+            return engines.run(whole, engine, placement)
     if request.log_device_placement:
         log_device_placement(placement)
     _require_single_devices(placement.result)
     if request.run is None:
-        return _kept(request, _measured(backend, whole, captured, placement))
-    return _kept(request, _trained(backend, captured, placement, request.run))
-
-
-def _kept(request: TrainRequest, report: Findings) -> Findings:
-    """The report, written where files are kept."""
-    if request.out is not None:
-        write_json(Path(request.out) / REPORT, signed(report.to_json(), request.made_by))
-    return report
+        return _measured(backend, whole, captured, placement)
+    return _trained(backend, captured, placement, request.run)
 
 
 def _require_single_devices(result: PlanResult) -> None:
@@ -137,6 +134,13 @@ def _require_single_devices(result: PlanResult) -> None:
             f"the best plan has {groups} and a predicted step of {as_time(result.predicted_step_us)} ({'; '.join(result.notes)}); "
             "a step on groups is planned only (--out keeps the plan): run --placement_method=auto, or --sharding=pase"
         )
+
+
+def measured(backend: Backend[S, Any, L], captured: S, variants: Mapping[str, L], of: str) -> Measurement:
+    """Real steps of loaded variants and of the unplaced step, in turn; `of` says to a person which these are."""
+    steps = backend.request.num_steps
+    with progress(f"measuring {steps} steps of {of}") as show:
+        return backend.measure(captured, variants, steps, rounds(show, WARMUP + steps))
 
 
 def _measured(backend: TrainingBackend[C, L], whole: C, captured: C, placement: Placement) -> StepReport:
@@ -157,8 +161,7 @@ def _measured(backend: TrainingBackend[C, L], whole: C, captured: C, placement: 
         except ExecutionError as e:
             note = f"{COMPILED} is not measured: {e}"
         notes.append(note)
-    with progress(f"measuring {request.num_steps} steps of each variant") as show:
-        measurement = backend.measure(captured, variants, request.num_steps, rounds(show, WARMUP + request.num_steps))
+    measurement = measured(backend, captured, variants, "each variant")
     notes += [*_notes(request, captured, placement, parity), *recorded(backend, captured, variants["placed"])]
     if placement.probe is not None:
         notes.append(f"probed link: {placement.probe}")
@@ -210,7 +213,7 @@ def _parity(backend: TrainingBackend[C, L], captured: C, placement: Placement) -
     return parity
 
 
-def recorded(backend: Backend[C, L], captured: C, loaded: L) -> tuple[str, ...]:
+def recorded(backend: PlacingBackend[C, L], captured: C, loaded: L) -> tuple[str, ...]:
     """Writes measured.json, where files are kept: a step beside the timed ones, or behind the trained ones. Returns notes on it."""
     request = backend.request
     if request.out is None:

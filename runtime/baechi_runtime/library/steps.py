@@ -4,6 +4,7 @@ built-in model."""
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,12 +22,12 @@ from baechi_runtime.drivers.comparison import CompareRequest, Comparison
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.placement import Placement, place
 from baechi_runtime.drivers.train_request import TrainRequest
-from baechi_runtime.drivers.training import train
+from baechi_runtime.drivers.training import placed, train
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from baechi_runtime.drivers.backend import Backend
+    from baechi_runtime.drivers.backend import PlacingBackend
     from baechi_runtime.tensorflow.calls.parallelize import ParallelizeOptions as TensorFlowOptions
     from baechi_runtime.tensorflow.calls.parallelize import PlannedCall
     from baechi_runtime.torch.calls.parallelize import ParallelizeOptions
@@ -180,7 +181,7 @@ class ModelStep(Step):
 
         given = _known(options, ("num_steps", "timeout_seconds"), "a built-in model")
         with self._measuring(self.request, result.plan.cluster) as wanted:
-            return train(replace(wanted, plan=request, **given), on_devices, planned=self.placement(result))
+            return train(replace(wanted, plan=request, **given), on_devices, partial(placed, planned=self.placement(result)))
 
     def compare(self, requests: Mapping[str, PlanRequest], cluster: Cluster) -> Comparison:
         from baechi_runtime.torch.backend import on_devices
@@ -193,7 +194,7 @@ def of_model(request: TrainRequest) -> tuple[Step, PlanResult]:
     """The step of a built-in model, and its plan. Raises what capturing, profiling and placing raise."""
     from baechi_runtime.torch.backend import on_devices
 
-    def drive(backend: "Backend[Any, Any]") -> tuple[Step, PlanResult]:
+    def drive(backend: "PlacingBackend[Any, Any]") -> tuple[Step, PlanResult]:
         captured = backend.capture()
         placement = place(request, captured, backend.cluster())
         step = ModelStep(name=request.model, graph=captured.graph, single=placement.single, profile=captured.profile, request=request)

@@ -6,20 +6,16 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from baechi_ext.errors import OptionError
 from baechi_ext.shard.machine import Machine
-from baechi_runtime.drivers.backend import Trained
+from baechi_runtime.drivers.backend import Backend, Trained
 from baechi_runtime.drivers.comparison import UNPLACED
 from baechi_runtime.drivers.train_request import TrainRequest
-from baechi_runtime.files.checkpoint_folder import Shard
-from baechi_runtime.host.malloc import keep_freed_memory, mind_shortage
+from baechi_runtime.host.malloc import mind_shortage
 from baechi_runtime.measure.parity_result import Parity
 from baechi_runtime.measure.rehearsal import Rehearsal
 from baechi_runtime.measure.samples import Measurement
@@ -35,15 +31,13 @@ from baechi_runtime.sharding.counts import Traffic, counted, counted_bytes
 from baechi_runtime.sharding.execute import ShardedStep, check_parity
 from baechi_runtime.sharding.forecast import Forecast, Forecaster
 from baechi_runtime.sharding.layout import checked_shape, make_mesh
-from baechi_runtime.sharding.replicas import REPLICAS, ReplicaStep, forecast, mean_of_all, part_seconds
+from baechi_runtime.sharding.replicas import ReplicaStep, forecast, mean_of_all, part_seconds
+from baechi_runtime.sharding.report import WHOLE
 from baechi_runtime.sharding.strategies import Predicted
-from baechi_runtime.torch.backend import worker_group
 from baechi_runtime.torch.lowering.devices import TorchDevice
 from baechi_runtime.torch.measure import load_of_others, measure_on
 
-UNSAVED = "--checkpoint is for placed models; drop it, or --sharding"
 _BY_CLOCK = Rehearsal()
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -70,29 +64,34 @@ class Captured(Whole):
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A step that is ready to run, its optimizer's included."""
+class Loaded(Trained):
+    """A step that is ready to run, its optimizer's included; see Trained. Every process runs it at once."""
 
-    run: Callable[[], Tensor]
+    step: TrainingStep
+    device: torch.device
+    once: Callable[[], Tensor]
+    """Runs it, and returns the loss."""
     weights: Sequence[Tensor]
     """Tensors that it holds from step to step, gradients and the optimizer's state left out."""
     optimizer: torch.optim.Optimizer
     of_parts: bool = False
-    """True if `run` returns the loss of this process's part of the batch."""
+    """True if the loss is of this process's part of the batch."""
+
+    def begin(self) -> None:
+        torch.manual_seed(self.step.seed)
+
+    def run(self) -> tuple[float, float]:
+        """See Trained; the loss is the whole batch's, and the microseconds are the slowest process's."""
+        losses: list[Tensor] = []
+        us = 1e6 * agreed(seconds_of(self.device, lambda: losses.append(self.once()))[0], self.device)
+        mind_shortage()
+        return (mean_of_all(losses[0]) if self.of_parts else losses[0]).item(), us
 
 
-def on_devices(request: TrainRequest, drive: Callable[["ShardBackend"], T]) -> T | None:
-    """The value of `drive`, which every process of the group runs, in step; None on those other than rank 0. Raises OptionError for a mesh
-    of another number of processes, ExecutionError where another number runs."""
-    with worker_group(request) as (group, devices):
-        keep_freed_memory()
-        found = drive(ShardBackend(request, devices, group.rank))
-        dist.barrier()
-    return None if group.rank else found
-
-
-class ShardBackend:
+class ShardBackend(Backend[Whole, Predicted, Loaded]):
     """This process among the others, over which a mesh is laid. Every process calls the same methods in the same order."""
+
+    unplaced = WHOLE
 
     def __init__(self, request: TrainRequest, devices: Sequence[TorchDevice], rank: int) -> None:
         logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # how gloo does things is no news
@@ -126,18 +125,15 @@ class ShardBackend:
             gc.collect()  # its copy of the model is in cycles
         return found
 
-    def replica(self, whole: Whole, name: str) -> Loaded:
-        """The step as torch splits it."""
-        replica = ReplicaStep(name, whole.step, whole.batch)
-        return Loaded(replica.run, (*replica.module.parameters(), *replica.module.buffers()), replica.optimizer, of_parts=True)
-
-    def load(self, captured: Captured, plan: Predicted) -> Loaded:
+    def load(self, captured: Whole, plan: Predicted) -> Loaded:
         """The step, split by a strategy, or as torch does it."""
         step = captured.step
-        if plan.name in REPLICAS:
-            return self.replica(captured, plan.name)
-        layouts = lay_out(captured.graph, plan.configurations, self.shape)
-        sharded = ShardedStep(captured.graph.forward, step.module, layouts, self.mesh)
+        if plan.graph is None:
+            replica = ReplicaStep(plan.name, step, captured.batch)
+            weights = (*replica.module.parameters(), *replica.module.buffers())
+            return Loaded(step, self.device, replica.run, weights, replica.optimizer, of_parts=True)
+        layouts = lay_out(plan.graph, plan.configurations, self.shape)
+        sharded = ShardedStep(plan.graph.forward, step.module, layouts, self.mesh)
         optimizer = step.optimizer.make([p for p in sharded.parts.values() if p.requires_grad])
 
         def run() -> Tensor:
@@ -145,23 +141,23 @@ class ShardBackend:
             optimizer.step()
             return loss
 
-        return Loaded(run, (*sharded.parts.values(), *sharded.buffers.values()), optimizer)
+        return Loaded(step, self.device, run, (*sharded.parts.values(), *sharded.buffers.values()), optimizer)
 
     def unsplit(self, captured: Whole) -> Loaded:
         """The step that every process runs whole. It moves the captured step's weights, of which the others have copies."""
         eager = EagerStep(captured.step, self.device)
-        return Loaded(eager.run, eager.weights, eager.optimizer)
+        return Loaded(captured.step, self.device, eager.run, eager.weights, eager.optimizer)
 
-    def check(self, captured: Captured, plan: Predicted) -> Parity | None:
+    def check(self, captured: Whole, plan: Predicted) -> Parity | None:
         """The parity of a split step with the whole one; None for torch's own data parallelism, whose dropout draws other numbers."""
-        if plan.name in REPLICAS:
+        if plan.graph is None:
             return None
-        return check_parity(captured.step, lay_out(captured.graph, plan.configurations, self.shape), self.mesh)
+        return check_parity(captured.step, lay_out(plan.graph, plan.configurations, self.shape), self.mesh)
 
     def counts(self, loaded: Loaded) -> tuple[Traffic, tuple[Held, ...]]:
         """Run a step, and count what this process sends, and the bytes that each one holds."""
         with counted() as traffic:
-            own = counted_bytes(loaded.run, loaded.weights, loaded.optimizer)
+            own = counted_bytes(loaded.once, loaded.weights, loaded.optimizer)
         held: list[Held] = [own] * dist.get_world_size()
         dist.all_gather_object(held, own)
         return traffic, tuple(held)
@@ -169,47 +165,15 @@ class ShardBackend:
     def measure(self, captured: Whole, loaded: Mapping[str, Loaded], num_steps: int, on_step: Callable[[int], None]) -> Measurement:
         """Times `num_steps` rounds of the step that is not split and one of each loaded one; `on_step` is called with each round's number.
         Random numbers begin anew."""
-        torch.manual_seed(captured.step.seed)
-
-        def timed(one: Loaded) -> StepTimes:
-            return StepTimes(self.run(one)[1], ())
-
-        steps = {name: partial(timed, one) for name, one in {UNPLACED: self.unsplit(captured), **loaded}.items()}
-        return measure_on(self, steps, num_steps=num_steps, on_step=on_step)
-
-    def run(self, loaded: Loaded) -> tuple[float, float]:
-        """The loss of one step, and the microseconds of the slowest process."""
-        losses: list[Tensor] = []
-        us = 1e6 * agreed(seconds_of(self.device, lambda: losses.append(loaded.run()))[0], self.device)
-        mind_shortage()
-        return (mean_of_all(losses[0]) if loaded.of_parts else losses[0]).item(), us
+        steps = {UNPLACED: self.unsplit(captured), **loaded}
+        steps[UNPLACED].begin()
+        timed = {name: partial(_timed, one) for name, one in steps.items()}
+        return measure_on(self, timed, num_steps=num_steps, on_step=on_step)
 
     def cpu_seconds(self) -> float:
         """CPU time that all processes have used."""
         return agreed(sum(os.times()[:2]), self.device, dist.ReduceOp.SUM)
 
-    def trained(self, captured: Whole, loaded: Loaded) -> Trained:
-        """The loaded step as a training takes it."""
-        return _TrainedStep(self, captured.step.seed, loaded)
 
-
-@dataclass
-class _TrainedStep(Trained):
-    """See Trained. Parts of tensors are not kept: raises OptionError where they are to be."""
-
-    backend: ShardBackend
-    seed: int
-    loaded: Loaded
-    random_state: str = ""
-
-    def begin(self) -> None:
-        torch.manual_seed(self.seed)
-
-    def run(self) -> tuple[float, float]:
-        return self.backend.run(self.loaded)
-
-    def save(self, folder: Path) -> list[Shard]:
-        raise OptionError(UNSAVED)
-
-    def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:
-        raise OptionError(UNSAVED)
+def _timed(loaded: Loaded) -> StepTimes:
+    return StepTimes(loaded.run()[1], ())

@@ -108,12 +108,12 @@ class _Worker:
             return replace(found, why_not=f"it would hold {as_size(held)} on each device, which has {as_size(limit)}")
         if found.step_us >= enough_us:
             return found
-        run = self.processes.load(self._captured, strategy).run
+        run = self.processes.load(self.whole, strategy).once
         return replace(found, step_us=rehearsed_us(rehearsal, run, self.processes.device, partial(load_of_others, self.processes)))
 
     def checked(self, name: str) -> dict[str, Any] | Parity:
         """The parity of a sharded step; loss, gradients and new values of one step of torch's own, to be compared."""
-        parity = None if name in REPLICAS else self.processes.check(self._captured, self._rehearsed[name].strategy)
+        parity = self.processes.check(self.whole, self._rehearsed[name].strategy)
         return replica_results(name, self.whole.step, self.whole.batch) if parity is None else parity
 
     def load(self, name: str) -> None:
@@ -121,13 +121,11 @@ class _Worker:
         self._loaded[name] = self._ready(name)
 
     def _ready(self, name: str) -> Loaded:
-        if name in REPLICAS:
-            return self.processes.replica(self.whole, name)
-        return self.processes.load(self._captured, self._rehearsed[name].strategy)
+        return self.processes.load(self.whole, self._rehearsed[name].strategy)
 
     def step(self, name: str) -> tuple[float, float]:
         """The loss of a step that is loaded, and the microseconds of the slowest process."""
-        return self.processes.run(self._loaded[name])
+        return self._loaded[name].run()
 
     def run(self, name: str, whole_us: float) -> ShardReport:
         """The engine's steps, timed or trained by; rank 0's report counts."""

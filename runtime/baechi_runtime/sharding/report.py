@@ -1,7 +1,7 @@
 """ShardReport: predicted and measured times of steps split in several ways, and what they sent."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -85,8 +85,6 @@ class ShardReport(Findings):
     load_of_others: float | None = None
     oversubscribed: bool = False
     in_turn: bool = True
-    command: tuple[str, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tau(self) -> float | None:
@@ -110,8 +108,6 @@ class ShardReport(Findings):
             load_of_others=self.load_of_others,
             doubts=self.doubts(),
             notes=list(self.notes),
-            command=list(self.command),
-            versions=dict(self.versions),
         )
 
     def doubts(self) -> list[str]:

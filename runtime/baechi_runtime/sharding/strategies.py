@@ -8,6 +8,7 @@ from baechi_ext.shard.plan import ShardPlan
 from baechi_ext.shard.search import search_tables
 from baechi_runtime.files.run_folder import STRATEGIES
 from baechi_runtime.sharding.binding import Searched
+from baechi_runtime.sharding.captured import CapturedGraph
 from baechi_runtime.sharding.forecast import Forecast, Forecaster
 
 NAMES = STRATEGIES
@@ -28,6 +29,8 @@ class Predicted:
     configurations: list[tuple[int, ...]]
     forecast: Forecast
     note: str = ""
+    graph: CapturedGraph | None = None
+    """The graph whose calls these are of; None: torch's own step, or the one that is not split."""
 
     @property
     def splits(self) -> bool:
@@ -37,7 +40,7 @@ class Predicted:
 
 def predicted(searched: Searched, forecaster: Forecaster, name: str) -> Predicted:
     """A strategy by name, or of a shard plan file: of the candidates for it the first one with the shortest predicted step."""
-    found = [Predicted(name, configurations, forecaster.step(configurations), note) for configurations, note in candidates(searched, name)]
+    found = [Predicted(name, c, forecaster.step(c), note, forecaster.model) for c, note in candidates(searched, name)]
     best = min(found, key=lambda p: p.forecast.step_us)
     return replace(best, note=NO_SPLIT) if name == PASE and not best.splits else best
 

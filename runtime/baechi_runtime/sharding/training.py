@@ -1,48 +1,50 @@
 """`baechi train --sharding`: in each of a group of worker processes the model's step, split by some strategies, checked and timed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch.distributed as dist
 
 from baechi_ext.errors import OptionError
 from baechi_ext.ir.files import make_folder, write_json
-from baechi_ext.ir.made_by import MadeBy, versions
+from baechi_ext.ir.made_by import MadeBy
 from baechi_ext.shard.explain import FORECAST_KINDS
 from baechi_ext.shard.plan import ShardPlan
 from baechi_ext.shard.search import search
 from baechi_runtime.drivers.comparison import UNPLACED
 from baechi_runtime.drivers.train_request import RunOptions, TrainRequest
-from baechi_runtime.drivers.training import train_on
-from baechi_runtime.files.run_folder import REPORT, SHARD_PLAN, STRATEGY_PLAN, TP_PLAN, begin_run, is_of_a_run
+from baechi_runtime.drivers.training import measured, train_on
+from baechi_runtime.files.run_folder import SHARD_PLAN, STRATEGY_PLAN, TP_PLAN, begin_run, is_of_a_run
+from baechi_runtime.host.malloc import keep_freed_memory
 from baechi_runtime.measure.parity_result import Parity, require_parity
 from baechi_runtime.measure.samples import Samples
-from baechi_runtime.measure.timing import WARMUP
-from baechi_runtime.report.progress import progress, rounds
-from baechi_runtime.sharding.backend import UNSAVED, Captured, Loaded, ShardBackend, Whole, on_devices
+from baechi_runtime.report.progress import progress
+from baechi_runtime.sharding.backend import Captured, Loaded, ShardBackend, Whole
 from baechi_runtime.sharding.binding import Searched, among_runnable
 from baechi_runtime.sharding.forecast import Forecast
 from baechi_runtime.sharding.replicas import REPLICAS
-from baechi_runtime.sharding.report import WHOLE, ShardReport, StrategyRun
+from baechi_runtime.sharding.report import ShardReport, StrategyRun
 from baechi_runtime.sharding.strategies import NAMES, PASE, Predicted, predicted, search_measured
 from baechi_runtime.sharding.tensor_parallel import tensor_parallel_plan
+from baechi_runtime.torch.backend import worker_group
 from baechi_runtime.torch.measure import load_of_others
 
+T = TypeVar("T")
 _WHOLE_STEPS = 2
 """The steps of the whole model that are timed before a training."""
 
 
-def train(request: TrainRequest) -> ShardReport | None:
-    """The report of the strategies that were asked for; None on ranks other than 0, whose part this process plays.
-
-    Raises OptionError for a mesh of another number of processes or an unknown strategy, ParityError, ExecutionError, ShardError.
-    """
+def on_devices(request: TrainRequest, drive: Callable[[ShardBackend], T]) -> T | None:
+    """The value of `drive`, which every process of the group runs, in step; None on those other than rank 0. Raises OptionError for a mesh
+    of another number of processes or an unknown strategy, ExecutionError where another number runs."""
     _check(request)
-    report = on_devices(request, _report)
-    if report is not None and request.out is not None:
-        write_json(Path(request.out) / REPORT, report.to_json())
-    return report
+    with worker_group(request) as (group, devices):
+        keep_freed_memory()
+        found = drive(ShardBackend(request, devices, group.rank))
+        dist.barrier()
+    return None if group.rank else found
 
 
 def _check(request: TrainRequest) -> None:
@@ -51,7 +53,7 @@ def _check(request: TrainRequest) -> None:
         known = ", ".join((*NAMES, *REPLICAS))
         raise OptionError(f"unknown strategy {unknown[0]!r}; choose some of {known}, or name a shard plan (.json)")
     if request.run is not None and request.run.checkpoint is not None:
-        raise OptionError(UNSAVED)
+        raise OptionError("--checkpoint is for placed models; drop it, or --sharding")
     if request.out is not None:
         folder = Path(request.out).resolve()
         replaced = [name for name in request.sharding if Path(name).resolve().parent == folder and is_of_a_run(Path(name).name)]
@@ -73,7 +75,8 @@ class Strategy:
     plan: str | None = None
 
 
-def _report(backend: ShardBackend) -> ShardReport:
+def split(backend: ShardBackend) -> ShardReport:
+    """The report of the strategies that were asked for, checked, and timed or trained. Raises ParityError, ExecutionError, ShardError."""
     request, captured = backend.request, backend.capture()
     machine = captured.machine
     with progress(f"sharding {request.model} over {machine.devices} processes"):
@@ -92,18 +95,17 @@ def reported(backend: ShardBackend, captured: Whole, forecast: Forecast, strateg
     """Steps of each strategy, timed in turn with those that are not split, or trained. `forecast` is of the latter. Every process has to
     call it."""
     request = backend.request
-    whole = Strategy(Predicted(WHOLE, [], forecast), backend.unsplit(captured))
+    whole = Strategy(Predicted(backend.unplaced, [], forecast), backend.unsplit(captured))
     loaded = {name: strategy.loaded for name, strategy in strategies.items()}
     losses: Mapping[str, Sequence[float]] = {}
     samples: Mapping[str, Samples]
     if request.run is None:
-        with progress(f"measuring {request.num_steps} steps of {', '.join(strategies)}") as show:
-            measurement = backend.measure(captured, loaded, request.num_steps, rounds(show, WARMUP + request.num_steps))
+        measurement = measured(backend, captured, loaded, ", ".join(strategies))
         samples, share = measurement.samples, measurement.load_of_others
     else:
         measurement = backend.measure(captured, {}, _WHOLE_STEPS, lambda i: None)
         load = load_of_others(backend)
-        samples, losses = _trained(backend, captured, loaded, request.run)
+        samples, losses = _trained(request.model, loaded, request.run)
         share = load.share()
     return ShardReport(
         model=request.model,
@@ -113,8 +115,6 @@ def reported(backend: ShardBackend, captured: Whole, forecast: Forecast, strateg
         load_of_others=share,
         oversubscribed=measurement.oversubscribed,
         in_turn=request.run is None,
-        command=tuple(request.command),
-        versions=versions(),
     )
 
 
@@ -127,13 +127,13 @@ def _loaded(backend: ShardBackend, captured: Captured, chosen: Predicted, plan: 
 
 
 def _trained(
-    backend: ShardBackend, captured: Whole, loaded: Mapping[str, Loaded], run: RunOptions
+    model: str, loaded: Mapping[str, Loaded], run: RunOptions
 ) -> tuple[dict[str, Samples], dict[str, tuple[float, ...]]]:
     """The times and the losses of each strategy's training."""
     samples, losses = {}, {}
     for name, one in loaded.items():
-        with progress(f"training {backend.request.model} by {name} until step {run.steps}") as show:
-            progressed = train_on(backend.trained(captured, one), run, {}, show)
+        with progress(f"training {model} by {name} until step {run.steps}") as show:
+            progressed = train_on(one, run, {}, show)
         samples[name], losses[name] = Samples(progressed.step_us), progressed.losses
     return samples, losses
 

@@ -14,9 +14,10 @@ from baechi_ext.shard.plan import ShardPlan
 from baechi_runtime.cli.main import main
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.drivers.training import train
 from baechi_runtime.report.sharded_summary import ShardedRun
 from baechi_runtime.sharding.report import kendall_tau
-from baechi_runtime.sharding.training import train
+from baechi_runtime.sharding.training import on_devices, split
 from tests.runtime import forked
 from tests.runtime.forked_workers import ForkedWorkers
 from tests.runtime.workers import only_error
@@ -95,7 +96,7 @@ def test_a_given_plan_is_not_replaced(tmp_path: Path, monkeypatch: pytest.Monkey
     for out in (str(tmp_path), "."):
         request = TrainRequest("rnnlm", PlanRequest(), num_devices=1, workers="process", sharding=("pase", str(given)), out=out)
         with pytest.raises(OptionError, match=rf"shard_plan_expert.json is in the folder of --out={out}, .*; give another --out"):
-            train(request)
+            train(request, on_devices, split)
     assert given.read_text() == "{}"
 
 

@@ -3,6 +3,7 @@
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext import hybrid
@@ -59,15 +60,15 @@ def _run_script(asked: ScriptRequest, stage: Any, output: Output) -> int:
 
 
 def _train(request: TrainRequest, stage: Any, output: Output) -> int:
+    from baechi_runtime.drivers.training import placed
     from baechi_runtime.drivers.training import train as train_on
 
     shares_layers = request.plan.method == hybrid.METHOD and request.framework != TENSORFLOW
     splits = stage_of("torch", "sharding.ops").sharding_of if shares_layers else None
     with output.infeasible_printed():
-        if request.sharding:
-            report = stage.train(request)
-        else:
-            report = train_on(request, stage.on_devices, splits, stage.TorchEngines if request.is_ranked else None)
+        engines = stage.TorchEngines if request.is_ranked else None
+        drive = stage.split if request.sharding else partial(placed, sharding_of=splits, engines_of=engines)
+        report = train_on(request, stage.on_devices, drive)
     _report_on(report, output)
     return 0
 

@@ -15,7 +15,7 @@ from baechi_ext.errors import BaechiError, CaptureError, ParityError
 from baechi_ext.ir import Cluster
 from baechi_ext.ir.measured import MeasuredStep
 from baechi_ext.simulate import Timeline
-from baechi_runtime.drivers.backend import Backend, Captured
+from baechi_runtime.drivers.backend import Captured, PlacingBackend
 from baechi_runtime.drivers.comparison import UNPLACED
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.measure.comparator import compare
@@ -174,7 +174,7 @@ def with_call(request: TrainRequest, compared: ComparedCall, workers: Workers | 
     return value
 
 
-class CallBackend(Backend[CapturedStep, Loaded]):
+class CallBackend(PlacingBackend[CapturedStep, Loaded]):
     """Threads of this process; eager runs in the caller's own, on the core of device 0."""
 
     unplaced = "eager, one device"
