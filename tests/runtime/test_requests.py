@@ -32,6 +32,7 @@ SHARDED: dict[str, Any] = {"sharding": ("pase",), "workers": "process"}
         ({**SHARDED, "costgen": True}, "drop --costgen"),
         ({**SHARDED, "cluster": Cluster.uniform(2)}, "drop --cluster"),
         ({**SHARDED, "device_speeds": (1.0,)}, "drop --device_speeds"),
+        ({**SHARDED, "relaxed_random": True}, "drop --relaxed_random"),
         ({"task_index": 1}, "--task_index is a place in --cluster_hosts"),
         ({"cluster_hosts": ("a:1", "b:1")}, "--cluster_hosts is for --framework=tensorflow"),
         ({**TENSORFLOW, "workers": "thread", "cluster_hosts": ("a:1", "b:1")}, "drop --workers=thread"),

@@ -160,6 +160,7 @@ class TrainRequest(DevicesRequest):
             "--costgen": self.costgen,
             "--cluster": self.cluster is not None,
             "--device_speeds": self.device_speeds is not None,
+            "--relaxed_random": self.relaxed_random,
         }.items():
             refuse(given, f"--sharding splits a built-in model of torch's over worker processes; drop {flag}")
 
