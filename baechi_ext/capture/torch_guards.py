@@ -25,11 +25,12 @@ def guard_the_unguarded(classes: "Iterable[type]", modules: "Sequence[torch.nn.M
     """Have TorchDynamo trace the frame that it compiles now once more where something changes that it does not look at itself.
 
     That is: hooks of these modules, of which the first has all others, of modules that the frame may be given instead, and those for the
-    calls of all; members of these classes and of those that they come from, the sign of a zero, which object an `object()` is, and the
-    order of an OrderedDict. A frame with what no guard helps against is not compiled. Does nothing outside of a trace. Raises
-    MissingBackendError.
+    calls of all; with an older torch, which of their parameters need gradients; members of these classes and of those that they come from,
+    the sign of a zero, which object an `object()` is, and the order of an OrderedDict. A frame with what no guard helps against is not
+    compiled. Does nothing outside of a trace. Raises MissingBackendError.
     """
     with needed("guarding a compiled call"):
+        import torch
         from torch._dynamo.source import GlobalStateSource
         from torch._guards import Guard, TracingContext
     context = TracingContext.try_get()
@@ -41,11 +42,14 @@ def guard_the_unguarded(classes: "Iterable[type]", modules: "Sequence[torch.nn.M
         guards.add(Guard(guard.originating_source, _strict))
         if modules and guard.create_fn_name() == "EMPTY_NN_MODULE_HOOKS_DICT":
             guards.add(Guard(guard.originating_source, partial(_without_hooks, modules[0])))
-    for holds, what in (
+    unguarded: list[tuple[Callable[[object], bool], str]] = [
         (_GlobalHooks(), "hooks of all modules"),
         (_Members(own), "members of modules' classes"),
         (_Hooks(modules), "hooks of modules"),
-    ):
+    ]
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        unguarded.append((_Gradients(modules), "parameters that need gradients"))
+    for holds, what in unguarded:
         guards.add(Guard(GlobalStateSource(), _on_frame(holds, what)))
 
 
@@ -110,6 +114,20 @@ class _Hooks:
 
     def __call__(self, _: object) -> bool:
         return list(map(len, self._registries)) == self._sizes and all(tuple(now) == before for now, before in self._filled)
+
+
+class _Gradients:
+    """Says whether the parameters that needed gradients are those that do. TorchDynamo looks at that itself from torch 2.13 on."""
+
+    def __init__(self, modules: "Iterable[torch.nn.Module]") -> None:
+        self._registries = [m._parameters for m in modules if m._parameters]
+        self._before = self._now()
+
+    def __call__(self, _: object) -> bool:
+        return self._now() == self._before
+
+    def _now(self) -> list[bool]:
+        return [p is not None and p.requires_grad for registry in self._registries for p in registry.values()]
 
 
 def _without_hooks(root: "torch.nn.Module", builder: Any, guard: Any) -> None:

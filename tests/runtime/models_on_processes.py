@@ -119,10 +119,11 @@ def waited_for(start: Callable[..., dist.Work]) -> Callable[..., _Done]:
 
 
 def prepared(_: int | str, *arguments: str) -> Callable[[], None]:
-    """The work of each worker: capture is done, unless these arguments leave it to the worker, which then has a CUDA device."""
+    """The work of each worker: capture is done, unless it is left to the worker, as these arguments can ask for: one with a CUDA device. A
+    build of torch for CUDA has threads for backward passes, which a fork loses."""
     flags = {a for a in arguments if a.startswith("--")}
     models = [a for a in arguments if a not in flags]
-    if "--cuda" not in flags:
+    if "--cuda" not in flags and torch.version.cuda is None:
         for name in models:
             captured(name)
     return partial(work, flags, models)
