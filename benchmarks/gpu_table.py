@@ -56,11 +56,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def tables(folder: Path) -> str:
-    """The table of the reports in a folder of run folders, and that of its comparisons."""
+    """The table of the reports in a folder of run folders, that of its comparisons, and the command that made them."""
     reports = [_read(path) for path in sorted(folder.glob("*/report.json"))]
     compared = [{**found, **method, "eager_us": found["unplaced"]["measured_step_us"]["median"]}
                 for found in map(_read, sorted(folder.glob("**/compare.json"))) for method in found["methods"]]  # fmt: skip
-    return table(COLUMNS, reports) + (f"\n\n{table(COMPARED, compared)}" if compared else "")
+    parts = [table(COLUMNS, reports), *([table(COMPARED, compared)] if compared else []), f"`python -m benchmarks.gpu_table {folder}`"]
+    return "\n\n".join(parts)
 
 
 def _read(path: Path) -> Row:
