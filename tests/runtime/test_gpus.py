@@ -240,4 +240,5 @@ def test_a_gpu_has_room_for_less_than_it_has() -> None:
     assert 60 * GIB < room < 64 * GIB
     assert room * 1.25 + CUDA_SLACK_BYTES + CONTEXT_BYTES == pytest.approx(80 * GIB)
     assert plannable_bytes(GIB / 2) == 0
-    assert f"beyond {(CONTEXT_BYTES + CUDA_SLACK_BYTES) / 2**20:.0f} MiB" in (Path(__file__).parents[2] / "docs" / "run.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "run.md").read_text(encoding="utf-8")
+    assert f"beyond {(CONTEXT_BYTES + CUDA_SLACK_BYTES) / 2**20:.0f} MiB" in page
