@@ -27,5 +27,5 @@ if [ "$(cat "$here/installed" 2>/dev/null)" != "$wanted" ]; then
     printf '%s\n' "$wanted" > "$here/installed"
 fi
 PYTHONPATH=$PWD "$here/bin/python" -c 'import platform, torch; print(f"torch {torch.__version__}, Python {platform.python_version()}")'
-PYTHONPATH=$PWD exec "$here/bin/python" -m pytest -q ${COMPAT_TESTS:-tests/capture tests/runtime tests/place/placeto \
+PYTHONPATH=$PWD exec "$here/bin/python" -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=10 ${COMPAT_TESTS:-tests/capture tests/runtime tests/place/placeto \
     tests/cli/test_pase.py tests/cli/test_probe_links.py tests/cli/test_train*.py} "$@"
