@@ -4,20 +4,22 @@
 
 Writes NAME.json and NAME.md. A step is timed until its devices are done: by the wall clock, and in CPU time of this process, of which other
 programs take nothing. Where kernels take no time, as on the tests' stand-in for CUDA with CUDA_STUB_KERNELS=none, that is the host's time.
-The launch of a graph is said apart: the stand-in goes through all that the graph holds then, which a GPU does by itself.
+The launch of a graph is said apart: the stand-in goes through all that the graph holds then, which a GPU does by itself. Beside steps op by
+op stands what the simulator takes their host to need, by the profile of the ops and a probe of transfers.
 """
 
 import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from baechi_ext.cost import attach_costs
 from baechi_ext.ir import Cluster, Link
-from baechi_ext.simulate import Timeline
+from baechi_ext.simulate import Timeline, simulate
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.drivers.train_request import TrainRequest
@@ -79,6 +81,8 @@ def _of_model(name: str, args: argparse.Namespace) -> list[Row]:
         steps: dict[tuple[str, int], Callable[[], tuple[float, ...]]] = {
             (EAGER, 1): partial(executor.call, 0, partial(_sample, unplaced))
         }
+        hosted = attach_costs(graph, profile, host="one")
+        link = replace(LINK, issue_us=executor.probe_link().issue_us) if len(devices) > 1 else LINK
         plans: dict[int, Timeline] = {}
         graphed: dict[int, StreamStep] = {}
         for count in args.devices:
@@ -93,7 +97,6 @@ def _of_model(name: str, args: argparse.Namespace) -> list[Row]:
                 step_of()
         notes = {count: placed.note for count, placed in graphed.items()}
         samples = in_turn(steps, args.rounds)
-    issue_us = sum(op.issue_us for op in profile.ops.values())
     rows: list[Row] = []
     for (kind, count), taken in samples.items():
         wall_us, cpu_us, *launch_us = (statistics.median(column) for column in zip(*taken, strict=True))
@@ -101,7 +104,11 @@ def _of_model(name: str, args: argparse.Namespace) -> list[Row]:
         if kind != EAGER:
             plan = plans[count]
             rows[-1] |= {"ops": len(plan.graph), "devices_used": len(set(plan.placement)), "transfers": len(plan.transfers)}
-            rows[-1] |= {"launch_us": launch_us[0], "note": notes[count]} if kind == GRAPH else {"profiled_issue_us": issue_us}
+            if kind == GRAPH:
+                rows[-1] |= {"launch_us": launch_us[0], "note": notes[count]}
+            else:
+                predicted = simulate(hosted, Cluster.uniform(len(plan.cluster), link=link), plan.placement)
+                rows[-1] |= {"predicted_us": predicted.host_us, "issue_us_of_a_transfer": link.issue_us}
     return rows
 
 
@@ -127,6 +134,7 @@ def report(found: Row) -> str:
         "ms of CPU a step": lambda row: f"{row['cpu_us'] / 1000:.2f}",
         "of which the launch": lambda row: f"{row['launch_us'] / 1000:.2f}" if "launch_us" in row else "",
         "us an op": lambda row: f"{row['cpu_us'] / row['ops']:.1f}" if "ops" in row else "",
+        "predicted": lambda row: f"{row['predicted_us'] / 1000:.2f}" if "predicted_us" in row else "",
         "wall ms": lambda row: f"{row['wall_us'] / 1000:.2f}",
     }
     return f"{table(columns, found['rows'])}\n\nOn {found['gpu']}. `{found['command']}`"

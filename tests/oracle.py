@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
+from math import fsum
 
 from baechi_ext.ir import Cluster, OpGraph
 
@@ -19,10 +20,11 @@ class Step:
     start_us: list[float]
     end_us: list[float]
     copies: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+    host_us: float = 0.0
 
     @property
     def makespan_us(self) -> float:
-        return max(self.end_us, default=0.0)
+        return max(*self.end_us, self.host_us, 0.0)
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,13 @@ class _Reference:
             self._start_ops(now)
             times = [self.step.end_us[v] for v in self.running.values()] + list(self.flying.values())
             if not times:
+                self.step.host_us = self._host_us()
                 return self.step
             now = min(times)
+
+    def _host_us(self) -> float:
+        transfers = [(self.placement[self.graph.tensors[t].producer], d) for t, d in self.step.copies if (t, d) not in self.free]
+        return sum(op.issue_us for op in self.graph.ops) + fsum(self.cluster.link(*ends).issue_us for ends in transfers)
 
     def _handle_ends(self, now: float) -> None:
         for key in [key for key, end in self.flying.items() if end == now]:

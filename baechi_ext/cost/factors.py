@@ -1,5 +1,6 @@
 """Costs made larger or uncertain on purpose: how much a plan depends on them (Baechi's --comm_cost_factor and --cost_factor)."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from itertools import permutations
 from random import Random
@@ -10,8 +11,13 @@ from baechi_ext.ir.op_graph import OpGraph
 
 def scale_links(cluster: Cluster, factor: float, per_byte: float | None = None) -> Cluster:
     """The cluster with every cost of every link times `factor`; those of a byte times `per_byte`, where that is given."""
-    pairs = {ends: _times(link, factor, per_byte) for ends, link in cluster.pairs.items()}
-    return replace(cluster, default=_times(cluster.default, factor, per_byte), pairs=pairs)
+    return with_links(cluster, lambda link: _times(link, factor, per_byte))
+
+
+def with_links(cluster: Cluster, changed: Callable[[Link], Link]) -> Cluster:
+    """The cluster with each of its links `changed`."""
+    pairs = {ends: changed(link) for ends, link in cluster.pairs.items()}
+    return replace(cluster, default=changed(cluster.default), pairs=pairs)
 
 
 def vary_costs(graph: OpGraph, cluster: Cluster, factor: float, seed: int) -> tuple[OpGraph, Cluster]:

@@ -5,7 +5,7 @@ the step, something on it has to become shorter. The data path follows data alon
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -13,17 +13,20 @@ from typing import Any
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.simulate.timeline import Timeline, Transfer
 
-OP, TRANSFER, DEVICE_BUSY, LINK_BUSY = "op", "transfer", "device busy", "link busy"
-"""Kinds of stretches of a path. The last two are waits, on data paths alone."""
+OP, TRANSFER, HOST, DEVICE_BUSY, LINK_BUSY = "op", "transfer", "host", "device busy", "link busy"
+"""Kinds of stretches of a path. The host's is the last, where it takes longer than the devices. Those of the end are waits, on data paths
+alone."""
 COMPUTE, HANDLING = "compute", "sending and receiving"
 """The two parts of an op's time: its own, and what transfers take from its device."""
 START, DATA, DEVICE, LINK = "start", "data", "device", "link"
-"""Why a stretch begins when it does: nothing held it up; it needs what ends then; its device, or a channel of its link, was in use."""
+"""Why a stretch begins when it does: nothing held it up; it needs what ends then; its device, or a channel of its link, was in use. Of the
+host's, it is the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """One part of a path. `op` is the op that runs or waits for its device, or the producer of the tensor that is sent or waits."""
+    """One part of a path. `op` is the op that runs or waits for its device, the producer of the tensor that is sent or waits, or the last
+    op, which could have ended before the host gives it out."""
 
     kind: str
     op: int
@@ -125,7 +128,13 @@ class Paths:
             else:
                 stretch, v, sent = self._before_transfer(sent)
             found.append(stretch)
-        return tuple(reversed(found))
+        return (*reversed(found), *self._host())
+
+    def _host(self) -> Iterator[Stretch]:
+        """The end of a step that takes its host longer than its devices."""
+        last, timeline = self.last, self.timeline
+        if last is not None and timeline.end_us[last] < timeline.makespan_us:
+            yield Stretch(HOST, last, None, timeline.end_us[last], timeline.makespan_us, HOST)
 
     def _before_op(self, v: int) -> tuple[Stretch, int | None, Transfer | None]:
         """The op's stretch, and what comes before it: an op, or an op's tensor on its way."""
@@ -164,7 +173,7 @@ class Paths:
                 if sent.start_us > sent.request_us:
                     found.append(Stretch(LINK_BUSY, producer, sent, sent.request_us, sent.start_us, DATA))
             v = producer
-        return tuple(reversed(found))
+        return (*reversed(found), *self._host())
 
     def parts(self, path: Iterable[Stretch]) -> tuple[Part, ...]:
         """The parts of a path, the longest first."""

@@ -34,7 +34,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Costs of moving a tensor. The first two take time on the link, the others on the sending and receiving device."""
+    """Costs of moving a tensor. The first two take time on the link, the next four on the sending and receiving device."""
 
     us_per_byte: float = 0.0
     latency_us: float = 0.0
@@ -42,6 +42,8 @@ class Link:
     send_us_per_byte: float = 0.0
     receive_us: float = 0.0
     receive_us_per_byte: float = 0.0
+    issue_us: float = 0.0
+    """Time that it takes the host, where one thread gives all devices their work, one piece after the other."""
 
     def __post_init__(self) -> None:
         """Raises ClusterError for a cost that is negative or no number."""

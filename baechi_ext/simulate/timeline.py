@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import fsum
 from typing import Any, NamedTuple
 
 from baechi_ext.ir.cluster import Cluster
@@ -44,6 +45,11 @@ class Timeline:
         from baechi_ext.simulate.peak import peak_memory_bytes  # loads numpy
 
         return peak_memory_bytes(self)
+
+    @property
+    def host_us(self) -> float:
+        """Time that the step takes the host, where one thread gives all devices their work; no step is shorter."""
+        return self.graph.total_issue_us() + fsum(self.cluster.link(t.source, t.target).issue_us for t in self.transfers)
 
     @property
     def bytes_moved(self) -> int | float:

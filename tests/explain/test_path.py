@@ -12,6 +12,7 @@ from baechi_ext.explain.path import (
     DEVICE,
     DEVICE_BUSY,
     HANDLING,
+    HOST,
     LINK,
     LINK_BUSY,
     OP,
@@ -103,6 +104,14 @@ def test_the_critical_path_is_what_holds_the_step_up(placement: tuple[int, ...],
     assert "".join(graph.ops[v].id for v in critical_ops(timeline)) == path
 
 
+def test_both_paths_of_a_step_end_with_what_its_host_takes_beyond_them() -> None:
+    graph = graph_of({"a": 1, "b": 2}, ("a", "b", 4), issue_us={"a": 4, "b": 6})
+    paths = Paths(simulate(graph, cluster_of(2), (0, 1)))
+    for path in (paths.critical(), paths.data()):
+        assert path[-1] == Stretch(HOST, 1, None, 7, 10, HOST)
+        assert [(part.kind, part.us) for part in paths.parts(path)] == [(TRANSFER, 4), (HOST, 3), (COMPUTE, 2), (COMPUTE, 1)]
+
+
 def test_an_empty_step_has_no_path() -> None:
     paths = Paths(simulate(graph_of({}), cluster_of(1), ()))
     assert (paths.critical(), paths.data(), paths.parts(())) == ((), (), ())
@@ -128,6 +137,9 @@ def test_what_a_stretch_of_the_critical_path_follows_holds_it_up(case: tuple[OpG
     path = Paths(simulate(graph, cluster, placement)).critical()
     assert path[0].cause == START
     for before, stretch in pairwise(path):
+        if stretch.kind == HOST:
+            assert (stretch, stretch.cause, stretch.op) == (path[-1], HOST, before.op)
+            continue
         if stretch.cause == DEVICE:
             assert (before.kind, placement[before.op]) == (OP, placement[stretch.op])
         elif stretch.cause == LINK:

@@ -52,6 +52,13 @@ def test_two_bad_ones_are_said_and_not_used(bad: LinkProbe) -> None:
     assert ProbedLink.of(found).doubt == found.doubt != "" and ProbedLink.of(GOOD).doubt is UNSET
 
 
+def test_what_a_transfer_takes_the_host_is_a_cost_of_its_link() -> None:
+    hosted = replace(GOOD, issue_us=30.0)
+    assert hosted.to_link() == replace(GOOD.to_link(), issue_us=30.0)
+    assert str(hosted) == f"{GOOD}, and 30 us of the host"
+    assert taken([BAD[0], replace(BAD[1], issue_us=30.0)])[0].to_link().issue_us == 30.0
+
+
 class TestWhatDevicesSpend:
     """Microseconds per tensor and per byte that a transfer takes from its sender and its receiver."""
 

@@ -10,6 +10,7 @@ from baechi_ext.ir import Cluster, Link
 from baechi_ext.ir.hints import DeviceMap
 from baechi_ext.place.common import PlaceOptions
 from baechi_runtime.drivers.comparison import CompareRequest
+from baechi_runtime.drivers.costing import cluster_of
 from baechi_runtime.drivers.link_report import ProbeRequest
 from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.train_request import HardwareRequest, RunOptions, ScriptRequest, TrainRequest
@@ -111,3 +112,16 @@ def test_a_plan() -> None:
         PlanRequest("m_etf", device_map=mapped)
     with pytest.raises(OptionError, match="--placeto_episodes are only for --placement_method=placeto"):
         PlanRequest("m_etf", options=PlaceOptions(placeto_episodes=2))
+
+
+@pytest.mark.parametrize(
+    ("fields", "issue_us"),
+    [({"cuda": True}, 30.0), ({"cuda": True, "cuda_graphs": True}, 0.0), ({"cuda": True, "workers": "process"}, 0.0)],
+)
+def test_transfers_take_the_host_where_one_thread_gives_out_all_work(fields: dict[str, Any], issue_us: float) -> None:
+    """A graph is one launch, and processes have hosts of their own."""
+    link = Link(1e-3, 20.0)
+    cluster = Cluster.uniform(2, link=replace(link, issue_us=30.0))
+    request = replace(TRAIN, num_devices=2, **fields)
+    for wanted in (request, replace(request, cluster=cluster)):
+        assert cluster_of(wanted, 2, lambda: (cluster, None))[0].default == replace(link, issue_us=issue_us)

@@ -10,7 +10,7 @@ SMALL = st.integers(0, 6)
 @st.composite
 def graphs(draw: st.DrawFn, max_ops: int = 10) -> OpGraph:
     """Up to `max_ops` ops with up to two tensors each; the file order is not a topological order."""
-    n = draw(st.integers(1, max_ops))
+    n, hosted = draw(st.integers(1, max_ops)), draw(st.sampled_from([False, False, True]))
     order = draw(st.permutations(range(n)))
     ops = [
         Op(
@@ -21,6 +21,7 @@ def graphs(draw: st.DrawFn, max_ops: int = 10) -> OpGraph:
             temporary_bytes=draw(SMALL),
             colocation=draw(st.sampled_from([None, None, None, "g", "h"])),
             resident=draw(st.sampled_from([False, False, True])),
+            issue_us=float(draw(SMALL)) if hosted else 0.0,
         )
         for v in range(n)
     ]
@@ -35,12 +36,12 @@ def graphs(draw: st.DrawFn, max_ops: int = 10) -> OpGraph:
 def clusters(draw: st.DrawFn, max_devices: int = 4) -> Cluster:
     """Up to `max_devices` devices; some with slow devices, some with links of their own, some that charge their devices."""
     n = draw(st.integers(1, max_devices))
-    charges = draw(st.booleans())
+    charges, hosted = draw(st.booleans()), draw(st.sampled_from([False, False, True]))
     some = st.integers(0, 3)
 
     def link() -> Link:
         costs = [draw(some) for _ in range(6 if charges else 2)]
-        return Link(*map(float, costs))
+        return Link(*map(float, costs), issue_us=float(draw(some)) if hosted else 0.0)
 
     names = [f"device:{i}" for i in range(n)]
     devices = tuple(Device(name, speed=draw(st.sampled_from([1.0, 1.0, 2.0, 0.5]))) for name in names)

@@ -52,7 +52,7 @@ def rescaled(case: Case, data: st.DataObject) -> Case:
     """The case with times and links that no float holds exactly, up to those that others are lost in."""
     graph, cluster = case
     ops = [replace(op, compute_us=op.compute_us * data.draw(SCALES)) for op in graph.ops]
-    costs = ("us_per_byte", "latency_us", "send_us", "send_us_per_byte", "receive_us", "receive_us_per_byte")
+    costs = ("us_per_byte", "latency_us", "send_us", "send_us_per_byte", "receive_us", "receive_us_per_byte", "issue_us")
 
     def scaled(link: Link) -> Link:
         return Link(**{name: getattr(link, name) * data.draw(SCALES) for name in costs})

@@ -1,6 +1,8 @@
 """Timelines worked out by hand, one for every rule of docs/simulator.md. Times are microseconds, sizes bytes."""
 
 
+from dataclasses import replace
+
 from baechi_ext.ir import Cluster, Device, Link
 from baechi_ext.simulate import Timeline, simulate
 from tests.build import cluster_of, graph_of
@@ -235,6 +237,21 @@ def test_charges_do_not_depend_on_the_devices_speed() -> None:
 def test_within_a_device_nothing_is_charged() -> None:
     cluster = Cluster((Device("x"), Device("y")), CHARGED)
     assert simulate(graph_of({"a": 10, "b": 10}, ("a", "b", 4)), cluster, (0, 0)).busy_us == (20, 0)
+
+
+# The host
+
+HOSTED = Link(latency_us=5, issue_us=7)
+
+
+def test_no_step_takes_less_than_its_host() -> None:
+    graph = graph_of({"a": 10, "b": 10, "c": 10}, ("a", "b", 4), ("a", "c", 4, "u"), issue_us={"a": 4, "b": 8, "c": 8})
+    here, apart = (simulate(graph, Cluster((Device("x"), Device("y")), HOSTED), placement) for placement in ((0, 0, 0), (0, 1, 1)))
+    assert (here.host_us, here.makespan_us) == (20, 30)
+    assert (apart.host_us, apart.makespan_us) == (20 + 7 + 7, 35)  # a to 10, its tensors to 15 and 20; c to 25 or 30
+    slow = Cluster((Device("x"), Device("y")), replace(HOSTED, issue_us=20))
+    assert simulate(graph, slow, (0, 1, 1)).makespan_us == 60
+    assert simulate(graph, slow, (0, 1, 1)).end_us == apart.end_us
 
 
 # Memory

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from baechi_ext.cost import Profile, attach_costs
+from baechi_ext.cost.factors import with_links
 from baechi_ext.cost.profile import Host
 from baechi_ext.errors import ClusterError, MismatchError
 from baechi_ext.ir import Cluster, OpGraph
@@ -58,17 +59,17 @@ def host_of(request: TrainRequest) -> Host:
 def cluster_of(
     request: TrainRequest, count: int, measured: Callable[[], tuple[Cluster, LinkProbe | None]]
 ) -> tuple[Cluster, LinkProbe | None]:
-    """The request's cluster, or the `measured` one, and the link probe where there was one.
+    """The request's cluster, or the `measured` one, and the link probe where there was one. Transfers take the host's time only where one
+    thread gives all devices their work; see `host_of`.
 
     Raises ClusterError where a given cluster has not `count` devices, and what `measured` raises.
     """
-    if request.cluster is None:
-        return measured()
-    if len(request.cluster) != count:
+    if request.cluster is not None and len(request.cluster) != count:
         raise ClusterError(
             f"the cluster file has {len(request.cluster)} devices and the run {count}; give --num_devices={len(request.cluster)}"
         )
-    return request.cluster, None
+    cluster, probe = measured() if request.cluster is None else (request.cluster, None)
+    return cluster if host_of(request) == "one" else with_links(cluster, lambda link: replace(link, issue_us=0.0)), probe
 
 
 def taking_up(cluster: Cluster, request: TrainRequest) -> Cluster:

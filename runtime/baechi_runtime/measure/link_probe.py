@@ -35,6 +35,8 @@ class LinkProbe:
     """A sentence on why `fit` is not the line through the medians, where it is not."""
     copied: bool = True
     """False where tensors are handed over as they are, whatever their size."""
+    issue_us: float = 0.0
+    """Time that a transfer takes the one thread that gives all devices their work, where there is such a thread."""
 
     @property
     def says_something(self) -> bool:
@@ -60,7 +62,7 @@ class LinkProbe:
     def to_link(self) -> Link:
         """The link as the simulator means it: what the devices spend is charged to them, the rest of the one-way time to the link."""
         if self.send is None or self.receive is None:
-            return self.fit.to_link()
+            return replace(self.fit.to_link(), issue_us=self.issue_us)
         return Link(
             us_per_byte=max(0.0, self.fit.us_per_byte - self.send.us_per_byte - self.receive.us_per_byte),
             latency_us=max(0.0, self.fit.latency_us - self.send.latency_us - self.receive.latency_us),
@@ -68,6 +70,7 @@ class LinkProbe:
             send_us_per_byte=self.send.us_per_byte,
             receive_us=self.receive.latency_us,
             receive_us_per_byte=self.receive.us_per_byte,
+            issue_us=self.issue_us,
         )
 
     @property
@@ -76,10 +79,11 @@ class LinkProbe:
         return self.doubt or ("" if self.copied else "tensors are handed over, not copied")
 
     def __str__(self) -> str:
+        of_host = f", and {self.issue_us:.4g} us of the host" if self.issue_us else ""
         if self.remark:
-            return f"{self.fit.us_per_byte:.4g} us/B x bytes + {self.fit.latency_us:.4g} us; {self.remark}"
+            return f"{self.fit.us_per_byte:.4g} us/B x bytes + {self.fit.latency_us:.4g} us{of_host}; {self.remark}"
         if self.send is None or self.receive is None:
-            return str(self.fit)
+            return f"{self.fit}{of_host}"
         return f"{self.fit}, of which sending takes {self.send} and receiving {self.receive} from the devices"
 
 
@@ -104,7 +108,7 @@ def sound(probe: Callable[[], LinkProbe], *, copies: bool) -> LinkProbe:
     fit = replace(second.fit, us_per_byte=_copied_us_per_byte(), latency_us=least_us)
     none = f"r2 {second.fit.r_squared:.2f}, {second.fit.us_per_byte:.2g} us/B"
     doubt = f"the link was probed twice, and its times fit no line ({none}), so these are of {_COPIES} copies in memory"
-    return LinkProbe(second.samples_us, fit, doubt=f"{doubt}; {_ADVICE}")
+    return replace(second, fit=fit, send=None, receive=None, doubt=f"{doubt}; {_ADVICE}")
 
 
 def _copied_us_per_byte() -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from baechi_ext.explain import OpChoices, PlanExplanation, explain_plan, op_choices
 from baechi_ext.explain.op_choices import BEST, EQUAL, NO_OTHER, PINNED
-from baechi_ext.explain.path import COMPUTE, DEVICE_BUSY, HANDLING, LINK_BUSY, TRANSFER
+from baechi_ext.explain.path import COMPUTE, DEVICE_BUSY, HANDLING, HOST, LINK_BUSY, TRANSFER
 from baechi_ext.explain.sensitivity import ALL_FASTER, CostlyTransfer
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.plan import Plan
@@ -39,6 +39,7 @@ _PATH_KINDS = {
     COMPUTE: "compute on",
     HANDLING: "sending and receiving on",
     TRANSFER: "transfer",
+    HOST: "waiting for the host on",
     DEVICE_BUSY: "busy",
     LINK_BUSY: "link busy",
 }
@@ -111,7 +112,8 @@ def _headline(explained: PlanExplanation) -> str:
         return "The step takes no time."
     for part in explained.critical_parts:
         name = explained.timeline.cluster.devices[part.device].name
-        shares[f"compute on {name}" if part.kind == COMPUTE else "transfers"] += part.us / step_us
+        what = {COMPUTE: f"compute on {name}", HOST: "waiting for the host"}.get(part.kind, "transfers")
+        shares[what] += part.us / step_us
     largest = sorted(shares.items(), key=itemgetter(1), reverse=True)[:MOST_PARTS]
     first, *others = [f"{share_of(share, 1.0)} {what}" for what, share in largest if share >= _MATTERS]
     rest = f"; the rest of it is {', '.join(others)}" if others else ""
@@ -129,10 +131,13 @@ def _balance(explained: PlanExplanation) -> Iterator[str]:
 def _waits(explained: PlanExplanation) -> str:
     """A sentence on how long data waits on the data path: what more devices, or another order, could save."""
     step_us = explained.timeline.makespan_us
-    device, link = (sum(part.us / step_us for part in explained.data_parts if part.kind == kind) for kind in (DEVICE_BUSY, LINK_BUSY))
+    device, link, host = (
+        sum(part.us / step_us for part in explained.data_parts if part.kind == kind) for kind in (DEVICE_BUSY, LINK_BUSY, HOST)
+    )
+    for_host = f", {host:.0%} for the host" if host else ""
     return (
-        f"Along what the last op depends on, {1 - device - link:.0%} is compute and transfers, {device:.0%} waiting for devices that are "
-        f"busy with something else, {link:.0%} for busy links."
+        f"Along what the last op depends on, {1 - device - link - host:.0%} is compute and transfers, {device:.0%} waiting for devices "
+        f"that are busy with something else, {link:.0%} for busy links{for_host}."
     )
 
 

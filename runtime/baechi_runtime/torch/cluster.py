@@ -135,11 +135,11 @@ def notes_on(devices: Sequence[TorchDevice], placed: LoadedStep) -> list[str]:
     notes = list(topology(devices).notes)
     notes += dict.fromkeys(d.note for d in devices if isinstance(d, GpuPart))
     if isinstance(placed, StreamStep):
-        issue_us = placed.timeline.graph.total_issue_us()
+        host_us = placed.timeline.host_us
         if placed.executor.recorder is not None:
             notes.append(placed.note)
-        elif issue_us >= placed.timeline.makespan_us:
-            notes.append(f"the host takes {as_time(issue_us)} to give out a step's work, longer than the devices compute; {_AS_ONE}")
+        elif host_us >= placed.timeline.makespan_us:
+            notes.append(f"the host takes {as_time(host_us)} to give out a step's work, longer than the devices compute; {_AS_ONE}")
         if not any(d.share > 1 for d in devices):
             notes.append(_WORKSPACES)
     return notes

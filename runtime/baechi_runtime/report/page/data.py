@@ -44,7 +44,7 @@ def graph_data(graph: OpGraph) -> dict[str, dict[str, list[Any]]]:
 
 
 def _ops(graph: OpGraph) -> dict[str, list[Any]]:
-    fields = ("id", "op", "compute_us", "persistent_bytes", "output_bytes", "temporary_bytes", "colocation", "pin", "part")
+    fields = ("id", "op", "compute_us", "persistent_bytes", "output_bytes", "temporary_bytes", "issue_us", "colocation", "pin", "part")
     return {
         **{name: [getattr(op, name) for op in graph.ops] for name in fields},
         "phase": [PHASES.index(op.phase) for op in graph.ops],

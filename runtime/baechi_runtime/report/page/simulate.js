@@ -34,13 +34,15 @@ function isBefore(a, b) {
 }
 
 /* The ops and tensors of a graph, in columns, and what follows from them: `made` and `readers` of ops and tensors, `order`, in which
-   all inputs come before what reads them, and `tail_us`, the longest compute-only path to the end. */
+   all inputs come before what reads them, `tail_us`, the longest compute-only path to the end, and
+   `issue_us`, the time that all ops take the host. */
 class Flow {
   constructor(ops, tensors) {
     const read = ops.inputs, lists = ({ length }) => Array.from({ length }, () => []);
     Object.assign(this, { ops, tensors, read, made: lists(read), readers: lists(tensors.producer) });
     tensors.producer.forEach((v, t) => this.made[v].push(t));
     read.forEach((inputs, v) => { for (const t of inputs) this.readers[t].push(v); });
+    this.issue_us = ops.issue_us.reduce((a, b) => a + b, 0);
     this.order = this.ordered();
     this.tail_us = [...ops.compute_us];
     for (const v of [...this.order].reverse()) {
@@ -74,7 +76,7 @@ function byCodePoints(a, b) {
 
 /* By source and target, the costs of a link; `cluster` is that of a plan file. */
 function linkTable({ devices, links }) {
-  const none = { send_us: 0, send_us_per_byte: 0, receive_us: 0, receive_us_per_byte: 0 };
+  const none = { send_us: 0, send_us_per_byte: 0, receive_us: 0, receive_us_per_byte: 0, issue_us: 0 };
   return devices.map((a) => devices.map((b) =>
     ({ ...none, ...(links.pairs.find((pair) => pair.source === a.name && pair.target === b.name) ?? links.default) })));
 }
@@ -128,11 +130,12 @@ class Simulation {
     }
   }
 
-  finished(step_us) {
+  finished(now) {
     const { start_us, end_us, transfers, busy_us, memory, placement, cluster } = this;
+    const host_us = transfers.reduce((us, { source, target }) => us + this.links[source][target].issue_us, this.flow.issue_us);
     const peaks = memory.map(([, held]) => held.reduce((a, b) => Math.max(a, b)));
     const sent = transfers.map((x) => [x.tensor, x.source, x.target, x.start_us, x.end_us]);
-    return { step_us, start_us, end_us, transfers: sent, busy_us, memory, peaks, placement, cluster };
+    return { step_us: Math.max(now, host_us), start_us, end_us, transfers: sent, busy_us, memory, peaks, placement, cluster };
   }
 
   hold(d, bytes, now) {

@@ -10,11 +10,12 @@ function membersOf(name, device) {
   return { all, moved: all.filter((v) => !bound.has(v) && !groups.has(ops.colocation[v])) };
 }
 
-/* A bound that holds whatever the links are: the longest chain or heaviest group on the fastest device, and all work on all devices. */
+/* A bound that holds whatever the links are: the longest chain or heaviest group on the fastest device, all work on all devices, and the
+   host's time for all ops. */
 function computeBound() {
   const sum = (list) => list.reduce((us, v) => us + ops.compute_us[v], 0), speeds = devices.map(({ speed }) => speed);
   const longest = [flow.tail_us, [...colocated.values()].map(sum)].flat().reduce((a, b) => Math.max(a, b), 0);
-  return Math.max(longest / Math.max(...speeds), sum([...ops.id.keys()]) / speeds.reduce((a, b) => a + b));
+  return Math.max(longest / Math.max(...speeds), sum([...ops.id.keys()]) / speeds.reduce((a, b) => a + b), flow.issue_us);
 }
 
 /* The changes, in order, and what comes of them: placement, cluster, the step, and its bound. */

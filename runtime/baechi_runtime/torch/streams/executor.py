@@ -4,8 +4,10 @@ of them before the step's end. With a recorder, steps become one CUDA graph each
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import TypeVar, cast
 
 import torch
@@ -218,11 +220,15 @@ class StreamExecutor(ThreadExecutor):
     def probe_link(self, source: int = 0, target: int = 1, sizes: Sequence[int] = PROBE_BYTES) -> LinkProbe:
         """The link between two devices, from copies there and back that the devices do by themselves, with the host ahead."""
         here, there = self.devices[source], self.devices[target]
-        return fitted({size: self.call(source, partial(_round_trips_us, here, there, size)) for size in sizes})
+        trips = {size: self.call(source, partial(_round_trips_us, here, there, size)) for size in sizes}
+        issued_us = median(host_us for taken in trips.values() for _, host_us in taken)
+        probe = fitted({size: [us for us, _ in taken] for size, taken in trips.items()})
+        return replace(probe, issue_us=issued_us / 2)
 
 
-def _round_trips_us(here: CudaDevice, there: CudaDevice, size: int) -> list[float]:
-    """Microseconds of a round trip of a tensor, the mean of some; as often as it takes to see a typical one."""
+def _round_trips_us(here: CudaDevice, there: CudaDevice, size: int) -> list[tuple[float, float]]:
+    """Microseconds of a round trip of a tensor, and those that it takes the host, the mean of some; as often as it takes to see a typical
+    one."""
     out, found = torch.zeros(size // 4, device=here.torch_device), []
     settle([here])
     issued_us = 1000.0
@@ -242,7 +248,7 @@ def _round_trips_us(here: CudaDevice, there: CudaDevice, size: int) -> list[floa
         for device in (here, there):
             device.synchronize()
         if repeat >= _PROBE_WARMUP:
-            found.append(max(here.elapsed_us(start, end) / _TRIPS, _LEAST_US))
+            found.append((max(here.elapsed_us(start, end) / _TRIPS, _LEAST_US), issued_us / _TRIPS))
     return found
 
 
