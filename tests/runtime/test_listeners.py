@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ def test_split_layers(tmp_path: Path) -> None:
     assert taken == []
 
 
+@pytest.mark.skipif(find_spec("tensorflow") is None, reason="tensorflow is not installed")
 def test_servers_of_tensorflow(tmp_path: Path) -> None:
     tiny = ("--image_size=2", "--d_model=8", "--num_layers=1", "--placement_method=contiguous")
     listened, taken = looked_at(tmp_path, (*BAECHI, "--framework=tensorflow", *tiny))
