@@ -102,6 +102,7 @@ class CudaDevice(TorchDevice):
     """
 
     clock_name = "cuda_event"
+    let_go: Callable[[Any], None]
 
     def __init__(self, index: int, rank: int | None = None, node: int = 0) -> None:
         super().__init__(f"cuda:{index if rank is None else rank}", torch.device("cuda", index), node)

@@ -220,15 +220,37 @@ class StreamExecutor(ThreadExecutor):
     def probe_link(self, source: int = 0, target: int = 1, sizes: Sequence[int] = PROBE_BYTES) -> LinkProbe:
         """The link between two devices, from copies there and back that the devices do by themselves, with the host ahead."""
         here, there = self.devices[source], self.devices[target]
-        trips = {size: self.call(source, partial(_round_trips_us, here, there, size)) for size in sizes}
-        issued_us = median(host_us for taken in trips.values() for _, host_us in taken)
-        probe = fitted({size: [us for us, _ in taken] for size, taken in trips.items()})
-        return replace(probe, issue_us=issued_us / 2)
+        probe = fitted({size: self.call(source, partial(_round_trips_us, here, there, size)) for size in sizes})
+        return replace(probe, issue_us=self.call(source, partial(_issue_us, here, there)))
 
 
-def _round_trips_us(here: CudaDevice, there: CudaDevice, size: int) -> list[tuple[float, float]]:
-    """Microseconds of a round trip of a tensor, and those that it takes the host, the mean of some; as often as it takes to see a typical
-    one."""
+def _issue_us(here: CudaDevice, there: CudaDevice) -> float:
+    """Microseconds that a transfer takes the host between different ops, as in a step: right behind another it takes less."""
+    values = {device: torch.zeros(16, 16, device=device.torch_device) for device in (here, there)}
+    settle([here, there])
+    found = []
+    for repeat in range(_PROBE_WARMUP + _PROBE_REPEATS):
+        here.begin()
+        there.begin()
+        for source, target in ((here, there), (there, here)) * _TRIPS:
+            source.take_turn()
+            value = values[source]
+            torch.cat([torch.mm(value, value).relu(), value.sigmoid() * 2]).softmax(1).sum(0)
+            begun = time.perf_counter_ns()
+            _, done = target.take_in(value, source)
+            for device in (target, source):
+                device.compute.wait_event(done)
+            target.let_go(None)
+            if repeat >= _PROBE_WARMUP:
+                found.append((time.perf_counter_ns() - begun) / 1000)
+        here.take_turn()
+        for device in (here, there):
+            device.synchronize()
+    return median(found)
+
+
+def _round_trips_us(here: CudaDevice, there: CudaDevice, size: int) -> list[float]:
+    """Microseconds of a round trip of a tensor, the mean of some; as often as it takes to see a typical one."""
     out, found = torch.zeros(size // 4, device=here.torch_device), []
     settle([here])
     issued_us = 1000.0
@@ -248,7 +270,7 @@ def _round_trips_us(here: CudaDevice, there: CudaDevice, size: int) -> list[tupl
         for device in (here, there):
             device.synchronize()
         if repeat >= _PROBE_WARMUP:
-            found.append((max(here.elapsed_us(start, end) / _TRIPS, _LEAST_US), issued_us / _TRIPS))
+            found.append(max(here.elapsed_us(start, end) / _TRIPS, _LEAST_US))
     return found
 
 
