@@ -14,11 +14,12 @@ from tests.torch_steps import SMALL_MODELS
 MODULE = "models_on_processes"
 LARGE = ("inception_v3", "nasnet", "resnet101")
 """Models of thousands of ops, which take minutes to capture in each process. On 2 processes Inception is run each time; the others,
-which have no structure that it lacks, are `slow`, and so is Inception on 1 and 4."""
+which have no structure that it lacks, are `slow`, and so is Inception on 1 and 4. A small model is run on 2, and on either 1 or 4."""
+SMALL = [name for name in SMALL_MODELS if name not in LARGE]
 RUNS = [(n, name) for n in (1, 2, 4) for name in SMALL_MODELS if name == "inception_v3" or name not in LARGE or n == 2]
+EACH_TIME = {(2, "inception_v3"), *((2, name) for name in SMALL), *((1, name) for name in SMALL[1::2]), *((4, name) for name in SMALL[::2])}
 each_run = pytest.mark.parametrize(
-    ("num_devices", "name"),
-    [pytest.param(*run, marks=pytest.mark.slow if run[1] in LARGE and run != (2, "inception_v3") else ()) for run in RUNS],
+    ("num_devices", "name"), [pytest.param(*run, marks=() if run in EACH_TIME else pytest.mark.slow) for run in RUNS]
 )
 
 
@@ -26,8 +27,12 @@ each_run = pytest.mark.parametrize(
 def found_on(workers: ForkedWorkers) -> Callable[[int, str], dict[str, Any]]:
     """The findings for a model: one group of this many workers for all the small ones, and one for each of the large."""
     found = cache(lambda num_devices, *names: json.loads(workers.run(MODULE, num_devices, *names)))
-    small = [name for name in SMALL_MODELS if name not in LARGE]
-    return lambda num_devices, name: found(num_devices, *([name] if name in LARGE else small))[name]
+    return lambda num_devices, name: found(num_devices, *([name] if name in LARGE else _together(num_devices, name)))[name]
+
+
+def _together(num_devices: int, name: str) -> list[str]:
+    """The small models that are run beside this one: those of each time, or the others."""
+    return [other for other in SMALL if ((num_devices, other) in EACH_TIME) == ((num_devices, name) in EACH_TIME)]
 
 
 @pytest.mark.parametrize(("num_devices", "flags"), [(2, []), (3, ["--rendezvous"])])

@@ -39,7 +39,7 @@ def eager_losses(steps: int) -> list[float]:
     return [eager.run().item() for _ in range(steps)]
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "pase"])
+@pytest.mark.parametrize("engine", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow), "pase"])
 def test_a_chosen_engine_runs_the_step_that_is_not_placed(engine: str, workers: ForkedWorkers) -> None:
     """Its losses are those of the whole batch in plain PyTorch."""
     flags = ["--train_steps=4", "--learning_rate=0.1"]
