@@ -56,6 +56,7 @@ def test_what_a_transfer_takes_the_host_is_a_cost_of_its_link() -> None:
     hosted = replace(GOOD, issue_us=30.0)
     assert hosted.to_link() == replace(GOOD.to_link(), issue_us=30.0)
     assert str(hosted) == f"{GOOD}, and 30 us of the host"
+    assert (ProbedLink.of(hosted).issue_us, ProbedLink.of(GOOD).issue_us) == (30.0, UNSET)
     assert taken([BAD[0], replace(BAD[1], issue_us=30.0)])[0].to_link().issue_us == 30.0
 
 

@@ -194,6 +194,7 @@ class ProbedLink(Struct, frozen=True, kw_only=True):
     send_us_per_byte: Number | UnsetType = UNSET
     receive_us: Number | UnsetType = UNSET
     receive_us_per_byte: Number | UnsetType = UNSET
+    issue_us: Number | UnsetType = UNSET
     doubt: str | UnsetType = UNSET
     """The reason why `one_way` is not the line through the samples, where it is not."""
 
