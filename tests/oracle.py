@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
-from math import fsum
 
 from baechi_ext.ir import Cluster, OpGraph
 
@@ -74,7 +73,10 @@ class _Reference:
 
     def _host_us(self) -> float:
         transfers = [(self.placement[self.graph.tensors[t].producer], d) for t, d in self.step.copies if (t, d) not in self.free]
-        return sum(op.issue_us for op in self.graph.ops) + fsum(self.cluster.link(*ends).issue_us for ends in transfers)
+        host_us = sum(op.issue_us for op in self.graph.ops)
+        for ends in product(range(len(self.cluster.devices)), repeat=2):
+            host_us += transfers.count(ends) * self.cluster.link(*ends).issue_us
+        return host_us
 
     def _handle_ends(self, now: float) -> None:
         for key in [key for key, end in self.flying.items() if end == now]:

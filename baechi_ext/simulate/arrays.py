@@ -31,13 +31,13 @@ def record(floats: str, ints: str = "", flags: str = "", indices: str = "") -> n
 _OP = record("compute_us tail_us least_us persistent_bytes working_bytes starting_bytes", "inputs_from outputs_from urgency pin")
 _TENSOR = record("bytes home_bytes", "name_rank readers_from", indices="producer")
 _DEVICE = record("speed memory_bytes")
-_LINK = record("latency_us us_per_byte send_us send_us_per_byte receive_us receive_us_per_byte")
-_RULES = record("names", "", "charges parallel")
+_LINK = record("latency_us us_per_byte issue_us send_us send_us_per_byte receive_us receive_us_per_byte")
+_RULES = record("names issue_us", "", "charges parallel hosted")
 
 _OP_STATE = record("start_us end_us", "missing started")
 _ENTRY = record("first second", indices="item")
 _TRANSFER = record("request_us turn sent_us arrived_us", "left right root next sent", indices="tensor source target")
-_QUEUE = record("request_us turn", "first last")
+_QUEUE = record("request_us turn", "first last issued")
 _CHANNEL = record("", flags="busy", indices="opened")
 _COPY = record("", "unread", "taken_in free")
 _DEVICE_STATE = record(
@@ -62,7 +62,8 @@ class Problem(NamedTuple):
     links: Records
     """By source and target."""
     rules: Records
-    """One record. `names`: the most tensors of one op; `charges`: whether links take time from devices."""
+    """One record. `names`: the most tensors of one op; `charges`: whether links take time from devices; `issue_us`: time that all ops take
+    the host; `hosted`: whether transfers take it time, too."""
 
 
 class State(NamedTuple):
@@ -83,7 +84,8 @@ class State(NamedTuple):
     queues: Records
     """For each source and target, the transfers that wait for its channels: a chain of skew heaps (`left`, `right`), one for each
     instant of a request. The transfer that began a heap keeps its `root` and `next`, the beginner of the following one, or -1.
-    `request_us` and `turn` are those of the first to go; the former is infinite where none waits."""
+    `request_us` and `turn` are those of the first to go; the former is infinite where none waits. `issued`: the transfers that took the
+    host time."""
     channels: Records
     """The outgoing one of each device, then the incoming ones. Entry i of `opened`: the channel that was opened as number i for
     transfers to start at this instant."""
@@ -131,7 +133,9 @@ def make_problem(graph: OpGraph, cluster: Cluster) -> Problem:
     rules["names"] = max(map(len, graph.outputs), default=0)
     ops["urgency"] = np.unique(-ops["tail_us"], return_inverse=True)[1]
     ops["least_us"] = ops["tail_us"] / devices["speed"].max()
-    rules["charges"] = any(np.any(links[name]) for name in names[2:])
+    rules["issue_us"] = graph.total_issue_us()
+    rules["hosted"] = np.any(links["issue_us"])
+    rules["charges"] = any(np.any(links[name]) for name in names[3:])
     rules["parallel"] = cluster.parallel_transfers
     items = np.concatenate([part.items for part in lists]).astype(np.uint32)
     return Problem(ops, tensors, items, devices, links, rules)

@@ -50,7 +50,18 @@ def run(p: Problem, s: State) -> float:
         now = s.events[0].first
     for d in range(k):
         s.devices[d].peak_bytes = max(s.devices[d].peak_bytes, s.devices[d].held_bytes)
-    return np.inf if totals.hopeless else now
+    return np.inf if totals.hopeless else max(now, _host_us(p, s))
+
+
+@inlined
+def _host_us(p: Problem, s: State) -> float:
+    """Time that the step takes the host."""
+    host_us = p.rules[0].issue_us
+    if p.rules[0].hosted:
+        for source in range(len(s.devices)):
+            for target in range(len(s.devices)):
+                host_us += s.queues[source * len(s.devices) + target].issued * p.links[source, target].issue_us
+    return host_us
 
 
 @inlined
@@ -62,6 +73,7 @@ def _reset(p: Problem, s: State) -> None:
     totals.concerned_from, totals.concerned_to = len(s.devices), 0
     for pair in range(len(s.queues)):
         s.queues[pair].request_us = np.inf
+        s.queues[pair].issued = 0
     for channel in range(len(s.channels)):
         s.channels[channel].busy = False
     for d in range(len(s.devices)):
@@ -296,6 +308,8 @@ def _request(p: Problem, s: State, t: int, target: int, now: float) -> None:
     copy.taken_in = False
     s.devices[target].readers = 0
     link = p.links[source, target]
+    if p.rules[0].hosted and not copy.free:
+        s.queues[source * k + target].issued += 1
     duration = 0.0 if copy.free else link.latency_us + p.tensors[t].bytes * link.us_per_byte
     transfer.tensor, transfer.source, transfer.target, transfer.request_us = t, source, target, now
     rank = float(s.devices[target].urgency) * len(s.placement) + v

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from functools import cached_property
-from math import fsum, isfinite
+from math import isfinite
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ class Simulator:
     def __init__(self, graph: OpGraph, cluster: Cluster) -> None:
         self.graph = graph
         self.cluster = cluster
-        self._issue_us = graph.total_issue_us()
         self._placement, self._priority = Struct(f"{len(graph)}I"), Struct(f"{len(graph)}d")  # twice as fast as numpy takes a sequence
 
     def evaluate(self, placement: Sequence[int], priority: Sequence[float] | None = None) -> tuple[float, tuple[float, ...]]:
@@ -50,7 +49,7 @@ class Simulator:
             state.copies["free"][numbers] = False
         if not isfinite(makespan_us):
             raise GraphError("the step takes longer than can be said in numbers; give ops and links smaller costs")
-        sent = self._sent()
+        sent = state.transfers[state.transfers["sent"][: state.totals["sent"][0]]]
         columns = (sent[name] for name in ("tensor", "source", "target", "request_us", "sent_us", "arrived_us"))
         return Timeline(
             graph=self.graph,
@@ -72,30 +71,7 @@ class Simulator:
         state.totals["has_priority"] = priority is not None
         if priority is not None:
             self._priority.pack_into(state.priority.data, 0, *priority)
-        return max(simulate_kernel.run(self._problem, state), self._host_us())
-
-    def _host_us(self) -> float:
-        """Time that the step takes the host; transfers that are free take none of it."""
-        if self._transfers_issue_us is None:
-            return self._issue_us
-        sent, free = self._sent(), self._state.copies["free"]
-        sent = sent[~free[sent["tensor"] * len(self.cluster) + sent["target"]]]
-        return self._issue_us + fsum(self._transfers_issue_us[sent["source"], sent["target"]].tolist())
-
-    @cached_property
-    def _transfers_issue_us(self) -> "np.ndarray[Any, Any] | None":
-        """By source and target; None where no transfer takes the host's time."""
-        if not any(link.issue_us for link in (self.cluster.default, *self.cluster.pairs.values())):
-            return None
-        import numpy as np
-
-        return np.array([[link.issue_us for link in row] for row in self.cluster.link_table()])
-
-    def _sent(self) -> "np.ndarray[Any, Any]":
-        """The transfers of the step simulated last, in the order of their starts."""
-        transfers = self._state.transfers
-        sent: np.ndarray[Any, Any] = transfers[transfers["sent"][: self._state.totals["sent"][0]]]
-        return sent
+        return simulate_kernel.run(self._problem, state)
 
     @cached_property
     def _problem(self) -> "Problem":

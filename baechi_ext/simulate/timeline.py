@@ -1,8 +1,8 @@
 """Timeline: when every op and transfer of a simulated step starts and ends, and what the devices hold meanwhile."""
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from math import fsum
 from typing import Any, NamedTuple
 
 from baechi_ext.ir.cluster import Cluster
@@ -49,7 +49,10 @@ class Timeline:
     @property
     def host_us(self) -> float:
         """Time that the step takes the host, where one thread gives all devices their work; no step is shorter."""
-        return self.graph.total_issue_us() + fsum(self.cluster.link(t.source, t.target).issue_us for t in self.transfers)
+        host_us = self.graph.total_issue_us()
+        for ends, count in sorted(Counter((t.source, t.target) for t in self.transfers).items()):
+            host_us += count * self.cluster.link(*ends).issue_us
+        return host_us
 
     @property
     def bytes_moved(self) -> int | float:

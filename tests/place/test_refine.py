@@ -242,6 +242,16 @@ def test_it_ends_when_the_bound_is_met() -> None:
     assert (result.status, result.predicted_step_us) == ("optimal", 20)
 
 
+def test_it_weighs_what_transfers_take_the_host() -> None:
+    """For the devices four would be best; each takes the host a transfer more."""
+    readers = dict.fromkeys("abcd", 10.0)
+    graph = graph_of({"all": 0.0, **readers}, *(("all", name, 4) for name in readers), issue_us=dict.fromkeys("abcd", 4.0))
+    cluster = Cluster.uniform(4, link=Link(issue_us=8))
+    result = refined(graph, cluster, Proposal((0,) * 5))
+    assert (len(set(result.plan.placement)), result.predicted_step_us) == (2, 16 + 8)
+    assert oracle.optimum(graph, cluster).makespan_us == 24
+
+
 # When more time is not worth it
 
 

@@ -132,7 +132,9 @@ class Simulation {
 
   finished(now) {
     const { start_us, end_us, transfers, busy_us, memory, placement, cluster } = this;
-    const host_us = transfers.reduce((us, { source, target }) => us + this.links[source][target].issue_us, this.flow.issue_us);
+    const issued = new Int32Array(this.devices ** 2);
+    for (const { source, target } of transfers) issued[source * this.devices + target]++;
+    const host_us = issued.reduce((us, count, pair) => us + count * this.links.flat()[pair].issue_us, this.flow.issue_us);
     const peaks = memory.map(([, held]) => held.reduce((a, b) => Math.max(a, b)));
     const sent = transfers.map((x) => [x.tensor, x.source, x.target, x.start_us, x.end_us]);
     return { step_us: Math.max(now, host_us), start_us, end_us, transfers: sent, busy_us, memory, peaks, placement, cluster };
