@@ -3,8 +3,10 @@
 Keras makes the function that a fit calls for each batch in `make_train_function`. Here it takes the next batch itself and gives it to the
 placed train_step, so metrics, callbacks and the optimizer's state are Keras's variables, trained where the step runs.
 
-One number may differ from Keras's: where the last batch is smaller, Keras does not know the sizes of batches while it traces, and counts
+Two numbers may differ from Keras's. Where the last batch is smaller, Keras does not know the sizes of batches while it traces, and counts
 each batch as one in the mean of an output's own loss, if there are several outputs. Here sizes are known, and each example counts as one.
+Where a data set does not say how many batches it has, Keras meets its end in the middle of a step, which has counted itself by then:
+`optimizer.iterations` is one more after each epoch, and Adam's steps differ a little. Here a step without a batch does not begin.
 """
 
 import weakref
