@@ -48,6 +48,21 @@ def has_kernel(op_type: str, device_type: str) -> bool:
     return any(k.device_type in (device_type, "DEFAULT") for k in get_registered_kernels_for_op(op_type).kernel)
 
 
+def is_recorded() -> bool:
+    """True if a GradientTape of this thread records what is computed now."""
+    try:
+        from tensorflow.python.eager.record import could_possibly_record
+    except ImportError as e:
+        raise _another_release("looking for a GradientTape") from e
+    return bool(could_possibly_record())
+
+
+def keeps_trace(function: Any) -> bool:
+    """True for a tf.function that TensorFlow runs as the graph it traced, and does not compile."""
+    tf = tensorflow()
+    return isinstance(function, type(tf.function(lambda: None))) and not getattr(function, "_jit_compile", None)
+
+
 def _another_release(what: str) -> MissingBackendError:
     import tensorflow as tf
 

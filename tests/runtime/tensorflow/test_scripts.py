@@ -18,6 +18,7 @@ from baechi_ext.errors import OptionError
 from baechi_runtime.cli.main import main
 from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.report.page.data import page_data
+from baechi_runtime.tensorflow.calls.placed_function import Arguments
 from baechi_runtime.tensorflow.servers.step_recorder import RUNS
 from tests.runtime.forked import start
 from tests.runtime.workers import finish, only_error, wait_for_line
@@ -151,6 +152,81 @@ def test_why_nothing_is_placed(tmp_path: Path, capsys: pytest.CaptureFixture[str
     code, out, err = run(tmp_path, tiny + "m.fit(np.ones((4, 2)), np.ones((4, 1)), epochs=2, verbose=0)\n", capsys)
     assert code == 0
     assert "baechi: nothing was placed: the largest model that trained has 3 parameters, fewer than 1000\n" in err
+
+
+MODEL = """
+import keras, numpy as np, tensorflow as tf
+keras.utils.set_random_seed(0)
+model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(40, "relu"), keras.layers.Dense(1)])
+weights = model.trainable_variables
+optimizer = keras.optimizers.SGD(0.01)
+optimizer.build(weights)
+x = tf.constant(np.random.standard_normal((8, 40)), tf.float32)
+"""
+ACCUMULATING = """
+sums, count = [tf.Variable(tf.zeros_like(v), trainable=False) for v in weights], tf.Variable(0, trainable=False)
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(model(x)))
+    for total, gradient in zip(sums, tape.gradient(loss, weights)):
+        total.assign_add(gradient)
+    if count.assign_add(1) % 2 == 0:
+        optimizer.apply_gradients(zip(sums, weights))
+        for total in sums:
+            total.assign(tf.zeros_like(total))
+    return loss
+for i in range(6):
+    print(round(float(step(x)), 5), int(optimizer.iterations.numpy()))
+"""
+RECORDED = """
+average = tf.Variable(tf.zeros([40, 40]))
+@tf.function
+def forward(x):
+    average.assign(0.9 * average + 0.1 * tf.matmul(x, x, transpose_a=True))
+    return tf.reduce_mean(tf.square(model(x)))
+for i in range(4):
+    with tf.GradientTape() as tape:
+        loss = forward(x)
+    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    print(round(float(loss), 5), round(float(tf.norm(average)), 3))
+"""
+TRACED_ONCE = """
+scale = {"of": 1.0}
+@tf.function(input_signature=[tf.TensorSpec([None, 40])])
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = scale["of"] * tf.reduce_mean(tf.square(model(x)))
+    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    return loss
+for size in (8, 8, 8, 4, 4, 4, 8):
+    print(round(float(step(x[:size])), 5))
+    scale["of"] += 0.01
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (ACCUMULATING, "5 steps placed, verified 2 of 5"),
+        (RECORDED, "forward: not placed; 3 calls ran as they are: a GradientTape around the call needs to see what it computes"),
+        (TRACED_ONCE, "step goes on unplaced: the placed step differs from the unplaced one"),
+    ],
+)
+def test_a_step_of_a_kind_of_its_own_prints_the_same(tmp_path: Path, script: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Variables that only a branch trains; gradients taken outside of the function; a trace that Python state has changed behind."""
+    (tmp_path / "script.py").write_text(MODEL + script)
+    expected = printed(str(tmp_path / "script.py"))
+    keras.backend.clear_session()
+    code, out, err = run(tmp_path, MODEL + script, capsys)
+    assert (code, out) == (0, expected), err
+    assert said in err
+
+
+def test_an_object_is_never_taken_for_one_that_is_gone() -> None:
+    """Python gives the place of the one to the other; a step is planned for one model, say, and called with the next."""
+    keys = [Arguments.of((type("Model", (), {})(), np.zeros(2)), {}).key for _ in range(20)]
+    assert len(set(keys)) == len(keys)
 
 
 def test_errors_of_the_script_are_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,12 +11,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from baechi_ext.capture.tensorflow_graph import CapturedFunction, capture_function
+from baechi_ext.capture.tensorflow_private import is_recorded, keeps_trace
 from baechi_ext.errors import BaechiError, CaptureError, ExecutionError, ParityError
 from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers.placement import Placement
@@ -31,6 +33,7 @@ from baechi_runtime.tensorflow.servers.devices import Devices
 from baechi_runtime.tensorflow.servers.session import PlacedSession
 from baechi_runtime.tensorflow.servers.step_recorder import RUNS, WARM_UP
 
+RECORDED = "a GradientTape around the call needs to see what it computes"
 MOST_SHAPES = 8
 """Shapes of the arguments that are captured; further ones run as they are."""
 _TIMES = 200
@@ -58,7 +61,7 @@ class Arguments:
 
     inputs: tuple[np.ndarray, ...]
     key: tuple[Any, ...]
-    """Equal for calls that one graph computes."""
+    """Equal for calls that one graph computes. It keeps the objects among them, so that no other one is ever taken for one of these."""
     fill: Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
     """Positional and keyword arguments with other values in place of the arrays."""
 
@@ -86,7 +89,20 @@ class Arguments:
 
 def _fixed(value: Any) -> Any:
     """The key of an argument that is no array: numbers and text by type and value, other objects by identity."""
-    return (type(value), value) if isinstance(value, (int, float, str, type(None))) else id(value)
+    return (type(value), value) if isinstance(value, (int, float, str, type(None))) else _Same(value)
+
+
+class _Same:
+    """Equal where it is the same object."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 def call_of(name: str, python: Callable[..., Any], given: Arguments) -> Callable[..., Any]:
@@ -212,8 +228,8 @@ class PlacedFunction:
             )
         with running():
             try:
-                if self.refusal:
-                    return self._as_it_is(args, kwargs)
+                if self.refusal or is_recorded():
+                    return self._as_it_is(args, kwargs, RECORDED)
                 return self._run(Arguments.of(args, kwargs), args, kwargs)
             except CaptureError as e:
                 if not self.settings.fallback:
@@ -228,8 +244,8 @@ class PlacedFunction:
             step.close()
         return self.ordinary
 
-    def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.unplaced[self.refusal or OTHER_SHAPES] += 1
+    def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str = OTHER_SHAPES) -> Any:
+        self.unplaced[self.refusal or reason] += 1
         return self.ordinary(*args, **kwargs)
 
     def _run(self, given: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -274,7 +290,9 @@ class PlacedFunction:
 
     def _verified(self, step: PlacedStep, given: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call, placed, and as it is from the same state."""
-        captured, verification, plain = step.captured, step.verification, tf.function(self.python)
+        captured, verification = step.captured, step.verification
+        # A trace is kept, whatever changed since in Python. What was captured has to agree with it, and not with how a new one would be.
+        plain = tf.function(partial(self.ordinary) if keeps_trace(self.ordinary) else self.python)
         before = captured.values()
         began = time.perf_counter()
         returned = self.ordinary(*args, **kwargs)

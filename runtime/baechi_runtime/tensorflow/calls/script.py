@@ -6,7 +6,7 @@ The script runs as `python SCRIPT ARGUMENTS` would run it. While it does, every 
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -96,7 +96,7 @@ class PlacedFunctions:
                 return ordinary(function, *args, **kwargs)
             if function not in placing._known:
                 returned = ordinary(function, *args, **kwargs)
-                placing._known[function] = placing._placed(function, partial(ordinary, function), args, kwargs)
+                placing._known[function] = placing._placed(function, args, kwargs)
                 return returned
             return (placing._known[function] or partial(ordinary, function))(*args, **kwargs)
 
@@ -106,7 +106,7 @@ class PlacedFunctions:
         finally:
             kind.__call__ = ordinary
 
-    def _placed(self, function: Any, ordinary: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PlacedFunction | None:
+    def _placed(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PlacedFunction | None:
         python = function.python_function
         if (getattr(python, "__module__", None) or "").partition(".")[0] == "keras":
             return None
@@ -119,13 +119,30 @@ class PlacedFunctions:
         if size < LARGE_ENOUGH:
             self.too_small = max(size, self.too_small)
             return None
-        self.functions.append(self._place(name, python, ordinary))
+        self.functions.append(self._place(name, python, function))  # which runs as it is where a placed step calls it
         return self.functions[-1]
 
 
 def trained(concrete: Any, name: str) -> list[tf.Variable]:
-    """The trainable variables that a concrete function changes. Raises CaptureError where it takes an iterator or a table, or writes a
-    summary, which no placed step can."""
+    """The trainable variables that a concrete function changes, in branches and loops, too. Raises CaptureError where it takes an iterator
+    or a table, or writes a summary, which no placed step can."""
     source = Source.of(concrete, f"the tf.function {name}")
-    changed = {i.partition(":")[0] for node in source.nodes.values() if node.op.startswith(_UPDATES) for i in node.input}
+    changed = _changed(source.nodes.values(), {f.signature.name: f for f in source.definition.library.function})
     return [v.variable for v in source.variables if v.trainable and v.placeholder in changed]
+
+
+def _changed(nodes: Iterable[Any], functions: Mapping[str, Any]) -> set[str]:
+    """The names of what nodes, or the functions that they call, take to change it."""
+    found: set[str] = set()
+    for node in nodes:
+        inputs = [i.partition(":")[0] for i in node.input if not i.startswith("^")]
+        if node.op.startswith(_UPDATES):
+            found.update(inputs)
+        for attribute in node.attr.values():
+            for called in (attribute.func, *attribute.list.func):
+                if called.name in functions:
+                    function = functions[called.name]
+                    inside, taken = _changed(function.node_def, functions), [a.name for a in function.signature.input_arg]
+                    # From the end: what a condition goes by, or a data set, comes before what is handed on.
+                    found.update(i for i, name in zip(inputs[::-1], taken[::-1], strict=False) if name in inside)
+    return found
