@@ -85,6 +85,8 @@ class CapturedFragment:
     """For each output of the graph, whether a gradient of it counts."""
     reached_by: Mapping[int, frozenset[int]]
     """Argument that is trained -> the outputs whose gradients its own gradient is made from."""
+    made_from: Mapping[int, frozenset[int]]
+    """Output -> the other outputs that it is computed from; where the gradients of several outputs count, of these."""
     saved_args: tuple[int, ...]
     """Arguments that the backward pass reads."""
     saved_outputs: tuple[int, ...]
@@ -156,6 +158,8 @@ class _Traced:
     module: "fx.GraphModule"
     nodes: _Nodes
     returned: tuple[Returned, ...]
+    made_from: Mapping[int, frozenset[int]]
+    """See CapturedFragment."""
     sizes: tuple[int, ...] = ()
     """The examples of each part of the batch that has nodes of its own; none: it is whole."""
 
@@ -177,13 +181,14 @@ class _Traced:
             torch.enable_grad(),
         ):
             joint = joint_graph(flat, examples)
-        return cls(joint, _Nodes.of(joint, fragment.state), tuple(flat.returned))
+        nodes = _Nodes.of(joint, fragment.state)
+        return cls(joint, nodes, tuple(flat.returned), _made_from(nodes))
 
     def in_parts(self, fragment: Fragment, options: CaptureOptions, parts: int | Sequence[float]) -> "_Traced":
         """The same over parts of the batch. Raises CaptureError where examples are mixed, or may be."""
         with tracing_alone():
             module, sizes = split_batch(self.module, self.nodes, parts, batch_norm_per_part=options.batch_norm_per_part)
-        return _Traced(module, _Nodes.of(module, fragment.state), self.returned, sizes)
+        return _Traced(module, _Nodes.of(module, fragment.state), self.returned, self.made_from, sizes)
 
     @property
     def normalised(self) -> tuple[int, ...]:
@@ -410,6 +415,7 @@ class _FragmentsBuilder(_Builder):
             returned=self.traced[k].returned,
             differentiable=tuple(i in nodes.tangents for i in range(len(nodes.outputs))),
             reached_by=_reached_by(nodes, {n: argument[self.state_names[n]] for n in nodes.gradients}),
+            made_from=self.traced[k].made_from,
             saved_args=saved_args,
             saved_outputs=saved_outputs,
             seeded=not forward_ops.isdisjoint(self.seeded),
@@ -472,6 +478,12 @@ def _reached_by(nodes: _Nodes, arguments: Mapping[str, int]) -> dict[int, frozen
     for name, node in nodes.gradients.items():
         found[arguments[name]] = found.get(arguments[name], frozenset()) | outputs_of.get(node, frozenset())
     return found | {i: outputs_of.get(node, frozenset()) for i, node in nodes.input_gradients.items()}
+
+
+def _made_from(nodes: _Nodes) -> dict[int, frozenset[int]]:
+    trained = {nodes.outputs[i]: i for i in nodes.tangents}
+    found = {i: frozenset(trained[n] for n in _ancestors([node]) if n in trained) - {i} for node, i in trained.items()}
+    return found if len(found) > 1 else {}
 
 
 def _ancestors(nodes: "Iterable[fx.Node]") -> "set[fx.Node]":

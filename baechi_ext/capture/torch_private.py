@@ -173,9 +173,22 @@ def backward_again() -> bool:
 
 def inside_backward() -> bool:
     """True if the calling thread is in a backward pass, as where what was not kept is computed once more."""
+    return backward_pass() != -1
+
+
+def backward_pass() -> int:
+    """A number of the backward pass that the calling thread is in; -1: in none."""
     import torch
 
-    return torch._C._current_graph_task_id() != -1
+    return torch._C._current_graph_task_id()
+
+
+def reaches(node: Any) -> bool:
+    """True in a backward pass that comes to `node`, which is behind the ops that it went through: false of one that is only to make some
+    gradients (torch.autograd.grad), and needs no others for that."""
+    import torch
+
+    return torch._C._will_engine_execute_node(node)  # as register_multi_grad_hook asks
 
 
 def is_traced() -> bool:

@@ -205,6 +205,13 @@ def test_gradients_come_from_the_outputs_that_reach_them() -> None:
     assert reached["left.bias"] == {0}
     assert reached["right.weight"] == {1}
     assert part.differentiable == (True, True)
+    assert part.made_from == {0: frozenset(), 1: frozenset()}
+
+
+def test_outputs_are_made_from_others() -> None:
+    (part,) = captured(Returns(lambda y, x: (y.exp(), y, y.exp().sum(), y.detach())), torch.randn(5, 6)).fragments
+    y, *exps = part.returned[1].output, part.returned[0].output, part.returned[2].output
+    assert part.made_from == {y: frozenset(), **{exp: {y} for exp in exps}}
 
 
 def test_buffers_that_are_written_are_known() -> None:

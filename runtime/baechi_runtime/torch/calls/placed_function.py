@@ -1,18 +1,24 @@
 """A placed fragment in the middle of the caller's own computation: to autograd it is one function, from those arguments that are trained to
-its outputs. Its forward runs the forward programs on all devices, its backward the backward programs with the gradients that come in."""
+its outputs. Its forward runs the forward programs on all devices, its backward the backward programs with the gradients that come in.
+
+Of several outputs each has a function of its own, behind which are the outputs that it is computed from: somebody may ask for the gradient
+of one of those, as Grad-CAM does of feature maps, by torch.autograd.grad, retain_grad() or a hook.
+"""
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from baechi_ext.capture.torch_fragments import CapturedFragment
-from baechi_ext.capture.torch_private import backward_again
-from baechi_ext.errors import BaechiError
+from baechi_ext.capture.torch_private import backward_again, backward_pass, reaches
+from baechi_ext.errors import BaechiError, CaptureError
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.torch.calls.phases import Phases
 from baechi_runtime.torch.calls.recording import CallRecorder
@@ -21,6 +27,7 @@ Gradients = Mapping[int, Tensor]
 """Gradients by argument."""
 Check = Callable[[Sequence[Tensor | None], Gradients], Gradients]
 """Checks a call's gradients, made from those of its outputs; returns those to use."""
+ASKED_FOR = "it returns what it also computes with, and a hook, retain_grad() or torch.autograd.grad asks for a gradient of that"
 _TIMES = 200
 
 
@@ -43,8 +50,11 @@ class LoadedFragment:
     def run(self, args: Sequence[Tensor], check: Check | None = None) -> tuple[Tensor, ...]:
         """Run the fragment; its results have gradients where those of the captured one have."""
         wanted = tuple(self.part.reached_by)  # a call with others would have been traced anew
-        found = _APPLY(_Call(self, tuple(args), wanted, check), *[args[i] for i in wanted])
-        outputs = [found] if isinstance(found, Tensor) else found
+        call = _Call(self, tuple(args), wanted, check)
+        found = _APPLY(call, *[args[i] for i in wanted])
+        outputs = [found] if isinstance(found, Tensor) else [*found]
+        if self.part.made_from:
+            call.apart.join(call, outputs)
         return tuple(r.of(outputs, args) for r in self.part.returned)
 
 
@@ -59,6 +69,7 @@ class _Call:
         self.placed = loaded.placed if self.recorded is None else self.recorded
         self.random: Tensor | None = None
         """The generator's state before the call, where it draws random numbers."""
+        self.apart = _Apart(loaded.part)
         self.autocast = (torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu"))
 
     def forward(self) -> list[Tensor]:
@@ -79,11 +90,12 @@ class _Call:
         self._versions = [a._version for a in args]
         # Held weakly: an output holds this call, and what is gone can't be changed any more.
         self._outputs = [(i, weakref.ref(outputs[i]), outputs[i]._version) for i in part.saved_outputs]
-        return outputs
+        return self.apart.stood_in_for(outputs)
 
     def backward(self, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-        if torch.is_grad_enabled():
-            gradients: Gradients = self._unplaced(tangents, recorded=True)
+        tangents = self.apart.taken_in(tangents)
+        if torch.is_grad_enabled() or self.apart.asked_for:
+            gradients: Gradients = self._unplaced(tangents, recorded=torch.is_grad_enabled())
         else:
             try:
                 gradients = self._gradients(tangents)
@@ -98,8 +110,20 @@ class _Call:
         return [gradients.get(i) for i in self.wanted]
 
     def _unplaced(self, tangents: Sequence[Tensor | None], *, recorded: bool) -> Gradients:
-        """The gradients from another run of the fragment as the user's code runs it, from the same random state; `recorded`, for
-        create_graph=True, they have gradients of their own."""
+        """The gradients from another run of the fragment as the user's code runs it; `recorded`, for create_graph=True, they have gradients
+        of their own."""
+        again, self.apart.again = self.apart.again, {}
+        outputs, used = again or self.run_again(), {i: t for i, t in enumerate(tangents) if t is not None}
+        if any(i not in outputs for i in used):
+            raise RuntimeError("gradients of gradients through views that a placed call returned can't be had; return copies (.clone())")
+        with self.apart.cut(outputs, used):
+            found = torch.autograd.grad(
+                [outputs[i] for i in used], [self.args[i] for i in self.wanted], [*used.values()], allow_unused=True, create_graph=recorded
+            )
+        return {i: g for i, g in zip(self.wanted, found, strict=True) if g is not None}
+
+    def run_again(self) -> dict[int, Tensor]:
+        """The outputs, by their numbers, of another run of the fragment as the user's code runs it, from the same random state."""
         written = self.loaded.part.written
         self._require_unchanged([i for i in range(len(self.args)) if i not in written])
         buffers = {i: self._before.get(i, self.args[i]).detach().clone() for i in written}
@@ -107,14 +131,7 @@ class _Call:
         with torch.random.fork_rng(devices=(), enabled=self.random is not None), torch.enable_grad(), torch.autocast("cpu", *self.autocast):
             if self.random is not None:
                 torch.set_rng_state(self.random)
-            outputs = self.loaded.part.outputs_among(self.loaded.graph(*args))
-        used = [(i, t) for i, t in enumerate(tangents) if t is not None]
-        if any(i not in outputs for i, _ in used):
-            raise RuntimeError("gradients of gradients through views that a placed call returned can't be had; return copies (.clone())")
-        sources = [self.args[i] for i in self.wanted]
-        roots, given = [outputs[i] for i, _ in used], [t for _, t in used]
-        found = torch.autograd.grad(roots, sources, given, allow_unused=True, create_graph=recorded)
-        return {i: g for i, g in zip(self.wanted, found, strict=True) if g is not None}
+            return self.loaded.part.outputs_among(self.loaded.graph(*args))
 
     def _require_unchanged(self, read: Sequence[int]) -> None:
         """Raises RuntimeError where one of the arguments `read`, or an output that the backward pass reads, was changed since the call."""
@@ -172,6 +189,112 @@ def _apart(gradients: Gradients, others: Sequence[Tensor]) -> dict[int, Tensor]:
         apart[name] = gradient.clone() if memory in taken else gradient
         taken.add(memory)
     return apart
+
+
+class _Apart:
+    """The outputs of a call, each with a function of its own. In a backward pass that is to show the gradient of one that others are
+    computed from, an inner one, each of them makes its own gradients, from a run of the fragment as the user's code runs it."""
+
+    def __init__(self, part: CapturedFragment) -> None:
+        self._made_from = part.made_from
+        self._inner = sorted(frozenset[int]().union(*self._made_from.values()))
+        self._waiting: dict[int, Tensor] = {}
+        """The outputs, until autograd has them."""
+        self._shown: list[tuple[weakref.ref[Tensor], Mapping[int, Any] | None]] = []
+        """Each inner output, and its hooks, which outlive it."""
+        self._end: Any = None
+        """Reached only by a backward pass that makes all gradients there are."""
+        self._pass = -1
+        self._tangents: dict[int, Tensor] = {}
+        self.asked_for = False
+        """True if the backward pass under way is to show the gradient of an inner output, or may be."""
+        self.again: dict[int, Tensor] = {}
+        """The outputs of the run for it."""
+
+    def stood_in_for(self, outputs: list[Tensor]) -> list[Tensor]:
+        """The outputs, with empty tensors for those that get a function of their own."""
+        self._waiting = {i: outputs[i] for i in self._made_from}
+        return [o.new_empty(0, dtype=torch.float32) if i in self._waiting else o for i, o in enumerate(outputs)]
+
+    def value(self, i: int) -> Tensor:
+        return self._waiting.pop(i)
+
+    def join(self, call: _Call, outputs: list[Tensor]) -> None:
+        """Put what the empty tensors stand for in their places."""
+        end = torch.empty(0, requires_grad=True).clone()
+        self._end = end.grad_fn
+        for i in sorted(self._made_from, key=lambda i: len(self._made_from[i])):
+            others = [outputs[j] for j in sorted(self._made_from[i])]
+            outputs[i] = _Behind.apply(call, i, end, outputs[i], *others)
+        for output in (outputs[j] for j in self._inner if outputs[j].requires_grad):
+            output.register_hook(lambda _: None).remove()  # from now on it has a place for hooks
+            self._shown.append((weakref.ref(output), output._backward_hooks))
+
+    def behind(self, call: _Call, i: int, tangent: Tensor) -> list[Tensor | None]:
+        """Take in the gradient of an output; returns those of the outputs that it is computed from, where somebody asks for one."""
+        if self._begins():
+            held = [(ref(), hooks) for ref, hooks in self._shown]
+            shown = any(hooks or (o is not None and o.retains_grad) for o, hooks in held)
+            self.asked_for = bool(held) and (shown or not reaches(self._end))
+            if self.asked_for and call.loaded.failed is not None:
+                call.loaded.failed(CaptureError(ASKED_FOR))
+        self._tangents[i] = tangent
+        others = sorted(self._made_from[i])
+        if not self.asked_for or not others:
+            return [None] * len(others)
+        outputs = self.again = self.again or call.run_again()
+        trained, recorded = [outputs[j] for j in others if outputs[j].requires_grad], torch.is_grad_enabled()
+        with self.cut(outputs, {i: tangent}) as met:
+            torch.autograd.grad(outputs[i], trained, tangent, allow_unused=True, retain_graph=True, create_graph=recorded)
+        return [met.get(j) for j in others]
+
+    def taken_in(self, tangents: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """The gradients that come in, with those of the outputs that empty tensors stood for."""
+        self._begins()
+        return [self._tangents.pop(i, None) if i in self._made_from else t for i, t in enumerate(tangents)]
+
+    @contextmanager
+    def cut(self, outputs: Mapping[int, Tensor], tangents: Mapping[int, Tensor]) -> Iterator[dict[int, Tensor]]:
+        """Within, in a pass that is to show inner gradients, a pass back through `outputs` from these gradients goes on behind an inner
+        output with its own gradient alone; what else comes to it is in the dict."""
+        met: dict[int, Tensor] = {}
+
+        def hook(j: int, gradient: Tensor) -> Tensor:
+            met[j] = gradient
+            return tangents[j] if j in tangents else torch.zeros_like(gradient)
+
+        inner = [j for j in self._inner if j in outputs and outputs[j].requires_grad] if self.asked_for else []
+        handles = [outputs[j].register_hook(partial(hook, j)) for j in inner]
+        try:
+            yield met
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _begins(self) -> bool:
+        """True the first time that a backward pass comes here."""
+        before, self._pass = self._pass, backward_pass()
+        if before == self._pass:
+            return False
+        self._tangents, self.asked_for, self.again = {}, False, {}
+        return True
+
+
+class _Behind(torch.autograd.Function):
+    """One of several outputs of a call, in place of the empty tensor that stood for it."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, i: int, *tensors: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.call, ctx.i = call, i
+        return call.apart.value(i)
+
+    @staticmethod
+    def backward(ctx: Any, tangent: Tensor | None) -> tuple[Tensor | None, ...]:
+        if tangent is None:
+            return (None,) * len(ctx.needs_input_grad)
+        others: list[Tensor | None] = ctx.call.apart.behind(ctx.call, ctx.i, tangent)
+        return (None, None, None, tangent.new_empty(0, dtype=torch.float32), *others)
 
 
 class _Placed(torch.autograd.Function):

@@ -1,0 +1,95 @@
+"""Gradients of what a placed call returns and also computes with, as Grad-CAM asks for them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.runtime.placed_modules import place, report
+
+
+class Shown(nn.Module):
+    """Returns what it computes on the way: `late` is made from `early`, and the first output from both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 12), nn.Linear(12, 12), nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        early = torch.tanh(self.first(x))
+        late = torch.tanh(self.second(early))
+        return self.last(late + early), early, late
+
+
+def differentiated(out: Tensor, early: Tensor, late: Tensor) -> list[Any]:
+    return [*torch.autograd.grad(out.square().sum(), [late, early], retain_graph=True), out.sum().backward()]
+
+
+def retained(out: Tensor, early: Tensor, late: Tensor) -> list[Any]:
+    early.retain_grad()
+    late.retain_grad()
+    (out.square().sum() + late.square().sum()).backward()
+    return [early.grad, late.grad]
+
+
+def hooked(out: Tensor, early: Tensor, late: Tensor) -> list[Any]:
+    seen: list[Any] = []
+    late.register_hook(lambda gradient: gradient * 0.5)
+    early.register_hook(lambda gradient: seen.append(gradient.clone()))
+    loss = out.square().sum() + early.sum()
+    del out, early, late
+    loss.backward()
+    return seen
+
+
+def of_second_order(out: Tensor, early: Tensor, late: Tensor) -> list[Any]:
+    found = torch.autograd.grad(out.square().sum(), [late, early], create_graph=True)
+    (out.sum() + sum(f.square().sum() for f in found)).backward()
+    return [f.detach() for f in found]
+
+
+def unused(out: Tensor, early: Tensor, late: Tensor) -> list[Any]:
+    seen: list[Any] = []
+    out.register_hook(seen.append)  # no gradient comes to it, so nothing does
+    early.register_hook(lambda gradient: seen.append(gradient.clone()))
+    late.sum().backward()
+    return seen
+
+
+def steps(use: Callable[..., list[Any]], wrap: Callable[[nn.Module], nn.Module]) -> tuple[list[Any], nn.Module]:
+    """Gradients that `use` finds, and those of parameters: nobody asks in the first calls."""
+    torch.manual_seed(0)
+    model = wrap(Shown())
+    found: list[Any] = []
+    for step in range(4):
+        values = model(torch.randn(5, 6))
+        if step < 2:
+            values[0].sum().backward()
+        else:
+            found += use(*values)
+        found += [p.grad.clone() for p in model.parameters()]
+    return found, model
+
+
+@pytest.mark.parametrize("use", [differentiated, retained, hooked, of_second_order, unused])
+def test_a_gradient_on_the_way_is_what_it_is_unplaced(use: Callable[..., list[Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    expected, _ = steps(use, lambda model: model)
+    found, model = steps(use, lambda model: place(model, strict=False))
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        assert (a is None) is (b is None)
+        assert a is None or torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert report(model).placed_steps == 2
+    assert "Shown runs as it is: it returns what it also computes with" in capsys.readouterr().err
+
+
+def test_nobody_asks_and_calls_stay_placed() -> None:
+    def use(out: Tensor, early: Tensor, late: Tensor) -> list[Any]:
+        return [(out.sum() + early.square().sum() + late.sum()).backward()]
+
+    expected, _ = steps(use, lambda model: model)
+    found, model = steps(use, place)
+    assert all(a is b is None or torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(found, expected, strict=True))
+    assert report(model).placed_steps == 3
