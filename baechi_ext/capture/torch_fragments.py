@@ -182,7 +182,10 @@ class _Traced:
         ):
             joint = joint_graph(flat, examples)
         nodes = _Nodes.of(joint, fragment.state)
-        return cls(joint, nodes, tuple(flat.returned), _made_from(nodes))
+        made_from = _made_from(nodes)
+        if any(r.output in others and r.view is not None and not r.detached for r in flat.returned for others in made_from.values()):
+            raise CaptureError("it returns a view of what it also computes with, which would have no gradient; return a copy (.clone())")
+        return cls(joint, nodes, tuple(flat.returned), made_from)
 
     def in_parts(self, fragment: Fragment, options: CaptureOptions, parts: int | Sequence[float]) -> "_Traced":
         """The same over parts of the batch. Raises CaptureError where examples are mixed, or may be."""

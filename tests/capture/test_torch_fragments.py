@@ -212,6 +212,8 @@ def test_outputs_are_made_from_others() -> None:
     (part,) = captured(Returns(lambda y, x: (y.exp(), y, y.exp().sum(), y.detach())), torch.randn(5, 6)).fragments
     y, *exps = part.returned[1].output, part.returned[0].output, part.returned[2].output
     assert part.made_from == {y: frozenset(), **{exp: {y} for exp in exps}}
+    with pytest.raises(CaptureError, match="a view of what it also computes with"):
+        captured(Returns(lambda y, x: (y.exp(), y, y.view(-1))), torch.randn(5, 6))
 
 
 def test_buffers_that_are_written_are_known() -> None:
