@@ -7,7 +7,6 @@ among them. What the graph returns of the examples is put together again, so it 
 
 import math
 import operator
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -19,14 +18,13 @@ from baechi_ext.capture.module_names import module_of
 from baechi_ext.capture.parts import shared_sizes
 from baechi_ext.capture.torch_joint import DRAWS, OP_ID, PART, ROWS, _behind, _is_view, _Nodes, draws
 from baechi_ext.capture.torch_private import descriptors
-from baechi_ext.capture.why_not import place_of
+from baechi_ext.capture.why_not import frames_of, place_of
 from baechi_ext.errors import CaptureError
 
 if TYPE_CHECKING:
     import torch
     from torch import fx
 
-_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 _MOST_TRIED = 8
 """The most choices of dimensions that are tried: each takes a walk over the graph."""
 FAR = 1 << 40
@@ -200,8 +198,7 @@ class _Proof:
             kinds = judged(call)
         except MixedError as e:
             stands = module_of(node)
-            frames = [(file, int(line), name) for file, line, name in _FRAME.findall(node.meta.get("stack_trace") or "")]
-            where = (f" in {stands}" if stands else "") + place_of(frames)
+            where = (f" in {stands}" if stands else "") + place_of(frames_of(node))
             raise CaptureError(f"{node.target} {e}{where}") from e
         self.calls[node] = call, kinds
         if not isinstance(node.meta["val"], (tuple, list)):

@@ -1,14 +1,21 @@
 """Why a model's forward can't be captured: the line of the model's own code that is to blame, and what to change there."""
 
+import ast
 import linecache
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from traceback import walk_tb
+from typing import TYPE_CHECKING
 
 from baechi_ext.errors import CaptureError, MissingBackendError
+
+if TYPE_CHECKING:
+    from torch import fx
 
 _ADVICE = (
     (("numpy",), "a NumPy array is outside of what can be captured: compute with torch functions, or move this out of forward"),
@@ -24,6 +31,9 @@ _ADVICE = (
     (("use_reentrant",), "checkpoint with use_reentrant=False"),
 )
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "tensorboard", "baechi_runtime")
+_RAISED = {"BaseException", "Exception", "RuntimeError", "IndexError", "ValueError", "LinAlgError", "OutOfMemoryError"}
+"""The names of exceptions by which code may take what an op raises for the values that it is given."""
+_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 _OTHERWISE = "take what is no computation on tensors out of forward"
 
 
@@ -49,6 +59,31 @@ def tracing(what: str) -> Iterator[None]:
         raise
     except Exception as e:  # noqa: BLE001 - whatever the user's code raises
         raise not_capturable(what, e) from e
+
+
+def frames_of(node: "fx.Node") -> list[tuple[str, int, str]]:
+    """(file, line, function) of the code that a traced node is from, the innermost last."""
+    return [(file, int(line), name) for file, line, name in _FRAME.findall(node.meta.get("stack_trace") or "")]
+
+
+def require_uncaught(graph: "fx.GraphModule") -> None:
+    """Raise CaptureError for a traced graph with an op that user's code runs within `try`, and whose error it takes: a graph runs its ops
+    at once, and what one raises comes up behind that."""
+    for frame in dict.fromkeys(frame for node in graph.graph.nodes for frame in frames_of(node) if not is_foreign(frame[0])):
+        if frame[1] in _taken_lines("".join(linecache.getlines(frame[0]))):
+            raise CaptureError(f"it takes what an op raises (try ... except) within forward{place_of([frame])}")
+
+
+@cache
+def _taken_lines(source: str) -> frozenset[int]:
+    """The lines of blocks in `try` whose handlers take what an op may raise."""
+    try:
+        tries = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Try, ast.TryStar))]
+    except (SyntaxError, ValueError):
+        return frozenset()
+    names = {id(t): {getattr(n, "attr", getattr(n, "id", "")) for h in t.handlers if h.type for n in ast.walk(h.type)} for t in tries}
+    taking = [t for t in tries if not names[id(t)].isdisjoint(_RAISED) or any(h.type is None for h in t.handlers)]
+    return frozenset(line for t in taking for line in range(t.body[0].lineno, (t.body[-1].end_lineno or 0) + 1))
 
 
 def place_of(frames: Iterable[tuple[str, int, str]]) -> str:

@@ -25,6 +25,7 @@ from baechi_ext.capture.torch_dynamo import module_classes, sees_single_ops
 from baechi_ext.capture.torch_fragments import CapturedCall
 from baechi_ext.capture.torch_guards import guard_the_unguarded
 from baechi_ext.capture.torch_private import inside_backward
+from baechi_ext.capture.why_not import require_uncaught
 from baechi_ext.errors import BaechiError, CaptureError, ExecutionError, InfeasibleError, ParityError
 from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers.placement import Placement, is_near_least
@@ -107,9 +108,10 @@ class Session:
         """id of a tensor -> (weak reference to it, the waiting fragment that returned it, which output)."""
 
     def backend(self, graph: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
-        """Return what TorchDynamo is to run in place of a fragment's graph. Raises CaptureError if the graph recomputes activations."""
+        """Return what TorchDynamo is to run in place of a fragment's graph. Raises CaptureError for a graph that can't run as one."""
         module = self.module()
         require_kept_activations(graph)
+        require_uncaught(graph)
         modules = [] if module is None else list(module.modules())
         guard_the_unguarded(module_classes(graph) | {type(m) for m in modules}, modules)
         live = LiveFragment(self.run, graph)
