@@ -196,8 +196,14 @@ def recompiles(before: Sequence[Any]) -> tuple[list[str], list[str]]:
     where = {id(m): f"({m.co_name} at {m.co_filename}:{m.co_firstlineno})" for m in known}
     reasons = {id(m): (getattr(m, "recompile_reason", None) or "").partition("User stack trace")[0].strip() for m in known}
     again = [f"{reason} {where[key]}" for key, reason in reasons.items() if reason and "BACKEND_MATCH" not in reason]
-    failed = [f"{(m.fail_reason.strip().splitlines() or [''])[0]} {where[id(m)]}" for m in known if m.fail_reason]
+    failed = [f"{_first_line(m.fail_reason)} {where[id(m)]}" for m in known if m.fail_reason]
     return again, failed
+
+
+def _first_line(reason: str) -> str:
+    """The first line of a reason; of what a backend raised, without TorchDynamo's line before it."""
+    text = reason.strip()
+    return ((text.partition(" raised:\n")[2] or text).splitlines() or [""])[0]
 
 
 def sees_single_ops() -> bool:
@@ -228,6 +234,14 @@ def has_global_module_hooks() -> bool:
     from torch.nn.modules import module
 
     return bool(module._has_any_global_hook())
+
+
+def is_set_otherwise() -> bool:
+    """True while compiled functions are to run in another way than by default (torch.compiler.set_stance), or to raise where one is traced
+    anew, or too often."""
+    from torch._dynamo import config, eval_frame
+
+    return eval_frame._stance.stance != "default" or config.error_on_recompile or config.fail_on_recompile_limit_hit
 
 
 def break_at_own_generators() -> None:

@@ -316,6 +316,57 @@ def test_a_module_that_the_script_compiles_is_left_to_it(tmp_path: Path, compile
     assert run.lines() == ["nothing was placed: Odd: the script compiles it itself (torch.compile, torch.jit)"]
 
 
+def test_a_model_within_what_the_script_compiles_is_left_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "whole_step.py"
+    compiled = "torch.compile(lambda x: model(x), backend='eager', fullgraph=True)"
+    text = ODD.replace("HEAD", "").replace("FORWARD", "")
+    path.write_text(text + f"step = {compiled}\nfor _ in range(3):\n    print(step(torch.randn(8, 20)).sum().item())\n")
+    expected = unplaced(path)
+    torch.compiler.reset()
+    printed, run = placed(path)
+    assert printed == expected
+    assert placed_calls(run) == [4]
+
+
+@pytest.mark.parametrize(
+    ("setting", "back"),
+    [
+        ("torch.compiler.set_stance('fail_on_recompile')", "torch.compiler.set_stance('default')"),
+        ("torch._dynamo.config.error_on_recompile = True", "torch._dynamo.config.error_on_recompile = False"),
+    ],
+)
+def test_where_the_script_forbids_to_trace_anew_it_runs_as_it_is(tmp_path: Path, setting: str, back: str) -> None:
+    path = tmp_path / "forbidding.py"
+    text = ODD.replace("HEAD", f"import torch._dynamo\n{setting}").replace("FORWARD", "").replace("(8,", "(8 + step // 3,")
+    path.write_text(f"{text}\n{back}\n")
+    printed, run = placed(path, strict=False)
+    assert printed == unplaced(path)
+    assert "to raise where it traces anew" in run.lines()[0]
+
+
+def test_forward_takes_what_an_op_raises(tmp_path: Path) -> None:
+    """Once the op is placed, too: what raises and what does not are one kind of call."""
+    path = tmp_path / "taking.py"
+    row = "try:\n            y = y + self.rows(n)\n        except IndexError:\n            self.taken += 1"
+    text = ODD.replace("HEAD", "").replace("(self, x)", "(self, x, n)").replace("FORWARD", row) + "print(model.taken)\n"
+    text = text.replace("super().__init__()", "super().__init__(); self.taken, self.rows = 0, nn.Embedding(9, 40)")
+    path.write_text(text.replace("(8, 20))", "(8, 20), torch.tensor(9 if step in (3, 6) else step))").replace("range(5)", "range(8)"))
+    printed, run = placed(path, strict=False)
+    assert printed == unplaced(path)
+    assert printed.splitlines()[-1] == "2"
+    assert any("within forward, at " in reason and "y + self.rows(n)" in reason for reason in run.placed[0].log.breaks)
+
+
+def test_a_script_resets_dynamo(tmp_path: Path) -> None:
+    path = tmp_path / "resetting.py"
+    text = ODD.replace("HEAD", "").replace("FORWARD", "y = self.r(y)[0]")
+    text = text.replace("super().__init__()", "super().__init__(); self.r = nn.LSTM(40, 40)")
+    path.write_text(text.replace("range(5):", "range(8):\n    torch.compiler.reset() if step == 3 else None"))
+    printed, run = placed(path)
+    assert numbers(printed) == pytest.approx(numbers(unplaced(path)), rel=1e-5)
+    assert sum(placed_calls(run)) == 6
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.torch.jit.*Python 3.14:FutureWarning")
 def test_modules_of_torch_jit_are_left_to_it(tmp_path: Path) -> None:

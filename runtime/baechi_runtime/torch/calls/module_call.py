@@ -6,7 +6,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from baechi_ext.capture.torch_dynamo import has_global_module_hooks, sees_single_ops, trace_marks, traced, traced_elsewhere
+from baechi_ext.capture.torch_dynamo import (
+    has_global_module_hooks,
+    is_set_otherwise,
+    sees_single_ops,
+    trace_marks,
+    traced,
+    traced_elsewhere,
+)
 from baechi_ext.capture.torch_private import inside_backward, is_traced
 from baechi_ext.errors import CaptureError
 from baechi_runtime.report.call_report import UNTRACED
@@ -69,6 +76,8 @@ class ModuleCall:
             return why
         if not inside_one() and traced_elsewhere():
             return ELSEWHERE
+        if is_set_otherwise():
+            return "the script sets TorchDynamo to trace otherwise, or to raise where it traces anew"
         if is_traced() or inside_one() or inside_backward():
             return "it was a part of another call"
         if has_global_module_hooks():

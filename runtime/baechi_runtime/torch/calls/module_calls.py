@@ -39,12 +39,13 @@ def never_trained(path: str, code: Any) -> CaptureError:
 @contextmanager
 def outermost_calls(runner: Callable[[nn.Module, Call], Call]) -> Iterator[None]:
     """While it is entered, a call of a module goes to `runner(module, ordinary)`, which says what is called instead of `ordinary`, the
-    module's own call. Calls inside of such a call, in a block's thread, and in a backward pass stay as they are.
+    module's own call. Calls inside of such a call, in a block's thread, in a backward pass, and in what the script gives to torch.compile,
+    stay as they are.
     """
     plain, inside = nn.Module.__call__, threading.local()
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if getattr(inside, "now", False) or inside_backward():
+        if torch.compiler.is_dynamo_compiling() or getattr(inside, "now", False) or inside_backward():
             return plain(module, *args, **kwargs)
         inside.now = True
         try:

@@ -89,8 +89,8 @@ def _set(stack: ExitStack) -> None:
 def _hush(stack: ExitStack) -> None:
     stack.enter_context(quietly())
     stack.enter_context(warnings.catch_warnings())
-    # TorchDynamo's own look at what a resumed function is given.
-    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+    # TorchDynamo's own look at what a resumed function is given, and its advice on a graph break, which the report lists.
+    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf|Dynamo does not know how to trace")
 
 
 _SETTINGS, _QUIET = _Shared(_set), _Shared(_hush)
@@ -138,6 +138,7 @@ def traced_for_us(log: TraceLog) -> Iterator[None]:
     """While it is entered, Dynamo traces in this thread by our settings, and `log` is told of it."""
     if not hasattr(_here, "entered"):
         run_beside_traces()
+    compile_callbacks(_begun, _ended)  # torch._dynamo.reset() takes them away
     outer, entered = getattr(_here, "entered", None), _Entered()
     _here.entered = entered
     await_trace()
@@ -152,8 +153,7 @@ def traced_for_us(log: TraceLog) -> Iterator[None]:
 
 
 def watch_compiles() -> None:
-    """Have Dynamo say when it begins to trace, and not log that it has traced a call of ours too often; once in a process is enough."""
-    compile_callbacks(_begun, _ended)
+    """Have Dynamo not log that it has traced a call of ours too often, and trace a user's code as it runs; once in a process is enough."""
     without_limits_logged(_not_ours)
     break_at_own_generators()
     as_when_it_runs(inside_one)
