@@ -31,7 +31,7 @@ _ADVICE = (
     (("use_reentrant",), "checkpoint with use_reentrant=False"),
 )
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "tensorboard", "baechi_runtime")
-_RAISED = {"BaseException", "Exception", "RuntimeError", "IndexError", "ValueError", "LinAlgError", "OutOfMemoryError"}
+_RAISED = frozenset(("BaseException", "Exception", "RuntimeError", "IndexError", "ValueError", "LinAlgError", "OutOfMemoryError"))
 """The names of exceptions by which code may take what an op raises for the values that it is given."""
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 _OTHERWISE = "take what is no computation on tensors out of forward"
@@ -67,23 +67,36 @@ def frames_of(node: "fx.Node") -> list[tuple[str, int, str]]:
 
 
 def require_uncaught(graph: "fx.GraphModule") -> None:
-    """Raise CaptureError for a traced graph with an op that user's code runs within `try`, and whose error it takes: a graph runs its ops
+    """Raise CaptureError for a traced graph with an op whose error user's code takes around it: a graph runs its ops
     at once, and what one raises comes up behind that."""
     for frame in dict.fromkeys(frame for node in graph.graph.nodes for frame in frames_of(node) if not is_foreign(frame[0])):
         if frame[1] in _taken_lines("".join(linecache.getlines(frame[0]))):
-            raise CaptureError(f"it takes what an op raises (try ... except) within forward{place_of([frame])}")
+            raise CaptureError(f"it takes what an op raises within forward (try, suppress){place_of([frame])}")
 
 
 @cache
 def _taken_lines(source: str) -> frozenset[int]:
-    """The lines of blocks in `try` whose handlers take what an op may raise."""
+    """The lines of blocks whose `except`, or `with suppress(...)`, takes what an op may raise."""
+    lines: set[int] = set()
     try:
-        tries = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Try, ast.TryStar))]
+        nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):
         return frozenset()
-    names = {id(t): {getattr(n, "attr", getattr(n, "id", "")) for h in t.handlers if h.type for n in ast.walk(h.type)} for t in tries}
-    taking = [t for t in tries if not names[id(t)].isdisjoint(_RAISED) or any(h.type is None for h in t.handlers)]
-    return frozenset(line for t in taking for line in range(t.body[0].lineno, (t.body[-1].end_lineno or 0) + 1))
+    for node in nodes:
+        if isinstance(node, (ast.Try, ast.TryStar)):
+            taken = [_names(h.type) if h.type else _RAISED for h in node.handlers]
+        elif isinstance(node, ast.With):
+            taken = [names for names in (_names(item.context_expr) for item in node.items) if "suppress" in names]
+        else:
+            continue
+        if not _RAISED.isdisjoint(frozenset().union(*taken)):
+            lines.update(range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1))
+    return frozenset(lines)
+
+
+def _names(expression: ast.expr) -> frozenset[str]:
+    """The names in an expression; of a dotted one, each part."""
+    return frozenset(getattr(n, "attr", getattr(n, "id", "")) for n in ast.walk(expression))
 
 
 def place_of(frames: Iterable[tuple[str, int, str]]) -> str:

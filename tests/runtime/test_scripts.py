@@ -344,17 +344,23 @@ def test_where_the_script_forbids_to_trace_anew_it_runs_as_it_is(tmp_path: Path,
     assert "to raise where it traces anew" in run.lines()[0]
 
 
-def test_forward_takes_what_an_op_raises(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("row", "taken"),
+    [
+        ("try:\n            y = y + self.rows(n)\n        except IndexError:\n            self.taken += 1", "2"),
+        ("with contextlib.suppress(KeyError, IndexError):\n            y = y + self.rows(n)", "0"),
+    ],
+)
+def test_forward_takes_what_an_op_raises(tmp_path: Path, row: str, taken: str) -> None:
     """Once the op is placed, too: what raises and what does not are one kind of call."""
     path = tmp_path / "taking.py"
-    row = "try:\n            y = y + self.rows(n)\n        except IndexError:\n            self.taken += 1"
-    text = ODD.replace("HEAD", "").replace("(self, x)", "(self, x, n)").replace("FORWARD", row) + "print(model.taken)\n"
+    text = ODD.replace("HEAD", "import contextlib").replace("(self, x)", "(self, x, n)").replace("FORWARD", row) + "print(model.taken)\n"
     text = text.replace("super().__init__()", "super().__init__(); self.taken, self.rows = 0, nn.Embedding(9, 40)")
     path.write_text(text.replace("(8, 20))", "(8, 20), torch.tensor(9 if step in (3, 6) else step))").replace("range(5)", "range(8)"))
     printed, run = placed(path, strict=False)
     assert printed == unplaced(path)
-    assert printed.splitlines()[-1] == "2"
-    assert any("within forward, at " in reason and "y + self.rows(n)" in reason for reason in run.placed[0].log.breaks)
+    assert printed.splitlines()[-1] == taken
+    assert any("within forward (try, suppress), at " in reason and "y + self.rows(n)" in reason for reason in run.placed[0].log.breaks)
 
 
 def test_a_script_resets_dynamo(tmp_path: Path) -> None:
