@@ -86,7 +86,7 @@ class CapturedFragment:
     reached_by: Mapping[int, frozenset[int]]
     """Argument that is trained -> the outputs whose gradients its own gradient is made from."""
     made_from: Mapping[int, frozenset[int]]
-    """Output -> the other outputs that it is computed from; where the gradients of several outputs count, of these."""
+    """Output -> the other ones that it is next computed from, in the order of the graph; where gradients of several count, of these."""
     saved_args: tuple[int, ...]
     """Arguments that the backward pass reads."""
     saved_outputs: tuple[int, ...]
@@ -159,7 +159,6 @@ class _Traced:
     nodes: _Nodes
     returned: tuple[Returned, ...]
     made_from: Mapping[int, frozenset[int]]
-    """See CapturedFragment."""
     sizes: tuple[int, ...] = ()
     """The examples of each part of the batch that has nodes of its own; none: it is whole."""
 
@@ -181,8 +180,7 @@ class _Traced:
             torch.enable_grad(),
         ):
             joint = joint_graph(flat, examples)
-        nodes = _Nodes.of(joint, fragment.state)
-        made_from = _made_from(nodes)
+        made_from = _made_from(nodes := _Nodes.of(joint, fragment.state))
         if any(r.output in others and r.view is not None and not r.detached for r in flat.returned for others in made_from.values()):
             raise CaptureError("it returns a view of what it also computes with, which would have no gradient; return a copy (.clone())")
         return cls(joint, nodes, tuple(flat.returned), made_from)
@@ -485,8 +483,10 @@ def _reached_by(nodes: _Nodes, arguments: Mapping[str, int]) -> dict[int, frozen
 
 def _made_from(nodes: _Nodes) -> dict[int, frozenset[int]]:
     trained = {nodes.outputs[i]: i for i in nodes.tangents}
-    found = {i: frozenset(trained[n] for n in _ancestors([node]) if n in trained) - {i} for node, i in trained.items()}
-    return found if len(found) > 1 else {}
+    behind: dict[fx.Node, frozenset[int]] = {}
+    for node in nodes.calls:
+        behind[node] = frozenset().union(*({trained[n]} if n in trained else behind.get(n, ()) for n in node.all_input_nodes))
+    return {trained[n]: others for n, others in behind.items() if n in trained} if len(trained) > 1 else {}
 
 
 def _ancestors(nodes: "Iterable[fx.Node]") -> "set[fx.Node]":

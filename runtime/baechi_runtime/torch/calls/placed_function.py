@@ -223,9 +223,8 @@ class _Apart:
         """Put what the empty tensors stand for in their places."""
         end = torch.empty(0, requires_grad=True).clone()
         self._end = end.grad_fn
-        for i in sorted(self._made_from, key=lambda i: len(self._made_from[i])):
-            others = [outputs[j] for j in sorted(self._made_from[i])]
-            outputs[i] = _Behind.apply(call, i, end, outputs[i], *others)
+        for i, made_from in self._made_from.items():
+            outputs[i] = _BEHIND(call, i, end, outputs[i], *(outputs[j] for j in sorted(made_from)))
         for output in (outputs[j] for j in self._inner if outputs[j].requires_grad):
             output.register_hook(lambda _: None).remove()  # from now on it has a place for hooks
             self._shown.append((weakref.ref(output), output._backward_hooks))
@@ -313,4 +312,5 @@ class _Placed(torch.autograd.Function):
 
 
 _APPLY = super(torch.autograd.Function, _Placed).apply
+_BEHIND = super(torch.autograd.Function, _Behind).apply
 """Function.apply without its look at each argument for what function transforms have left; a call under those is not placed."""
