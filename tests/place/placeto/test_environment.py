@@ -183,7 +183,7 @@ def test_features_have_no_units(graph: OpGraph, cluster: Cluster, factor: float)
     def scaled(link: Link) -> Link:
         return replace(link, **{f.name: getattr(link, f.name) * factor for f in fields(link)})
 
-    slower = graph.replace_ops([replace(op, compute_us=op.compute_us * factor) for op in graph.ops])
+    slower = graph.replace_ops([replace(op, compute_us=op.compute_us * factor, issue_us=op.issue_us * factor) for op in graph.ops])
     links = {pair: scaled(link) for pair, link in cluster.pairs.items()}
     other = replace(cluster, default=scaled(cluster.default), pairs=links)
     if graph.total_compute_us() == 0:
