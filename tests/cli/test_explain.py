@@ -86,6 +86,17 @@ def test_what_bounds_a_step(run: Run, graph: Path, plan: Path) -> None:
     assert lines[-1].startswith("What would change it: links that take no time -16.7%; links twice as fast -8.3%; ")
 
 
+def test_a_step_that_waits_for_its_host(run: Run, graph: Path, plan: Path) -> None:
+    write(graph, a_graph(a={"issue_us": 40}, b={"issue_us": 8}))
+    lines = said(run, "explain", plan)
+    assert lines[0] == (
+        "The step is 50% waiting for the host, along its critical path of 48 us; the rest of it is 21% compute on x, 21% compute on y, "
+        "8% transfers."
+    )
+    assert lines[1].endswith(" 0% for busy links, 50% for the host.")
+    assert "waiting for the host on y 24 us 50%" in lines
+
+
 def test_the_same_for_a_program(run: Run, graph: Path, plan: Path) -> None:
     value = parsed(run, "explain", plan)
     assert (value["step_us"], value["devices"]) == (24, ["x", "y"])
