@@ -373,8 +373,7 @@ def test_a_script_resets_dynamo(tmp_path: Path) -> None:
     assert sum(placed_calls(run)) == 6
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.torch.jit.*Python 3.14:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*torch.jit.*:FutureWarning")
 def test_modules_of_torch_jit_are_left_to_it(tmp_path: Path) -> None:
     path = tmp_path / "scripted.py"
     path.write_text(
