@@ -62,6 +62,8 @@ class Profile(Saved):
     ops: Mapping[str, OpProfile]
     metadata: Mapping[str, Any] = field(default_factory=dict)
     contention: Contention | None = None
+    pass_us: tuple[float, ...] = ()
+    """Whole passes with no other device at work, in microseconds, where these are not the sums of their ops; empty where they are."""
 
     def to_json(self) -> dict[str, Any]:
         contention = self.contention
@@ -71,6 +73,7 @@ class Profile(Saved):
             "clock": self.clock,
             "warmup": self.warmup,
             "contention": None if contention is None else {"devices": contention.devices, "pass_us": list(contention.pass_us)},
+            **({"pass_us": list(self.pass_us)} if self.pass_us else {}),
             "metadata": dict(self.metadata),
             "op_digests": dict(self.op_digests),
             "ops": {
@@ -108,6 +111,7 @@ class Profile(Saved):
             ops={op.id: _op_from_json(op.id, ops[op.id]) for op in graph.ops},
             metadata=metadata or {},
             contention=_contention_from_json(value.get("contention")),
+            pass_us=_passes_from_json(value.get("pass_us", []), "the profile"),
         )
         without = next((id_ for id_, p in profile.ops.items() if not p.contended_us), None)
         if profile.contention is not None and without is not None:
@@ -117,6 +121,8 @@ class Profile(Saved):
     def compute_us(self) -> dict[str, float]:
         """Time of each op on a device that works alone: the least of its samples, times what a typical pass takes over the sum of
         the least times: no pass has every op at its best, and a step is a pass."""
+        if self.pass_us:
+            return self._scaled({id_: p.min_us for id_, p in self.ops.items()}, self.pass_us)
         columns = [p.samples_us for p in self.ops.values()]
         passes = [sum(one_pass) for one_pass in zip(*columns, strict=True)] if len(set(map(len, columns))) == 1 else []
         return self._scaled({id_: p.min_us for id_, p in self.ops.items()}, passes)
@@ -144,8 +150,14 @@ def _contention_from_json(value: Any) -> Contention | None:
         return None
     if not isinstance(value, dict) or not isinstance(value.get("pass_us"), list) or not value["pass_us"]:
         raise ProfileError(f'the profile\'s "contention" is {value!r}; expected an object with "devices" and "pass_us"')
-    passes = tuple(as_number(us, "a pass of the profile's contention", ProfileError) for us in value["pass_us"])
+    passes = _passes_from_json(value["pass_us"], "the profile's contention")
     return Contention(int(as_number(value.get("devices", 0), "the devices of the profile's contention", ProfileError)), passes)
+
+
+def _passes_from_json(value: Any, what: str) -> tuple[float, ...]:
+    if not isinstance(value, list):
+        raise ProfileError(f'"pass_us" of {what} is {value!r}; expected a list; profile again')
+    return tuple(as_number(us, f"a pass of {what}", ProfileError) for us in value)
 
 
 def _op_from_json(id_: str, value: Any) -> OpProfile:

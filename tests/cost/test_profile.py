@@ -83,9 +83,18 @@ def test_a_contended_pass_is_as_long_as_it_was_by_the_wall() -> None:
     assert attach_costs(GRAPH, alone, contended=True) == attach_costs(GRAPH, alone)
 
 
-def test_contention_comes_back_from_a_file(tmp_path: Path) -> None:
-    a_contended_profile().save(tmp_path / "profile.json")
-    assert Profile.load(tmp_path / "profile.json", GRAPH) == a_contended_profile()
+def test_a_pass_that_is_not_the_sum_of_its_ops() -> None:
+    """Kernels of one graph follow each other more closely than those given one by one, which take 10 in the typical pass."""
+    profile = replace(a_contended_profile(), pass_us=(4.0, 2.0, 6.0))
+    assert [op.compute_us for op in attach_costs(GRAPH, profile).ops] == [0.5, 3.5]
+    assert [op.compute_us for op in attach_costs(GRAPH, profile, contended=True).ops] == [4.0, 16.0]
+
+
+@pytest.mark.parametrize("pass_us", [(), (4.0, 2.5)])
+def test_contention_comes_back_from_a_file(pass_us: tuple[float, ...], tmp_path: Path) -> None:
+    profile = replace(a_contended_profile(), pass_us=pass_us)
+    profile.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json", GRAPH) == profile
 
 
 REFUSED = [
@@ -102,6 +111,8 @@ REFUSED = [
     (with_op(contended_us=4), "\"contended_us\" of op 'b' is 4; expected a list; profile again"),
     (a_file(contention={"devices": 2}), "\"contention\" is {'devices': 2}; expected an object with"),
     (a_file(contention={"devices": 2, "pass_us": [5]}), "the profile has \"contention\", but op 'a' has no \"contended_us\""),
+    (a_file(pass_us=5), "\"pass_us\" of the profile is 5; expected a list; profile again"),
+    (a_file(pass_us=[4, -1]), "a pass of the profile is -1; expected at least 0"),
     (with_op(output_bytes="x"), "output_bytes of op 'b' is 'x'; expected a number"),
 ]
 

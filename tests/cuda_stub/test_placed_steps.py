@@ -4,6 +4,8 @@ the devices get to their work; nothing asks for what a device does not have; mem
 import json
 import re
 import signal
+import statistics
+import threading
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +14,7 @@ from typing import TypeVar
 import pytest
 import torch
 
+from baechi_ext.cost import Profile
 from baechi_ext.errors import ExecutionError
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.cli.main import main
@@ -19,6 +22,7 @@ from baechi_runtime.drivers.pipeline import PlanRequest
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.torch.backend import TorchBackend, on_devices
 from baechi_runtime.torch.parity import check_parity
+from baechi_runtime.torch.profiler import ProfileOptions, profile_step
 from tests.cuda_stub import kernels
 from tests.runtime.workers import finish, only_error, start, wait_for_line
 from tests.torch_steps import capture, make_step, scattered
@@ -149,6 +153,35 @@ def test_the_allocator_gives_about_what_was_planned(devices: str, capsys: pytest
         # Tensors that other devices send come when these are ready, and small gradients may wait to be taken in together.
         assert 0 <= measured <= 1.5 * predicted + 64 * ROUNDING
     assert sum(peaks["measured"]) > sum(peaks["predicted"]) / 2
+
+
+def profiled(split: bool, backend: TorchBackend) -> Profile:
+    step = make_step("tied", "momentum")
+    graph, binding = capture(step)
+    before = step.snapshot()
+    profile = profile_step(backend.executor, graph, binding, step, ProfileOptions(warmup=0, repeats=3))
+    assert all(torch.equal(value, before[name]) for name, value in step.state().items())
+    assert not split or leftovers() == []
+    return profile
+
+
+def leftovers() -> list[str]:
+    """Threads that launch steps."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
+
+
+@devices
+def test_costs_are_scaled_to_graphs_and_parts_are_timed_side_by_side(*, split: bool) -> None:
+    profile = on_cuda(partial(profiled, split), split=split, graphs=True)
+    assert len(profile.pass_us) == 3
+    assert sum(profile.compute_us().values()) == pytest.approx(statistics.median(profile.pass_us))
+    if not split:
+        assert profile.contention is None
+    else:
+        assert profile.contention is not None
+        assert (profile.contention.devices, len(profile.contention.pass_us)) == (4, 3)
+    alone = on_cuda(partial(profiled, split), split=split)
+    assert (alone.pass_us, alone.contention) == ((), None)
 
 
 def test_compare(capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,7 +79,7 @@ def _write_profile(folder: Path) -> None:
     graph = _towers(folder)
     ops = {op.id: OpProfile((2.0, 1.5), 4, 0, 8, (3.0, 2.5)) for op in graph.ops}
     digests = dict(zip(graph.index, graph.op_digests, strict=True))
-    profile = Profile(graph.fingerprint, digests, "thread_cpu", 2, ops, {"note": "small"}, Contention(2, (40.0,)))
+    profile = Profile(graph.fingerprint, digests, "thread_cpu", 2, ops, {"note": "small"}, Contention(2, (40.0,)), (30.0,))
     profile.save(folder / "run" / "profile.json", MADE_BY)
 
 

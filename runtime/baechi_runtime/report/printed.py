@@ -178,6 +178,7 @@ class Profiled(Report, frozen=True, kw_only=True, tag="baechi profile"):
     metadata: Object
     op_digests: dict[str, str]
     ops: dict[str, Object]
+    pass_us: list[Number] | UnsetType = UNSET
 
 
 class Pair(ProbedLink, frozen=True, kw_only=True):

@@ -56,12 +56,13 @@ QUICK = ProfileOptions(enough_seconds=10.0, enough_error=0.01)
 
 
 def profile_step(executor: Executor, graph: OpGraph, binding: Binding, step: TrainingStep, options: ProfileOptions) -> Profile:
-    """The profile of every op on the executor's device 0: alone, and where it has more CPU devices while those are at work, too.
-    Parameters, buffers and random state are put back afterwards.
+    """The profile of every op on the executor's device 0: alone, and where it has more devices that share a host's memory or a GPU's while
+    those are at work, too. Parameters, buffers and random state are put back afterwards.
 
     Times are of the device's own clock (thread CPU time, CUDA events), from an op's first instruction to its last free, so that
     they add up to the step; on a CPU device the Python that starts an op is part of it, as it is in the step. A CUDA device is timed while
-    it is behind its host, whose time for each op is noted by itself.
+    it is behind its host, whose time for each op is noted by itself. Where steps are CUDA graphs, they are scaled to the time of the
+    graph: its kernels follow each other more closely than those given one by one.
     """
     device = executor.devices[0]
     timeline = one_device_timeline(graph)
@@ -75,11 +76,15 @@ def profile_step(executor: Executor, graph: OpGraph, binding: Binding, step: Tra
             samples, _, issued = _passes(executor, placed, options, by_wall=False)
         with progress("measuring temporary memory"):
             temporary = temporary_bytes(executor, placed)
-        companions = _companions(executor, timeline)
+        whole = _graph_passes_us(placed, options)
+        companions = _companions(executor, timeline, graphs=bool(whole))
         if companions:
             beside = f"profiling beside {companions} other device{'s' * (companions > 1)} at work"
             with progress(beside), executor.keep_busy(companions, timeline, binding, step):
-                contended, passes_us, _ = _passes(executor, placed, options, by_wall=True)
+                if whole:
+                    contended, passes_us = samples, _graph_passes_us(placed, options)
+                else:
+                    contended, passes_us, _ = _passes(executor, placed, options, by_wall=True)
             contention = Contention(companions + 1, passes_us)
     return Profile(
         graph_fingerprint=graph.fingerprint,
@@ -97,16 +102,32 @@ def profile_step(executor: Executor, graph: OpGraph, binding: Binding, step: Tra
             "python": platform.python_version(),
         },
         contention=contention,
+        pass_us=whole,
     )
 
 
-def _companions(executor: Executor, timeline: Timeline) -> int:
-    """The number of other devices to keep at work: all CPU devices for whose own steps there is memory. CUDA devices share nothing that
-    their clocks would not see, but for parts of one GPU, which are for trying plans out."""
-    if any(d.torch_device.type != "cpu" for d in executor.devices):
+def _companions(executor: Executor, timeline: Timeline, *, graphs: bool) -> int:
+    """The number of other devices to keep at work: all for whose own steps there is memory, of a host's, or of one GPU's parts where steps
+    are graphs: op by op the host can't keep several at work. GPUs of their own share nothing that their clocks would not see."""
+    devices, needed = executor.devices, timeline.peak_memory_bytes[0]
+    if all(d.torch_device.type == "cpu" for d in devices):
+        available = available_bytes()
+    elif graphs and devices[0].share > 1:
+        available = sum(executor.memory_bytes())
+    else:
         return 0
-    others, available, needed = len(executor.devices) - 1, available_bytes(), timeline.peak_memory_bytes[0]
+    others = len(devices) - 1
     return others if available is None or needed == 0 else max(0, min(others, int(available / needed) - 1))
+
+
+def _graph_passes_us(placed: PlacedStep, options: ProfileOptions) -> tuple[float, ...]:
+    """The wall times of steps that are one CUDA graph, in microseconds; empty where they are none."""
+    if not isinstance(placed, StreamStep):
+        return ()
+    if not placed.is_graph:
+        placed.rehearse()
+    repeats = options.repeats if placed.is_graph else 0
+    return tuple(placed.run()[1].wall_us for _ in range(repeats))
 
 
 def _passes(

@@ -2,8 +2,10 @@
 of them before the step's end. With a recorder, steps become one CUDA graph each."""
 
 import contextlib
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -197,6 +199,24 @@ class StreamExecutor(ThreadExecutor):
         placed.limits = self._limits(timeline, binding, replica)
         return placed
 
+    @contextlib.contextmanager
+    def keep_busy(self, companions: int, timeline: Timeline, binding: Binding, step: TrainingStep) -> Iterator[None]:
+        """See ThreadExecutor. Each step is a graph, launched by a thread of its own."""
+        enough = threading.Event()
+        with contextlib.ExitStack() as stack:
+            others = [stack.enter_context(StreamExecutor([d], self.timeout_seconds, self.recorder)) for d in self.devices[1 : companions + 1]]
+            loaded = [other.load(timeline, binding, step.replica("cpu")) for other in others]
+            for placed in loaded:
+                placed.rehearse()
+            stack.enter_context(launching := ThreadPoolExecutor(companions))
+            pending = [launching.submit(_again_and_again, placed, enough) for placed in loaded]
+            try:
+                yield
+            finally:
+                enough.set()
+            for over in pending:
+                over.result()
+
     def _limits(self, timeline: Timeline, binding: Binding, step: TrainingStep) -> list[CudaMemoryLimit]:
         """Memory limits of the devices for which the cluster has one; none for parts of a split GPU, which share an allocator."""
         state, limits = step.state(), []
@@ -222,6 +242,11 @@ class StreamExecutor(ThreadExecutor):
         here, there = self.devices[source], self.devices[target]
         probe = fitted({size: self.call(source, partial(_round_trips_us, here, there, size)) for size in sizes})
         return replace(probe, issue_us=self.call(source, partial(_issue_us, here, there)))
+
+
+def _again_and_again(placed: StreamStep, enough: threading.Event) -> None:
+    while not enough.is_set():
+        placed.run()
 
 
 def _issue_us(here: CudaDevice, there: CudaDevice) -> float:
