@@ -17,10 +17,10 @@ except ImportError:  # not a Unix
 SLACK_BYTES = 64 * 1024 * 1024
 """Bytes that a step may take beyond its tensors: the kernels' own scratch memory, buffers of the transport, and fragmentation."""
 WORKSPACE_BYTES = 3 * 33 * 1024 * 1024
-"""cuBLAS's and cuBLASLt's on the streams of the unplaced and of the placed step, and once more in a graph: 33 MiB each on an H200, less on
+"""cuBLAS's and cuBLASLt's on the streams of the unplaced and of the placed step, and once more in a graph: 33 MiB each on an H100, less on
 older GPUs (benchmarks/gpu_memory.py)."""
 CONTEXT_BYTES = 800 * 1024 * 1024
-"""The driver's, and the code of kernels: 619 MiB with the first tensor on an H200, up to 771 with a model's step."""
+"""The driver's, and the code of kernels: 619 MiB with the first tensor on an H100, up to 771 with a model's step."""
 FRAGMENTS = 0.25
 """The part of its tensors' bytes that torch's allocator takes beyond them, since it rounds up, and keeps memory in segments."""
 TOGETHER_BYTES = 32 * 1024 * 1024
