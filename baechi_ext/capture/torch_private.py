@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch import fx
     from torch.distributed.device_mesh import DeviceMesh
 
-TRIED_WITH = ("2.11", "2.13", "2.15")
-"""The releases that the tests were run with: 2.11 on Python 3.12, 2.13 on Python 3.11 and 2.15 on Python 3.14."""
+TRIED_WITH = ("2.11", "2.13", "2.14", "2.15")
+"""The releases that the tests were run with: 2.11 and 2.14 on Python 3.12, 2.13 on Python 3.11 and 2.15 on Python 3.14."""
 
 
 def joint_graph(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> "fx.GraphModule":
