@@ -4,7 +4,7 @@
     python -m benchmarks.gpu_table --tight=1.1 runs/gpu_half_hour/one_alexnet
 
 `overhead` is our program on one device over eager, a ratio of pairs with its 95% interval; `sum of profile` what is predicted for one
-device (what the ops take one by one, or what they take the host, if that is more; the graph's own time where steps are one), beside what our
+device (what the ops take one by one, or what they take the host, if that is more; where steps are one graph, its time), beside what our
 program takes.
 """
 
@@ -20,7 +20,7 @@ COLUMNS = {
     "devices": "{executor}, {num_devices}",
     "eager": lambda row: as_time(row["measured_step_us"]["eager"]["median"]),
     "overhead": lambda row: "{median:.2f} ({low:.2f} to {high:.2f})".format_map(row["overhead_of_one_device_program"]),
-    "torch.compile": lambda row: as_time(row["measured_step_us"]["torch.compile"]["median"]) if "torch.compile" in row["measured_step_us"] else "",
+    "torch.compile": lambda row: "".join(as_time(us["median"]) for name, us in row["measured_step_us"].items() if name == "torch.compile"),
     "sum of profile": lambda row: as_time(row["predicted_step_us"]["single"]),
     "one device": lambda row: as_time(row["measured_step_us"]["single"]["median"]),
     "predicted": lambda row: as_time(row["predicted_step_us"]["placed"]),

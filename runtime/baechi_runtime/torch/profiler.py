@@ -126,8 +126,7 @@ def _graph_passes_us(placed: PlacedStep, options: ProfileOptions) -> tuple[float
         return ()
     if not placed.is_graph:
         placed.rehearse()
-    repeats = options.repeats if placed.is_graph else 0
-    return tuple(placed.run()[1].wall_us for _ in range(repeats))
+    return placed.graph_us(options.repeats)
 
 
 def _passes(

@@ -148,7 +148,7 @@ _DEVICES: dict[str, Flag] = {
     "num_devices": (kinds.DEVICES, f"CPU workers (default {DEFAULT_DEVICES})"),
     "num_gpus": (kinds.DEVICES, "CUDA devices; ignored if --num_devices is given"),
     **GPUS,
-    "cuda_graphs": (kinds.SWITCH, "launch a step as one CUDA graph of all devices, where it can be one"),
+    "cuda_graphs": (kinds.SWITCH, "launch a step (of a script: a pass of a call) as one CUDA graph of all devices, where it can be one"),
     "compile": (kinds.SWITCH, "measure the unplaced step under torch.compile, too: on one device, with which a plan is compared"),
     "workers": (
         WORKERS,
@@ -350,7 +350,7 @@ def _run_options(args: argparse.Namespace) -> RunOptions | None:
 
 def script_request(args: argparse.Namespace) -> ScriptRequest:
     """The request the flags ask for. Raises OptionError where they contradict each other."""
-    require_none_of(args, {*OF_MODELS, *OF_RUNS, "cuda_graphs", "compile"})
+    require_none_of(args, {*OF_MODELS, *OF_RUNS, "compile"})
     request = train_request(args)
     require_one_start(request.workers)
     if args.no_cache and args.cache_dir is not None:

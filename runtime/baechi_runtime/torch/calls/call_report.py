@@ -32,6 +32,7 @@ def report_of(session: Session) -> CallReport:
     notes = [] if placement is None else [*placement.result.notes, *placement.notes]
     if first is not None:
         notes += [first.note, first.captured.why_whole and f"the batch stays whole: {first.captured.why_whole}"]
+        notes += [f.loaded.placed.note for f in first.members if f.loaded is not None]
         notes += [NORMALISED] * any(part.normalised for part in first.captured.fragments)
     return CallReport(
         kind="module",

@@ -30,6 +30,7 @@ from baechi_runtime.torch.calls.module_call import ModuleCall, call_of, place_in
 from baechi_runtime.torch.calls.workers import join_workers, several_workers
 from baechi_runtime.torch.lowering.devices import CudaDevice, TorchDevice, cpu_devices, cuda_devices
 from baechi_runtime.torch.streams.executor import executor_of as streams_or_threads
+from baechi_runtime.torch.streams.step_graph import CudaRecorder
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 
 M = TypeVar("M", bound=nn.Module)
@@ -60,6 +61,7 @@ class ParallelizeOptions:
     device_map: Mapping[str, int | str] | None = None
     timeout_seconds: float = 300.0
     cache: bool = True
+    cuda_graphs: bool = False
 
     def __post_init__(self) -> None:
         """Raises OptionError for what would fail in a training call."""
@@ -80,6 +82,7 @@ class ParallelizeOptions:
             plan=plan if self.time_limit is not None else plan.worthwhile(),
             num_devices=len(devices),
             cuda=devices[0].torch_device.type == "cuda",
+            cuda_graphs=self.cuda_graphs,
             cluster=self.cluster,
             device_memory=None if self.device_memory is None else bytes_of(self.device_memory, "device_memory"),
             microbatches=self._parts(),
@@ -92,7 +95,7 @@ class ParallelizeOptions:
         """The settings of a session. Raises OptionError, and what `executor_of` and `join_workers` raise."""
         request = self.request()
         if not several_workers():
-            executor = executor_of(self._devices(), self.timeout_seconds)
+            executor = executor_of(self._devices(), self.timeout_seconds, graphs=self.cuda_graphs)
             return Settings(request, executor, self.verify_steps, self.strict, self.keep_placed)
         if request.cuda:
             raise OptionError(CUDA_IN_ONE_PROCESS)
@@ -125,12 +128,12 @@ class ParallelizeOptions:
         return [CudaDevice(d.index or 0) for d in named]
 
 
-def executor_of(devices: Sequence[TorchDevice], timeout_seconds: float) -> ThreadExecutor:
-    """The process's executor for these devices; all placed modules share their threads."""
-    key = (*(d.name for d in devices), str(timeout_seconds))
+def executor_of(devices: Sequence[TorchDevice], timeout_seconds: float, *, graphs: bool = False) -> ThreadExecutor:
+    """The process's executor for these devices, which makes CUDA graphs where `graphs`; all placed modules share their threads."""
+    key = (*(d.name for d in devices), str(timeout_seconds), str(graphs))
     if key not in _EXECUTORS:
         threads = torch.get_num_threads()
-        _EXECUTORS[key] = streams_or_threads(devices, timeout_seconds)
+        _EXECUTORS[key] = streams_or_threads(devices, timeout_seconds, CudaRecorder if graphs else None)
         atexit.register(_EXECUTORS[key].close, _LAST_SECONDS)
         for index in range(len(devices)):
             _EXECUTORS[key].call(index, lambda: None)

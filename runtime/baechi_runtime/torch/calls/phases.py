@@ -32,6 +32,11 @@ class Watch:
     def __init__(self, make: Callable[[TorchDevice], DeviceLog] | None = None, devices: Sequence[TorchDevice] = ()) -> None:
         self._logs = None if make is None else [[make(device) for device in devices] for _ in range(2)]
 
+    @property
+    def is_off(self) -> bool:
+        """True if nothing is noted."""
+        return self._logs is None
+
     def exchange(self, exchange: Exchange, phase: int, device: int = 0) -> Exchange:
         """The exchange through which a device's program of a phase sends and receives."""
         return exchange if self._logs is None else self._logs[phase][device].exchange(exchange)
@@ -62,7 +67,7 @@ class Phases(ABC):
     def __init__(self, timeline: Timeline, call: CapturedCall, fragment: int, step: CallStep) -> None:
         self._timeline, self._call, self._fragment = timeline, call, fragment
         self._step = replace(step, inputs={})
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._watch = Watch()
         part = self._part = call.fragments[fragment]
         argument: dict[str | int, int] = {name: i for i, name in reversed(list(part.state.items()))}
@@ -72,6 +77,11 @@ class Phases(ABC):
         """A gradient's key in the step -> the argument."""
         self._programs: list[tuple[TorchDevice, list[LoweredProgram], list[tuple[int, int]]]] = []
         """The devices of this process: each with its programs of both phases, and the (slot, argument) of what these read."""
+
+    @property
+    def note(self) -> str:
+        """On how the passes are run; empty where there is nothing to say."""
+        return ""
 
     def watched_by(self, watch: Watch) -> Self:
         """The same fragment with programs of its own, which share the slots' layout with these. Only one of the two runs at a time."""
@@ -197,12 +207,22 @@ class PhasedFragment(Phases):
             self._load()  # the boxes of an aborted step are useless
             raise
         if phase == 0:
-            for (device, programs, places), slots in zip(self._programs, kept, strict=True):
-                for write in programs[0].writes:
-                    write(slots)
-                if device.torch_device.type != "cpu":
-                    self._bring_back(args, slots, places)
+            for own, slots in zip(self._programs, kept, strict=True):
+                self._write_buffers(*own, slots, args)
         return tuple(busy)
+
+    def _write_buffers(
+        self,
+        device: TorchDevice,
+        programs: Sequence[LoweredProgram],
+        places: Sequence[tuple[int, int]],
+        slots: Slots,
+        args: Sequence[Tensor],
+    ) -> None:
+        for write in programs[0].writes:
+            write(slots)
+        if device.torch_device.type != "cpu":
+            self._bring_back(args, slots, places)
 
     @contextlib.contextmanager
     def _drawing_as(self, args: Sequence[Tensor]) -> Iterator[None]:

@@ -284,7 +284,8 @@ class Session:
         group.setup_seconds = time.monotonic() - begun + (0.0 if found is None else prepared.seconds)
         self.groups.append(group)
         self.interrupted = None
-        if not settings.keep_placed and not placement.result.splits and len(settings.executor.devices) > 1:
+        worth_it = placement.result.splits or len(settings.executor.devices) == 1 or settings.request.cuda_graphs
+        if not settings.keep_placed and not worth_it:
             self._pause(placement.result.why_whole or "its plan leaves everything on one device")
 
     def _captured(self, members: list[LiveFragment], arguments: Sequence[Sequence[Any]]) -> Prepared:

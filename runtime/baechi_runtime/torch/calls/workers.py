@@ -32,6 +32,7 @@ from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.train_request import TrainRequest
 from baechi_runtime.report.call_report import INTERRUPTED
 from baechi_runtime.torch.calls.capturing import CallStep
+from baechi_runtime.torch.calls.graphed import GraphedFragment
 from baechi_runtime.torch.calls.phases import PhasedFragment, Phases
 from baechi_runtime.torch.calls.placing import place_call
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_workers
@@ -43,6 +44,7 @@ from baechi_runtime.torch.processes.executor import ProcessExecutor, RankCapture
 from baechi_runtime.torch.processes.rank_part import logged
 from baechi_runtime.torch.processes.sent_timeline import timeline_from_json, timeline_to_json
 from baechi_runtime.torch.processes.worker_group import WorkerGroup
+from baechi_runtime.torch.streams.executor import StreamExecutor
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 
 _LEAVING = timedelta(seconds=10)
@@ -310,4 +312,6 @@ def loaded_phases(executor: ThreadExecutor | Workers, timeline: Timeline, call: 
     """A fragment of a placed call, or this worker's share of it, ready to run."""
     if isinstance(executor, Workers):
         return WorkerFragment(executor, timeline, call, fragment, step)
+    if isinstance(executor, StreamExecutor) and executor.recorder is not None:
+        return GraphedFragment(executor, timeline, call, fragment, step)
     return PhasedFragment(executor, timeline, call, fragment, step)

@@ -6,15 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
 from baechi_ext.capture.torch_joint import Binding
+from baechi_ext.errors import ExecutionError
 from baechi_ext.simulate import Timeline
 from baechi_runtime.files.checkpoint_folder import Shard
 from baechi_runtime.measure.device_speeds import Pace
@@ -28,7 +30,7 @@ from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram, Slots, S
 from baechi_runtime.torch.lowering.updates import optimizers_by_device
 from baechi_runtime.torch.streams.step_graph import CudaRecorder, why_not_captured
 from baechi_runtime.torch.streams.walk import WARM_UP_STEPS, Handovers, Walk
-from baechi_runtime.torch.threads.executor import PlacedStep, RunTogether, ThreadExecutor, Worker
+from baechi_runtime.torch.threads.executor import PlacedStep, ThreadExecutor, Worker
 
 T = TypeVar("T")
 _PROBE_WARMUP, _PROBE_REPEATS, _TRIPS = 3, 15, 4
@@ -122,13 +124,21 @@ class StreamStep(PlacedStep):
             return
         saved = self.step.snapshot()
         for _ in range(WARM_UP_STEPS + 1):
-            self.run()
+            self._run()
         self.step.restore(saved)
         states = [state for optimizer in self.optimizers.values() for state in optimizer.state.values()]
         for value in (value for state in states for value in state.values()):
             if isinstance(value, torch.Tensor):
                 value.zero_()  # as they all begin
         settle(self._devices)
+
+    def graph_us(self, repeats: int) -> tuple[float, ...]:
+        """The wall times of steps that are one CUDA graph, in microseconds; empty where they are none."""
+        begun = [time.perf_counter_ns()]
+        for _ in range(repeats if self.is_graph else 0):
+            self._run()
+            begun.append(time.perf_counter_ns())
+        return tuple((b - a) / 1000 for a, b in pairwise(begun))
 
     def restore(self, checkpoint: Path, shards: Sequence[Shard]) -> None:
         super().restore(checkpoint, shards)
@@ -155,6 +165,24 @@ class StreamStep(PlacedStep):
         return other
 
 
+@dataclass(frozen=True)
+class WalkTogether:
+    """See RunTogether."""
+
+    executor: "StreamExecutor"
+    walk: Walk
+
+    def __call__(self, slots: Sequence[Slots]) -> Sequence[float]:
+        return self.executor.call(0, partial(self.walk.run, slots))
+
+    def captured(self, work: Callable[[], None], origin: CudaDevice) -> Callable[[], None]:
+        """See CudaRecorder.capture. Raises ExecutionError where the executor makes no graphs."""
+        make = self.executor.recorder
+        if make is None:
+            raise ExecutionError("these devices' steps are no CUDA graphs; give --cuda_graphs")
+        return self.executor.call(0, partial(make(self.executor.devices, origin).capture, work))
+
+
 class StreamExecutor(ThreadExecutor):
     """CUDA devices of this process, and the thread that gives them their work. With a recorder, placed steps become graphs."""
 
@@ -171,10 +199,9 @@ class StreamExecutor(ThreadExecutor):
         """See ThreadExecutor."""
         return Handovers(timeline, self.devices, phases=True)
 
-    def together(self, timeline: Timeline, exchange: Exchange, programs: Sequence[LoweredProgram]) -> RunTogether:
+    def together(self, timeline: Timeline, exchange: Exchange, programs: Sequence[LoweredProgram]) -> "WalkTogether":
         """See ThreadExecutor."""
-        walk = Walk(timeline, cast(Handovers, exchange), programs, self.devices[: len(programs)])
-        return lambda slots: self.call(0, partial(walk.run, slots))
+        return WalkTogether(self, Walk(timeline, cast(Handovers, exchange), programs, self.devices[: len(programs)]))
 
     def _submitted(self, device: int, task: Callable[[], T]) -> Callable[[], T]:
         def on_its_stream() -> T:
@@ -189,7 +216,7 @@ class StreamExecutor(ThreadExecutor):
         with loading("a plan"):
             replica = self._scattered(timeline, binding, step)
             graphed = self.recorder is not None and all(d.torch_device.type == "cuda" for d in self.devices)
-            capturable = {"capturable": True} if graphed and step.optimizer.capturable else {}
+            capturable = {"capturable": True} if graphed and binding.loss is not None and step.optimizer.capturable else {}
             optimizers = optimizers_by_device(timeline, binding, replica, range(len(timeline.cluster)), **capturable)
             handovers = Handovers(timeline, self.devices)
             gradients: dict[str, torch.Tensor] | None = {} if keep_gradients else None
@@ -204,7 +231,8 @@ class StreamExecutor(ThreadExecutor):
         """See ThreadExecutor. Each step is a graph, launched by a thread of its own."""
         enough = threading.Event()
         with contextlib.ExitStack() as stack:
-            others = [stack.enter_context(StreamExecutor([d], self.timeout_seconds, self.recorder)) for d in self.devices[1 : companions + 1]]
+            executors = [StreamExecutor([device], self.timeout_seconds, self.recorder) for device in self.devices[1 : companions + 1]]
+            others = [stack.enter_context(executor) for executor in executors]
             loaded = [other.load(timeline, binding, step.replica("cpu")) for other in others]
             for placed in loaded:
                 placed.rehearse()
@@ -227,11 +255,13 @@ class StreamExecutor(ThreadExecutor):
         return limits
 
     def _scattered(self, timeline: Timeline, binding: Binding, step: TrainingStep) -> TrainingStep:
-        replica = step.replica("cpu")
+        replica: Any = step.replica("cpu")
         for name, value in replica.state().items():
             if name in binding.state_reader:
                 value.data = value.data.to(self.devices[timeline.placement[binding.state_reader[name]]].torch_device)
-        return replica
+        if binding.loss is None:  # a call reads its inputs in every step
+            replica.inputs = tuple(value.to(self.devices[0].torch_device) for value in replica.inputs)
+        return cast(TrainingStep, replica)
 
     def paces(self, windows: int, window_seconds: float) -> list[Pace]:
         """See ThreadExecutor: one device after the other, since they share nothing."""
@@ -246,7 +276,7 @@ class StreamExecutor(ThreadExecutor):
 
 def _again_and_again(placed: StreamStep, enough: threading.Event) -> None:
     while not enough.is_set():
-        placed.run()
+        placed.graph_us(1)
 
 
 def _issue_us(here: CudaDevice, there: CudaDevice) -> float:

@@ -1,0 +1,190 @@
+"""Fragments of placed calls whose two passes are a CUDA graph each, once they are warm: a launch instead of some microseconds of the host
+for every op.
+
+A graph reads and writes the same memory each time. So inputs and incoming gradients are copied into tensors of its own, outputs and
+gradients out of them; parameters and buffers are read where they are. What the forward pass keeps for the backward pass is there until the
+next forward pass: a call that comes before the backward pass of the last one runs op by op, as does one whose parameters have moved.
+"""
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from baechi_ext.capture.torch_fragments import CapturedCall
+from baechi_ext.simulate import Timeline
+from baechi_runtime.measure.timing import StepTimes
+from baechi_runtime.torch.calls.capturing import CallStep
+from baechi_runtime.torch.calls.phases import PhasedFragment
+from baechi_runtime.torch.lowering.devices import CudaDevice
+from baechi_runtime.torch.lowering.op_error import OpError
+from baechi_runtime.torch.lowering.ops import Slots
+from baechi_runtime.torch.streams.executor import StreamExecutor, WalkTogether
+from baechi_runtime.torch.streams.step_graph import why_not_captured
+from baechi_runtime.torch.streams.walk import WARM_UP_STEPS
+
+_MOST_CAPTURES = 3
+"""Parameters that move more often are taken to move with every step."""
+
+
+class _Kept(list[Slots]):
+    """What a graph of the forward pass has left for the backward pass. A list of its own, so that it can be held weakly."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass
+class _Graphs:
+    """Both passes, and the tensors that they read and write."""
+
+    addresses: tuple[int, ...]
+    """Those of the parameters and buffers."""
+    inputs: dict[int, Tensor]
+    """By argument."""
+    forward: Callable[[], None] | None = None
+    outputs: list[Tensor] = field(default_factory=list)
+    slots: list[Slots] = field(default_factory=list)
+    tangents: list[Tensor] = field(default_factory=list)
+    backward: Callable[[], None] | None = None
+    gradients: dict[str | int, Tensor] = field(default_factory=dict)
+
+
+class GraphedFragment(PhasedFragment):
+    """A fragment on the CUDA devices of this process. `why_not` says why its passes are no graphs for good, where they are none."""
+
+    def __init__(self, executor: StreamExecutor, timeline: Timeline, call: CapturedCall, fragment: int, step: CallStep) -> None:
+        self.why_not = why_not_captured(timeline, call.binding, {})
+        self._graphs: _Graphs | None = None
+        self._captures = 0
+        self._kept: weakref.ref[_Kept] | None = None
+        """That of the call whose backward pass is still to come."""
+        super().__init__(executor, timeline, call, fragment, step)
+        seeded = call.binding.seeded_ops
+        self._origin = executor.devices[timeline.placement[seeded[0]] if seeded else 0]
+
+    @property
+    def note(self) -> str:
+        """The outcome of capturing, in words."""
+        if self.why_not:
+            return f"no CUDA graphs of its passes: {self.why_not}"
+        return f"CUDA graphs of its passes{'' if self._graphs else f', once they have run {WARM_UP_STEPS} times'}"
+
+    def _load(self) -> None:
+        super()._load()
+        self._graphs = None
+
+    @property
+    def _walks(self) -> list[WalkTogether]:
+        return cast(list[WalkTogether], self._together)
+
+    def forward(self, args: Sequence[Tensor]) -> tuple[list[Tensor], list[Slots], StepTimes]:
+        """See Phases."""
+        with self._lock:
+            graphs = self._graphs_for(args)
+            if graphs is None or graphs.forward is None:
+                return super().forward(args)
+            with torch.no_grad():
+                for i, own in graphs.inputs.items():
+                    own.copy_(args[i])
+                begin_ns = self._begin(0)
+                with self._drawing_as(args):
+                    graphs.forward()
+                    self._origin.compute.synchronize()
+                outputs = [output.clone() for output in graphs.outputs]
+            kept = _Kept(slots.copy() for slots in graphs.slots)
+            self._kept = weakref.ref(kept)
+            return outputs, kept, self._watch.times(0, begin_ns, self._walks[0].walk.busy_us)
+
+    def backward(self, tangents: Sequence[Tensor | None], kept: list[Slots]) -> tuple[dict[int, Tensor], StepTimes]:
+        """See Phases."""
+        with self._lock:
+            graphs = self._graphs
+            if graphs is None or self._kept is None or self._kept() is not kept:
+                return super().backward(tangents, kept)  # of a call op by op, or to be run once more (retain_graph=True)
+            self._kept = None
+            if graphs.backward is None:
+                self._capture_backward(graphs)
+            if graphs.backward is None:
+                return super().backward(tangents, kept)
+            for own, given in zip(graphs.tangents, tangents, strict=True):
+                own.zero_() if given is None else own.copy_(given)
+            begin_ns = self._begin(1)
+            graphs.backward()
+            self._origin.compute.synchronize()
+            times = self._watch.times(1, begin_ns, self._walks[1].walk.busy_us)
+            kept.clear()
+            return {self._argument_of[name]: value for name, value in _copies(graphs.gradients).items()}, times
+
+    def _graphs_for(self, args: Sequence[Tensor]) -> _Graphs | None:
+        """The graphs for a call with these arguments; None where it has to run op by op."""
+        waiting = self._kept is not None and self._kept() is not None
+        warm = all(together.walk.runs >= WARM_UP_STEPS for together in self._walks)
+        if self.why_not or waiting or not warm or not self._watch.is_off:
+            return None
+        addresses = tuple(args[i].data_ptr() for i in self._part.state)
+        graphs = self._graphs
+        if graphs is not None and graphs.addresses == addresses:
+            alike = all((args[i].shape, args[i].dtype) == (own.shape, own.dtype) for i, own in graphs.inputs.items())
+            return graphs if alike else None
+        if self._captures == _MOST_CAPTURES or not all(args[i].is_cuda for i in self._part.state):
+            self.why_not = "its parameters move" if self._captures else "its parameters are on the host"
+            return None
+        self._captures += 1
+        self._graphs = self._captured_forward(addresses, args)
+        return self._graphs
+
+    def _captured_forward(self, addresses: tuple[int, ...], args: Sequence[Tensor]) -> _Graphs | None:
+        home = next((a.device for a in args if a.is_cuda), self._origin.torch_device)
+        graphs = _Graphs(addresses, {i: torch.empty_like(args[i], device=home, requires_grad=False) for i, _ in self._plain})
+
+        def work() -> None:
+            with torch.no_grad():
+                self._step.inputs = {number: graphs.inputs[i] for i, number in self._plain}
+                for own in self._programs:
+                    cast(CudaDevice, own[0]).take_turn()
+                    graphs.slots.append(self._filled(*own, args))
+                self._walks[0].walk.give(graphs.slots)
+                graphs.outputs = list(self._step.outputs)
+                for own, slots in zip(self._programs, graphs.slots, strict=True):
+                    cast(CudaDevice, own[0]).take_turn()
+                    self._write_buffers(*own, slots, args)
+
+        graphs.forward = self._captured(0, work)
+        return None if graphs.forward is None else graphs
+
+    def _capture_backward(self, graphs: _Graphs) -> None:
+        differentiable = zip(graphs.outputs, self._part.differentiable, strict=True)
+        graphs.tangents = [torch.empty_like(output) for output, is_differentiable in differentiable if is_differentiable]
+
+        def work() -> None:
+            self._step.tangents = graphs.tangents
+            self._walks[1].walk.give([slots.copy() for slots in graphs.slots])
+            graphs.gradients = dict(self._step.gradients)
+
+        graphs.backward = self._captured(1, work)
+
+    def _captured(self, phase: int, work: Callable[[], None]) -> Callable[[], None] | None:
+        """The graph of a pass; None where it can be none, and `why_not` says why."""
+        torch.cuda.synchronize()
+        try:
+            return self._walks[phase].captured(work, self._origin)
+        except (RuntimeError, OpError) as e:
+            cause = e.cause if isinstance(e, OpError) else e
+            self.why_not = (str(cause).splitlines() or [type(cause).__name__])[0]
+            return None
+        finally:
+            self._step.inputs = {}
+            self._step.forget()
+
+
+def _copies(tensors: Mapping[str | int, Tensor]) -> dict[str | int, Tensor]:
+    """Copies that are the caller's own."""
+    copies = {name: torch.empty_like(value) if value.layout == torch.strided else value.clone() for name, value in tensors.items()}
+    dense = [name for name, value in tensors.items() if value.layout == torch.strided]
+    for device in {tensors[name].device for name in dense}:
+        here = [name for name in dense if tensors[name].device == device]
+        torch._foreach_copy_([copies[name] for name in here], [tensors[name] for name in here])
+    return copies
