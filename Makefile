@@ -22,10 +22,12 @@ test: $(STAMP)
 test-compat:
 	tests/compat.sh
 
+CUDA_TESTS = tests/runtime/test_cuda_workers.py tests/runtime/test_graphed_calls.py tests/runtime/test_parallelize.py::test_two_cuda_devices
+
 # The CUDA path on four pretended GPUs, whose kernels compute on the CPU: tests/cuda_stub/README.md. Their links have no speed to be probed.
 test-cuda-stub:
 	PYTHON='$(PYTHON)' tests/cuda_stub/install.sh
-	tests/cuda_stub/python -m pytest -q tests/cuda_stub tests/runtime/test_cuda_workers.py -k 'not probed'
+	tests/cuda_stub/python -m pytest -q -W ignore::DeprecationWarning tests/cuda_stub $(CUDA_TESTS) -k 'not probed'
 
 # benchmarks/gpu_half_hour.sh from start to end on them, with small models.
 rehearse-gpu:

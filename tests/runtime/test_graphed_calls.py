@@ -1,5 +1,5 @@
-"""Calls of a user's own module on pretended CUDA devices, op by op and with a CUDA graph for each pass: what the loop sees is what it sees
-unplaced."""
+"""Calls of a user's own module with a CUDA graph for each pass, on real devices or pretended ones (make test-cuda-stub): what a training
+loop sees is what it sees unplaced."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -15,7 +15,10 @@ from baechi_runtime.torch.calls.graphed import GraphedFragment
 from baechi_runtime.torch.calls.module_call import call_of
 
 WIDTH, CLASSES = 32, 5
-devices = pytest.mark.parametrize("devices", [["cuda:0"], ["cuda:0", "cuda:1"]], ids=["one GPU", "two GPUs"])
+found = torch.cuda.device_count()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(found < 1, reason="needs a CUDA device")]
+two = pytest.param(["cuda:0", "cuda:1"], id="two GPUs", marks=pytest.mark.skipif(found < 2, reason="needs two CUDA devices"))
+devices = pytest.mark.parametrize("devices", [pytest.param(["cuda:0"], id="one GPU"), two])
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,107 @@
+"""A user's own training loop on one GPU, its module as it is, compiled by PyTorch, and placed on that GPU op by op and as
+CUDA graphs, in turn.
+
+    python -m benchmarks.gpu_loop [--model_names=A,B] [--ways=...] [--steps=20] --out=benchmarks/results/gpu_loop
+
+Writes NAME.json and NAME.md. A step is zero_grad(), forward, backward and step() of AdamW; each model has a process of its own. `as eager`
+is the ratio of pairs; `loss` the largest relative difference from the eager module's loss, which is not 0 where other random numbers are
+drawn (compiled dropout).
+"""
+
+import argparse
+import copy
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import nn
+
+import baechi_ext
+from baechi_runtime.drivers.pipeline import PlanRequest
+from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.torch.backend import build_step
+from benchmarks.runner import Benchmark, Row, in_fresh_process, in_turn, some_of, table
+from benchmarks.sizes import SIZES
+
+WARM_UP = 10
+"""Steps before: placed calls are verified and captured, compiled ones recorded."""
+PLACED = {"devices": ["cuda:0"], "method": "contiguous", "keep_placed": True, "strict": True, "cache": False}
+WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "eager": lambda module: module,
+    "torch.compile": torch.compile,
+    "reduce-overhead": partial(torch.compile, mode="reduce-overhead"),
+    "op by op": partial(baechi_ext.parallelize, **PLACED),
+    "graphs": partial(baechi_ext.parallelize, cuda_graphs=True, **PLACED),
+}
+MODELS = ("gpt2", "wide_towers", "transformer", "inception_v3")
+FLAGS = {"--model_names": some_of(SIZES, MODELS), "--ways": some_of(WAYS), "--steps": 20}
+
+
+class Loop:
+    """One module's training."""
+
+    def __init__(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], way: str) -> None:
+        self._module = WAYS[way](copy.deepcopy(module))
+        self._inputs = inputs
+        self._optimizer = torch.optim.AdamW(self._module.parameters(), lr=1e-4)
+        self._steps = 0
+
+    def step(self) -> tuple[float, float]:
+        """Milliseconds of a step, and its loss."""
+        torch.manual_seed(self._steps)
+        self._steps += 1
+        torch.compiler.cudagraph_mark_step_begin()
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        self._optimizer.zero_grad()
+        loss = self._module(*self._inputs)
+        loss.backward()
+        self._optimizer.step()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - begun) * 1e3, loss.item()
+
+
+def rows_of(model: str, ways: list[str], steps: int) -> list[Row]:
+    step = build_step(TrainRequest(model, PlanRequest(), SIZES[model], num_devices=1, cuda=True)).replica("cuda:0")
+    loops = {way: Loop(step.module, step.inputs, way) for way in ways}
+    before = {way: [loop.step() for _ in range(WARM_UP)] for way, loop in loops.items()}
+    found = in_turn({way: loop.step for way, loop in loops.items()}, steps)
+    losses = {way: [loss for _, loss in (*before[way], *found[way])] for way in ways}
+    eager = [ms for ms, _ in found["eager"]]
+    rows = []
+    for way, samples in found.items():
+        ms = [taken for taken, _ in samples]
+        gain = statistics.median(a / b for a, b in zip(eager, ms, strict=True))
+        differs = max(abs(a - b) / abs(a) for a, b in zip(losses["eager"], losses[way], strict=True))
+        rows.append({"model": model, "way": way, "samples_ms": ms, "gain": gain, "loss": differs})
+    return rows
+
+
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    rows: list[Row] = []
+    for model in args.model_names:
+        rows += in_fresh_process(rows_of, model, args.ways, args.steps)
+        yield {"gpu": torch.cuda.get_device_name(0), "rows": rows}
+
+
+COLUMNS = {
+    "model": "{model}",
+    "module": "{way}",
+    "ms a step": lambda row: f"{statistics.median(row['samples_ms']):.2f}",
+    "min to max": lambda row: f"{min(row['samples_ms']):.2f} to {max(row['samples_ms']):.2f}",
+    "as eager": "{gain:.2f}",
+    "loss": "{loss:.1e}",
+}
+
+
+def report(found: Row) -> str:
+    """The result as Markdown."""
+    return f"{table(COLUMNS, found['rows'])}\n\nOn {found['gpu']}. `{found['command']}`"
+
+
+main = Benchmark("gpu_loop", __doc__, FLAGS, measure, report, markdown=True).main
+
+if __name__ == "__main__":
+    main()
