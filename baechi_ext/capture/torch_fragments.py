@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from baechi_ext.capture.module_names import classes_of_modules
 from baechi_ext.capture.torch_dynamo import tracing_alone
-from baechi_ext.capture.torch_joint import PART, Binding, BoundOp, CaptureOptions, Owner, _behind, _Builder, _bytes, _is_view, _Nodes
+from baechi_ext.capture.torch_joint import PART, Binding, BoundOp, CaptureOptions, Owner, _behind, _Builder, _bytes, _is_view, _Nodes, draws
 from baechi_ext.capture.torch_parts import normalising
 from baechi_ext.capture.torch_private import distributions_unchecked, joint_graph, with_node_notes, without_values
 from baechi_ext.capture.torch_recurrent import recurrent_layers_kept
+from baechi_ext.capture.torch_returned import Returned, flat_module
 from baechi_ext.capture.torch_split import split_batch
 from baechi_ext.capture.why_not import tracing
 from baechi_ext.errors import CaptureError
@@ -48,24 +49,6 @@ class Fragment:
 
 
 @dataclass(frozen=True)
-class Returned:
-    """A recipe for one value that a fragment returns, from the outputs of its graph and its arguments."""
-
-    output: int | None = None
-    argument: int | None = None
-    view: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
-    """Where it looks at a part of that tensor's memory: sizes, strides, offset."""
-    detached: bool = False
-
-    def of(self, outputs: "Sequence[torch.Tensor]", args: "Sequence[torch.Tensor]") -> "torch.Tensor":
-        """The value; a view is a view of the very tensor, to autograd as well."""
-        value = args[self.argument] if self.output is None else outputs[self.output]  # type: ignore[index]
-        if self.view is not None:
-            value = value.as_strided(*self.view)
-        return value.detach() if self.detached else value
-
-
-@dataclass(frozen=True)
 class CapturedFragment:
     """One fragment's part of a captured call. Arguments and outputs go by their numbers in the fragment."""
 
@@ -90,8 +73,10 @@ class CapturedFragment:
     saved_args: tuple[int, ...]
     """Arguments that the backward pass reads."""
     saved_outputs: tuple[int, ...]
-    seeded: bool
-    """True if its forward pass draws random numbers."""
+    draws_on: "torch.device | None"
+    """The device from whose generator it draws random numbers as the user's code runs it; None: it draws none."""
+    devices: "tuple[torch.device, ...]"
+    """For each output of the graph the device where it is as the user's code runs it."""
     dtypes: "frozenset[torch.dtype]"
     """The dtypes of what its ops compute."""
     normalised: tuple[int, ...] = ()
@@ -138,7 +123,7 @@ def capture_fragments(
 
     No argument is changed. Raises CaptureError with the framework's reason.
     """
-    traced = [_Traced.of(fragment, name, options.device) for fragment in fragments]
+    traced = [_Traced.of(fragment, name, options) for fragment in fragments]
     if parts == 1:
         return _FragmentsBuilder(fragments, traced, options).capture(name)
     whole = []
@@ -159,18 +144,20 @@ class _Traced:
     nodes: _Nodes
     returned: tuple[Returned, ...]
     made_from: Mapping[int, frozenset[int]]
+    devices: "tuple[torch.device, ...]"
+    """See CapturedFragment."""
+    drawn_on: "frozenset[torch.device]"
+    """The devices whose generators it draws from as the user's code runs it."""
     sizes: tuple[int, ...] = ()
     """The examples of each part of the batch that has nodes of its own; none: it is whole."""
 
     @classmethod
-    def of(cls, fragment: Fragment, name: str, device: str = "cpu") -> "_Traced":
-        """Traced on that kind of device, wherever the arguments are."""
+    def of(cls, fragment: Fragment, name: str, options: CaptureOptions) -> "_Traced":
+        """Traced on the kind of device that will run it, wherever the arguments are."""
         import torch
 
-        flat = _flat_module(fragment.module)
+        flat, device = flat_module(fragment.module), options.device
         examples = [a.detach().requires_grad_(a.requires_grad) if a.requires_grad else a for a in fragment.args]
-        if device != "cpu" and any(a.device.type != device for a in examples):
-            examples = without_values(examples, device)
         with (
             tracing(f"a call of {name or 'the module'}"),
             tracing_alone(),
@@ -180,85 +167,35 @@ class _Traced:
             torch.enable_grad(),
         ):
             joint = joint_graph(flat, examples)
-        made_from = _made_from(nodes := _Nodes.of(joint, fragment.state))
-        if any(r.output in others and r.view is not None and not r.detached for r in flat.returned for others in made_from.values()):
+            nodes, returned = _Nodes.of(joint, fragment.state), flat.returned
+            devices = tuple(_device_of(node) for node in nodes.outputs)
+            drawn_on = frozenset(_device_of(node) for node in nodes.calls if draws(node))
+            if any(a.device.type != device for a in examples):
+                joint = joint_graph(flat, without_values(examples, device))
+                nodes = _Nodes.of(joint, fragment.state)
+        made_from = _made_from(nodes)
+        if any(r.output in others and r.view is not None and not r.detached for r in returned for others in made_from.values()):
             raise CaptureError("it returns a view of what it also computes with, which would have no gradient; return a copy (.clone())")
-        return cls(joint, nodes, tuple(flat.returned), made_from)
+        if flat.returned != returned:
+            raise CaptureError("it returns what it was given, on another device")
+        if len({devices[i] for i in nodes.tangents}) > 1:  # autograd goes through them in threads of their own, side by side
+            raise CaptureError("it returns tensors with gradients on several devices")
+        if drawn_on and {d.type for d in drawn_on} != {device} and not options.relaxed_random:
+            raise CaptureError(f"it draws random numbers on {_listed(drawn_on)}, and is to run on devices of another kind")
+        if len(drawn_on) > 1 and not options.relaxed_random:
+            raise CaptureError(f"it draws random numbers on several devices, {_listed(drawn_on)}")
+        return cls(joint, nodes, tuple(returned), made_from, devices, drawn_on)
 
     def in_parts(self, fragment: Fragment, options: CaptureOptions, parts: int | Sequence[float]) -> "_Traced":
         """The same over parts of the batch. Raises CaptureError where examples are mixed, or may be."""
         with tracing_alone():
             module, sizes = split_batch(self.module, self.nodes, parts, batch_norm_per_part=options.batch_norm_per_part)
-        return _Traced(module, _Nodes.of(module, fragment.state), self.returned, self.made_from, sizes)
+        return replace(self, module=module, nodes=_Nodes.of(module, fragment.state), sizes=sizes)
 
     @property
     def normalised(self) -> tuple[int, ...]:
         """See CapturedFragment."""
         return self.sizes if any(PART in node.meta for node in normalising(self.nodes.calls)) else ()
-
-
-def _flat_module(graph: "fx.GraphModule") -> Any:
-    """The graph as a module that returns each tensor's memory once; `returned` says how its values are made of that."""
-    import torch
-    from torch import fx
-
-    class Flat(torch.nn.Module):
-        returned: list[Returned]
-
-        def forward(self, *args: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
-            values = fx.Interpreter(graph).run(*args)
-            distinct, self.returned = _without_aliases(list(values), args)
-            return tuple(distinct)
-
-    flat = Flat()
-    flat.train(graph.training)
-    return flat
-
-
-def _without_aliases(values: "Sequence[torch.Tensor]", args: "Sequence[torch.Tensor]") -> "tuple[list[torch.Tensor], list[Returned]]":
-    """The tensors to compute, of which no two share memory with each other or with an argument, and what is made of them.
-
-    Raises CaptureError for views whose base can't be had.
-    """
-    argument = {a.untyped_storage()._cdata: i for i, a in reversed(list(enumerate(args)))}
-    same = {id(a): i for i, a in enumerate(args)}
-    distinct: list[torch.Tensor] = []
-    place: dict[int, int] = {}
-    returned = []
-    storages = [v.untyped_storage()._cdata for v in values]
-    for value, storage in zip(values, storages, strict=True):
-        if id(value) in same:
-            returned.append(Returned(argument=same[id(value)]))
-        elif storage in argument:
-            returned.append(_view_of(value, args[argument[storage]], argument=argument[storage]))
-        elif storages.count(storage) == 1:
-            distinct.append(value)
-            returned.append(Returned(output=len(distinct) - 1))
-        else:
-            if storage not in place:
-                place[storage] = len(distinct)
-                distinct.append(_base(value, [v for v, s in zip(values, storages, strict=True) if s == storage]))
-            base = distinct[place[storage]]
-            whole = value is base
-            returned.append(Returned(output=place[storage]) if whole else _view_of(value, base, output=place[storage]))
-    return distinct, returned
-
-
-def _base(value: "torch.Tensor", others: "Sequence[torch.Tensor]") -> "torch.Tensor":
-    """The tensor that those of one memory look at: one that is no view and is trained where any is."""
-    base = value if value._base is None else value._base
-    if base.requires_grad or not any(o.requires_grad for o in others):
-        return base
-    return next((o if o._base is None else o._base) for o in others if o.requires_grad)
-
-
-def _view_of(value: "torch.Tensor", base: "torch.Tensor", **source: int) -> Returned:
-    if value.dtype != base.dtype or value.is_conj() != base.is_conj() or value.is_neg() != base.is_neg():
-        raise CaptureError(
-            f"a fragment returns a {value.dtype} view of memory that it was given, or returns, as {base.dtype}; return a copy (.clone())"
-        )
-    view = (tuple(value.shape), tuple(value.stride()), int(value.storage_offset()))
-    return Returned(**source, view=view, detached=base.requires_grad and not value.requires_grad)
 
 
 class _FragmentsBuilder(_Builder):
@@ -419,7 +356,8 @@ class _FragmentsBuilder(_Builder):
             made_from=self.traced[k].made_from,
             saved_args=saved_args,
             saved_outputs=saved_outputs,
-            seeded=not forward_ops.isdisjoint(self.seeded),
+            draws_on=next(iter(self.traced[k].drawn_on), None),
+            devices=self.traced[k].devices,
             dtypes=frozenset(v.dtype for v in values),
             normalised=self.traced[k].normalised,
         )
@@ -445,6 +383,16 @@ class _FragmentsBuilder(_Builder):
                 elif base in returned:
                     outputs[returned[base]] = None
         return tuple(args), tuple(outputs)
+
+
+def _device_of(node: "fx.Node") -> "torch.device":
+    value = node.meta["val"]
+    found: torch.device = (value[0] if isinstance(value, (tuple, list)) else value).device
+    return found
+
+
+def _listed(devices: "Iterable[torch.device]") -> str:
+    return ", ".join(sorted(map(str, devices)))
 
 
 def _forward_nodes(nodes: _Nodes) -> "set[fx.Node]":

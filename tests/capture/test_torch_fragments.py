@@ -81,7 +81,7 @@ def test_ops_belong_to_the_passes_of_their_fragments() -> None:
         assert [call.graph.ops[v].op for v in part.forward_ops].count(OUTPUTS) == 1
         assert [call.graph.ops[v].op for v in part.backward_ops].count(TANGENTS) == 1
         assert part.trains
-        assert not part.seeded
+        assert part.draws_on is None
 
 
 def test_passes_run_in_the_order_in_which_autograd_runs_them() -> None:
@@ -232,7 +232,7 @@ def test_buffers_that_are_written_are_known() -> None:
     assert not torch.equal(before["norm.running_mean"], after["norm.running_mean"])  # the call itself
     (part,) = capture_fragments(fragments, CaptureOptions("sgd", 0), "model").fragments
     assert {part.state[i] for i in part.written} == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
-    assert part.seeded
+    assert part.draws_on == torch.device("cpu")
     assert all(torch.equal(b, after[n]) for n, b in model.named_buffers())  # capturing changes nothing
     assert torch.equal(random, torch.get_rng_state())
 

@@ -90,7 +90,7 @@ class GraphedFragment(PhasedFragment):
                 for i, own in graphs.inputs.items():
                     own.copy_(args[i])
                 begin_ns = self._begin(0)
-                with self._drawing_as(args):
+                with self._drawing_as_written():
                     graphs.forward()
                     self._origin.compute.synchronize()
                 outputs = [output.clone() for output in graphs.outputs]

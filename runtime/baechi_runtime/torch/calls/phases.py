@@ -22,6 +22,7 @@ from baechi_runtime.torch.calls.capturing import CallStep
 from baechi_runtime.torch.lowering.devices import TorchDevice
 from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram, Lowering, Slots, StepContext
 from baechi_runtime.torch.lowering.program import in_phases
+from baechi_runtime.torch.lowering.random_state import drawing_from, set_state, state_of
 from baechi_runtime.torch.threads.executor import ThreadExecutor
 from baechi_runtime.torch.threads.step_recorder import DeviceLog
 
@@ -201,7 +202,7 @@ class PhasedFragment(Phases):
 
     def _run(self, phase: int, kept: list[Slots], args: Sequence[Tensor]) -> tuple[float, ...]:
         try:
-            with self._drawing_as(args):
+            with self._drawing_as_written():
                 busy = self._together[phase](kept)
         except BaseException:
             self._load()  # the boxes of an aborted step are useless
@@ -225,20 +226,19 @@ class PhasedFragment(Phases):
             self._bring_back(args, slots, places)
 
     @contextlib.contextmanager
-    def _drawing_as(self, args: Sequence[Tensor]) -> Iterator[None]:
-        """Within, the CUDA device that draws random numbers draws those of the arguments' device, whose generator goes on by as much."""
-        seeded, here = self._call.binding.seeded_ops, next((a.device for a in args if a.is_cuda), None)
-        there = self._executor.devices[self._timeline.placement[seeded[0]] if seeded else 0]
-        if not seeded or here in (None, there.torch_device) or there.torch_device.type == "cpu":
+    def _drawing_as_written(self) -> Iterator[None]:
+        """Within, the CUDA device that draws random numbers draws those of the device where the user's code does, whose generator goes on
+        by as much."""
+        seeded, here = self._call.binding.seeded_ops, self._part.draws_on
+        there = self._executor.devices[self._timeline.placement[seeded[0]] if seeded else 0].torch_device
+        if here in (None, there) or there.type == "cpu":
             yield
             return
-        own = there.random_state()
-        there.set_random_state(torch.cuda.get_rng_state(here))
-        try:
-            yield
-        finally:
-            torch.cuda.set_rng_state(there.random_state(), here)
-            there.set_random_state(own)
+        with drawing_from(state_of(here), there):
+            try:
+                yield
+            finally:
+                set_state(here, state_of(there))
 
     def _bring_back(self, args: Sequence[Tensor], slots: Slots, places: Sequence[tuple[int, int]]) -> None:
         """Copy buffers that were changed on another device back to their own."""

@@ -8,7 +8,7 @@ of one of those, as Grad-CAM does of feature maps, by torch.autograd.grad, retai
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from baechi_ext.errors import BaechiError, CaptureError
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.torch.calls.phases import Phases
 from baechi_runtime.torch.calls.recording import CallRecorder
+from baechi_runtime.torch.lowering.random_state import drawing_from, set_state, state_of
 
 Gradients = Mapping[int, Tensor]
 """Gradients by argument."""
@@ -70,23 +71,23 @@ class _Call:
         self.random: Tensor | None = None
         """The generator's state before the call, where it draws random numbers."""
         self.apart = _Apart(loaded.part)
-        self.autocast = (torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu"))
+        kinds = ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",)
+        self.autocast = [(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds]
 
     def forward(self) -> list[Tensor]:
         part, args = self.loaded.part, self.args
-        if part.seeded:
-            self.random = torch.get_rng_state()
+        if part.draws_on is not None:
+            self.random = state_of(part.draws_on)
         self._before = {i: args[i].detach().clone() for i in self.loaded.counted if i in part.consumed}
         try:
             outputs, self.kept, self._forward_times = self.placed.forward(args)
         except BaechiError:
-            if self.random is not None:
-                torch.set_rng_state(self.random)
+            if part.draws_on is not None and self.random is not None:
+                set_state(part.draws_on, self.random)
             raise
         if self.loaded.counted:
             torch.autograd.graph.increment_version([args[i] for i in self.loaded.counted])
-        home = args[0].device if args else torch.device("cpu")
-        outputs = [o if o.device == home else o.to(home) for o in outputs]
+        outputs = [o if o.device == home else o.to(home) for o, home in zip(outputs, part.devices, strict=True)]
         self._versions = [a._version for a in args]
         # Held weakly: an output holds this call, and what is gone can't be changed any more.
         self._outputs = [(i, weakref.ref(outputs[i]), outputs[i]._version) for i in part.saved_outputs]
@@ -128,9 +129,11 @@ class _Call:
         self._require_unchanged([i for i in range(len(self.args)) if i not in written])
         buffers = {i: self._before.get(i, self.args[i]).detach().clone() for i in written}
         args = [buffers.get(i, a) for i, a in enumerate(self.args)]
-        with torch.random.fork_rng(devices=(), enabled=self.random is not None), torch.enable_grad(), torch.autocast("cpu", *self.autocast):
-            if self.random is not None:
-                torch.set_rng_state(self.random)
+        with torch.enable_grad(), ExitStack() as stack:
+            for state in self.autocast:
+                stack.enter_context(torch.autocast(*state))
+            if self.random is not None and (device := self.loaded.part.draws_on) is not None:
+                stack.enter_context(drawing_from(self.random, device))
             return self.loaded.part.outputs_among(self.loaded.graph(*args))
 
     def _require_unchanged(self, read: Sequence[int]) -> None:

@@ -373,7 +373,7 @@ class Session:
         phases = loaded_phases(executor, timeline, captured, k, step)
         records = self.settings.record and not self.groups and len(group.members) == 1
         recorder = CallRecorder(executor, phases, timeline, captured, group.live) if records else None
-        relaxed = self.settings.request.relaxed_random and part.seeded
+        relaxed = self.settings.request.relaxed_random and part.draws_on is not None
         always = 0 if relaxed else self.settings.verify_steps
         parted = bool(captured.parts)
         advice = IN_ANOTHER_ORDER if parted else UNPLACED_RANDOMNESS

@@ -15,6 +15,7 @@ from baechi_ext.capture.torch_private import hold_stream
 from baechi_ext.errors import ExecutionError, MissingBackendError
 from baechi_runtime.host.host_memory import usable_bytes
 from baechi_runtime.torch.lowering.memory_limit import plannable_bytes
+from baechi_runtime.torch.lowering.random_state import set_state, state_of
 
 
 class TorchDevice(ABC):
@@ -58,12 +59,11 @@ class TorchDevice(ABC):
         """Starts a new measurement of `peak_bytes`."""
 
     def random_state(self) -> torch.Tensor:
-        """The state of the device's generator of random numbers, as bytes on the host."""
-        return torch.get_rng_state()
+        """See `state_of`."""
+        return state_of(self.torch_device)
 
     def set_random_state(self, state: torch.Tensor) -> None:
-        """Takes the generator there."""
-        torch.set_rng_state(state)
+        set_state(self.torch_device, state)
 
 
 class CpuDevice(TorchDevice):
@@ -185,12 +185,6 @@ class CudaDevice(TorchDevice):
 
     def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.torch_device)
-
-    def random_state(self) -> torch.Tensor:
-        return torch.cuda.get_rng_state(self.torch_device)
-
-    def set_random_state(self, state: torch.Tensor) -> None:
-        torch.cuda.set_rng_state(state, self.torch_device)
 
 
 @contextmanager

@@ -22,6 +22,30 @@ def as_it_was(step: Any) -> Iterator[dict[str, torch.Tensor]]:
             step.restore(saved)
 
 
+def state_of(device: torch.device) -> torch.Tensor:
+    """The state of torch's generator of random numbers for a device, as bytes on the host."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def set_state(device: torch.device, state: torch.Tensor) -> None:
+    """Takes the device's generator there."""
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
+@contextmanager
+def drawing_from(state: torch.Tensor, device: torch.device) -> Iterator[None]:
+    """Within, the device's generator draws from that state on; afterwards it is as it was."""
+    before = state_of(device)
+    set_state(device, state)
+    try:
+        yield
+    finally:
+        set_state(device, before)
+
+
 def encoded(state: torch.Tensor) -> str:
     return base64.b64encode(bytes(state.tolist())).decode("ascii")
 

@@ -1,0 +1,93 @@
+"""The tensors that a fragment is to compute, of which no two share memory, and how what it returns is made of these."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from baechi_ext.errors import CaptureError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx
+
+
+@dataclass(frozen=True)
+class Returned:
+    """A recipe for one value that a fragment returns, from the outputs of its graph and its arguments."""
+
+    output: int | None = None
+    argument: int | None = None
+    view: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
+    """Where it looks at a part of that tensor's memory: sizes, strides, offset."""
+    detached: bool = False
+
+    def of(self, outputs: "Sequence[torch.Tensor]", args: "Sequence[torch.Tensor]") -> "torch.Tensor":
+        """The value; a view is a view of the very tensor, to autograd as well."""
+        value = args[self.argument] if self.output is None else outputs[self.output]  # type: ignore[index]
+        if self.view is not None:
+            value = value.as_strided(*self.view)
+        return value.detach() if self.detached else value
+
+
+def flat_module(graph: "fx.GraphModule") -> Any:
+    """The graph as a module that returns each tensor's memory once; `returned` says how its values are made of that."""
+    import torch
+    from torch import fx
+
+    class Flat(torch.nn.Module):
+        returned: list[Returned]
+
+        def forward(self, *args: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
+            values = fx.Interpreter(graph).run(*args)
+            distinct, self.returned = _without_aliases(list(values), args)
+            return tuple(distinct)
+
+    flat = Flat()
+    flat.train(graph.training)
+    return flat
+
+
+def _without_aliases(values: "Sequence[torch.Tensor]", args: "Sequence[torch.Tensor]") -> "tuple[list[torch.Tensor], list[Returned]]":
+    """The tensors to compute, of which no two share memory with each other or with an argument, and what is made of them.
+
+    Raises CaptureError for views whose base can't be had.
+    """
+    argument = {a.untyped_storage()._cdata: i for i, a in reversed(list(enumerate(args)))}
+    same = {id(a): i for i, a in enumerate(args)}
+    distinct: list[torch.Tensor] = []
+    place: dict[int, int] = {}
+    returned = []
+    storages = [v.untyped_storage()._cdata for v in values]
+    for value, storage in zip(values, storages, strict=True):
+        if id(value) in same:
+            returned.append(Returned(argument=same[id(value)]))
+        elif storage in argument:
+            returned.append(_view_of(value, args[argument[storage]], argument=argument[storage]))
+        elif storages.count(storage) == 1:
+            distinct.append(value)
+            returned.append(Returned(output=len(distinct) - 1))
+        else:
+            if storage not in place:
+                place[storage] = len(distinct)
+                distinct.append(_base(value, [v for v, s in zip(values, storages, strict=True) if s == storage]))
+            base = distinct[place[storage]]
+            whole = value is base
+            returned.append(Returned(output=place[storage]) if whole else _view_of(value, base, output=place[storage]))
+    return distinct, returned
+
+
+def _base(value: "torch.Tensor", others: "Sequence[torch.Tensor]") -> "torch.Tensor":
+    """The tensor that those of one memory look at: one that is no view and is trained where any is."""
+    base = value if value._base is None else value._base
+    if base.requires_grad or not any(o.requires_grad for o in others):
+        return base
+    return next((o if o._base is None else o._base) for o in others if o.requires_grad)
+
+
+def _view_of(value: "torch.Tensor", base: "torch.Tensor", **source: int) -> Returned:
+    if value.dtype != base.dtype or value.is_conj() != base.is_conj() or value.is_neg() != base.is_neg():
+        raise CaptureError(
+            f"a fragment returns a {value.dtype} view of memory that it was given, or returns, as {base.dtype}; return a copy (.clone())"
+        )
+    view = (tuple(value.shape), tuple(value.stride()), int(value.storage_offset()))
+    return Returned(**source, view=view, detached=base.requires_grad and not value.requires_grad)
