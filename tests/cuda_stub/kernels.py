@@ -13,6 +13,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -322,9 +323,21 @@ OWN: dict[str, Callable[..., Any]] = {
 library = torch.library.Library("aten", "IMPL")
 
 
+def untraced(code: CodeType) -> None:
+    """TorchDynamo is not to look at what this code, and that of functions inside, does: of torch's own kernels it sees nothing."""
+    frames = torch._C._dynamo.eval_frame
+    frames.set_code_exec_strategy(code, frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP))
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            untraced(inner)
+
+
 def install() -> None:
     """Takes the place of torch's kernels for CUDA, in this process."""
     runtime.cuda_stub_compute(1)
+    for function in (*vars(Operand).values(), *vars(Graph).values(), *globals().values()):
+        if isinstance(function, FunctionType) and function.__module__ == __name__:
+            untraced(function.__code__)
     torch.cuda.CUDAGraph = Graph
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

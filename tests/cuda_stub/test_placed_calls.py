@@ -144,3 +144,22 @@ def test_results_on_several_devices(way: tuple[str, str, str]) -> None:
         return trained(model, loss, way[0])
 
     compare(train, placed=way[0] != "cpu")  # whose generator no CUDA device has
+
+
+class Noisy(Towers):
+    """Draws from a generator of its own, which no graph holds."""
+
+    def __init__(self) -> None:
+        super().__init__(0.3)
+        self.generator = torch.Generator("cuda").manual_seed(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.randn(x.shape, generator=self.generator, device=x.device))
+
+
+def test_a_call_of_several_fragments() -> None:
+    def train(place: Callable[[nn.Module], nn.Module]) -> list[float]:
+        model = place(Noisy().cuda())
+        return trained(model, lambda step, x: model(x).square().mean())
+
+    compare(train)
