@@ -11,6 +11,9 @@ from torch import nn
 from torch.nn import functional
 
 import baechi_ext
+from baechi_ext.errors import ParityError
+from baechi_runtime.measure.timing import StepTimes
+from baechi_runtime.torch.calls import capturing, verify
 from baechi_runtime.torch.calls.graphed import GraphedFragment
 from baechi_runtime.torch.calls.module_call import call_of
 
@@ -185,10 +188,39 @@ def test_parameters_that_move_are_captured_anew_and_given_up_in_the_end() -> Non
 
 def test_parameters_on_the_host_are_no_part_of_a_graph() -> None:
     torch.manual_seed(0)
-    module = baechi_ext.parallelize(Net(), devices=["cuda:0"], method="contiguous", keep_placed=True, cuda_graphs=True, cache=False)
+    options = {"method": "contiguous", "keep_placed": True, "cuda_graphs": True, "cache": False, "verify_steps": 0}
+    module = baechi_ext.parallelize(Net(), devices=["cuda:0"], **options)  # a GPU rounds otherwise
     for x, y in batches(6):
         functional.cross_entropy(module(x.cpu()), y.cpu()).backward()
     assert fragment_of(module).note == "no CUDA graphs of its passes: its parameters are on the host"
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_other_kernels_are_held_against_double_precision(*, drops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where results differ by more than is allowed, neither may be much farther from exact ones; a wrong one is."""
+    monkeypatch.setattr(capturing, "FULL_PRECISION", 0.0)
+    monkeypatch.setitem(capturing.TOLERANCE, "cuda", 0.0)
+    asked = []
+    results = verify._Doubles.results
+    monkeypatch.setattr(verify._Doubles, "results", lambda self: asked.append(found := results(self)) or found)
+    plain, placed = pair(["cuda:0"], drops=drops)
+    assert train(placed, ordinary) == pytest.approx(train(plain, ordinary), rel=1e-4)
+    assert asked
+    assert None not in asked
+    assert baechi_ext.report(placed).verified.steps >= 3
+
+    fragment = fragment_of(placed)
+    backward = fragment.backward
+    monkeypatch.setattr(fragment, "backward", lambda *given: off_by(1.01, *backward(*given)))
+    verification = call_of(placed).session.groups[0].members[0].verification  # type: ignore[union-attr]
+    monkeypatch.setattr(verification, "always", 100)
+    x, y = next(batches(1))
+    with pytest.raises(ParityError, match="the placed step differs from the unplaced one"):
+        functional.cross_entropy(placed(x), y).backward()
+
+
+def off_by(factor: float, gradients: dict[int, torch.Tensor], times: StepTimes) -> tuple[dict[int, torch.Tensor], StepTimes]:
+    return {name: gradient * factor for name, gradient in gradients.items()}, times
 
 
 def test_a_changed_weight_between_the_passes_is_an_error_as_unplaced() -> None:

@@ -7,7 +7,7 @@ and activations does not see it.
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from baechi_ext.capture.torch_private import backward_again
+from baechi_ext.capture.torch_private import backward_again, dispatched
 from baechi_ext.errors import BaechiError, ParityError
 from baechi_runtime.measure.comparator import SHARE as SHARE_OF_LARGEST
 from baechi_runtime.measure.comparator import compare
 from baechi_runtime.measure.parity_result import UNPLACED_RANDOMNESS, in_json, require_parity
 from baechi_runtime.torch.calls.placed_function import Gradients, LoadedFragment
 from baechi_runtime.torch.lowering.devices import one_thread
+from baechi_runtime.torch.parity import GRADIENT_OF, NEW_VALUE_OF, OUTPUT, Masks, parity_of_kernels
 
 ALWAYS = 16
 """Up to this call the powers of two are verified whatever it takes; later ones, and one at random of a thousand, within SHARE of the
@@ -113,9 +114,18 @@ class Verification:
         done = {"steps": self.steps, "last": self.last, "tolerance": self.tolerance}
         return {**done, "compared": self.compared, "max_rel_diff": in_json(self.max_rel_diff)}
 
-    def require(self, expected: Mapping[str, Tensor | None], actual: Mapping[str, Tensor | None]) -> None:
-        """Raise ParityError, naming the tensors that differ by more than the tolerance."""
+    def require(
+        self,
+        expected: Mapping[str, Tensor | None],
+        actual: Mapping[str, Tensor | None],
+        exact: Callable[[], Mapping[str, Tensor | None] | None],
+    ) -> None:
+        """Raise ParityError, naming the tensors that differ by more than the tolerance; where there are `exact` ones, and if these are much
+        farther from them than the expected ones."""
         found = compare(expected, actual, self.tolerance, share=self.share)
+        if not found.passed and not any(difference.why for _, difference in found.beyond) and (doubles := exact()) is not None:
+            found = parity_of_kernels(*({name: v for name, v in named.items() if v is not None} for named in (doubles, expected, actual)))
+            self.tolerance = max(self.tolerance, found.tolerance)
         self.max_rel_diff = max(self.max_rel_diff, found.max_rel_diff)
         self.compared += found.compared
         require_parity(found, advice=self.advice)
@@ -137,7 +147,8 @@ def verified_run(
     part, before = loaded.part, RandomState()
     kept = {i: args[i].detach().clone() for i in part.written}
     shadows = [kept[i].clone() if i in kept else a.detach().requires_grad_(a.requires_grad) for i, a in enumerate(args)]
-    with one_thread(), torch.enable_grad():
+    exact = _Doubles(loaded, args, kept) if any(a.is_cuda for a in args) else None
+    with one_thread(), torch.enable_grad(), nullcontext() if exact is None else dispatched(exact.masks.noted):
         expected = loaded.graph(*shadows)
     after, outputs = RandomState(), part.outputs_among(expected)
     before.restore()
@@ -155,9 +166,14 @@ def verified_run(
             values = torch.autograd.grad(roots, [shadows[i] for i in wanted], given, allow_unused=True, retain_graph=backward_again())
         unplaced = {i: v for i, v in zip(wanted, values, strict=True) if v is not None}
         verification.seconds += time.monotonic() - begun
-        names = {i: f"gradient of {part.state.get(i, f'argument {i}')}" for i in wanted}
+        names = {i: f"{GRADIENT_OF}{part.state.get(i, f'argument {i}')}" for i in wanted}
+
+        def doubles() -> dict[str, Any] | None:
+            found = None if exact is None else exact.gradients(used, wanted)
+            return None if found is None else _named(names, found)
+
         try:
-            verification.require(_named(names, unplaced), _named(names, gradients))
+            verification.require(_named(names, unplaced), _named(names, gradients), doubles)
         except ParityError as e:
             go_on(e)
             return unplaced
@@ -166,11 +182,16 @@ def verified_run(
     try:
         values = loaded.run(args, compared)
         begun = time.monotonic()
-        written = {i: f"new value of {part.state.get(i, f'argument {i}')}" for i in part.written}
-        verification.require(
-            {f"output {i}": v for i, v in enumerate(expected)} | _named(written, dict(enumerate(shadows))),
-            {f"output {i}": v for i, v in enumerate(values)} | _named(written, dict(enumerate(args))),
-        )
+        written = {i: f"{NEW_VALUE_OF}{part.state.get(i, f'argument {i}')}" for i in part.written}
+
+        def named(outputs: Sequence[Any], new: Sequence[Tensor]) -> dict[str, Any]:
+            return {f"{OUTPUT}{i}": v for i, v in enumerate(outputs)} | _named(written, dict(enumerate(new)))
+
+        def doubles() -> dict[str, Any] | None:
+            found = None if exact is None else exact.results()
+            return None if found is None else named(*found)
+
+        verification.require(named(expected, shadows), named(values, args), doubles)
         if not after.is_now():
             raise ParityError("the placed call drew other random numbers than the unplaced one")
     except BaechiError as e:
@@ -179,6 +200,53 @@ def verified_run(
         return loaded.graph(*args)
     verification.done(number, spent + time.monotonic() - begun)
     return values
+
+
+class _Doubles:
+    """A call in double precision, with the `masks` of its dropout, once somebody asks for it: on CUDA devices a placed call has other
+    kernels than an unplaced one, cuDNN's BatchNorm or others in TF32, and deep networks make much of what these round. None where that
+    can't be had."""
+
+    def __init__(self, loaded: LoadedFragment, args: Sequence[Tensor], kept: Mapping[int, Tensor]) -> None:
+        self._loaded, self.masks = loaded, Masks()
+        self._args = [kept.get(i, a.detach()) for i, a in enumerate(args)]
+        self._trained = [a.requires_grad for a in args]
+        self._found: tuple[Sequence[Any], list[Tensor]] | None = None
+
+    def results(self) -> tuple[Sequence[Any], list[Tensor]] | None:
+        """Its results, and the arguments as they are afterwards."""
+        if self._found is None and self.masks.are_all:
+            doubles = [a.to(torch.float64, copy=True) if a.is_floating_point() else a.clone() for a in self._args]
+            for value, is_trained in zip(doubles, self._trained, strict=True):
+                value.requires_grad_(is_trained)
+            self.masks.begin(0.0)
+            generators = RandomState()
+            try:
+                with torch.enable_grad(), dispatched(self.masks.handed_out):
+                    self._found = self._loaded.graph(*doubles), doubles
+            except (RuntimeError, IndexError):  # ops that know no doubles, or no memory for them; other masks than were noted
+                self.masks.are_all = False
+            finally:
+                generators.restore()
+        return self._found
+
+    def gradients(self, tangents: Mapping[int, Tensor], wanted: Sequence[int]) -> dict[int, Tensor] | None:
+        """Those of these arguments, from these of its outputs."""
+        if (found := self.results()) is None:
+            return None
+        values, doubles = found
+        outputs = self._loaded.part.outputs_among(values)
+        try:
+            gradients = torch.autograd.grad(
+                [outputs[i] for i in tangents],
+                [doubles[i] for i in wanted],
+                [t.to(outputs[i].dtype) for i, t in tangents.items()],
+                allow_unused=True,
+                retain_graph=True,
+            )
+        except RuntimeError:
+            return None
+        return {i: g for i, g in zip(wanted, gradients, strict=True) if g is not None}
 
 
 def normalised_by_part(graph: fx.GraphModule, sizes: Sequence[int]) -> Callable[..., Sequence[Tensor]]:
