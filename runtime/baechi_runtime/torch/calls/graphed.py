@@ -4,10 +4,13 @@ for every op.
 A graph reads and writes the same memory each time. So inputs and incoming gradients are copied into tensors of its own, outputs and
 gradients out of them; parameters and buffers are read where they are. What the forward pass keeps for the backward pass is there until the
 next forward pass: a call that comes before the backward pass of the last one runs op by op, as does one whose parameters have moved.
+The caller's streams and the graph's wait for each other; the host goes on, as it does unplaced.
 """
 
+import contextlib
+import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -89,10 +92,9 @@ class GraphedFragment(PhasedFragment):
             with torch.no_grad():
                 for i, own in graphs.inputs.items():
                     own.copy_(args[i])
-                begin_ns = self._begin(0)
-                with self._drawing_as_written():
+                begin_ns = time.monotonic_ns()
+                with self._drawing_as_written(), self._amid_the_callers_work():
                     graphs.forward()
-                    self._origin.compute.synchronize()
                 outputs = [output.clone() for output in graphs.outputs]
             kept = _Kept(slots.copy() for slots in graphs.slots)
             self._kept = weakref.ref(kept)
@@ -111,12 +113,22 @@ class GraphedFragment(PhasedFragment):
                 return super().backward(tangents, kept)
             for own, given in zip(graphs.tangents, tangents, strict=True):
                 own.zero_() if given is None else own.copy_(given)
-            begin_ns = self._begin(1)
-            graphs.backward()
-            self._origin.compute.synchronize()
+            begin_ns = time.monotonic_ns()
+            with self._amid_the_callers_work():
+                graphs.backward()
             times = self._watch.times(1, begin_ns, self._walks[1].walk.busy_us)
             kept.clear()
             return {self._argument_of[name]: value for name, value in _copies(graphs.gradients).items()}, times
+
+    @contextlib.contextmanager
+    def _amid_the_callers_work(self) -> Iterator[None]:
+        """What is launched within comes behind what the caller's streams were given before, and before what they are given afterwards."""
+        streams = [torch.cuda.current_stream(device) for device in {device.torch_device for device, _, _ in self._programs}]
+        for stream in streams:
+            self._origin.compute.wait_stream(stream)
+        yield
+        for stream in streams:
+            stream.wait_stream(self._origin.compute)
 
     def _graphs_for(self, args: Sequence[Tensor]) -> _Graphs | None:
         """The graphs for a call with these arguments; None where it has to run op by op."""

@@ -54,6 +54,7 @@ from baechi_runtime.torch.calls.tracing import TraceLog
 from baechi_runtime.torch.calls.turns import PLACED, PLAIN, Turns
 from baechi_runtime.torch.calls.verify import Verification, normalised_by_part, verified_run
 from baechi_runtime.torch.calls.workers import DriftError, Workers, loaded_phases
+from baechi_runtime.torch.lowering.devices import settle
 from baechi_runtime.torch.lowering.random_state import as_it_was
 from baechi_runtime.torch.measure import load_of_others
 from baechi_runtime.torch.processes.channels import LostPeerError
@@ -430,6 +431,7 @@ class Session:
         if _in_turns[0] is not self and not self._several():
             turns.disturbed()
             return PLAIN
+        settle(self.settings.executor.devices)  # a step's time has all of its work in it, and none of the last one's
         mode = self._agree(turns, turns.begin())
         if turns.decided:
             _in_turns.clear()
