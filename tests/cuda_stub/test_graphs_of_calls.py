@@ -1,0 +1,46 @@
+"""Graphs of placed calls amid a user's own work on the devices, which get to their work in any order."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from baechi_runtime.torch.calls.graphed import GraphedFragment
+from tests.cuda_stub import kernels
+from tests.runtime.test_graphed_calls import ordinary, pair, siamese, train
+
+devices = pytest.mark.parametrize("devices", [["cuda:0"], ["cuda:0", "cuda:1"]], ids=["one GPU", "two GPUs"])
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method")
+
+
+@pytest.fixture(autouse=True)
+def _traced_anew() -> None:
+    torch.compiler.reset()
+
+
+def losses(devices: list[str], loop: Callable[..., Any], seed: int) -> tuple[list[float], list[float]]:
+    """Those of a module as it is, and of the same placed, whose devices work in an order by chance."""
+    plain, placed = pair(devices)
+    expected = train(plain, loop)
+    kernels.order(seed)
+    return expected, train(placed, loop)
+
+
+@devices
+@pytest.mark.parametrize("loop", [ordinary, siamese])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_losses_are_the_same_in_any_order(devices: list[str], loop: Callable[..., Any], seed: int) -> None:
+    expected, found = losses(devices, loop, seed)
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+@devices
+def test_a_forgotten_wait_would_be_found(devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GraphedFragment, "_amid_the_callers_work", lambda _: contextlib.nullcontext())
+    try:
+        expected, found = losses(devices, ordinary, 1)
+    except Exception:  # noqa: BLE001 - of a verified call, or of a kernel, whose operand is nonsense
+        return
+    assert found != pytest.approx(expected, rel=1e-4)
