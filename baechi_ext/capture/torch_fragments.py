@@ -77,6 +77,8 @@ class CapturedFragment:
     """The device from whose generator it draws random numbers as the user's code runs it; None: it draws none."""
     devices: "tuple[torch.device, ...]"
     """For each output of the graph the device where it is as the user's code runs it."""
+    homes: "frozenset[torch.device]"
+    """These, and where the arguments are."""
     dtypes: "frozenset[torch.dtype]"
     """The dtypes of what its ops compute."""
     normalised: tuple[int, ...] = ()
@@ -358,6 +360,7 @@ class _FragmentsBuilder(_Builder):
             saved_outputs=saved_outputs,
             draws_on=next(iter(self.traced[k].drawn_on), None),
             devices=self.traced[k].devices,
+            homes=frozenset((*self.traced[k].devices, *(a.device for a in fragment.args))),
             dtypes=frozenset(v.dtype for v in values),
             normalised=self.traced[k].normalised,
         )

@@ -163,3 +163,20 @@ def test_a_call_of_several_fragments() -> None:
         return trained(model, lambda step, x: model(x).square().mean())
 
     compare(train)
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "cuda:3"])
+def test_what_the_users_own_stream_has_to_do_comes_first(device: str) -> None:
+    """On a device of the plan, and on another one."""
+
+    def train(place: Callable[[nn.Module], nn.Module]) -> list[float]:
+        model, stream = place(Towers(0.3).to(device)), torch.cuda.Stream(device)
+
+        def loss(step: int, x: Tensor) -> Tensor:
+            with torch.cuda.stream(stream):
+                return (model(x * 2) * 3).square().mean()
+
+        with torch.cuda.stream(stream):
+            return trained(model, loss, device)
+
+    compare(train, seed=1)

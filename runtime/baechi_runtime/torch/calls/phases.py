@@ -193,11 +193,11 @@ class PhasedFragment(Phases):
         self._together = [self._executor.together(self._timeline, exchange, of_phase) for of_phase in programs]
 
     def _begin(self, phase: int) -> int:
-        """Wait for all earlier work on CUDA devices, too."""
+        """Wait for all earlier work on CUDA devices, too: those of the plan, and those that the user's tensors come from."""
         self._watch.begin(phase, self._executor.call)
-        for device, _, _ in self._programs:
-            if device.torch_device.type == "cuda":
-                torch.cuda.current_stream(device.torch_device).synchronize()
+        for device in self._part.homes.union(own.torch_device for own, _, _ in self._programs):
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()
         return time.monotonic_ns()
 
     def _run(self, phase: int, kept: list[Slots], args: Sequence[Tensor]) -> tuple[float, ...]:
