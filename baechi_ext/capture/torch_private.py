@@ -206,6 +206,11 @@ def no_view(tensor: "torch.Tensor") -> "torch.Tensor":
     return tensor if tensor._base is None else torch.ops.aten._unsafe_view.default(tensor, tensor.shape)
 
 
+def dense_parts(tensor: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
+    """The tensors whose memory it looks at: indices and values of a sparse one, otherwise itself."""
+    return (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,)
+
+
 def memory_profile() -> "torch.profiler.profile":
     """A profile of the host that records memory, to be entered. Told to keep all events, 2.11 does not warn that it might not."""
     import torch

@@ -180,3 +180,33 @@ def test_what_the_users_own_stream_has_to_do_comes_first(device: str) -> None:
             return trained(model, loss, device)
 
     compare(train, seed=1)
+
+
+def test_a_graph_that_the_user_captures() -> None:
+    def train(place: Callable[[nn.Module], nn.Module]) -> list[float]:
+        model = place(Towers().cuda())
+        losses = trained(model, lambda step, x: model(x).square().mean())
+        x, graph = torch.zeros(8, 16, device="cuda"), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loss = model(x).square().mean()
+        x.fill_(1.0)
+        graph.replay()
+        return [*losses, loss.item()]
+
+    compare(train)
+
+
+def test_sparse_gradients() -> None:
+    class Words(Towers):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(20, 16, sparse=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(self.words((x[:, :3].abs() * 5).long()).sum(1))
+
+    def train(place: Callable[[nn.Module], nn.Module]) -> list[float]:
+        model = place(Words().cuda())
+        return trained(model, lambda step, x: model(x).square().mean())
+
+    compare(train, seed=2)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from baechi_ext.capture.torch_fragments import CapturedCall
-from baechi_ext.capture.torch_private import no_view
+from baechi_ext.capture.torch_private import dense_parts, no_view
 from baechi_ext.simulate import Timeline
 from baechi_runtime.measure.recording import NotedTimes
 from baechi_runtime.measure.timing import StepTimes
@@ -257,5 +257,6 @@ def _own(tensor: Tensor) -> Tensor:
     """The tensor as the caller's own: no view, to autograd, of what the devices keep; in use by the caller's stream."""
     value = no_view(tensor)
     if value.is_cuda:
-        value.record_stream(torch.cuda.current_stream(value.device))
+        for part in dense_parts(value):
+            part.record_stream(torch.cuda.current_stream(value.device))
     return value

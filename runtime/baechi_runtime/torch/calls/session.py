@@ -124,8 +124,10 @@ class Session:
 
     def why_plain(self) -> str:
         """Why nothing runs placed now; empty where it may."""
-        here = os.getpid() == self.settings.executor.process
-        return self.refusal or self.paused or ("" if here else "this process was forked")
+        why = self.refusal or self.paused
+        if not why and os.getpid() != self.settings.executor.process:
+            return "this process was forked"
+        return "the script captures a CUDA graph" if not why and torch.cuda.is_current_stream_capturing() else why
 
     def why_not(self) -> str:
         """Why nothing of its calls is placed for good, as far as it is known; otherwise empty."""
