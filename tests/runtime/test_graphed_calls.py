@@ -192,7 +192,7 @@ def test_parameters_on_the_host_are_no_part_of_a_graph() -> None:
     module = baechi_ext.parallelize(Net(), devices=["cuda:0"], **options)  # a GPU rounds otherwise
     for x, y in batches(6):
         functional.cross_entropy(module(x.cpu()), y.cpu()).backward()
-    assert fragment_of(module).note == "no CUDA graphs of its passes: its parameters are on the host"
+    assert fragment_of(module).note == "no CUDA graphs of its passes: its parameters are on cpu"
 
 
 @pytest.mark.parametrize("drops", [False, True])

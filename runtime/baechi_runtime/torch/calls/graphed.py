@@ -123,7 +123,7 @@ class GraphedFragment(PhasedFragment):
     @contextlib.contextmanager
     def _amid_the_callers_work(self) -> Iterator[None]:
         """What is launched within comes behind what the caller's streams were given before, and before what they are given afterwards."""
-        streams = [torch.cuda.current_stream(device) for device in {device.torch_device for device, _, _ in self._programs}]
+        streams = self._callers_streams()
         for stream in streams:
             self._origin.compute.wait_stream(stream)
         yield
@@ -141,8 +141,9 @@ class GraphedFragment(PhasedFragment):
         if graphs is not None and graphs.addresses == addresses:
             alike = all((args[i].shape, args[i].dtype) == (own.shape, own.dtype) for i, own in graphs.inputs.items())
             return graphs if alike else None
-        if self._captures == _MOST_CAPTURES or not all(args[i].is_cuda for i in self._part.state):
-            self.why_not = "its parameters move" if self._captures else "its parameters are on the host"
+        elsewhere = {args[i].device for i in self._part.state} - {device.torch_device for device, _, _ in self._programs}
+        if elsewhere or self._captures == _MOST_CAPTURES:
+            self.why_not = f"its parameters are on {elsewhere.pop()}" if elsewhere else "its parameters move"
             return None
         self._captures += 1
         self._graphs = self._captured_forward(addresses, args)

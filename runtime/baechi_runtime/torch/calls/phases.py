@@ -193,12 +193,16 @@ class PhasedFragment(Phases):
         self._together = [self._executor.together(self._timeline, exchange, of_phase) for of_phase in programs]
 
     def _begin(self, phase: int) -> int:
-        """Wait for all earlier work on CUDA devices, too: those of the plan, and those that the user's tensors come from."""
+        """Wait for the caller's earlier work on CUDA devices, too."""
         self._watch.begin(phase, self._executor.call)
-        for device in self._part.homes.union(own.torch_device for own, _, _ in self._programs):
-            if device.type == "cuda":
-                torch.cuda.current_stream(device).synchronize()
+        for stream in self._callers_streams():
+            stream.synchronize()
         return time.monotonic_ns()
+
+    def _callers_streams(self) -> list[torch.cuda.Stream]:
+        """The caller's streams on the CUDA devices of the plan, and on those that its tensors come from."""
+        devices = self._part.homes.union(own.torch_device for own, _, _ in self._programs)
+        return [torch.cuda.current_stream(device) for device in devices if device.type == "cuda"]
 
     def _run(self, phase: int, kept: list[Slots], args: Sequence[Tensor]) -> tuple[float, ...]:
         try:
