@@ -67,6 +67,7 @@ tight=$("$python" -m benchmarks.gpu_table --tight=1.1 "$folder/one_alexnet") && 
 for model in gpt2 wide_towers; do # beside the unplaced step under torch.compile, which needs a real GPU
     [ -n "${REHEARSE:-}" ] || limit=150 train "compiled_$model" "$model" --num_gpus=1 --cuda_graphs --compile
 done
+[ -n "${REHEARSE:-}" ] || limit=400 run loop "$python" -m benchmarks.gpu_loop --out="$folder/loop" # a user's own, which compiles, too
 limit=560 run split env DEVICES=split PYTHON="$python" MODELS="$towers" METHODS=contiguous,m_etf STEPS="$steps" \
     LIMIT=120 EXPONENT="$exponent" SIZES="$sizes" benchmarks/run_4gpu.sh "$folder/split"
 

@@ -279,6 +279,19 @@ def test_one_gpu_as_four() -> None:
     assert f"by up to {-min(off.values()):.0%}" in page("docs/speed.md")
 
 
+def test_a_users_loop_on_one_gpu() -> None:
+    shown = table("docs/speed.md", "| module | ms a step")
+    rows = read("gpu/loop.json")["rows"]
+    assert {row["model"] for row in rows} == {"gpt2"}
+    for cells, row in zip(shown, rows, strict=True):
+        ms = row["samples_ms"]
+        assert cells[1:] == [f"{statistics.median(ms):.2f}", f"{min(ms):.2f} to {max(ms):.2f}", f"{row['gain']:.2f}"], row["way"]
+    found = {row["way"]: row for row in rows}
+    assert found["graphs"]["loss"] == found["op by op"]["loss"] == 0
+    worth = statistics.median(found["graphs"]["samples_ms"]) / statistics.median(found["reduce-overhead"]["samples_ms"])
+    assert f"a plan has to be worth {worth:.1f} times" in page("docs/speed.md")
+
+
 def test_a_host_that_changes_its_speed() -> None:
     found = read("gpu/wide_towers_split_gpu_4/compare.json")
     rows = {"eager": found["unplaced"], **{row["method"]: row for row in found["methods"]}}

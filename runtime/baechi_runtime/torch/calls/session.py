@@ -127,7 +127,8 @@ class Session:
         why = self.refusal or self.paused
         if not why and os.getpid() != self.settings.executor.process:
             return "this process was forked"
-        return "the script captures a CUDA graph" if not why and torch.cuda.is_current_stream_capturing() else why
+        captures = not why and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+        return "the script captures a CUDA graph" if captures else why
 
     def why_not(self) -> str:
         """Why nothing of its calls is placed for good, as far as it is known; otherwise empty."""
