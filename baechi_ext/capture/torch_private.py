@@ -211,6 +211,13 @@ def dense_parts(tensor: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
     return (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,)
 
 
+def copy_together(to: "list[torch.Tensor]", source: "list[torch.Tensor]") -> None:
+    """Copies dense tensors of one device, in a few kernels for all of them."""
+    import torch
+
+    torch._foreach_copy_(to, source)
+
+
 def memory_profile() -> "torch.profiler.profile":
     """A profile of the host that records memory, to be entered. Told to keep all events, 2.11 does not warn that it might not."""
     import torch

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from baechi_ext.capture.torch_fragments import CapturedCall
+from baechi_ext.capture.torch_private import copy_together
 from baechi_ext.simulate import Timeline
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.torch.calls.capturing import CallStep
 from baechi_runtime.torch.calls.phases import PhasedFragment
-from baechi_runtime.torch.lowering.devices import CudaDevice
+from baechi_runtime.torch.lowering.devices import CudaDevice, settle
 from baechi_runtime.torch.lowering.op_error import OpError
 from baechi_runtime.torch.lowering.ops import Slots
 from baechi_runtime.torch.streams.executor import StreamExecutor, WalkTogether
@@ -181,7 +182,7 @@ class GraphedFragment(PhasedFragment):
 
     def _captured(self, phase: int, work: Callable[[], None]) -> Callable[[], None] | None:
         """The graph of a pass; None where it can be none, and `why_not` says why."""
-        torch.cuda.synchronize()
+        settle(self._executor.devices)
         try:
             return self._walks[phase].captured(work, self._origin)
         except (RuntimeError, OpError) as e:
@@ -199,5 +200,5 @@ def _copies(tensors: Mapping[str | int, Tensor]) -> dict[str | int, Tensor]:
     dense = [name for name, value in tensors.items() if value.layout == torch.strided]
     for device in {tensors[name].device for name in dense}:
         here = [name for name in dense if tensors[name].device == device]
-        torch._foreach_copy_([copies[name] for name in here], [tensors[name] for name in here])
+        copy_together([copies[name] for name in here], [tensors[name] for name in here])
     return copies
