@@ -173,8 +173,12 @@ class _Traced:
             devices = tuple(_device_of(node) for node in nodes.outputs)
             drawn_on = frozenset(_device_of(node) for node in nodes.calls if draws(node))
             if any(a.device.type != device for a in examples):
+                if device == "cpu":
+                    raise CaptureError(f"its tensors are on {_listed({a.device for a in examples})}; give it devices of that kind")
                 joint = joint_graph(flat, without_values(examples, device))
-                nodes = _Nodes.of(joint, fragment.state)
+                as_written, nodes = nodes, _Nodes.of(joint, fragment.state)
+                if _dtypes(as_written) != _dtypes(nodes):
+                    raise CaptureError("autocast is on for another kind of device than it is to run on")
         made_from = _made_from(nodes)
         if any(r.output in others and r.view is not None and not r.detached for r in returned for others in made_from.values()):
             raise CaptureError("it returns a view of what it also computes with, which would have no gradient; return a copy (.clone())")
@@ -343,7 +347,6 @@ class _FragmentsBuilder(_Builder):
         argument = {name: i for i, name in reversed(state.items())}
         saved_args, saved_outputs = self._saved(k, argument)
         behind_outputs = {nodes.state[n] for n in _ancestors(nodes.outputs) if n in nodes.state}
-        values = [n.meta["val"] for n in nodes.calls if hasattr(n.meta.get("val"), "dtype")]
         return CapturedFragment(
             forward_ops=forward_ops,
             backward_ops=backward_ops,
@@ -361,7 +364,7 @@ class _FragmentsBuilder(_Builder):
             draws_on=next(iter(self.traced[k].drawn_on), None),
             devices=self.traced[k].devices,
             homes=frozenset((*self.traced[k].devices, *(a.device for a in fragment.args))),
-            dtypes=frozenset(v.dtype for v in values),
+            dtypes=_dtypes(nodes),
             normalised=self.traced[k].normalised,
         )
 
@@ -392,6 +395,10 @@ def _device_of(node: "fx.Node") -> "torch.device":
     value = node.meta["val"]
     found: torch.device = (value[0] if isinstance(value, (tuple, list)) else value).device
     return found
+
+
+def _dtypes(nodes: _Nodes) -> "frozenset[torch.dtype]":
+    return frozenset(n.meta["val"].dtype for n in nodes.calls if hasattr(n.meta.get("val"), "dtype"))
 
 
 def _listed(devices: "Iterable[torch.device]") -> str:

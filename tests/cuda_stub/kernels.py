@@ -129,14 +129,17 @@ def taken(generator: torch.Generator) -> int:
     return int((seed * 1000003 + offset) % 2**63)
 
 
-DRAWS_NOTHING = (torch.ops.aten._scaled_dot_product_efficient_attention.default,)
-"""Ops that draw only where attention drops something, which `attention` refuses."""
+def draws(op: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """True if this call takes random numbers; attention does so only where it drops something, which `attention` refuses."""
+    given = {a.name: a.default_value for a in op._schema.arguments}
+    given |= dict(zip(given, args, strict=False)) | kwargs
+    return torch.Tag.nondeterministic_seeded in op.tags and given.get("dropout_p") != 0
 
 
-def drawing(op: Any, device: int, kwargs: dict[str, Any]) -> Callable[[], Any]:
+def drawing(op: Any, device: int, args: Any, kwargs: dict[str, Any]) -> Callable[[], Any]:
     """Prepares the random numbers of an op: others for each call, the same for the same state of the device's generator. An op of a graph
     takes its numbers whenever the graph is replayed."""
-    if torch.Tag.nondeterministic_seeded not in op.tags or op in DRAWS_NOTHING:
+    if not draws(op, args, kwargs):
         return lambda: None
     generator = kwargs.pop("generator", None) or torch.cuda.default_generators[device]
     seeds: deque[int] = deque()
@@ -170,7 +173,7 @@ def computed(op: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         device = device_of(op, (args, kwargs))
-        draw = drawing(op, device, kwargs)
+        draw = drawing(op, device, args, kwargs)
         given = tree_map(as_operand, (args, kwargs))
 
         def on_cpu() -> Any:

@@ -210,3 +210,18 @@ def test_sparse_gradients() -> None:
         return trained(model, lambda step, x: model(x).square().mean())
 
     compare(train, seed=2)
+
+
+def test_casts_of_another_kind_of_device() -> None:
+    """What autocast casts on the host it leaves alone on a GPU."""
+
+    def train(place: Callable[[nn.Module], nn.Module]) -> list[float]:
+        model = place(Towers())
+
+        def loss(step: int, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return model(x).float().square().mean()
+
+        return trained(model, loss, "cpu")
+
+    compare(train, placed=False)
