@@ -9,7 +9,7 @@ import torch
 
 from baechi_runtime.torch.calls.graphed import GraphedFragment
 from tests.cuda_stub import kernels
-from tests.runtime.test_graphed_calls import ordinary, pair, siamese, train
+from tests.runtime.graphed_loops import ordinary, pair, siamese, train
 
 devices = pytest.mark.parametrize("devices", [["cuda:0"], ["cuda:0", "cuda:1"]], ids=["one GPU", "two GPUs"])
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method")
