@@ -15,7 +15,7 @@ from baechi_runtime.models.training_step import EagerStep, TrainingStep
 from baechi_runtime.torch.lowering import updates
 from baechi_runtime.torch.lowering.devices import cuda_devices
 from baechi_runtime.torch.lowering.updates import optimizers_by_device
-from baechi_runtime.torch.parity import _Masks, check_parity, exact_results, parity_of_kernels, unplaced_results
+from baechi_runtime.torch.parity import Masks, check_parity, exact_results, parity_of_kernels, unplaced_results
 from baechi_runtime.torch.streams.executor import WARM_UP_STEPS, StreamExecutor, StreamStep
 from baechi_runtime.torch.streams.step_graph import CudaRecorder, why_not_captured
 from tests.runtime.replaying import HostRecorder, host_devices
@@ -167,7 +167,7 @@ def test_updates_go_together_by_device_and_bytes(monkeypatch: pytest.MonkeyPatch
 
 def test_kernels_may_round_as_the_unplaced_steps_do_and_no_more() -> None:
     step = make_step("branches", "momentum")
-    device, masks = torch.device("cpu"), _Masks()
+    device, masks = torch.device("cpu"), Masks()
     before = step.snapshot()
     eager = unplaced_results(step, device, None, masks)
     step.restore(before)

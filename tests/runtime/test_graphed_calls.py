@@ -111,8 +111,8 @@ def test_other_kernels_are_held_against_double_precision(*, drops: bool, monkeyp
     monkeypatch.setattr(capturing, "FULL_PRECISION", 0.0)
     monkeypatch.setitem(capturing.TOLERANCE, "cuda", 0.0)
     asked = []
-    results = verify._Doubles.results
-    monkeypatch.setattr(verify._Doubles, "results", lambda self: asked.append(found := results(self)) or found)
+    run = verify._Doubles._run
+    monkeypatch.setattr(verify._Doubles, "_run", lambda self: asked.append(found := run(self)) or found)
     plain, placed = pair(["cuda:0"], drops=drops)
     assert train(placed, ordinary) == pytest.approx(train(plain, ordinary), rel=1e-4)
     assert asked

@@ -35,7 +35,7 @@ _MOST_CAPTURES = 3
 
 
 class _Kept(list[Slots]):
-    """What a graph of the forward pass has left for the backward pass. A list of its own, so that it can be held weakly."""
+    """The slots as a graph of the forward pass has left them for the backward pass. A list of its own, so that it can be held weakly."""
 
     __slots__ = ("__weakref__",)
 
@@ -123,7 +123,8 @@ class GraphedFragment(PhasedFragment):
 
     @contextlib.contextmanager
     def _amid_the_callers_work(self) -> Iterator[None]:
-        """What is launched within comes behind what the caller's streams were given before, and before what they are given afterwards."""
+        """As a context: what is launched within comes behind what the caller's streams were given before, and before what they are given
+        afterwards."""
         streams = self._callers_streams()
         for stream in streams:
             self._origin.compute.wait_stream(stream)

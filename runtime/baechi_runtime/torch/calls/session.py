@@ -54,7 +54,7 @@ from baechi_runtime.torch.calls.tracing import TraceLog
 from baechi_runtime.torch.calls.turns import PLACED, PLAIN, Turns
 from baechi_runtime.torch.calls.verify import Verification, normalised_by_part, verified_run
 from baechi_runtime.torch.calls.workers import DriftError, Workers, loaded_phases
-from baechi_runtime.torch.lowering.devices import settle
+from baechi_runtime.torch.lowering.devices import is_capturing
 from baechi_runtime.torch.lowering.random_state import as_it_was
 from baechi_runtime.torch.measure import load_of_others
 from baechi_runtime.torch.processes.channels import LostPeerError
@@ -124,11 +124,9 @@ class Session:
 
     def why_plain(self) -> str:
         """Why nothing runs placed now; empty where it may."""
-        why = self.refusal or self.paused
-        if not why and os.getpid() != self.settings.executor.process:
-            return "this process was forked"
-        captures = not why and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-        return "the script captures a CUDA graph" if captures else why
+        here = os.getpid() == self.settings.executor.process
+        now = "the script captures a CUDA graph" if is_capturing() else ""
+        return self.refusal or self.paused or (now if here else "this process was forked")
 
     def why_not(self) -> str:
         """Why nothing of its calls is placed for good, as far as it is known; otherwise empty."""
@@ -169,8 +167,7 @@ class Session:
     def begin_call(self) -> None:
         """Begin a call of the module: what it makes is its own, and is not tied to what an earlier one made."""
         self._calls += 1
-        if self._made:
-            self._made.clear()
+        self._made.clear()
 
     def run_plain(self, fragment: LiveFragment, args: Sequence[Any], why: str) -> Any:
         self.count_plain(why)
@@ -288,8 +285,8 @@ class Session:
         group.setup_seconds = time.monotonic() - begun + (0.0 if found is None else prepared.seconds)
         self.groups.append(group)
         self.interrupted = None
-        worth_it = placement.result.splits or len(settings.executor.devices) == 1 or settings.request.cuda_graphs
-        if not settings.keep_placed and not worth_it:
+        stays = settings.keep_placed or settings.request.cuda_graphs or placement.result.splits
+        if not stays and len(settings.executor.devices) > 1:
             self._pause(placement.result.why_whole or "its plan leaves everything on one device")
 
     def _captured(self, members: list[LiveFragment], arguments: Sequence[Sequence[Any]]) -> Prepared:
@@ -361,8 +358,7 @@ class Session:
     def _planned(self, captured: CapturedCall, step: CallStep) -> tuple[Placement, Timeline]:
         planned = self.settings.planned
         for earlier in (*([] if planned is None else [planned]), *(group.placement for group in self.groups)):
-            alike = place_alike(earlier, captured)
-            if alike is not None:
+            if (alike := place_alike(earlier, captured)) is not None:
                 return earlier, alike
         executor = self.settings.executor
         place = executor.place if isinstance(executor, Workers) else partial(place_call, executor=executor)
@@ -434,8 +430,7 @@ class Session:
         if _in_turns[0] is not self and not self._several():
             turns.disturbed()
             return PLAIN
-        settle(self.settings.executor.devices)  # a step's time has all of its work in it, and none of the last one's
-        mode = self._agree(turns, turns.begin())
+        mode = self._agree(turns, turns.begin(self.settings.executor.devices))
         if turns.decided:
             _in_turns.clear()
         if turns.decided == PLACED:

@@ -7,7 +7,10 @@ by twos fall to both alike.
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from baechi_runtime.torch.lowering.devices import TorchDevice, settle
 
 PLACED, PLAIN = "placed", "plain"
 BLOCKS = 4
@@ -27,10 +30,11 @@ class Turns:
     """PLACED or PLAIN; empty while they take turns."""
     _begun: float | None = None
 
-    def begin(self) -> str:
-        """Begin a step; returns what runs it."""
+    def begin(self, devices: Sequence[TorchDevice] = ()) -> str:
+        """Begin a step on these devices, which are waited for: a step's time has all of its work in it. Returns what runs it."""
         if self.decided:
             return self.decided
+        settle(devices)
         now = time.perf_counter()
         if self._begun is not None:
             self._take((now - self._begun) * 1e6)

@@ -7,7 +7,7 @@ and activations does not see it.
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,7 +118,7 @@ class Verification:
         self,
         expected: Mapping[str, Tensor | None],
         actual: Mapping[str, Tensor | None],
-        exact: Callable[[], Mapping[str, Tensor | None] | None],
+        exact: Callable[[], Mapping[str, Tensor | None] | None] = lambda: None,
     ) -> None:
         """Raise ParityError, naming the tensors that differ by more than the tolerance; where there are `exact` ones, and if these are much
         farther from them than the expected ones."""
@@ -147,8 +147,8 @@ def verified_run(
     part, before = loaded.part, RandomState()
     kept = {i: args[i].detach().clone() for i in part.written}
     shadows = [kept[i].clone() if i in kept else a.detach().requires_grad_(a.requires_grad) for i, a in enumerate(args)]
-    exact = _Doubles(loaded, args, kept) if any(a.is_cuda for a in args) else None
-    with one_thread(), torch.enable_grad(), nullcontext() if exact is None else dispatched(exact.masks.noted):
+    exact = _Doubles(loaded, args, kept)
+    with one_thread(), torch.enable_grad(), exact.noting_masks():
         expected = loaded.graph(*shadows)
     after, outputs = RandomState(), part.outputs_among(expected)
     before.restore()
@@ -167,13 +167,8 @@ def verified_run(
         unplaced = {i: v for i, v in zip(wanted, values, strict=True) if v is not None}
         verification.seconds += time.monotonic() - begun
         names = {i: f"{GRADIENT_OF}{part.state.get(i, f'argument {i}')}" for i in wanted}
-
-        def doubles() -> dict[str, Any] | None:
-            found = None if exact is None else exact.gradients(used, wanted)
-            return None if found is None else _named(names, found)
-
         try:
-            verification.require(_named(names, unplaced), _named(names, gradients), doubles)
+            verification.require(_named(names, unplaced), _named(names, gradients), lambda: exact.gradients(names, used))
         except ParityError as e:
             go_on(e)
             return unplaced
@@ -187,11 +182,7 @@ def verified_run(
         def named(outputs: Sequence[Any], new: Sequence[Tensor]) -> dict[str, Any]:
             return {f"{OUTPUT}{i}": v for i, v in enumerate(outputs)} | _named(written, dict(enumerate(new)))
 
-        def doubles() -> dict[str, Any] | None:
-            found = None if exact is None else exact.results()
-            return None if found is None else named(*found)
-
-        verification.require(named(expected, shadows), named(values, args), doubles)
+        verification.require(named(expected, shadows), named(values, args), lambda: exact.results(named))
         if not after.is_now():
             raise ParityError("the placed call drew other random numbers than the unplaced one")
     except BaechiError as e:
@@ -203,50 +194,58 @@ def verified_run(
 
 
 class _Doubles:
-    """A call in double precision, with the `masks` of its dropout, once somebody asks for it: on CUDA devices a placed call has other
-    kernels than an unplaced one, cuDNN's BatchNorm or others in TF32, and deep networks make much of what these round. None where that
-    can't be had."""
+    """A call in double precision, with the masks of its dropout, once somebody asks for it: on CUDA devices a placed call has other kernels
+    than an unplaced one, cuDNN's BatchNorm or others in TF32, and deep networks make much of what these round. None where that can't be
+    had, and for other devices."""
 
     def __init__(self, loaded: LoadedFragment, args: Sequence[Tensor], kept: Mapping[int, Tensor]) -> None:
-        self._loaded, self.masks = loaded, Masks()
+        self._loaded, self._masks, self._is_wanted = loaded, Masks(), any(a.is_cuda for a in args)
         self._args = [kept.get(i, a.detach()) for i, a in enumerate(args)]
         self._trained = [a.requires_grad for a in args]
         self._found: tuple[Sequence[Any], list[Tensor]] | None = None
 
-    def results(self) -> tuple[Sequence[Any], list[Tensor]] | None:
-        """Its results, and the arguments as they are afterwards."""
-        if self._found is None and self.masks.are_all:
+    def noting_masks(self) -> AbstractContextManager[None]:
+        """A context for the unplaced call, whose masks are drawn in it."""
+        return dispatched(self._masks.noted) if self._is_wanted else nullcontext()
+
+    def results(self, named: Callable[[Sequence[Any], Sequence[Tensor]], Mapping[str, Any]]) -> Mapping[str, Any] | None:
+        """Its results and the arguments as they are afterwards, `named`."""
+        found = self._run()
+        return None if found is None else named(*found)
+
+    def _run(self) -> tuple[Sequence[Any], list[Tensor]] | None:
+        if self._found is None and self._is_wanted and self._masks.are_all:
             doubles = [a.to(torch.float64, copy=True) if a.is_floating_point() else a.clone() for a in self._args]
             for value, is_trained in zip(doubles, self._trained, strict=True):
                 value.requires_grad_(is_trained)
-            self.masks.begin(0.0)
+            self._masks.begin(0.0)
             generators = RandomState()
             try:
-                with torch.enable_grad(), dispatched(self.masks.handed_out):
+                with torch.enable_grad(), dispatched(self._masks.handed_out):
                     self._found = self._loaded.graph(*doubles), doubles
             except (RuntimeError, IndexError):  # ops that know no doubles, or no memory for them; other masks than were noted
-                self.masks.are_all = False
+                self._is_wanted = False
             finally:
                 generators.restore()
         return self._found
 
-    def gradients(self, tangents: Mapping[int, Tensor], wanted: Sequence[int]) -> dict[int, Tensor] | None:
-        """Those of these arguments, from these of its outputs."""
-        if (found := self.results()) is None:
+    def gradients(self, names: Mapping[int, str], tangents: Mapping[int, Tensor]) -> dict[str, Any] | None:
+        """Those of the arguments that have names, from these of its outputs."""
+        if (found := self._run()) is None:
             return None
         values, doubles = found
         outputs = self._loaded.part.outputs_among(values)
         try:
             gradients = torch.autograd.grad(
                 [outputs[i] for i in tangents],
-                [doubles[i] for i in wanted],
+                [doubles[i] for i in names],
                 [t.to(outputs[i].dtype) for i, t in tangents.items()],
                 allow_unused=True,
                 retain_graph=True,
             )
         except RuntimeError:
             return None
-        return {i: g for i, g in zip(wanted, gradients, strict=True) if g is not None}
+        return dict(zip(names.values(), gradients, strict=True))
 
 
 def normalised_by_part(graph: fx.GraphModule, sizes: Sequence[int]) -> Callable[..., Sequence[Tensor]]:

@@ -266,6 +266,11 @@ def _require_cuda(count: int, here: int) -> None:
         )
 
 
+def is_capturing() -> bool:
+    """True while the calling thread's stream records a CUDA graph."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def settle(devices: Sequence[TorchDevice]) -> None:
     """Waits for what the calling thread gave CUDA devices outside of their own streams, which do not wait for it by themselves."""
     for device in {d.torch_device for d in devices if d.torch_device.type == "cuda"}:
