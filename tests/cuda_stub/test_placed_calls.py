@@ -213,7 +213,7 @@ def test_sparse_gradients() -> None:
 
 
 def test_casts_of_another_kind_of_device() -> None:
-    """What autocast casts on the host it leaves alone on a GPU."""
+    """Casts on the host alone: on a GPU its ops stay as they are."""
 
     def train(place: Callable[[nn.Module], nn.Module]) -> list[float]:
         model = place(Towers())

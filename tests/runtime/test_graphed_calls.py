@@ -123,6 +123,7 @@ def test_other_kernels_are_held_against_double_precision(*, drops: bool, monkeyp
     backward = fragment.backward
     monkeypatch.setattr(fragment, "backward", lambda *given: off_by(1.01, *backward(*given)))
     verification = call_of(placed).session.groups[0].members[0].verification  # type: ignore[union-attr]
+    assert verification.tolerance == 0.0 < verification.allowed
     monkeypatch.setattr(verification, "always", 100)
     x, y = next(batches(1))
     with pytest.raises(ParityError, match="the placed step differs from the unplaced one"):

@@ -27,7 +27,7 @@ def test_no_limit() -> None:
 
 
 def three_steps_with_more_loaded_before_each() -> list[str]:
-    """What is refused in them."""
+    """The messages of what is refused in them."""
     more, kept, refused = 64 * MIB, [], []
     limit = MemoryLimit(more)
     for _ in range(3):

@@ -312,7 +312,7 @@ class Masks:
             self._drawn.append(result.clone())
         elif _drops(func, args):
             self._drawn.append(result[1])
-        elif torch.Tag.nondeterministic_seeded in func.tags and func is not torch.ops.aten.native_dropout.default:
+        elif torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and func is not torch.ops.aten.native_dropout.default:
             self.are_all = False
         return result
 

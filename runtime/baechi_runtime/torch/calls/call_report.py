@@ -47,7 +47,7 @@ def report_of(session: Session) -> CallReport:
             sum(f.count for f in placed),
             max((f.verification.last for f in placed), default=0),
             in_json(max((f.verification.max_rel_diff for f in placed), default=0.0)),
-            tolerance=max((f.verification.tolerance for f in placed), default=0.0),
+            tolerance=max((f.verification.allowed for f in placed), default=0.0),
         ),
         placed_steps=session.placed_calls or max((g.calls for g in session.groups), default=0),
         shapes=len(session.groups),
