@@ -36,6 +36,8 @@ class CapturedFunction:
 
     graph: OpGraph
     """Ops are called as their nodes. Bytes are set, times are not."""
+    unplaced: Callable[..., Any]
+    """The tf.function that was traced; called with what it was captured for, it is not traced again."""
     graph_def: "tf.compat.v1.GraphDef"
     """Cleaned, in topological order, without devices. Resources are placeholders."""
     nodes: Mapping[str, tuple[str, ...]]
@@ -84,7 +86,8 @@ def capture_function(
     what = f"the training step {getattr(python, '__name__', type(python).__name__)}"
     specs = [tf.nest.map_structure(lambda x: _fixed(x, what), argument) for argument in inputs]
     before = state_outside(wrapped or python)
-    concrete = _traced(python, specs, what)
+    function = tf.function(python)
+    concrete = _traced(function, specs, what)
     require_unchanged(what, before, state_outside(wrapped or python))
     if not concrete.outputs:
         raise CaptureError(f"{what} returns no tensor, so there is no loss to compare; let it return the loss")
@@ -99,6 +102,7 @@ def capture_function(
     graph_def.node.extend(nodes.by_name.values())
     return CapturedFunction(
         graph=graph,
+        unplaced=function,
         graph_def=graph_def,
         nodes=members,
         inputs=tuple(f"{i}:0" for i in source.inputs),
@@ -122,10 +126,10 @@ def _fixed(value: Any, what: str) -> "tf.TensorSpec":
     return spec
 
 
-def _traced(python: Callable[..., Any], specs: Sequence[Any], what: str) -> Any:
+def _traced(function: Any, specs: Sequence[Any], what: str) -> Any:
     """The concrete function."""
     try:
-        return tensorflow().function(python).get_concrete_function(*specs)
+        return function.get_concrete_function(*specs)
     except CaptureError:
         raise
     except Exception as e:  # noqa: BLE001 - whatever the user's step raises while traced

@@ -170,9 +170,10 @@ def load(captured: Captured, timeline: Timeline, devices: Devices) -> PlacedSess
     return session
 
 
-def unplaced_step(step: TensorFlowStep) -> Callable[[], object]:
+def unplaced_step(captured: Captured) -> Callable[[], object]:
     """The user's own step, with all of TensorFlow's rewriting, on inputs that are in memory already."""
-    function, inputs = tf.function(step.ordinary or step.function), [tf.constant(x) for x in step.inputs]
+    step, inputs = captured.step, [tf.constant(x) for x in captured.step.inputs]
+    function = captured.function.unplaced if step.ordinary is None else tf.function(step.ordinary)
     return lambda: [np.asarray(x) for x in tf.nest.flatten(function(*inputs))]
 
 
@@ -284,7 +285,7 @@ class TensorFlowBackend(TrainingBackend[Captured, PlacedSession]):
     ) -> Measurement:
         """See Backend. A server's busy time is what its process spends on its core, transfers included."""
         groups, one_machine = list(dict.fromkeys(session.devices for session in loaded.values())), self.request.cluster_hosts is None
-        variants: dict[str, Callable[[], StepTimes]] = {"eager": partial(timed_step, unplaced_step(captured.step))}
+        variants: dict[str, Callable[[], StepTimes]] = {"eager": partial(timed_step, unplaced_step(captured))}
         for name, session in loaded.items():
             variants[name] = partial(timed_step, session.run, session.devices.servers if one_machine else ())
         load = partial(load_of_others, lambda: groups, one_machine=one_machine)

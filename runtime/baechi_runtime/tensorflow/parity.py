@@ -43,7 +43,7 @@ def check_parity(captured: Captured, session: PlacedSession) -> Parity:
 
     def unplaced(seed: int | None = None) -> dict[str, np.ndarray]:
         captured.function.assign({n: perturbed(x, seed) for n, x in captured.first.items()})
-        results = results_of(captured.unplaced(*(tf.constant(perturbed(x, seed)) for x in captured.step.inputs)))
+        results = results_of(captured.function.unplaced(*(tf.constant(perturbed(x, seed)) for x in captured.step.inputs)))
         return results | captured.function.values()
 
     with as_captured():
@@ -59,7 +59,7 @@ def check_parity(captured: Captured, session: PlacedSession) -> Parity:
 
 @contextlib.contextmanager
 def as_captured() -> Iterator[None]:
-    """Traced now, a tf.function keeps its graph as it is, as placed ones do: rewriting would round in another way."""
+    """Called now, a tf.function runs its graph as it is, as placed ones do: rewriting would round in another way."""
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     try:

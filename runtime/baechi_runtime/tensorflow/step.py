@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import keras
@@ -102,9 +102,3 @@ class Captured(backend.Captured):
     @property
     def notes(self) -> tuple[str, ...]:
         return tuple(self.function.notes)
-
-    @cached_property
-    def unplaced(self) -> Callable[..., Any]:
-        """The step as a tf.function of its own."""
-        function: Callable[..., Any] = tf.function(self.step.function)
-        return function
