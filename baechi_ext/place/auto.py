@@ -59,7 +59,7 @@ def exhaust(task: Task, start: Trial) -> Exhausted:
     """
     from baechi_ext.place.exact.search import Search, is_small
 
-    if not is_small(task.graph, task.cluster) or (start.valid and start.makespan_us <= task.bound_us):
+    if not is_small(task.graph, task.cluster) or task.is_optimal(start):
         return Exhausted(start, False, False)
     best, search = start, Search(task.simulator)
     until_seconds = clock_seconds() + _SHARE * task.options.time_limit_seconds

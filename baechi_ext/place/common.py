@@ -18,6 +18,8 @@ from baechi_ext.place.traversal import traversal
 from baechi_ext.place.trial import Priority, Trial, draining_order, longest_path_order, longest_placed_path_order, try_orders
 from baechi_ext.simulate import Simulator, Timeline, lower_bound_us
 
+SMALL = 1000
+"""Up to this size of a graph (`OpGraph.size`) quick methods take so little time that none is cut short or left out for it."""
 _ROUNDING = 1e-9
 _SHORTLIST = 2
 _REPAIRED = 3
@@ -93,7 +95,7 @@ class PlanResult:
     notes: tuple[str, ...] = ()
     """Remarks for a person on how it was made."""
     untried: tuple[str, ...] = ()
-    """The quick methods that the time limit of a search left out."""
+    """Left out for the time limit: quick methods of a search, schedules of a method."""
 
     @property
     def status(self) -> str:
@@ -135,6 +137,8 @@ class Task:
     options: PlaceOptions
     simulator: Simulator
     started_seconds: float
+    search: "Task | None" = None
+    """The search that the plan is for: of the same graph, or of one with less colocation, so that its bound holds here, too."""
 
     @property
     def graph(self) -> OpGraph:
@@ -153,14 +157,23 @@ class Task:
         """Compiling left out."""
         return clock_seconds() - self.started_seconds
 
+    def left_seconds(self, share: float = 1.0) -> float:
+        """The seconds until this part of the time limit has passed; infinite for a small graph."""
+        limit_seconds = float("inf") if self.graph.size <= SMALL else self.options.time_limit_seconds
+        return share * limit_seconds - self.elapsed_seconds()
+
     def is_enough(self, trial: Trial) -> bool:
         """True if a search is not worth more than it has taken so far; never where the options don't say what it is worth."""
         worth = self.options.worth
         return worth is not None and trial.valid and worth.seconds(trial.makespan_us, self.bound_us) <= self.elapsed_seconds()
 
+    def is_optimal(self, trial: Trial) -> bool:
+        """True if the bound proves that no plan is faster."""
+        return trial.valid and trial.makespan_us <= self.bound_us * (1 + _ROUNDING)
+
     @cached_property
     def bound_us(self) -> float:
-        return lower_bound_us(self.graph, self.cluster)
+        return lower_bound_us(self.graph, self.cluster) if self.search is None else self.search.bound_us
 
     @cached_property
     def block_levels(self) -> list[list[Block]]:
@@ -180,15 +193,17 @@ class Proposal:
     priorities: Orders = ()
 
 
-def begin(method: str, graph: OpGraph, cluster: Cluster, options: PlaceOptions) -> Task:
-    """The task of a placer that is to be called; its clock runs.
+def begin(method: str, graph: OpGraph, cluster: Cluster, options: PlaceOptions, search: Task | None = None) -> Task:
+    """The task of a placer that is to be called, maybe by a search; its clock runs.
 
     Raises InfeasibleError, status "infeasible", where no plan can exist; GraphError where costs are beyond all bounds.
     """
     started = clock_seconds()
+    if search is not None and graph is search.graph:
+        return Task(method, options, search.simulator, started, search)
     require_sane_costs(graph, cluster)
     require_feasible(graph, cluster)
-    return Task(method, options, Simulator(graph, cluster), started)
+    return Task(method, options, Simulator(graph, cluster), started, search)
 
 
 def conclude(task: Task, proposals: Iterable[Proposal], *, repairs: bool = True) -> PlanResult:

@@ -15,12 +15,14 @@ from baechi_ext.place.earliest_start import earliest_starts
 from baechi_ext.place.list_scheduler import FavouriteChild, Schedule, schedules
 from baechi_ext.place.trial import Trial
 
+_SHARE_OF_FIRST = 0.5  # the part of the time limit after which no schedule without favourite children begins where there are some
 _MOST_FINISHED_OPS = 5000  # up to here an earliest-finish schedule takes no longer than the others
 
 
 def m_etf(task: Task) -> PlanResult:
     """The best of a few earliest-task-first schedules (`_proposals`) in the simulator."""
-    return conclude(task, _proposals(task))
+    clock = _Clock(task)
+    return clock.noted(conclude(task, _proposals(task, clock)))
 
 
 def m_sct(task: Task) -> PlanResult:
@@ -32,16 +34,18 @@ def m_sct(task: Task) -> PlanResult:
     solve in time has no favourite children; the result's notes say so.
     Raises SolverError, too, where the solver failed.
     """
-    proposals = _proposals(task)
+    clock, first = _Clock(task), _Clock(task, _SHARE_OF_FIRST)
+    proposals = _proposals(task, first)
     child, notes = _favourites(task)
     if child is not None:
-        proposals += _proposals(task, child)
-    return replace(conclude(task, proposals), notes=notes)
+        proposals += _proposals(task, clock, child)
+    return clock.noted(first.noted(replace(conclude(task, proposals), notes=notes)))
 
 
 def m_etf_reserve(task: Task) -> PlanResult:
     """The best of m_etf's schedules for the graph with its reserves (`reserving`), judged without them."""
-    return conclude(task, _proposed(schedules(reserving(task.graph), task.cluster)))
+    clock = _Clock(task)
+    return clock.noted(conclude(task, _proposed(schedules(reserving(task.graph), task.cluster, left_seconds=clock))))
 
 
 def m_sct_reserve(task: Task) -> PlanResult:
@@ -50,10 +54,32 @@ def m_sct_reserve(task: Task) -> PlanResult:
     Raises SolverError, too, where the solver failed; the notes say where it ran out of time.
     """
     child, notes = _favourites(task)
-    return replace(conclude(task, _proposed(schedules(reserving(task.graph), task.cluster, child))), notes=notes)
+    clock = _Clock(task)
+    found = schedules(reserving(task.graph), task.cluster, child, left_seconds=clock)
+    return clock.noted(replace(conclude(task, _proposed(found)), notes=notes))
 
 
-def _proposals(task: Task, favourite_child: FavouriteChild | None = None) -> list[Proposal]:
+class _Clock:
+    """The seconds that schedules may still take, at each call; it remembers that there were none."""
+
+    def __init__(self, task: Task, share: float = 1.0) -> None:
+        self.task, self.share = task, share
+        self.passed = False
+
+    def __call__(self) -> float:
+        left_seconds = self.task.left_seconds(self.share)
+        self.passed = self.passed or left_seconds <= 0
+        return left_seconds
+
+    def noted(self, result: PlanResult) -> PlanResult:
+        """The result, which says so where the time limit left out schedules."""
+        if not self.passed or result.untried:
+            return result
+        what = f"schedules of {self.task.method}"
+        return replace(result, untried=(what,), notes=(*result.notes, f"the time limit left out {what}; raise --time_limit"))
+
+
+def _proposals(task: Task, clock: _Clock, favourite_child: FavouriteChild | None = None) -> list[Proposal]:
     """Proposals of the list scheduler's schedules, each also with lower limits where it exceeds them, and of the rule to the letter.
 
     Where speeds differ m_etf, which has no favourite children, also tries earliest finishes: the earliest start may be on a slow device.
@@ -63,8 +89,9 @@ def _proposals(task: Task, favourite_child: FavouriteChild | None = None) -> lis
         return Trial(schedule.placement, schedule.priority, task.simulator).excess_bytes
 
     graph, cluster = task.graph, task.cluster
-    found = schedules(graph, cluster, favourite_child, excess_bytes)
-    found += earliest_starts(graph, cluster, favourite_child)
+    found = schedules(graph, cluster, favourite_child, excess_bytes, clock)
+    if clock() > 0:
+        found += earliest_starts(graph, cluster, favourite_child)
     unequal = len({device.speed for device in cluster.devices}) > 1
     if unequal and favourite_child is None and len(graph) <= _MOST_FINISHED_OPS:
         found += earliest_finishes(graph, cluster)
@@ -81,7 +108,8 @@ def _favourites(task: Task) -> tuple[FavouriteChild | None, tuple[str, ...]]:
         return None, ()
     from baechi_ext.place.sct_lp import favourite_children
 
-    favourites = favourite_children(task.graph, task.cluster, task.options.sct_threshold, task.options.time_limit_seconds)
+    seconds = min(task.options.time_limit_seconds, task.left_seconds())
+    favourites = favourite_children(task.graph, task.cluster, task.options.sct_threshold, seconds)
     return favourites.child, favourites.notes()
 
 

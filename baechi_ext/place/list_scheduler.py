@@ -18,6 +18,7 @@ Which direction and reluctance suit a graph is seen only in the simulator, so `s
 one that stays on the fastest device: where transfers are dear no greedy start pays.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -61,6 +62,7 @@ def schedules(
     cluster: Cluster,
     favourite_child: FavouriteChild | None = None,
     excess_bytes: Callable[[Schedule], Sequence[float]] | None = None,
+    left_seconds: Callable[[], float] = lambda: math.inf,
 ) -> list[Schedule]:
     """The schedules from either end of the step, for each reluctance, and all ops on the fastest device.
 
@@ -68,7 +70,7 @@ def schedules(
     exceeds each device's limit in truth: the scheduler knows memory only roughly, and not at all what a schedule turned round holds.
     One that exceeds any is tried again with limits lowered by that. Schedules take long in a large graph with so many ops ready
     that they wait for one another's transfers: once one has, only the largest reluctance follows, by which devices look at fewer ops;
-    the longest are left out.
+    the longest are left out. Where `left_seconds` says that there is no time left, none but the first begins, and that ends early.
     """
     alone = Schedule(graph.pinned((cluster.fastest,) * len(graph)), graph.order)
     if len(cluster) == 1:
@@ -76,12 +78,14 @@ def schedules(
     factors = RELUCTANCES if len(graph) <= FEW_OPS else RELUCTANCES[:1]
     if any(d.memory_bytes is not None for d in cluster.devices):
         factors = (*factors, STAY)
-    run = runner(graph, cluster, favourite_child)
+    run = runner(graph, cluster, favourite_child, left_seconds)
     found: list[Schedule] = []
     for turn in (False, True):
         for reluctance in factors:
             if reluctance < RELUCTANCES[-1] and any(schedule.long for schedule in found):
                 continue
+            if (turn or found) and left_seconds() <= 0:
+                return [*found, alone]
             schedule = run(reluctance, turn, None)
             if not _is_complete(schedule):
                 break
@@ -100,7 +104,9 @@ Runner = Callable[[float, bool, Sequence[float] | None], Schedule]
 """(reluctance, whether from the end of the step, by how many bytes each limit is lowered) -> the schedule, in the step's direction."""
 
 
-def runner(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild | None) -> Runner:
+def runner(
+    graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild | None, left_seconds: Callable[[], float] = lambda: math.inf
+) -> Runner:
     """The scheduler for a graph."""
     there = arrays(graph, cluster, favourite_child)
     back: list[tuple[Problem, Groups]] = []
@@ -108,7 +114,8 @@ def runner(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild | N
     def run(reluctance: float, turn: bool, lowered_bytes: Sequence[float] | None) -> Schedule:
         if turn and not back:
             back.append(turned_arrays(graph, *there))
-        schedule = run_compiled(*(back[0] if turn else there), reluctance, lowered_bytes)
+        most_looks = min(_MOST_LOOKS, _LOOKS_A_SECOND * max(0.0, left_seconds()))
+        schedule = run_compiled(*(back[0] if turn else there), reluctance, lowered_bytes, most_looks)
         return replace(schedule, started=schedule.started[::-1]) if turn else schedule
 
     return run
@@ -116,16 +123,19 @@ def runner(graph: OpGraph, cluster: Cluster, favourite_child: FavouriteChild | N
 
 _MOST_LOOKS, _LOOKS_EACH = 40_000_000, 32
 """The most ops and inputs that a run may look at: so many, and so many more for each op and list entry. The first take seconds."""
+_LOOKS_A_SECOND = 10_000_000  # half of them on the machine that this was tried on
 _FEWEST_LONG_LOOKS = 4_000_000  # with fewer no run takes long
 _FIRST_SHARE, _BEHIND = 0.25, 4
 """After this share of the looks a run is given up that by then has started not even a fourth of its share of the ops."""
 
 
-def run_compiled(problem: Problem, groups: Groups, reluctance: float, lowered_bytes: Sequence[float] | None) -> Schedule:
-    """The schedule with limits lower by `lowered_bytes`; not of all ops where it takes too many looks."""
+def run_compiled(
+    problem: Problem, groups: Groups, reluctance: float, lowered_bytes: Sequence[float] | None, most_looks: float
+) -> Schedule:
+    """The schedule with limits lower by `lowered_bytes`; not of all ops where it takes `most_looks` more than are usual."""
     n = len(groups.ops)
     usual_looks = _LOOKS_EACH * (n + len(problem.lists))
-    most_looks = _MOST_LOOKS + usual_looks
+    most_looks += usual_looks
     state = make_state(problem, reluctance)
     if lowered_bytes is not None:
         state.devices["room"] -= lowered_bytes

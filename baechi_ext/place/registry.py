@@ -25,6 +25,8 @@ class Method(NamedTuple):
     help: str
     cheap: bool = False
     """Quick enough for a search to start from."""
+    always: bool = False
+    """And looked at by a search however little time it has."""
     time_limit_seconds: float = 60.0
     """The limit where nobody gives one."""
     ordered: bool = False
@@ -38,11 +40,15 @@ METHODS: dict[str, Method] = {
     "refine": Method(
         "baechi_ext.place.auto:refine", "simulated annealing from --initial_plan, or from the plan of m_etf", time_limit_seconds=10.0
     ),
-    "single": Method("baechi_ext.place.baselines:single", "everything on the fastest device that holds it", cheap=True),
-    "m_etf": Method("baechi_ext.place.etf:m_etf", "earliest task first under memory limits (Baechi)", cheap=True),
+    "single": Method("baechi_ext.place.baselines:single", "everything on the fastest device that holds it", cheap=True, always=True),
+    "m_etf": Method("baechi_ext.place.etf:m_etf", "earliest task first under memory limits (Baechi)", cheap=True, always=True),
     "heft": Method("baechi_ext.place.etf:heft", "heterogeneous earliest finish time, into gaps too (Topcuoglu et al.)", cheap=True),
-    "contiguous": Method("baechi_ext.place.baselines:contiguous", "topological chunks of equal time", cheap=True, ordered=True),
-    "m_topo": Method("baechi_ext.place.baselines:m_topo", "topological chunks of equal memory (Baechi)", cheap=True, ordered=True),
+    "contiguous": Method(
+        "baechi_ext.place.baselines:contiguous", "topological chunks of equal time", cheap=True, always=True, ordered=True
+    ),
+    "m_topo": Method(
+        "baechi_ext.place.baselines:m_topo", "topological chunks of equal memory (Baechi)", cheap=True, always=True, ordered=True
+    ),
     "metis": Method(
         "baechi_ext.place.partitioners:metis", "balanced parts with the least transfer time between them (METIS; needs pymetis)", cheap=True
     ),
@@ -67,9 +73,16 @@ METHODS: dict[str, Method] = {
 }
 
 
-def place(method: str, graph: OpGraph, cluster: Cluster, options: PlaceOptions = PlaceOptions()) -> PlanResult:  # noqa: B008 - frozen
+def place(
+    method: str,
+    graph: OpGraph,
+    cluster: Cluster,
+    options: PlaceOptions = PlaceOptions(),  # noqa: B008 - frozen
+    search: Task | None = None,
+) -> PlanResult:
     """The plan of `method` (a key of METHODS) for a costed graph. Where the order is to be chosen, its notes say which one was, and why.
 
+    `search`: the task of a search that asks for it, see `Task.search`.
     Raises OptionError for an unknown method or an option that is not for it, InfeasibleError where no valid plan was found.
     """
     if method not in METHODS:
@@ -77,9 +90,9 @@ def place(method: str, graph: OpGraph, cluster: Cluster, options: PlaceOptions =
     require_taken(method, options)
     placer: Placer = resolve_name(METHODS[method].function)
     if options.traversal_order != AUTO:
-        return placer(begin(method, graph, cluster, options))
+        return placer(begin(method, graph, cluster, options, search))
     choice = choose_order(method, graph, cluster)
-    result = placer(begin(method, graph, cluster, replace(options, traversal_order=choice.order)))
+    result = placer(begin(method, graph, cluster, replace(options, traversal_order=choice.order), search))
     return replace(result, notes=(*result.notes, choice.reason))
 
 

@@ -16,7 +16,8 @@ from baechi_ext.place.repair import trials_by_bytes
 from baechi_ext.place.trial import Trial, try_orders
 
 _SHARE = 0.1  # the part of the time that is left that one method may take, and the part of the limit past which no further one begins
-_ALWAYS_TRIED = 2  # so many methods are tried whatever time they take: single, and one that splits
+_SHARE_OF_ALWAYS = 0.5  # the same for a method that is looked at whatever time there is
+_ALWAYS_TRIED = 2  # so many methods are tried whatever more time is worth: single, and one that splits
 _FITTING_SHARE = 0.9  # the part of the time limit after which a search for any plan that fits gives way to refining
 _FINISHING_SECONDS = 1e-5  # for each op, what a plan takes once its search has ended: the timeline, its peaks
 _STARTING_SECONDS = 3e-5  # for each op of the graph's size, what annealing takes to begin: blocks, arrays, a first simulation of each chain
@@ -30,13 +31,14 @@ class Start:
     interrupted: bool = False
     """By the user."""
     untried: tuple[str, ...] = ()
-    """The methods that the time limit left out."""
+    """Left out for the time limit: methods, or some of their schedules."""
 
 
 def cheap_start(task: Task) -> Start:
     """The best plan of the cheap methods.
 
-    In the registry's order, then the best of them on clusters; after a tenth of the time limit none begins but the first two.
+    In the registry's order, then the best of them on clusters. In a large graph after a tenth of the time limit none begins but those that
+    are always looked at.
     Where there is no plan by then, the rest of the time but for another tenth goes to a search for one that fits.
     Raises InfeasibleError where a method proves that there is no plan, KeyboardInterrupt where there is none yet.
     """
@@ -47,22 +49,23 @@ def cheap_start(task: Task) -> Start:
     try:
         names = tuple(name for name, method in METHODS.items() if method.cheap)
         for tried, name in enumerate(names):
-            if _is_late(task) and tried >= _ALWAYS_TRIED:
-                untried = names[tried:]
+            if any(map(task.is_optimal, found.values())) or (tried >= _ALWAYS_TRIED and any(map(task.is_enough, found.values()))):
                 break
-            if tried >= _ALWAYS_TRIED and any(map(task.is_enough, found.values())):
-                break
-            trial = _trial_of(task, name, task.graph)
+            if _is_late(task) and not METHODS[name].always:
+                untried += (name,)
+                continue
+            trial, left_out = _trial_of(task, name, task.graph)
+            untried += left_out
             if trial is not None:
                 found[name] = trial
         best = sorted(found, key=lambda name: found[name].key)[:1]
         if task.graph.is_parted:
             found |= {name: try_orders(task.simulator, p.placement, p.priorities) for name, p in ends_of_parts(task).items()}
-        if (found and _is_late(task)) or any(t.makespan_us <= task.bound_us or task.is_enough(t) for t in found.values()):
+        if (found and _is_late(task)) or any(task.is_optimal(t) or task.is_enough(t) for t in found.values()):
             best = []
         for graph in _clustered(task) if best else ():
             for name in best:
-                trial = None if _is_late(task) else _trial_of(task, name, graph)
+                trial = None if _is_late(task) else _trial_of(task, name, graph)[0]
                 if trial is not None:
                     found[name] = min([trial, found[name]], key=lambda trial: trial.key)
     except KeyboardInterrupt:
@@ -74,7 +77,7 @@ def cheap_start(task: Task) -> Start:
 
 def start_of(task: Task, method: str) -> Trial:
     """The plan of one method; where it finds none, what comes nearest. Raises InfeasibleError where it proves that there is no plan."""
-    return _trial_of(task, method, task.graph) or _fitted(task)
+    return _trial_of(task, method, task.graph)[0] or _fitted(task)
 
 
 def initial_of(task: Task) -> Trial | None:
@@ -88,30 +91,34 @@ def initial_of(task: Task) -> Trial | None:
 
 
 def _is_late(task: Task) -> bool:
-    return task.elapsed_seconds() > _SHARE * task.options.time_limit_seconds
+    return task.left_seconds(_SHARE) <= 0
 
 
-def _trial_of(task: Task, method: str, graph: OpGraph) -> Trial | None:
+def _trial_of(task: Task, method: str, graph: OpGraph) -> tuple[Trial | None, tuple[str, ...]]:
     """`trial_by`, in a share of the time that is left."""
+    from baechi_ext.place.registry import METHODS
+
     left_seconds = task.options.time_limit_seconds - task.elapsed_seconds()
-    options = replace(task.options, time_limit_seconds=max(left_seconds * _SHARE, 0.1), initial=None, fits=False)
+    share = _SHARE_OF_ALWAYS if METHODS[method].always else _SHARE
+    options = replace(task.options, time_limit_seconds=max(left_seconds * share, 0.1), initial=None, fits=False)
     return trial_by(method, task, graph, options)
 
 
-def trial_by(method: str, task: Task, graph: OpGraph, options: PlaceOptions) -> Trial | None:
-    """The plan of a method for the task's graph, or for one with more colocation; None where it finds none."""
+def trial_by(method: str, task: Task, graph: OpGraph, options: PlaceOptions) -> tuple[Trial | None, tuple[str, ...]]:
+    """The plan of a method for the task's graph, or for one with more colocation, and what the time limit left out of it; None where it
+    finds none."""
     from baechi_ext.place.registry import place
 
     try:
-        plan = place(method, graph, task.cluster, options).plan
+        result = place(method, graph, task.cluster, options, task)
     except (SolverError, MissingBackendError):
-        return None
+        return None, ()
     except InfeasibleError as e:
         if e.status == "infeasible" and graph is task.graph:
             raise
-        return None
+        return None, ()
     # The method's notes are of its own plan, in a share of the time; what a search makes of it is another.
-    return Trial(plan.placement, plan.priority, task.simulator)
+    return Trial(result.plan.placement, result.plan.priority, task.simulator), result.untried
 
 
 def _clustered(task: Task) -> Iterator[OpGraph]:
@@ -143,10 +150,9 @@ def refined(task: Task, start: Trial, *, interrupted: bool) -> PlanResult:
 
     Raises InfeasibleError where no valid plan was found.
     """
-    met = start.valid and start.makespan_us <= task.bound_us
     until_seconds = task.started_seconds + task.options.time_limit_seconds - _FINISHING_SECONDS * len(task.graph)
     begun_seconds = clock_seconds() + _STARTING_SECONDS * task.graph.size
-    if interrupted or met or len(task.graph) == 0 or begun_seconds >= until_seconds:
+    if interrupted or task.is_optimal(start) or len(task.graph) == 0 or begun_seconds >= until_seconds:
         return finish(task, start, interrupted=interrupted)
     if task.is_enough(start):
         return _ended(task, start)

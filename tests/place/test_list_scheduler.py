@@ -198,6 +198,17 @@ def test_runs_that_would_look_at_too_much_are_left_out(monkeypatch: pytest.Monke
     assert found[-1] == expected
 
 
+def test_the_time_limit_leaves_out_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first begins in any case, and ends early where it would look at more than is usual."""
+    graph, cluster = branchy_blocks(3, 3, 0), cluster_of(2)
+    every, left_seconds = schedules(graph, cluster), iter([2.0, 1.0, 1.0, 0.0])
+    assert schedules(graph, cluster, left_seconds=lambda: 0.0) == [every[0], every[-1]]
+    assert schedules(graph, cluster, left_seconds=lambda: next(left_seconds)) == [*every[:2], every[-1]]
+    monkeypatch.setattr(list_scheduler, "_LOOKS_EACH", 0)
+    assert schedules(graph, cluster, left_seconds=lambda: 1e-9) == every[-1:]
+    assert schedules(graph, cluster, left_seconds=lambda: 9.0) == every
+
+
 def test_after_a_schedule_that_takes_long_only_the_largest_reluctance_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, cluster = branchy_blocks(2, 4, 0), cluster_of(2)
     assert len(schedules(graph, cluster)) == 2 * len(list_scheduler.RELUCTANCES) + 1

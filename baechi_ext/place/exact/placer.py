@@ -80,7 +80,7 @@ class _Proof:
         """Starts with the best plan of a few quick methods."""
         for method in _STARTS:
             if not self.closed:
-                self._offer(trial_by(method, self.task, self.task.graph, self.task.options))
+                self._offer(trial_by(method, self.task, self.task.graph, self.task.options)[0])
 
     def _offer(self, trial: Trial | None) -> None:
         if trial is not None and trial.valid and trial.timeline.makespan_us < self.best_us:
