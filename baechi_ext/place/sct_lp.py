@@ -45,6 +45,7 @@ _PAIRS_A_SECOND = 5000
 """A slice of more pairs than this many for each second left is not begun: it would be modelled for nothing, 10^6 pairs for a minute."""
 _SECOND_PART = 1e-3  # epsilon is chosen so that the second part of the objective is at most this share of the mean op's time
 _WHOLE_LIMIT = 0.9  # a solver that stops before this share of its time limit stops for another reason
+_SHORTEST, _LONGEST = 1.0, 1e7  # what a program's longest time may be: HiGHS refuses coefficients of 1e15, and drops those below 1e-9
 _TOLERANCE = 1e-6  # a solver's 0 may be this far off
 
 
@@ -112,7 +113,7 @@ def _solved_by(part: Slice, until_seconds: float) -> dict[Pair, float] | None:
     """The value of every x of a slice; None where that takes too long."""
     if len(part.costs) > _PAIRS_A_SECOND * (until_seconds - time.perf_counter()):
         return None
-    lp = model(part)
+    lp = model(scaled(part))
     left_seconds = until_seconds - time.perf_counter()
     if left_seconds <= 0:
         return None
@@ -146,6 +147,17 @@ def slices(graph: OpGraph, cluster: Cluster, costs: Mapping[Pair, float]) -> lis
         if number[i] == number[j]:
             parts[number[i]].costs[i, j] = cost
     return parts
+
+
+def scaled(part: Slice) -> Slice:
+    """The slice in another unit of time where its longest one is too large or small for a solver, which knows no unit: x is the same."""
+    longest = max(max(times.values(), default=0.0) for times in (part.times, part.heads, part.tails, part.costs))
+    if _SHORTEST <= longest <= _LONGEST:
+        return part
+    factor = min(max(longest, _SHORTEST), _LONGEST) / longest
+    heads, tails = ({v: us * factor for v, us in times.items()} for times in (part.heads, part.tails))
+    costs = {pair: us * factor for pair, us in part.costs.items()}
+    return Slice({v: us * factor for v, us in part.times.items()}, heads, tails, costs)
 
 
 def pair_costs_us(graph: OpGraph, cluster: Cluster) -> dict[Pair, float]:

@@ -1,6 +1,8 @@
 """The favourite-child LP: known answers, the matching, solver statuses, and that its docstring names its functions."""
 
+import random
 import re
+from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -55,6 +57,29 @@ def test_off_the_critical_path_the_dear_transfer_is_saved() -> None:
     """The second part of the objective decides: w is the same whether c or d follows b."""
     graph = graph_of({"a": 100, "b": 1, "c": 1, "d": 1}, ("b", "c", 2, "x"), ("b", "d", 9, "y"))
     assert sct_lp.favourite_children(graph, cluster_of(2), 0.0, 10).child == (None, 3, None, None)
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1e-9, 1.0, 1e9, 1e15, 1e30])
+def test_the_unit_of_time_does_not_matter(unit: float) -> None:
+    """The fork above, and a chain that matters to nobody."""
+    times = {"a": unit, "b": 8 * unit, "c": 3 * unit, "d": 1e-7 * unit, "e": 0.0}
+    graph = graph_of(times, ("a", "b", 4), ("a", "c", 4), ("d", "e", 1))
+    assert sct_lp.favourite_children(graph, cluster_of(2, us_per_byte=unit), 0.1, 10).child == (1, None, None, 4, None)
+
+
+def test_costs_of_many_orders_of_magnitude() -> None:
+    """HiGHS called such programs infeasible, did not know, or did not take them."""
+    draw = random.Random(0)
+
+    def cost() -> float:
+        return draw.choice([0.0, 10 ** draw.uniform(-9, 15)])
+
+    for _ in range(50):
+        times = {name: cost() for name in "abcdefgh"}
+        edges = [(a, b, int(cost()), b) for a, b in combinations(times, 2) if draw.random() < 0.5]
+        graph = graph_of(times, *edges)
+        child = sct_lp.favourite_children(graph, cluster_of(3, us_per_byte=10 ** draw.uniform(-12, 2)), 0.1, 10).child
+        assert all(c is None or c in graph.successors[v] for v, c in enumerate(child))
 
 
 def test_costs_of_pairs() -> None:
