@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from baechi_ext.cost import Profile
+from baechi_ext.errors import OptionError
 from baechi_ext.ir import Cluster, OpGraph, Plan
 from baechi_ext.ir.made_by import MadeBy
+from baechi_runtime.cli.main import parsed
 from baechi_runtime.tensorflow import cluster
 from tests.cli.test_train import KEYS
 from tests.runtime import forked
@@ -120,7 +122,7 @@ def test_two_hosts() -> None:
         (["--cluster_hosts=alpha:1,beta:1", "--task_index=2"], 2, "--task_index=2 is not a place in --cluster_hosts; its 2 places"),
         (["--cluster_hosts=alpha:1,beta:1", "--num_devices=3"], 2, "names 2 devices; drop --num_devices"),
         (["--cluster_hosts=alpha:1,beta:1", "--workers=thread"], 2, "drop --workers=thread"),
-        (["--task_index=1"], 2, "give that as well"),
+        (["--task_index=0"], 2, "give that as well"),
         (["--relaxed_random"], 2, "--relaxed_random is for --framework=torch"),
         (["--num_gpus=64"], 1, "--num_gpus=64 asks for 64 GPUs and TensorFlow finds"),
         (["--split_gpu=2"], 2, "give --device_memory=SIZE"),
@@ -138,6 +140,16 @@ def test_what_is_refused(run: Run, flags: list[str], code: int, said: str) -> No
     errors = [line for line in err.splitlines() if line.startswith("error:")]
     assert (found, out, len(errors)) == (code, "", 1), err
     assert said in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [("--model_name=alexnet", "unknown model"), ("--rnn_units=8", "is not an option"), ("--task_index=0", "give that as well")],
+)
+def test_what_is_wrong_with_flags_is_said_before_servers_start(flag: str, said: str) -> None:
+    args = parsed([*TRAIN, flag])
+    with pytest.raises(OptionError, match=said):
+        args.does.request(args)
 
 
 def test_a_memory_limit_that_is_too_small(run: Run) -> None:

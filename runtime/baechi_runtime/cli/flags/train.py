@@ -18,7 +18,7 @@ from baechi_runtime.drivers.train_request import HardwareRequest, RunOptions, Sc
 from baechi_runtime.host.as_main import require_script
 from baechi_runtime.host.cache_folder import cache_folder
 from baechi_runtime.models.options.gnmt_v2 import ENCODER_TYPES, UNIT_TYPES
-from baechi_runtime.models.registry import FRAMEWORKS, MODELS, ModelOptions
+from baechi_runtime.models.registry import FRAMEWORKS, MODELS, ModelOptions, chosen_options
 from baechi_runtime.tensorflow.coarse import COARSE, begins_coarse
 
 TORCH, TENSORFLOW = "torch", "tensorflow"
@@ -282,12 +282,17 @@ def train_request(args: argparse.Namespace) -> TrainRequest:
     """The request the flags ask for. Raises OptionError where they contradict each other, FileError or ClusterError for a bad file."""
     cluster = None if args.cluster is None else Cluster.load(args.cluster)
     devices = devices_of(args, len(args.cluster_hosts or cluster or ()))
+    options = model_options(args, devices["num_devices"])
+    if args.script is None:
+        chosen_options(args.model_name, options, args.framework)
+    if "task_index" in args.given and not args.cluster_hosts:
+        raise OptionError("--task_index is a place in --cluster_hosts; give that as well")
     if args.framework == TENSORFLOW and begins_coarse(args.placement_method) and args.grouper is None and args.placer_type is None:
         args.grouper, args.placer_type = COARSE
     values = kinds.named(TrainRequest, args) | devices | {
         "model": args.model_name,
         "plan": plan_request(args),
-        "model_options": model_options(args, devices["num_devices"]),
+        "model_options": options,
         "microbatches": _parts(args),
         "batch_norm_per_part": args.batch_norm == PER_PART,
         "cluster": cluster,
