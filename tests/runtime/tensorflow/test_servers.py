@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from baechi_ext.errors import ExecutionError, OptionError
+from baechi_runtime.tensorflow.servers.blocking_calls import Calls
 from baechi_runtime.tensorflow.servers.devices import Servers
 from tests.runtime.tensorflow.steps import branches, endless, greedy
 
@@ -34,6 +35,29 @@ def await_end(pids: list[int]) -> None:
     while any(map(alive, pids)):
         assert time.monotonic() < deadline, "a server is left"
         time.sleep(0.1)
+
+
+def test_an_interrupt_comes_when_the_call_under_way_has_ended() -> None:
+    """A script that takes it, and saves its model, finds that whole, and is answered."""
+    calls, interrupted, ended = Calls(lambda: None, SOON), threading.Event(), []
+
+    def interrupt(*_: object) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    def step() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        interrupted.wait()
+        ended.append(1)
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            calls(step)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (ended, calls(lambda: 2)) == ([1], 2)
+    calls.end()
 
 
 def test_all_threads_of_a_server_take_short_turns() -> None:

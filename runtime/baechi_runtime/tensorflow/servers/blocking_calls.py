@@ -31,14 +31,23 @@ class Calls:
         threading.Thread(target=self._serve, name="calls into TensorFlow", daemon=True).start()
 
     def __call__(self, function: Callable[[], T], timeout_seconds: float | None = None) -> T:
-        """Returns what `function` returns, or raises what it raises; ExecutionError where a device goes away meanwhile, or time is up."""
+        """Returns what `function` returns, or raises what it raises; ExecutionError where a device goes away meanwhile, or time is up. An
+        interrupt is raised when the call has come back: what it changes on the devices is whole then. A second one does not wait."""
         if self._stuck:
             raise ExecutionError("a device did not answer, so nothing more is asked of it; start anew")
         answer: Future[T] = Future()
         self._asked.put((function, answer))
         allowed = self._timeout_seconds + _BEYOND_SECONDS if timeout_seconds is None else timeout_seconds
         deadline = time.monotonic() + allowed
-        self._stuck = True  # until it is known to be otherwise: an interrupt leaves the call where it is
+        self._stuck = True  # until it is known to be otherwise
+        try:
+            self._await(answer, deadline, allowed)
+        except KeyboardInterrupt:
+            self._await(answer, deadline, allowed)
+            raise
+        return answer.result()
+
+    def _await(self, answer: Future[Any], deadline: float, allowed: float) -> None:
         while not wait([answer], _POLL_SECONDS).done:
             gone = self._gone()
             if gone is not None and not wait([answer], _POLL_SECONDS).done:
@@ -46,7 +55,6 @@ class Calls:
             if time.monotonic() > deadline:
                 raise ExecutionError(f"the devices did not answer within {allowed:g} s; check whether they still run, or raise --timeout")
         self._stuck = False
-        return answer.result()
 
     def end(self) -> None:
         """Ends the thread, if it is not stuck."""
