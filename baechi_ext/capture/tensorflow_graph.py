@@ -13,7 +13,13 @@ from baechi_ext.capture.groups import Groups
 from baechi_ext.capture.tensorflow_cleanup import Nodes, clean, is_wait, producer, size_of, stands_beside_readers, tensor_name
 from baechi_ext.capture.tensorflow_phases import BACKWARD, FORWARD, UPDATE, ForwardOps, phases
 from baechi_ext.capture.tensorflow_private import tensorflow
-from baechi_ext.capture.tensorflow_refusals import not_traceable, require_placeable, require_unchanged, state_outside
+from baechi_ext.capture.tensorflow_refusals import (
+    not_traceable,
+    require_placeable,
+    require_placeable_inside,
+    require_unchanged,
+    state_outside,
+)
 from baechi_ext.capture.tensorflow_source import CapturedVariable, Source
 from baechi_ext.errors import CaptureError
 from baechi_ext.ir.hints import modules_around, with_experts
@@ -95,6 +101,7 @@ def capture_function(
     source = Source.of(concrete, what)
     if source.graph is not concrete.graph:
         require_placeable(source.operations(), concrete.graph, device_type)
+    require_placeable_inside(source.definition.library)
     kept = (*source.inputs, *(v.placeholder for v in source.variables))
     nodes = clean(Nodes(source.nodes, source.outputs, source.targets(), kept), source.graph)
     graph, members, notes = _Builder(nodes, source).build(name, expert)

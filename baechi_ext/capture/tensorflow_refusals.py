@@ -30,6 +30,7 @@ _OTHERWISE = "take what is no computation on tensors out of the step"
 _PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 _WITH_TEXT = ("Const", "Assert", "If", "StatelessIf")
 """Kinds of ops that may work on text: that of an error."""
+_TEXTS = ("Print", "PrintV2", "StringFormat")
 
 
 def not_traceable(what: str, error: BaseException) -> CaptureError:
@@ -56,7 +57,7 @@ def require_placeable(operations: "Iterable[tf.Operation]", traced: "tf.Graph", 
     """Raises CaptureError for text, summaries and Python code among the ops of a step, and for an op that no device can run. The
     traced graph knows where ops come from that are not of an inlined function."""
     for operation in operations:
-        problem = _problem(operation)
+        problem = _problem(operation.type, [t.dtype for t in (*operation.inputs, *operation.outputs)])
         if problem is None and not has_kernel(operation.type, device_type):
             problem = f"{operation.type} has no kernel for a {device_type}", "use another op, or devices that can run this one"
         if problem is not None:
@@ -67,15 +68,25 @@ def require_placeable(operations: "Iterable[tf.Operation]", traced: "tf.Graph", 
             raise CaptureError(f"op {operation.name!r} can't be placed: {what}{_innermost(frames)}; {advice}")
 
 
-def _problem(operation: "tf.Operation") -> tuple[str, str] | None:
+def require_placeable_inside(library: "tf.compat.v1.FunctionDefLibrary") -> None:
+    """The same for branches and bodies of loops, whose lines are not known."""
     tf = tensorflow()
-    if operation.type in _PYTHON:
+    for function in library.function:
+        for node in function.node_def:
+            types = [tf.as_dtype(t) for attribute in node.attr.values() for t in (attribute.type, *attribute.list.type) if t]
+            problem = _problem(node.op, types)
+            if problem is not None:
+                raise CaptureError(f"op {node.name!r} of {function.signature.name!r} can't be placed: {problem[0]}; {problem[1]}")
+
+
+def _problem(kind: str, types: "Iterable[tf.DType]") -> tuple[str, str] | None:
+    """What of an op of this kind, which works on these types of tensors, can't be placed, and what to do."""
+    if kind in _PYTHON:
         return "it runs Python code (tf.py_function, tf.numpy_function)", "use TensorFlow functions instead, or do this outside of the step"
-    if "Summary" in operation.type:
+    if "Summary" in kind:
         return "it writes a summary", "return the value from the step, and write the summary of what was returned"
-    texts = any(t.dtype == tf.string for t in (*operation.inputs, *operation.outputs))
-    if texts and operation.type not in _WITH_TEXT:
-        return f"it works on text ({operation.type})", "take tf.print and other text out of the step, and print what it returns"
+    if kind not in _WITH_TEXT and (kind in _TEXTS or tensorflow().string in types):
+        return f"it works on text ({kind})", "take tf.print and other text out of the step, and print what it returns"
     return None
 
 

@@ -100,13 +100,13 @@ def _variables(concrete: Any, what: str) -> tuple[CapturedVariable, ...]:
     found: list[CapturedVariable] = []
     names: set[str] = set()
     for outer, inner in concrete.graph.captures:
-        if inner.dtype != tf.resource:
+        if inner.dtype not in (tf.resource, tf.variant):
             continue
         variable = known.get(id(outer))
         if variable is None:
             raise CaptureError(
-                f"{what} uses a resource that is not a variable ({inner.op.name!r}), such as an iterator, a table or a summary writer; "
-                "use it outside of the step, and give the step what was read"
+                f"{what} uses a resource that is not a variable ({inner.op.name!r}), such as an iterator, a data set, a table or a "
+                "summary writer; use it outside of the step, and give the step what was read"
             )
         if not variable.shape.is_fully_defined():
             raise CaptureError(f"variable {variable.name!r} has the shape {variable.shape}; placing needs variables of fixed shapes")

@@ -282,6 +282,12 @@ def prints(x: tf.Tensor) -> tf.Tensor:
     return x * variable
 
 
+def prints_at_times(x: tf.Tensor) -> tf.Tensor:
+    if x[0] > 0:
+        tf.print("more than 0")
+    return x * variable
+
+
 def writes_text(x: tf.Tensor) -> tf.Tensor:
     return tf.strings.length(tf.strings.as_string(x))  # here
 
@@ -322,6 +328,7 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
     (counts_calls, "Python variable 'calls'.*tf.Variable"),
     (makes_a_variable, "scale = tf.Variable.*make it once, before the step"),
     (prints, "works on text.*tf.print\\(\"x is\".*print what it returns"),
+    (prints_at_times, "of 'cond_true.*works on text \\(.*print what it returns"),
     (writes_text, "works on text \\(AsString\\)"),
     (writes_a_summary, "writes a summary.*tf.summary.scalar"),
     (runs_python, "runs Python code.*numpy_function"),
