@@ -57,6 +57,21 @@ def is_recorded() -> bool:
     return bool(could_possibly_record())
 
 
+def resources_of(dataset: Any) -> list[Any]:
+    """What the functions of a data set, without those of its inputs, have captured of variables, tables and the like."""
+    return [c for function in dataset._functions() for c in function.function.captured_inputs if c.dtype == tensorflow().resource]
+
+
+def global_seed() -> int | None:
+    """The seed that tf.random.set_seed, or keras.utils.set_random_seed, was given; None where there is none."""
+    try:
+        from tensorflow.python.eager.context import global_seed as seed
+    except ImportError as e:
+        raise _another_release("looking for a seed") from e
+    found: int | None = seed()
+    return found
+
+
 def keeps_trace(function: Any) -> bool:
     """True for a tf.function that TensorFlow runs as the graph it traced, and does not compile."""
     tf = tensorflow()

@@ -15,11 +15,14 @@ import numpy as np
 import tensorflow as tf
 
 from baechi_ext.capture.tensorflow_graph import CapturedFunction
+from baechi_ext.errors import CaptureError
 from baechi_runtime.measure.comparator import differences
 from baechi_runtime.measure.parity_result import Parity, in_json, require_parity
 from baechi_runtime.tensorflow.servers.session import PlacedSession
 from baechi_runtime.tensorflow.step import Captured
 
+OF_PARTS = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
+"""What a step takes or returns that is several tensors."""
 TOLERANCE = 1e-5
 PERTURBED_STEPS = 3
 _MORE_THAN_ROUNDING = 4.0
@@ -29,8 +32,8 @@ _CHANGES = (
     "on unplaced with fallback"
 )
 
-_DRAWS = ("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle", "RandomGamma", "Multinomial")
-"""Ops whose numbers differ from run to run."""
+_SEEDS = ("seed", "seed2")
+"""Attributes of the ops that draw from a state of their own; without a seed both are 0."""
 
 Values = Mapping[str, np.ndarray]
 
@@ -70,7 +73,24 @@ def as_captured() -> Iterator[None]:
 
 def draws_anew(captured: CapturedFunction) -> bool:
     """True if the step draws random numbers that no second run draws again, so that nothing can be compared."""
-    return any(node.op in _DRAWS for node in captured.graph_def.node)
+    return any(_SEEDS[0] in node.attr for node in _all_nodes(captured.graph_def))
+
+
+def require_no_sequence(step: str, graph_def: Any) -> None:
+    """Raises CaptureError where a step draws the next numbers of a seeded sequence, whose state its function alone has."""
+    for node in _all_nodes(graph_def):
+        if any(node.attr[a].i for a in _SEEDS if a in node.attr):
+            raise CaptureError(
+                f"{step} draws the next numbers of a seeded sequence ({node.op}), with which only the function itself can go on; draw from "
+                "a tf.random.Generator, or by keras.random with a SeedGenerator"
+            )
+
+
+def _all_nodes(graph_def: Any) -> Iterator[Any]:
+    """The nodes, and those of branches and bodies of loops."""
+    yield from graph_def.node
+    for function in graph_def.library.function:
+        yield from function.node_def
 
 
 @dataclass
@@ -117,7 +137,8 @@ class Verification:
 
 def results_of(returned: Any) -> dict[str, np.ndarray]:
     """A step's results, flat and by number; Python's numbers as the tensors that a graph makes of them."""
-    values = [tf.convert_to_tensor(x) if isinstance(x, (bool, int, float)) else x for x in tf.nest.flatten(returned) if x is not None]
+    parts = [part for x in tf.nest.flatten(returned) for part in (tf.nest.flatten(x, True) if isinstance(x, OF_PARTS) else [x])]
+    values = [tf.convert_to_tensor(x) if isinstance(x, (bool, int, float)) else x for x in parts if x is not None]
     return {f"result {i}": np.asarray(x) for i, x in enumerate(values)}
 
 

@@ -204,17 +204,154 @@ for size in (8, 8, 8, 4, 4, 4, 8):
     scale["of"] += 0.01
 """
 
+DRAWING = """
+class Noisy(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner = model
+    def call(self, x):
+        return self.inner(x)
+    def train_step(self, data):
+        data = data[0] if isinstance(data, tuple) else data
+        noise = tf.random.normal(tf.shape(data))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(data + noise) - noise[:, :1]))
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+noisy = Noisy()
+noisy.compile(keras.optimizers.SGD(0.01))
+print([round(loss, 5) for loss in noisy.fit(x, batch_size=3, epochs=3, verbose=0).history["loss"]])
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.map_fn(lambda y: y * tf.random.uniform([1]), model(x)))
+    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    return loss
+for i in range(4):
+    print(round(float(step(x)), 5))
+"""
+OF_PARTS = """
+import random
+table = tf.Variable(tf.reshape(tf.range(2000.0) / 2000, [40, 50]))
+@tf.function
+def step(rows):
+    print("traced", random.random())
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(tf.gather(table, rows)))
+    slices = tape.gradient(loss, table)
+    table.scatter_sub(slices)
+    return {"loss": loss, "slices": slices, "rows": tf.RaggedTensor.from_row_lengths(rows, [1, 2])}
+for i in range(4):
+    found = step(tf.constant([1, 2, 2]))
+    print(round(float(found["loss"]), 7), type(found["slices"]).__name__, round(float(tf.norm(found["slices"].values)), 7))
+    print(found["rows"].to_list(), random.random())
+"""
+FAILING = """
+@tf.function
+def step(x):
+    x = tf.debugging.check_numerics(x, "no number")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(model(x)))
+    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    return loss
+for i in range(7):
+    try:
+        print(round(float(step(x / 0 if i in (3, 5) else x)), 5))
+    except tf.errors.InvalidArgumentError:
+        print("left out")
+"""
+OTHER_FUNCTIONS = """
+import functools
+def train(scale, x):
+    with tf.GradientTape() as tape:
+        loss = scale * tf.reduce_mean(tf.square(model(x)))
+    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    return loss
+of_a_partial = tf.function(functools.partial(train, 0.5))
+for i in range(4):
+    print(round(float(of_a_partial(x)), 5))
+batches = tf.data.Dataset.from_tensor_slices(x).batch(3)
+@tf.function
+def epoch(batches):
+    total = 0.0
+    for batch in batches:
+        total += train(1.0, batch)
+    return total
+for i in range(3):
+    print(round(float(epoch(batches)), 5))
+tf.config.run_functions_eagerly(True)
+@tf.function
+def eager(x):
+    return train(1.0, x).numpy()
+print([round(float(eager(x)), 5) for i in range(3)])
+tf.config.run_functions_eagerly(False)
+"""
+READ_BY_DATA = """
+level = tf.Variable(0.0, trainable=False)
+options = tf.data.Options()
+options.autotune.enabled = options.experimental_optimization.apply_default_optimizations = False  # nothing is made ahead of time
+repeated = tf.data.Dataset.from_tensors(x).repeat().with_options(options)
+batches = iter(repeated.map(lambda batch: batch + level))
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(model(x)))
+    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    level.assign_add(0.1)
+    return loss
+for i in range(5):
+    print(round(float(step(next(batches))), 5))
+@tf.function
+def later(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(model(x)))
+    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    return loss
+for i in range(8):
+    if i == 4:
+        made = iter(repeated.map(lambda batch: model(batch)))
+    print(round(float(later(x)), 5), round(float(next(made)[0][0]), 5) if i > 3 else "")
+"""
+TWO_OPTIMIZERS = """
+class Two(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = model, keras.models.clone_model(model)
+    def compile(self, *optimizers):
+        super().compile()
+        self.optimizers = optimizers
+    def train_step(self, data):
+        data, losses = data[0] if isinstance(data, tuple) else data, {}
+        for name, part, optimizer in zip("ab", (self.first, self.second), self.optimizers):
+            with tf.GradientTape() as tape:
+                losses[name] = tf.reduce_mean(tf.square(part(data) - 1))
+            optimizer.apply(tape.gradient(losses[name], part.trainable_variables), part.trainable_variables)
+        return losses
+two = Two()
+two.compile(keras.optimizers.SGD(0.01), keras.optimizers.Adam(0.01))
+history = two.fit(x, batch_size=4, epochs=3, verbose=0).history
+print([round(loss, 5) for name in "ab" for loss in history[name]])
+"""
+
 
 @pytest.mark.parametrize(
     ("script", "said"),
     [
+        (DRAWING, "step: not placed; step draws the next numbers of a seeded sequence (RandomUniform)"),
+        (OF_PARTS, "3 steps placed, verified 2 of 3"),
+        (FAILING, "verified 2 of 6, last at call 2"),
+        (OTHER_FUNCTIONS, "epoch goes on unplaced: the training step epoch uses a resource that is not a variable"),
+        (READ_BY_DATA, "later: placed for 3 steps, then as it is; later uses the variable "),
+        (TWO_OPTIMIZERS, "5 steps placed, verified 2 of 5"),
         (ACCUMULATING, "5 steps placed, verified 2 of 5"),
         (RECORDED, "forward: not placed; 3 calls ran as they are: a GradientTape around the call needs to see what it computes"),
         (TRACED_ONCE, "step goes on unplaced: the placed step differs from the unplaced one"),
     ],
 )
 def test_a_step_of_a_kind_of_its_own_prints_the_same(tmp_path: Path, script: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Variables that only a branch trains; gradients taken outside of the function; a trace that Python state has changed behind."""
+    """Seeded draws, results of several tensors, errors that the script takes, functions of partials, of data sets and run eagerly;
+    optimizers that the first step builds; variables that data sets read, or only a branch trains; gradients taken outside of the function;
+    a trace that Python state has changed behind."""
     (tmp_path / "script.py").write_text(MODEL + script)
     expected = printed(str(tmp_path / "script.py"))
     keras.backend.clear_session()

@@ -18,8 +18,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from baechi_ext.errors import OptionError
-from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction
+from baechi_ext.capture.tensorflow_private import global_seed
+from baechi_ext.errors import CaptureError, OptionError
+from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction, running, traced_once_more
+from baechi_runtime.tensorflow.parity import require_no_sequence
 from baechi_runtime.tensorflow.step import require_keras_on_tensorflow
 
 LARGE_ENOUGH = 1000
@@ -174,12 +176,15 @@ class PlacedFit:
         self._model, self._make = model, make
         self.ordinary = model.train_function
         self._planned = self._made = planned is not None
+        self._began = self._left = False
         self.step = planned
 
     def __call__(self, iterator: Any) -> Any:
-        if not self._made and self._model.built and self._model.optimizer.built:
+        if not self._made and (self._began or (self._model.built and self._model.optimizer.built)):
             self.step, self._made = self._make(), True
-        if self.step is None:
+            self._left = self.step is not None and draws_in_sequence(self.step, iterator)
+        if self._left or self.step is None:
+            self._began = True
             return self.ordinary(iterator)
         logs = None
         for _ in range(self._model.steps_per_execution):
@@ -191,6 +196,23 @@ class PlacedFit:
                 break
             logs = self.step(_as_fitted(data) if self._planned else data)
         return logs
+
+
+def draws_in_sequence(step: PlacedFunction, iterator: Any) -> bool:
+    """True, which is said, if the step goes on with a seeded sequence at each batch: Keras's own function does, from the
+    first batch on, by one trace for all sizes of batches."""
+    if global_seed() is None or not hasattr(iterator, "element_spec"):
+        return False
+    spec = tf.nest.map_structure(lambda s: None if isinstance(s, (tf.NoneTensorSpec, tf.OptionalSpec)) else s, iterator.element_spec)
+    try:
+        with running(), traced_once_more(step.name):
+            require_no_sequence(step.name, tf.function(step.python).get_concrete_function(spec).graph.as_graph_def())
+    except CaptureError as e:
+        step.refuse(e)
+        return True
+    except Exception:  # noqa: BLE001 - the user's own, which comes up where the step is captured
+        return False
+    return False
 
 
 def _without_optionals(value: Any) -> Any:

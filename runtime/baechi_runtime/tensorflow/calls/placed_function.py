@@ -4,14 +4,14 @@ The first call is captured, profiled and placed. Arguments of other shapes run a
 captured too, and placed as the first ones were if they have the same ops. So a smaller last batch runs as it is.
 """
 
+import io
 import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,15 @@ from baechi_ext.errors import BaechiError, CaptureError, ExecutionError, ParityE
 from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.train_request import TrainRequest
+from baechi_runtime.host.generators import python_generators_kept
 from baechi_runtime.report.call_report import OTHER_SHAPES
 from baechi_runtime.report.progress import progress
 from baechi_runtime.tensorflow.calls.placing import opened, place_step, shared_devices
 from baechi_runtime.tensorflow.lowering.live_variables import LiveVariables
 from baechi_runtime.tensorflow.measure import load_of_others
-from baechi_runtime.tensorflow.parity import Verification, as_captured, draws_anew, perturbed, results_of
+from baechi_runtime.tensorflow.parity import OF_PARTS, Verification, as_captured, draws_anew, perturbed, require_no_sequence, results_of
 from baechi_runtime.tensorflow.servers.devices import Devices
-from baechi_runtime.tensorflow.servers.session import PlacedSession
+from baechi_runtime.tensorflow.servers.session import FailedOpError, PlacedSession
 from baechi_runtime.tensorflow.servers.step_recorder import RUNS, WARM_UP
 
 RECORDED = "a GradientTape around the call needs to see what it computes"
@@ -70,7 +71,7 @@ class Arguments:
         """Raises CaptureError for what is no dense tensor."""
         leaves = tf.nest.flatten((args, kwargs))
         for leaf in leaves:
-            if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)):
+            if isinstance(leaf, OF_PARTS):
                 advice = "pass dense ones (ragged.to_tensor(), tf.sparse.to_dense)"
                 raise CaptureError(f"an argument of the training step is a {type(leaf).__name__}, which can't be placed; {advice}")
         where = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, (tf.Tensor, np.ndarray, np.generic)))
@@ -116,9 +117,16 @@ def call_of(name: str, python: Callable[..., Any], given: Arguments) -> Callable
     return step
 
 
+@contextmanager
+def traced_once_more(name: str) -> Iterator[None]:
+    """Within, Python code that the step has run already, or will, neither prints anything nor draws from Python's generators."""
+    with progress(f"capturing {name}"), python_generators_kept(), redirect_stdout(io.StringIO()):
+        yield
+
+
 def captured_call(name: str, python: Callable[..., Any], given: Arguments) -> CapturedFunction:
     """The call, captured. Raises CaptureError where it can't be, or changes what is outside of it meanwhile."""
-    with progress(f"capturing {name}"):
+    with traced_once_more(name):
         shapes = [tf.TensorSpec(i.shape, i.dtype) for i in given.inputs]
         return capture_function(call_of(name, python, given), shapes, wrapped=python, name=name)
 
@@ -181,7 +189,13 @@ class PlacedStep:
     def returned(self, results: Sequence[Any]) -> Any:
         """The user's step's return value, made from flat results."""
         left = iter(results)
-        return tf.nest.map_structure(lambda x: None if x is None else tf.convert_to_tensor(next(left)), self.captured.structured_outputs)
+
+        def value(x: Any) -> Any:
+            if isinstance(x, OF_PARTS):
+                return tf.nest.map_structure(value, x, expand_composites=True)
+            return None if x is None else tf.convert_to_tensor(next(left))
+
+        return tf.nest.map_structure(value, self.captured.structured_outputs)
 
     def close(self) -> None:
         """The variables come home, if the devices still have them, and the devices are free of them."""
@@ -232,10 +246,14 @@ class PlacedFunction:
                     return self._as_it_is(args, kwargs, RECORDED)
                 return self._run(Arguments.of(args, kwargs), args, kwargs)
             except CaptureError as e:
-                if not self.settings.fallback:
-                    raise
-                self._go_on_unplaced(e)
+                self.refuse(e)
                 return self._as_it_is(args, kwargs)
+
+    def refuse(self, error: CaptureError) -> None:
+        """Goes on unplaced; raises the error where that is not wanted."""
+        if not self.settings.fallback:
+            raise error
+        self._go_on_unplaced(error)
 
     def unplace(self, reason: str = "it was unplaced") -> Callable[..., Any]:
         """The ordinary step; this one runs as it from now on. The variables are back, and the devices are free of them."""
@@ -259,9 +277,13 @@ class PlacedFunction:
             step = self._placed(given)
         if step is None:
             return self._as_it_is(args, kwargs)
+        step.live.require_unread(self.name)
         if step.count < self.settings.verify_steps and not step.draws:
             return self._verified(step, given, args, kwargs)
-        return step.returned(step.run_unverified(given.inputs))
+        try:
+            return step.returned(step.run_unverified(given.inputs))
+        except FailedOpError as e:
+            raise e.error from None  # as the step itself raises it
 
     def capture(self, given: Arguments) -> CapturedFunction:
         """The call with these arguments. Raises CaptureError."""
@@ -271,6 +293,7 @@ class PlacedFunction:
         """Captures these arguments, and places the step; None where it is better left as it is."""
         first = not (self.steps or self._declined)
         captured, placement = self.ahead.get(given.key) or (self.capture(given), self.placement)
+        require_no_sequence(self.name, captured.graph_def)
         if placement is None or captured.graph.index != placement.graph.index:
             if first and self.ahead:
                 sys.stderr.write(f"baechi: {self.name} is called with other shapes or types than it was planned for, and planned anew\n")
@@ -292,7 +315,7 @@ class PlacedFunction:
         """The call, placed, and as it is from the same state."""
         captured, verification = step.captured, step.verification
         # A trace is kept, whatever changed since in Python. What was captured has to agree with it, and not with how a new one would be.
-        plain = tf.function(partial(self.ordinary) if keeps_trace(self.ordinary) else self.python)
+        plain = tf.function((lambda *args, **kwargs: self.ordinary(*args, **kwargs)) if keeps_trace(self.ordinary) else self.python)
         before = captured.values()
         began = time.perf_counter()
         returned = self.ordinary(*args, **kwargs)
@@ -307,15 +330,15 @@ class PlacedFunction:
             with as_captured():
                 return results_of(plain(*args, **kwargs)) | captured.values()
 
-        captured.assign(before)
         try:
+            captured.assign(before)
             found = step.run(given.inputs)
             actual = step.session.variables()
             verification.compare(expected, actual | results_of(found), again)
-        except BaechiError as e:
+        except BaseException as e:  # an interrupt, too, leaves the variables as they are unplaced
             step.live.forget()
             captured.assign(expected)
-            if not self.settings.fallback or not isinstance(e, ParityError):
+            if not self.settings.fallback or not isinstance(e, (ParityError, FailedOpError)):
                 raise
             self._go_on_unplaced(e)
             return returned

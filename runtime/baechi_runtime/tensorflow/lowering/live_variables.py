@@ -2,15 +2,20 @@
 
 After a placed step the values here are old. A variable that is read or assigned then, op by op or by any tf.function that uses it, is
 brought home first, alone or with the function's other ones; so nobody sees an old value, and what nobody looks at is not sent. What was
-changed here meanwhile is sent to the devices before the next placed step.
+changed here meanwhile is sent to the devices before the next placed step. Functions of data sets alone read variables unasked, in threads
+of TensorFlow's, so a variable that one of them has may not be away.
 """
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from baechi_ext.capture.tensorflow_private import resources_of
+from baechi_ext.errors import CaptureError
 
 Fetch = Callable[[Sequence[str]], Mapping[str, np.ndarray]]
 """Names -> the values of these variables, from the devices."""
@@ -18,6 +23,8 @@ Fetch = Callable[[Sequence[str]], Mapping[str, np.ndarray]]
 _lock = threading.RLock()
 _away: dict[int, tuple["LiveVariables", str]] = {}
 """Variables that are not here, by the identity of their handles: whose they are, and their names there."""
+_read_by: weakref.WeakKeyDictionary[tf.data.Dataset, list[Any]] = weakref.WeakKeyDictionary()
+"""Data sets whose functions read variables, and the handles of these."""
 _classes_away: dict[type, type] = {}
 _classes_home: dict[type, type] = {}
 _ONE_BY_ONE = 4
@@ -28,7 +35,7 @@ class LiveVariables:
     """The variables of one placed step, by the names they have on its devices."""
 
     def __init__(self, variables: Mapping[str, tf.Variable], fetch: Fetch) -> None:
-        _watch_functions()
+        watch_readers()
         self._variables = dict(variables)
         self._fetch = fetch
         self._known: dict[str, np.ndarray] = {}
@@ -42,6 +49,15 @@ class LiveVariables:
         bring_home(elsewhere)
         values = {n: v.numpy() for n, v in self._variables.items() if self._owner(v) is None}
         return {n: x for n, x in values.items() if n not in self._known or self._known[n].tobytes() != x.tobytes()}
+
+    def require_unread(self, step: str) -> None:
+        """Raises CaptureError where a data set's function reads one of the variables."""
+        read = {id(handle) for handles in _read_by.copy().values() for handle in handles}
+        for name in (n for n, v in self._variables.items() if read and id(_handle(v)) in read):
+            raise CaptureError(
+                f"{step} uses the variable {name!r}, which a function of a data set reads, too; give the step the elements "
+                "without it, and let the step do what the function does"
+            )
 
     def leave(self) -> None:
         """Leaves the values to the devices from now on; what is here is old."""
@@ -118,8 +134,9 @@ def _class_away(home: Any) -> type:
     return _classes_away[home]
 
 
-def _watch_functions() -> None:
-    """Compiled functions have the handles of their variables from when they were traced; they bring them home when they are called."""
+def watch_readers() -> None:
+    """From now on it is known which data sets read variables, and compiled functions, which have the handles of theirs from when they were
+    traced, bring them home when they are called."""
     kind = type(tf.function(lambda: tf.constant(0)).get_concrete_function())
     given = kind.captured_inputs
     if getattr(given.fget, "brings_home", False):
@@ -133,3 +150,11 @@ def _watch_functions() -> None:
 
     captured_inputs.brings_home = True  # type: ignore[attr-defined]
     kind.captured_inputs = property(captured_inputs, doc=given.__doc__)
+    make = tf.data.Dataset.__init__
+
+    def init(dataset: tf.data.Dataset, *args: Any, **kwargs: Any) -> None:
+        make(dataset, *args, **kwargs)
+        if found := resources_of(dataset):
+            _read_by[dataset] = found
+
+    tf.data.Dataset.__init__ = init

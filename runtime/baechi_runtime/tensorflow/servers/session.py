@@ -25,6 +25,15 @@ _CLOSING_SECONDS = 10.0
 _SEEN_DEAD_SECONDS = 2.0
 
 
+class FailedOpError(ExecutionError):
+    """An op failed by what it was given, as it does unplaced; the devices are well."""
+
+    def __init__(self, message: str, error: Exception) -> None:
+        super().__init__(message)
+        self.error = error
+        """TensorFlow's."""
+
+
 class PlacedSession:
     """Runs one placed graph. Every call ends in time: it raises ExecutionError where a device died or did not answer, where memory ran
     out (naming device and op), or where an op failed.
@@ -125,7 +134,9 @@ class PlacedSession:
         except errors.OpError as e:
             self._broken = isinstance(e, lost)
             gone = self.devices.gone(_SEEN_DEAD_SECONDS) if self._broken else None
-            raise ExecutionError(gone or self._failure(e)) from e
+            if self._broken or isinstance(e, errors.ResourceExhaustedError):
+                raise ExecutionError(gone or self._failure(e)) from e
+            raise FailedOpError(self._failure(e), e) from e
 
     def _failure(self, error: Any) -> str:
         """A message for TensorFlow's error, which names the device and, with its node or in brackets, the op."""
