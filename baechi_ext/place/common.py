@@ -284,7 +284,7 @@ def _repaired(task: Task, trials: Sequence[Trial]) -> Trial:
     amiss = [trial for trial in trials if not trial.valid]
     amiss.sort(key=lambda trial: trial.makespan_us if best.valid else sum(trial.excess_bytes))
     for trial in amiss[:_REPAIRED]:
-        if not best.valid or trial.makespan_us < best.makespan_us:
+        if not best.valid or (trial.makespan_us < best.makespan_us and task.left_seconds() > 0):
             repaired = repair(simulator, trial, seed, REPAIRED_OPS if task.options.fits else BRIEFLY_REPAIRED_OPS)
             best = min([best, _with_all_orders(task, repaired, ()) if repaired.valid else repaired], key=lambda t: t.key)
     if not best.valid and task.options.fits:

@@ -170,10 +170,10 @@ def _item(graph: OpGraph, unit: Sequence[int], live: Sequence[float]) -> Item:
 
 def _smallest_prefix(packing: "_Packing", items: Sequence[Item]) -> Sequence[Item] | None:
     """The fewest first items that provably do not fit; None where even all of them may."""
+    if packing.fits(items) is not False:  # where some do not fit, all take no more steps: the search comes no further
+        return None
     fits, size = 0, 1
-    while packing.fits(items[:size]) is not False:
-        if size >= len(items):
-            return None
+    while size < len(items) and packing.fits(items[:size]) is not False:
         fits, size = size, min(2 * size, len(items))
     while size - fits > 1:
         middle = (fits + size) // 2

@@ -4,7 +4,7 @@ import pytest
 
 from baechi_ext.errors import GraphError, InfeasibleError, OptionError, PlanError
 from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
-from baechi_ext.place.common import PlaceOptions, Proposal, begin, conclude
+from baechi_ext.place.common import SMALL, PlaceOptions, Proposal, begin, conclude
 from baechi_ext.place.feasibility import minimal_bytes, require_feasible
 from baechi_ext.place.registry import METHODS, place
 from baechi_ext.place.repair import held_at_peak, repair, trials_by_bytes
@@ -66,6 +66,17 @@ def test_an_overfull_device_is_repaired() -> None:
 def test_repair_can_be_declined() -> None:
     with pytest.raises(InfeasibleError, match=r"not proven impossible; .*'device:0' needs 20 bytes and has 11; use more"):
         concluded(TWO_GROUPS, cluster_of(2, memory_bytes=11), Proposal((0, 0, 0, 0)), repairs=False)
+
+
+@pytest.mark.parametrize(("limit_seconds", "device"), [(1e-9, 0), (60.0, 1)])
+def test_without_time_what_fits_is_taken_unrepaired(limit_seconds: float, device: int) -> None:
+    """A slow plan fits; a fast one needs one more byte, and fits once an op has moved."""
+    n = SMALL + 2
+    ops = [Op(f"o{v}", compute_us=1, persistent_bytes=1) for v in range(n)]
+    cluster = Cluster((Device("slow", n), Device("fast", n - 1, speed=100.0)))
+    task = begin("test", OpGraph.from_edges(ops, []), cluster, PlaceOptions(time_limit_seconds=limit_seconds))
+    placement = conclude(task, [Proposal((0,) * n), Proposal((1,) * n)]).plan.placement
+    assert sum(placement) == (n - 1) * device
 
 
 def test_repair_moves_what_costs_least() -> None:

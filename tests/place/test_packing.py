@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from baechi_ext.errors import InfeasibleError
 from baechi_ext.ir import Cluster, Device, OpGraph
+from baechi_ext.place import feasibility
 from baechi_ext.place.feasibility import conflict
 from baechi_ext.place.registry import place
 from tests.build import cluster_of, graph_of
@@ -74,6 +75,13 @@ def test_against_all_packings(sizes: list[int], limits: list[int]) -> None:
         chosen = [int(item.persistent_bytes) for item in found.items]
         assert not packs(tuple(chosen), tuple(limits))
         assert all(packs(tuple(chosen[:i] + chosen[i + 1 :]), tuple(limits)) for i in range(len(chosen)))
+
+
+def test_what_fits_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, fits = [], feasibility._Packing.fits
+    monkeypatch.setattr(feasibility._Packing, "fits", lambda packing, items: asked.append(len(items)) or fits(packing, items))
+    assert conflict(graph_with({f"o{v}": 1 for v in range(100)}), cluster_of(2, memory_bytes=50)) is None
+    assert asked == [100]
 
 
 @pytest.mark.parametrize("num_devices", [2, 8])
