@@ -1,6 +1,7 @@
 """Variables whose values are elsewhere: whoever looks at them, in whatever way, sees the values that are there."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import keras
 import numpy as np
@@ -46,6 +47,13 @@ def test_a_variable_that_is_read_is_brought_alone(model: keras.Model, elsewhere:
     assert (bias.numpy() == 7).all()
     assert (bias + 1 == 8).numpy().all()
     assert elsewhere.asked == [bias.path]
+
+
+@pytest.mark.parametrize(
+    "op", [tf.identity, tf.reduce_max, partial(tf.gather, indices=[0]), lambda v: tf.stack([v, v]), lambda v: tf.concat([v, v], 0)]
+)
+def test_an_op_that_is_given_the_variable_itself_sees_it(model: keras.Model, elsewhere: Elsewhere, op: Callable[..., tf.Tensor]) -> None:
+    assert (op(model.get_layer("low").bias.value).numpy() == 7).all()
 
 
 def test_shapes_need_nothing(model: keras.Model, elsewhere: Elsewhere) -> None:

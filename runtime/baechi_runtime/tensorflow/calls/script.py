@@ -24,7 +24,7 @@ from baechi_runtime.tensorflow.backend import serve
 from baechi_runtime.tensorflow.calls.call_report import kept_step, report_of
 from baechi_runtime.tensorflow.calls.keras_fit import LARGE_ENOUGH, Place, PlacedModels
 from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction, Settings, is_running
-from baechi_runtime.tensorflow.lowering.live_variables import watch_readers
+from baechi_runtime.tensorflow.lowering.live_variables import watch_data_sets
 
 _UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
 """Prefixes of the kinds of ops that change a variable."""
@@ -91,7 +91,7 @@ class PlacedFunctions:
         """Within, calls of tf.functions are looked at."""
         kind = type(tf.function(lambda: None))
         ordinary, placing = kind.__call__, self
-        watch_readers()
+        watch_data_sets()
 
         def call(function: Any, *args: Any, **kwargs: Any) -> Any:
             runs_as_it_is = is_running() or not tf.executing_eagerly() or tf.config.functions_run_eagerly()

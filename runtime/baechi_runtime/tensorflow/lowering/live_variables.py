@@ -35,7 +35,8 @@ class LiveVariables:
     """The variables of one placed step, by the names they have on its devices."""
 
     def __init__(self, variables: Mapping[str, tf.Variable], fetch: Fetch) -> None:
-        watch_readers()
+        _watch_functions()
+        watch_data_sets()
         self._variables = dict(variables)
         self._fetch = fetch
         self._known: dict[str, np.ndarray] = {}
@@ -117,26 +118,45 @@ def _bring(handles: Iterable[Any]) -> None:
 def _handle(variable: tf.Variable) -> Any:
     """Its handle, without bringing it home."""
     home: Any = _classes_home.get(type(variable), type(variable))
-    return home.handle.fget(variable)
+    return vars(variable)["_handle"] if "_handle" in vars(variable) else home.handle.fget(variable)
 
 
 def _class_away(home: Any) -> type:
-    """Like the variable's own class, but whoever asks for the handle, as all reading and writing does, has the variable brought home."""
+    """Like the variable's own class, but whoever asks for the handle, as all reading and writing does, has the variable brought home; ops
+    that are given a variable ask for `_handle`."""
     if home not in _classes_away:
 
         def handle(variable: Any) -> Any:
-            found = home.handle.fget(variable)
+            found = _handle(variable)
             _bring([found])
             return found
 
-        _classes_away[home] = type(home.__name__, (home,), {"handle": property(handle), "__module__": home.__module__})
+        def set_handle(variable: Any, value: Any) -> None:
+            vars(variable)["_handle"] = value
+
+        asked = {"handle": property(handle), "_handle": property(handle, set_handle)}
+        _classes_away[home] = type(home.__name__, (home,), {**asked, "__module__": home.__module__})
         _classes_home[_classes_away[home]] = home
     return _classes_away[home]
 
 
-def watch_readers() -> None:
-    """From now on it is known which data sets read variables, and compiled functions, which have the handles of theirs from when they were
-    traced, bring them home when they are called."""
+def watch_data_sets() -> None:
+    """From now on it is known which data sets have functions that read variables."""
+    make = tf.data.Dataset.__init__
+    if getattr(make, "is_watched", False):
+        return
+
+    def init(dataset: tf.data.Dataset, *args: Any, **kwargs: Any) -> None:
+        make(dataset, *args, **kwargs)
+        if found := resources_of(dataset):
+            _read_by[dataset] = found
+
+    init.is_watched = True  # type: ignore[attr-defined]
+    tf.data.Dataset.__init__ = init
+
+
+def _watch_functions() -> None:
+    """Compiled functions have the handles of their variables from when they were traced; they bring them home when they are called."""
     kind = type(tf.function(lambda: tf.constant(0)).get_concrete_function())
     given = kind.captured_inputs
     if getattr(given.fget, "brings_home", False):
@@ -150,11 +170,3 @@ def watch_readers() -> None:
 
     captured_inputs.brings_home = True  # type: ignore[attr-defined]
     kind.captured_inputs = property(captured_inputs, doc=given.__doc__)
-    make = tf.data.Dataset.__init__
-
-    def init(dataset: tf.data.Dataset, *args: Any, **kwargs: Any) -> None:
-        make(dataset, *args, **kwargs)
-        if found := resources_of(dataset):
-            _read_by[dataset] = found
-
-    tf.data.Dataset.__init__ = init
