@@ -58,7 +58,7 @@ def is_recorded() -> bool:
 
 
 def resources_of(dataset: Any) -> list[Any]:
-    """What the functions of a data set, without those of its inputs, have captured of variables, tables and the like."""
+    """Variables, tables and the like that the functions of a data set have captured, without those of its inputs."""
     return [c for function in dataset._functions() for c in function.function.captured_inputs if c.dtype == tensorflow().resource]
 
 

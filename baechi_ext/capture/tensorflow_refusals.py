@@ -80,7 +80,7 @@ def require_placeable_inside(library: "tf.compat.v1.FunctionDefLibrary") -> None
 
 
 def _problem(kind: str, types: "Iterable[tf.DType]") -> tuple[str, str] | None:
-    """What of an op of this kind, which works on these types of tensors, can't be placed, and what to do."""
+    """The reason why an op of this kind, which works on these types of tensors, can't be placed, and advice."""
     if kind in _PYTHON:
         return "it runs Python code (tf.py_function, tf.numpy_function)", "use TensorFlow functions instead, or do this outside of the step"
     if "Summary" in kind:

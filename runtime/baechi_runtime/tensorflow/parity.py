@@ -22,7 +22,7 @@ from baechi_runtime.tensorflow.servers.session import PlacedSession
 from baechi_runtime.tensorflow.step import Captured
 
 OF_PARTS = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
-"""What a step takes or returns that is several tensors."""
+"""Kinds of values that are several tensors each."""
 TOLERANCE = 1e-5
 PERTURBED_STEPS = 3
 _MORE_THAN_ROUNDING = 4.0

@@ -315,7 +315,8 @@ class PlacedFunction:
         """The call, placed, and as it is from the same state."""
         captured, verification = step.captured, step.verification
         # A trace is kept, whatever changed since in Python. What was captured has to agree with it, and not with how a new one would be.
-        plain = tf.function((lambda *args, **kwargs: self.ordinary(*args, **kwargs)) if keeps_trace(self.ordinary) else self.python)
+        as_it_is = tf.autograph.experimental.do_not_convert(lambda *args, **kwargs: self.ordinary(*args, **kwargs))
+        plain = tf.function(as_it_is if keeps_trace(self.ordinary) else self.python)
         before = captured.values()
         began = time.perf_counter()
         returned = self.ordinary(*args, **kwargs)
