@@ -10,7 +10,7 @@ from baechi_ext.hybrid.groups import Groups, group_cluster
 from baechi_ext.hybrid.splits import OpSplit, sharded_graph
 from baechi_ext.ir.checked import checked
 from baechi_ext.ir.cluster import Cluster
-from baechi_ext.ir.files import read_json
+from baechi_ext.ir.made_by import load_as
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import DEVICE_GROUPS, Plan
 
@@ -92,8 +92,7 @@ class HybridPlan(Plan):
 
 def load_plan(path: str | Path, graph: OpGraph, cluster: Cluster | None = None) -> Plan:
     """The plan in a file, on single devices or on groups. Raises FileError, PlanError or MismatchError."""
-    grouped = DEVICE_GROUPS in read_json(path, "plan")
-    return (HybridPlan if grouped else Plan).load(path, graph, cluster)
+    return load_as(path, "plan", lambda value: (HybridPlan if DEVICE_GROUPS in value else Plan).from_json(value, graph, cluster))
 
 
 def _split_to_json(split: OpSplit) -> dict[str, Any]:

@@ -37,6 +37,8 @@ class Columns(NamedTuple):
     """A tensor's bytes where it is made, beside persistent ones: none of a resident op's."""
     producer: Ints
     """One entry per tensor, as of the two before."""
+    name_rank: Ints
+    """A tensor's rank by name among those of its op."""
     readers: Lists
     """One list per tensor."""
     inputs: Lists
@@ -82,6 +84,10 @@ class Columns(NamedTuple):
 
 def columns(ops: Sequence[Any], tensors: Sequence[Any], inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> Columns:
     """The columns of a graph, of whose fields these are; `OpGraph.columns` keeps them."""
+    name_rank = np.zeros(len(tensors), np.int64)
+    for made in outputs:
+        if len(made) > 1:
+            name_rank[sorted(made, key=lambda t: tensors[t].name)] = np.arange(len(made))
     return Columns(
         compute_us=_floats([op.compute_us for op in ops]),
         persistent_bytes=_floats([op.persistent_bytes for op in ops]),
@@ -90,6 +96,7 @@ def columns(ops: Sequence[Any], tensors: Sequence[Any], inputs: Sequence[Sequenc
         tensor_bytes=_floats([t.bytes for t in tensors]),
         home_bytes=_floats([0 if ops[t.producer].resident else t.bytes for t in tensors]),
         producer=np.array([t.producer for t in tensors], np.int64),
+        name_rank=name_rank,
         readers=_lists([t.readers for t in tensors]),
         inputs=_lists(inputs),
         outputs=_lists(outputs),

@@ -109,10 +109,13 @@ def make_problem(graph: OpGraph, cluster: Cluster) -> Problem:
     ops["inputs_from"] = columns.inputs.begins
     ops["outputs_from"] = len(columns.inputs.items) + columns.outputs.begins
     tensors["readers_from"] = len(columns.inputs.items) + len(columns.outputs.items) + columns.readers.begins
-    _fill(tensors, bytes=columns.tensor_bytes, home_bytes=columns.home_bytes, producer=columns.producer)
-    for outputs in graph.outputs:
-        if len(outputs) > 1:
-            tensors["name_rank"][sorted(outputs, key=lambda t: graph.tensors[t].name)] = np.arange(len(outputs))
+    _fill(
+        tensors,
+        bytes=columns.tensor_bytes,
+        home_bytes=columns.home_bytes,
+        producer=columns.producer,
+        name_rank=columns.name_rank,
+    )
     _fill(
         ops,
         compute_us=columns.compute_us,

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from baechi_ext.ir import files
 from tests.cli.files import ROOT, a_graph, write
 
 LINK = {"us_per_byte": 1, "latency_us": 0}
@@ -198,6 +199,13 @@ def test_two_plans(run: Run, graph: Path, plan: Path) -> None:
     value = parsed(run, "diff", plan, other)
     assert [move["op"] for move in value["moved"]] == ["b"]
     assert (value["before"]["makespan_us"], value["after"]["makespan_us"]) == (24, 34)
+
+
+def test_plan_files_are_read_for_their_kind_and_their_plan(run: Run, graph: Path, plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, read, original = changed(plan, "other.json", placement={"a": 0, "b": 0, "c": 0}), [], files.parse_json
+    monkeypatch.setattr(files, "parse_json", lambda text, path, kind: read.append(Path(path)) or original(text, path, kind))
+    assert run("diff", plan, other, "--graph", graph)[0] == 0
+    assert sorted(path for path in read if path != graph) == sorted([plan, other] * 2)
 
 
 def test_equal_plans(run: Run, graph: Path, plan: Path) -> None:

@@ -37,3 +37,8 @@ def test_whole_bytes_are_recognised() -> None:
     assert graph_of({"a": 0.5, "b": 1}, ("a", "b", 3)).columns.are_whole()
     assert not graph_of({"a": 1, "b": 1}, ("a", "b", 3.5)).columns.are_whole()
     assert not graph_of({"a": 1}, temporary_bytes={"a": 0.25}).columns.are_whole()
+
+
+def test_tensors_are_ranked_by_name_among_those_of_their_op() -> None:
+    graph = graph_of({"a": 1, "b": 1, "c": 1}, ("a", "b", 1, "y"), ("a", "c", 1, "x"), ("b", "c", 1, "z"))
+    assert [(t.name, rank) for t, rank in zip(graph.tensors, graph.columns.name_rank, strict=True)] == [("y", 1), ("x", 0), ("z", 0)]

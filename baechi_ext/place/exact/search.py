@@ -13,7 +13,6 @@ from baechi_ext.place.exact import records_kernel as records
 from baechi_ext.place.exact import search_kernel
 from baechi_ext.place.trial import Trial
 from baechi_ext.simulate import Simulator
-from baechi_ext.simulate.arrays import make_problem
 
 STEPS_AT_A_TIME = 20_000
 
@@ -82,7 +81,7 @@ def make_instance(simulator: Simulator) -> np.ndarray:
         "charges": any(getattr(link, cost) for row in links for link in row for cost in charged),
         "order": graph.order,
         "producer": [t.producer for t in tensors],
-        "name_rank": make_problem(graph, cluster).tensors["name_rank"][:-1],
+        "name_rank": graph.columns.name_rank,
         "duration_us": duration,
         "least_us": duration.min(axis=1),
         "load_us": compute / speeds.sum(),

@@ -105,7 +105,7 @@ def diff(request: DiffRequest, output: Output) -> int:
     from baechi_ext.explain import diff_plans
     from baechi_ext.hybrid.plan import load_plan
     from baechi_runtime.report.comparing_plans import print_diff
-    from baechi_runtime.report.plan_files import as_planned, on_devices, other_costs, plan_and_graph, shard_plan_at
+    from baechi_runtime.report.plan_files import on_devices, other_costs, plan_and_graph, shard_plan_at
     from baechi_runtime.report.printed import Difference
 
     sharded = shard_plan_at(request.before), shard_plan_at(request.after)
@@ -118,8 +118,10 @@ def diff(request: DiffRequest, output: Output) -> int:
     after, _ = plan_and_graph(request.after, str(graph_file))
     graph = _read(graph_file)
     with progress(f"comparing two plans of {len(graph)} ops"):
-        diff = diff_plans(*(on_devices(load_plan(file, graph)) for file in (before, after)))
-        notes = [f"{name}: {note}" for name, file in (("A", before), ("B", after)) for note in other_costs(as_planned(file, graph))]
+        plans = [on_devices(load_plan(file, graph)) for file in (before, after)]
+        diff = diff_plans(*plans)
+        sides = zip("AB", plans, (diff.before, diff.after), strict=True)
+        notes = [f"{name}: {note}" for name, plan, timeline in sides for note in other_costs(plan, timeline)]
     output.report(lambda: Difference(**diff.to_json(), notes=notes), lambda: print_diff(diff, notes))
     return 0
 
