@@ -160,6 +160,10 @@ def test_random_numbers_that_cannot_be_compared_are_not() -> None:
         weight.assign_add(tf.random.uniform((4, 4)) * x)
         return tf.reduce_sum(weight)
 
+    tf.random.set_seed(1)
+    with pytest.raises(CaptureError, match=r"the next numbers of a seeded sequence \(RandomUniform\)"):
+        baechi_ext.parallelize(step, framework="tensorflow", **HERE)(np.ones((4, 4), np.float32))
+    tf.random.set_seed(None)
     placed = baechi_ext.parallelize(step, framework="tensorflow", **HERE)
     found = [float(placed(np.ones((4, 4), np.float32))) for _ in range(3)]
     assert found == sorted(found)
