@@ -251,3 +251,14 @@ def test_a_random_state_is_put_back() -> None:
     state.restore()
     assert state.is_now()
     assert torch.equal(torch.rand(3), first)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_behind_a_dropout_in_16_bits_are_rounded_as_unplaced(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.1), nn.Linear(64, 64), nn.Dropout(0.3), nn.Linear(64, 8)).to(dtype)
+    baechi_ext.parallelize(model, devices=2, method="random", strict=True, keep_placed=True)
+    for _ in range(3):
+        model(torch.randn(8, 16, dtype=dtype)).float().square().sum().backward()
+    assert baechi_ext.report(model).verified.steps == 2
+    assert baechi_ext.report(model).verified.max_rel_diff == 0

@@ -365,7 +365,8 @@ class Lowering:
 
     def _call(self, node: fx.Node, elements: Mapping[int, int] | None = None) -> Action:
         """Calls the node's target on its arguments; fills the node's slot, or the slots of the elements that are read."""
-        target, device = _runnable(cast(Callable[..., Any], node.target)), self.device.torch_device
+        device = self.device.torch_device
+        target = _runnable(cast(Callable[..., Any], node.target), device)
         named = {k: self._argument(device if isinstance(a, torch.device) else a) for k, a in node.kwargs.items()}
         if fixed := {k: constant for k, (constant, fill) in named.items() if fill is None}:
             target = partial(target, **fixed)
@@ -409,8 +410,10 @@ class Lowering:
         return None
 
 
-def _runnable(target: Callable[..., Any]) -> Callable[..., Any]:
-    """The function to call for a node's target where gradients are not recorded."""
+def _runnable(target: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """The function to call on a device for a node's target where gradients are not recorded."""
+    if target is torch.ops.aten.native_dropout_backward.default and device.type == "cpu":
+        return _dropout_backward
     if target is torch.ops.aten.view.default:  # autograd's own word: a gradient that comes in may have other strides than when captured
         return torch.ops.aten.reshape.default
     if target is not torch.ops.aten.mkldnn_rnn_layer.default:
@@ -421,6 +424,14 @@ def _runnable(target: Callable[..., Any]) -> Callable[..., Any]:
             return target(*args)
 
     return with_workspace
+
+
+def _dropout_backward(gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """The gradient behind a dropout as autograd has it on a CPU, where the scale is rounded to the tensor's type."""
+    if gradient.dtype in (torch.bfloat16, torch.float16):
+        return gradient * (mask.to(gradient.dtype) * scale)
+    native: torch.Tensor = torch.ops.aten.native_dropout_backward.default(gradient, mask, scale)
+    return native
 
 
 def _by_position(target: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
