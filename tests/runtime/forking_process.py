@@ -18,8 +18,7 @@ from functools import partial
 from tempfile import TemporaryFile
 from typing import TextIO
 
-import torch.distributed as dist
-
+from baechi_runtime.torch.calls import workers
 from baechi_runtime.torch.processes import environment
 from tests.runtime.workers import threads_of_a_group
 
@@ -60,7 +59,7 @@ def _work(work: Work, place: tuple[int, int], meeting: socket.socket, printed: S
             os.dup2(file.fileno(), stream)
     meeting.close()
     code = work() or 0
-    if code == 0 and not dist.is_initialized():  # a script's is left when Python ends
+    if code == 0 and not workers._JOINED:  # a script's is left when Python ends
         assert not threads_of_a_group(), "a group of workers was left, and somebody holds it"
     return code
 

@@ -75,6 +75,36 @@ def test_a_script_prints_the_same_on_worker_processes(workers: ForkedWorkers, na
     assert "cpu:0, cpu:1" in err
 
 
+COUNTED = """
+import os
+import torch
+import torch.distributed as dist
+
+examples = torch.zeros(())
+
+def total(value):  # as libraries of metrics do
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(value)
+    return int(value)
+
+def counted(net, args, output):
+    examples.add_(len(args[0]))
+    print(total(examples.clone()), *(os.environ.get(name) for name in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")))
+"""
+
+
+def test_a_script_on_worker_processes_is_told_of_no_others(tmp_path: Path, workers: ForkedWorkers) -> None:
+    """What adds up over all processes, or gives each a part of the data, finds one."""
+    script = tmp_path / "counts.py"
+    text = LOOP.replace("import baechi_ext\n", f"{ALONE}{COUNTED}")
+    script.write_text(text.replace("optimizer =", "model.register_forward_hook(counted)\noptimizer ="))
+    codes, out, err = workers.finish(BAECHI, 2, *PLACED, str(script))
+    assert codes == [0, 0], err
+    assert out == printed(script)
+    assert out.startswith("6 None None None\n12 None None None\n")
+    assert "11 steps placed" in err
+
+
 def test_exit_codes_and_exceptions_are_the_scripts_own(tmp_path: Path) -> None:
     script = tmp_path / "leaves.py"
     script.write_text("import sys\nprint('once')\nsys.exit(7)\n")

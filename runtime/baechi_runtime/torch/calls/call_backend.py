@@ -165,11 +165,12 @@ def with_call(request: TrainRequest, compared: ComparedCall, workers: Workers | 
     compared.rewind()
     workers.agree_on(compared.call.captured, compared.call.step)
     backend = WorkersBackend(request, compared, workers)
-    if workers.group.rank:
-        backend.follow()
-        return None
-    with workers.telling():
-        value = drive(backend)
+    with workers.talking():
+        if workers.group.rank:
+            backend.follow()
+            return None
+        with workers.telling():
+            value = drive(backend)
     workers.group.command({"do": "end"})
     return value
 

@@ -9,7 +9,7 @@ import random
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +31,7 @@ from baechi_runtime.torch.calls.parallelize import executor_of
 from baechi_runtime.torch.calls.session import Session
 from baechi_runtime.torch.calls.tracing import watch_compiles
 from baechi_runtime.torch.calls.workers import Workers, join_workers
+from baechi_runtime.torch.processes.environment import as_if_alone
 
 MOST_MODULES = 4
 """The most modules of a script that are placed, such as a generator and a discriminator."""
@@ -87,7 +88,7 @@ def workers_of(request: TrainRequest) -> Workers | None:
 
 @contextmanager
 def as_one_of(workers: Workers | None) -> Iterator[None]:
-    """Every worker runs the script with the same random numbers, worker 0's; what the others print is lost."""
+    """Every worker runs the script as if it were alone, with the same random numbers, worker 0's; what the others print is lost."""
     if workers is None:
         yield
         return
@@ -96,10 +97,9 @@ def as_one_of(workers: Workers | None) -> Iterator[None]:
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
-    if workers.group.rank == 0:
-        yield
-        return
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+    with as_if_alone(), ExitStack() as stack:
+        if workers.group.rank:
+            stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w", encoding="utf-8"))))
         yield
 
 

@@ -67,6 +67,17 @@ class Workers:
         self.process = os.getpid()
         self.failed = False
         """True if a call failed: the others will not come to an end."""
+        self._world, dist.group.WORLD = dist.group.WORLD, None
+
+    @contextmanager
+    def talking(self) -> Iterator[None]:
+        """While it is entered, torch.distributed has the group of all workers. Otherwise it has none: libraries would add up over them what
+        each has for itself (metrics), or give each a part of the data."""
+        outside, dist.group.WORLD = dist.group.WORLD, self._world
+        try:
+            yield
+        finally:
+            dist.group.WORLD = outside
 
     def place(self, request: TrainRequest, captured: CapturedCall, step: CallStep) -> Placement:
         """See `place_call`: worker 0 decides, the others help it to measure and are told. All must come with the same call.
@@ -78,7 +89,7 @@ class Workers:
         if group.rank:
             self.follow(captured, step)
             return placement_from_json(captured, self.received())
-        with self.telling(), ProcessExecutor(group, self.devices) as executor:
+        with self.telling(), self.talking(), ProcessExecutor(group, self.devices) as executor:
             placement = place_call(request, executor, captured, step)
         group.command({"error": INTERRUPTED} if placement.result.interrupted else placement_to_json(placement))
         return placement
@@ -93,7 +104,8 @@ class Workers:
     def follow(self, captured: CapturedCall, step: CallStep) -> None:
         """Workers other than 0: do their part while worker 0 measures with a ProcessExecutor."""
         replica = partial(step.replica, "cpu")
-        follow(self.group, self.device, RankCapture(captured.graph, captured.binding, replica))  # type: ignore[arg-type]
+        with self.talking():
+            follow(self.group, self.device, RankCapture(captured.graph, captured.binding, replica))  # type: ignore[arg-type]
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -146,7 +158,8 @@ class Workers:
 
     def _together(self, exchange: Callable[[], Any]) -> None:
         try:
-            exchange()
+            with self.talking():
+                exchange()
         except RuntimeError as e:
             raise LostPeerError(
                 f"worker {self.group.rank} gave up waiting for another one ({str(e).splitlines()[0][-120:]}); check whether all workers "
@@ -162,12 +175,13 @@ class Workers:
                 store.set(f"bye {rank}", "")
             elif not failed and self.group.size > 1:
                 store.wait([f"bye {other}" for other in range(1, self.group.size)], _LEAVING)
+        dist.group.WORLD, self._world = self._world, None
         self.group.__exit__(RuntimeError if failed else None)
 
 
 def several_workers() -> bool:
     """True if this process is one of several that torchrun, or --workers=process, started."""
-    return is_worker() and worker_place()[1] > 1
+    return bool(_JOINED) or (is_worker() and worker_place()[1] > 1)
 
 
 def join_workers(num_devices: int, timeout_seconds: float) -> Workers:
@@ -176,7 +190,7 @@ def join_workers(num_devices: int, timeout_seconds: float) -> Workers:
     Raises OptionError where there are not as many workers as devices, or the script has a process group of its own; ExecutionError where
     the workers do not meet.
     """
-    rank, size = worker_place()
+    rank, size = (_JOINED[0].group.rank, _JOINED[0].group.size) if _JOINED else worker_place()
     if size != num_devices:
         raise OptionError(f"{size} workers were started for {num_devices} devices; start one for each, or give devices={size}")
     if not _JOINED:
@@ -267,10 +281,11 @@ class WorkerFragment(Phases):
         self._agree(phase, args)
         start = time.process_time_ns()
         try:
-            for post in self._channels[phase].at_start:
-                post(slots)
-            programs[phase].run(slots)
-            self._channels[phase].finish()
+            with workers.talking():
+                for post in self._channels[phase].at_start:
+                    post(slots)
+                programs[phase].run(slots)
+                self._channels[phase].finish()
         except OpError as e:
             raise ExecutionError(e.explain(workers.device.name, self._timeline.graph)) from e.cause
         for write in programs[phase].writes:

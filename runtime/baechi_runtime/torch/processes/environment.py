@@ -6,7 +6,7 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 
 from baechi_ext.errors import ExecutionError
 from baechi_runtime.host.listeners import towards
@@ -17,6 +17,8 @@ STORE_SOCKET = "BAECHI_STORE_SOCKET"
 """The descriptor of the listening socket that rank 0 is to have its store at."""
 INTERFACE = "GLOO_SOCKET_IFNAME"
 _OF_NCCL = "NCCL_SOCKET_IFNAME"
+_OTHERS = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
+"""Variables by which libraries take a process for one of several."""
 _LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915
 _NAME_BYTES, _REQUEST_BYTES, _ADDRESS_AT = 15, 256, 20
@@ -39,6 +41,16 @@ def of_worker(rank: int, count: int, port: int) -> dict[str, str]:
     """The variables of one of this many workers of this machine, which meet at a port of it."""
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     return {**{name: str(place) for name, place in places.items()}, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+@contextlib.contextmanager
+def as_if_alone(environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
+    """While it is entered, the variables say of no other workers; RANK stays, for a script that writes its files once."""
+    hidden = {name: environment.pop(name) for name in _OTHERS if name in environment}
+    try:
+        yield
+    finally:
+        environment.update(hidden)
 
 
 def choose_interface(environment: MutableMapping[str, str] = os.environ) -> None:
