@@ -7,6 +7,7 @@ a one may be anywhere, and gets its value sent.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from baechi_ext.capture.groups import Groups
@@ -95,6 +96,34 @@ def capture_function(
     function = tf.function(python)
     concrete = _traced(function, specs, what)
     require_unchanged(what, before, state_outside(wrapped or python))
+    return _captured(function, concrete, what, expert, name, device_type)
+
+
+def capture_kept_trace(
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence["tf.Tensor"], name: str = ""
+) -> CapturedFunction | None:
+    """The same of the trace that a tf.function has for a call, or now makes and keeps for it: nothing is traced once more, so what Python
+    code does as it is traced it does as often as it would. `inputs` are in the order of `tensors`, which are those in the call.
+
+    None where the trace is for tensors of other shapes as well. Raises CaptureError.
+    """
+    what = f"the training step {name}"
+    concrete = _traced(function, args, what, **kwargs)
+    own, taken = concrete.function_type, concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
+    bound = signature(function.python_function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    place = {id(tensor): i for i, tensor in enumerate(own.unpack_inputs(own.bind(*bound.args, **bound.kwargs)))}
+    order = [place[id(tensor)] for tensor in tensors if id(tensor) in place]
+    if sorted(order) != list(range(len(taken))) or not all(i.shape.is_fully_defined() for i in taken):
+        return None
+    found = _captured(function, concrete, what, None, name, "CPU")
+    return replace(found, inputs=tuple(found.inputs[i] for i in order))
+
+
+def _captured(
+    function: Any, concrete: Any, what: str, expert: Callable[[str], int | None] | None, name: str, device_type: str
+) -> CapturedFunction:
+    """The capture of a concrete function of `function`."""
     if not concrete.outputs:
         raise CaptureError(f"{what} returns no tensor, so there is no loss to compare; let it return the loss")
     require_placeable(concrete.graph.get_operations(), concrete.graph, device_type)
@@ -105,7 +134,7 @@ def capture_function(
     kept = (*source.inputs, *(v.placeholder for v in source.variables))
     nodes = clean(Nodes(source.nodes, source.outputs, source.targets(), kept), source.graph)
     graph, members, notes = _Builder(nodes, source).build(name, expert)
-    graph_def = tf.compat.v1.GraphDef(library=source.definition.library, versions=source.definition.versions)
+    graph_def = tensorflow().compat.v1.GraphDef(library=source.definition.library, versions=source.definition.versions)
     graph_def.node.extend(nodes.by_name.values())
     return CapturedFunction(
         graph=graph,
@@ -133,10 +162,10 @@ def _fixed(value: Any, what: str) -> "tf.TensorSpec":
     return spec
 
 
-def _traced(function: Any, specs: Sequence[Any], what: str) -> Any:
+def _traced(function: Any, args: Sequence[Any], what: str, **kwargs: Any) -> Any:
     """The concrete function."""
     try:
-        return function.get_concrete_function(*specs)
+        return function.get_concrete_function(*args, **kwargs)
     except CaptureError:
         raise
     except Exception as e:  # noqa: BLE001 - whatever the user's step raises while traced

@@ -45,8 +45,8 @@ def script(folder: Path, body: str, decorator: str) -> str:
     ("decorator", "body", "said"),
     [
         (ORDINARY, UPDATE, "the training step step returns no tensor, so there is no loss to compare; let it return the loss"),
-        (ORDINARY, UPDATE + "seen.append(1)\nreturn x", "changes the Python variable 'seen' (1 entries before it was traced"),
-        (ORDINARY, "global count\ncount += 1\n" + UPDATE + "return x", "changes the Python variable 'count' (1 before it was traced, 2"),
+        (PLACED, UPDATE + "seen.append(1)\nreturn x", "changes the Python variable 'seen' (0 entries before it was traced"),
+        (PLACED, "global count\ncount += 1\n" + UPDATE + "return x", "changes the Python variable 'count' (0 before it was traced, 1"),
         (ORDINARY, UPDATE + "tf.print(x)\nreturn x", "it works on text (StringFormat)"),
         (ORDINARY, UPDATE + "return tf.strings.length(tf.strings.as_string(x))", "it works on text (AsString)"),
         (PLACED, UPDATE + "with writer.as_default(step=0):\n    tf.summary.scalar('x', x[0, 0])\nreturn x", "it writes a summary"),

@@ -203,7 +203,21 @@ for size in (8, 8, 8, 4, 4, 4, 8):
     print(round(float(step(x[:size])), 5))
     scale["of"] += 0.01
 """
-
+KEPT = """
+counts, seen = {"scale": 1.0, "traced": 0}, 0
+@tf.function
+def step(x, *, down, up, scale=2.0):
+    global seen
+    seen += 1
+    counts["traced"] += 1
+    with tf.GradientTape() as tape:
+        loss = counts["scale"] * tf.reduce_mean(tf.square(model(x) + up - scale * down))
+    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    return loss
+for i in range(5):
+    print(round(float(step(x, up=x[:, :1], down=x[:, 1:2])), 5), seen, counts["traced"])
+    counts["scale"] += 0.01
+"""
 DRAWING = """
 class Noisy(keras.Model):
     def __init__(self):
@@ -347,12 +361,13 @@ print([round(loss, 5) for name in "ab" for loss in history[name]])
         (ACCUMULATING, "5 steps placed, verified 2 of 5"),
         (RECORDED, "forward: not placed; 3 calls ran as they are: a GradientTape around the call needs to see what it computes"),
         (TRACED_ONCE, "step goes on unplaced: the placed step differs from the unplaced one"),
+        (KEPT, "4 steps placed, verified 2 of 4"),
     ],
 )
 def test_a_step_of_a_kind_of_its_own_prints_the_same(tmp_path: Path, script: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Seeded draws, results of several tensors, errors that the script takes, functions of partials, of data sets and run eagerly;
     optimizers that the first step builds; variables that data sets read, or only a branch trains; gradients taken outside of the function;
-    a trace that Python state has changed behind."""
+    a trace for tensors of all shapes that Python state has changed behind, and one for those of the call."""
     (tmp_path / "script.py").write_text(MODEL + script)
     expected = printed(str(tmp_path / "script.py"))
     keras.backend.clear_session()

@@ -11,13 +11,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from baechi_ext.capture.tensorflow_graph import CapturedFunction, capture_function
+from baechi_ext.capture.tensorflow_graph import CapturedFunction, capture_function, capture_kept_trace
 from baechi_ext.capture.tensorflow_private import is_recorded, keeps_trace
 from baechi_ext.errors import BaechiError, CaptureError, ExecutionError, ParityError
 from baechi_ext.simulate import Timeline
@@ -124,8 +124,15 @@ def traced_once_more(name: str) -> Iterator[None]:
         yield
 
 
-def captured_call(name: str, python: Callable[..., Any], given: Arguments) -> CapturedFunction:
-    """The call, captured. Raises CaptureError where it can't be, or changes what is outside of it meanwhile."""
+def captured_call(name: str, python: Callable[..., Any], ordinary: Callable[..., Any], given: Arguments) -> CapturedFunction:
+    """The call, captured: the trace that `ordinary` keeps where it keeps one. Raises CaptureError where it can't be, or changes what is
+    outside of it meanwhile."""
+    if keeps_trace(ordinary):
+        with progress(f"capturing {name}"):
+            tensors = [tf.constant(i) for i in given.inputs]
+            args, kwargs = given.fill(tensors)
+            if (found := capture_kept_trace(ordinary, args, kwargs, tensors, name)) is not None:
+                return replace(found, unplaced=call_of(name, ordinary, given))
     with traced_once_more(name):
         shapes = [tf.TensorSpec(i.shape, i.dtype) for i in given.inputs]
         return capture_function(call_of(name, python, given), shapes, wrapped=python, name=name)
@@ -287,7 +294,7 @@ class PlacedFunction:
 
     def capture(self, given: Arguments) -> CapturedFunction:
         """The call with these arguments. Raises CaptureError."""
-        return captured_call(self.name, self.python, given)
+        return captured_call(self.name, self.python, self.ordinary, given)
 
     def _placed(self, given: Arguments) -> PlacedStep | None:
         """Captures these arguments, and places the step; None where it is better left as it is."""
