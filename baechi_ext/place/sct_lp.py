@@ -175,9 +175,20 @@ def pair_costs_us(graph: OpGraph, cluster: Cluster) -> dict[Pair, float]:
     return dict(costs)
 
 
+def loaded_pulp() -> Any:
+    """PuLP. Its classes of solvers that are not here keep the error that said so: without its traceback, which would hold all that stood in
+    the frames of the first import, tensors and process groups among it."""
+    import pulp
+
+    for error in (getattr(value, "err", None) for value in vars(pulp).values()):
+        if isinstance(error, BaseException):
+            error.__traceback__ = None
+    return pulp
+
+
 def model(part: Slice) -> FavouriteChildModel:
     """The linear program of a slice, not yet solved."""
-    import pulp
+    pulp = loaded_pulp()
 
     problem = pulp.LpProblem("favourite_children", pulp.LpMinimize)
     x, s, w = variables(problem, part)
@@ -201,7 +212,7 @@ def variables(problem: Any, part: Slice) -> tuple[dict[Pair, Any], dict[int, Any
 
 def objective(x: Mapping[Pair, Any], w: Any, part: Slice) -> Any:
     """w + epsilon * sum c_ij x_ij."""
-    import pulp
+    pulp = loaded_pulp()
 
     mean_us = sum(part.times.values()) / len(part.times) or 1.0
     epsilon = _SECOND_PART * mean_us / sum(part.costs[pair] for pair in x)
@@ -235,7 +246,7 @@ def solve(lp: FavouriteChildModel, time_limit_seconds: float) -> dict[Pair, floa
 
     Raises SolverTimeoutError where the solver was not done in time, SolverError where it failed or gave up before.
     """
-    import pulp
+    pulp = loaded_pulp()
 
     solver = lp_solver(time_limit_seconds)
     begun_seconds = time.perf_counter()
@@ -262,7 +273,7 @@ def solve(lp: FavouriteChildModel, time_limit_seconds: float) -> dict[Pair, floa
 
 def _answer(lp: FavouriteChildModel) -> str:
     """The reason why the solver stopped: in HiGHS's words, which are more precise, or in PuLP's."""
-    import pulp
+    pulp = loaded_pulp()
 
     highs: Any = getattr(lp.problem, "solverModel", None)
     if hasattr(highs, "modelStatusToString"):
@@ -272,7 +283,7 @@ def _answer(lp: FavouriteChildModel) -> str:
 
 def lp_solver(time_limit_seconds: float) -> Any:
     """HiGHS, or CBC where that is not installed; both with one thread, silent."""
-    import pulp
+    pulp = loaded_pulp()
 
     highs = pulp.HiGHS(msg=False, threads=1, timeLimit=time_limit_seconds)
     if highs.available():

@@ -2,6 +2,8 @@
 
 import random
 import re
+import subprocess
+import sys
 from itertools import combinations
 
 import pytest
@@ -232,3 +234,23 @@ def test_every_function_the_docstring_names_exists() -> None:
     names = re.findall(r"-> (\w+)$", sct_lp.__doc__ or "", re.MULTILINE)
     assert len(names) == 7
     assert all(callable(getattr(sct_lp, name)) for name in names)
+
+
+HELD = """
+import gc, weakref
+from baechi_ext.place.sct_lp import loaded_pulp
+class Tensor:
+    pass
+def step():
+    tensor = Tensor()
+    loaded_pulp()
+    return weakref.ref(tensor)
+reference = step()
+gc.collect()
+raise SystemExit(reference() is not None)
+"""
+
+
+def test_the_first_import_of_pulp_holds_nothing_that_stood_around_it() -> None:
+    """In a new process, in which it has not been imported."""
+    assert subprocess.run([sys.executable, "-c", HELD], timeout=120, check=False).returncode == 0

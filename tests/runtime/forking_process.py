@@ -18,7 +18,8 @@ from functools import partial
 from tempfile import TemporaryFile
 from typing import TextIO
 
-from baechi_runtime.torch.calls import workers
+import torch.distributed as dist
+
 from baechi_runtime.torch.processes import environment
 from tests.runtime.workers import threads_of_a_group
 
@@ -59,9 +60,15 @@ def _work(work: Work, place: tuple[int, int], meeting: socket.socket, printed: S
             os.dup2(file.fileno(), stream)
     meeting.close()
     code = work() or 0
-    if code == 0 and not workers._JOINED:  # a script's is left when Python ends
+    if code == 0 and not (_has_joined() or dist.is_initialized()):  # a script's is left when Python ends
         assert not threads_of_a_group(), "a group of workers was left, and somebody holds it"
     return code
+
+
+def _has_joined() -> bool:
+    """True if this is a worker of a script, to which torch.distributed says nothing of its group."""
+    calls = sys.modules.get("baechi_runtime.torch.calls.workers")
+    return calls is not None and bool(calls._JOINED)
 
 
 def _forked(whole: Callable[[], int]) -> int:

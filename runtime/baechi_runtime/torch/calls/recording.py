@@ -156,10 +156,11 @@ class CallRecorder:
 
     def _compare_clocks(self, workers: Workers) -> None:
         devices, own = workers.devices, workers.group.rank
-        if own == 0:
-            self._ahead, self._apart = clocks_ahead(devices, clock_ahead)
-        elif devices[own].node != devices[0].node:
-            tell_clock()
+        with workers.talking():
+            if own == 0:
+                self._ahead, self._apart = clocks_ahead(devices, clock_ahead)
+            elif devices[own].node != devices[0].node:
+                tell_clock()
 
     @staticmethod
     def _by_our_clock(said: Sequence[dict[str, Any]], ahead_ns: int) -> Noted:
