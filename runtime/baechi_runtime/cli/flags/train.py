@@ -279,12 +279,10 @@ def request_of(args: argparse.Namespace) -> TrainRequest | ScriptRequest | Hardw
 
 
 def train_request(args: argparse.Namespace) -> TrainRequest:
-    """The request the flags ask for. Raises OptionError where they contradict each other, FileError or ClusterError for a bad file."""
+    """The request the flags ask for. Raises OptionError where they contradict each other or the model, FileError or ClusterError for a bad
+    file."""
     cluster = None if args.cluster is None else Cluster.load(args.cluster)
     devices = devices_of(args, len(args.cluster_hosts or cluster or ()))
-    options = model_options(args, devices["num_devices"])
-    if args.script is None:
-        chosen_options(args.model_name, options, args.framework)
     if "task_index" in args.given and not args.cluster_hosts:
         raise OptionError("--task_index is a place in --cluster_hosts; give that as well")
     if args.framework == TENSORFLOW and begins_coarse(args.placement_method) and args.grouper is None and args.placer_type is None:
@@ -292,7 +290,7 @@ def train_request(args: argparse.Namespace) -> TrainRequest:
     values = kinds.named(TrainRequest, args) | devices | {
         "model": args.model_name,
         "plan": plan_request(args),
-        "model_options": options,
+        "model_options": model_options(args, devices["num_devices"]),
         "microbatches": _parts(args),
         "batch_norm_per_part": args.batch_norm == PER_PART,
         "cluster": cluster,
@@ -300,7 +298,10 @@ def train_request(args: argparse.Namespace) -> TrainRequest:
         "link": args.comm_cost_coeffs,
         "run": _run_options(args),
     }
-    return TrainRequest(**values)
+    request = TrainRequest(**values)
+    if args.script is None:
+        chosen_options(request.model, request.model_options, request.framework)
+    return request
 
 
 def model_options(args: argparse.Namespace, num_devices: int) -> ModelOptions:
