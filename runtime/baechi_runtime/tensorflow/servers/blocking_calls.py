@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from baechi_ext.errors import ExecutionError
@@ -15,6 +16,8 @@ from baechi_ext.errors import ExecutionError
 T = TypeVar("T")
 
 _POLL_SECONDS = 0.2
+_INTERRUPTED_SECONDS = 1.5
+"""Time for a call that is interrupted: a device that stands still never answers."""
 _BEYOND_SECONDS = 10.0
 """TensorFlow's own time-outs come first: they say what was waited for."""
 
@@ -32,7 +35,8 @@ class Calls:
 
     def __call__(self, function: Callable[[], T], timeout_seconds: float | None = None) -> T:
         """Returns what `function` returns, or raises what it raises; ExecutionError where a device goes away meanwhile, or time is up. An
-        interrupt is raised when the call has come back: what it changes on the devices is whole then. A second one does not wait."""
+        interrupt is raised when the call has come back, or a little later: what it changes on the devices is whole then. A second one does
+        not wait."""
         if self._stuck:
             raise ExecutionError("a device did not answer, so nothing more is asked of it; start anew")
         answer: Future[T] = Future()
@@ -43,7 +47,8 @@ class Calls:
         try:
             self._await(answer, deadline, allowed)
         except KeyboardInterrupt:
-            self._await(answer, deadline, allowed)
+            with suppress(ExecutionError):
+                self._await(answer, min(deadline, time.monotonic() + _INTERRUPTED_SECONDS), allowed)
             raise
         return answer.result()
 
