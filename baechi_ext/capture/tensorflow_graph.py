@@ -105,14 +105,18 @@ def capture_kept_trace(
     """The same of the trace that a tf.function has for a call, or now makes and keeps for it: nothing is traced once more, so what Python
     code does as it is traced it does as often as it would. `inputs` are in the order of `tensors`, which are those in the call.
 
-    None where the trace is for tensors of other shapes as well. Raises CaptureError.
+    None where the trace is for tensors of other shapes as well, or its parameters are not known. Raises CaptureError.
     """
     what = f"the training step {name}"
     concrete = _traced(function, args, what, **kwargs)
     own, taken = concrete.function_type, concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
-    bound = signature(function.python_function).bind(*args, **kwargs)
-    bound.apply_defaults()
-    place = {id(tensor): i for i, tensor in enumerate(own.unpack_inputs(own.bind(*bound.args, **bound.kwargs)))}
+    try:
+        bound = signature(function.python_function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        flat = own.unpack_inputs(own.bind(*bound.args, **bound.kwargs))
+    except (TypeError, ValueError):  # a callable that does not say its parameters
+        return None
+    place = {id(tensor): i for i, tensor in enumerate(flat)}
     order = [place[id(tensor)] for tensor in tensors if id(tensor) in place]
     if sorted(order) != list(range(len(taken))) or not all(i.shape.is_fully_defined() for i in taken):
         return None

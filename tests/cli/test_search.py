@@ -128,7 +128,7 @@ def test_it_is_said_that_splitting_does_not_pay(run: Run, graph: Path) -> None:
 
 
 def test_a_search_that_had_no_time_does_not_say_that_splitting_does_not_pay(run: Run, tmp_path: Path) -> None:
-    """Of a graph that is not small: between two ops there are many others, and on another device each has to wait for two transfers."""
+    """The graph is not small: between two ops there are many others, and on another device each has to wait for two transfers."""
     nodes = [{"id": f"n{v}", "compute_us": 1} for v in range(1200)]
     edges = [{"source": a, "target": b, "bytes": 1} for v in range(1, 1199) for a, b in (("n0", f"n{v}"), (f"n{v}", "n1199"))]
     graph = write(tmp_path / "wide.json", {"nodes": nodes, "edges": edges})

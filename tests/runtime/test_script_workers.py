@@ -94,7 +94,7 @@ def counted(net, args, output):
 
 
 def test_a_script_on_worker_processes_is_told_of_no_others(tmp_path: Path, workers: ForkedWorkers) -> None:
-    """What adds up over all processes, or gives each a part of the data, finds one."""
+    """Code that adds up over all processes, or gives each a part of the data, finds one."""
     script = tmp_path / "counts.py"
     text = LOOP.replace("import baechi_ext\n", f"{ALONE}{COUNTED}")
     script.write_text(text.replace("optimizer =", "model.register_forward_hook(counted)\noptimizer ="))
