@@ -2,7 +2,8 @@
 
 import argparse
 
-from baechi_runtime.cli.flags import compare as compare_flags
+from baechi_runtime.cli.flags.compare import compare_request
+from baechi_runtime.cli.main import parsed
 from baechi_runtime.drivers.comparison import CompareRequest
 from benchmarks.runner import Row, table
 
@@ -17,9 +18,7 @@ COLUMNS = {
 
 def request_of(args: argparse.Namespace) -> CompareRequest:
     """The request of the flags behind --, in worker processes."""
-    parser = argparse.ArgumentParser(prog="baechi compare")
-    compare_flags.add_flags(parser)
-    return compare_flags.compare_request(parser.parse_args(["--workers=process", *args.flags[args.flags[:1] == ["--"] :]]))
+    return compare_request(parsed(["compare", "--workers=process", *args.flags[args.flags[:1] == ["--"] :]]))
 
 
 def report(found: Row) -> str:

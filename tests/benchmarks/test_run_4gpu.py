@@ -1,7 +1,6 @@
 """The unattended runs: which commands they give, that they go on after a failure, and where they left off. A script stands for Python: it
 notes its arguments and writes the files that it is asked for."""
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -10,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from baechi_runtime.cli.flags import compare
+from baechi_runtime.cli.flags.compare import compare_request
+from baechi_runtime.cli.main import parsed
 from benchmarks.sizes import SIZES
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -70,9 +70,7 @@ def test_every_model_runs_on_every_kind_of_devices(python: Path, devices: str, k
 
 def test_models_have_the_sizes_of_other_benchmarks(python: Path) -> None:
     code, out, err, commands = run(python, DEVICES="split", MODELS="", METHODS="m_etf")
-    parser = argparse.ArgumentParser()
-    compare.add_flags(parser)
-    trains = [compare.compare_request(parser.parse_args(c.split()[3:])).train for c in commands if "compare" in c]
+    trains = [compare_request(parsed(c.split()[2:])).train for c in commands if "compare" in c]
     found = {train.model: replace(train.model_options, num_devices=1) for train in trains}
     assert found == {model: replace(size, num_devices=1) for model, size in SIZES.items()}
 
