@@ -77,10 +77,19 @@ def test_a_script_prints_the_same_on_worker_processes(workers: ForkedWorkers, na
 
 COUNTED = """
 import os
+import threading
+import time
 import torch
 import torch.distributed as dist
 
-examples = torch.zeros(())
+examples, groups = torch.zeros(()), set()
+
+def watch():
+    while True:
+        groups.add(dist.is_initialized())
+        time.sleep(0.001)
+
+threading.Thread(target=watch, daemon=True).start()
 
 def total(value):  # as libraries of metrics do
     if dist.is_available() and dist.is_initialized():
@@ -89,19 +98,19 @@ def total(value):  # as libraries of metrics do
 
 def counted(net, args, output):
     examples.add_(len(args[0]))
-    print(total(examples.clone()), *(os.environ.get(name) for name in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")))
+    print(total(examples.clone()), *(os.environ.get(name) for name in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")), *groups)
 """
 
 
 def test_a_script_on_worker_processes_is_told_of_no_others(tmp_path: Path, workers: ForkedWorkers) -> None:
-    """Code that adds up over all processes, or gives each a part of the data, finds one."""
+    """Code that adds up over all processes, or gives each a part of the data, finds one, at any time."""
     script = tmp_path / "counts.py"
     text = LOOP.replace("import baechi_ext\n", f"{ALONE}{COUNTED}")
     script.write_text(text.replace("optimizer =", "model.register_forward_hook(counted)\noptimizer ="))
     codes, out, err = workers.finish(BAECHI, 2, *PLACED, str(script))
     assert codes == [0, 0], err
     assert out == printed(script)
-    assert out.startswith("6 None None None\n12 None None None\n")
+    assert out.startswith("6 None None None False\n12 None None None False\n")
     assert "11 steps placed" in err
 
 

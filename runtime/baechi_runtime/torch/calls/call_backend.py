@@ -165,12 +165,11 @@ def with_call(request: TrainRequest, compared: ComparedCall, workers: Workers | 
     compared.rewind()
     workers.agree_on(compared.call.captured, compared.call.step)
     backend = WorkersBackend(request, compared, workers)
-    with workers.talking():
-        if workers.group.rank:
-            backend.follow()
-            return None
-        with workers.telling():
-            value = drive(backend)
+    if workers.group.rank:
+        backend.follow()
+        return None
+    with workers.telling():
+        value = drive(backend)
     workers.group.command({"do": "end"})
     return value
 

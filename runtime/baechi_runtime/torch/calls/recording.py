@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -156,11 +157,10 @@ class CallRecorder:
 
     def _compare_clocks(self, workers: Workers) -> None:
         devices, own = workers.devices, workers.group.rank
-        with workers.talking():
-            if own == 0:
-                self._ahead, self._apart = clocks_ahead(devices, clock_ahead)
-            elif devices[own].node != devices[0].node:
-                tell_clock()
+        if own == 0:
+            self._ahead, self._apart = clocks_ahead(devices, partial(clock_ahead, workers.group))
+        elif devices[own].node != devices[0].node:
+            tell_clock(workers.group)
 
     @staticmethod
     def _by_our_clock(said: Sequence[dict[str, Any]], ahead_ns: int) -> Noted:

@@ -67,17 +67,8 @@ class Workers:
         self.process = os.getpid()
         self.failed = False
         """True if a call failed: the others will not come to an end."""
-        self._world, dist.group.WORLD = dist.group.WORLD, None
-
-    @contextmanager
-    def talking(self) -> Iterator[None]:
-        """While it is entered, torch.distributed has the group of all workers. Otherwise it has none: libraries would add up over them what
-        each has for itself (metrics), or give each a part of the data."""
-        outside, dist.group.WORLD = dist.group.WORLD, self._world
-        try:
-            yield
-        finally:
-            dist.group.WORLD = outside
+        # Libraries find no default group: they would add up over it what each worker has for itself, or give each a part of the data.
+        dist.group.WORLD = None
 
     def place(self, request: TrainRequest, captured: CapturedCall, step: CallStep) -> Placement:
         """See `place_call`: worker 0 decides, the others help it to measure and are told. All must come with the same call.
@@ -89,7 +80,7 @@ class Workers:
         if group.rank:
             self.follow(captured, step)
             return placement_from_json(captured, self.received())
-        with self.telling(), self.talking(), ProcessExecutor(group, self.devices) as executor:
+        with self.telling(), ProcessExecutor(group, self.devices) as executor:
             placement = place_call(request, executor, captured, step)
         group.command({"error": INTERRUPTED} if placement.result.interrupted else placement_to_json(placement))
         return placement
@@ -104,8 +95,7 @@ class Workers:
     def follow(self, captured: CapturedCall, step: CallStep) -> None:
         """Workers other than 0: do their part while worker 0 measures with a ProcessExecutor."""
         replica = partial(step.replica, "cpu")
-        with self.talking():
-            follow(self.group, self.device, RankCapture(captured.graph, captured.binding, replica))  # type: ignore[arg-type]
+        follow(self.group, self.device, RankCapture(captured.graph, captured.binding, replica))  # type: ignore[arg-type]
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -126,14 +116,14 @@ class Workers:
     def cpu_seconds(self) -> float:
         """CPU time that all workers have used. All ask at the same time."""
         used = torch.tensor([sum(os.times()[:2])], dtype=torch.float64)
-        self._together(lambda: dist.all_reduce(used))
+        self._together(lambda: dist.all_reduce(used, group=self.group.process_group))
         return used.item()
 
     def agree(self, what: str, found: Iterable[str | int]) -> None:
         """Raises DriftError where another worker found something else, ExecutionError where one does not come in time."""
         own = torch.tensor([zlib.crc32(repr(tuple(found)).encode())])
         all_found = [torch.empty_like(own) for _ in range(self.group.size)]
-        self._together(lambda: dist.all_gather(all_found, own))
+        self._together(lambda: dist.all_gather(all_found, own, self.group.process_group))
         different = [rank for rank, other in enumerate(all_found) if not torch.equal(other, all_found[0])]
         if different:
             raise DriftError(
@@ -150,7 +140,7 @@ class Workers:
             numbers = [i for i, like in enumerate(likes) if like.dtype == dtype]
             sizes = [likes[i].numel() for i in numbers]
             row = torch.cat([tensors[i].reshape(-1) for i in numbers]) if here else torch.empty(sum(sizes), dtype=dtype)
-            self._together(partial(dist.broadcast, row, source))
+            self._together(partial(dist.broadcast, row, source, self.group.process_group))
             if not here:
                 parts = zip(numbers, row.split(sizes), strict=True)
                 found |= {i: part.clone().view(likes[i].shape) for i, part in parts}
@@ -158,8 +148,7 @@ class Workers:
 
     def _together(self, exchange: Callable[[], Any]) -> None:
         try:
-            with self.talking():
-                exchange()
+            exchange()
         except RuntimeError as e:
             raise LostPeerError(
                 f"worker {self.group.rank} gave up waiting for another one ({str(e).splitlines()[0][-120:]}); check whether all workers "
@@ -175,7 +164,7 @@ class Workers:
                 store.set(f"bye {rank}", "")
             elif not failed and self.group.size > 1:
                 store.wait([f"bye {other}" for other in range(1, self.group.size)], _LEAVING)
-        dist.group.WORLD, self._world = self._world, None
+        dist.group.WORLD = self.group.process_group
         self.group.__exit__(RuntimeError if failed else None)
 
 
@@ -281,11 +270,10 @@ class WorkerFragment(Phases):
         self._agree(phase, args)
         start = time.process_time_ns()
         try:
-            with workers.talking():
-                for post in self._channels[phase].at_start:
-                    post(slots)
-                programs[phase].run(slots)
-                self._channels[phase].finish()
+            for post in self._channels[phase].at_start:
+                post(slots)
+            programs[phase].run(slots)
+            self._channels[phase].finish()
         except OpError as e:
             raise ExecutionError(e.explain(workers.device.name, self._timeline.graph)) from e.cause
         for write in programs[phase].writes:

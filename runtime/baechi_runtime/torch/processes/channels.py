@@ -175,7 +175,7 @@ class PostedChannels(Channels):
 
     def __init__(self, timeline: Timeline, binding: Binding, group: WorkerGroup, device: TorchDevice, phase: Phase | None = None) -> None:
         super().__init__(timeline, binding, group, phase)
-        self._tagged = group.tagged
+        self._group, self._tagged = group, group.tagged
         self._device = device.torch_device
         self._coming: dict[int, tuple[torch.Tensor, dist.Work]] = {}
         self._going = Going(self._timeout)
@@ -208,7 +208,7 @@ class PostedChannels(Channels):
 
         def post(_: Any) -> None:
             buffer = torch.empty_strided(meta.size(), stride, dtype=meta.dtype, device=self._device)
-            self._coming[tensor] = buffer, cast(dist.Work, dist.irecv(_flat(buffer), source, tag=tag))
+            self._coming[tensor] = buffer, cast(dist.Work, dist.irecv(_flat(buffer), source, self._group.process_group, tag))
 
         return post
 
@@ -218,7 +218,7 @@ class PostedChannels(Channels):
         def give(value: torch.Tensor) -> None:
             if value.stride() != stride:
                 value = torch.empty_strided(value.size(), stride, dtype=value.dtype, device=value.device).copy_(value)
-            self._keep(value, cast(dist.Work, dist.isend(_flat(value), target, tag=tag)), gone)
+            self._keep(value, cast(dist.Work, dist.isend(_flat(value), target, self._group.process_group, tag)), gone)
 
         return give
 

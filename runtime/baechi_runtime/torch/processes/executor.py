@@ -178,7 +178,7 @@ class ProcessExecutor:
 
     def clock_ahead(self, rank: int) -> tuple[int, int]:
         """Nanoseconds by which a rank's clock is ahead of this one's, and by which that may be wrong."""
-        return self.together(partial(clock_ahead, rank), do="clock", rank=rank)[0]
+        return self.together(partial(clock_ahead, self.group, rank), do="clock", rank=rank)[0]
 
     def cpu_seconds(self) -> float:
         """CPU time that all workers have used."""
@@ -315,7 +315,7 @@ class _Rank:
             "pace": lambda c: asdict(play_pace(device, c["windows"], c["window_seconds"])),
             "memory": lambda c: memory_bytes(device, group.local_size),
             "time": lambda c: sum(os.times()[:2]),
-            "clock": lambda c: tell_clock() if c["rank"] == group.rank else None,
+            "clock": lambda c: tell_clock(group) if c["rank"] == group.rank else None,
             "keep_busy": self._keep_busy,
             "load": self._load,
             "run": self._run,

@@ -49,7 +49,7 @@ def play(group: WorkerGroup, device: TorchDevice, command: dict[str, Any]) -> di
         return None
     leads = group.rank == first
     peer = second if leads else first
-    player = Player(device, _Posted(device, peer) if group.lines is None else _Shared(group.lines, number, peer, max(sizes)), leads)
+    player = Player(device, _Posted(group, device, peer) if group.lines is None else _Shared(group.lines, number, peer, max(sizes)), leads)
     trips = {size: player.round_trips(size, _WARMUP, _REPEATS) for size in sizes}
     charges = [player.charge_us(size, statistics.median(trips[size]) / 2) for size in _loaded_sizes(sizes)]
     return {"wall_us": list(trips.values()), "charges": charges}
@@ -63,15 +63,16 @@ def _loaded_sizes(sizes: Sequence[int]) -> list[int]:
 class _Posted:
     """torch.distributed."""
 
+    group: WorkerGroup
     device: TorchDevice
     peer: int
 
     def send(self, tensor: torch.Tensor) -> Wait:
-        return cast(dist.Work, dist.isend(tensor, self.peer, tag=_TAG)).wait
+        return cast(dist.Work, dist.isend(tensor, self.peer, self.group.process_group, _TAG)).wait
 
     def receive(self, words: int) -> Wait:
         into = torch.empty(words, device=self.device.torch_device)
-        return cast(dist.Work, dist.irecv(into, self.peer, tag=_TAG)).wait
+        return cast(dist.Work, dist.irecv(into, self.peer, self.group.process_group, _TAG)).wait
 
 
 class _Shared:

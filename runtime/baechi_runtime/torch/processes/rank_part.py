@@ -216,13 +216,13 @@ class RankPart:
         found = gradients | {name: value.detach() for name, value in self.step.state().items() if name in self.owned}
         if self.group.rank:
             for number, name in enumerate(self._gathered_from(self.group.rank)):
-                dist.send(found[name].cpu().contiguous(), 0, tag=_GATHER + number)
+                dist.send(found[name].cpu().contiguous(), 0, self.group.process_group, _GATHER + number)
             return found
         for rank in range(1, self.group.size):
             for number, name in enumerate(self._gathered_from(rank)):
                 like = self.step.state()[name.removeprefix(GRADIENT)]
                 found[name] = torch.empty(like.shape, dtype=like.dtype)
-                dist.recv(found[name], rank, tag=_GATHER + number)
+                dist.recv(found[name], rank, self.group.process_group, _GATHER + number)
         return found
 
     def _gathered_from(self, rank: int) -> list[str]:

@@ -56,6 +56,8 @@ class WorkerGroup:
     """Commands given so far (rank 0) or heard so far (others)."""
     lines: Lines | None = None
     """This worker's lines to all others, where all are on one machine that has such, and compute on the host."""
+    process_group: dist.ProcessGroup | None = None
+    """torch.distributed's, which the tensors go over; None stands for its default one."""
     quiet: Callable[[], None] = lambda: None
     """Ends the signs of life, or the listening to them."""
 
@@ -96,7 +98,7 @@ class WorkerGroup:
             local_size, tagged = int(os.environ.get("LOCAL_WORLD_SIZE", size)), device.type != "cuda"
             shares = share_memory and tagged and 1 < local_size == size and os.environ.get(SHARED_MEMORY) != "0"
             lines = Lines.join(own, rank, size, timeout_seconds) if shares else None
-        return cls(rank, size, own, timeout_seconds, crash, local_size, tagged, lines=lines, quiet=quiet)
+        return cls(rank, size, own, timeout_seconds, crash, local_size, tagged, lines=lines, process_group=dist.group.WORLD, quiet=quiet)
 
     def __enter__(self) -> "WorkerGroup":
         return self
@@ -105,6 +107,7 @@ class WorkerGroup:
         self.quiet()
         if self.lines is not None:
             self.lines.close()
+        self.process_group = None
         if kind is None:
             take_groups_from_meshes()
         else:
