@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from baechi_ext.place.fitting import Effort, fit
+from baechi_ext.place.effort import Effort
+from baechi_ext.place.fitting import fit
 from baechi_ext.place.trial import Trial
 from baechi_ext.simulate import Simulator
 from benchmarks.families import known_plan

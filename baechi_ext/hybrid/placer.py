@@ -20,7 +20,8 @@ from baechi_ext.hybrid.splits import OpSplit, op_splits, sharded_graph
 from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import Plan
-from baechi_ext.place.common import PlanResult, clock_seconds
+from baechi_ext.place.common import PlanResult
+from baechi_ext.place.effort import clock_seconds
 from baechi_ext.shard.graph import ShardGraph
 from baechi_ext.shard.search import SearchOptions, search_tables, tied
 from baechi_ext.shard.tables import Tables, build_tables
@@ -173,7 +174,7 @@ def _concluded(
     about = {"method": METHOD, "status": status, "lower_bound_us": bound, "placement_seconds": seconds}
     values = {f.name: getattr(found.plan, f.name) for f in fields(Plan)} | {"graph": graph, "cluster": cluster, **about}
     plan: Plan = Plan(**values) if not best.groups else HybridPlan(**(values | best.on_devices()), groups=best.groups, shard=best.shard)
-    result = HybridResult(plan, found.timeline, found.interrupted, found.notes, found.untried, steps_us=tuple(steps))
+    result = HybridResult(plan, found.trial, found.interrupted, found.notes, found.untried, steps_us=tuple(steps))
     return replace(result, notes=(*found.notes, *_notes(result, pinned=pinned)))
 
 

@@ -18,7 +18,8 @@ import numpy as np
 
 from baechi_ext.place import refine_kernel
 from baechi_ext.place.blocks import Block
-from baechi_ext.place.common import SearchProgress, Worth, clock_seconds
+from baechi_ext.place.common import SearchProgress, Worth
+from baechi_ext.place.effort import clock_seconds
 from baechi_ext.place.fitting import Chain, run_together, scrambled
 from baechi_ext.place.trial import Trial
 from baechi_ext.simulate.arrays import Problem, make_problem

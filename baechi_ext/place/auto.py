@@ -4,7 +4,8 @@ there is time. `refine`: from any plan, over placements and orders."""
 from dataclasses import replace
 from typing import NamedTuple
 
-from baechi_ext.place.common import PlanResult, Task, clock_seconds, finish
+from baechi_ext.place.common import PlanResult, Task, finish
+from baechi_ext.place.effort import clock_seconds
 from baechi_ext.place.feasibility import refuse_after_all_tried
 from baechi_ext.place.searching import cheap_start, initial_of, refined, start_of
 from baechi_ext.place.trial import Trial

@@ -6,6 +6,7 @@ Chunks of bytes are m-TOPO (Baechi, SoCC 2020, section 3.1), whatever that costs
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 
@@ -110,18 +111,30 @@ def contiguous(task: Task) -> PlanResult:
     unlimited = (float("inf"),) * len(cluster)
     limits = tuple(cluster.rooms)
     proposals = []
+    times_us = [op.compute_us for op in graph.ops]
     for order in (task.order,) if task.options.traversal_order else (graph.order, depth_first_order(graph)):
+        units = graph.units(order)
+        line = _Line(task, units, sums(times_us, units), held_bytes(graph, units))
         for rooms in dict.fromkeys((unlimited, limits)):
-            cuts = (partial(_cut, task, graph.units(order), split, rooms) for split in (best_split, chunks))
+            cuts = (partial(line.cut, split, rooms) for split in (best_split, chunks))
             proposals += [arrange(task, cut, ranks(order)) for cut in cuts]
     return conclude(task, proposals)
 
 
-def _cut(task: Task, ordered: Sequence[Unit], split: Split, rooms: Sequence[float], sequence: Sequence[int]) -> tuple[int, ...]:
-    """The chunks that `split` makes of the units, the first for the first device of the sequence; a device holds at most its room."""
-    graph, speeds = task.graph, [task.cluster.devices[d].speed for d in sequence]
-    times, sizes = sums([op.compute_us for op in graph.ops], ordered), held_bytes(graph, ordered)
-    return spread(graph, ordered, [sequence[i] for i in split(times, speeds, sizes, [rooms[d] for d in sequence])])
+@dataclass(frozen=True)
+class _Line:
+    """The units of a graph in topological order, with their microseconds and the bytes that they hold."""
+
+    task: Task
+    units: Sequence[Unit]
+    times_us: Sequence[float]
+    sizes: Sequence[float]
+
+    def cut(self, split: Split, rooms: Sequence[float], sequence: Sequence[int]) -> tuple[int, ...]:
+        """The chunks that `split` makes of the units, the first for the first device of the sequence; a device holds at most its room."""
+        speeds = [self.task.cluster.devices[d].speed for d in sequence]
+        devices = split(self.times_us, speeds, self.sizes, [rooms[d] for d in sequence])
+        return spread(self.task.graph, self.units, [sequence[i] for i in devices])
 
 
 def m_topo(task: Task) -> PlanResult:

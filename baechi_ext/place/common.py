@@ -1,7 +1,5 @@
 """Shared by all placers: their options, their result, and how a placement becomes a plan."""
 
-import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -12,7 +10,8 @@ from baechi_ext.ir.cluster import Cluster
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import Plan, memory_violations, verify_placement
 from baechi_ext.place.blocks import Block, block_levels
-from baechi_ext.place.feasibility import NEXT_STEPS, require_feasible, require_packing, require_sane_costs
+from baechi_ext.place.effort import Effort, clock_seconds
+from baechi_ext.place.feasibility import NEXT_STEPS, Conflict, conflict, require_feasible, require_no_conflict, require_sane_costs
 from baechi_ext.place.repair import BRIEFLY_REPAIRED_OPS, REPAIRED_OPS, fitted, repair
 from baechi_ext.place.traversal import traversal
 from baechi_ext.place.trial import Priority, Trial, draining_order, longest_path_order, longest_placed_path_order, try_orders
@@ -86,16 +85,20 @@ class SearchProgress:
 
 @dataclass(frozen=True)
 class PlanResult:
-    """A plan, its simulated timeline, and what is known of its quality."""
+    """A plan, its simulation, and what is known of its quality."""
 
     plan: Plan
-    timeline: Timeline
+    trial: Trial
     interrupted: bool = False
     """The user stopped the search; this is the best it had found."""
     notes: tuple[str, ...] = ()
     """Remarks for a person on how it was made."""
     untried: tuple[str, ...] = ()
     """Left out for the time limit: quick methods of a search, schedules of a method."""
+
+    @property
+    def timeline(self) -> Timeline:
+        return self.trial.timeline
 
     @property
     def status(self) -> str:
@@ -138,7 +141,7 @@ class Task:
     simulator: Simulator
     started_seconds: float
     search: "Task | None" = None
-    """The search that the plan is for: of the same graph, or of one with less colocation, so that its bound holds here, too."""
+    """The search that the plan is for: of the same graph, or of one with less colocation, so that its bound and conflict hold here, too."""
 
     @property
     def graph(self) -> OpGraph:
@@ -174,6 +177,11 @@ class Task:
     @cached_property
     def bound_us(self) -> float:
         return lower_bound_us(self.graph, self.cluster) if self.search is None else self.search.bound_us
+
+    @cached_property
+    def conflict(self) -> Conflict | None:
+        """See `feasibility.conflict`."""
+        return conflict(self.graph, self.cluster) if self.search is None else self.search.conflict
 
     @cached_property
     def block_levels(self) -> list[list[Block]]:
@@ -237,25 +245,24 @@ def finish(task: Task, trial: Trial, bound_us: float | None = None, *, interrupt
     Raises InfeasibleError where the trial is not valid, status "infeasible" where it is proven that none is, else "unknown".
     """
     if not trial.valid:
-        require_packing(task.graph, task.cluster)
+        require_no_conflict(task.cluster, task.conflict)
         raise InfeasibleError(_why_not(task, trial), status="unknown")
-    graph, timeline = task.graph, trial.timeline
     bound = task.bound_us if bound_us is None else bound_us
     plan = Plan(
-        graph=graph,
+        graph=task.graph,
         method=task.method,
-        status="optimal" if timeline.makespan_us <= bound * (1 + _ROUNDING) else "feasible",
+        status="optimal" if trial.makespan_us <= bound * (1 + _ROUNDING) else "feasible",
         cluster=task.cluster,
         placement=trial.placement,
         priority=trial.priority,
-        predicted_step_us=timeline.makespan_us,
+        predicted_step_us=trial.makespan_us,
         lower_bound_us=bound,
-        peak_memory_bytes=timeline.peak_memory_bytes,
+        peak_memory_bytes=trial.peak_memory_bytes,
         placement_seconds=task.elapsed_seconds(),
         options=task.options.to_json(),
         seed=task.options.seed,
     )
-    return PlanResult(plan, timeline, interrupted)
+    return PlanResult(plan, trial, interrupted)
 
 
 def _shortlist(first: Sequence[tuple[Trial, Orders]]) -> list[tuple[Trial, Orders]]:
@@ -266,8 +273,9 @@ def _shortlist(first: Sequence[tuple[Trial, Orders]]) -> list[tuple[Trial, Order
 
 
 def _with_all_orders(task: Task, trial: Trial, priorities: Orders) -> Trial:
-    """The trial, or a better one of the same placement in another order; on one device none is faster."""
-    if trial.valid and len(set(trial.placement)) <= 1:
+    """The trial, or a better one of the same placement in another order; on one device none is faster. In a large graph no other order is
+    tried once the time limit has passed, unless the trial does not fit."""
+    if trial.valid and (len(set(trial.placement)) <= 1 or task.left_seconds() <= 0):
         return trial
     placed_path = longest_placed_path_order(task.graph, task.cluster, trial.placement)
     orders = [*priorities, placed_path, longest_path_order(task.simulator)]
@@ -285,10 +293,11 @@ def _repaired(task: Task, trials: Sequence[Trial]) -> Trial:
     amiss.sort(key=lambda trial: trial.makespan_us if best.valid else sum(trial.excess_bytes))
     for trial in amiss[:_REPAIRED]:
         if not best.valid or (trial.makespan_us < best.makespan_us and task.left_seconds() > 0):
-            repaired = repair(simulator, trial, seed, REPAIRED_OPS if task.options.fits else BRIEFLY_REPAIRED_OPS)
+            effort = Effort(REPAIRED_OPS) if task.options.fits else Effort(BRIEFLY_REPAIRED_OPS, task.left_seconds())
+            repaired = repair(simulator, trial, seed, effort)
             best = min([best, _with_all_orders(task, repaired, ()) if repaired.valid else repaired], key=lambda t: t.key)
     if not best.valid and task.options.fits:
-        require_packing(task.graph, task.cluster)  # a proof that there is none takes less than a search for it
+        require_no_conflict(task.cluster, task.conflict)  # a proof that there is none takes less than a search for it
         best = fitted(simulator, best, seed)
     return _with_all_orders(task, best, ())
 
@@ -296,12 +305,6 @@ def _repaired(task: Task, trials: Sequence[Trial]) -> Trial:
 def _why_not(task: Task, best: Trial) -> str:
     found = "; ".join(memory_violations(task.cluster, best.timeline.peak_memory_bytes))
     return f"{task.method} found no plan that fits, not proven impossible; in the nearest one {found}; {NEXT_STEPS}"
-
-
-def clock_seconds() -> float:
-    """Seconds on a clock that stands still while kernels are compiled, which the first run does for all."""
-    jit = sys.modules.get("baechi_ext.simulate.jit")
-    return time.perf_counter() - (0.0 if jit is None else jit.compiling_seconds())
 
 
 _SIMULATED_OPS = 50_000
@@ -313,7 +316,7 @@ def arrange(task: Task, make: Callable[[Sequence[int]], Sequence[int]], priority
 
     The search begins with the devices as they stand and exchanges two at a time while that helps in the simulator. Devices that
     differ in nothing, pinned ops included, are not exchanged: equal devices with equal links cost one call of `make`. The number of
-    simulations is bounded by the graph's size, never by a clock.
+    simulations is bounded by the graph's size; in a large graph the time limit ends it, too.
     """
     priorities = () if priority is None else (priority,)
     sequence = list(range(len(task.cluster)))
@@ -326,6 +329,8 @@ def arrange(task: Task, make: Callable[[Sequence[int]], Sequence[int]], priority
     while best is not None and improved and left > 0:
         improved = False
         for i, j in pairs[:left]:
+            if task.left_seconds() <= 0:
+                break
             sequence[i], sequence[j] = sequence[j], sequence[i]
             trial = try_orders(task.simulator, graph.pinned(make(sequence)), (priority,))
             left -= 1

@@ -74,7 +74,7 @@ def require_feasible(graph: OpGraph, cluster: Cluster) -> None:
     """Raises InfeasibleError, status "infeasible", where one op, one colocation group, what is pinned to one device, or the whole
     graph provably fits nowhere.
 
-    Says nothing about graphs that merely pack badly; `require_packing` does, and takes longer.
+    Says nothing about graphs that merely pack badly; a `conflict` does, and takes longer.
     """
     limits = [d.memory_bytes for d in cluster.devices]
     known = [limit for limit in limits if limit is not None]
@@ -106,9 +106,8 @@ def require_feasible(graph: OpGraph, cluster: Cluster) -> None:
         _refuse(reason + f"the {len(cluster)} devices together have {total:.0f}", conflict(graph, cluster))
 
 
-def require_packing(graph: OpGraph, cluster: Cluster) -> None:
-    """Raises InfeasibleError, status "infeasible", where the ops and groups provably cannot be packed into the devices."""
-    found = conflict(graph, cluster)
+def require_no_conflict(cluster: Cluster, found: Conflict | None) -> None:
+    """Raises InfeasibleError, status "infeasible", where there is a `conflict`: ops and groups that cannot be packed into the devices."""
     if found is not None:
         _refuse(f"the devices hold {_listed([f'{d.memory_bytes:.0f}' for d in cluster.devices])} bytes", found)
 

@@ -8,12 +8,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
 
 import numpy as np
 
 from baechi_ext.place import fit_kernel
 from baechi_ext.place.blocks import Block, block_levels
+from baechi_ext.place.effort import Effort
 from baechi_ext.place.refine_kernel import Search, make_search
 from baechi_ext.place.trial import Trial
 from baechi_ext.simulate import Simulator
@@ -32,15 +32,6 @@ Watch = Callable[[Trial, int], None]
 
 
 _FEW_OPS, _TRIES_PER_PLAN = 8, 100  # few ops have few plans: a search at random that could have tried each of them so often has tried all
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """The most that a search may take, by either measure."""
-
-    simulated_ops: float = float("inf")
-    seconds: float = float("inf")
-    """Compiling the search, where that has to be done, comes on top."""
 
 
 def fit(start: Trial, seed: int, effort: Effort, watch: Watch | None = None) -> Trial:

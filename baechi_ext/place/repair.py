@@ -2,8 +2,8 @@
 
 Guided steps come first: from the device that exceeds most, the units whose move costs the least transfer and load per byte that it frees
 at the instant of the peak. Each is judged by the simulator, and is kept only where it lowers the bytes over the limits. Where those fail,
-compiled search (`fitting`, seeded) goes on. The number of simulations is bounded by the graph's size, never by a clock, so that the same
-input gives the same plan.
+compiled search (`fitting`, seeded) goes on. The number of simulations is bounded by the graph's size, so that the same input gives the same
+plan; in a large graph a search bounds the seconds, too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from baechi_ext.place.chunks import chunks, depth_first_order, held_bytes, least_memory_order, ranks, spread
+from baechi_ext.place.effort import Effort, clock_seconds
 from baechi_ext.place.trial import Trial, draining_order, try_orders
 from baechi_ext.simulate import Simulator, Timeline
 
@@ -24,15 +25,15 @@ _STEPS_PER_MOVE = 50  # the most steps for each unit and device that it could mo
 _SINGLE_MOVES = 12
 
 
-def repair(simulator: Simulator, start: Trial, seed: int, simulated_ops: int = REPAIRED_OPS) -> Trial:
+def repair(simulator: Simulator, start: Trial, seed: int, effort: Effort = Effort(REPAIRED_OPS)) -> Trial:  # noqa: B008 - frozen
     """The best trial found from `start`: valid, or else with the fewest bytes over the limits."""
-    guided = _Guided(simulator, start, simulated_ops)
+    guided = _Guided(simulator, start, effort)
     best = guided.run()
     if best.valid or guided.steps <= 0 or len(simulator.cluster) == 1:
         return best
-    from baechi_ext.place.fitting import Effort, fit
+    from baechi_ext.place.fitting import fit
 
-    return fit(best, seed, Effort(simulated_ops=guided.steps * len(simulator.graph)))
+    return fit(best, seed, Effort(guided.steps * len(simulator.graph), guided.left_seconds()))
 
 
 def fitted(simulator: Simulator, nearest: Trial, seed: int) -> Trial:
@@ -45,27 +46,31 @@ def fitted(simulator: Simulator, nearest: Trial, seed: int) -> Trial:
         best = min([best, repair(simulator, start, seed)], key=lambda trial: trial.key)
         if best.valid:
             return best
-    from baechi_ext.place.fitting import Effort, fit
+    from baechi_ext.place.fitting import fit
 
-    return fit(best, seed, Effort(simulated_ops=_FITTED_OPS))
+    return fit(best, seed, Effort(_FITTED_OPS))
 
 
 class _Guided:
     """The guided steps of one repair: the best trial so far and the steps left."""
 
-    def __init__(self, simulator: Simulator, start: Trial, simulated_ops: int) -> None:
+    def __init__(self, simulator: Simulator, start: Trial, effort: Effort) -> None:
         self.simulator = simulator
         self.graph = simulator.graph
         self.best = start
         self.units = [unit for unit in self.graph.units() if unit[0] not in self.graph.pins]
         self.orders = (draining_order(simulator),)
         moves = len(self.units) * (len(simulator.cluster) - 1)
-        self.steps = min(_MOST_STEPS, _STEPS_PER_MOVE * moves, max(_FEWEST_STEPS, simulated_ops // max(1, len(self.graph))))
+        self.steps = min(_MOST_STEPS, _STEPS_PER_MOVE * moves, max(_FEWEST_STEPS, effort.simulated_ops // max(1, len(self.graph))))
+        self._until_seconds = clock_seconds() + effort.seconds
 
     def run(self) -> Trial:
-        while len(self.simulator.cluster) > 1 and not self.best.valid and self.steps > 0 and self._guided_step():
+        while len(self.simulator.cluster) > 1 and not self.best.valid and min(self.steps, self.left_seconds()) > 0 and self._guided_step():
             pass
         return self.best
+
+    def left_seconds(self) -> float:
+        return self._until_seconds - clock_seconds()
 
     def _try(self, moves: Sequence[tuple[int, int]]) -> bool:
         """Keeps the plan with each (unit, device) moved, and returns True, if fewer bytes are then over the limits."""

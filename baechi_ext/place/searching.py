@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from baechi_ext.errors import InfeasibleError, MissingBackendError, SolverError
 from baechi_ext.ir.op_graph import OpGraph
 from baechi_ext.ir.plan import verify_placement
-from baechi_ext.place.common import PlaceOptions, PlanResult, SearchProgress, Task, clock_seconds, finish
+from baechi_ext.place.common import PlaceOptions, PlanResult, SearchProgress, Task, finish
+from baechi_ext.place.effort import Effort, clock_seconds
 from baechi_ext.place.parted import ends_of_parts
 from baechi_ext.place.repair import trials_by_bytes
 from baechi_ext.place.trial import Trial, try_orders
@@ -118,7 +119,8 @@ def trial_by(method: str, task: Task, graph: OpGraph, options: PlaceOptions) -> 
             raise
         return None, ()
     # The method's notes are of its own plan, in a share of the time; what a search makes of it is another.
-    return Trial(result.plan.placement, result.plan.priority, task.simulator), result.untried
+    trial = result.trial if graph is task.graph else Trial(result.plan.placement, result.plan.priority, task.simulator)
+    return trial, result.untried
 
 
 def _clustered(task: Task) -> Iterator[OpGraph]:
@@ -135,7 +137,7 @@ def _fitted(task: Task) -> Trial:
     start = min(trials_by_bytes(task.simulator), key=lambda trial: trial.key)
     if start.valid or len(task.graph) == 0:
         return start
-    from baechi_ext.place.fitting import Effort, fit
+    from baechi_ext.place.fitting import fit
 
     def watch(best: Trial, evaluations: int) -> None:
         if task.options.watch is not None:

@@ -4,7 +4,7 @@ import time
 
 import numba
 
-from baechi_ext.place.common import clock_seconds
+from baechi_ext.place.effort import clock_seconds
 from baechi_ext.simulate.jit import compiling_seconds
 
 

@@ -1,10 +1,12 @@
 """Turning proposals into a plan: the choice, the repair, and the messages where there is none."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from baechi_ext.errors import GraphError, InfeasibleError, OptionError, PlanError
 from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
-from baechi_ext.place.common import SMALL, PlaceOptions, Proposal, begin, conclude
+from baechi_ext.place.common import SMALL, PlaceOptions, Proposal, arrange, begin, conclude
 from baechi_ext.place.feasibility import minimal_bytes, require_feasible
 from baechi_ext.place.registry import METHODS, place
 from baechi_ext.place.repair import held_at_peak, repair, trials_by_bytes
@@ -77,6 +79,27 @@ def test_without_time_what_fits_is_taken_unrepaired(limit_seconds: float, device
     task = begin("test", OpGraph.from_edges(ops, []), cluster, PlaceOptions(time_limit_seconds=limit_seconds))
     placement = conclude(task, [Proposal((0,) * n), Proposal((1,) * n)]).plan.placement
     assert sum(placement) == (n - 1) * device
+
+
+@pytest.mark.parametrize(("limit_seconds", "more"), [(1e-9, False), (60.0, True)])
+def test_without_time_no_further_devices_and_orders_are_tried(limit_seconds: float, more: bool) -> None:
+    """The slow device comes first until places are exchanged; the op that is ready first goes first until longest paths do."""
+    times_us = {"head": 1, "long": 2, "tail": 9, "short": 2} | dict.fromkeys((f"o{v}" for v in range(SMALL)), 0)
+    graph = OpGraph.from_edges(
+        [Op(name, compute_us=us) for name, us in times_us.items()], [("head", "long", 1, "x"), ("long", "tail", 1, "y")]
+    )
+    cluster = Cluster((Device("slow", speed=0.5), Device("fast"), Device("other", speed=0.25)), Link(0.0, 0.0))
+    task = begin("test", graph, cluster, PlaceOptions(time_limit_seconds=limit_seconds))
+    made = []
+
+    def make(sequence: Sequence[int]) -> Sequence[int]:
+        made.append(tuple(sequence))
+        return (sequence[0], sequence[0], sequence[1], *(sequence[0],) * (SMALL + 1))
+
+    proposal = arrange(task, make)
+    assert (len(made) > 1) == more
+    started = conclude(task, [proposal]).timeline.started
+    assert (started.index(1) < started.index(3)) == more
 
 
 def test_repair_moves_what_costs_least() -> None:

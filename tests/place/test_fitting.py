@@ -7,7 +7,8 @@ import pytest
 from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
 from baechi_ext.place.chunks import depth_first_order, least_memory_order, ranks
 from baechi_ext.place.common import PlaceOptions, SearchProgress
-from baechi_ext.place.fitting import Effort, fit
+from baechi_ext.place.effort import Effort
+from baechi_ext.place.fitting import fit
 from baechi_ext.place.registry import place
 from baechi_ext.place.repair import trials_by_bytes
 from baechi_ext.place.trial import Trial

@@ -10,7 +10,8 @@ from baechi_ext.errors import InfeasibleError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.hints import with_pins_of_groups
 from baechi_ext.place.common import PlaceOptions, PlanResult, Proposal
-from baechi_ext.place.fitting import Effort, fit
+from baechi_ext.place.effort import Effort
+from baechi_ext.place.fitting import fit
 from baechi_ext.place.list_scheduler import RELUCTANCES, runner
 from baechi_ext.place.registry import place
 from baechi_ext.place.repair import repair, trials_by_bytes

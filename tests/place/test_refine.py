@@ -14,7 +14,8 @@ from baechi_ext.ir import Cluster, Device, Link, Op, OpGraph
 from baechi_ext.place import common, refine_kernel
 from baechi_ext.place.annealing import Limits, _Chain, anneal
 from baechi_ext.place.blocks import block_levels
-from baechi_ext.place.common import PlaceOptions, Proposal, SearchProgress, Task, Worth, begin, clock_seconds
+from baechi_ext.place.common import PlaceOptions, Proposal, SearchProgress, Task, Worth, begin
+from baechi_ext.place.effort import clock_seconds
 from baechi_ext.place.fitting import run_together
 from baechi_ext.place.registry import METHODS, place
 from baechi_ext.place.trial import Trial, try_orders

@@ -16,7 +16,8 @@ from baechi_ext.errors import InfeasibleError, MissingBackendError, OptionError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.ir.hints import require_hints
 from baechi_ext.place.annealing import Limits, anneal
-from baechi_ext.place.common import PlaceOptions, Proposal, SearchProgress, Task, begin, clock_seconds, conclude
+from baechi_ext.place.common import PlaceOptions, Proposal, SearchProgress, Task, begin, conclude
+from baechi_ext.place.effort import clock_seconds
 from baechi_ext.place.placeto.environment import Rules
 from baechi_ext.place.placeto.policy import Policy
 from baechi_ext.place.placeto.rnn import RnnConfig, RnnPlacer

@@ -13,7 +13,8 @@ from baechi_ext.cost import attach_costs, scale_links
 from baechi_ext.ir import Link, OpGraph
 from baechi_ext.ir.plan import memory_violations, placement_violations
 from baechi_ext.place.common import PlanResult
-from baechi_ext.simulate import Timeline, simulate
+from baechi_ext.place.trial import Trial
+from baechi_ext.simulate import Simulator, Timeline, simulate
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers import pipeline
 from baechi_runtime.drivers.costing import host_of
@@ -110,11 +111,11 @@ def _placed_as_kept(request: TrainRequest, executor: Executor, captured: OpGraph
     if placement_violations(planned, cluster, kept.plan.placement):
         return None
     plan = replace(kept.plan, graph=planned)
-    timeline = simulate(planned, cluster, plan.placement, plan.priority)
-    same = math.isclose(timeline.makespan_us, plan.predicted_step_us, rel_tol=_ROUNDING)
-    if not same or memory_violations(cluster, timeline.peak_memory_bytes):
+    trial = Trial(plan.placement, plan.priority, Simulator(planned, cluster))
+    same = math.isclose(trial.makespan_us, plan.predicted_step_us, rel_tol=_ROUNDING)
+    if not same or memory_violations(cluster, trial.peak_memory_bytes):
         return None
-    return Placement(graph, kept.profile, PlanResult(plan, timeline, notes=kept.notes, untried=kept.untried), single)
+    return Placement(graph, kept.profile, PlanResult(plan, trial, notes=kept.notes, untried=kept.untried), single)
 
 
 def place_alike(earlier: Placement, captured: CapturedCall) -> Timeline | None:

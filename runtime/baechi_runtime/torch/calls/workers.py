@@ -26,7 +26,8 @@ from baechi_ext.capture.torch_private import no_view
 from baechi_ext.errors import BaechiError, ExecutionError, OptionError, ParityError
 from baechi_ext.ir.plan import Plan
 from baechi_ext.place.common import PlanResult
-from baechi_ext.simulate import Timeline
+from baechi_ext.place.trial import Trial
+from baechi_ext.simulate import Simulator, Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.train_request import TrainRequest
@@ -205,7 +206,8 @@ def placement_from_json(captured: CapturedCall, value: Mapping[str, Any]) -> Pla
     """The placement that worker 0 sent. Raises ExecutionError where this worker simulates it in another way."""
     timeline = timeline_from_json(captured.graph, value["timeline"])
     plan = Plan.from_json(value["plan"], timeline.graph)
-    return Placement(timeline.graph, None, PlanResult(plan, timeline), one_device_timeline(timeline.graph), None)
+    trial = Trial(plan.placement, plan.priority, Simulator(timeline.graph, timeline.cluster))
+    return Placement(timeline.graph, None, PlanResult(plan, trial), one_device_timeline(timeline.graph), None)
 
 
 def _checksums(tensors: Iterable[Tensor]) -> list[int]:
