@@ -147,7 +147,7 @@ def test_noise_and_too_few_steps_are_said() -> None:
     assert "3 steps of each tell nothing for sure, 6 may" in few.recommendation()
     loud = comparison({"single": around(400), "m_etf": around(100)})
     loud = replace(loud, measurement=replace(loud.measurement, load_of_others=0.5))
-    assert loud.recommendation().endswith("one device's (but other processes took 50% of the cores (more than 10%)).")
+    assert loud.recommendation().endswith("one device's, but other processes took 50% of the cores (more than 10%).")
 
 
 def test_an_engine_that_is_fastest_is_recommended_and_a_plan_stands_for_the_comparison() -> None:

@@ -93,7 +93,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Versions, help="print the versions of baechi, Python and the frameworks, and end")
     text = "print what completes commands and flags in that shell, for its start-up file, and end"
     parser.add_argument("--completion", action=PrintCompletion, choices=SHELLS, help=text)
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND")
     for command in COMMANDS:
         sub = commands.add_parser(command.name, help=command.help, description=command.help, allow_abbrev=False, formatter_class=Lines)
         command.add_flags(sub)

@@ -303,7 +303,7 @@ class Comparison(Findings):
         doubts, advice = self.doubts(), self._advice()
         if self.best == COMPILED and COMPILED not in advice and self.recommended == SINGLE and self.beats(COMPILED, SINGLE):
             advice += f"; under {COMPILED}, one device is {self.gain(COMPILED)} times as fast as our program there"
-        return advice + (f" (but {'; '.join(doubts)})" if doubts else "") + "."
+        return advice + (f", but {'; '.join(doubts)}" if doubts else "") + "."
 
     def _advice(self) -> str:
         chosen, splits = self.recommended, self._splits

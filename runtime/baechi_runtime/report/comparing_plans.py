@@ -59,7 +59,7 @@ def _reasons(diff: PlanDiff) -> Iterator[str]:
     if diff.renamed is not None:
         names = [device.name for device in diff.before.cluster.devices]
         swaps = ", ".join(f"{names[d]} as {names[renamed]}" for d, renamed in enumerate(diff.renamed) if d != renamed)
-        yield f"The devices are alike: with B's {swaps}, only {diff.moved_renamed} ops move."
+        yield f"The devices are alike: with B's {swaps}, only {diff.moved_renamed} of the ops would have moved."
     if diff.crossed is not None and diff.moved and diff.reordered:
         step_us = diff.before.makespan_us
         placement, priority = (change_of(us, step_us) for us in (diff.crossed.placement_after_us, diff.crossed.priority_after_us))

@@ -13,6 +13,7 @@ from baechi_ext.ir.cluster import Link
 from baechi_ext.ir.files import make_folder
 from baechi_ext.ir.hints import Pin
 from baechi_ext.ir.numbers import MOST_DEVICES, as_number, size_in_bytes
+from baechi_runtime.cli.flags.parser import meant
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -88,7 +89,7 @@ class OneOf:
 
     def __call__(self, text: str) -> str:
         if text not in self.names:
-            raise argparse.ArgumentTypeError(f"unknown value {text!r}; choose one of {', '.join(self.names)}")
+            raise argparse.ArgumentTypeError(f"unknown value {text!r}{meant(text, self.names)}; choose one of {', '.join(self.names)}")
         return text
 
 

@@ -69,6 +69,8 @@ class Parser(argparse.ArgumentParser):
             own = f"; what {script} is to be given stands behind a --" if script is not None else ""
             flags = [flag for action in command._actions for flag in action.option_strings]  # noqa: SLF001 - not to be asked otherwise
             command.error(f"unrecognized arguments: {' '.join(unknown)}{meant(unknown[0].partition('=')[0], flags)}{own}")
+        if not hasattr(parsed, "parser"):  # said only now: a mistyped flag before it says more
+            self.error("the following arguments are required: COMMAND")
         return parsed
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

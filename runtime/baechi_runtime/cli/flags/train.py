@@ -124,7 +124,7 @@ _STEP: dict[str, Flag] = {
     "relaxed_random": (kinds.SWITCH, "let dropout run anywhere, in any order; parity with the unplaced step is lost"),
 }
 _MODEL: dict[str, tuple[Kind | None, str]] = {
-    "batch_size": (kinds.COUNT, ""),
+    "batch_size": (kinds.COUNT, "examples in a step; "),
     "image_size": (Kind(kinds.at_least_one, "PIXELS"), "height and width; "),
     "vocab_size": (kinds.COUNT, "vocabulary size; "),
     "max_seq_length": (kinds.COUNT, "words per sentence; "),
