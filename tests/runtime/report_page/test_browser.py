@@ -68,6 +68,13 @@ def test_every_panel_is_there_and_drawn(browser: Any, small: Path, width: int) -
     assert page.requests() == []
 
 
+def test_no_number_is_out_of_sight_on_a_phone(browser: Any, small: Path) -> None:
+    page = Page(browser, small, 420)
+    tables = "[...document.querySelectorAll('main .scroll')]"
+    assert page.run(f"return {tables}.length") > 3
+    assert page.run(f"return {tables}.filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.innerText)") == []
+
+
 def test_what_a_page_asks_for_is_seen(browser: Any, tmp_path: Path) -> None:
     path = tmp_path / "asking.html"
     path.write_text('<img src="picture.png">')
