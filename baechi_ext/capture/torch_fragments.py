@@ -158,7 +158,8 @@ class _Traced:
         """Traced on the kind of device that will run it, wherever the arguments are."""
         import torch
 
-        flat, device = flat_module(fragment.module), options.device
+        weights = [i for i in fragment.state if fragment.args[i].requires_grad and fragment.args[i].is_leaf]
+        flat, device = flat_module(fragment.module, weights), options.device
         examples = [a.detach().requires_grad_(a.requires_grad) if a.requires_grad else a for a in fragment.args]
         with (
             tracing(f"a call of {name or 'the module'}"),

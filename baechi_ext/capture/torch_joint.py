@@ -168,6 +168,8 @@ class _Nodes:
                         plain[node] = idx
                     case d.TangentAOTInput(output=d.PlainAOTOutput(idx=idx)):
                         tangents[idx] = node
+                    case d.TangentAOTInput(output=d.InputMutationAOTOutput()):
+                        raise CaptureError("forward changes a parameter in place, or an input that needs a gradient; do so before the call")
                     case other:
                         raise CaptureError(f"the step takes an input of an unknown kind, {other!r}; pass plain tensors")
             elif node.op == "get_attr":

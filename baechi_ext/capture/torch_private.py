@@ -43,6 +43,24 @@ def joint_graph(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> 
 
 
 @contextlib.contextmanager
+def casts_kept(weights: "Iterable[torch.Tensor]") -> Iterator[None]:
+    """Within, in a trace, autocast casts each of these inputs once for all that read it, as it does leaves of autograd without a trace,
+    so that gradients are added up in the lower precision. A trace's inputs are no leaves, and its casts are not kept."""
+    import torch
+
+    kept = torch.is_autocast_cache_enabled()
+    for weight in weights:
+        if weight.grad_fn is not None and not weight.grad_fn.next_functions:  # otherwise it is a copy, made as the step changes the weight
+            weight.detach_().requires_grad_()
+    torch.set_autocast_cache_enabled(True)
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
+        torch.set_autocast_cache_enabled(kept)
+
+
+@contextlib.contextmanager
 def _recurrent_layers_written_out() -> Iterator[None]:
     """A recurrent layer for a GPU is traced step by step: as one call of cuDNN it would look at its weights' memory."""
     import torch

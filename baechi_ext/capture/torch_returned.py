@@ -1,9 +1,10 @@
 """The tensors that a fragment is to compute, of which no two share memory, and how what it returns is made of these."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from baechi_ext.capture.torch_private import casts_kept
 from baechi_ext.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ class Returned:
         return value.detach() if self.detached else value
 
 
-def flat_module(graph: "fx.GraphModule") -> Any:
-    """The graph as a module that returns each tensor's memory once; `returned` says how its values are made of that."""
+def flat_module(graph: "fx.GraphModule", weights: Collection[int] = ()) -> Any:
+    """The graph as a module that returns each tensor's memory once; `returned` says how its values are made of that. It is to be traced;
+    `weights` are the arguments that autocast casts once for all that read them."""
     import torch
     from torch import fx
 
@@ -38,7 +40,8 @@ def flat_module(graph: "fx.GraphModule") -> Any:
         returned: list[Returned]
 
         def forward(self, *args: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
-            values = fx.Interpreter(graph).run(*args)
+            with casts_kept([args[i] for i in weights]):
+                values = fx.Interpreter(graph).run(*args)
             distinct, self.returned = _without_aliases(list(values), args)
             return tuple(distinct)
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.parametrizations import weight_norm
 
 import baechi_ext
 from baechi_ext.errors import ParityError
@@ -260,5 +262,30 @@ def test_gradients_behind_a_dropout_in_16_bits_are_rounded_as_unplaced(dtype: to
     baechi_ext.parallelize(model, devices=2, method="random", strict=True, keep_placed=True)
     for _ in range(3):
         model(torch.randn(8, 16, dtype=dtype)).float().square().sum().backward()
+    assert baechi_ext.report(model).verified.steps == 2
+    assert baechi_ext.report(model).verified.max_rel_diff == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_a_weight_that_is_read_again_under_autocast_are_added_up_as_unplaced(dtype: torch.dtype) -> None:
+    """Autocast casts a weight once for all that read it, so that these gradients are added up in 16 bits; what is no leaf anew for each."""
+
+    class Again(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.normed = nn.Linear(16, 16), weight_norm(nn.Linear(16, 16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            normed = self.normed.weight
+            for _ in range(4):
+                x = functional.linear(torch.tanh(self.layer(x)), normed)
+            return x
+
+    torch.manual_seed(0)
+    model = baechi_ext.parallelize(Again(), devices=2, method="random", strict=True, keep_placed=True)
+    for _ in range(3):
+        with torch.autocast("cpu", dtype):
+            loss = model(torch.randn(64, 16)).float().square().sum()
+        loss.backward()
     assert baechi_ext.report(model).verified.steps == 2
     assert baechi_ext.report(model).verified.max_rel_diff == 0
