@@ -9,7 +9,7 @@ from baechi_ext.ir import Cluster, Link
 from baechi_ext.place.registry import place
 from baechi_ext.simulate import simulate
 from baechi_runtime.measure.samples import Measurement, Noise, Samples, samples_by_name
-from baechi_runtime.report.call_report import OTHER_SHAPES, CallReport
+from baechi_runtime.report.call_report import FORWARD_ALONE, OTHER_SHAPES, CallReport
 from baechi_runtime.report.findings import Findings, prediction_error
 from baechi_runtime.report.report import ParityCheck, Verified
 from baechi_runtime.report.step_report import Progressed, RunReport, StepReport
@@ -90,6 +90,10 @@ def test_a_gain_that_is_in_doubt_says_so_before_its_number_and_pays_nothing_back
         ({"refusal": "it was unplaced"}, "placed for 5 steps, then as it is; it was unplaced; verified 2 of 5, "),
         ({"refusal": "it differs", "placed_steps": 0}, "not placed; it differs; predicted 200 us on one device, 100 us placed; set-up "),
         ({"result": None, "single": None, "unplaced_calls": {"no gradients": 3}}, "not placed; 3 calls ran as they are: no gradients; "),
+        (
+            {"result": None, "unplaced_calls": {f"it was so: {FORWARD_ALONE}": 36, "the first of its kind": 6}, "recompiles": ("n == 4",)},
+            "not placed; 6 calls ran as they are: the first of its kind (last for n == 4); ",
+        ),
         ({"unplaced_calls": {OTHER_SHAPES: 2}}, "2.00 times as fast: steps of "),
     ],
 )

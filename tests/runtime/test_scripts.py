@@ -316,6 +316,19 @@ def test_a_module_that_the_script_compiles_is_left_to_it(tmp_path: Path, compile
     assert run.lines() == ["nothing was placed: Odd: the script compiles it itself (torch.compile, torch.jit)"]
 
 
+def test_a_line_says_what_is_left_out_beside_placed_modules(tmp_path: Path) -> None:
+    path = tmp_path / "six.py"
+    six = "\nclass Fifth(Odd):\n    pass\nmodels = [*(Odd() for _ in '1234'), torch.compile(nn.Linear(20, 50), backend='eager'), Fifth()]\n"
+    steps = "for _ in range(2):\n    for one in models:\n        print(one(torch.randn(8, 20)).sum().item())\n"
+    path.write_text(ODD.replace("HEAD", "").replace("FORWARD", "").partition("model =")[0] + six + steps)
+    expected = unplaced(path)
+    torch.compiler.reset()
+    printed, run = placed(path)
+    assert printed == expected
+    assert [line.partition(";")[0] for line in run.lines()[4:]] == ["Linear: not placed", "Fifth: not placed"]
+    assert run.lines()[5].endswith("4 modules of a script are, at most")
+
+
 def test_a_model_within_what_the_script_compiles_is_left_to_it(tmp_path: Path) -> None:
     path = tmp_path / "whole_step.py"
     compiled = "torch.compile(lambda x: model(x), backend='eager', fullgraph=True)"

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Literal
 
 from baechi_ext.ir.plan import Plan
@@ -16,6 +15,8 @@ INTERRUPTED = "the search for its plan was interrupted"
 OTHER_SHAPES = "arguments of another shape"
 UNTRACED = "TorchDynamo found no graph in it, or had traced it too often and runs it as it is"
 """The reasons why a call ran as it is between placed ones."""
+FORWARD_ALONE = "a forward pass alone is not placed"
+"""The end of the reasons of what could not have trained."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -110,9 +111,8 @@ class CallReport(PlanFindings):
 
     def _said(self) -> Iterator[str]:
         if self.result is None or (self.refusal and not self.placed_steps):
-            why, count = max(self.unplaced_calls.items(), key=itemgetter(1), default=("", 0))
-            most = f"{count} calls ran as they are: {why}" if count else "no training call of it ran to its end"
-            yield f"not placed; {self.refusal or self._untraced() or most}"
+            most = max(self.unplaced_calls, key=self._weight, default="")
+            yield f"not placed; {self.refusal or self._unplaced(most) or 'no training call of it ran to its end'}"
             yield self._predicted()
         elif self.refusal:
             yield f"placed for {self.placed_steps} steps, then as it is; {self.refusal}; {self.verified}"
@@ -124,7 +124,7 @@ class CallReport(PlanFindings):
             yield f"the batch in {len(self.parts)} parts ({', '.join(map(str, self.parts))} examples)" if self.parts else ""
             if left_out := self.unplaced_calls.get(OTHER_SHAPES):
                 yield f"{left_out} steps of other shapes ran unplaced"
-            yield self._untraced()
+            yield self._unplaced(UNTRACED)
             yield self._predicted()
             yield "" if self.result.splits or len(self.devices) == 1 else self.result.why_whole
         if self.result is not None:
@@ -132,9 +132,13 @@ class CallReport(PlanFindings):
         if self.graph_breaks:
             yield f"{len(self.graph_breaks)} graph break{'s' * (len(self.graph_breaks) > 1)}, the first: {self.graph_breaks[0]}"
 
-    def _untraced(self) -> str:
-        count, last = self.unplaced_calls.get(UNTRACED, 0), f" (last for {self.recompiles[-1]})" if self.recompiles else ""
-        return f"{count} calls ran as they are: {UNTRACED}{last}" if count else ""
+    def _weight(self, why: str) -> tuple[bool, bool, int]:
+        """How much the reason tells, in order: beside fragments that trained, many that had nothing to train say little."""
+        return why == UNTRACED, not why.endswith(FORWARD_ALONE), self.unplaced_calls[why]
+
+    def _unplaced(self, why: str) -> str:
+        count, last = self.unplaced_calls.get(why, 0), f" (last for {self.recompiles[-1]})" if self.recompiles else ""
+        return f"{count} calls ran as they are: {why}{last}" if count else ""
 
     def _predicted(self) -> str:
         if self.predicted_us is None or self.predicted_single_us is None:

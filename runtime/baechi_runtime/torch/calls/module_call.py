@@ -16,7 +16,7 @@ from baechi_ext.capture.torch_dynamo import (
 )
 from baechi_ext.capture.torch_private import inside_backward, is_traced
 from baechi_ext.errors import CaptureError
-from baechi_runtime.report.call_report import UNTRACED
+from baechi_runtime.report.call_report import FORWARD_ALONE, UNTRACED
 from baechi_runtime.torch.calls.fragments import Settings
 from baechi_runtime.torch.calls.session import SINGLE_OPS, Session
 from baechi_runtime.torch.calls.tracing import inside_one, traced_for_us, watch_compiles
@@ -67,7 +67,7 @@ class ModuleCall:
         """Why a call that begins now runs as it is; empty where it may run placed."""
         session = self.session
         if not self._module.training or not torch.is_grad_enabled():
-            return "it was in eval mode, or no gradients were recorded: a forward pass alone is not placed"
+            return f"it was in eval mode, or no gradients were recorded: {FORWARD_ALONE}"
         if self._lazy:
             self._lazy = has_no_shapes(self._module)
             if self._lazy:

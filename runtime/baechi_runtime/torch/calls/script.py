@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -42,16 +42,19 @@ class ModulesRun(ScriptRun[Session]):
     """The outcome of a script of PyTorch."""
 
     kind = "modules"
-    compiled: str = ""
-    """The class of a module that the script compiles itself, and that is left to it."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """The classes of other modules that are large enough -> why placing them is not tried."""
 
     def found(self, placed: Session) -> tuple[CallReport, KeptStep | None]:
         report = report_of(placed)
         return report, kept_step(placed, self.name, report)
 
+    def lines(self) -> list[str]:
+        return super().lines() + [f"{name}: not placed; {why}" for name, why in self.left_out.items() if self.placed]
+
     def why_nothing(self) -> str:
-        if self.compiled:
-            return f"{self.compiled}: {COMPILED}"
+        for name, why in self.left_out.items():
+            return f"{name}: {why}"
         if self.too_small:
             return f"the largest module that trained has {self.too_small} parameters, fewer than {LARGE_ENOUGH}"
         return "no module was called in training mode (model.train()) while gradients were recorded"
@@ -122,12 +125,15 @@ class _Placing:
     def _runner_of_new(self, module: nn.Module, ordinary: Call) -> Call:
         if is_traced():  # torch.jit.trace would record what is asked of parameters here
             return ordinary
-        size = trained_size(module) if len(self._known) < MOST_MODULES else 0
+        size = trained_size(module)
         if size < LARGE_ENOUGH:
             self._run.too_small = max(size, self._run.too_small)
             return ordinary
         if compiled_by_others(module):
-            self._run.compiled = type(getattr(module, "_orig_mod", module)).__name__
+            self._run.left_out[type(getattr(module, "_orig_mod", module)).__name__] = COMPILED
+            return ordinary
+        if len(self._known) == MOST_MODULES:
+            self._run.left_out[type(module).__name__] = f"{MOST_MODULES} modules of a script are, at most"
             return ordinary
         call = ModuleCall(module, ordinary, self._settings())
         self._known[id(module)] = call

@@ -31,6 +31,7 @@ from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers.placement import Placement, is_near_least
 from baechi_runtime.host.generators import python_generators_kept
 from baechi_runtime.measure.parity_result import UNPLACED_RANDOMNESS
+from baechi_runtime.report.call_report import FORWARD_ALONE
 from baechi_runtime.report.progress import progress
 from baechi_runtime.report.tables import as_time
 from baechi_runtime.torch.calls.capturing import (
@@ -202,7 +203,7 @@ class Session:
         if fragment.why_not or fragment.loaded is not None:
             return fragment.why_not
         if not torch.is_grad_enabled() or not any(isinstance(a, Tensor) and a.requires_grad for a in args):
-            return "no gradients are recorded: a forward pass alone is not placed"
+            return f"no gradients are recorded: {FORWARD_ALONE}"
         return SEARCHED_FOR if fragment.example is not None and self.is_searching() else ""
 
     def _first_run(self, fragment: LiveFragment, args: Sequence[Tensor]) -> Any:
