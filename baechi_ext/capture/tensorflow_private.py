@@ -62,16 +62,6 @@ def resources_of(dataset: Any) -> list[Any]:
     return [c for function in dataset._functions() for c in function.function.captured_inputs if c.dtype == tensorflow().resource]
 
 
-def global_seed() -> int | None:
-    """The seed that tf.random.set_seed, or keras.utils.set_random_seed, was given; None where there is none."""
-    try:
-        from tensorflow.python.eager.context import global_seed as seed
-    except ImportError as e:
-        raise _another_release("looking for a seed") from e
-    found: int | None = seed()
-    return found
-
-
 def keeps_trace(function: Any) -> bool:
     """True for a tf.function that TensorFlow runs as the graph it traced, and does not compile."""
     tf = tensorflow()

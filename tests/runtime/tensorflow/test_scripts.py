@@ -232,9 +232,11 @@ class Noisy(keras.Model):
             loss = tf.reduce_mean(tf.square(self(data + noise) - noise[:, :1]))
         self.optimizer.apply(tape.gradient(loss, weights), weights)
         return {"loss": loss}
-noisy = Noisy()
-noisy.compile(keras.optimizers.SGD(0.01))
-print([round(loss, 5) for loss in noisy.fit(x, batch_size=3, epochs=3, verbose=0).history["loss"]])
+for steps in (1, 2):
+    noisy = Noisy()
+    noisy.compile(keras.optimizers.SGD(0.01), steps_per_execution=steps)
+    noisy.optimizer.build(weights)  # so that the first step makes no variables
+    print([round(loss, 5) for loss in noisy.fit(x, batch_size=3, epochs=3, verbose=0).history["loss"]])
 @tf.function
 def step(x):
     with tf.GradientTape() as tape:
@@ -435,6 +437,26 @@ def test_a_model_is_placed_by_parallelize() -> None:
         histories.append([*first.history.values(), norms, evaluated, *again.history.values()])
     for a, b in zip(*histories, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4)
+
+
+def test_a_fit_with_a_seed_is_traced_once() -> None:
+    """The trace of the first batch, which is placed, tells whether the step goes on with a seeded sequence."""
+    traced = []
+
+    class Model(keras.Model):
+        def train_step(self, data: object) -> object:
+            traced.append(data)
+            return super().train_step(data)
+
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((10,))
+    model = Model(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("adam", "mse")
+    model.optimizer.build(model.trainable_variables)
+    baechi_ext.parallelize(model, workers="thread", method="m_topo")
+    model.fit(np.ones((8, 10)), np.ones((8, 1)), batch_size=4, epochs=2, verbose=0)
+    assert len(traced) == 1
+    assert baechi_ext.report(model).placed_steps == 4
 
 
 def test_a_model_that_runs_eagerly_is_refused() -> None:

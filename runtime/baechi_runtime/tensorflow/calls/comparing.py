@@ -38,13 +38,17 @@ def compare_script(request: CompareRequest, path: str, arguments: tuple[str, ...
     one_thread()
     comparison, code = ScriptComparison("a step"), None
 
-    def stand_in(name: str, python: Callable[..., Any], ordinary: Callable[..., Any]) -> Any:
-        step = PlacedFunction(name, python, ordinary, Settings(train))
+    class Compared(PlacedFunction):
+        """A step whose first call is compared, and ends the script."""
 
-        def call(*args: Any, **kwargs: Any) -> None:
-            comparison.end_script(name, lambda: compare_call(request, PlannedCall.of(step, Arguments.of(args, kwargs)), script.name))
+        def prepare(self, *args: Any, **kwargs: Any) -> bool:
+            return True
 
-        return call
+        def __call__(self, *args: Any, **kwargs: Any) -> None:
+            comparison.end_script(self.name, lambda: compare_call(request, PlannedCall.of(self, Arguments.of(args, kwargs)), script.name))
+
+    def stand_in(name: str, python: Callable[..., Any], ordinary: Callable[..., Any]) -> PlacedFunction:
+        return Compared(name, python, ordinary, Settings(train))
 
     functions = PlacedFunctions(stand_in)
     with PlacedModels(stand_in).installed(), functions.installed(), suppress(EndedError):

@@ -12,16 +12,15 @@ Where a data set does not say how many batches it has, Keras meets its end in th
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from baechi_ext.capture.tensorflow_private import global_seed
-from baechi_ext.errors import CaptureError, OptionError
-from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction, running, traced_once_more
-from baechi_runtime.tensorflow.parity import require_no_sequence
+from baechi_ext.errors import OptionError
+from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction
 from baechi_runtime.tensorflow.step import require_keras_on_tensorflow
 
 LARGE_ENOUGH = 1000
@@ -182,37 +181,31 @@ class PlacedFit:
     def __call__(self, iterator: Any) -> Any:
         if not self._made and (self._began or (self._model.built and self._model.optimizer.built)):
             self.step, self._made = self._make(), True
-            self._left = self.step is not None and draws_in_sequence(self.step, iterator)
         if self._left or self.step is None:
             self._began = True
             return self.ordinary(iterator)
         logs = None
         for _ in range(self._model.steps_per_execution):
             try:
-                data = tf.nest.map_structure(_without_optionals, next(iterator))
+                taken = next(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
                 if logs is None:
                     raise
                 break
-            logs = self.step(_as_fitted(data) if self._planned else data)
+            data = tf.nest.map_structure(_without_optionals, taken)
+            data = _as_fitted(data) if self._planned else data
+            if not (self.step.steps or self.step.prepare(data)):
+                self._left = True
+                return self.ordinary(self._again(taken, iterator))
+            logs = self.step(data)
         return logs
 
-
-def draws_in_sequence(step: PlacedFunction, iterator: Any) -> bool:
-    """True, which is said, if the step goes on with a seeded sequence at each batch: Keras's own function does, from the
-    first batch on, by one trace for all sizes of batches."""
-    if global_seed() is None or not hasattr(iterator, "element_spec"):
-        return False
-    spec = tf.nest.map_structure(lambda s: None if isinstance(s, (tf.NoneTensorSpec, tf.OptionalSpec)) else s, iterator.element_spec)
-    try:
-        with running(), traced_once_more(step.name):
-            require_no_sequence(step.name, tf.function(step.python).get_concrete_function(spec).graph.as_graph_def())
-    except CaptureError as e:
-        step.refuse(e)
-        return True
-    except Exception:  # noqa: BLE001 - the user's own, which comes up where the step is captured
-        return False
-    return False
+    def _again(self, taken: Any, iterator: Any) -> Any:
+        """The batches of one call, the first of which was taken already, of the kind that Keras's function is traced for: its trace is for
+        all sizes of batches, and goes on with its seeded sequences from the first batch on."""
+        batches = chain([taken], islice(iterator, self._model.steps_per_execution - 1))
+        spec = getattr(iterator, "element_spec", None)
+        return batches if spec is None else iter(tf.data.Dataset.from_generator(lambda: batches, output_signature=spec))
 
 
 def _without_optionals(value: Any) -> Any:

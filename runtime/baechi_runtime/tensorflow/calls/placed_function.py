@@ -256,6 +256,17 @@ class PlacedFunction:
                 self.refuse(e)
                 return self._as_it_is(args, kwargs)
 
+    def prepare(self, *args: Any, **kwargs: Any) -> bool:
+        """Places a first call ahead of it; False where it would run as it is, and all that come after it."""
+        with running():
+            try:
+                given = Arguments.of(args, kwargs)
+                if not (self.refusal or given.key in self.steps or given.key in self._declined):
+                    self._placed(given)
+            except CaptureError as e:
+                self.refuse(e)
+        return not self.refusal
+
     def refuse(self, error: CaptureError) -> None:
         """Goes on unplaced; raises the error where that is not wanted."""
         if not self.settings.fallback:
