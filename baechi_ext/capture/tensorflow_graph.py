@@ -21,7 +21,7 @@ from baechi_ext.capture.tensorflow_refusals import (
     require_unchanged,
     state_outside,
 )
-from baechi_ext.capture.tensorflow_source import CapturedVariable, Source
+from baechi_ext.capture.tensorflow_source import CapturedVariable, Source, as_traced
 from baechi_ext.errors import CaptureError
 from baechi_ext.ir.hints import modules_around, with_experts
 from baechi_ext.ir.op_graph import Op, OpGraph
@@ -44,7 +44,7 @@ class CapturedFunction:
     graph: OpGraph
     """Ops are called as their nodes. Bytes are set, times are not."""
     unplaced: Callable[..., Any]
-    """The tf.function that was traced; called with what it was captured for, it is not traced again."""
+    """A tf.function of what was traced; called with what it was captured for, it is not traced again."""
     graph_def: "tf.compat.v1.GraphDef"
     """Cleaned, in topological order, without devices. Resources are placeholders."""
     nodes: Mapping[str, tuple[str, ...]]
@@ -58,6 +58,8 @@ class CapturedFunction:
     targets: tuple[str, ...]
     """Nodes that have to run besides: assignments and what else changes state."""
     variables: tuple[CapturedVariable, ...]
+    kept: bool = False
+    """True if what was captured is the trace that the step itself runs, unplaced."""
     notes: tuple[str, ...] = ()
     """Sentences on what is not as fine as it could be."""
 
@@ -105,7 +107,7 @@ def capture_kept_trace(
     """The same of the trace that a tf.function has for a call, or now makes and keeps for it: nothing is traced once more, so what Python
     code does as it is traced it does as often as it would. `inputs` are in the order of `tensors`, which are those in the call.
 
-    None where the trace is for tensors of other shapes as well, or its parameters are not known. Raises CaptureError.
+    None where the trace is for tensors of other shapes as well, or has other names for parameters. Raises CaptureError.
     """
     what = f"the training step {name}"
     concrete = _traced(function, args, what, **kwargs)
@@ -114,20 +116,20 @@ def capture_kept_trace(
         bound = signature(function.python_function).bind(*args, **kwargs)
         bound.apply_defaults()
         flat = own.unpack_inputs(own.bind(*bound.args, **bound.kwargs))
-    except (TypeError, ValueError):  # a callable that does not say its parameters
+    except TypeError:  # keyword arguments that are no identifiers have other names in the trace
         return None
     place = {id(tensor): i for i, tensor in enumerate(flat)}
     order = [place[id(tensor)] for tensor in tensors if id(tensor) in place]
     if sorted(order) != list(range(len(taken))) or not all(i.shape.is_fully_defined() for i in taken):
         return None
-    found = _captured(function, concrete, what, None, name, "CPU")
-    return replace(found, inputs=tuple(found.inputs[i] for i in order))
+    found = _captured(as_traced(concrete, order), concrete, what, None, name, "CPU")
+    return replace(found, inputs=tuple(found.inputs[i] for i in order), kept=True)
 
 
 def _captured(
     function: Any, concrete: Any, what: str, expert: Callable[[str], int | None] | None, name: str, device_type: str
 ) -> CapturedFunction:
-    """The capture of a concrete function of `function`."""
+    """The capture of a concrete function; `function` runs it unplaced."""
     if not concrete.outputs:
         raise CaptureError(f"{what} returns no tensor, so there is no loss to compare; let it return the loss")
     require_placeable(concrete.graph.get_operations(), concrete.graph, device_type)

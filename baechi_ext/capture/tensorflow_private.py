@@ -63,9 +63,8 @@ def resources_of(dataset: Any) -> list[Any]:
 
 
 def keeps_trace(function: Any) -> bool:
-    """True for a tf.function that TensorFlow runs as the graph it traced, and does not compile."""
-    tf = tensorflow()
-    return isinstance(function, type(tf.function(lambda: None))) and not getattr(function, "_jit_compile", None)
+    """True for a tf.function."""
+    return isinstance(function, type(tensorflow().function(lambda: None)))
 
 
 def _another_release(what: str) -> MissingBackendError:

@@ -1,6 +1,6 @@
 """A traced TensorFlow step before it is cleaned: its nodes, what they make, and the variables that they use."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -85,6 +85,23 @@ class Source:
     def targets(self) -> tuple[str, ...]:
         """Nodes that change state, or do something else than making tensors."""
         return tuple(name for name in self.nodes if _has_effect(self.operation(name)))
+
+
+def as_traced(concrete: Any, order: Sequence[int]) -> Callable[..., Any]:
+    """The graph of a concrete function without XLA, as a tf.function: its tensors, in this order of theirs -> its flat results."""
+    tf = tensorflow()
+    graph = concrete.graph
+    names = [concrete.inputs[i].name for i in order]
+    wanted = [*(o.name for o in concrete.outputs), *(o.name for o in graph.control_outputs)]
+
+    def run(*tensors: Any) -> list[Any]:
+        captured = {inner.name: tf.compat.v1.get_default_graph().capture(outer) for outer, inner in graph.captures}
+        found = tf.graph_util.import_graph_def(graph.as_graph_def(), captured | dict(zip(names, tensors, strict=True)), wanted, name="")
+        with tf.control_dependencies(found[len(concrete.outputs) :]):
+            return [tf.identity(o) for o in found[: len(concrete.outputs)]]
+
+    function: Callable[..., Any] = tf.function(run, autograph=False)
+    return function
 
 
 def _has_effect(operation: "tf.Operation") -> bool:

@@ -218,6 +218,16 @@ for i in range(5):
     print(round(float(step(x, up=x[:, :1], down=x[:, 1:2])), 5), seen, counts["traced"])
     counts["scale"] += 0.01
 """
+COMPILED = KEPT.replace("@tf.function", "@tf.function(jit_compile=True)") + """
+@tf.function(jit_compile=True)
+def by_name(**batch):
+    with tf.GradientTape() as tape:
+        loss = sum(tf.reduce_mean(tf.square(model(part))) for part in batch.values())
+    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    return loss
+for i in range(4):
+    print(round(float(by_name(**{"the x": x})), 5))
+"""
 DRAWING = """
 class Noisy(keras.Model):
     def __init__(self):
@@ -364,12 +374,14 @@ print([round(loss, 5) for name in "ab" for loss in history[name]])
         (RECORDED, "forward: not placed; 3 calls ran as they are: a GradientTape around the call needs to see what it computes"),
         (TRACED_ONCE, "step goes on unplaced: the placed step differs from the unplaced one"),
         (KEPT, "4 steps placed, verified 2 of 4"),
+        (COMPILED, "3 steps placed, verified 2 of 3"),
     ],
 )
 def test_a_step_of_a_kind_of_its_own_prints_the_same(tmp_path: Path, script: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Seeded draws, results of several tensors, errors that the script takes, functions of partials, of data sets and run eagerly;
     optimizers that the first step builds; variables that data sets read, or only a branch trains; gradients taken outside of the function;
-    a trace for tensors of all shapes that Python state has changed behind, and one for those of the call."""
+    a trace for tensors of all shapes that Python state has changed behind, and one for those of the call, compiled, too; arguments by
+    names that a trace cannot have."""
     (tmp_path / "script.py").write_text(MODEL + script)
     expected = printed(str(tmp_path / "script.py"))
     keras.backend.clear_session()

@@ -11,7 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -132,7 +132,7 @@ def captured_call(name: str, python: Callable[..., Any], ordinary: Callable[...,
             tensors = [tf.constant(i) for i in given.inputs]
             args, kwargs = given.fill(tensors)
             if (found := capture_kept_trace(ordinary, args, kwargs, tensors, name)) is not None:
-                return replace(found, unplaced=call_of(name, ordinary, given))
+                return found
     with traced_once_more(name):
         shapes = [tf.TensorSpec(i.shape, i.dtype) for i in given.inputs]
         return capture_function(call_of(name, python, given), shapes, wrapped=python, name=name)
@@ -333,8 +333,8 @@ class PlacedFunction:
         """The call, placed, and as it is from the same state."""
         captured, verification = step.captured, step.verification
         # A trace is kept, whatever changed since in Python. What was captured has to agree with it, and not with how a new one would be.
-        as_it_is = tf.autograph.experimental.do_not_convert(lambda *args, **kwargs: self.ordinary(*args, **kwargs))
-        plain = tf.function(as_it_is if keeps_trace(self.ordinary) else self.python)
+        own = self.ordinary if keeps_trace(self.ordinary) else self.python
+        plain = captured.unplaced if captured.kept else tf.function(call_of(self.name, own, given))
         before = captured.values()
         began = time.perf_counter()
         returned = self.ordinary(*args, **kwargs)
@@ -345,9 +345,8 @@ class PlacedFunction:
         def again(seed: int | None) -> dict[str, np.ndarray]:
             step.live.forget()
             captured.assign({n: perturbed(x, seed) for n, x in before.items()})
-            args, kwargs = given.fill([tf.constant(perturbed(x, seed)) for x in given.inputs])
             with as_captured():
-                return results_of(plain(*args, **kwargs)) | captured.values()
+                return results_of(plain(*(tf.constant(perturbed(x, seed)) for x in given.inputs))) | captured.values()
 
         try:
             captured.assign(before)
