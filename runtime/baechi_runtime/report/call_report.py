@@ -133,7 +133,7 @@ class CallReport(PlanFindings):
             yield f"{len(self.graph_breaks)} graph break{'s' * (len(self.graph_breaks) > 1)}, the first: {self.graph_breaks[0]}"
 
     def _weight(self, why: str) -> tuple[bool, bool, int]:
-        """How much the reason tells, in order: beside fragments that trained, many that had nothing to train say little."""
+        """The weight of a reason, the most telling greatest: beside fragments that trained, many that had nothing to train say little."""
         return why == UNTRACED, not why.endswith(FORWARD_ALONE), self.unplaced_calls[why]
 
     def _unplaced(self, why: str) -> str:

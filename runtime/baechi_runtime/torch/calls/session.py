@@ -494,7 +494,6 @@ class Session:
             self._said.add(text)
             with suppress(OSError, ValueError):
                 sys.stderr.write(f"baechi: {text}\n")
-                sys.stderr.flush()
 
 
 def _ms(us: Sequence[float]) -> str:
