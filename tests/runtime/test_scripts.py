@@ -316,6 +316,34 @@ def test_a_module_that_the_script_compiles_is_left_to_it(tmp_path: Path, compile
     assert run.lines() == ["nothing was placed: Odd: the script compiles it itself (torch.compile, torch.jit)"]
 
 
+FOLDS = """
+import copy, gc, weakref
+seen = []
+def fold():
+    model = Odd()
+    seen.append(weakref.ref(model))
+    for one in (model, copy.copy(model), copy.deepcopy(model)):
+        for _ in range(3):
+            print(one(torch.randn(8, 20)).sum().item())
+for _ in range(3):
+    fold()
+    gc.collect()
+    print([one() for one in seen])
+"""
+
+
+def test_a_module_ends_with_its_last_holder_and_leaves_its_place(tmp_path: Path) -> None:
+    """Cross-validation makes a model for each fold; three kinds of copies are nine modules, and four are placed at a time."""
+    path = tmp_path / "folds.py"
+    path.write_text(ODD.replace("HEAD", "").replace("FORWARD", "").partition("model =")[0] + FOLDS)
+    expected = unplaced(path)
+    torch.compiler.reset()
+    printed, run = placed(path)
+    assert printed == expected
+    assert printed.endswith("[None, None, None]\n")
+    assert [sum(group.calls for group in session.groups) for session in run.placed] == [2] * 9
+
+
 def test_a_line_says_what_is_left_out_beside_placed_modules(tmp_path: Path) -> None:
     path = tmp_path / "six.py"
     six = "\nclass Fifth(Odd):\n    pass\nmodels = [*(Odd() for _ in '1234'), torch.compile(nn.Linear(20, 50), backend='eager'), Fifth()]\n"

@@ -1,8 +1,13 @@
 """Placed and plain steps take turns by a clock of the test's own: which is kept, and what does not count."""
 
-import pytest
+import gc
 
-from baechi_runtime.torch.calls import turns
+import pytest
+import torch
+from torch import nn
+
+from baechi_ext import parallelize
+from baechi_runtime.torch.calls import session, turns
 from baechi_runtime.torch.calls.turns import BLOCKS, MOST_BLOCKS, PLACED, PLAIN, Turns
 
 
@@ -110,3 +115,14 @@ def test_saved_time_is_known_before_anything_is_decided(clock: Clock) -> None:
     run(own, clock, {PLACED: 2, PLAIN: 3}, 3)
     assert own.saved_us != 0
     assert Turns().saved_us == 0
+
+
+def test_a_module_that_has_ended_leaves_the_turns_to_others(one_thread: None) -> None:
+    model = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 64), nn.Linear(64, 1))
+    model = parallelize(model, devices=2, method="contiguous", verify_steps=1)
+    for _ in range(5):
+        model(torch.randn(4, 8)).sum().backward()
+    assert len(session._in_turns) == 1  # noqa: SLF001
+    del model
+    gc.collect()
+    assert session._in_turns == []  # noqa: SLF001

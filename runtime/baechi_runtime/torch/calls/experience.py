@@ -65,10 +65,8 @@ class Experience:
         saved_us = (found.plain_us - found.placed_us) * found.steps
         if saved_us >= found.setup_seconds * 1e6:
             return ""
-        return (
-            f"placing saved {as_time(saved_us)} in the {found.steps} steps of an earlier run, and set-up takes {found.setup_seconds:.1f} s "
-            f"({ANEW})"
-        )
+        gain = f"saved {as_time(saved_us)}" if saved_us > 0 else f"lost {as_time(-saved_us)}"
+        return f"placing {gain} in the {found.steps} steps of an earlier run, and set-up takes {found.setup_seconds:.1f} s ({ANEW})"
 
     def keep(self, verdict: Verdict) -> None:
         """Keep this run's verdict; if that is not possible, the next run asks again."""

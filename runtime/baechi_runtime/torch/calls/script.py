@@ -4,10 +4,12 @@ The script runs as `python SCRIPT ARGUMENTS` would run it. While it does, a call
 looked at: where the module trains and is large enough, its calls are placed (baechi_runtime.torch.calls.session).
 """
 
+import gc
 import os
 import random
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
@@ -33,6 +35,8 @@ from baechi_runtime.torch.calls.tracing import watch_compiles
 from baechi_runtime.torch.calls.workers import Workers, join_workers
 from baechi_runtime.torch.processes.environment import as_if_alone
 
+_CALL = "_baechi_call"
+"""The attribute of a module that holds its placed call. Copies and pickles of the module have none."""
 MOST_MODULES = 4
 """The most modules of a script that are placed, such as a generator and a discriminator."""
 
@@ -113,13 +117,13 @@ class _Placing:
         self._asked = asked
         self._run = run
         self._lock = threading.Lock()
-        self._known: dict[int, ModuleCall] = {}
-        """By the module's id."""
+        self._modules: list[weakref.ref[nn.Module]] = []
+        """Those that are placed. A call belongs to its module, so that both end where the script holds the module no more."""
 
     def runner(self, module: nn.Module, ordinary: Call) -> Call:
         """Return the function to run for a module's call."""
         with self._lock:
-            known = self._known.get(id(module))
+            known = module.__dict__.get(_CALL)
             return known if known is not None and known.is_of(module) else self._runner_of_new(module, ordinary)
 
     def _runner_of_new(self, module: nn.Module, ordinary: Call) -> Call:
@@ -132,13 +136,21 @@ class _Placing:
         if compiled_by_others(module):
             self._run.left_out[type(getattr(module, "_orig_mod", module)).__name__] = COMPILED
             return ordinary
-        if len(self._known) == MOST_MODULES:
+        if self._living() == MOST_MODULES:
             self._run.left_out[type(module).__name__] = f"{MOST_MODULES} modules of a script are, at most"
             return ordinary
         call = ModuleCall(module, ordinary, self._settings())
-        self._known[id(module)] = call
+        module.__dict__[_CALL] = call
+        self._modules.append(weakref.ref(module))
         self._run.placed.append(call.session)
         return call
+
+    def _living(self) -> int:
+        """The number of placed modules that the script still holds."""
+        if len(self._modules) == MOST_MODULES:
+            gc.collect()
+        self._modules = [module for module in self._modules if module() is not None]
+        return len(self._modules)
 
     def _settings(self) -> Settings:
         asked, request = self._asked, self._asked.request

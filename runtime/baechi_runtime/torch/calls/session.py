@@ -95,7 +95,7 @@ class Session:
         """Reason why calls of fragments ran as they are -> number of calls."""
         self.interrupted: Placement | None = None
         """The placement that the first search had found when it was interrupted; None once something is placed."""
-        self._module = None if module is None else weakref.ref(module)
+        self._module = None if module is None else weakref.ref(module, lambda _: self._leave_turns())
         self._said: set[str] = set()
         self._lock = threading.RLock()
         self._calls = 0
