@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from baechi_ext.errors import FileError
-from baechi_ext.ir import OpGraph
+from baechi_ext.ir import Cluster, OpGraph
+from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.files.run_folder import COMPARISON, RunFolder
 from baechi_runtime.measure.samples import Samples
 from baechi_runtime.report.page.data import graph_data, page_data
@@ -18,7 +19,7 @@ from baechi_runtime.report.page.writing import render, write_page
 from baechi_runtime.report.palette import DEVICES, device_colour, text_colour
 from baechi_runtime.report.reading import results_of
 from baechi_runtime.report.report import Comparison, Step, Training
-from baechi_runtime.report.tables import as_time
+from baechi_runtime.report.tables import as_size, as_time
 from tests.runtime.report_page.runs import ENDING, HOSTILE, comparison, report_of, towers, write_plan, write_run
 
 
@@ -145,6 +146,16 @@ def test_a_plan_that_was_not_run_has_a_page(tmp_path: Path) -> None:
     assert data["methods"] == []
     assert [figure["label"] for figure in data["headline"]["figures"]] == ["predicted step", "moved"]
     assert data["peaks"] == []
+
+
+def test_a_step_that_one_device_does_not_hold_is_not_compared_with_one(tmp_path: Path) -> None:
+    run = RunFolder.load(write_plan(tmp_path / "plan", towers()))
+    held = one_device_timeline(run.graph).peak_memory_bytes[0]
+    for room, large in ((held, "times as fast as one device, predicted"), (held - 1, "One device does not hold it")):
+        plan = replace(run.plan, cluster=Cluster.uniform(2, memory_bytes=int(room)))
+        verdict = headline(replace(run, plan=plan), Step())["verdict"]
+        assert large in verdict["large"]
+    assert as_size(held) in verdict["text"]
 
 
 def test_a_comparison_says_what_a_report_would(tmp_path: Path) -> None:

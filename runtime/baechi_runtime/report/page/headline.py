@@ -73,8 +73,11 @@ def _verdict(run: RunFolder, report: Run) -> Verdict:
     found = step_verdict(report, splits=len(set(run.plan.placement)) > 1)
     if found is not None:
         return found
-    step_us, whole_us = run.timeline.makespan_us, one_device_timeline(run.graph).makespan_us
-    large = f"{whole_us / step_us:.2f} times as fast as one device, predicted" if step_us else ""
+    step_us, whole = run.timeline.makespan_us, one_device_timeline(run.graph)
+    held, rooms = whole.peak_memory_bytes[0], [device.memory_bytes for device in run.plan.cluster.devices]
+    if all(room is not None and room < held for room in rooms):
+        return verdict("plain", "One device does not hold it", f"The step is predicted; on one device it would hold {as_size(held)}.")
+    large = f"{whole.makespan_us / step_us:.2f} times as fast as one device, predicted" if step_us else ""
     return verdict("plain", large, "This step is predicted; how it compares with one device was not measured.")
 
 

@@ -107,10 +107,11 @@ function memorySection() {
   const counted = data.peaks_found;
   const cell = (bytes) => el("td", { class: "number" }, bytes === null ? "-" : size(bytes));
   const rows = devices.map((device, d) => el("tr", {},
-    el("td", { class: "name" }, swatch(d), " ", device.name), cell(predicted.peaks[d]), cell(device.peak_measured_bytes),
+    el("td", { class: "name" }, swatch(d), " ", device.name), cell(predicted.peaks[d]),
+    data.peaks.length ? cell(device.peak_measured_bytes) : null,
     el("td", { class: "number" }, device.memory_bytes === null ? "none" : size(device.memory_bytes)),
     el("td", { class: "number" }, device.memory_bytes === null ? "-" : share(predicted.peaks[d], device.memory_bytes))));
-  const head = ["device", "peak predicted", "peak " + counted, "limit", "of the limit"];
+  const head = ["device", "peak predicted", ...(data.peaks.length ? ["peak " + counted] : []), "limit", "of the limit"];
   section("memory", "Memory",
     el("p", { class: "note" }, "The area is what is predicted" + (data.measured?.memory ? ", the thin line what was " + counted : "") +
       (data.peaks.length ? `, the dotted line the ${counted} peak` : "") + ". A limit is drawn where it is within three times the peak." +
