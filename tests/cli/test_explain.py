@@ -220,7 +220,7 @@ def test_what_the_difference_comes_from(run: Run, graph: Path, plan: Path) -> No
     first = changed(plan, "first.json", priority={"a": 0, "b": 1, "c": 2}, placement={"a": 0, "b": 0, "c": 0})
     second = changed(plan, "second.json", priority={"a": 0, "b": 2, "c": 1}, placement={"a": 1, "b": 0, "c": 0})
     lines = said(run, "diff", first, second)
-    assert lines[0].endswith("10 B of parameters), 1 of the others changed their place in their device's order.")
+    assert lines[0].endswith("10 B of parameters), 1 of the others changed its place in its device's order.")
     assert "B's placement with A's priorities: +13.3%; A's placement with B's priorities: no change." in lines
     assert "Only A has priorities." in said(run, "diff", first, plan)
 

@@ -50,7 +50,8 @@ def _headline(diff: PlanDiff) -> str:
     said = [moved if diff.moved else "no op moved"]
     if diff.reordered:
         others = " of the others" if diff.moved else ""
-        said.append(f"{len(diff.reordered)}{others} changed their place in their device's order")
+        its = "its" if len(diff.reordered) == 1 else "their"
+        said.append(f"{len(diff.reordered)}{others} changed {its} place in {its} device's order")
     return f"{steps}: {', '.join(said)}."
 
 
