@@ -43,21 +43,22 @@ def joint_graph(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> 
 
 
 @contextlib.contextmanager
-def casts_kept(weights: "Iterable[torch.Tensor]") -> Iterator[None]:
+def casts_kept(weights: "Iterable[torch.Tensor]", *, kept: bool) -> Iterator[None]:
     """Within, in a trace, autocast casts each of these inputs once for all that read it, as it does leaves of autograd without a trace,
-    so that gradients are added up in the lower precision. A trace's inputs are no leaves, and its casts are not kept."""
+    so that gradients are added up in the lower precision: a trace's inputs are no leaves, and its casts are not kept. It does not where
+    they are not `kept` otherwise either (cache_enabled=False)."""
     import torch
 
-    kept = torch.is_autocast_cache_enabled()
+    in_traces = torch.is_autocast_cache_enabled()
     for weight in weights:
         if weight.grad_fn is not None and not weight.grad_fn.next_functions:  # otherwise it is a copy, made as the step changes the weight
             weight.detach_().requires_grad_()
-    torch.set_autocast_cache_enabled(True)
+    torch.set_autocast_cache_enabled(kept)
     try:
         yield
     finally:
         torch.clear_autocast_cache()
-        torch.set_autocast_cache_enabled(kept)
+        torch.set_autocast_cache_enabled(in_traces)
 
 
 @contextlib.contextmanager

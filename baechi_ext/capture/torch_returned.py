@@ -36,11 +36,13 @@ def flat_module(graph: "fx.GraphModule", weights: Collection[int] = ()) -> Any:
     import torch
     from torch import fx
 
+    kept = torch.is_autocast_cache_enabled()
+
     class Flat(torch.nn.Module):
         returned: list[Returned]
 
         def forward(self, *args: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
-            with casts_kept([args[i] for i in weights]):
+            with casts_kept([args[i] for i in weights], kept=kept):
                 values = fx.Interpreter(graph).run(*args)
             distinct, self.returned = _without_aliases(list(values), args)
             return tuple(distinct)

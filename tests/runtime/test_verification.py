@@ -266,9 +266,10 @@ def test_gradients_behind_a_dropout_in_16_bits_are_rounded_as_unplaced(dtype: to
     assert baechi_ext.report(model).verified.max_rel_diff == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_gradients_of_a_weight_that_is_read_again_under_autocast_are_added_up_as_unplaced(dtype: torch.dtype) -> None:
-    """Autocast casts a weight once for all that read it, so that these gradients are added up in 16 bits; what is no leaf anew for each."""
+@pytest.mark.parametrize(("dtype", "kept"), [(torch.bfloat16, True), (torch.float16, True), (torch.bfloat16, False)])
+def test_gradients_of_a_weight_that_is_read_again_under_autocast_are_added_up_as_unplaced(dtype: torch.dtype, kept: bool) -> None:
+    """Autocast casts a weight once for all that read it, so that these gradients are added up in 16 bits; what is no leaf anew for each,
+    all where it is told to keep no casts."""
 
     class Again(nn.Module):
         def __init__(self) -> None:
@@ -284,7 +285,7 @@ def test_gradients_of_a_weight_that_is_read_again_under_autocast_are_added_up_as
     torch.manual_seed(0)
     model = baechi_ext.parallelize(Again(), devices=2, method="random", strict=True, keep_placed=True)
     for _ in range(3):
-        with torch.autocast("cpu", dtype):
+        with torch.autocast("cpu", dtype, cache_enabled=kept):
             loss = model(torch.randn(64, 16)).float().square().sum()
         loss.backward()
     assert baechi_ext.report(model).verified.steps == 2
