@@ -1,6 +1,8 @@
 """`baechi_ext.parallelize` of training steps: what runs placed, that it computes the same, and what it says where it can't."""
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,23 @@ def test_unplaced_it_goes_on_where_it_was() -> None:
     found = first + trained.losses(step, (8,)) + trained.losses(placed, (8,))
     np.testing.assert_allclose(found, ordinary.losses(tf.function(ordinary.step), (8,) * 5), rtol=1e-4)
     assert "then as it is; it was unplaced" in placed.report().line()
+
+
+def test_what_is_gone_is_off_the_devices() -> None:
+    """At the latest where the next step is placed, and with its variables' values back where somebody still has them."""
+    sessions, biases = [], []
+    for _ in range(3):
+        trained = Trained()
+        placed = baechi_ext.parallelize(tf.function(trained.step), **HERE)
+        trained.losses(placed, (8, 8, 8))
+        sessions += [weakref.ref(step.session) for step in placed.steps.values()]
+        biases.append(trained.model.layers[1].bias)
+        del trained, placed
+        gc.collect()
+    assert [session() is None for session in sessions] == [True, True, False]
+    assert np.abs(biases[0].numpy()).min() > 0
+    for bias in biases[1:]:
+        np.testing.assert_array_equal(bias.numpy(), biases[0].numpy())
 
 
 def test_methods_and_keyword_arguments() -> None:

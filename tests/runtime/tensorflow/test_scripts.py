@@ -228,6 +228,27 @@ def by_name(**batch):
 for i in range(4):
     print(round(float(by_name(**{"the x": x})), 5))
 """
+FOLDS = """
+import gc, weakref
+def fold(fitted):
+    model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(40, "relu"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    weights, optimizer = model.trainable_variables, keras.optimizers.SGD(0.01)
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x)))
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return loss
+    for i in range(4):
+        print(round(model.fit(x, x[:, :1], batch_size=4, verbose=0).history["loss"][0] if fitted else float(step(x)), 5))
+    return weakref.ref(model)
+models = []
+for i in range(4):
+    models.append(fold(i % 2))
+    gc.collect()
+    print([model() is None for model in models])
+"""
 DRAWING = """
 class Noisy(keras.Model):
     def __init__(self):
@@ -374,6 +395,7 @@ print([round(loss, 5) for name in "ab" for loss in history[name]])
         (RECORDED, "forward: not placed; 3 calls ran as they are: a GradientTape around the call needs to see what it computes"),
         (TRACED_ONCE, "step goes on unplaced: the placed step differs from the unplaced one"),
         (KEPT, "4 steps placed, verified 2 of 4"),
+        (FOLDS, "7 steps placed, verified 2 of 7"),
         (COMPILED, "3 steps placed, verified 2 of 3"),
     ],
 )
@@ -381,7 +403,7 @@ def test_a_step_of_a_kind_of_its_own_prints_the_same(tmp_path: Path, script: str
     """Seeded draws, results of several tensors, errors that the script takes, functions of partials, of data sets and run eagerly;
     optimizers that the first step builds; variables that data sets read, or only a branch trains; gradients taken outside of the function;
     a trace for tensors of all shapes that Python state has changed behind, and one for those of the call, compiled, too; arguments by
-    names that a trace cannot have."""
+    names that a trace cannot have; models that are gone before the next one is trained."""
     (tmp_path / "script.py").write_text(MODEL + script)
     expected = printed(str(tmp_path / "script.py"))
     keras.backend.clear_session()

@@ -47,8 +47,8 @@ def compare_script(request: CompareRequest, path: str, arguments: tuple[str, ...
         def __call__(self, *args: Any, **kwargs: Any) -> None:
             comparison.end_script(self.name, lambda: compare_call(request, PlannedCall.of(self, Arguments.of(args, kwargs)), script.name))
 
-    def stand_in(name: str, python: Callable[..., Any], ordinary: Callable[..., Any]) -> PlacedFunction:
-        return Compared(name, python, ordinary, Settings(train))
+    def stand_in(name: str, ordinary: Callable[..., Any], owner: Any) -> PlacedFunction:
+        return Compared(name, ordinary, Settings(train))
 
     functions = PlacedFunctions(stand_in)
     with PlacedModels(stand_in).installed(), functions.installed(), suppress(EndedError):

@@ -27,8 +27,9 @@ LARGE_ENOUGH = 1000
 """Parameters to be trained; a model with fewer is not worth a plan."""
 P = TypeVar("P", bound=PlacedFunction)
 _OF_FIT = ("x", "y", "sample_weight")
-Place = Callable[[str, Callable[..., Any], Callable[..., Any]], PlacedFunction]
-"""A training step's name, the function to capture, and the one that runs the step as it is -> what is called instead."""
+Place = Callable[[str, Callable[..., Any], Any], PlacedFunction]
+"""A training step's name, the tf.function that runs it, which does not keep its owner, and the owner, who calls it -> what is called
+instead."""
 
 
 class PlacedModels:
@@ -62,7 +63,7 @@ class PlacedModels:
                 return None
             if model in self._placed:
                 self._placed[model].unplace("the model was compiled anew")
-            self._placed[model] = placed_train_step(model, self._place_step)
+            self._placed[model] = placed_train_step(model, lambda name, ordinary: self._place_step(name, ordinary, model))
             self.functions.append(self._placed[model])
             return self.functions[-1]
 
@@ -156,14 +157,16 @@ def is_left_alone(model: keras.Model) -> bool:
     return bool(model.run_eagerly) or model.distribute_strategy.num_replicas_in_sync > 1
 
 
-def placed_train_step(model: keras.Model, place: Callable[[str, Callable[..., Any], Callable[..., Any]], P]) -> P:
-    """Stands in for `model.train_step`: a batch -> logs."""
+def placed_train_step(model: keras.Model, place: Callable[[str, Callable[..., Any]], P]) -> P:
+    """Stands in for `model.train_step`: a batch -> logs. It does not keep the model."""
+    of = weakref.ref(model)
 
     @tf.autograph.experimental.do_not_convert  # as in Keras
     def train_step(data: Any) -> Any:
-        return model.train_step(data)
+        model = of()
+        return None if model is None else model.train_step(data)
 
-    return place(f"{model.name}.train_step", train_step, tf.function(train_step, jit_compile=model.jit_compile or None))
+    return place(f"{model.name}.train_step", tf.function(train_step, jit_compile=model.jit_compile or None))
 
 
 class PlacedFit:

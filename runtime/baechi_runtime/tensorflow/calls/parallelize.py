@@ -22,7 +22,7 @@ from baechi_runtime.drivers.train_request import TrainRequest, WorkerKind
 from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.tensorflow.calls.call_report import report_of
 from baechi_runtime.tensorflow.calls.keras_fit import batch_of, place_fit, placed_train_step, require_placeable, step_of_fit, unplace_fit
-from baechi_runtime.tensorflow.calls.placed_function import Arguments, PlacedFunction, Settings, running
+from baechi_runtime.tensorflow.calls.placed_function import Arguments, PlacedFunction, Settings, close, running, when_gone
 from baechi_runtime.tensorflow.calls.placing import place_step
 from baechi_runtime.tensorflow.coarse import COARSE, begins_coarse
 
@@ -139,7 +139,7 @@ def _unplaced_step(target: Any, options: ParallelizeOptions) -> "PlacedTrainStep
 
 
 def _step_of(model: keras.Model, options: ParallelizeOptions) -> "PlacedTrainStep":
-    return placed_train_step(model, lambda name, _, ordinary: PlacedTrainStep(ordinary, options, name))
+    return placed_train_step(model, lambda name, ordinary: PlacedTrainStep(ordinary, options, name))
 
 
 class PlacedTrainStep(PlacedFunction):
@@ -153,7 +153,8 @@ class PlacedTrainStep(PlacedFunction):
     def __init__(self, target: Callable[..., Any], options: ParallelizeOptions, name: str = "") -> None:
         python = getattr(target, "python_function", target)
         name = name or getattr(python, "__name__", type(target).__name__)
-        super().__init__(name, python, target, options.settings(name))
+        super().__init__(name, target, options.settings(name))
+        when_gone(self, partial(close, self.steps))
         functools.update_wrapper(self, python, updated=())
         self._options = options
         self._bound: weakref.WeakKeyDictionary[Any, PlacedTrainStep] = weakref.WeakKeyDictionary()

@@ -8,6 +8,7 @@ import io
 import sys
 import threading
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -39,6 +40,8 @@ MOST_SHAPES = 8
 """Shapes of the arguments that are captured; further ones run as they are."""
 _TIMES = 200
 _running = threading.local()
+_due: deque[Callable[[], None]] = deque()
+"""What is to be done before another step is placed."""
 
 
 def is_running() -> bool:
@@ -54,6 +57,12 @@ def running() -> Iterator[None]:
         yield
     finally:
         _running.now = outside
+
+
+def when_gone(owner: Any, do: Callable[[], None]) -> None:
+    """Has `do` called, which may not refer to the owner, before another step is placed than the owner's, who is gone by then. Not at
+    once: Python may collect the owner amid anything."""
+    weakref.finalize(owner, _due.append, do).atexit = False
 
 
 @dataclass(frozen=True)
@@ -167,6 +176,7 @@ class PlacedStep:
         """True if nothing can be compared."""
         self.traces: list[Any] | None = [] if traces else None
         """RunMetadata of steps; None where none is traced."""
+        self._devices = devices
         devices.at_end(self.close)
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -208,7 +218,9 @@ class PlacedStep:
         """The variables come home, if the devices still have them, and the devices are free of them."""
         with suppress(ExecutionError):
             self.live.bring_all()
+        self.live.forget()
         self.session.close()
+        self._devices.not_at_end(self.close)
 
     def _fetch(self, names: Sequence[str]) -> Mapping[str, np.ndarray]:
         try:
@@ -217,10 +229,16 @@ class PlacedStep:
             raise ExecutionError(f"{e}. What was trained since the variables were last looked at is lost; go on from a checkpoint") from e
 
 
-class PlacedFunction:
-    """Stands in for a training step: `ordinary` runs it as it is, `python` is what is captured."""
+def close(steps: Mapping[Any, PlacedStep]) -> None:
+    """Closes all of them."""
+    for step in steps.values():
+        step.close()
 
-    def __init__(self, name: str, python: Callable[..., Any], ordinary: Callable[..., Any], settings: Settings) -> None:
+
+class PlacedFunction:
+    """Stands in for a training step: `ordinary` runs it as it is, a function or tf.function, which is what is captured."""
+
+    def __init__(self, name: str, ordinary: Callable[..., Any], settings: Settings) -> None:
         self.name = name
         self.settings = settings
         self.load = load_of_others(opened, one_machine=settings.request.cluster_hosts is None)
@@ -235,11 +253,15 @@ class PlacedFunction:
         """Why calls run as they are; empty while they run placed."""
         self.unplaced: Counter[str] = Counter()
         """Why calls ran as they are, and how many."""
-        self.python = python
         self.ordinary = ordinary
         self._last: Any = None
         self._declined: set[Any] = set()
         """Shapes that are not worth splitting."""
+
+    @property
+    def python(self) -> Callable[..., Any]:
+        """The Python function of the step."""
+        return getattr(self.ordinary, "python_function", self.ordinary)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not tf.executing_eagerly():
@@ -276,9 +298,15 @@ class PlacedFunction:
     def unplace(self, reason: str = "it was unplaced") -> Callable[..., Any]:
         """The ordinary step; this one runs as it from now on. The variables are back, and the devices are free of them."""
         self.refusal = self.refusal or reason
-        for step in self.steps.values():
-            step.close()
+        close(self.steps)
         return self.ordinary
+
+    def end(self) -> None:
+        """Lets go of all that was captured and placed: nobody calls the step any more."""
+        self.unplace()
+        for kept in (self.steps, self.ahead, self._declined):
+            kept.clear()
+        self.placement = self.interrupted = self._last = None
 
     def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str = OTHER_SHAPES) -> Any:
         self.unplaced[self.refusal or reason] += 1
@@ -309,6 +337,8 @@ class PlacedFunction:
 
     def _placed(self, given: Arguments) -> PlacedStep | None:
         """Captures these arguments, and places the step; None where it is better left as it is."""
+        while _due:
+            _due.popleft()()
         first = not (self.steps or self._declined)
         captured, placement = self.ahead.get(given.key) or (self.capture(given), self.placement)
         require_no_sequence(self.name, captured.graph_def)

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.tensorflow.backend import serve
 from baechi_runtime.tensorflow.calls.call_report import kept_step, report_of
 from baechi_runtime.tensorflow.calls.keras_fit import LARGE_ENOUGH, Place, PlacedModels
-from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction, Settings, is_running
+from baechi_runtime.tensorflow.calls.placed_function import PlacedFunction, Settings, is_running, when_gone
 from baechi_runtime.tensorflow.lowering.live_variables import watch_data_sets
 
 _UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
@@ -37,8 +37,17 @@ class StepsRun(ScriptRun[PlacedFunction]):
     kind = "steps"
     refused: str = ""
     """Why a tf.function was left as it is, where one had what no placed step can."""
+    ended: dict[PlacedFunction, tuple[CallReport, KeptStep | None]] = field(default_factory=dict)
+    """The findings on steps that nobody can call any more."""
+
+    def end(self, placed: PlacedFunction) -> None:
+        """Lets go of a step that nobody can call any more, but for what is said of it."""
+        self.ended[placed] = self.found(placed)
+        placed.end()
 
     def found(self, placed: PlacedFunction) -> tuple[CallReport, KeptStep | None]:
+        if placed in self.ended:
+            return self.ended[placed]
         report = report_of(placed)
         return report, kept_step(placed, self.name, report)
 
@@ -60,9 +69,10 @@ def run_script(asked: ScriptRequest) -> StepsRun:
         return StepsRun(reports=False)
     run = StepsRun()
 
-    def place(name: str, python: Callable[..., Any], ordinary: Callable[..., Any]) -> PlacedFunction:
-        settings = Settings(replace(asked.request, model=name), asked.verify_steps, not asked.strict)
-        return PlacedFunction(name, python, ordinary, settings)
+    def place(name: str, ordinary: Callable[..., Any], owner: Any) -> PlacedFunction:
+        placed = PlacedFunction(name, ordinary, Settings(replace(asked.request, model=name), asked.verify_steps, not asked.strict))
+        when_gone(owner, partial(run.end, placed))
+        return placed
 
     models, functions = PlacedModels(place), PlacedFunctions(place)
 
@@ -122,7 +132,7 @@ class PlacedFunctions:
         if size < LARGE_ENOUGH:
             self.too_small = max(size, self.too_small)
             return None
-        self.functions.append(self._place(name, python, function))  # which runs as it is where a placed step calls it
+        self.functions.append(self._place(name, weakref.proxy(function), function))  # it runs as it is where a placed step calls it
         return self.functions[-1]
 
 

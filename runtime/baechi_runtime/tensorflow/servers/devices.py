@@ -108,6 +108,11 @@ class Devices:
         """Has `close` called before the devices end: a session without its servers may hang."""
         self._closers.append(close)
 
+    def not_at_end(self, close: Callable[[], None]) -> None:
+        """Forgets what was to be called, which has been."""
+        if close in self._closers:
+            self._closers.remove(close)
+
     def close(self) -> None:
         while self._closers:
             self._closers.pop()()

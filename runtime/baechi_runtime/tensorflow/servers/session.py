@@ -105,6 +105,7 @@ class PlacedSession:
     def close(self) -> None:
         """Frees the variables and ends the session; where its devices are gone, it is left alone."""
         session, self._session = self._session, None
+        self.devices.not_at_end(self.close)
         if session is None:
             return
         if not self._broken:
