@@ -1,6 +1,7 @@
 """`baechi_ext.parallelize` of training steps: what runs placed, that it computes the same, and what it says where it can't."""
 
 import gc
+import subprocess
 import sys
 import weakref
 from collections.abc import Callable
@@ -242,6 +243,23 @@ def test_what_is_refused() -> None:
         baechi_ext.parallelize(Trained().step, framework="jax")
     with pytest.raises(OptionError, match="example_inputs are for PyTorch"):
         baechi_ext.parallelize(Trained().step, (1,), framework="tensorflow")
+
+
+def test_a_data_set_that_was_there_before_the_first_step_is_known() -> None:
+    """In a process of its own, since a step that was placed before would have data sets watched."""
+    script = """
+import numpy as np, tensorflow as tf, baechi_ext
+weight = tf.Variable(tf.ones((4, 4)), name="weight")
+batches = iter(tf.data.Dataset.from_tensors(np.ones((4, 4), np.float32)).repeat().map(lambda x: x + weight))
+@baechi_ext.parallelize(workers="thread", method="m_topo")
+@tf.function
+def step(x):
+    weight.assign_add(x)
+    return tf.reduce_sum(weight)
+step(next(batches))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert "CaptureError: step uses the variable 'weight', which a function of a data set reads, too" in done.stderr.splitlines()[-1]
 
 
 def test_the_framework_is_found_out() -> None:

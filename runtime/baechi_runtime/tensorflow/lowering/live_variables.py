@@ -6,9 +6,11 @@ changed here meanwhile is sent to the devices before the next placed step. Funct
 of TensorFlow's, so a variable that one of them has may not be away.
 """
 
+import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -141,18 +143,24 @@ def _class_away(home: Any) -> type:
 
 
 def watch_data_sets() -> None:
-    """From now on it is known which data sets have functions that read variables."""
+    """From now on it is known which data sets have functions that read variables, of those that are there already, too."""
     make = tf.data.Dataset.__init__
     if getattr(make, "is_watched", False):
         return
 
     def init(dataset: tf.data.Dataset, *args: Any, **kwargs: Any) -> None:
         make(dataset, *args, **kwargs)
+        note(dataset)
+
+    def note(dataset: tf.data.Dataset) -> None:
         if found := resources_of(dataset):
             _read_by[dataset] = found
 
     init.is_watched = True  # type: ignore[attr-defined]
     tf.data.Dataset.__init__ = init
+    for dataset in [o for o in gc.get_objects() if tf.data.Dataset in type(o).__mro__]:
+        with suppress(AttributeError):  # of one that is not made yet
+            note(dataset)
 
 
 def _watch_functions() -> None:
