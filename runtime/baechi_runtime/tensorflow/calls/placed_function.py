@@ -218,7 +218,7 @@ class PlacedStep:
         """The variables come home, if the devices still have them, and the devices are free of them."""
         with suppress(ExecutionError):
             self.live.bring_all()
-        self.live.forget()
+            self.live.forget()  # only now: what is lost with its devices is not taken for what is here
         self.session.close()
         self._devices.not_at_end(self.close)
 
