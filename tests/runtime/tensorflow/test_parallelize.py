@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import baechi_ext
-from baechi_ext.errors import CaptureError, OptionError, ParityError
+from baechi_ext.errors import CaptureError, ExecutionError, OptionError, ParityError
 from baechi_ext.ir import Cluster, Link, OpGraph, Plan
 from baechi_runtime.host.frameworks import framework_of
 
@@ -112,6 +112,21 @@ def test_what_is_gone_is_off_the_devices() -> None:
     assert np.abs(biases[0].numpy()).min() > 0
     for bias in biases[1:]:
         np.testing.assert_array_equal(bias.numpy(), biases[0].numpy())
+
+
+def test_what_was_lost_with_the_devices_is_not_shown_when_a_step_is_unplaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(names: object) -> None:
+        raise ExecutionError("the server of device 1 was killed")
+
+    trained = Trained()
+    placed = baechi_ext.parallelize(tf.function(trained.step), **HERE)
+    trained.losses(placed, (8, 8, 8))
+    (step,) = placed.steps.values()
+    monkeypatch.setattr(step.session, "variables", lost)
+    placed.unplace()
+    with pytest.raises(ExecutionError, match="killed. What was trained since the variables were last looked at is lost"):
+        trained.model.get_weights()
+    step.live.forget()
 
 
 def test_methods_and_keyword_arguments() -> None:
