@@ -277,6 +277,26 @@ step(next(batches))
     assert "CaptureError: step uses the variable 'weight', which a function of a data set reads, too" in done.stderr.splitlines()[-1]
 
 
+def test_a_fit_with_a_seed_is_traced_once() -> None:
+    """The trace of the first batch, which is placed, tells whether the step goes on with a seeded sequence."""
+    traced = []
+
+    class Model(keras.Model):
+        def train_step(self, data: object) -> object:
+            traced.append(data)
+            return super().train_step(data)
+
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((10,))
+    model = Model(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("adam", "mse")
+    model.optimizer.build(model.trainable_variables)
+    baechi_ext.parallelize(model, workers="thread", method="m_topo")
+    model.fit(np.ones((8, 10)), np.ones((8, 1)), batch_size=4, epochs=2, verbose=0)
+    assert len(traced) == 1
+    assert baechi_ext.report(model).placed_steps == 4
+
+
 def test_the_framework_is_found_out() -> None:
     import torch
 

@@ -92,6 +92,8 @@ class PlacedFunctions:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._known: weakref.WeakKeyDictionary[Any, PlacedFunction | None] = weakref.WeakKeyDictionary()
+        self._called_once: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Those that train: one that is made anew for each step is never called again."""
         self.functions: list[PlacedFunction] = []
         self.too_small = 0
         self.refused = ""
@@ -109,8 +111,13 @@ class PlacedFunctions:
                 return ordinary(function, *args, **kwargs)
             if function not in placing._known:
                 returned = ordinary(function, *args, **kwargs)
-                placing._known[function] = placing._placed(function, args, kwargs)
+                placing._known[function] = None
+                if placing._trains(function, args, kwargs):
+                    placing._called_once.add(function)
                 return returned
+            if function in placing._called_once:
+                placing._called_once.remove(function)
+                placing._known[function] = placing._placed(function)
             return (placing._known[function] or partial(ordinary, function))(*args, **kwargs)
 
         kind.__call__ = call
@@ -119,21 +126,27 @@ class PlacedFunctions:
         finally:
             kind.__call__ = ordinary
 
-    def _placed(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PlacedFunction | None:
-        python = function.python_function
-        if (getattr(python, "__module__", None) or "").partition(".")[0] == "keras":
-            return None
-        name = getattr(python, "__name__", "step")
+    def _trains(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """True if a call with these arguments trains enough."""
+        if (getattr(function.python_function, "__module__", None) or "").partition(".")[0] == "keras":
+            return False
         try:
-            size = sum(int(tf.size(v)) for v in trained(function.get_concrete_function(*args, **kwargs), name))
+            size = sum(int(tf.size(v)) for v in trained(function.get_concrete_function(*args, **kwargs), _name(function)))
         except CaptureError as e:
             self.refused = str(e)
-            return None
+            return False
         if size < LARGE_ENOUGH:
             self.too_small = max(size, self.too_small)
-            return None
-        self.functions.append(self._place(name, weakref.proxy(function), function))  # it runs as it is where a placed step calls it
+        return size >= LARGE_ENOUGH
+
+    def _placed(self, function: Any) -> PlacedFunction:
+        # It runs as it is where a placed step calls it.
+        self.functions.append(self._place(_name(function), weakref.proxy(function), function))
         return self.functions[-1]
+
+
+def _name(function: Any) -> str:
+    return getattr(function.python_function, "__name__", "step")
 
 
 def trained(concrete: Any, name: str) -> list[tf.Variable]:
