@@ -343,6 +343,12 @@ def epoch(batches):
     return total
 for i in range(3):
     print(round(float(epoch(batches)), 5))
+words = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1, 2], [0.5, 1.5]), 0.0)
+@tf.function
+def by_table(x):
+    return train(words.lookup(tf.constant(2)), x)
+for i in range(3):
+    print(round(float(by_table(x)), 5))
 tf.config.run_functions_eagerly(True)
 @tf.function
 def eager(x):
@@ -404,7 +410,7 @@ print([round(loss, 5) for name in "ab" for loss in history[name]])
         (DRAWING, "step: not placed; step draws the next numbers of a seeded sequence (RandomUniform)"),
         (OF_PARTS, "3 steps placed, verified 2 of 3"),
         (FAILING, "verified 2 of 6, last at call 2"),
-        (OTHER_FUNCTIONS, "epoch goes on unplaced: the training step epoch uses a resource that is not a variable"),
+        (OTHER_FUNCTIONS, "by_table: not placed; the training step by_table uses a resource that is not a variable"),
         (READ_BY_DATA, "later: placed for 3 steps, then as it is; later uses the variable "),
         (TWO_OPTIMIZERS, "5 steps placed, verified 2 of 5"),
         (ACCUMULATING, "5 steps placed, verified 2 of 5"),

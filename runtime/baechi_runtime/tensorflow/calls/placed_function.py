@@ -41,7 +41,7 @@ MOST_SHAPES = 8
 _TIMES = 200
 _running = threading.local()
 _due: deque[Callable[[], None]] = deque()
-"""What is to be done before another step is placed."""
+"""Calls to make before another step is placed."""
 
 
 def is_running() -> bool:

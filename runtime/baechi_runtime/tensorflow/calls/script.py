@@ -130,14 +130,16 @@ class PlacedFunctions:
         """True if a call with these arguments trains enough."""
         if (getattr(function.python_function, "__module__", None) or "").partition(".")[0] == "keras":
             return False
-        try:
-            size = sum(int(tf.size(v)) for v in trained(function.get_concrete_function(*args, **kwargs), _name(function)))
-        except CaptureError as e:
-            self.refused = str(e)
-            return False
+        concrete = function.get_concrete_function(*args, **kwargs)
+        size = sum(int(tf.size(v)) for v in trained(concrete))
         if size < LARGE_ENOUGH:
             self.too_small = max(size, self.too_small)
-        return size >= LARGE_ENOUGH
+            return False
+        try:
+            Source.of(concrete, f"the tf.function {_name(function)}")
+        except CaptureError as e:  # to be said if it is not called again
+            self.refused = str(e)
+        return True
 
     def _placed(self, function: Any) -> PlacedFunction:
         # It runs as it is where a placed step calls it.
@@ -149,12 +151,13 @@ def _name(function: Any) -> str:
     return getattr(function.python_function, "__name__", "step")
 
 
-def trained(concrete: Any, name: str) -> list[tf.Variable]:
-    """The trainable variables that a concrete function changes, in branches and loops, too. Raises CaptureError where it takes an iterator
-    or a table, or writes a summary, which no placed step can."""
-    source = Source.of(concrete, f"the tf.function {name}")
-    changed = _changed(source.nodes.values(), {f.signature.name: f for f in source.definition.library.function})
-    return [v.variable for v in source.variables if v.trainable and v.placeholder in changed]
+def trained(concrete: Any) -> list[tf.Variable]:
+    """The trainable variables that a concrete function changes, in what it calls, in branches and loops, too."""
+    definition = concrete.graph.as_graph_def()
+    changed = _changed(definition.node, {f.signature.name: f for f in definition.library.function})
+    known = {id(v.handle): v for v in concrete.graph.variables}
+    found = [known.get(id(outer)) for outer, inner in concrete.graph.captures if inner.op.name in changed]
+    return [v for v in found if v is not None and v.trainable]
 
 
 def _changed(nodes: Iterable[Any], functions: Mapping[str, Any]) -> set[str]:
