@@ -114,6 +114,17 @@ def test_a_script_on_worker_processes_is_told_of_no_others(tmp_path: Path, worke
     assert "11 steps placed" in err
 
 
+def test_autocast_around_a_call_does_not_reach_into_what_it_leaves_alone(tmp_path: Path, workers: ForkedWorkers) -> None:
+    script = tmp_path / "casts.py"
+    text = LOOP.replace("import baechi_ext\n", ALONE)
+    text = text.replace("return self.layers(", "with torch.autocast('cpu', enabled=False):\n            return self.layers(")
+    script.write_text(text.replace("loss = ", "with torch.autocast('cpu', torch.bfloat16):\n            loss = "))
+    codes, out, err = workers.finish(BAECHI, 2, *PLACED, "--verify_steps=0", str(script))
+    assert codes == [0, 0], err
+    assert out == printed(script)
+    assert "11 steps placed" in err
+
+
 def test_exit_codes_and_exceptions_are_the_scripts_own(tmp_path: Path) -> None:
     script = tmp_path / "leaves.py"
     script.write_text("import sys\nprint('once')\nsys.exit(7)\n")

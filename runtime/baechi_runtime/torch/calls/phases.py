@@ -19,6 +19,7 @@ from baechi_ext.simulate import Timeline
 from baechi_runtime.measure.recording import NotedTimes
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.torch.calls.capturing import CallStep
+from baechi_runtime.torch.lowering.autocast import without_autocast
 from baechi_runtime.torch.lowering.devices import TorchDevice
 from baechi_runtime.torch.lowering.ops import Exchange, LoweredProgram, Lowering, Slots, StepContext
 from baechi_runtime.torch.lowering.program import in_phases
@@ -96,7 +97,7 @@ class Phases(ABC):
 
         Raises ExecutionError where an op fails or a device does not answer in time.
         """
-        with self._lock:
+        with self._lock, without_autocast():
             self._step.inputs = {number: args[i] for i, number in self._plain}
             try:
                 kept = [self._filled(*own, args) for own in self._programs]
@@ -110,7 +111,7 @@ class Phases(ABC):
 
     def backward(self, tangents: Sequence[Tensor | None], kept: list[Slots]) -> tuple[dict[int, Tensor], StepTimes]:
         """The gradients by argument, from those of the differentiable outputs; uses up `kept`. Raises as `forward` does."""
-        with self._lock:
+        with self._lock, without_autocast():
             self._step.tangents = tangents
             try:
                 begin_ns = self._begin(1)

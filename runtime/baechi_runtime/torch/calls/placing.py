@@ -26,6 +26,7 @@ from baechi_runtime.torch.calls.experience import plan_key
 from baechi_runtime.torch.calls.plan_cache import KeptPlan, find_plan, keep_plan
 from baechi_runtime.torch.calls.search_process import Search, is_serializable, plan_to_json
 from baechi_runtime.torch.cluster import find_cluster
+from baechi_runtime.torch.lowering.autocast import without_autocast
 from baechi_runtime.torch.lowering.random_state import as_it_was
 from baechi_runtime.torch.processes.executor import Executor
 from baechi_runtime.torch.profiler import QUICK
@@ -37,6 +38,7 @@ FEWEST_OPS = 200
 _ROUNDING = 1e-9
 
 
+@without_autocast()
 def place_call(request: TrainRequest, executor: Executor, captured: CapturedCall, step: CallStep) -> Placement:
     """The plan of a captured call, with costs read from the request's `cost_path` or measured on device 0; the best one so far where its
     search was interrupted. Costs and plan of an earlier run where the request has a `cache` with those of the same call.
@@ -60,6 +62,7 @@ def place_call(request: TrainRequest, executor: Executor, captured: CapturedCall
     return placement.noting(f"plan and costs can't be kept in {cache}: {reason}") if reason else placement
 
 
+@without_autocast()
 def begin_search(request: TrainRequest, executor: Executor, captured: CapturedCall, step: CallStep) -> Search | None:
     """A search for the call's plan in another process, with costs measured here; it ends with the plan in the request's `cache`, where
     `place_call` finds it. None where that is over as soon here, no core is left for it, the process can't be told what is asked, or the

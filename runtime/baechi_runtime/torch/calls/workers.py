@@ -36,6 +36,7 @@ from baechi_runtime.torch.calls.capturing import CallStep
 from baechi_runtime.torch.calls.graphed import GraphedFragment
 from baechi_runtime.torch.calls.phases import PhasedFragment, Phases
 from baechi_runtime.torch.calls.placing import place_call
+from baechi_runtime.torch.lowering.autocast import without_autocast
 from baechi_runtime.torch.lowering.devices import TorchDevice, cpu_workers
 from baechi_runtime.torch.lowering.op_error import OpError
 from baechi_runtime.torch.lowering.ops import Slots, StepContext
@@ -96,7 +97,8 @@ class Workers:
     def follow(self, captured: CapturedCall, step: CallStep) -> None:
         """Workers other than 0: do their part while worker 0 measures with a ProcessExecutor."""
         replica = partial(step.replica, "cpu")
-        follow(self.group, self.device, RankCapture(captured.graph, captured.binding, replica))  # type: ignore[arg-type]
+        with without_autocast():
+            follow(self.group, self.device, RankCapture(captured.graph, captured.binding, replica))  # type: ignore[arg-type]
 
     @contextmanager
     def telling(self) -> Iterator[None]:
