@@ -80,7 +80,7 @@ def _in_parts(backend: TorchBackend, whole: Captured, parts: int) -> Captured:
     """See TorchBackend.in_parts; one part is the whole batch."""
     graph, binding, request = whole.graph, whole.binding, backend.request
     if parts > 1:
-        graph, binding = capture_sizes(request, whole.step, sizes_of_parts(whole.step, parts))
+        graph, binding = capture_sizes(request, whole.step, binding, sizes_of_parts(whole.step, parts))
     found = costed(request, backend.executor, graph, binding, whole.step, PASSES)
     return replace(whole, graph=found.graph, alone=found.alone, profile=found.profile, binding=binding)
 

@@ -92,7 +92,7 @@ def in_parts(step: TrainingStep, count: int, *, batch_norm_per_part: bool = Fals
     """The step over so many parts of its batch."""
     spec = step.optimizer
     parts = Parts.of(step.inputs, shared_sizes(step.batch or 0, [1] * count), batch_norm_per_part=batch_norm_per_part)
-    return capture_parts(step.module, step.inputs, CaptureOptions(spec.name, spec.slots), parts, step.name)
+    return capture_parts(step.module, capture(step)[1], CaptureOptions(spec.name, spec.slots), parts, step.name)
 
 
 def scattered(graph: OpGraph, num_devices: int, seed: int) -> Timeline:

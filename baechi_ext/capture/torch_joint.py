@@ -99,6 +99,8 @@ class Binding:
     """Every parameter or buffer name -> the first name of the same one (differs for tied weights)."""
     parts: Parts | None = None
     """The parts of the batch that have ops of their own; None: it is captured as a whole."""
+    joint: "fx.GraphModule | None" = None
+    """The step as `export` gave it, of which its graph over other parts can be made."""
 
 
 def capture_joint(
@@ -114,7 +116,9 @@ def capture_joint(
     The module is left as it is: no parameter, buffer or random state changes. Raises CaptureError with the framework's reason,
     MissingBackendError with a release of torch that lacks what capturing uses.
     """
-    return _Builder(Owner.of(module), _Nodes.of(export(module, inputs, options.device)), options).build(name)
+    joint = export(module, inputs, options.device)
+    graph, binding = _Builder(Owner.of(module), _Nodes.of(joint), options).build(name)
+    return graph, replace(binding, joint=joint)
 
 
 def export(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]", device: str = "cpu") -> "fx.GraphModule":

@@ -8,9 +8,9 @@ The loss stays the batch's, as torch_split splits the step by the rules of its o
 refused.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from baechi_ext.capture.batch_rows import Split
 from baechi_ext.capture.parts import Parts
@@ -25,7 +25,6 @@ from baechi_ext.capture.torch_joint import (
     _bytes,
     _is_view,
     _Nodes,
-    export,
 )
 from baechi_ext.capture.torch_private import arguments_by_name
 from baechi_ext.capture.torch_split import split_along
@@ -41,13 +40,14 @@ PARAMETER = "parameter"
 
 
 def capture_parts(
-    module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]", options: CaptureOptions, parts: Parts, name: str = ""
+    module: "torch.nn.Module", captured: Binding, options: CaptureOptions, parts: Parts, name: str = ""
 ) -> tuple[OpGraph, Binding]:
-    """The costless op graph of one training step of `module` over parts of its batch, and the binding to run it. See `capture_joint`.
+    """The costless op graph of one training step of `module` over parts of its batch, and the binding to run it. `captured`: the step as
+    `capture_joint` gave it, over the whole batch or over other parts.
 
     Raises CaptureError, too, where the step mixes examples, or may, as by random numbers for all of them but dropout's.
     """
-    joint = export(module, inputs, options.device)
+    joint: Any = captured.joint
     nodes = _Nodes.of(joint)
     parts = replace(parts, batch_norm_per_part=require_parts_may_differ(nodes.calls, parts))
     split = {node: Split(dim) for node, index in nodes.plain.items() if (dim := parts.dims[index]) is not None}
@@ -55,7 +55,8 @@ def capture_parts(
         parted = split_along(joint, nodes, split, parts.sizes, batch_norm_per_part=parts.batch_norm_per_part)
     except CaptureError as e:
         raise CaptureError(f"{e}; give --microbatches=1") from e
-    return _PartsBuilder(Owner.of(module), _Nodes.of(parted), options, parts).build(name)
+    graph, binding = _PartsBuilder(Owner.of(module), _Nodes.of(parted), options, parts).build(name)
+    return graph, replace(binding, joint=joint)
 
 
 def require_parts_may_differ(nodes: "Iterable[fx.Node]", parts: Parts) -> bool:

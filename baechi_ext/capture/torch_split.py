@@ -237,6 +237,8 @@ class _Emitter:
         """Each part's rows, or its share of a sum."""
         self.cut: dict[tuple[fx.Node, Split], list[fx.Node]] = {}
         self.counts: dict[fx.Node, fx.Node] = {}
+        self.likenesses: dict[tuple[str, int] | None, Any] = {}
+        """The likeness of what every part of a size computes by an op, by the op's id and that size."""
         self.mode: Any = next(m for n in module.graph.nodes if (m := getattr(n.meta.get("val"), "fake_mode", None)) is not None)
 
     def emitted(self) -> "fx.GraphModule":
@@ -457,10 +459,14 @@ class _Emitter:
         node.meta = {key: value for key, value in like.meta.items() if key not in ("desc", "seq_nr")} | {OP_ID: op_id}
         if part is not None:
             node.meta |= {PART: part, **({"seq_nr": seq + part * FAR} if (seq := like.meta.get("seq_nr")) is not None else {})}
+        made = None if part is None else (op_id.rpartition("@")[0], self.sizes[part])
+        if made is not None and made in self.likenesses:
+            node.meta["val"] = self.likenesses[made]
+            return node
         run = torch.ops.aten.reshape.default if target is torch.ops.aten.view.default else target
         values: Any = map_arg(args, self._likeness)
         named: Any = map_arg(dict(kwargs), self._likeness)
-        node.meta["val"] = run(*values, **named)
+        node.meta["val"] = self.likenesses[made] = run(*values, **named)
         return node
 
     def _likeness(self, node: "fx.Node") -> Any:

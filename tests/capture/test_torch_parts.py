@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from baechi_ext.capture.parts import Parts, shared_sizes
-from baechi_ext.capture.torch_joint import ORDER, CaptureOptions
+from baechi_ext.capture.torch_joint import ORDER, CaptureOptions, capture_joint
 from baechi_ext.capture.torch_parts import PARAMETER, capture_parts
 from baechi_ext.errors import CaptureError
 from baechi_runtime.models.training_step import TrainingStep, WithLoss, optimizer_spec
@@ -108,5 +108,6 @@ class Turned(nn.Module):
 
 def test_dropout_that_does_not_split_by_examples_is_of_the_whole_batch() -> None:
     inputs = (torch.randn(4, 2, requires_grad=True), torch.ones(4))
-    graph, _ = capture_parts(Turned(), inputs, CaptureOptions(), Parts.of(inputs, (2, 2)))
+    _, binding = capture_joint(Turned(), inputs, CaptureOptions())
+    graph, _ = capture_parts(Turned(), binding, CaptureOptions(), Parts.of(inputs, (2, 2)))
     assert [op.part for op in graph.ops if op.op == "aten.native_dropout"] == [None]

@@ -51,9 +51,9 @@ def captured(name: str, device: str = "cpu") -> tuple[TrainingStep, OpGraph, Bin
 @cache
 def parted(name: str, sizes: Sequence[int]) -> tuple[OpGraph, Binding]:
     """The step over parts, each normalised by itself where there is BatchNorm."""
-    step = captured(name)[0]
+    step, _, binding = captured(name)
     parts = Parts.of(step.inputs, sizes, batch_norm_per_part=True)
-    return capture_parts(step.module, step.inputs, CaptureOptions("momentum", 1), parts, step.name)
+    return capture_parts(step.module, binding, CaptureOptions("momentum", 1), parts, step.name)
 
 
 def parity_of_parts(executor: ProcessExecutor, name: str) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def on_devices(request: TrainRequest, drive: Callable[["TorchBackend"], T], furt
 
     def obey(group: WorkerGroup, devices: Sequence[TorchDevice]) -> None:
         step, graph, binding = capture(request)
-        captured = RankCapture(graph, binding, partial(build_step, request), cache(partial(capture_sizes, request, step)))
+        captured = RankCapture(graph, binding, partial(build_step, request), cache(partial(capture_sizes, request, step, binding)))
         follow(group, devices[group.rank], captured, {} if further is None else further(request, devices, group.rank, step))
 
     return with_executor(request, lambda executor: drive(TorchBackend(request, executor)), obey, share_memory=not request.limits_memory)
@@ -139,11 +139,11 @@ def capture(request: TrainRequest) -> tuple[TrainingStep, OpGraph, Binding]:
     return step, graph, binding
 
 
-def capture_sizes(request: TrainRequest, step: TrainingStep, sizes: Sequence[int]) -> tuple[OpGraph, Binding]:
-    """The graph and binding of a step over parts of its batch of these sizes; see `capture_parts`."""
+def capture_sizes(request: TrainRequest, step: TrainingStep, binding: Binding, sizes: Sequence[int]) -> tuple[OpGraph, Binding]:
+    """The graph and binding of a captured step over parts of its batch of these sizes; see `capture_parts`."""
     parts = parts_of(request, step, sizes)
     with progress(f"capturing the training step of {request.model} over {len(sizes)} parts of its batch"):
-        return capture_parts(step.module, step.inputs, _capture_options(request, step), parts, request.model)
+        return capture_parts(step.module, binding, _capture_options(request, step), parts, request.model)
 
 
 def parts_of(request: TrainRequest, step: TrainingStep, sizes: Sequence[int]) -> Parts:
@@ -244,7 +244,7 @@ class TorchBackend(TrainingBackend[Captured, LoadedStep]):
     def in_parts(self, captured: Captured, parts: int | Sequence[int]) -> Captured:
         sizes = sizes_of_parts(captured.step, parts)
         normalises(captured, parts_of(self.request, captured.step, sizes))  # before they are captured, which takes a while
-        graph, binding = capture_sizes(self.request, captured.step, sizes)
+        graph, binding = capture_sizes(self.request, captured.step, captured.binding, sizes)
         found = costed(self.request, self.executor, graph, binding, captured.step)
         return replace(captured, graph=found.graph, alone=found.alone, profile=found.profile, binding=binding)
 

@@ -60,7 +60,7 @@ class _Devices:
         sizes = sizes_of_parts(captured.step, parts)
         with self.valueless:
             normalises(captured, parts_of(self.request, captured.step, sizes))
-            graph, binding = capture_sizes(self.request, captured.step, sizes)
+            graph, binding = capture_sizes(self.request, captured.step, captured.binding, sizes)
         return self._costed(captured.step, graph, binding)
 
     def cluster(self) -> Cluster:
