@@ -100,7 +100,7 @@ class Binding:
     parts: Parts | None = None
     """The parts of the batch that have ops of their own; None: it is captured as a whole."""
     joint: "fx.GraphModule | None" = None
-    """The step as `export` gave it, of which its graph over other parts can be made."""
+    """The step as it was traced, of which its graph over other parts can be made."""
 
 
 def capture_joint(
@@ -132,10 +132,8 @@ def export(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]", device: 
 def _is_view(node: "fx.Node") -> bool:
     """True if the node only looks at its first argument's storage."""
     schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return False
-    if schema.name == "aten::_unsafe_view":
-        return True
+    if schema is None or schema.name == "aten::_unsafe_view":
+        return schema is not None
     return bool(schema.returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
 
 
