@@ -45,8 +45,8 @@ def joint_graph(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]") -> 
 @contextlib.contextmanager
 def casts_kept(weights: "Iterable[torch.Tensor]", *, kept: bool) -> Iterator[None]:
     """Within, in a trace, autocast casts each of these inputs once for all that read it, as it does leaves of autograd without a trace,
-    so that gradients are added up in the lower precision: a trace's inputs are no leaves, and its casts are not kept. It does not where
-    they are not `kept` otherwise either (cache_enabled=False)."""
+    so that gradients are added up in the lower precision: a trace's inputs are no leaves, and its casts are not kept. `kept` is
+    False where the script asks for that (cache_enabled=False): each reader casts anew."""
     import torch
 
     in_traces = torch.is_autocast_cache_enabled()
