@@ -111,7 +111,7 @@ def test_a_model_larger_than_its_planning_takes_is_captured(tmp_path: Path, run:
         ("train --hardware=h100 --train_steps=3", "runs nothing; drop --train_steps"),
         ("train --hardware=h100 --framework=tensorflow", "runs nothing; drop --framework=tensorflow"),
         ("train s.py --hardware=h100", "--hardware plans a built-in model; for s.py give baechi place its graph"),
-        ("train --hardware=h200", "unknown value 'h200'; choose one of h100, a100, rtx4090, cpu"),
+        ("train --hardware=h200", "unknown value 'h200' (did you mean h100?); choose one of h100, a100, rtx4090, cpu"),
         ("place g.json --hardware=h100", "--hardware=h100 is what the devices are; add --num_devices=N"),
         ("place g.json --measured_on=h100 --num_devices=2", "--measured_on is for --hardware"),
         ("place g.json --hardware=cpu --num_devices=2", "unknown value 'cpu'"),
