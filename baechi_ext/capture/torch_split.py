@@ -237,7 +237,7 @@ class _Emitter:
         """Each part's rows, or its share of a sum."""
         self.cut: dict[tuple[fx.Node, Split], list[fx.Node]] = {}
         self.counts: dict[fx.Node, fx.Node] = {}
-        self.likenesses: dict[tuple[str, int] | None, Any] = {}
+        self.likenesses: dict[tuple[str, int], Any] = {}
         """The likeness of what every part of a size computes by an op, by the op's id and that size."""
         self.mode: Any = next(m for n in module.graph.nodes if (m := getattr(n.meta.get("val"), "fake_mode", None)) is not None)
 
@@ -466,7 +466,9 @@ class _Emitter:
         run = torch.ops.aten.reshape.default if target is torch.ops.aten.view.default else target
         values: Any = map_arg(args, self._likeness)
         named: Any = map_arg(dict(kwargs), self._likeness)
-        node.meta["val"] = self.likenesses[made] = run(*values, **named)
+        node.meta["val"] = run(*values, **named)
+        if made is not None:
+            self.likenesses[made] = node.meta["val"]
         return node
 
     def _likeness(self, node: "fx.Node") -> Any:
