@@ -132,9 +132,10 @@ def export(module: "torch.nn.Module", inputs: "Sequence[torch.Tensor]", device: 
 def _is_view(node: "fx.Node") -> bool:
     """True if the node only looks at its first argument's storage."""
     schema = getattr(node.target, "_schema", None)
-    if schema is not None and schema.name == "aten::_unsafe_view":
-        return True
-    return schema is not None and bool(schema.returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    if schema is None or not schema.returns:
+        return False
+    looks = all(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    return looks or schema.name == "aten::_unsafe_view"
 
 
 @dataclass(frozen=True)
