@@ -143,10 +143,13 @@ def test_the_verdict_comes_before_the_tables(capsys: pytest.CaptureFixture[str])
 def test_steps_of_a_script_are_compared_apart() -> None:
     """Unpaired, and with what is missing as null; there is no step of one device's program."""
     few = calls(samples=samples_by_name(placed=[150.0] * 3))
-    said = step(Measurement(0.0, False, few.samples, {}, in_turn=False)).to_json()
+    said = step(Measurement(0.0, False, few.samples, {}, per_block=0)).to_json()
     assert (said["measured_step_us"]["eager"], said["speedup_over_eager"], said["conclusive"]) == (None, None, False)
     assert (said["unplaced"], "speedup" in said) == ("eager, one device", False)
     assert [doubt[:27] for doubt in said["doubts"]] == ["fewer than 7 plain steps we", "fewer than 7 placed steps w"]
     enough = samples_by_name(eager=[300.0] * 7, placed=[150.0] * 9)
-    said = step(Measurement(0.0, False, enough, {}, in_turn=False)).to_json()
+    said = step(Measurement(0.0, False, enough, {}, per_block=0)).to_json()
     assert (said["speedup_over_eager"]["median"], said["conclusive"]) == (2.0, True)
+    blocks = samples_by_name(eager=[300.0, 310.0] * 3 + [600.0, 620.0] * 3, placed=[150.0, 155.0] * 3 + [300.0, 310.0] * 3)
+    conclusive = {n: calls(samples=blocks, per_block=n).doubts == [] for n in (0, 2)}
+    assert conclusive == {0: False, 2: True}

@@ -42,6 +42,19 @@ def test_a_ratio_of_steps_that_were_not_taken_in_turn(n: int, rank: int) -> None
     assert (ratio.low, ratio.high) == ((10 + rank) / (n + 1 - rank), (n + 9 - rank) / (2 + rank))
 
 
+def test_a_machine_that_slows_down_for_a_while_slows_both_kinds_of_a_block() -> None:
+    """Twelve steps of each kind in blocks of two, half as fast from the sixth on: each block's ratio is 1.5; steps that were not taken in
+    blocks, and fewer than six blocks, are compared by medians whose intervals are wide."""
+    speeds = [1.0] * 6 + [2.0] * 6
+    plain, placed = (Samples(tuple(us * speed for speed in speeds)) for us in (3.0, 2.0))
+    ratio = Ratio.of_script(plain, placed, 2)
+    assert (ratio.low, ratio.median, ratio.high) == (1.5, 1.5, 1.5)
+    assert Ratio.of_script(plain, placed, 0) == Ratio.unpaired(plain, placed)
+    assert Ratio.unpaired(plain, placed).spread == pytest.approx((3.0 - 0.75) / 1.5)
+    few = [Samples(samples.us[1:]) for samples in (plain, placed)]
+    assert Ratio.of_script(*few, 2) == Ratio.unpaired(*few)
+
+
 def quiet(placed: tuple[float, ...], **changes: object) -> Measurement:
     fields = {
         "samples": {"single": Samples((2.0,) * len(placed)), "placed": Samples(placed)},

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from baechi_ext import parallelize
+from baechi_runtime.measure.samples import ENOUGH
 from baechi_runtime.torch.calls import session, turns
-from baechi_runtime.torch.calls.turns import BLOCKS, MOST_BLOCKS, PLACED, PLAIN, Turns
+from baechi_runtime.torch.calls.turns import BLOCKS, MOST_BLOCKS, PER_BLOCK, PLACED, PLAIN, Turns
 
 
 class Clock:
@@ -91,6 +92,24 @@ def test_one_long_step_of_either_kind_decides_nothing(clock: Clock) -> None:
     run(own, clock, {PLACED: 2, PLAIN: 3}, 4 * MOST_BLOCKS)
     assert max(own.placed_us) == pytest.approx(500_000)
     assert own.saved_us == pytest.approx(1000)
+
+
+def test_turns_go_on_until_it_is_clear_how_much_is_gained(clock: Clock) -> None:
+    """With eight steps of each kind the longest and the shortest bound the ratio's interval; with ten one odd step is left out."""
+    own = Turns()
+    run(own, clock, {PLACED: 2, PLAIN: 3}, 4)
+    run(own, clock, {PLACED: 2, PLAIN: 3.6}, 1)
+    run(own, clock, {PLACED: 2, PLAIN: 3}, 4 * MOST_BLOCKS)
+    assert own.decided == PLACED
+    assert len(own.placed_us) == len(own.plain_us) == PER_BLOCK * (BLOCKS + 1)
+
+
+def test_a_machine_that_becomes_slower_takes_as_many_blocks_as_an_interval_of_blocks_needs(clock: Clock) -> None:
+    own = Turns()
+    for block in range(MOST_BLOCKS):
+        run(own, clock, {PLACED: 2 + block, PLAIN: 3 + 1.5 * block}, 4)
+    assert own.decided == PLACED
+    assert len(own.placed_us) == len(own.plain_us) == PER_BLOCK * ENOUGH
 
 
 def test_disturbed_steps_do_not_count(clock: Clock) -> None:

@@ -41,6 +41,10 @@ class Samples(Struct, frozen=True):
     def us(self) -> tuple[float, ...]:
         return tuple(self.samples)
 
+    def summed(self, size: int, count: int) -> "Samples":
+        """The times of `count` blocks of `size` steps each, from the first on."""
+        return Samples(tuple(sum(self.us[i * size : (i + 1) * size]) for i in range(count)))
+
 
 def samples_by_name(**us: Sequence[float]) -> dict[str, Samples]:
     """The samples of these times, without those of which there are none."""
@@ -56,17 +60,26 @@ class Ratio(Struct, frozen=True):
     high: Number
 
     @classmethod
-    def of(cls, slow: Samples, fast: Samples, error: float = 0.05) -> "Ratio":
+    def of(cls, slow: Samples, fast: Samples, error: float = _ERROR) -> "Ratio":
         ratios = sorted(a / b for a, b in zip(slow.us, fast.us, strict=True))
         rank = _sign_test_rank(len(ratios), error)
         return cls(statistics.median(ratios), ratios[rank], ratios[-1 - rank])
 
     @classmethod
-    def unpaired(cls, slow: Samples, fast: Samples, error: float = 0.05) -> "Ratio":
+    def unpaired(cls, slow: Samples, fast: Samples, error: float = _ERROR) -> "Ratio":
         """The ratio of the medians of samples that were not taken in turn; its interval is from theirs, which hold together."""
         slow_us, fast_us = sorted(slow.us), sorted(fast.us)
         i, j = _sign_test_rank(len(slow_us), error / 2), _sign_test_rank(len(fast_us), error / 2)
         return cls(slow.median / fast.median, slow_us[i] / fast_us[-1 - j], slow_us[-1 - i] / fast_us[j])
+
+    @classmethod
+    def of_script(cls, plain: Samples, placed: Samples, per_block: int) -> "Ratio":
+        """The speedup of a script's steps: by blocks of this many steps of either kind, so that a machine that is slower for a while counts
+        in both alike; where there are fewer than ENOUGH blocks, or steps were not taken so (0), of the medians."""
+        blocks = min(len(plain.us), len(placed.us)) // per_block if per_block else 0
+        if blocks < ENOUGH:
+            return cls.unpaired(plain, placed)
+        return cls.of(plain.summed(per_block, blocks), placed.summed(per_block, blocks))
 
     @property
     def spread(self) -> float:
@@ -123,13 +136,19 @@ class Noise:
 
 @dataclass(frozen=True)
 class Measurement(Noise):
-    """Steps by variant ("eager", "single", "placed", ...), how busy the devices were, and the noise meanwhile. Those of a script are not
-    taken in turn: `eager` and `placed` as far as they were timed, compared by medians whose intervals hold together."""
+    """Steps by variant ("eager", "single", "placed", ...), how busy the devices were, and the noise meanwhile. Those of a script are
+    `eager` and `placed` as far as they were timed."""
 
     samples: Mapping[str, Samples]
     busy_us: Mapping[str, tuple[float, ...]]
     """Variant -> per device, the median over its steps; variants that do not tell are left out."""
-    in_turn: bool = True
+    per_block: int | None = None
+    """None where each step of a variant is followed by one of the others. Of a script: steps of either kind in a block, 0 where they were
+    not taken in blocks."""
+
+    @property
+    def in_turn(self) -> bool:
+        return self.per_block is None
 
     def ratio(self, slow: str, fast: str = "placed") -> Ratio:
         return Ratio.of(self.samples[slow], self.samples[fast])
@@ -137,11 +156,11 @@ class Measurement(Noise):
     @property
     def over_unplaced(self) -> Ratio | None:
         """The speedup over the unplaced step; None where too few steps were timed for an interval."""
-        if self.in_turn:
+        if self.per_block is None:
             return self.ratio("eager")
         if min(map(self._timed, _OF_A_SCRIPT)) < ENOUGH_APART:
             return None
-        return Ratio.unpaired(self.samples["eager"], self.samples["placed"], _ERROR)
+        return Ratio.of_script(self.samples["eager"], self.samples["placed"], self.per_block)
 
     def _timed(self, name: str) -> int:
         return len(self.samples[name].us) if name in self.samples else 0

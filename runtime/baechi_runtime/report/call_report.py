@@ -42,6 +42,8 @@ class CallReport(PlanFindings):
     """Pieces that graph breaks cut the call into, which are planned together."""
     parts: tuple[int, ...] = ()
     """The examples of each part that the batch goes in; none: it goes as a whole."""
+    per_block: int = 0
+    """Steps of either kind in each block of `samples`; 0: placed and unplaced steps did not take turns."""
     setup_seconds: float | None = None
     """Time for tracing, profiling and planning; None where it is not taken."""
     graph_breaks: tuple[str, ...] = ()
@@ -67,7 +69,7 @@ class CallReport(PlanFindings):
 
     def measurement(self, busy_us: tuple[float, ...] = ()) -> Measurement:
         """The calls as what a report of their step is made from; `busy_us` are medians, one per device, where they are known."""
-        return Measurement(**vars(self.noise), samples=self.samples, busy_us={"placed": busy_us}, in_turn=False)
+        return Measurement(**vars(self.noise), samples=self.samples, busy_us={"placed": busy_us}, per_block=self.per_block)
 
     def paid_back(self) -> str:
         """Say how long set-up took, what placing saves per step, and when that has paid back."""

@@ -17,6 +17,7 @@ from baechi_runtime.torch.backend import kind_of_executor
 from baechi_runtime.torch.calls.fragments import PlacedGroup
 from baechi_runtime.torch.calls.recording import WARM_UP
 from baechi_runtime.torch.calls.session import Session
+from baechi_runtime.torch.calls.turns import PER_BLOCK
 from baechi_runtime.torch.calls.workers import Workers
 from baechi_runtime.torch.measure import oversubscribed
 
@@ -41,6 +42,7 @@ def report_of(session: Session) -> CallReport:
         result=None if placement is None else placement.result,
         single=None if placement is None else placement.single,
         samples={} if first is None else samples_by_name(eager=first.turns.plain_us, placed=first.turns.placed_us),
+        per_block=PER_BLOCK,
         noise=Noise(None if session.load is None else session.load.share(), oversubscribed(session.settings.executor.devices)),
         verified=Verified(
             sum(f.verification.steps for f in placed),

@@ -10,12 +10,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from baechi_runtime.measure.samples import NOISY_SPREAD, Ratio, Samples
 from baechi_runtime.torch.lowering.devices import TorchDevice, settle
 
 PLACED, PLAIN = "placed", "plain"
+PER_BLOCK = 2
+"""Steps of either kind in a block."""
 BLOCKS = 4
-"""Number of blocks that decide if all of them say the same; otherwise up to MOST_BLOCKS."""
-MOST_BLOCKS = 6
+"""Number of blocks that decide if all of them say the same, and clearly enough for the report's verdict; otherwise up to MOST_BLOCKS."""
+MOST_BLOCKS = 10
 _PLAINLY = (1.5, 1.15)
 """Factors by which plain steps must be faster in the first block, or in each of the first two, to decide at once."""
 
@@ -46,23 +49,29 @@ class Turns:
         self._begun = None
 
     def _mode(self) -> str:
-        block, position = divmod(len(self.placed_us) + len(self.plain_us), 4)
+        block, position = divmod(len(self.placed_us) + len(self.plain_us), 2 * PER_BLOCK)
         first = PLACED if block % 2 == 0 else PLAIN
         return first if position in (0, 3) else ({PLACED, PLAIN} - {first}).pop()
 
     def _take(self, step_us: float) -> None:
         (self.placed_us if self._mode() == PLACED else self.plain_us).append(step_us)
-        if (len(self.placed_us) + len(self.plain_us)) % 4 == 0:
+        if (len(self.placed_us) + len(self.plain_us)) % (2 * PER_BLOCK) == 0:
             self.decided = self._decision()
 
     def _decision(self) -> str:
-        ratios = [sum(self.placed_us[i : i + 2]) / max(sum(self.plain_us[i : i + 2]), 1e-3) for i in range(0, len(self.placed_us), 2)]
+        blocks = [slice(i, i + PER_BLOCK) for i in range(0, len(self.placed_us), PER_BLOCK)]
+        ratios = [sum(self.placed_us[block]) / max(sum(self.plain_us[block]), 1e-3) for block in blocks]
         if len(ratios) <= len(_PLAINLY) and min(ratios) > _PLAINLY[len(ratios) - 1]:
             return PLAIN
-        faster = sum(r < 1 for r in ratios)
-        if len(ratios) >= MOST_BLOCKS or (len(ratios) >= BLOCKS and faster in (0, len(ratios))):
+        agree = sum(r < 1 for r in ratios) in (0, len(ratios))
+        if len(ratios) >= MOST_BLOCKS or (len(ratios) >= BLOCKS and agree and self._is_clear):
             return PLACED if self.saved_us > 0 else PLAIN
         return ""
+
+    @property
+    def _is_clear(self) -> bool:
+        """False while the ratio's interval is too wide to say how much is gained."""
+        return Ratio.of_script(Samples(self.plain_us), Samples(self.placed_us), PER_BLOCK).spread <= NOISY_SPREAD
 
     @property
     def saved_us(self) -> float:
