@@ -19,7 +19,8 @@ def test_threads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     lines = re.findall(r"^Communication cost function: (\S+) x \+ (\S+)$", out, re.MULTILINE)
     assert len(lines) == 6
-    assert out.count("fit: r2") == 6
+    assert out.count("  tensors are handed over, not copied") == 6
+    assert "r2" not in out
     loaded = Cluster.load(cluster)
     assert [d.name for d in loaded.devices] == ["cpu:0", "cpu:1", "cpu:2"]
     assert {d.memory_bytes for d in loaded.devices} == {usable_bytes() // 3}
@@ -27,7 +28,7 @@ def test_threads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = json.loads(samples.read_text())
     assert [len(p["samples_us"]) for p in kept["pairs"]] == [7] * 6
     for (slope, latency), pair in zip(lines, kept["pairs"], strict=True):
-        assert float(slope) == pytest.approx(pair["one_way"]["us_per_byte"], rel=1e-4)
+        assert float(slope) == pair["one_way"]["us_per_byte"] == 0
         assert float(latency) == pytest.approx(pair["one_way"]["latency_us"], rel=1e-4)
         link = loaded.pairs[pair["source"], pair["target"]]
         assert link.latency_us == pair["latency_us"]

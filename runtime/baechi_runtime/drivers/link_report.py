@@ -61,9 +61,10 @@ class LinkReport(Findings):
                 f"{self.cluster.devices[source].name} -> {self.cluster.devices[target].name}, {as_size(sizes[0])} to {as_size(sizes[-1])}"
             )
             found.append(f"Communication cost function: {fit.us_per_byte:.6g} x + {fit.latency_us:.6g}")
-            bend = bend_bytes(probe.medians())
-            straight = "no bend" if bend is None else f"it bends at {as_size(bend)}"
-            found.append(f"  fit: r2 {fit.r_squared:.3f}, typically off by {probe.typical_error():.0%}; {straight}")
+            if probe.copied:
+                bend = bend_bytes(probe.medians())
+                straight = "no bend" if bend is None else f"it bends at {as_size(bend)}"
+                found.append(f"  fit: r2 {fit.r_squared:.3f}, typically off by {probe.typical_error():.0%}; {straight}")
             if probe.remark:
                 found.append(f"  {probe.remark}")
             if probe.send is not None:

@@ -24,7 +24,8 @@ _COPIES, _COPY_REPEATS = 2, 5
 
 @dataclass(frozen=True, slots=True)
 class LinkProbe:
-    """One-way times in microseconds per tensor size, warm-up left out, and the line through their medians."""
+    """One-way times in microseconds per tensor size, warm-up left out, and the line through their medians; where tensors are handed over it
+    is level."""
 
     samples_us: dict[int, tuple[float, ...]]
     fit: LinkFit
@@ -80,6 +81,8 @@ class LinkProbe:
 
     def __str__(self) -> str:
         of_host = f", and {self.issue_us:.4g} us of the host" if self.issue_us else ""
+        if not self.copied:
+            return f"{self.fit.latency_us:.4g} us{of_host}, whatever the size: {self.remark}"
         if self.remark:
             return f"{self.fit.us_per_byte:.4g} us/B x bytes + {self.fit.latency_us:.4g} us{of_host}; {self.remark}"
         if self.send is None or self.receive is None:
@@ -89,11 +92,11 @@ class LinkProbe:
 
 def sound(probe: Callable[[], LinkProbe], *, copies: bool) -> LinkProbe:
     """The first of two probes that says something, and what can be told of the devices' part; else, with the doubt, one without that part,
-    or one whose link takes what copies of a tensor take in this machine's memory. Without `copies` tensors are handed over as they are, and
-    the first probe is as good as any."""
+    or one whose link takes what copies of a tensor take in this machine's memory. Without `copies` tensors are handed over as they are: a
+    slope would be of what other programs did meanwhile, so there is none."""
     first = probe()
     if not copies:
-        return replace(first, copied=False)
+        return replace(first, copied=False, fit=LinkFit(0.0, statistics.median(us for _, us in first.medians()), 0.0))
     if first.says_something and first.charges_are_likely:
         return first
     second = probe()
