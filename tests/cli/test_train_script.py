@@ -198,8 +198,8 @@ def test_ctrl_c(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 130
     assert errors.splitlines()[-1] == "error: interrupted"
-    (line,) = (line for line in errors.splitlines() if "Sequential: random" in line)
-    assert re.search(r"; [1-9]\d* steps placed, verified [1-9]", line)
+    (line,) = (line for line in errors.splitlines() if line.startswith("baechi: Sequential: "))
+    assert re.search(r"random, .*; [1-9]\d* steps placed, verified [1-9]", line)
 
 
 SLOW = """
@@ -234,7 +234,9 @@ def test_steps_take_turns_and_what_is_said_of_them(tmp_path: Path, capsys: pytes
             assert "runs as it is: " in said.err
         else:
             assert times["placed"] is not None, said.err
-            assert len(times["placed"]["samples"]) == len(times["eager"]["samples"]) >= 2
+            placed, plain = (len(times[name]["samples"]) for name in ("placed", "eager"))
+            assert placed >= 2
+            assert abs(placed - plain) <= 1  # the script may end in the middle of a turn
             assert re.search(rf"(placed for {module['placed_steps']} steps|; {module['placed_steps']} steps placed)", line)
     assert seen["single"] == seen["round_robin"]
 

@@ -73,8 +73,11 @@ def test_an_interval_is_logged_where_there_is_one(tmp_path: Path) -> None:
 def test_a_script_and_a_model_write_scalars_where_the_flag_says(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.format(begin="", end=""))
     wanted = ("--placement_method=round_robin", "--num_devices=2", "--comm_cost_coeffs=0.001,50")
-    assert main(["train", *wanted, "--keep_placed", f"--tensorboard={tmp_path / 'script'}", str(tmp_path / "train.py")]) == 0
-    assert {"baechi/predicted_step_us", "baechi/predicted_speedup"} <= set(scalars(tmp_path / "script"))
+    placed = ("--keep_placed", "--verify_steps=1", f"--tensorboard={tmp_path / 'script'}", str(tmp_path / "train.py"))
+    assert main(["train", *wanted, *placed]) == 0
+    logged = scalars(tmp_path / "script")
+    assert {"baechi/predicted_step_us", "baechi/predicted_speedup", "baechi/step_us/placed"} <= set(logged)
+    assert "baechi/step_us/eager" not in logged
     sizes = ("--model_name=wide_towers", "--image_size=8", "--batch_size=2", "--num_steps=2")
     assert main(["train", *wanted, *sizes, f"--tensorboard={tmp_path / 'model'}"]) == 0
     found = scalars(tmp_path / "model")

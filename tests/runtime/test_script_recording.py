@@ -133,7 +133,7 @@ def test_without_a_folder_nothing_is_recorded(tmp_path: Path) -> None:
 def test_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps take turns, and all that can decide are waited for."""
     monkeypatch.setattr(turns, "_PLAINLY", ())
-    path = loop(tmp_path, 41)
+    path = loop(tmp_path, 61)
     text = re.sub(r"\b40\b", "600", re.sub(r"\b20\b", "400", path.read_text()))  # large enough for turns to be taken
     path.write_text(text.replace("randn(8", "randn(128").replace("(8,)", "(128,)"))
     expected = printed_alone(path)
@@ -156,7 +156,7 @@ def test_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     eager, taken = (report["measured_step_us"][name]["samples"] for name in ("eager", "placed"))
     decision = run.placed[0].groups[0].turns
     assert (eager, taken) == (decision.plain_us, decision.placed_us)
-    assert 2 * turns.BLOCKS <= len(eager) == len(taken) <= 2 * turns.MOST_BLOCKS
+    assert turns.PER_BLOCK * turns.BLOCKS <= len(eager) == len(taken) <= turns.PER_BLOCK * turns.MOST_BLOCKS
     assert decision.decided in (turns.PLACED, turns.PLAIN)
     gain = report["speedup_over_eager"]
     assert min(eager) / max(taken) <= gain["low"] <= gain["high"] <= max(eager) / min(taken)
@@ -167,7 +167,7 @@ def test_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(report["busy_us"]["measured"]) == 2
     (module,) = report["modules"]
     assert (module["folder"], module["placed_steps"]) == (".", run.placed[0].groups[0].calls)
-    assert module["placed_steps"] + module["unplaced_steps"] == 41
+    assert module["placed_steps"] + module["unplaced_steps"] == 61
     assert module["unplaced_calls"]["the first call of its kind"] == 1
     assert report["command"] == ["baechi"]
 

@@ -129,6 +129,13 @@ def test_disturbed_steps_do_not_count(clock: Clock) -> None:
     assert seen[1] == seen[2]  # the disturbed one is done again
 
 
+def test_steps_that_stay_placed_are_timed_alone(clock: Clock) -> None:
+    own = Turns(alone=True)
+    assert set(run(own, clock, {PLACED: 4}, 60)) == {PLACED} == {own.decided}
+    assert own.placed_us == pytest.approx([4000] * PER_BLOCK * MOST_BLOCKS)
+    assert own.plain_us == []
+
+
 def test_saved_time_is_known_before_anything_is_decided(clock: Clock) -> None:
     own = Turns()
     run(own, clock, {PLACED: 2, PLAIN: 3}, 3)

@@ -280,7 +280,7 @@ class Session:
             placement = replace(placement, result=replace(placement.result, notes=notes))
         planning = time.monotonic() - planning
         step = replace(step, live=weakref.WeakValueDictionary(step.live))  # what Dynamo keeps of a call is no reason to keep its module
-        group = PlacedGroup(members, captured, placement, step.live, 0.0, planning, note=call.note)
+        group = PlacedGroup(members, captured, placement, step.live, 0.0, planning, Turns(alone=settings.keep_placed), note=call.note)
         for k, f in enumerate(members):
             self._load(f, group, timeline, k, step)
         group.setup_seconds = time.monotonic() - begun + (0.0 if found is None else prepared.seconds)
@@ -411,12 +411,12 @@ class Session:
 
     def _begin_step(self, group: PlacedGroup) -> None:
         """Choose what runs the step that begins: the first group takes turns, all others go along with it."""
-        first = self.groups[0]
-        if self.settings.keep_placed:
-            group.mode = PLACED
+        first, settings = self.groups[0], self.settings
+        if settings.keep_placed:
+            group.mode = first.turns.begin(settings.executor.devices) if group is first and group.calls >= settings.verify_steps else PLACED
         elif group is not first:
             group.mode = first.mode
-        elif group.calls >= self.settings.verify_steps:
+        elif group.calls >= settings.verify_steps:
             group.mode = self._turn(group)
 
     def _turn(self, group: PlacedGroup) -> str:

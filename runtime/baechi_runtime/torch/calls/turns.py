@@ -31,6 +31,8 @@ class Turns:
     plain_us: list[float] = field(default_factory=list)
     decided: str = ""
     """PLACED or PLAIN; empty while they take turns."""
+    alone: bool = False
+    """Placed steps alone are timed, as many as would take turns at most: they are kept, whatever they take."""
     _begun: float | None = None
 
     def begin(self, devices: Sequence[TorchDevice] = ()) -> str:
@@ -49,13 +51,17 @@ class Turns:
         self._begun = None
 
     def _mode(self) -> str:
+        if self.alone:
+            return PLACED
         block, position = divmod(len(self.placed_us) + len(self.plain_us), 2 * PER_BLOCK)
         first = PLACED if block % 2 == 0 else PLAIN
         return first if position in (0, 3) else ({PLACED, PLAIN} - {first}).pop()
 
     def _take(self, step_us: float) -> None:
         (self.placed_us if self._mode() == PLACED else self.plain_us).append(step_us)
-        if (len(self.placed_us) + len(self.plain_us)) % (2 * PER_BLOCK) == 0:
+        if self.alone:
+            self.decided = PLACED if len(self.placed_us) == PER_BLOCK * MOST_BLOCKS else ""
+        elif (len(self.placed_us) + len(self.plain_us)) % (2 * PER_BLOCK) == 0:
             self.decided = self._decision()
 
     def _decision(self) -> str:
