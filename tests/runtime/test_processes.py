@@ -88,6 +88,12 @@ def test_an_abort_is_told_with_its_last_words() -> None:
         run_workers(["abort"], 2, module="tests.runtime.last_words")
 
 
+def test_sets_have_the_same_order_in_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    assert run_workers([str(tmp_path)], 4, module="tests.runtime.set_order") == 0
+    assert len({path.read_text() for path in tmp_path.iterdir()}) == 1
+
+
 def test_a_worker_that_never_answers_is_named_after_the_time_out() -> None:
     before = shared_memory()
     process = start(*ENDLESS, "--timeout=3")

@@ -109,11 +109,12 @@ def _require_files(count: int) -> None:
 
 
 def _start(arguments: Sequence[str], rank: int, count: int, meeting: socket.socket, shared: Mapping[str, str]) -> Worker:
-    """Starts a worker. Rank 0 is given the socket: no other process can take its port meanwhile, nor does a worker come too early."""
+    """Starts a worker. Rank 0 is given the socket: no other process can take its port meanwhile, nor does a worker come too early. Sets of
+    text have the same order in all workers: scripts number their words by it."""
     store = {environment.STORE_SOCKET: str(meeting.fileno())} if rank == 0 else {}
     process = subprocess.Popen(
         [sys.executable, "-m", *arguments],
-        env={**os.environ, **environment.of_worker(rank, count, meeting.getsockname()[1]), **store, **shared},
+        env={"PYTHONHASHSEED": "0", **os.environ, **environment.of_worker(rank, count, meeting.getsockname()[1]), **store, **shared},
         stdin=subprocess.DEVNULL,
         stdout=None if rank == 0 else subprocess.DEVNULL,
         stderr=subprocess.PIPE,
