@@ -407,6 +407,34 @@ def test_a_placed_module_is_the_module() -> None:
     assert baechi_ext.unplace(model) is model
 
 
+class Delegating(nn.Module):
+    """Has all that is set on it later on the module that it wraps."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if "net" in self.__dict__.get("_modules", {}):
+            setattr(self.net, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.net(x)
+
+
+def test_a_module_with_a_setattr_of_its_own_is_placed_itself() -> None:
+    torch.manual_seed(0)
+    model, x = Delegating(nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))), torch.randn(5, 6)
+    expected = model(x)
+    placed = place(model)
+    assert all(torch.equal(placed(x), expected) for _ in range(3))
+    assert report(placed).placed_steps > 0
+    baechi_ext.unplace(placed)
+    assert torch.equal(placed(x), expected)
+
+
 def test_a_module_is_placed_once() -> None:
     placed = place(Branches())
     with pytest.raises(OptionError, match="placed already; call baechi_ext.unplace"):

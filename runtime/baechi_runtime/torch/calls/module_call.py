@@ -24,6 +24,8 @@ from baechi_runtime.torch.calls.verify import put_back
 
 COMPILED = "the script compiles it itself (torch.compile, torch.jit)"
 ELSEWHERE = "another thread was tracing"
+_CALL = "_compiled_call_impl"
+"""The attribute of a module that nn.Module.__call__ asks for another call. It is set past the module's own `__setattr__`."""
 
 
 class ModuleCall:
@@ -123,12 +125,12 @@ def has_no_shapes(module: nn.Module) -> bool:
 def compiled_by_others(module: nn.Module) -> bool:
     """True if the module is one that torch.compile or torch.jit made or runs."""
     wrapped = hasattr(module, "_orig_mod") or isinstance(module, torch.jit.ScriptModule)
-    return wrapped or module.__dict__.get("_compiled_call_impl") is not None
+    return wrapped or module.__dict__.get(_CALL) is not None
 
 
 def call_of(module: nn.Module) -> ModuleCall | None:
     """The stand-in for the module's call; None if it is not placed."""
-    found = module.__dict__.get("_compiled_call_impl")
+    found = module.__dict__.get(_CALL)
     return found if isinstance(found, ModuleCall) else None
 
 
@@ -137,7 +139,7 @@ def place_in(module: nn.Module, settings: Settings) -> ModuleCall:
     if compiled_by_others(module):
         raise CaptureError(f"{type(module).__name__} is not placed: {COMPILED}; give the module before it is compiled")
     found = ModuleCall(module, module._call_impl, settings)
-    module._compiled_call_impl = found
+    module.__dict__[_CALL] = found
     return found
 
 
@@ -146,4 +148,4 @@ def take_out(module: nn.Module) -> None:
     found = call_of(module)
     if found is not None:
         found.session.drop()
-        module._compiled_call_impl = None
+        module.__dict__[_CALL] = None
