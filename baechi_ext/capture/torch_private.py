@@ -202,6 +202,25 @@ def backward_pass() -> int:
     return torch._C._current_graph_task_id()
 
 
+def are_batched(tensors: "Iterable[torch.Tensor | None]") -> bool:
+    """True if any of the tensors stands for several at once: in a backward pass under torch.func.vmap or with is_grads_batched=True."""
+    import torch
+
+    functorch = torch._C._functorch
+    return any(functorch.is_legacy_batchedtensor(t) or functorch.is_batchedtensor(t) for t in tensors if t is not None)
+
+
+@contextlib.contextmanager
+def outside_vmap() -> Iterator[None]:
+    """Ops on plain tensors run as outside of torch.func.vmap, random ones too. Raises MissingBackendError."""
+    with needed("running a call once more"):
+        import torch
+        from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+    mode: Any = torch._C._parse_dispatch_key("VmapMode")
+    with temporarily_clear_interpreter_stack(), torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(mode)):
+        yield
+
+
 def reaches(node: Any) -> bool:
     """True in a backward pass that comes to `node`, which is behind the ops that it went through: false of one that is only to make some
     gradients (torch.autograd.grad), and needs no others for that."""

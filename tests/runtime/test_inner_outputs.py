@@ -1,6 +1,7 @@
 """Gradients of what a placed call returns and also computes with, as Grad-CAM asks for them."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -93,3 +94,27 @@ def test_nobody_asks_and_calls_stay_placed() -> None:
     found, model = steps(use, place)
     assert all(a is b is None or torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(found, expected, strict=True))
     assert report(model).placed_steps == 3
+
+
+def batched(out: Tensor, weights: list[Tensor], directions: Tensor) -> Sequence[Tensor]:
+    return torch.autograd.grad(out, weights, directions, is_grads_batched=True, retain_graph=True)
+
+
+def mapped(out: Tensor, weights: list[Tensor], directions: Tensor) -> Sequence[Tensor]:
+    return torch.func.vmap(lambda one: torch.autograd.grad(out, weights, one, retain_graph=True))(directions)
+
+
+@pytest.mark.parametrize("several", [batched, mapped])
+def test_gradients_of_several_directions_at_once(several: Callable[..., Sequence[Tensor]]) -> None:
+    """As torch.autograd.functional.jacobian(vectorize=True) makes them; the dropout's mask is the call's."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 12), nn.Dropout(), nn.Tanh(), nn.Linear(12, 4))
+    placed, x, directions = place(copy.deepcopy(model)), torch.randn(5, 6), torch.randn(3, 5, 4)
+    for step in range(4):
+        both = []
+        for net in (model, placed):
+            torch.manual_seed(step)
+            out, weights = net(x), [*net.parameters()]
+            both.append([*several(out, weights, directions), *torch.autograd.grad(out.sum(), weights)])
+        assert all(map(torch.allclose, *both))
+    assert report(placed).placed_steps == 3

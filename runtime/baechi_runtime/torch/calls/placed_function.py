@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from baechi_ext.capture.torch_fragments import CapturedFragment
-from baechi_ext.capture.torch_private import backward_again, backward_pass, reaches
+from baechi_ext.capture.torch_private import are_batched, backward_again, backward_pass, outside_vmap, reaches
 from baechi_ext.errors import BaechiError, CaptureError
 from baechi_runtime.measure.timing import StepTimes
 from baechi_runtime.torch.calls.phases import Phases
@@ -95,7 +95,7 @@ class _Call:
 
     def backward(self, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         tangents = self.apart.taken_in(tangents)
-        if torch.is_grad_enabled() or self.apart.asked_for:
+        if torch.is_grad_enabled() or self.apart.asked_for or are_batched(tangents):
             gradients: Gradients = self._unplaced(tangents, recorded=torch.is_grad_enabled())
         else:
             try:
@@ -129,7 +129,7 @@ class _Call:
         self._require_unchanged([i for i in range(len(self.args)) if i not in written])
         buffers = {i: self._before.get(i, self.args[i]).detach().clone() for i in written}
         args = [buffers.get(i, a) for i, a in enumerate(self.args)]
-        with torch.enable_grad(), ExitStack() as stack:
+        with torch.enable_grad(), outside_vmap(), ExitStack() as stack:
             for state in self.autocast:
                 stack.enter_context(torch.autocast(*state))
             if self.random is not None and (device := self.loaded.part.draws_on) is not None:
