@@ -427,3 +427,18 @@ def test_modules_of_torch_jit_are_left_to_it(tmp_path: Path) -> None:
     printed, run = placed(path)
     assert printed == unplaced(path)
     assert run.placed == [] and "torch.jit" in run.lines()[0]
+
+
+def test_what_is_saved_of_a_placed_module_is_what_it_is_unplaced(tmp_path: Path) -> None:
+    path = tmp_path / "saved.py"
+    path.write_text(
+        "import copy, io\nimport torch\nfrom torch import nn\ntorch.manual_seed(1)\n"
+        "model, file = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)), io.BytesIO()\n"
+        "for _ in range(4):\n    model(torch.randn(5, 64)).sum().backward()\n"
+        "torch.save(model, file)\nfile.seek(0)\n"
+        "with torch.serialization.safe_globals([nn.Sequential, nn.Linear, nn.Tanh]):\n    loaded = torch.load(file, weights_only=True)\n"
+        "print(sorted(vars(loaded)), sorted(vars(copy.deepcopy(model))))\n"
+    )
+    printed, run = placed(path)
+    assert printed == unplaced(path)
+    assert sum(placed_calls(run)) == 3

@@ -10,9 +10,10 @@ import random
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,7 +37,7 @@ from baechi_runtime.torch.calls.workers import Workers, join_workers
 from baechi_runtime.torch.processes.environment import as_if_alone
 
 _CALL = "_baechi_call"
-"""The attribute of a module that holds its placed call. Copies and pickles of the module have none."""
+"""The attribute of a module that holds its placed call; copies and pickles of the module have none."""
 MOST_MODULES = 4
 """The most modules of a script that are placed, such as a generator and a discriminator."""
 
@@ -79,7 +80,7 @@ def run_script(asked: ScriptRequest) -> ModulesRun:
             session.conclude(ended=True)
 
     try:
-        with as_one_of(workers), outermost_calls(_Placing(asked, run).runner):
+        with as_one_of(workers), states_without_calls(), outermost_calls(_Placing(asked, run).runner):
             run.main(asked, conclude)
     except BaechiError:
         if workers is not None:
@@ -108,6 +109,22 @@ def as_one_of(workers: Workers | None) -> Iterator[None]:
         if workers.group.rank:
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w", encoding="utf-8"))))
         yield
+
+
+@contextmanager
+def states_without_calls() -> Iterator[None]:
+    """While it is entered, what is copied or pickled of a module has no placed call: a file of it can be loaded by
+    torch.load(weights_only=True) with the script's own classes as safe globals."""
+    plain: Callable[[nn.Module], dict[str, Any]] = nn.Module.__getstate__
+
+    def state(module: nn.Module) -> dict[str, Any]:
+        return {name: value for name, value in plain(module).items() if name != _CALL}
+
+    nn.Module.__getstate__ = state  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__getstate__ = plain  # type: ignore[method-assign]
 
 
 class _Placing:
