@@ -3,9 +3,12 @@
 import gc
 import subprocess
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -17,6 +20,7 @@ import baechi_ext
 from baechi_ext.errors import CaptureError, ExecutionError, OptionError, ParityError
 from baechi_ext.ir import Cluster, Link, OpGraph, Plan
 from baechi_runtime.host.frameworks import framework_of
+from baechi_runtime.tensorflow.calls import placing
 
 HERE = {"workers": "thread", "method": "m_topo"}
 """On logical devices, which start at once."""
@@ -127,6 +131,51 @@ def test_what_was_lost_with_the_devices_is_not_shown_when_a_step_is_unplaced(mon
     with pytest.raises(ExecutionError, match="killed. What was trained since the variables were last looked at is lost"):
         trained.model.get_weights()
     step.live.forget()
+
+
+def test_a_thread_that_looks_amid_a_step_sees_what_the_step_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = tf.Variable(tf.zeros((4, 4)))
+
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        weight.assign_add(x)
+        return tf.reduce_sum(weight)
+
+    placed, seen = baechi_ext.parallelize(step, **HERE), []
+    for _ in range(3):
+        placed(tf.ones((4, 4)))
+    (made,) = placed.steps.values()
+    run, watch = made.session.run, threading.Thread(target=lambda: seen.append(weight.numpy().max()))
+
+    def slowly(inputs: object) -> object:
+        watch.start()
+        watch.join(0.3)
+        return run(inputs)
+
+    monkeypatch.setattr(made.session, "run", slowly)
+    placed(tf.ones((4, 4)))
+    watch.join()
+    assert (seen, weight.numpy().max()) == ([4], 4)
+
+
+def test_steps_of_several_threads_are_placed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way, most = [], []
+
+    def costed(*_: object) -> None:
+        under_way.append(1)
+        most.append(len(under_way))
+        time.sleep(0.1)
+        under_way.pop()
+
+    stages = {"shared_devices": lambda _: (None, None), "costed": costed, "find_cluster": lambda *_: None, "place": lambda *_: None}
+    for name, instead in stages.items():
+        monkeypatch.setattr(placing, name, instead)
+    threads = [threading.Thread(target=placing.place_step, args=(SimpleNamespace(log_device_placement=False), None, ())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1, 1]
 
 
 def test_methods_and_keyword_arguments() -> None:

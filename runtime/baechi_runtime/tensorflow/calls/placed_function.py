@@ -28,7 +28,7 @@ from baechi_runtime.host.generators import python_generators_kept
 from baechi_runtime.report.call_report import OTHER_SHAPES
 from baechi_runtime.report.progress import progress
 from baechi_runtime.tensorflow.calls.placing import opened, place_step, shared_devices
-from baechi_runtime.tensorflow.lowering.live_variables import LiveVariables
+from baechi_runtime.tensorflow.lowering.live_variables import LiveVariables, others_wait
 from baechi_runtime.tensorflow.measure import load_of_others
 from baechi_runtime.tensorflow.parity import OF_PARTS, Verification, as_captured, draws_anew, perturbed, require_no_sequence, results_of
 from baechi_runtime.tensorflow.servers.devices import Devices
@@ -324,12 +324,13 @@ class PlacedFunction:
         if step is None:
             return self._as_it_is(args, kwargs)
         step.live.require_unread(self.name)
-        if step.count < self.settings.verify_steps and not step.draws:
-            return self._verified(step, given, args, kwargs)
-        try:
-            return step.returned(step.run_unverified(given.inputs))
-        except FailedOpError as e:
-            raise e.error from None  # as the step itself raises it
+        with others_wait():
+            if step.count < self.settings.verify_steps and not step.draws:
+                return self._verified(step, given, args, kwargs)
+            try:
+                return step.returned(step.run_unverified(given.inputs))
+            except FailedOpError as e:
+                raise e.error from None  # as the step itself raises it
 
     def capture(self, given: Arguments) -> CapturedFunction:
         """The call with these arguments. Raises CaptureError."""

@@ -1,6 +1,7 @@
 """Placing the steps of a user's program: devices that run as long as the program does, and the stages between capture and plan."""
 
 import atexit
+import threading
 from contextlib import ExitStack
 
 import numpy as np
@@ -15,6 +16,8 @@ from baechi_runtime.tensorflow.step import TensorFlowStep
 
 _opened = ExitStack()
 _devices: dict[tuple[object, ...], tuple[Devices, Devices]] = {}
+_placing = threading.Lock()
+"""Models that are fitted in several threads are placed one after the other: they share devices, and what is measured there."""
 atexit.register(_opened.close)
 
 
@@ -38,9 +41,10 @@ def place_step(request: TrainRequest, captured: CapturedFunction, inputs: tuple[
 
     Raises what the stages raise: MismatchError, InfeasibleError, ExecutionError, ClusterError.
     """
-    devices, _ = shared_devices(request)
-    step = TensorFlowStep(lambda *_: None, inputs)
-    placement = place(request, costed(request, captured, step, devices), find_cluster(request, devices))
+    with _placing:
+        devices, _ = shared_devices(request)
+        step = TensorFlowStep(lambda *_: None, inputs)
+        placement = place(request, costed(request, captured, step, devices), find_cluster(request, devices))
     if request.log_device_placement:
         log_device_placement(placement)
     return placement

@@ -10,7 +10,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import numpy as np
@@ -101,6 +101,11 @@ class LiveVariables:
     def _owner(self, variable: tf.Variable) -> "LiveVariables | None":
         found = _away.get(id(_handle(variable)))
         return None if found is None else found[0]
+
+
+def others_wait() -> AbstractContextManager[bool]:
+    """Within, other threads that look at a variable that is away wait: amid a step they would bring home an old value, to stay."""
+    return _lock
 
 
 def bring_home(variables: Iterable[tf.Variable]) -> None:
