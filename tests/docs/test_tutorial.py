@@ -20,7 +20,7 @@ SEARCH = "baechi place run/graph.json --num_devices=4 "
 STEPS, TRAIN = "default=200", "baechi train "
 """Who reads the page trains for a while and lets the faster of placed and plain steps win; on a machine that runs tests that may be either,
 so there a few steps stay placed, and what was measured of plain ones is left out."""
-MEASURED = re.compile(r"\S+ times as fast: .* as it is; |, placing saves .*")
+MEASURED = re.compile(r"\S+ times as fast: |, \S+ \S+ as it is(?=; )|, placing saves .*")
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?: ?(?:us|ms|s|B|KiB|MiB|GiB|%)\b)?")
 
 
