@@ -102,14 +102,17 @@ def capture_function(
 
 
 def capture_kept_trace(
-    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence["tf.Tensor"], name: str = ""
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence["tf.Tensor"], name: str = "", specs: Any = None
 ) -> CapturedFunction | None:
     """The same of the trace that a tf.function has for a call, or now makes and keeps for it: nothing is traced once more, so what Python
-    code does as it is traced it does as often as it would. `inputs` are in the order of `tensors`, which are those in the call.
+    code does as it is traced it does as often as it would. A trace for tensors of several shapes is captured with those of the call.
+    `inputs` are in the order of `tensors`, which are those in the call. With `specs`, arguments that such a trace is for, it makes that.
 
-    None where the trace is for tensors of other shapes as well, or has other names for parameters. Raises CaptureError.
+    None where the trace has other names for parameters. Raises CaptureError.
     """
     what = f"the training step {name}"
+    if specs is not None:
+        _traced(function, specs, what)
     concrete = _traced(function, args, what, **kwargs)
     own, taken = concrete.function_type, concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
     try:
@@ -120,10 +123,15 @@ def capture_kept_trace(
         return None
     place = {id(tensor): i for i, tensor in enumerate(flat)}
     order = [place[id(tensor)] for tensor in tensors if id(tensor) in place]
-    if sorted(order) != list(range(len(taken))) or not all(i.shape.is_fully_defined() for i in taken):
+    if sorted(order) != list(range(len(taken))):
         return None
-    found = _captured(as_traced(concrete, order), concrete, what, None, name, "CPU")
-    return replace(found, inputs=tuple(found.inputs[i] for i in order), kept=True)
+    traced = as_traced(concrete, order)
+    if all(i.shape.is_fully_defined() for i in taken):
+        found = _captured(traced, concrete, what, None, name, "CPU")
+        return replace(found, inputs=tuple(found.inputs[i] for i in order), kept=True)
+    require_placeable(concrete.graph.get_operations(), concrete.graph, "CPU")  # it knows the lines
+    found = _captured(traced, _traced(traced, tensors, what), what, None, name, "CPU")
+    return replace(found, structured_outputs=concrete.structured_outputs, kept=True)
 
 
 def _captured(

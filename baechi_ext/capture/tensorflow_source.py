@@ -95,7 +95,10 @@ def as_traced(concrete: Any, order: Sequence[int]) -> Callable[..., Any]:
     wanted = [*(o.name for o in concrete.outputs), *(o.name for o in graph.control_outputs)]
 
     def run(*tensors: Any) -> list[Any]:
-        captured = {inner.name: tf.compat.v1.get_default_graph().capture(outer) for outer, inner in graph.captures}
+        here = tf.compat.v1.get_default_graph()
+        for variable in graph.variables:
+            here.watch_variable(variable)
+        captured = {inner.name: here.capture(outer) for outer, inner in graph.captures}
         found = tf.graph_util.import_graph_def(graph.as_graph_def(), captured | dict(zip(names, tensors, strict=True)), wanted, name="")
         with tf.control_dependencies(found[len(concrete.outputs) :]):
             return [tf.identity(o) for o in found[: len(concrete.outputs)]]

@@ -3,8 +3,9 @@
 Keras makes the function that a fit calls for each batch in `make_train_function`. Here it takes the next batch itself and gives it to the
 placed train_step, so metrics, callbacks and the optimizer's state are Keras's variables, trained where the step runs.
 
-Two numbers may differ from Keras's. Where the last batch is smaller, Keras does not know the sizes of batches while it traces, and counts
-each batch as one in the mean of an output's own loss, if there are several outputs. Here sizes are known, and each example counts as one.
+Two numbers may differ from Keras's. Where a fit runs by a plan made ahead and its last batch is smaller, Keras does not know the sizes of
+batches while it traces, and counts each batch as one in the mean of an output's own loss, if there are several outputs. Here sizes are
+known, and each example counts as one.
 Where a data set does not say how many batches it has, Keras meets its end in the middle of a step, which has counted itself by then:
 `optimizer.iterations` is one more after each epoch, and Adam's steps differ a little. Here a step without a batch does not begin.
 """
@@ -197,6 +198,8 @@ class PlacedFit:
                 break
             data = tf.nest.map_structure(_without_optionals, taken)
             data = _as_fitted(data) if self._planned else data
+            if (spec := getattr(iterator, "element_spec", None)) is not None and not self._planned:
+                self.step.specs = (tf.nest.map_structure(_without_optionals, spec),)
             if not (self.step.steps or self.step.prepare(data)):
                 self._left = True
                 return self.ordinary(self._again(taken, iterator))
@@ -213,7 +216,7 @@ class PlacedFit:
 
 def _without_optionals(value: Any) -> Any:
     """Keras's data sets have these in place of None."""
-    return None if isinstance(value, tf.experimental.Optional) else value
+    return None if isinstance(value, (tf.experimental.Optional, tf.OptionalSpec)) else value
 
 
 def batch_of(inputs: Any) -> Any:

@@ -133,14 +133,16 @@ def traced_once_more(name: str) -> Iterator[None]:
         yield
 
 
-def captured_call(name: str, python: Callable[..., Any], ordinary: Callable[..., Any], given: Arguments) -> CapturedFunction:
-    """The call, captured: the trace that `ordinary` keeps where it keeps one. Raises CaptureError where it can't be, or changes what is
-    outside of it meanwhile."""
+def captured_call(
+    name: str, python: Callable[..., Any], ordinary: Callable[..., Any], given: Arguments, specs: Sequence[Any] | None = None
+) -> CapturedFunction:
+    """The call, captured: the trace that `ordinary` keeps where it keeps one, or makes for arguments of these specs. Raises CaptureError
+    where it can't be, or changes what is outside of it meanwhile."""
     if keeps_trace(ordinary):
         with progress(f"capturing {name}"):
             tensors = [tf.constant(i) for i in given.inputs]
             args, kwargs = given.fill(tensors)
-            if (found := capture_kept_trace(ordinary, args, kwargs, tensors, name)) is not None:
+            if (found := capture_kept_trace(ordinary, args, kwargs, tensors, name, specs)) is not None:
                 return found
     with traced_once_more(name):
         shapes = [tf.TensorSpec(i.shape, i.dtype) for i in given.inputs]
@@ -254,6 +256,8 @@ class PlacedFunction:
         self.unplaced: Counter[str] = Counter()
         """Why calls ran as they are, and how many."""
         self.ordinary = ordinary
+        self.specs: Sequence[Any] | None = None
+        """Those of the arguments, where they are known ahead: `ordinary` is traced once for all shapes that fit."""
         self._last: Any = None
         self._declined: set[Any] = set()
         """Shapes that are not worth splitting."""
@@ -334,7 +338,7 @@ class PlacedFunction:
 
     def capture(self, given: Arguments) -> CapturedFunction:
         """The call with these arguments. Raises CaptureError."""
-        return captured_call(self.name, self.python, self.ordinary, given)
+        return captured_call(self.name, self.python, self.ordinary, given, self.specs)
 
     def _placed(self, given: Arguments) -> PlacedStep | None:
         """Captures these arguments, and places the step; None where it is better left as it is."""
