@@ -43,7 +43,7 @@ def test_a_ratio_of_steps_that_were_not_taken_in_turn(n: int, rank: int) -> None
 
 
 def test_a_machine_that_slows_down_for_a_while_slows_both_kinds_of_a_block() -> None:
-    """Twelve steps of each kind in blocks of two, half as fast from the sixth on: each block's ratio is 1.5; steps that were not taken in
+    """Twelve steps of each kind in blocks of two, half as fast from the seventh on: each block's ratio is 1.5; steps that were not taken in
     blocks, and fewer than six blocks, are compared by medians whose intervals are wide."""
     speeds = [1.0] * 6 + [2.0] * 6
     plain, placed = (Samples(tuple(us * speed for speed in speeds)) for us in (3.0, 2.0))
