@@ -46,12 +46,13 @@ def test_parity(workers: ForkedWorkers, num_devices: int) -> None:
 def test_dropout_draws_the_same_numbers_wherever_it_runs(tmp_path: Path, workers: ForkedWorkers) -> None:
     """On device 1, which is another process than the one whose random state the caller seeded."""
     flags = ["train", "--model_name=rnnlm", "--vocab_size=20", "--rnn_units=8", "--max_seq_length=4", "--rnn_chunk=2", "--batch_size=2"]
-    flags += ["--workers=process", "--num_steps=1", "--comm_cost_coeffs=0.001,100", "--placement_method=round_robin", f"--out={tmp_path}"]
-    out = workers.run("baechi_on_processes", 2, *flags, "--json")
+    flags += ["--workers=process", "--num_steps=1", "--comm_cost_coeffs=0.001,100", "--placement_method=single", "--pin=native_dropout*=1"]
+    out = workers.run("baechi_on_processes", 2, *flags, f"--out={tmp_path}", "--json")
     assert json.loads(out)["parity"] == {**json.loads(out)["parity"], "passed": True, "max_abs_diff": 0.0}
     run = RunFolder.load(tmp_path)
     draws = [op.phase == "forward" and "dropout" in op.id for op in run.graph.ops]
-    assert 1 in {device for device, draw in zip(run.timeline.placement, draws, strict=True) if draw}
+    assert {device for device, draw in zip(run.timeline.placement, draws, strict=True) if draw} == {1}
+    assert 0 in run.timeline.placement
 
 
 def test_a_worker_that_reads_late_that_it_is_to_stop_finds_the_store(workers: ForkedWorkers) -> None:
