@@ -37,7 +37,8 @@ from baechi_runtime.torch.calls.workers import Workers, join_workers
 from baechi_runtime.torch.processes.environment import as_if_alone
 
 _CALL = "_baechi_call"
-"""The attribute of a module that holds its placed call; copies and pickles of the module have none."""
+"""The attribute of a module that holds its placed call; copies and pickles of the module have none. nn.Module's own, `_compiled_call_impl`,
+would break TorchDynamo's traces of other modules that call this one."""
 MOST_MODULES = 4
 """The most modules of a script that are placed, such as a generator and a discriminator."""
 
@@ -82,7 +83,7 @@ def run_script(asked: ScriptRequest) -> ModulesRun:
     try:
         with as_one_of(workers), states_without_calls(), outermost_calls(_Placing(asked, run).runner):
             run.main(asked, conclude)
-    except BaechiError:
+    except (BaechiError, KeyboardInterrupt):  # the others, amid their calls, do not say goodbye
         if workers is not None:
             workers.failed = True
         raise
