@@ -204,17 +204,18 @@ def _in_lines(value: dict[str, Any], *, ensure_ascii: bool) -> str:
     return "{" + ",\n".join(fields) + "}"
 
 
-def write_json(path: str | Path, value: dict[str, Any], *, compact: bool = False) -> None:
+def write_json(path: str | Path, value: dict[str, Any], *, compact: bool = False, durable: bool = True) -> None:
     """Writes `value` beside `path` and renames it into place, so that a reader never sees half a file.
 
-    `compact`: without indentation, for files that are kept in numbers. Raises FileError where the folder is missing or not
-    writable; nothing is left behind then. A file whose name ends in .gz is compressed, and is the same for the same value.
+    `compact`: without indentation, for files that are kept in numbers. `durable`: it waits for the disk, which takes seconds while others
+    write much, so that the file outlives a power cut, too. Raises FileError where the folder is missing or not writable; nothing is left
+    behind then. A file whose name ends in .gz is compressed, and is the same for the same value.
     """
     content = encode_json(value, compact=compact)
-    write_bytes(path, gzip.compress(content, mtime=0) if Path(path).suffix == ".gz" else content)
+    write_bytes(path, gzip.compress(content, mtime=0) if Path(path).suffix == ".gz" else content, durable=durable)
 
 
-def write_bytes(path: str | Path, content: bytes) -> None:
+def write_bytes(path: str | Path, content: bytes, *, durable: bool = True) -> None:
     """The same for bytes."""
     temporary = None
     try:
@@ -225,8 +226,9 @@ def write_bytes(path: str | Path, content: bytes) -> None:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".tmp")
         with os.fdopen(handle, "wb") as f:
             f.write(content)
-            f.flush()
-            os.fsync(f.fileno())
+            if durable:
+                f.flush()
+                os.fsync(f.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, target)
     except BaseException as e:

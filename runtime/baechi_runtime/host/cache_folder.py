@@ -63,7 +63,8 @@ def keep_entry(file: Path, key: str, entry: Mapping[str, Any], most_bytes: int =
     """Writes an entry, in place of the one before; the reason where that was not possible, else nothing."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_json(file, {"schema_version": SCHEMA_VERSION, "key": key, "kept_seconds": time.time(), **entry})
+        # What a power cut leaves of it is no entry, and asked for anew.
+        write_json(file, {"schema_version": SCHEMA_VERSION, "key": key, "kept_seconds": time.time(), **entry}, durable=False)
     except (FileError, OSError, ValueError) as e:  # a time that is no number has no JSON
         return getattr(e, "strerror", None) or str(e)
     trim(file.parent, most_bytes)
