@@ -409,6 +409,31 @@ print([round(loss, 5) for name in "ab" for loss in history[name]])
 """
 
 
+ANNEALED = """
+class Annealed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.share = keras.layers.Dense(64), 0.0
+    def call(self, x):
+        return self.dense(x)
+    def train_step(self, x):
+        print("traced with", self.share)
+        with tf.GradientTape() as tape:
+            y = self(x, training=True)
+            loss = tf.reduce_mean(tf.square(y - 1)) + self.share * tf.reduce_mean(tf.square(y))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+class Anneal(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        print(round(float(logs["loss"]), 4))
+        self.model.share = 0.1 * (batch + 1)  # Keras has traced its step, and does not look again
+annealed = Annealed()
+annealed.compile(keras.optimizers.Adam(0.01))
+annealed.fit(np.float32(np.random.default_rng(0).random((12, 64))), batch_size=4, epochs=2, verbose=0, callbacks=[Anneal()])
+"""
+"""A model without its variables until the first batch, whose step is traced in it."""
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -424,13 +449,15 @@ print([round(loss, 5) for name in "ab" for loss in history[name]])
         (KEPT, "4 steps placed, verified 2 of 4"),
         (FOLDS, "7 steps placed, verified 2 of 7"),
         (COMPILED, "3 steps placed, verified 2 of 3"),
+        (ANNEALED, "5 steps placed, verified 2 of 5"),
     ],
 )
 def test_a_step_of_a_kind_of_its_own_prints_the_same(tmp_path: Path, script: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Seeded draws, results of several tensors, errors that the script takes, functions of partials, of data sets and run eagerly;
     optimizers that the first step builds; variables that data sets read, or only a branch trains; gradients taken outside of the function;
     a trace for tensors of all shapes that Python state has changed behind, and one for those of the call, compiled, too; arguments by
-    names that a trace cannot have; models that are gone before the next one is trained."""
+    names that a trace cannot have; models that are gone before the next one is trained; Python state that a fit changes after its first
+    batch."""
     (tmp_path / "script.py").write_text(MODEL + script)
     expected = printed(str(tmp_path / "script.py"))
     keras.backend.clear_session()

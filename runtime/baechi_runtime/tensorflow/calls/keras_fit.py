@@ -13,8 +13,9 @@ Where a data set does not say how many batches it has, Keras meets its end in th
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
 import numpy as np
@@ -26,7 +27,6 @@ from baechi_runtime.tensorflow.step import require_keras_on_tensorflow
 
 LARGE_ENOUGH = 1000
 """Parameters to be trained; a model with fewer is not worth a plan."""
-P = TypeVar("P", bound=PlacedFunction)
 _OF_FIT = ("x", "y", "sample_weight")
 Place = Callable[[str, Callable[..., Any], Any], PlacedFunction]
 """A training step's name, the tf.function that runs it, which does not keep its owner, and the owner, who calls it -> what is called
@@ -53,10 +53,7 @@ class PlacedModels:
         finally:
             keras.Model.make_train_function = ordinary
 
-    def _place(self, model: keras.Model) -> None:
-        if is_left_alone(model):
-            return
-
+    def _place(self, model: keras.Model, train_step: Any) -> None:
         def placed() -> PlacedFunction | None:
             size = sum(int(tf.size(v.value)) for v in model.trainable_variables)
             if size < LARGE_ENOUGH:
@@ -64,7 +61,7 @@ class PlacedModels:
                 return None
             if model in self._placed:
                 self._placed[model].unplace("the model was compiled anew")
-            self._placed[model] = placed_train_step(model, lambda name, ordinary: self._place_step(name, ordinary, model))
+            self._placed[model] = self._place_step(name_of_step(model), train_step, model)
             self.functions.append(self._placed[model])
             return self.functions[-1]
 
@@ -74,7 +71,7 @@ class PlacedModels:
 class _Placer:
     """Stands in for the `make_train_function` of a model whose fit is placed."""
 
-    def __init__(self, model: keras.Model, make: Callable[[], PlacedFunction], planned: PlacedFunction | None) -> None:
+    def __init__(self, model: keras.Model, make: Callable[[Any], PlacedFunction], planned: PlacedFunction | None) -> None:
         self._make = _placing(type(model).make_train_function, self.place)
         self._model, self._step, self._planned = model, make, planned
         self.fit: PlacedFit | None = None
@@ -82,12 +79,11 @@ class _Placer:
     def __call__(self, force: bool = False) -> Any:
         return self._make(self._model, force)
 
-    def place(self, model: keras.Model) -> None:
-        """Places the fit that the model's own train function runs."""
+    def place(self, model: keras.Model, train_step: Any) -> None:
+        """Places the fit that the model's own train function runs, with this train_step."""
         self.end("the model was compiled anew")
-        if not is_left_alone(model):
-            self.fit = model.train_function = PlacedFit(model, self._step, self._planned)
-            self._planned = None
+        self.fit = model.train_function = PlacedFit(model, partial(self._step, train_step), self._planned)
+        self._planned = None
 
     def end(self, reason: str) -> None:
         """Leaves the variables with the model, and the devices free of them."""
@@ -96,13 +92,13 @@ class _Placer:
         self.fit = None
 
 
-def place_fit(model: keras.Model, make: Callable[[], PlacedFunction], planned: PlacedFunction | None = None) -> None:
-    """Places the model's fit from now on, by a step that `make` gives whenever the model is compiled; until then by the `planned` one, of a
-    batch as `batch_of` has it. Raises as `require_placeable` does."""
+def place_fit(model: keras.Model, make: Callable[[Any], PlacedFunction], planned: PlacedFunction | None = None) -> None:
+    """Places the model's fit from now on, by the step that `make` gives of its train_step whenever the model is compiled; until then by the
+    `planned` one, of a batch as `batch_of` has it. Raises as `require_placeable` does."""
     require_placeable(model)
     model.make_train_function = placer = _Placer(model, make, planned)
     if model.train_function is not None:
-        placer.place(model)
+        placer.place(model, train_step_of(model))
 
 
 def require_placeable(model: keras.Model) -> None:
@@ -141,16 +137,37 @@ def _placer_of(model: keras.Model) -> _Placer | None:
     return found if isinstance(found, _Placer) else None
 
 
-def _placing(ordinary: Callable[..., Any], place: Callable[[keras.Model], None]) -> Callable[..., Any]:
-    """Keras's `make_train_function`, behind which `place` may change what it made."""
+def _placing(ordinary: Callable[..., Any], place: Callable[[keras.Model, Any], None]) -> Callable[..., Any]:
+    """Keras's `make_train_function`, behind which `place` may change what it made. The train_step that is placed is the one that Keras's
+    function calls: it is traced once, for both, in the first batch, as the model and Python's values are then."""
 
     def make_train_function(model: keras.Model, force: bool = False) -> Any:
-        if model.train_function is None or force:
+        if model.train_function is not None and not force:
+            return model.train_function
+        if is_left_alone(model):
             ordinary(model, force)
-            place(model)
+            return model.train_function
+        train_step = train_step_of(model)
+        with _set(model, train_step=train_step):
+            ordinary(model, force)
+        place(model, train_step)
         return model.train_function
 
     return make_train_function
+
+
+@contextmanager
+def _set(model: keras.Model, **attributes: Any) -> Iterator[None]:
+    """Within, the model has these attributes, past its own `__setattr__`."""
+    own = vars(model)
+    before = {name: own[name] for name in attributes if name in own}
+    own.update(attributes)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            del own[name]
+        own.update(before)
 
 
 def is_left_alone(model: keras.Model) -> bool:
@@ -158,8 +175,12 @@ def is_left_alone(model: keras.Model) -> bool:
     return bool(model.run_eagerly) or model.distribute_strategy.num_replicas_in_sync > 1
 
 
-def placed_train_step(model: keras.Model, place: Callable[[str, Callable[..., Any]], P]) -> P:
-    """Stands in for `model.train_step`: a batch -> logs. It does not keep the model."""
+def name_of_step(model: keras.Model) -> str:
+    return f"{model.name}.train_step"
+
+
+def train_step_of(model: keras.Model) -> Any:
+    """A tf.function of `model.train_step`: a batch -> logs. It does not keep the model."""
     of = weakref.ref(model)
 
     @tf.autograph.experimental.do_not_convert  # as in Keras
@@ -167,7 +188,7 @@ def placed_train_step(model: keras.Model, place: Callable[[str, Callable[..., An
         model = of()
         return None if model is None else model.train_step(data)
 
-    return place(f"{model.name}.train_step", tf.function(train_step, jit_compile=model.jit_compile or None))
+    return tf.function(train_step, jit_compile=model.jit_compile or None)
 
 
 class PlacedFit:

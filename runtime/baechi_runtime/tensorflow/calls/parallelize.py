@@ -21,7 +21,15 @@ from baechi_runtime.drivers.placement import Placement
 from baechi_runtime.drivers.train_request import TrainRequest, WorkerKind
 from baechi_runtime.report.call_report import CallReport
 from baechi_runtime.tensorflow.calls.call_report import report_of
-from baechi_runtime.tensorflow.calls.keras_fit import batch_of, place_fit, placed_train_step, require_placeable, step_of_fit, unplace_fit
+from baechi_runtime.tensorflow.calls.keras_fit import (
+    batch_of,
+    name_of_step,
+    place_fit,
+    require_placeable,
+    step_of_fit,
+    train_step_of,
+    unplace_fit,
+)
 from baechi_runtime.tensorflow.calls.placed_function import Arguments, PlacedFunction, Settings, close, running, when_gone
 from baechi_runtime.tensorflow.calls.placing import place_step
 from baechi_runtime.tensorflow.coarse import COARSE, begins_coarse
@@ -95,7 +103,7 @@ def plan_call(target: Any, example_inputs: Any, options: ParallelizeOptions) -> 
         if not target.compiled:
             raise OptionError(f"{target.name} has no training step before compile(optimizer, loss); call that, or plan a step of your own")
         target.make_train_function()
-        call = PlannedCall.of(_step_of(target, options), Arguments.of((batch_of(example_inputs),), {}), target)
+        call = PlannedCall.of(_step_of(target, options, train_step_of(target)), Arguments.of((batch_of(example_inputs),), {}), target)
     else:
         call = PlannedCall.of(_unplaced_step(target, options), arguments_of(example_inputs))
     with running():
@@ -138,8 +146,8 @@ def _unplaced_step(target: Any, options: ParallelizeOptions) -> "PlacedTrainStep
     return PlacedTrainStep(target, options)
 
 
-def _step_of(model: keras.Model, options: ParallelizeOptions) -> "PlacedTrainStep":
-    return placed_train_step(model, lambda name, ordinary: PlacedTrainStep(ordinary, options, name))
+def _step_of(model: keras.Model, options: ParallelizeOptions, train_step: Any) -> "PlacedTrainStep":
+    return PlacedTrainStep(train_step, options, name_of_step(model))
 
 
 class PlacedTrainStep(PlacedFunction):
