@@ -346,6 +346,19 @@ def test_a_fit_with_a_seed_is_traced_once() -> None:
     assert baechi_ext.report(model).placed_steps == 4
 
 
+def test_a_model_that_is_compiled_to_run_eagerly_is_placed_no_more() -> None:
+    model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(32), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    baechi_ext.parallelize(model, devices=2, **HERE)
+    x, y = np.ones((8, 16), np.float32), np.ones((8, 1), np.float32)
+    model.fit(x, y, batch_size=4, epochs=2, verbose=0)
+    assert baechi_ext.report(model).placed_steps > 0
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.fit(x, y, batch_size=4, verbose=0)
+    with pytest.raises(OptionError, match="fit it first"):
+        baechi_ext.report(model)
+
+
 def test_the_framework_is_found_out() -> None:
     import torch
 

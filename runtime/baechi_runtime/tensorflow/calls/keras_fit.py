@@ -12,7 +12,7 @@ Where a data set does not say how many batches it has, Keras meets its end in th
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -54,6 +54,9 @@ class PlacedModels:
             keras.Model.make_train_function = ordinary
 
     def _place(self, model: keras.Model, train_step: Any) -> None:
+        if train_step is None:
+            return
+
         def placed() -> PlacedFunction | None:
             size = sum(int(tf.size(v.value)) for v in model.trainable_variables)
             if size < LARGE_ENOUGH:
@@ -80,10 +83,11 @@ class _Placer:
         return self._make(self._model, force)
 
     def place(self, model: keras.Model, train_step: Any) -> None:
-        """Places the fit that the model's own train function runs, with this train_step."""
+        """Places the fit that the model's own train function runs, with this train_step, if it is one."""
         self.end("the model was compiled anew")
-        self.fit = model.train_function = PlacedFit(model, partial(self._step, train_step), self._planned)
-        self._planned = None
+        if train_step is not None:
+            self.fit = model.train_function = PlacedFit(model, partial(self._step, train_step), self._planned)
+            self._planned = None
 
     def end(self, reason: str) -> None:
         """Leaves the variables with the model, and the devices free of them."""
@@ -138,36 +142,32 @@ def _placer_of(model: keras.Model) -> _Placer | None:
 
 
 def _placing(ordinary: Callable[..., Any], place: Callable[[keras.Model, Any], None]) -> Callable[..., Any]:
-    """Keras's `make_train_function`, behind which `place` may change what it made. The train_step that is placed is the one that Keras's
-    function calls: it is traced once, for both, in the first batch, as the model and Python's values are then."""
+    """Keras's `make_train_function`, behind which `place` may change what it made. The train_step that is placed, None for a model that is
+    left alone, is the one that Keras's function calls: it is traced once, for both, in the first batch, as Python's values are then."""
 
     def make_train_function(model: keras.Model, force: bool = False) -> Any:
-        if model.train_function is not None and not force:
-            return model.train_function
-        if is_left_alone(model):
-            ordinary(model, force)
-            return model.train_function
-        train_step = train_step_of(model)
-        with _set(model, train_step=train_step):
-            ordinary(model, force)
-        place(model, train_step)
+        if model.train_function is None or force:
+            train_step = None if is_left_alone(model) else train_step_of(model)
+            with nullcontext() if train_step is None else _calling(model, train_step):
+                ordinary(model, force)
+            place(model, train_step)
         return model.train_function
 
     return make_train_function
 
 
 @contextmanager
-def _set(model: keras.Model, **attributes: Any) -> Iterator[None]:
-    """Within, the model has these attributes, past its own `__setattr__`."""
+def _calling(model: keras.Model, train_step: Any) -> Iterator[None]:
+    """Within, who looks up `model.train_step` finds this one; it is set past the model's own `__setattr__`."""
     own = vars(model)
-    before = {name: own[name] for name in attributes if name in own}
-    own.update(attributes)
+    before = own.get("train_step")
+    own["train_step"] = train_step
     try:
         yield
     finally:
-        for name in attributes:
-            del own[name]
-        own.update(before)
+        del own["train_step"]
+        if before is not None:
+            own["train_step"] = before
 
 
 def is_left_alone(model: keras.Model) -> bool:
