@@ -52,7 +52,6 @@ def test_dropout_draws_the_same_numbers_wherever_it_runs(tmp_path: Path, workers
     run = RunFolder.load(tmp_path)
     draws = [op.phase == "forward" and "dropout" in op.id for op in run.graph.ops]
     assert {device for device, draw in zip(run.timeline.placement, draws, strict=True) if draw} == {1}
-    assert 0 in run.timeline.placement
 
 
 def test_a_worker_that_reads_late_that_it_is_to_stop_finds_the_store(workers: ForkedWorkers) -> None:

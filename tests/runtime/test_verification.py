@@ -11,9 +11,10 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
 import baechi_ext
-from baechi_ext.errors import ParityError
+from baechi_ext.errors import CaptureError, ParityError
 from baechi_runtime.torch.calls import verify
 from baechi_runtime.torch.calls.phases import PhasedFragment
+from baechi_runtime.torch.calls.placed_function import CASTS
 from baechi_runtime.torch.calls.session import Session
 from baechi_runtime.torch.calls.verify import ALWAYS, SHARE, RandomState, Verification
 
@@ -290,3 +291,22 @@ def test_gradients_of_a_weight_that_is_read_again_under_autocast_are_added_up_as
         loss.backward()
     assert baechi_ext.report(model).verified.steps == 2
     assert baechi_ext.report(model).verified.max_rel_diff == 0
+
+
+def test_what_only_a_backward_pass_casts_is_cast_as_unplaced(one_thread: None) -> None:
+    def trained(model: nn.Module) -> list[Tensor]:
+        torch.manual_seed(0)
+        for _ in range(3):
+            loss = model(torch.randn(8, 16)).square().sum()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss.backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 8))
+    placed = baechi_ext.parallelize(copy.deepcopy(model), devices=2, method="random", keep_placed=True, verify_steps=0)
+    assert all(map(torch.equal, trained(placed), trained(model)))
+    assert CASTS in baechi_ext.report(placed).refusal
+    strict = baechi_ext.parallelize(copy.deepcopy(model), devices=2, method="random", keep_placed=True, verify_steps=0, strict=True)
+    with pytest.raises(CaptureError, match="under autocast"):
+        trained(strict)

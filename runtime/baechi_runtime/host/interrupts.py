@@ -24,8 +24,8 @@ T = TypeVar("T")
 TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 """Exit codes."""
 _PRESS_AGAIN_SECONDS = 0.05
-_TERM_SECONDS = 4.7
-"""Time to end in after SIGTERM; then the process is ended, whatever it does."""
+_TERM_SECONDS = 9.0
+"""Time to end in after SIGTERM; then the process is ended, whatever it does. Docker kills it after 10, Slurm and Kubernetes after 30."""
 _INSTALLED = {"site-packages", "dist-packages"}
 _OURS = {"__main__", "baechi_ext", "baechi_runtime"}
 """Left to the caller: nothing goes on with half of these, and what is run as a script may train for hours."""

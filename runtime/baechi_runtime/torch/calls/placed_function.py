@@ -29,6 +29,7 @@ Gradients = Mapping[int, Tensor]
 Check = Callable[[Sequence[Tensor | None], Gradients], Gradients]
 """Checks a call's gradients, made from those of its outputs; returns those to use."""
 ASKED_FOR = "it returns what it also computes with, and a hook, retain_grad() or torch.autograd.grad asks for a gradient of that"
+CASTS = "its backward pass runs under autocast, its forward pass did not"
 _TIMES = 200
 
 
@@ -95,7 +96,10 @@ class _Call:
 
     def backward(self, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         tangents = self.apart.taken_in(tangents)
-        if torch.is_grad_enabled() or self.apart.asked_for or are_batched(tangents):
+        casts = any(torch.is_autocast_enabled(kind) and not did for kind, _, did in self.autocast)
+        if casts and self.loaded.failed is not None:
+            self.loaded.failed(CaptureError(CASTS))
+        if casts or torch.is_grad_enabled() or self.apart.asked_for or are_batched(tangents):
             gradients: Gradients = self._unplaced(tangents, recorded=torch.is_grad_enabled())
         else:
             try:

@@ -25,7 +25,7 @@ from baechi_runtime.torch.processes import environment
 from baechi_runtime.torch.processes.crash_log import CrashLog
 
 _POLL_SECONDS = 0.05
-_PLAN_SECONDS, _TERM_SECONDS = 60.0, 4.0
+_PLAN_SECONDS, _TERM_SECONDS = 60.0, 8.0
 """Time for rank 0, once interrupted, to end its search and write the plan; and to come to its end where another worker has. After SIGTERM
 there is less."""
 _LAST_WORDS_SECONDS = 2.0
