@@ -1,5 +1,6 @@
 """One process that forks workers for the tests of all files, and one thread for those whose sums are compared."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,15 @@ def workers() -> Iterator[ForkedWorkers]:
     """Imported and captured once for all of them."""
     with forked_workers() as workers:
         yield workers
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_traces_of_other_files() -> None:
+    """TorchDynamo traces no class too often because of modules in other files: torch 2.11 counts all modules of a class together."""
+    if "torch._dynamo" in sys.modules:
+        import torch
+
+        torch.compiler.reset()
 
 
 @pytest.fixture

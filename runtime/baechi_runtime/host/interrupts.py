@@ -15,8 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import PurePath
-from types import FrameType
+from traceback import walk_tb
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -72,6 +74,54 @@ def unmasked(function: Callable[..., T], *arguments: Any) -> T:
         if interrupt is None:
             raise
         raise KeyboardInterrupt(*interrupt.args) from e
+
+
+def raise_if_asked_for(error: BaseException) -> None:
+    """Raises the exception that a signal handler raised, where `error` is it or came of it. Scripts end themselves so: by SIGALRM where
+    their time is up, or SIGUSR1 where Slurm is about to end them."""
+    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    for cause in _causes(error):
+        if any(frame.f_code in codes for frame, _ in walk_tb(cause.__traceback__)):
+            raise cause from cause.__cause__
+
+
+class PutOff:
+    """Signals whose handlers, other than those of Ctrl-C and SIGTERM as they are here, wait while a library is at work that drops what they
+    raise, as TorchDynamo does with errors of a trace. To be used in the main thread; elsewhere nothing waits."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Any] = {}
+        self._came: list[int] = []
+
+    def begin(self) -> None:
+        """From here on, signals are noted."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number, handler in [(number, signal.getsignal(number)) for number in signal.valid_signals()]:
+            if callable(handler) and handler not in (signal.default_int_handler, _term, self._note) and not isinstance(handler, _Waiting):
+                self._handlers[number] = signal.signal(number, self._note)
+
+    def end(self) -> None:
+        """From here on, signals have their handlers again."""
+        while self._handlers:
+            number, handler = self._handlers.popitem()
+            if signal.getsignal(number) == self._note:
+                signal.signal(number, handler)
+
+    def hand_out(self) -> None:
+        """Run the handlers of what was noted. Raises what they raise."""
+        self.end()
+        while self._came:
+            signal.raise_signal(self._came.pop(0))
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number not in self._came:
+            self._came.append(number)
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    called: Any = handler.func if isinstance(handler, partial) else handler
+    return getattr(called, "__code__", getattr(called.__call__, "__code__", None)) if callable(called) else None
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

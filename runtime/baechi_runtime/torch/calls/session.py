@@ -30,6 +30,7 @@ from baechi_ext.errors import BaechiError, CaptureError, ExecutionError, Infeasi
 from baechi_ext.simulate import Timeline
 from baechi_runtime.drivers.placement import Placement, is_near_least
 from baechi_runtime.host.generators import python_generators_kept
+from baechi_runtime.host.interrupts import raise_if_asked_for
 from baechi_runtime.measure.parity_result import UNPLACED_RANDOMNESS
 from baechi_runtime.report.call_report import FORWARD_ALONE
 from baechi_runtime.report.progress import progress
@@ -237,11 +238,10 @@ class Session:
                 raise CaptureError(fragment.too_small)
             with python_generators_kept():
                 self._place(large, fragment, args)
-        except BaechiError as e:
-            self.give_up(e, group)
         except Exception as e:  # noqa: BLE001 - what nobody has thought of is no reason to stop a user's training
-            reason = (str(e).splitlines() or [""])[0]
-            self.give_up(CaptureError(f"a call of {self.name} can't be placed: {type(e).__name__}: {reason}"), group)
+            raise_if_asked_for(e)
+            reason = f"a call of {self.name} can't be placed: {type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
+            self.give_up(e if isinstance(e, BaechiError) else CaptureError(reason), group)
         finally:
             for f in group:
                 if self._aside is None or f not in self._aside.members:

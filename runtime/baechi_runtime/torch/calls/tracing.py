@@ -23,6 +23,7 @@ from baechi_ext.capture.torch_dynamo import (
     without_limits_logged,
 )
 from baechi_ext.capture.why_not import place_of
+from baechi_runtime.host.interrupts import PutOff
 
 _MOST = 20
 """The most breaks, and the most recompiles, that are kept."""
@@ -105,6 +106,7 @@ class _Entered:
         self.since: float | None = None
         self.seconds = 0.0
         """Time spent tracing."""
+        self.put_off = PutOff()
 
     def begin(self) -> None:
         if self.position is None:
@@ -124,6 +126,7 @@ def _begun(_: object) -> None:
     if entered is not None:
         entered.begin()
         entered.since = time.perf_counter()
+        entered.put_off.begin()
 
 
 def _ended(_: object) -> None:
@@ -131,6 +134,7 @@ def _ended(_: object) -> None:
     if entered is not None and entered.since is not None:
         entered.seconds += time.perf_counter() - entered.since
         entered.since = None
+        entered.put_off.end()
 
 
 @contextmanager
@@ -150,6 +154,7 @@ def traced_for_us(log: TraceLog) -> Iterator[None]:
         if entered.position is not None:
             log.seconds += entered.seconds
             log.take(entered.position)
+        entered.put_off.hand_out()
 
 
 def watch_compiles() -> None:

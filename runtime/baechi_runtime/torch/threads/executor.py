@@ -19,6 +19,7 @@ from baechi_ext.errors import BaechiError, ExecutionError
 from baechi_ext.ir import OpGraph
 from baechi_ext.simulate import Timeline
 from baechi_runtime.files.checkpoint_folder import Shard, verify_shard
+from baechi_runtime.host.interrupts import raise_if_asked_for
 from baechi_runtime.host.malloc import keep_freed_memory, mind_shortage
 from baechi_runtime.measure.device_speeds import Pace
 from baechi_runtime.measure.link_probe import PROBE_BYTES, LinkProbe
@@ -391,7 +392,8 @@ class ThreadExecutor:
         """Waits for a device's answer; returns what its task raised."""
         try:
             return answer.exception(self.timeout_seconds)
-        except TimeoutError:
+        except TimeoutError as e:
+            raise_if_asked_for(e)
             self._broken = True
             raise ExecutionError(
                 f"device {self.devices[index].name} did not answer within {self.timeout_seconds:g} s; "

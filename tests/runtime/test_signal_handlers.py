@@ -1,0 +1,88 @@
+"""What a script's own signal handler raises reaches the script, wherever its module's call is: SIGALRM where its time is up."""
+
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import baechi_ext
+from baechi_runtime.host.interrupts import raise_if_asked_for
+from baechi_runtime.torch.calls import session
+
+QUICK = {"devices": 2, "method": "random", "keep_placed": True}
+
+
+class OverError(Exception):
+    """The time is up."""
+
+
+def end(kind: type[Exception], number: int, frame: FrameType | None) -> None:
+    raise kind("time is up")
+
+
+@pytest.fixture
+def ended_by() -> Iterator[Callable[[type[Exception]], None]]:
+    """Has SIGALRM raise this."""
+    before = signal.getsignal(signal.SIGALRM)
+    yield lambda kind: signal.signal(signal.SIGALRM, partial(end, kind))
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def placed_step(width: int) -> tuple[nn.Module, Callable[[], None]]:
+    torch.manual_seed(0)
+    model = baechi_ext.parallelize(nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 64)), **QUICK)
+    return model, lambda: model(torch.randn(64, 64)).square().mean().backward()
+
+
+@pytest.mark.parametrize("kind", [TimeoutError, OverError])
+def test_while_a_placed_call_waits_for_its_devices(kind: type[Exception], ended_by: Callable[[type[Exception]], None]) -> None:
+    """TimeoutError is what waiting for a device raises, too."""
+    model, step = placed_step(8192)
+    for _ in range(4):
+        step()
+    ended_by(kind)
+    signal.setitimer(signal.ITIMER_REAL, 0.2, 1.0)
+    with pytest.raises(kind, match="time is up"):
+        for _ in range(1000):
+            step()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    step()
+    assert baechi_ext.report(model).refusal == ""
+
+
+@pytest.mark.parametrize("place", [(session, "place_call"), (session.Session, "backend")], ids=["profile and search", "trace"])
+@pytest.mark.parametrize("kind", [TimeoutError, OverError])
+def test_while_a_call_is_traced_and_placed(
+    kind: type[Exception], place: tuple[Any, str], ended_by: Callable[[type[Exception]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name = place
+    real = getattr(owner, name)
+
+    def alarmed(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGALRM)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, alarmed)
+    ended_by(kind)
+    model, step = placed_step(64)
+    with pytest.raises(kind, match="time is up"):
+        for _ in range(3):
+            step()
+    for _ in range(3):
+        step()
+    assert (baechi_ext.report(model).refusal, baechi_ext.report(model).placed_steps > 0) == ("", True)
+
+
+def test_other_errors_are_not_taken_for_a_handlers(ended_by: Callable[[type[Exception]], None]) -> None:
+    ended_by(OverError)
+    try:
+        raise OverError("of no signal")
+    except OverError as e:
+        raise_if_asked_for(e)
