@@ -190,9 +190,9 @@ def _parts(explained: PlanExplanation) -> Iterator[tuple[str, str, str]]:
         target = "" if part.target is None else f" -> {devices[part.target].name}"
         phase = f", {part.phase}" if part.phase else ""
         yield f"{_PATH_KINDS[part.kind]} {devices[part.device].name}{target}{phase}", as_time(part.us), share_of(part.us, step_us)
-    rest = sum(part.us for part in explained.critical_parts[MOST_PARTS:])
-    if rest:
-        yield f"{len(explained.critical_parts) - MOST_PARTS} further parts", as_time(rest), share_of(rest, step_us)
+    if further := explained.critical_parts[MOST_PARTS:]:
+        rest = sum(part.us for part in further)
+        yield f"{len(further)} further part{'s' * (len(further) > 1)}", as_time(rest), share_of(rest, step_us)
 
 
 def _transfers(explained: PlanExplanation, transfers: Sequence[CostlyTransfer]) -> "Table":
