@@ -26,7 +26,7 @@ class ForkedWorkers:
     def run(self, module: str, count: int, *arguments: str) -> str:
         """Returns rank 0's output once all have ended well."""
         codes, out, err = self.finish(module, count, *arguments)
-        assert codes == [0] * count, err
+        assert codes == [0] * count, f"exit codes {codes}: {err}"
         return out
 
 

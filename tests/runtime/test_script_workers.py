@@ -90,6 +90,8 @@ def watch():
         time.sleep(0.001)
 
 threading.Thread(target=watch, daemon=True).start()
+while not groups:
+    time.sleep(0.001)
 
 def total(value):  # as libraries of metrics do
     if dist.is_available() and dist.is_initialized():
