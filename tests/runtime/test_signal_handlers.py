@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import baechi_ext
+from baechi_ext.errors import CaptureError
 from baechi_runtime.host.interrupts import raise_if_asked_for
 from baechi_runtime.torch.calls import session
 
@@ -78,6 +79,24 @@ def test_while_a_call_is_traced_and_placed(
     for _ in range(3):
         step()
     assert (baechi_ext.report(model).refusal, baechi_ext.report(model).placed_steps > 0) == ("", True)
+
+
+def test_what_a_script_is_handling_already_is_not_raised_again(
+    ended_by: Callable[[type[Exception]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended_by(TimeoutError)
+    model, step = placed_step(64)
+    monkeypatch.setattr(session, "place_call", _not_placed)
+    try:
+        signal.raise_signal(signal.SIGALRM)
+    except TimeoutError:
+        for _ in range(3):
+            step()
+    assert baechi_ext.report(model).refusal == "not this time"
+
+
+def _not_placed(*_: Any, **__: Any) -> None:
+    raise CaptureError("not this time")
 
 
 def test_other_errors_are_not_taken_for_a_handlers(ended_by: Callable[[type[Exception]], None]) -> None:

@@ -77,12 +77,14 @@ def unmasked(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def raise_if_asked_for(error: BaseException) -> None:
-    """Raises the exception that a signal handler raised, where `error` is it or came of it. Scripts end themselves so: by SIGALRM where
-    their time is up, or SIGUSR1 where Slurm is about to end them."""
+    """Raises the exception that a signal handler raised, where `error` is it or was raised from it. Scripts end themselves so: by SIGALRM
+    where their time is up, or SIGUSR1 where Slurm is about to end them. One that a script is handling already is no error's cause."""
     codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    for cause in _causes(error):
+    cause: BaseException | None = error
+    while cause is not None:
         if any(frame.f_code in codes for frame, _ in walk_tb(cause.__traceback__)):
             raise cause from cause.__cause__
+        cause = cause.__cause__
 
 
 class PutOff:
