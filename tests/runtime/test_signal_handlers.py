@@ -1,4 +1,4 @@
-"""What a script's own signal handler raises reaches the script, wherever its module's call is: SIGALRM where its time is up."""
+"""Exceptions of a script's own signal handlers reach the script, wherever its module's call is: SIGALRM where its time is up."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -101,7 +101,6 @@ def _not_placed(*_: Any, **__: Any) -> None:
 
 def test_other_errors_are_not_taken_for_a_handlers(ended_by: Callable[[type[Exception]], None]) -> None:
     ended_by(OverError)
-    try:
-        raise OverError("of no signal")
-    except OverError as e:
-        raise_if_asked_for(e)
+    error, other = OverError("of no signal"), OverError("nor this")
+    error.__cause__, other.__cause__ = other, error
+    raise_if_asked_for(error)

@@ -80,11 +80,9 @@ def raise_if_asked_for(error: BaseException) -> None:
     """Raises the exception that a signal handler raised, where `error` is it or was raised from it. Scripts end themselves so: by SIGALRM
     where their time is up, or SIGUSR1 where Slurm is about to end them. One that a script is handling already is no error's cause."""
     codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in _causes(error, contexts=False):
         if any(frame.f_code in codes for frame, _ in walk_tb(cause.__traceback__)):
             raise cause from cause.__cause__
-        cause = cause.__cause__
 
 
 class PutOff:
@@ -126,14 +124,15 @@ def _code_of(handler: Any) -> CodeType | None:
     return getattr(called, "__code__", getattr(called.__call__, "__code__", None)) if callable(called) else None
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, and all that it came of, each once: an error that is raised again can be among its own causes."""
+def _causes(error: BaseException, *, contexts: bool = True) -> Iterator[BaseException]:
+    """An error, and all that it came of, each once: an error that is raised again can be among its own causes. Those that were merely being
+    handled when it was raised are among them with `contexts`."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and not any(cause is other for other in seen):
         yield cause
         seen.append(cause)
-        cause = cause.__cause__ or cause.__context__
+        cause = cause.__cause__ or (cause.__context__ if contexts else None)
 
 
 def leave_to_others() -> None:
