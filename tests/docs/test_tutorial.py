@@ -17,7 +17,7 @@ from tests.docs.pages import ROOT, Block, Page
 PAGE = Page(ROOT / "docs" / "tutorial.md")
 SEARCH = "baechi place run/graph.json --num_devices=4 "
 """Who reads the page waits ten seconds for this search of all cores; the test gives it one."""
-STEPS, TRAIN = "default=200", "baechi train "
+STEPS, TRAIN = "default=400", "baechi train "
 """Who reads the page trains for a while and lets the faster of placed and plain steps win; on a machine that runs tests that may be either,
 so there a few steps stay placed, and what was measured of plain ones is left out."""
 MEASURED = re.compile(r"\S+ times as fast: |, \S+ \S+ as it is(?=; )|, placing saves .*")

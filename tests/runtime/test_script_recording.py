@@ -156,8 +156,9 @@ def test_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     eager, taken = (report["measured_step_us"][name]["samples"] for name in ("eager", "placed"))
     decision = run.placed[0].groups[0].turns
     assert (eager, taken) == (decision.plain_us, decision.placed_us)
-    assert turns.PER_BLOCK * turns.BLOCKS <= len(eager) == len(taken) <= turns.PER_BLOCK * turns.MOST_BLOCKS
-    assert decision.decided in (turns.PLACED, turns.PLAIN)
+    assert turns.PER_BLOCK * turns.BLOCKS <= len(eager) <= turns.PER_BLOCK * turns.LAST_BLOCK
+    assert abs(len(eager) - len(taken)) <= 1  # where it was not clear how much is gained, the script may end within a block
+    assert decision.decided in (turns.PLACED, turns.PLAIN) or len(eager) >= turns.PER_BLOCK * turns.MOST_BLOCKS
     gain = report["speedup_over_eager"]
     assert min(eager) / max(taken) <= gain["low"] <= gain["high"] <= max(eager) / min(taken)
     assert not any("fewer than" in doubt for doubt in report["doubts"])

@@ -8,8 +8,8 @@ from torch import nn
 
 from baechi_ext import parallelize
 from baechi_runtime.measure.samples import ENOUGH
-from baechi_runtime.torch.calls import session, turns
-from baechi_runtime.torch.calls.turns import BLOCKS, MOST_BLOCKS, PER_BLOCK, PLACED, PLAIN, Turns
+from baechi_runtime.torch.calls import turns
+from baechi_runtime.torch.calls.turns import BLOCKS, LAST_BLOCK, MOST_BLOCKS, PER_BLOCK, PLACED, PLAIN, REST_SHARE, Turns
 
 
 class Clock:
@@ -26,6 +26,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(turns, "time", made)
+    monkeypatch.setattr(turns, "_timed", [])
     return made
 
 
@@ -82,6 +83,69 @@ def test_blocks_that_say_different_things_are_more_and_then_all_count(clock: Clo
         assert block <= MOST_BLOCKS
     assert len(own.placed_us) == 2 * MOST_BLOCKS
     assert own.decided == PLACED
+
+
+def noisy(own: Turns, clock: Clock, quiet_from: int, last: int) -> list[str]:
+    """The kinds of steps until it is decided, or of 2,000; the plain ones of every other block before the block of this number take twice
+    the others' 3 ms, and placed ones 2 ms; `last` is the ms of a plain step after that."""
+    kinds = []
+    while not own.decided and len(kinds) < 2000:
+        block = (len(own.placed_us) + len(own.plain_us)) // 4
+        plain = last if block >= quiet_from else 6 if block % 2 else 3
+        kinds += run(own, clock, {PLACED: 2, PLAIN: plain}, 1)
+    return kinds
+
+
+def test_placed_steps_that_are_faster_but_not_clearly_go_on_with_plain_ones_now_and_then(clock: Clock) -> None:
+    own = Turns()
+    kinds = noisy(own, clock, quiet_from=MOST_BLOCKS, last=3)
+    assert own.decided == PLACED
+    assert own.meanwhile == PLACED
+    blocks, rest = len(own.plain_us) // PER_BLOCK, kinds[4 * MOST_BLOCKS : -1]
+    assert MOST_BLOCKS < blocks < LAST_BLOCK
+    assert kinds[: 4 * MOST_BLOCKS].count(PLAIN) == PER_BLOCK * MOST_BLOCKS
+    assert rest.count(PLAIN) == PER_BLOCK * (blocks - MOST_BLOCKS)
+    lost, took = rest.count(PLAIN) * 1.0, sum({PLACED: 2.0, PLAIN: 3.0}[kind] for kind in rest)
+    assert 0.5 * REST_SHARE <= lost / took <= REST_SHARE
+
+
+def test_what_stays_unclear_ends(clock: Clock) -> None:
+    own = Turns()
+    noisy(own, clock, quiet_from=2 * LAST_BLOCK, last=3)
+    assert own.decided == PLACED
+    assert len(own.plain_us) == len(own.placed_us) == PER_BLOCK * LAST_BLOCK
+
+
+def test_a_later_block_can_show_that_plain_steps_are_faster(clock: Clock) -> None:
+    own = Turns()
+    noisy(own, clock, quiet_from=MOST_BLOCKS, last=0.1)
+    assert own.decided == PLAIN
+    assert len(own.plain_us) > PER_BLOCK * MOST_BLOCKS
+
+
+def test_steps_of_one_are_timed_at_a_time_and_rests_are_for_others(clock: Clock) -> None:
+    first, second = Turns(), Turns()
+    assert first.join()
+    assert not second.join()
+    assert second.meanwhile == PLAIN
+    first.leave()
+    assert second.join()
+    assert not first.join()
+    clock.now += 60  # nobody calls the second any more
+    assert first.join()
+
+
+def test_what_is_left_to_others_is_not_timed(clock: Clock) -> None:
+    own, other = Turns(), Turns()
+    assert own.join()
+    own.begin()
+    clock.now += 60
+    assert other.join()
+    assert not own.join()
+    other.leave()
+    assert own.join()
+    own.begin()
+    assert own.placed_us == []
 
 
 def test_one_long_step_of_either_kind_decides_nothing(clock: Clock) -> None:
@@ -148,7 +212,7 @@ def test_a_module_that_has_ended_leaves_the_turns_to_others(one_thread: None) ->
     model = parallelize(model, devices=2, method="contiguous", verify_steps=1)
     for _ in range(5):
         model(torch.randn(4, 8)).sum().backward()
-    assert len(session._in_turns) == 1  # noqa: SLF001
+    assert len(turns._timed) == 1  # noqa: SLF001
     del model
     gc.collect()
-    assert session._in_turns == []  # noqa: SLF001
+    assert turns._timed == []  # noqa: SLF001

@@ -53,7 +53,7 @@ from baechi_runtime.torch.calls.placed_function import LoadedFragment
 from baechi_runtime.torch.calls.placing import KEPT, begin_search, place_alike, place_call
 from baechi_runtime.torch.calls.recording import CallRecorder
 from baechi_runtime.torch.calls.tracing import TraceLog
-from baechi_runtime.torch.calls.turns import PLACED, PLAIN, Turns
+from baechi_runtime.torch.calls.turns import PLACED, PLAIN, Turns, disturb
 from baechi_runtime.torch.calls.verify import Verification, normalised_by_part, verified_run
 from baechi_runtime.torch.calls.workers import DriftError, Workers, loaded_phases
 from baechi_runtime.torch.lowering.devices import is_capturing
@@ -66,10 +66,6 @@ _FIRST = "the first call of its kind"
 SEARCHED_FOR = "its plan was being searched for"
 ASIDE = "its plan was searched for while training went on unplaced"
 SINGLE_OPS = "a mode or hooks that see single ops were active"
-_TURN_SECONDS = 30.0
-"""A session that has taken no turn for so long leaves them to others."""
-_in_turns: "list[Session]" = []
-"""The session whose steps are timed: one at a time in a process, as each would be part of the other's steps."""
 
 
 class Session:
@@ -102,8 +98,6 @@ class Session:
         self._calls = 0
         self._parts: Parts | None = settings.request.microbatches
         """The parts that a batch goes in, or their shares; None: not decided yet."""
-        self.last_turn = 0.0
-        """When it last took a turn, or asked for one."""
         self._experience: Experience | None = None
         self._aside: Prepared | None = None
         """The call whose plan is searched for in another process; there is one search in a session."""
@@ -250,10 +244,8 @@ class Session:
             self._disturbed()
 
     def _disturbed(self) -> None:
-        """Discard this step's time, and that of the session whose steps are timed: something else was done in it."""
-        for session in {self, *_in_turns}:
-            for group in session.groups[:1]:
-                group.turns.disturbed()
+        """Discard this step's time: something else was done in it."""
+        disturb(group.turns for group in self.groups[:1])
 
     def _tied_to(self, fragment: LiveFragment) -> list[LiveFragment]:
         waiting = {id(f): f for f in self.fragments if f.example is not None and f.loaded is None and not f.why_not}
@@ -421,19 +413,13 @@ class Session:
 
     def _turn(self, group: PlacedGroup) -> str:
         turns = group.turns
-        if turns.decided:
-            return turns.decided
-        if _in_turns and time.monotonic() - _in_turns[0].last_turn > _TURN_SECONDS:
-            _in_turns.clear()  # whose steps these were is no longer called
-        if not _in_turns:
-            _in_turns.append(self)
-        self.last_turn = time.monotonic()
-        if _in_turns[0] is not self and not self._several():
-            turns.disturbed()
-            return PLAIN
+        if known := turns.now():
+            return known
+        if not turns.join() and not self._several():
+            return turns.meanwhile
         mode = self._agree(turns, turns.begin(self.settings.executor.devices))
-        if turns.decided:
-            _in_turns.clear()
+        if turns.decided or turns.rest:
+            turns.leave()
         if turns.decided == PLACED:
             self.conclude()
         elif turns.decided:
@@ -444,18 +430,18 @@ class Session:
         return isinstance(self.settings.executor, Workers)
 
     def _agree(self, turns: Turns, mode: str) -> str:
-        """Take over worker 0's mode, where there are several, and note in `turns` if it is decided."""
+        """Take over worker 0's mode, where there are several, and note in `turns` if it is decided, or rests."""
         if not self._several():
             return mode
-        placed, decided = self._as_worker_0(mode == PLACED, bool(turns.decided))
+        placed, decided, turns.rest = self._as_worker_0(mode == PLACED, bool(turns.decided), turns.rest)
         mode = PLACED if placed else PLAIN
         turns.decided = mode if decided else ""
         return mode
 
-    def _as_worker_0(self, *own: bool) -> tuple[bool, ...]:
+    def _as_worker_0(self, *own: int) -> Sequence[int]:
         """Worker 0's answers, where there are several workers."""
         workers, marks = self.settings.executor, torch.tensor(own, dtype=torch.int64)
-        return tuple(map(bool, workers.share([marks], [marks], 0)[0].tolist())) if isinstance(workers, Workers) else own
+        return workers.share([marks], [marks], 0)[0].tolist() if isinstance(workers, Workers) else own
 
     def _pause(self, why: str) -> None:
         self.paused = why
@@ -474,8 +460,8 @@ class Session:
         self.say_once(f"{self.name} runs as it is: {error}")
 
     def _leave_turns(self) -> None:
-        if self in _in_turns:
-            _in_turns.clear()
+        for group in self.groups[:1]:
+            group.turns.leave()
 
     def _differs(self, error: BaechiError, members: Sequence[LiveFragment]) -> None:
         """Give up on a verified call that differs. If it failed on one of several workers, raise the error, as the others wait for it."""

@@ -3,11 +3,15 @@
 A step is the time from one call to the next: all that the user's loop does is in it, in both ways alike. A loop may call a module several
 times in one of its own steps, so the turns are in blocks of four, placed-plain-plain-placed and then the other way round: calls that come
 by twos fall to both alike.
+
+Placed steps that are faster on a machine too noisy to say by how much go on with a block now and then, until it is clear. Steps of one
+module are timed at a time in a process, as each would be part of another's.
 """
 
+import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from baechi_runtime.measure.samples import NOISY_SPREAD, Ratio, Samples
@@ -17,13 +21,23 @@ PLACED, PLAIN = "placed", "plain"
 PER_BLOCK = 2
 """Steps of either kind in a block."""
 BLOCKS = 4
-"""Number of blocks that decide if all of them say the same, and clearly enough for the report's verdict; otherwise up to MOST_BLOCKS."""
+"""Number of blocks that decide if all of them say the same, and clearly enough for the report's verdict; otherwise there are more."""
 MOST_BLOCKS = 10
+"""Number of blocks after which the faster is known, however the noise; further ones, with rests in between, say how much faster placed
+ones are."""
+LAST_BLOCK = 40
+"""The number of blocks after which it stays unclear."""
+REST_SHARE = 0.1
+"""The share of a script's time that plain steps of blocks with rests in between may cost."""
+_LEFT_SECONDS = 30.0
+"""Turns that nobody has asked for so long are left to others."""
 _PLAINLY = (1.5, 1.15)
 """Factors by which plain steps must be faster in the first block, or in each of the first two, to decide at once."""
+_timed: "list[Turns]" = []
+"""Those whose steps are timed: one at a time in a process."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Turns:
     """Decides which of the two runs the next step."""
 
@@ -31,20 +45,51 @@ class Turns:
     plain_us: list[float] = field(default_factory=list)
     decided: str = ""
     """PLACED or PLAIN; empty while they take turns."""
+    rest: int = 0
+    """Placed steps that are still to run before the next block."""
     alone: bool = False
     """Placed steps alone are timed, as many as would take turns at most: they are kept, whatever they take."""
     _begun: float | None = None
+    _asked: float = 0.0
+
+    def now(self) -> str:
+        """PLACED or PLAIN, if that is known without timing the step that begins; otherwise empty."""
+        if not self.decided and self.rest:
+            self.rest -= 1
+            return PLACED
+        return self.decided
+
+    def join(self) -> bool:
+        """True if its steps may be timed now; otherwise those of others are."""
+        if _timed and time.perf_counter() - _timed[0]._asked > _LEFT_SECONDS:
+            _timed.clear()  # whose steps these were is no longer called
+        if not _timed:
+            _timed.append(self)
+        self._asked = time.perf_counter()
+        if _timed[0] is not self:
+            self.disturbed()
+        return _timed[0] is self
+
+    def leave(self) -> None:
+        """Leave the timing of steps to others."""
+        if self in _timed:
+            _timed.clear()
+
+    @property
+    def meanwhile(self) -> str:
+        """The kind of the steps that run while those of others are timed: the faster kind, once it is known."""
+        return PLACED if len(self.placed_us) >= PER_BLOCK * MOST_BLOCKS else PLAIN
 
     def begin(self, devices: Sequence[TorchDevice] = ()) -> str:
         """Begin a step on these devices, which are waited for: a step's time has all of its work in it. Returns what runs it."""
-        if self.decided:
-            return self.decided
+        if known := self.now():
+            return known
         settle(devices)
         now = time.perf_counter()
         if self._begun is not None:
             self._take((now - self._begun) * 1e6)
-        self._begun = now
-        return self.decided or self._mode()
+        self._begun = None if self.rest else now
+        return self.now() or self._mode()
 
     def disturbed(self) -> None:
         """Discard the time of the step under way: something else was done in it, such as verifying."""
@@ -65,12 +110,18 @@ class Turns:
             self.decided = self._decision()
 
     def _decision(self) -> str:
+        """The kind that is kept from now on; empty where more blocks are needed, for which `rest` is set once the faster kind is known."""
         blocks = [slice(i, i + PER_BLOCK) for i in range(0, len(self.placed_us), PER_BLOCK)]
         ratios = [sum(self.placed_us[block]) / max(sum(self.plain_us[block]), 1e-3) for block in blocks]
         if len(ratios) <= len(_PLAINLY) and min(ratios) > _PLAINLY[len(ratios) - 1]:
             return PLAIN
-        agree = sum(r < 1 for r in ratios) in (0, len(ratios))
-        if len(ratios) >= MOST_BLOCKS or (len(ratios) >= BLOCKS and agree and self._is_clear):
+        if len(ratios) >= MOST_BLOCKS:
+            if self.saved_us <= 0:
+                return PLAIN
+            if len(ratios) >= LAST_BLOCK or self._is_clear:
+                return PLACED
+            self.rest = math.ceil(PER_BLOCK * self.saved_us / (REST_SHARE * statistics.median(self.placed_us)))
+        elif len(ratios) >= BLOCKS and sum(r < 1 for r in ratios) in (0, len(ratios)) and self._is_clear:
             return PLACED if self.saved_us > 0 else PLAIN
         return ""
 
@@ -86,3 +137,9 @@ class Turns:
             return 0.0
         placed, plain = (statistics.fmean(sorted(us)[: max(1, len(us) - 1)]) for us in (self.placed_us, self.plain_us))
         return plain - placed
+
+
+def disturb(own: Iterable[Turns]) -> None:
+    """Discard the time of the step under way in these and in the turns that are timed: something else was done in it."""
+    for turns in {*own, *_timed}:
+        turns.disturbed()
