@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from tempfile import TemporaryFile
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch.distributed as dist
 
@@ -60,15 +60,17 @@ def _work(work: Work, place: tuple[int, int], meeting: socket.socket, printed: S
             os.dup2(file.fileno(), stream)
     meeting.close()
     code = work() or 0
-    if code == 0 and not (_has_joined() or dist.is_initialized()):  # a script's is left when Python ends
+    if (joined := _joined()) is not None:
+        joined.leave()  # as where Python ends, which these processes do at once
+    elif code == 0 and not dist.is_initialized():
         assert not threads_of_a_group(), "a group of workers was left, and somebody holds it"
     return code
 
 
-def _has_joined() -> bool:
-    """True if this is a worker of a script, to which torch.distributed says nothing of its group."""
+def _joined() -> Any:
+    """This worker's place among those of a script, to which torch.distributed says nothing of its group; None where there is none."""
     calls = sys.modules.get("baechi_runtime.torch.calls.workers")
-    return calls is not None and bool(calls._JOINED)
+    return calls._JOINED[0] if calls is not None and calls._JOINED else None
 
 
 def _forked(whole: Callable[[], int]) -> int:
