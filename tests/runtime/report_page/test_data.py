@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from baechi_ext.cost import Contention, OpProfile, Profile
 from baechi_ext.errors import FileError
 from baechi_ext.ir import Cluster, OpGraph
 from baechi_ext.simulate.one_device import one_device_timeline
@@ -156,6 +157,17 @@ def test_a_step_that_one_device_does_not_hold_is_not_compared_with_one(tmp_path:
         verdict = headline(replace(run, plan=plan), Step())["verdict"]
         assert large in verdict["large"]
     assert as_size(held) in verdict["text"]
+
+
+def test_one_device_alone_is_not_slowed_down_by_others(tmp_path: Path) -> None:
+    run = RunFolder.load(write_plan(tmp_path / "plan", towers()))
+    alone = {op.id: OpProfile((op.compute_us / 2,), contended_us=(op.compute_us,)) for op in run.graph.ops}
+    beside = Contention(2, (sum(op.compute_us for op in run.graph.ops),))
+    profile = Profile(run.graph.fingerprint, {}, "thread_cpu", 0, alone, contention=beside)
+    gain = one_device_timeline(run.graph).makespan_us / run.timeline.makespan_us
+    for known, predicted in ((None, gain), (profile, gain / 2)):
+        verdict = headline(replace(run, profile=known), Step())["verdict"]
+        assert verdict["large"] == f"{predicted:.2f} times as fast as one device, predicted"
 
 
 def test_a_comparison_says_what_a_report_would(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import shlex
 from typing import Any
 
+from baechi_ext.cost import attach_costs
+from baechi_ext.simulate import Timeline
 from baechi_ext.simulate.one_device import one_device_timeline
 from baechi_runtime.files.run_folder import RunFolder
 from baechi_runtime.measure.samples import Samples
@@ -73,12 +75,20 @@ def _verdict(run: RunFolder, report: Run) -> Verdict:
     found = step_verdict(report, splits=len(set(run.plan.placement)) > 1)
     if found is not None:
         return found
-    step_us, whole = run.timeline.makespan_us, one_device_timeline(run.graph)
+    step_us, whole = run.timeline.makespan_us, _on_one_device(run)
     held, rooms = whole.peak_memory_bytes[0], [device.memory_bytes for device in run.plan.cluster.devices]
     if all(room is not None and room < held for room in rooms):
         return verdict("plain", "One device does not hold it", f"The step is predicted; on one device it would hold {as_size(held)}.")
     large = f"{whole.makespan_us / step_us:.2f} times as fast as one device, predicted" if step_us else ""
     return verdict("plain", large, "This step is predicted; how it compares with one device was not measured.")
+
+
+def _on_one_device(run: RunFolder) -> Timeline:
+    """The step on one device, which no other one at work slows down, as a Run of the library has it."""
+    profile = run.profile
+    if run.of_groups or profile is None or profile.contention is None:
+        return one_device_timeline(run.graph)
+    return one_device_timeline(attach_costs(run.graph, profile))
 
 
 def _facts(run: RunFolder, report: Run) -> list[tuple[str, str]]:
