@@ -291,6 +291,20 @@ def test_news_is_shown_on_a_terminal_with_a_clock(monkeypatch: pytest.MonkeyPatc
     assert progress_module._shown == []
 
 
+def test_news_that_have_no_room_are_left_out_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "60")
+    with progress("placing 1,000 ops on 2 devices", delay_seconds=0.01) as show:
+        show("best 8.301 ms, gap 0.5%, bound 8.26 ms")
+        time.sleep(0.3)
+    shown = sys.stderr.getvalue()
+    assert "2 devices: best 8.301 ms " in shown
+    assert "0:00:00" in shown
+    assert "gap" not in shown
+    assert "\u2026" not in shown
+
+
 def test_the_terminal_is_restored_where_a_spinner_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("TERM", "xterm-256color")

@@ -118,7 +118,8 @@ class _Spinner:
         from rich.table import Column
 
         # Where the line is too long the words give way: rich would take the room from the spinner and the clock.
-        column = Column(no_wrap=True, overflow="ellipsis", max_width=max(console.width - len("⠋  0:00:00"), 1))
+        self._width = max(console.width - len("⠋  0:00:00"), 1)
+        column = Column(no_wrap=True, overflow="ellipsis", max_width=self._width)
         words = TextColumn("{task.description}", markup=False, table_column=column)
         self._message = message
         self._live = Progress(SpinnerColumn(), words, TimeElapsedColumn(), console=console, transient=True)
@@ -129,12 +130,19 @@ class _Spinner:
         self._live.start()
 
     def show(self, news: str) -> None:
-        self._live.update(self._task, description=f"{self._message}: {news}")
+        self._live.update(self._task, description=_fitted(f"{self._message}: {news}", self._width))
 
     def end(self) -> None:
         self._live.stop()
         if self._live in _shown:
             _shown.remove(self._live)
+
+
+def _fitted(line: str, width: int) -> str:
+    """The line without the last of its news, which have commas between them, where it is too long: half a number would be another one."""
+    while len(line) > width and ", " in line.rpartition(": ")[2]:
+        line = line.rpartition(", ")[0]
+    return line
 
 
 class _CellLine:
