@@ -167,7 +167,8 @@ def test_bad_input_is_one_line(run: Run, line: list[object], message: str) -> No
 
 
 def test_an_unknown_graph(run: Run) -> None:
-    assert run("pase", "-g", "lenet")[::2] == (2, f"error: unknown graph 'lenet'; choose one of {', '.join(NETWORKS)}\n")
+    assert run("pase", "-g", "vgg16")[::2] == (2, f"error: unknown graph 'vgg16'; choose one of {', '.join(NETWORKS)}\n")
+    assert "unknown graph 'transfomer' (did you mean transformer?); choose" in run("pase", "-g", "transfomer")[2]
 
 
 def test_beam_and_limits(run: Run) -> None:

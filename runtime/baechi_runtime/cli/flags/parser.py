@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
             command = getattr(parsed, "parser", self)
             script = getattr(parsed, "script", None)
             own = f"; what {script} is to be given stands behind a --" if script is not None else ""
-            flags = [flag for action in command._actions for flag in action.option_strings]  # noqa: SLF001 - not to be asked otherwise
+            flags = [*getattr(command, "_first", ()), *command._option_string_actions]  # noqa: SLF001 - not to be asked otherwise
             command.error(f"unrecognized arguments: {' '.join(unknown)}{meant(unknown[0].partition('=')[0], flags)}{own}")
         if not hasattr(parsed, "parser"):  # said only now: a mistyped flag before it says more
             self.error("the following arguments are required: COMMAND")
@@ -123,8 +123,11 @@ class Lines(argparse.HelpFormatter):
 
 
 def meant(word: object, known: Iterable[object]) -> str:
-    """The end of an error message that names the known word nearest to a mistyped one; empty where none is near."""
-    near = difflib.get_close_matches(str(word), list(map(str, known)), n=1, cutoff=0.7)
+    """The end of an error message that names the known word that was meant: the first one with all of it between underscores, as
+    --placement_method has --method, else the one nearest to a mistyped one. Empty where there is none."""
+    word, names = str(word), list(map(str, known))
+    holding = [name for name in names if word.strip("-") in name.strip("-").split("_")]
+    near = holding or difflib.get_close_matches(word, names, n=1, cutoff=0.7)
     return f" (did you mean {near[0]}?)" if near else ""
 
 

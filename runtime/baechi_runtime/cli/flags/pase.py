@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from baechi_ext.errors import OptionError, ShardError
 from baechi_runtime.cli.flags import train as train_flags
 from baechi_runtime.cli.flags.kinds import FILE, NAME, SIZE, SWITCH, Flag, Kind, add, add_group, add_output_flags, choice, named
+from baechi_runtime.cli.flags.parser import meant
 from baechi_runtime.host.as_main import require_script
 from baechi_runtime.models.registry import MODELS, ModelOptions
 
@@ -106,7 +107,7 @@ def pase_request(args: argparse.Namespace) -> "PaseRequest":
         require_script(args.script)
     name, batch = args.graph or DEFAULT_GRAPH, DEFAULT_BATCH if args.batch is None else args.batch
     if name not in NETWORKS:
-        raise OptionError(f"unknown graph {name!r}; choose one of {', '.join(NETWORKS)}")
+        raise OptionError(f"unknown graph {name!r}{meant(name, NETWORKS)}; choose one of {', '.join(NETWORKS)}")
     by_hand = None
     if args.script is None and options is None:
         by_hand = network(name, batch, args.model, cost_model=args.cost_model, splits_images=args.halo)
