@@ -45,7 +45,8 @@ def test_batch_norm_decides_what_auto_may_do(run: Run) -> None:
         (("--microbatches=2", "--cost_path=c.json"), "--cost_path has the costs of a step with its whole batch"),
         (("--microbatches=2", "--sharding=ddp"), "--microbatches is for a built-in model or a script of PyTorch that is placed"),
         (("--microbatches=2", "--framework=tensorflow"), "--microbatches is for a built-in model or a script of PyTorch that is placed"),
-        (("--microbatches=0",), "argument --microbatches"),
+        (("--microbatches=0",), "argument --microbatches: '0' is not auto, a number of parts, such as 4, or the sizes of all"),
+        (("--microbatches=3,x",), "'3,x' is not auto, a number of parts, such as 4, or the sizes of all, such as 3,1; see baechi train"),
     ],
 )
 def test_what_cannot_be_split_is_said(run: Run, flags: tuple[str, ...], message: str) -> None:

@@ -80,7 +80,10 @@ def _microbatches(text: str) -> int | tuple[int, ...] | str:
     """Flag type: auto, a number of parts, or their sizes."""
     if text == AUTO:
         return AUTO
-    sizes = tuple(kinds.at_least_one(part) for part in text.split(","))
+    try:
+        sizes = tuple(kinds.at_least_one(part) for part in text.split(","))
+    except argparse.ArgumentTypeError as e:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {AUTO}, a number of parts, such as 4, or the sizes of all, such as 3,1") from e
     return sizes[0] if len(sizes) == 1 else sizes
 
 
