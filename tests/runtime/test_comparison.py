@@ -120,6 +120,11 @@ def test_a_split_that_the_unplaced_step_beats_is_not_recommended() -> None:
     assert found.report().unplaced.ratio == found.gain("eager")
     alike = comparison({"eager": around(300, seed=2), "single": ONE, "m_etf": around(299.5, seed=1)})
     assert alike.recommended == "single"
+    over = Ratio.of(alike.samples("eager"), alike.samples("m_etf"), 0.05 / 3)
+    unclear = f"on one device, but not clearly faster than the step unplaced, {over} times as fast"
+    assert alike.recommendation().endswith(f"{unclear}.")
+    busy = replace(alike, measurement=replace(alike.measurement, load_of_others=0.5))
+    assert busy.recommendation().endswith(f"{unclear}; besides, {busy.doubts()[0]}.")
 
 
 def test_a_split_that_torch_compile_beats_is_not_recommended() -> None:

@@ -303,7 +303,8 @@ class Comparison(Findings):
         doubts, advice = self.doubts(), self._advice()
         if self.best == COMPILED and COMPILED not in advice and self.recommended == SINGLE and self.beats(COMPILED, SINGLE):
             advice += f"; under {COMPILED}, one device is {self.gain(COMPILED)} times as fast as our program there"
-        return advice + (f", but {'; '.join(doubts)}" if doubts else "") + "."
+        joint = "; besides, " if ", but " in advice else ", but "
+        return advice + (joint + "; ".join(doubts) if doubts else "") + "."
 
     def _advice(self) -> str:
         chosen, splits = self.recommended, self._splits
@@ -322,8 +323,9 @@ class Comparison(Findings):
         if self.beats(nearest, SINGLE):
             rival = min(self._unsplit, key=self.median)
             called = "the step unplaced" if rival == UNPLACED else f"one device under {rival}"
-            than = f"as our program on one device, but {self.ratio(rival, nearest)} times as fast as {called}"
-            return f"Don't split: {nearest} is {gain} times as fast {than}"
+            unclear = f"not clearly faster than {called}, " if self.beats(nearest, rival) == self.beats(rival, nearest) else ""
+            than = f"{unclear}{self.ratio(rival, nearest)} times as fast{'' if unclear else f' as {called}'}"
+            return f"Don't split: {nearest} is {gain} times as fast as our program on one device, but {than}"
         if gain.high < 1:
             return f"Don't split: even the best of the splits, {nearest}, is slower, {gain} times as fast as one device"
         if gain.spread > NOISY_SPREAD:
