@@ -82,7 +82,8 @@ class Plan(Saved):
             )
         placement = value.get("placement")
         if not isinstance(placement, dict):
-            raise PlanError('the plan has no object "placement"')
+            graph_instead = ": this is a graph, of which baechi place makes a plan" if {"graph", "nodes"} <= value.keys() else ""
+            raise PlanError(f'the plan has no object "placement"{graph_instead}')
         require_same_graph(graph, value, "plan", placement)
         if cluster is None:
             try:
@@ -176,7 +177,10 @@ def require_same_graph(graph: OpGraph, value: Mapping[str, Any], kind: str, ids:
 
 def _checked_device(op_id: str, device: Any, cluster: Cluster) -> int:
     if isinstance(device, bool) or not isinstance(device, int) or not 0 <= device < len(cluster):
-        raise PlanError(f"op {op_id!r} is placed on device {device!r}; expected 0 to {len(cluster) - 1}: place the graph on these again")
+        expected = f"0 to {len(cluster) - 1}" if len(cluster) > 1 else "0, the only one"
+        raise PlanError(
+            f"op {op_id!r} is placed on device {device!r}; expected {expected}: place the graph on these again, or give more devices"
+        )
     return device
 
 

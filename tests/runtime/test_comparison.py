@@ -93,7 +93,7 @@ def test_a_faster_split_is_recommended_with_its_interval_and_its_equals() -> Non
     [
         ({"single": ONE, "m_etf": around(420, seed=1)}, "Don't split: even the best of the splits, m_etf, is slower, 0.9"),
         ({"single": ONE, "m_etf": around(399, seed=1)}, "Don't split: no method is clearly faster than one device; the best, m_etf, is 1"),
-        ({"single": around(400, noise=0.3), "m_etf": around(390, noise=0.3, seed=1)}, "Don't split until more --num_steps settle it: "),
+        ({"single": around(400, noise=0.3), "m_etf": around(390, noise=0.3, seed=1)}, "Don't split until more steps (--num_steps) "),
         ({"single": ONE, "whole": around(300, seed=1)}, "Don't split: no method gave a plan with more than one device"),
         ({"single": ONE[:3], "m_etf": around(100, steps=3)}, "Don't split on so few steps: the quickest of the splits, m_etf, was 4.0"),
         ({"m_etf": ONE, "m_sct": around(300)}, "Split, with m_sct: one device cannot run the step (too big)"),

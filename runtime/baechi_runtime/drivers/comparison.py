@@ -329,7 +329,7 @@ class Comparison(Findings):
         if gain.high < 1:
             return f"Don't split: even the best of the splits, {nearest}, is slower, {gain} times as fast as one device"
         if gain.spread > NOISY_SPREAD:
-            return f"Don't split until more --num_steps settle it: {nearest} is {gain} times as fast as one device"
+            return f"Don't split until more steps (--num_steps) settle it: {nearest} is {gain} times as fast as one device"
         return f"Don't split: no method is clearly faster than one device; the best, {nearest}, is {gain} times as fast"
 
     def _called(self, method: str) -> str:
