@@ -328,7 +328,7 @@ class _Builder:
             self.forward_of_seq.setdefault(seq, len(self.ops))
         elif seq is not None:
             forward = self.forward_of_seq.get(seq)
-        value = node.meta["val"]
+        value = node.meta.setdefault("val", None)  # which an op that returns nothing has not, such as the checks in one_hot
         elements = list(value) if isinstance(value, (tuple, list)) else [value]
         op = Op(
             id=self._id(node),

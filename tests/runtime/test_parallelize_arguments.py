@@ -48,6 +48,30 @@ def test_arguments_of_special_kinds_run_as_they_are() -> None:
     assert "sparse" in report(placed).line()
 
 
+class OneHot(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, classes: Tensor) -> Tensor:
+        return self.layers(nn.functional.one_hot(classes, 6).float())
+
+
+def test_checks_that_return_nothing_are_placed_and_raise_what_they_do_unplaced() -> None:
+    torch.manual_seed(12)
+    model, classes = OneHot(), torch.arange(6)
+    placed = place(copy.deepcopy(model), keep_placed=True)
+    for _ in range(4):
+        for each in (model, placed):
+            each(classes).square().sum().backward()
+    assert report(placed).placed_steps == 3
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), placed.parameters(), strict=True))
+    for each in (model, placed):
+        with pytest.raises(RuntimeError, match="Class values must be smaller than num_classes"):
+            each(classes + 1)
+    assert torch.equal(model(classes), placed(classes))
+
+
 class Shifted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
