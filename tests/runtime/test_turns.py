@@ -9,7 +9,8 @@ from torch import nn
 from baechi_ext import parallelize
 from baechi_runtime.measure.samples import ENOUGH
 from baechi_runtime.torch.calls import turns
-from baechi_runtime.torch.calls.turns import BLOCKS, LAST_BLOCK, MOST_BLOCKS, PER_BLOCK, PLACED, PLAIN, REST_SHARE, Turns
+from baechi_runtime.torch.calls.module_call import call_of
+from baechi_runtime.torch.calls.turns import BLOCKS, GONE, LAST_BLOCK, MOST_BLOCKS, PER_BLOCK, PLACED, PLAIN, REST_SHARE, Turns
 
 
 class Clock:
@@ -216,3 +217,25 @@ def test_a_module_that_has_ended_leaves_the_turns_to_others(one_thread: None) ->
     del model
     gc.collect()
     assert turns._timed == []  # noqa: SLF001
+
+
+@pytest.mark.parametrize("last", [PLACED, PLAIN])
+def test_where_the_first_kind_of_call_comes_no_more_another_takes_turns(
+    one_thread: None, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    """As of layers that are frozen for an epoch, or of images that grow; otherwise all others would run as the last of the first kind."""
+    monkeypatch.setattr(turns, "_timed", [])
+    model = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 64), nn.Linear(64, 1))
+    model = parallelize(model, devices=2, method="contiguous", verify_steps=1, cache=False)
+    session = call_of(model).session
+    for _ in range(8):
+        model(torch.randn(4, 8)).sum().backward()
+        if session.groups and session.groups[0].mode == last and session.groups[0].turns.placed_us:
+            break
+    assert session.groups[0].turns.placed_us
+    assert not session.groups[0].turns.decided
+    for _ in range(GONE + 12):
+        model(torch.randn(6, 8)).sum().backward()
+    first, other = session.groups
+    assert first.mode == last
+    assert len(other.turns.placed_us + other.turns.plain_us) >= 2 * PER_BLOCK

@@ -53,7 +53,7 @@ from baechi_runtime.torch.calls.placed_function import LoadedFragment
 from baechi_runtime.torch.calls.placing import KEPT, begin_search, place_alike, place_call
 from baechi_runtime.torch.calls.recording import CallRecorder
 from baechi_runtime.torch.calls.tracing import TraceLog
-from baechi_runtime.torch.calls.turns import PLACED, PLAIN, Turns, disturb
+from baechi_runtime.torch.calls.turns import GONE, PLACED, PLAIN, Turns, disturb
 from baechi_runtime.torch.calls.verify import Verification, normalised_by_part, verified_run
 from baechi_runtime.torch.calls.workers import DriftError, Workers, loaded_phases
 from baechi_runtime.torch.lowering.devices import is_capturing
@@ -96,6 +96,9 @@ class Session:
         self._said: set[str] = set()
         self._lock = threading.RLock()
         self._calls = 0
+        self._lead: PlacedGroup | None = None
+        """The group that takes turns, with which all others go along; the first one, until its kind of call is gone."""
+        self._without_lead = 0  # steps of others since the last one of the lead
         self._parts: Parts | None = settings.request.microbatches
         """The parts that a batch goes in, or their shares; None: not decided yet."""
         self._experience: Experience | None = None
@@ -148,7 +151,7 @@ class Session:
             self._leave_turns()
         if self._experience is None:
             return
-        turns = self.groups[0].turns if self.groups else Turns()
+        turns = Turns() if self._lead is None else self._lead.turns
         why = self.refusal or self.paused
         if ended and not why and not self.groups and self._calls > 1:
             why = self.why_not() or "no fragment of its calls could be placed"
@@ -245,7 +248,7 @@ class Session:
 
     def _disturbed(self) -> None:
         """Discard this step's time: something else was done in it."""
-        disturb(group.turns for group in self.groups[:1])
+        disturb([] if self._lead is None else [self._lead.turns])
 
     def _tied_to(self, fragment: LiveFragment) -> list[LiveFragment]:
         waiting = {id(f): f for f in self.fragments if f.example is not None and f.loaded is None and not f.why_not}
@@ -402,14 +405,25 @@ class Session:
             return values
 
     def _begin_step(self, group: PlacedGroup) -> None:
-        """Choose what runs the step that begins: the first group takes turns, all others go along with it."""
-        first, settings = self.groups[0], self.settings
+        """Choose what runs the step that begins: the lead takes turns, all others go along with it."""
+        lead, settings = self._lead_of(group), self.settings
         if settings.keep_placed:
-            group.mode = first.turns.begin(settings.executor.devices) if group is first and group.calls >= settings.verify_steps else PLACED
-        elif group is not first:
-            group.mode = first.mode
+            group.mode = lead.turns.begin(settings.executor.devices) if group is lead and group.calls >= settings.verify_steps else PLACED
+        elif group is not lead:
+            group.mode = lead.mode
         elif group.calls >= settings.verify_steps:
             group.mode = self._turn(group)
+
+    def _lead_of(self, group: PlacedGroup) -> PlacedGroup:
+        """The lead of a step that this group begins: the group itself, where the lead's kind of call does not come any more."""
+        lead = self._lead = self._lead or self.groups[0]
+        self._without_lead = 0 if group is lead else self._without_lead + 1
+        if self._without_lead <= GONE or lead.turns.decided or self.settings.keep_placed:
+            return lead
+        lead.turns.leave()
+        group.turns.disturbed()
+        self._lead, self._without_lead, group.mode = group, 0, PLACED
+        return group
 
     def _turn(self, group: PlacedGroup) -> str:
         turns = group.turns
@@ -460,8 +474,8 @@ class Session:
         self.say_once(f"{self.name} runs as it is: {error}")
 
     def _leave_turns(self) -> None:
-        for group in self.groups[:1]:
-            group.turns.leave()
+        if self._lead is not None:
+            self._lead.turns.leave()
 
     def _differs(self, error: BaechiError, members: Sequence[LiveFragment]) -> None:
         """Give up on a verified call that differs. If it failed on one of several workers, raise the error, as the others wait for it."""

@@ -29,6 +29,8 @@ LAST_BLOCK = 40
 """The number of blocks after which it stays unclear."""
 REST_SHARE = 0.1
 """The share of a script's time that plain steps of blocks with rests in between may cost."""
+GONE = 40
+"""The number of steps of other kinds in a row after which the kind of call that takes turns is taken to come no more."""
 _LEFT_SECONDS = 30.0
 """Turns that nobody has asked for so long are left to others."""
 _PLAINLY = (1.5, 1.15)
