@@ -1,6 +1,7 @@
 """Guards of calls that TorchDynamo compiled: what it does not look at itself. Private torch, as torch_dynamo.py.
 
-TorchDynamo drops what is raised in a guard: `baechi_runtime.host.interrupts` lets Ctrl-C wait for the end of those of this file.
+TorchDynamo drops what is raised in a guard: `baechi_runtime.host.interrupts` lets Ctrl-C wait for the end of those of this file, and what
+handlers of other signals raise in them is kept for whoever made the call.
 """
 
 import collections
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _GUARDED = (int, float, str, bool, tuple, list, dict, set, frozenset, type(None))
 """Types of values that TorchDynamo guards itself where a class holds them."""
+_RAISED: list[BaseException] = []
 
 
 def guard_the_unguarded(classes: "Iterable[type]", modules: "Sequence[torch.nn.Module]" = ()) -> None:
@@ -53,11 +55,31 @@ def guard_the_unguarded(classes: "Iterable[type]", modules: "Sequence[torch.nn.M
         guards.add(Guard(GlobalStateSource(), _on_frame(holds, what)))
 
 
+def take_raised() -> list[BaseException]:
+    """The errors that have come up in guards since this was asked last; TorchDynamo took their guards for ones that failed."""
+    taken = _RAISED[:]
+    del _RAISED[: len(taken)]
+    return taken
+
+
+def _keeping(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """A guard whose errors are kept."""
+
+    def keeping(value: Any) -> bool:
+        try:
+            return holds(value)
+        except BaseException as e:
+            _RAISED.append(e)
+            raise
+
+    return keeping
+
+
 def _on_frame(holds: Callable[[object], bool], what: str) -> Callable[[Any, Any], None]:
     """A guard of the whole frame."""
 
     def make(builder: Any, _: Any) -> None:
-        builder.guard_manager.root.add_lambda_guard(holds, [what], None)
+        builder.guard_manager.root.add_lambda_guard(_keeping(holds), [what], None)
 
     return make
 
@@ -154,9 +176,9 @@ def _strict(builder: Any, guard: Any) -> None:
         raise CaptureError(f"forward uses a deque of limited length ({guard.name}), which TorchDynamo takes for one without a limit")
     if type(value) is float and value == 0.0:
         sign = math.copysign(1, value)
-        builder.get_guard_manager(guard).add_lambda_guard(lambda v: math.copysign(1, v) == sign, [f"sign of {guard.name}"], None)
+        builder.get_guard_manager(guard).add_lambda_guard(_keeping(lambda v: math.copysign(1, v) == sign), [f"sign of {guard.name}"], None)
     elif type(value) is object:
-        builder.get_guard_manager(guard).add_lambda_guard(lambda v: v is value, [f"identity of {guard.name}"], None)
+        builder.get_guard_manager(guard).add_lambda_guard(_keeping(lambda v: v is value), [f"identity of {guard.name}"], None)
     elif type(value) is collections.OrderedDict and len(value) > 1:
         keys, held = list(value), weakref.ref(value)
 
@@ -164,4 +186,4 @@ def _strict(builder: Any, guard: Any) -> None:
             now = held()
             return now is None or list(now) == keys
 
-        builder.guard_manager.root.add_lambda_guard(in_order, [f"order of {guard.name}"], None)
+        builder.guard_manager.root.add_lambda_guard(_keeping(in_order), [f"order of {guard.name}"], None)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import baechi_ext
+from baechi_ext.capture import torch_guards
 from baechi_ext.errors import CaptureError
 from baechi_runtime.host.interrupts import raise_if_asked_for
 from baechi_runtime.torch.calls import session
@@ -79,6 +80,29 @@ def test_while_a_call_is_traced_and_placed(
     for _ in range(3):
         step()
     assert (baechi_ext.report(model).refusal, baechi_ext.report(model).placed_steps > 0) == ("", True)
+
+
+@pytest.mark.parametrize("kind", [TimeoutError, OverError])
+def test_while_guards_of_a_placed_call_are_checked(
+    kind: type[Exception], ended_by: Callable[[type[Exception]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended_by(kind)
+    model, step = placed_step(64)
+    for _ in range(4):
+        step()
+
+    def alarmed(*_: Any) -> bool:
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGALRM)
+        return True
+
+    monkeypatch.setattr(torch_guards._Hooks, "__call__", alarmed)  # noqa: SLF001
+    with pytest.raises(kind, match="time is up"):
+        step()
+    before = baechi_ext.report(model).placed_steps
+    for _ in range(3):  # TorchDynamo has traced it once more
+        step()
+    assert (baechi_ext.report(model).refusal, baechi_ext.report(model).placed_steps > before) == ("", True)
 
 
 def test_what_a_script_is_handling_already_is_not_raised_again(

@@ -22,8 +22,9 @@ from baechi_ext.capture.torch_dynamo import (
     run_beside_traces,
     without_limits_logged,
 )
+from baechi_ext.capture.torch_guards import take_raised
 from baechi_ext.capture.why_not import place_of
-from baechi_runtime.host.interrupts import PutOff
+from baechi_runtime.host.interrupts import PutOff, raise_if_asked_for
 
 _MOST = 20
 """The most breaks, and the most recompiles, that are kept."""
@@ -154,7 +155,10 @@ def traced_for_us(log: TraceLog) -> Iterator[None]:
         if entered.position is not None:
             log.seconds += entered.seconds
             log.take(entered.position)
+        raised = take_raised()
         entered.put_off.hand_out()
+        for error in raised:
+            raise_if_asked_for(error)
 
 
 def watch_compiles() -> None:
