@@ -162,6 +162,17 @@ def test_ctrl_c_ends_every_worker() -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers.values())
 
 
+def test_an_interrupt_of_rank_0_alone_is_one_of_the_run() -> None:
+    """As of a script that interrupts itself."""
+    process = start(*ENDLESS)
+    wait_for_line(process, "measuring")
+    workers = workers_of(process.pid)
+    os.kill(workers[0], signal.SIGINT)
+    code, _, err = finish(process, timeout=30)
+    assert (code, only_error(err)) == (130, "error: interrupted")
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers.values())
+
+
 def test_a_port_already_taken_is_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -20,7 +20,7 @@ from typing import IO
 
 from baechi_ext.errors import BaechiError, ExecutionError, OptionError
 from baechi_runtime.host.die_with_parent import die_with_parent
-from baechi_runtime.host.interrupts import was_terminated
+from baechi_runtime.host.interrupts import INTERRUPTED, was_terminated
 from baechi_runtime.torch.processes import environment
 from baechi_runtime.torch.processes.crash_log import CrashLog
 
@@ -127,12 +127,12 @@ def _start(arguments: Sequence[str], rank: int, count: int, meeting: socket.sock
 
 
 def _wait(workers: Sequence[Worker], crash: CrashLog) -> int:
-    """Rank 0's exit code, when it is done; raises the cause where a worker failed."""
+    """Rank 0's exit code, when it is done; raises the cause where a worker failed, KeyboardInterrupt where rank 0 alone was interrupted."""
     while workers[0].process.poll() != 0:
         if any(w.failure for w in workers):
             code = _code_of_a_script(workers)
             if code is None:
-                raise _cause(workers, crash)
+                raise KeyboardInterrupt if workers[0].failure == INTERRUPTED else _cause(workers, crash)
             return code
         time.sleep(_POLL_SECONDS)
     return 0
