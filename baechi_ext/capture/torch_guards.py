@@ -6,6 +6,7 @@ handlers of other signals raise in them is kept for whoever made the call.
 
 import collections
 import math
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -20,7 +21,15 @@ if TYPE_CHECKING:
 
 _GUARDED = (int, float, str, bool, tuple, list, dict, set, frozenset, type(None))
 """Types of values that TorchDynamo guards itself where a class holds them."""
-_RAISED: list[BaseException] = []
+
+
+class _Raised(threading.local):
+    """The last error that came up in a guard of the thread."""
+
+    error: BaseException | None = None
+
+
+_raised = _Raised()
 
 
 def guard_the_unguarded(classes: "Iterable[type]", modules: "Sequence[torch.nn.Module]" = ()) -> None:
@@ -55,21 +64,20 @@ def guard_the_unguarded(classes: "Iterable[type]", modules: "Sequence[torch.nn.M
         guards.add(Guard(GlobalStateSource(), _on_frame(holds, what)))
 
 
-def take_raised() -> list[BaseException]:
-    """The errors that have come up in guards since this was asked last; TorchDynamo took their guards for ones that failed."""
-    taken = _RAISED[:]
-    del _RAISED[: len(taken)]
-    return taken
+def take_raised() -> BaseException | None:
+    """The last error that has come up in a guard of this thread since this was asked; TorchDynamo took the guard for one that failed."""
+    error, _raised.error = _raised.error, None
+    return error
 
 
 def _keeping(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """A guard whose errors are kept."""
+    """A guard whose errors are kept for `take_raised`."""
 
     def keeping(value: Any) -> bool:
         try:
             return holds(value)
         except BaseException as e:
-            _RAISED.append(e)
+            _raised.error = e
             raise
 
     return keeping

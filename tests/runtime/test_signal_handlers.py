@@ -29,7 +29,7 @@ def end(kind: type[Exception], number: int, frame: FrameType | None) -> None:
 
 @pytest.fixture
 def ended_by() -> Iterator[Callable[[type[Exception]], None]]:
-    """Has SIGALRM raise this. TorchDynamo knows nothing of other tests' modules: torch 2.11 traces a class so many times."""
+    """Has SIGALRM raise this. TorchDynamo forgets other tests' modules: with torch 2.11 it traces those of one class eight times in all."""
     torch.compiler.reset()
     before = signal.getsignal(signal.SIGALRM)
     yield lambda kind: signal.signal(signal.SIGALRM, partial(end, kind))

@@ -157,8 +157,8 @@ def traced_for_us(log: TraceLog) -> Iterator[None]:
             log.take(entered.position)
         raised = take_raised()
         entered.put_off.hand_out()
-        for error in raised:
-            raise_if_asked_for(error)
+        if raised is not None:
+            raise_if_asked_for(raised)
 
 
 def watch_compiles() -> None:
