@@ -170,6 +170,18 @@ def test_one_device_alone_is_not_slowed_down_by_others(tmp_path: Path) -> None:
         assert verdict["large"] == f"{predicted:.2f} times as fast as one device, predicted"
 
 
+def test_one_device_alone_is_as_bound_by_its_host_as_all(tmp_path: Path) -> None:
+    run = RunFolder.load(write_plan(tmp_path / "plan", towers()))
+    issued = {op.id: 3 * op.compute_us for op in run.graph.ops}
+    alone = {op.id: OpProfile((op.compute_us,), contended_us=(op.compute_us,), issue_us=issued[op.id]) for op in run.graph.ops}
+    profile = Profile(run.graph.fingerprint, {}, "thread_cpu", 0, alone, contention=Contention(2, (1.0,)))
+    graph = run.graph.replace_ops([replace(op, issue_us=issued[op.id]) for op in run.graph.ops])
+    bound = RunFolder(run.path, graph, replace(run.plan, graph=graph), profile, None, None)
+    gain = one_device_timeline(graph).makespan_us / bound.timeline.makespan_us
+    assert one_device_timeline(graph).makespan_us > 2 * one_device_timeline(run.graph).makespan_us
+    assert headline(bound, Step())["verdict"]["large"] == f"{gain:.2f} times as fast as one device, predicted"
+
+
 def test_a_comparison_says_what_a_report_would(tmp_path: Path) -> None:
     folder = write_plan(tmp_path / "compared", towers())
     peaks = {"measured": [1, 2], "measured_by": "accounting"}

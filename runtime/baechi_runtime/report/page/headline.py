@@ -88,7 +88,8 @@ def _on_one_device(run: RunFolder) -> Timeline:
     profile = run.profile
     if run.of_groups or profile is None or profile.contention is None:
         return one_device_timeline(run.graph)
-    return one_device_timeline(attach_costs(run.graph, profile))
+    # The graph says if one thread gives all devices their work; where each has its own, or is a core, an op takes no less than its thread.
+    return one_device_timeline(attach_costs(run.graph, profile, host="one" if any(op.issue_us for op in run.graph.ops) else "each"))
 
 
 def _facts(run: RunFolder, report: Run) -> list[tuple[str, str]]:
